@@ -1,0 +1,34 @@
+# Every verb sets up what it needs: a virtual environment in .venv with the package and its test extras.
+PYTHON ?= python3.11
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test lint bench clean
+
+demo: $(READY)  ## train with two workers, kill one half-way, finish with the same loss
+	@$(BIN)/python examples/demo.py
+
+test: $(READY)  ## every test, on both cores
+	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+lint: $(READY)  ## style, types and the floors of the house
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)  ## the budgets, as ratios to torchrun measured in turn in one run
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+clean:  ## what the verbs above made
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(READY): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not on PATH; set PYTHON=/path/to/python (3.11 or newer)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: Rallypoint needs Python 3.11 or newer; set PYTHON=/path/to/python"; exit 1; }
+	@echo "setting up $(VENV) (the first time this fetches torch)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@$(BIN)/python -m compileall -q src
+	@touch $@

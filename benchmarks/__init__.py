@@ -1,0 +1,1 @@
+"""The budgets of the design, measured against torchrun in turn in one run: `python -m benchmarks`."""

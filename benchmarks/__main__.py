@@ -1,0 +1,81 @@
+"""The command line: choose benchmarks, run them one after the other, print one table and write it as JSON."""
+
+from __future__ import annotations
+
+import argparse
+import compileall
+import sys
+
+from benchmarks import first_line, help_time, memory, rendezvous, restart, results, store
+from benchmarks.case import Case, Settings
+from benchmarks.machine import this_machine
+from benchmarks.table import Row, render
+
+CASES: tuple[Case, ...] = (
+    help_time.CASE,
+    first_line.CASE,
+    memory.CASE,
+    restart.SINGLE,
+    restart.PAIR,
+    rendezvous.CASE,
+    store.RAW_CASE,
+    store.TORCH_CASE,
+)
+_ROUNDS = 5
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run what was chosen; 0 if every figure of ours could be measured (budgets met or not), else 1."""
+    options = _parser().parse_args(argv)
+    settings = Settings(rounds=options.rounds or (1 if options.quick else _ROUNDS), quick=options.quick)
+    _compile()
+    machine = this_machine()
+    rows: list[Row] = []
+    for case in options.cases or CASES:
+        print(f"{case.name}: {case.subject}", file=sys.stderr)
+        rows.extend(case.run(settings))
+    path = results.write(rows, machine, settings)
+    print(f"{machine}\nmedians of {settings.rounds} rounds in turn (lowest..highest)\n")
+    print(f"{render(rows)}\n\nwritten to {path}")
+    return 1 if any(row.ours is None for row in rows) else 0
+
+
+def _compile() -> None:
+    """Have byte code for the package, as every installed package has: torch's was compiled when it was installed."""
+    import rallypoint
+
+    for folder in rallypoint.__path__:
+        compileall.compile_dir(folder, quiet=1)
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m benchmarks",
+        description="Measures Rallypoint against torchrun and torch's store, in turn, in one run.",
+        epilog="benchmarks:\n" + "\n".join(f"  {case.name:<17}{case.subject}" for case in CASES),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("cases", nargs="*", type=_case, metavar="NAME", help="run only these (default: all)")
+    parser.add_argument(
+        "--rounds", type=_positive, metavar="N", help=f"results for each side (default: {_ROUNDS}, with --quick 1)"
+    )
+    parser.add_argument("--quick", action="store_true", help="small sizes and short loads: does everything run?")
+    return parser
+
+
+def _case(name: str) -> Case:
+    for case in CASES:
+        if case.name == name:
+            return case
+    names = ", ".join(case.name for case in CASES)
+    raise argparse.ArgumentTypeError(f"there is no benchmark {name!r}; choose from {names}")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of rounds; give 1 or more")
+    return int(text)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

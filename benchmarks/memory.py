@@ -1,0 +1,73 @@
+"""Resident memory of the agent while two idle workers run.
+
+Whatever else the launcher keeps running beside its workers (a guard, a zygote) counts as the agent's.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from functools import partial
+
+from benchmarks.case import OURS, THEIRS, Case, Settings, row
+from benchmarks.children import Children, descendants
+from benchmarks.errors import BenchError
+from benchmarks.jobs import first_lines, start_single
+from benchmarks.table import Budget, Row
+from benchmarks.turns import Turns, in_turn
+
+_SETTLE = 1.0  # seconds after the last worker's line: what an agent still does then is its idle life
+_FIELD = re.compile(r"^(VmRSS|Pss):\s+(\d+) kB$", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True)
+class _Memory:
+    resident: float
+    proportional: float
+    """Shared pages counted by their share (PSS), MB; both sums are over the agent and its helpers."""
+    helpers: int
+
+
+def _run(settings: Settings) -> list[Row]:
+    sides = {side: partial(_measure, side) for side in (OURS, THEIRS)}
+    turns = in_turn("memory", settings.rounds, sides)
+    helpers = {side: max((found.helpers for found in results), default=0) for side, results in turns.results.items()}
+    remarks = tuple(
+        f"{side} ran {count} processes beside agent and workers" for side, count in helpers.items() if count
+    )
+    resident = Turns({side: [found.resident for found in all_] for side, all_ in turns.results.items()}, turns.failures)
+    shared = Turns(
+        {side: [found.proportional for found in all_] for side, all_ in turns.results.items()}, turns.failures
+    )
+    return [
+        row("agent's resident memory, 2 idle workers (RSS)", "MB", resident, Budget(0.15), remarks),
+        row("the same, shared pages by share (PSS)", "MB", shared, remarks=remarks),
+    ]
+
+
+def _measure(side: str) -> _Memory:
+    with Children() as children:
+        agent = start_single(children, side)
+        workers = {worker.pid for worker in first_lines(children, 2)}
+        time.sleep(_SETTLE)
+        helpers = [pid for pid in descendants(agent.pid) if pid not in workers]
+        counted = [agent.pid, *helpers]
+        return _Memory(
+            resident=sum(_field(pid, "status", "VmRSS") for pid in counted),
+            proportional=sum(_field(pid, "smaps_rollup", "Pss") for pid in counted),
+            helpers=len(helpers),
+        )
+
+
+def _field(pid: int, file: str, name: str) -> float:
+    """A size of one process in MB (10^6 bytes), from /proc."""
+    try:
+        with open(f"/proc/{pid}/{file}", encoding="ascii") as source:
+            sizes = dict(_FIELD.findall(source.read()))
+    except (FileNotFoundError, ProcessLookupError):
+        raise BenchError(f"process {pid} ended while its memory was read") from None
+    return int(sizes[name]) * 1024 / 1e6
+
+
+CASE = Case("memory", "resident memory of the agent", _run)

@@ -1,0 +1,98 @@
+"""What the benchmark and its programs say to one another: one JSON object a line, typed at both ends."""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+import msgspec
+
+S = TypeVar("S", bound=msgspec.Struct)
+
+
+class Serving(msgspec.Struct, frozen=True):
+    """A server's first and only line: the port that the kernel picked."""
+
+    port: int
+
+
+class Connect(msgspec.Struct, frozen=True):
+    """To a load program: connect these clients, in place of those of the last load."""
+
+    port: int
+    clients: int
+    """For this program alone; several may load one server."""
+    first_client: int
+    """Number of this program's first client: every client of the whole load has a key of its own."""
+    at_least: int
+    """Take at least so many connect latencies, over as many storms of `clients` connects as that needs."""
+
+
+class Connected(msgspec.Struct, frozen=True):
+    """From a load program: its clients are connected and idle. Seconds throughout."""
+
+    latencies: list[float]
+    """Of each connect: until the handshake was answered."""
+    storms: list[float]
+    """From the start of each storm of connects until its last was answered."""
+
+
+class Drive(msgspec.Struct, frozen=True):
+    """To a load program: let every client send requests for so many seconds, after a warm-up."""
+
+    seconds: float
+    server_pid: int
+
+
+class Driven(msgspec.Struct, frozen=True):
+    """From a load program: what its clients saw. Seconds throughout."""
+
+    requests: int
+    seconds: float
+    latencies: list[float]
+    """Of round trips; evenly picked where there were very many."""
+    server_seconds: float
+    """Processor time that the server used meanwhile."""
+
+
+class Meet(msgspec.Struct, frozen=True):
+    """To a rendezvous program: make these nodes' handlers; answered by a line `ready`."""
+
+    port: int
+    nodes: int
+    """For this program alone."""
+    all_nodes: int
+    run_id: str
+
+
+class Go(msgspec.Struct, frozen=True):
+    """To a rendezvous program: let all its nodes join at this moment of the monotonic clock."""
+
+    at: float
+
+
+class Met(msgspec.Struct, frozen=True):
+    """From a rendezvous program: one entry a node."""
+
+    returned: list[float]
+    """When its rendezvous returned, on the monotonic clock."""
+    ranks: list[int]
+    world_sizes: list[int]
+
+
+WARM_UP = 0.2  # as a share of the measured seconds, before them
+_KEPT = 20_000
+
+
+def thinned(latencies: list[float]) -> list[float]:
+    """Evenly picked values, few enough for one line."""
+    return latencies[:: max(1, len(latencies) // _KEPT)]
+
+
+def decode(line: str, kind: type[S]) -> S:
+    """Read one line as a `kind`. Raises msgspec.DecodeError or msgspec.ValidationError."""
+    return msgspec.json.decode(line, type=kind)
+
+
+def encode(message: msgspec.Struct) -> bytes:
+    """The line for a message, without its end."""
+    return msgspec.json.encode(message)

@@ -1,0 +1,1 @@
+"""Programs that the benchmarks start as processes of their own: workers, servers, and what puts load on them."""

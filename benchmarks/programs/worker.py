@@ -1,0 +1,8 @@
+"""A worker that imports nothing worth mentioning: says who it is, then waits for its end."""
+
+import os
+import signal
+
+# One write for the whole line: with `python -u`, print makes two, and the other worker's line can come between.
+os.write(1, f"worker rank={os.environ['RANK']} pid={os.getpid()}\n".encode())
+signal.pause()

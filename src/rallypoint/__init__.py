@@ -1,0 +1,32 @@
+"""Rallypoint starts distributed Python jobs, keeps them alive, and says why they died.
+
+The few names a user types are here and are looked up when first used, so that importing the package costs nothing.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+TYPE_CHECKING = False  # as type checkers understand it; importing typing would be half of this module's cost
+if TYPE_CHECKING:
+    from typing import Any
+
+    from rallypoint.failures.record import record
+    from rallypoint.failures.report import ChildFailedError
+    from rallypoint.launch.api import elastic_launch
+    from rallypoint.launch.config import LaunchConfig
+
+__all__ = ["ChildFailedError", "LaunchConfig", "elastic_launch", "record"]
+
+_HOME = {
+    "ChildFailedError": "rallypoint.failures.report",
+    "LaunchConfig": "rallypoint.launch.config",
+    "elastic_launch": "rallypoint.launch.api",
+    "record": "rallypoint.failures.record",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'rallypoint' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,43 @@
+"""What a worker finds in its environment (contract section 2). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rallypoint.agent.spec import Worker, WorkerGroup
+
+
+def worker_environment(
+    group: WorkerGroup, worker: Worker, restarts: int, agent_environment: Mapping[str, str]
+) -> dict[str, str]:
+    """The variables that are added to the agent's environment for one worker.
+
+    Args:
+        group: the group, with its place in the round.
+        worker: the worker, with its ranks.
+        restarts: how many restarts the job has used.
+        agent_environment: the agent's own environment.
+    """
+    spec = group.spec
+    numbers: dict[str, object] = {
+        "LOCAL_RANK": worker.local_rank,
+        "RANK": worker.global_rank,
+        "GROUP_RANK": group.group_rank,
+        "ROLE_RANK": worker.role_rank,
+        "ROLE_NAME": spec.role,
+        "LOCAL_WORLD_SIZE": spec.local_world_size,
+        "WORLD_SIZE": worker.world_size,
+        "GROUP_WORLD_SIZE": group.group_world_size,
+        "ROLE_WORLD_SIZE": worker.role_world_size,
+        "MASTER_ADDR": group.master_addr,
+        "MASTER_PORT": group.master_port,
+        "TORCHELASTIC_RESTART_COUNT": restarts,
+        "TORCHELASTIC_MAX_RESTARTS": spec.max_restarts,
+        "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
+        "TORCHELASTIC_USE_AGENT_STORE": spec.rdzv_handler.use_agent_store,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": agent_environment.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", 1),
+    }
+    environment = {name: str(value) for name, value in numbers.items()}
+    if "OMP_NUM_THREADS" in agent_environment:
+        environment["OMP_NUM_THREADS"] = agent_environment["OMP_NUM_THREADS"]
+    return environment

@@ -1,0 +1,67 @@
+"""What agents tell one another over a round's store, where the rendezvous itself does not carry it.
+
+Only for handlers of third parties, which give a store, a rank and a size. Keys and values are those of the contract's
+sections 3.2 and 5.5, so that agents of both kinds can share such a round.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from datetime import timedelta
+
+from rallypoint.ranks.assign import NodeRanks, assign_worker_ranks
+from rallypoint.store.api import Store
+
+_ROLE_INFO = "torchelastic/role_info/"
+_ASSIGNED = "torchelastic/assigned_ranks/"
+_TERMINAL = "torchelastic/agent/terminal_state"
+
+
+def exchange_ranks(store: Store, group_rank: int, group_world_size: int, role: str, local_world_size: int) -> NodeRanks:
+    """This node's ranks; waits until every node has said what it brings.
+
+    Args:
+        store: the round's own store.
+        group_rank: this node's.
+        group_world_size: how many nodes take part.
+        role: of this node's workers.
+        local_world_size: how many they are.
+
+    Raises:
+        StoreTimeoutError: a node said nothing in the store's time.
+    """
+    if os.environ.get("TORCH_ELASTIC_WORKER_IDENTICAL") == "1":
+        return assign_worker_ranks([("", local_world_size)] * group_world_size)[group_rank]
+    mine = {"role": role, "rank": group_rank, "local_world_size": local_world_size}
+    store.set(f"{_ROLE_INFO}{group_rank}", json.dumps(mine))
+    if group_rank == 0:
+        infos = [
+            json.loads(each) for each in store.multi_get([f"{_ROLE_INFO}{rank}" for rank in range(group_world_size)])
+        ]
+        assigned = assign_worker_ranks([(str(info["role"]), int(info["local_world_size"])) for info in infos])
+        store.multi_set(
+            [f"{_ASSIGNED}{rank}" for rank in range(group_world_size)],
+            [
+                json.dumps([each.base_rank, each.world_size, each.base_role_rank, each.role_world_size])
+                for each in assigned
+            ],
+        )
+    base_rank, world_size, base_role_rank, role_world_size = json.loads(store.get(f"{_ASSIGNED}{group_rank}"))
+    return NodeRanks(int(base_rank), int(world_size), int(base_role_rank), int(role_world_size))
+
+
+def exit_barrier(store: Store, group_world_size: int, timeout: float) -> None:
+    """Wait until all nodes have come here.
+
+    Args:
+        store: the round's own store.
+        group_world_size: how many nodes take part.
+        timeout: seconds to wait.
+
+    Raises:
+        StoreTimeoutError: somebody did not come in time.
+    """
+    if store.add(f"{_TERMINAL}/num_members", 1) == group_world_size:
+        store.set(f"{_TERMINAL}/last_member", "<val_ignored>")
+    store.wait([f"{_TERMINAL}/last_member"], timedelta(seconds=timeout))

@@ -1,0 +1,206 @@
+"""Handlers that can only be asked (those of third parties), made into something that tells.
+
+One thread asks, so that the loop never waits. What such a handler cannot do is done here as torch does it: ranks
+are exchanged over the round's store, each agent has a restart budget of its own, newcomers are found by asking every
+monitor interval, and the end is a barrier on the store (contract sections 3.2, 5.2, 5.3, 5.5).
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rallypoint.agent.exchange import exchange_ranks, exit_barrier
+from rallypoint.base.log import get_logger
+from rallypoint.failures.cause import Cause
+from rallypoint.rendezvous.errors import RendezvousClosedError, RendezvousGracefulExitError, RendezvousTimeoutError
+from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousStoreInfo
+from rallypoint.rendezvous.link import Deliver
+from rallypoint.rendezvous.messages import (
+    JobEnded,
+    JoinRefused,
+    LinkLost,
+    NodesWaiting,
+    Notice,
+    Placed,
+    Placement,
+    Refusal,
+    RoundEnded,
+)
+from rallypoint.rendezvous.state import Outcome, Reason, RoundEnd, Verdict
+
+if TYPE_CHECKING:
+    from rallypoint.agent.spec import WorkerSpec
+
+log = get_logger(__name__)
+
+_PATIENCE = 5.0
+"""Seconds that a handler has to finish what it is at before it is left alone at the end."""
+
+_REFUSALS: tuple[tuple[type[Exception], Refusal], ...] = (
+    (RendezvousClosedError, Refusal.CLOSED),
+    (RendezvousTimeoutError, Refusal.TIMEOUT),
+    (RendezvousGracefulExitError, Refusal.SPARE_NOT_NEEDED),
+)
+
+
+class ForeignMembership:
+    """A `Membership` over any `RendezvousHandler`.
+
+    Whatever is asked of it is done on the asking thread, which alone touches the handler (but for what never changes,
+    such as its run id) and all that is remembered here.
+    """
+
+    def __init__(self, spec: WorkerSpec, exit_barrier_timeout: float = 300) -> None:
+        self._handler = spec.rdzv_handler
+        self._local_addr = spec.local_addr
+        self._interval = spec.monitor_interval
+        self._exit_barrier_timeout = exit_barrier_timeout
+        self._deliver: Deliver | None = None
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._round = -1
+        self._runs = False
+        self._restarts = 0
+        self._info: RendezvousInfo | None = None
+
+    def listen(self, deliver: Deliver | None) -> None:
+        """Hand every notice to `deliver`; None ends that."""
+        self._deliver = deliver
+
+    def join(self, role: str, local_world_size: int) -> None:
+        """Ask for a place in the next round."""
+        self._do(lambda: self._meet(role, local_world_size))
+
+    def take_up(self, placement: Placement) -> None:
+        """This round's workers begin."""
+
+    def info(self, placement: Placement) -> RendezvousInfo:
+        """What the handler itself gave."""
+        assert self._info is not None
+        return self._info
+
+    def report_failure(self, round_: int, cause: Cause, max_restarts: int) -> None:
+        """Use up one restart of this agent's own budget, or end."""
+        self._do(lambda: self._count(round_, cause, max_restarts))
+
+    def report_success(self, round_: int) -> None:
+        """Meet the others at the barrier; a barrier that fails does not turn success into failure."""
+        self._do(self._barrier)
+
+    def drain(self, round_: int) -> None:
+        """End this agent's part of the round; the others find the newcomers as it did."""
+        self._do(lambda: self._end_round(RoundEnd(round_, Reason.DRAINED, "newcomers")))
+
+    def leave(self) -> None:
+        """Such a handler knows no goodbye short of closing the job for all, which a departure must not."""
+
+    def ask_progress(self) -> None:
+        """Such a handler does not say how far it is."""
+
+    def shutdown(self) -> bool:
+        """Shut the handler down, unless it is busy for longer than a moment."""
+        done: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._do(lambda: done.put(self._shut()))
+        self._work.put(None)
+        try:
+            return done.get(timeout=_PATIENCE)
+        except queue.Empty:
+            log.warning("the rendezvous handler %r is busy and is left as it is", self._handler.get_backend())
+            return False
+
+    # On the asking thread
+
+    def _shut(self) -> bool:
+        try:
+            return self._handler.shutdown()
+        except Exception:
+            log.exception("the rendezvous handler %r could not be shut down", self._handler.get_backend())
+            return False
+
+    def _count(self, round_: int, cause: Cause, max_restarts: int) -> None:
+        if self._restarts >= max_restarts:
+            self._runs = False
+            self._tell(JobEnded(Verdict(Outcome.FAILED, cause)))
+            return
+        self._restarts += 1
+        self._end_round(RoundEnd(round_, Reason.FAILURE, cause.host, cause))
+
+    def _end_round(self, end: RoundEnd) -> None:
+        self._runs = False
+        self._tell(RoundEnded(end))
+
+    def _meet(self, role: str, local_world_size: int) -> None:
+        try:
+            info = self._handler.next_rendezvous()
+            ranks = exchange_ranks(info.store, info.rank, info.world_size, role, local_world_size)
+            where = info.bootstrap_store_info or RendezvousStoreInfo.build(info.rank, info.store, self._local_addr)
+        except Exception as error:
+            self._tell(_notice_of(error))
+            return
+        self._info = info
+        self._round += 1
+        self._runs = True
+        self._tell(
+            Placed(
+                Placement(
+                    self._round,
+                    info.rank,
+                    info.world_size,
+                    ranks,
+                    where.master_addr,
+                    where.master_port,
+                    self._restarts,
+                )
+            )
+        )
+
+    def _barrier(self) -> None:
+        assert self._info is not None
+        self._runs = False
+        try:
+            exit_barrier(self._info.store, self._info.world_size, self._exit_barrier_timeout)
+        except Exception:
+            log.exception("the other agents did not come to the exit barrier; this node's workers had all succeeded")
+        self._tell(JobEnded(Verdict(Outcome.SUCCEEDED)))
+
+    def _look_for_newcomers(self) -> None:
+        try:
+            waiting = self._handler.num_nodes_waiting()
+        except Exception as error:
+            self._runs = False
+            self._tell(_notice_of(error))
+            return
+        if waiting > 0:
+            self._tell(NodesWaiting(self._round, waiting))
+
+    def _run(self) -> None:
+        while True:
+            try:
+                work = self._work.get(timeout=self._interval if self._runs else None)
+            except queue.Empty:
+                if self._runs:
+                    self._look_for_newcomers()
+                continue
+            if work is None:
+                return
+            work()
+
+    def _do(self, work: Callable[[], None]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="rallypoint-rendezvous", daemon=True)
+            self._thread.start()
+        self._work.put(work)
+
+    def _tell(self, notice: Notice) -> None:
+        if self._deliver is not None:
+            self._deliver(notice)
+
+
+def _notice_of(error: Exception) -> Notice:
+    for kind, refusal in _REFUSALS:
+        if isinstance(error, kind):
+            return JoinRefused(refusal, str(error) or type(error).__name__)
+    return LinkLost(f"the rendezvous handler failed: {type(error).__name__}: {error}")

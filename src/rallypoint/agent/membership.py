@@ -1,0 +1,57 @@
+"""What an agent needs of a rendezvous: to ask without waiting, and to be told.
+
+`ElasticHandler` offers it by itself. For any other handler, one that can only be asked, `agent.foreign` makes it.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rallypoint.failures.cause import Cause
+from rallypoint.rendezvous.handler import RendezvousInfo
+from rallypoint.rendezvous.link import Deliver
+from rallypoint.rendezvous.messages import Placement
+
+
+class Membership(Protocol):
+    """See `rendezvous.elastic.ElasticHandler` for what each method means. None of them waits for other nodes."""
+
+    def listen(self, deliver: Deliver | None) -> None:
+        """Hand every notice to `deliver`."""
+        ...
+
+    def join(self, role: str, local_world_size: int) -> None:
+        """Ask for a place in the next round."""
+        ...
+
+    def take_up(self, placement: Placement) -> None:
+        """The workers of the round before are gone; this round's begin."""
+        ...
+
+    def info(self, placement: Placement) -> RendezvousInfo:
+        """A placement as torch's users know it."""
+        ...
+
+    def report_failure(self, round_: int, cause: Cause, max_restarts: int) -> None:
+        """A worker has failed."""
+        ...
+
+    def report_success(self, round_: int) -> None:
+        """All workers of this node have succeeded."""
+        ...
+
+    def drain(self, round_: int) -> None:
+        """End the round in order."""
+        ...
+
+    def leave(self) -> None:
+        """Take no part any more."""
+        ...
+
+    def ask_progress(self) -> None:
+        """Have a `Progress` notice sent."""
+        ...
+
+    def shutdown(self) -> bool:
+        """Let go of everything; the job goes on without this node. Returns whether that went well."""
+        ...

@@ -1,0 +1,152 @@
+"""What an agent runs, and what it knows of it (contract section 5.1)."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any
+
+from rallypoint.base.errors import UserError
+from rallypoint.failures.cause import Cause
+from rallypoint.rendezvous.handler import RendezvousHandler
+
+if TYPE_CHECKING:
+    from rallypoint.failures.failure import ProcessFailure
+    from rallypoint.store.api import Store
+
+DEFAULT_ROLE = "default"
+
+
+class WorkerState(StrEnum):
+    """What a worker group is at."""
+
+    UNKNOWN = "UNKNOWN"
+    """The agent has lost track; nothing good can follow."""
+    INIT = "INIT"
+    HEALTHY = "HEALTHY"
+    UNHEALTHY = "UNHEALTHY"
+    """Running, but not well."""
+    STOPPED = "STOPPED"
+    """Stopped by the agent, to be started again."""
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+    @staticmethod
+    def is_running(state: WorkerState) -> bool:
+        """Whether workers in this state have processes."""
+        return state in {WorkerState.HEALTHY, WorkerState.UNHEALTHY}
+
+
+@dataclass
+class WorkerSpec:
+    """What the workers of one node are.
+
+    Args:
+        role: what they do; workers of the same role are ranked among themselves too.
+        local_world_size: how many run on this node.
+        rdzv_handler: how the agent meets the others.
+        fn: deprecated, replaces `entrypoint`.
+        entrypoint: a program to run, or a function to call.
+        args: its arguments; `${local_rank}` in them is replaced for each worker.
+        max_restarts: how many failures the job survives.
+        monitor_interval: seconds between looks at workers that cannot wake the agent by themselves.
+        master_port: overrides the workers' MASTER_PORT.
+        master_addr: overrides the workers' MASTER_ADDR.
+        local_addr: this node's address as others reach it.
+        event_log_handler: where events go.
+
+    Raises:
+        UserError: a number out of its bounds, or no entry point.
+    """
+
+    role: str
+    local_world_size: int
+    rdzv_handler: RendezvousHandler
+    fn: Callable[..., Any] | None = None
+    entrypoint: Callable[..., Any] | str | None = None
+    args: tuple[Any, ...] = ()
+    max_restarts: int = 3
+    monitor_interval: float = 0.1
+    master_port: int | None = None
+    master_addr: str | None = None
+    local_addr: str | None = None
+    event_log_handler: str = "null"
+
+    def __post_init__(self) -> None:
+        if self.local_world_size <= 0:
+            raise UserError(f"{self.local_world_size} workers per node cannot run; there must be 1 or more")
+        if self.monitor_interval <= 0:
+            raise UserError(f"a monitor interval of {self.monitor_interval} s cannot be; it must be above 0")
+        if self.fn is not None:
+            warnings.warn("WorkerSpec.fn is deprecated; use entrypoint", DeprecationWarning, stacklevel=3)
+            self.entrypoint = self.fn
+        if not self.entrypoint:
+            raise UserError("a worker spec needs an entry point: a program or a function")
+
+    def get_entrypoint_name(self) -> str:
+        """The base name of a program, the qualified name of a function."""
+        assert self.entrypoint is not None
+        if isinstance(self.entrypoint, str):
+            return os.path.basename(self.entrypoint)
+        return str(getattr(self.entrypoint, "__qualname__", self.entrypoint))
+
+
+@dataclass
+class Worker:
+    """One worker; its ranks are -1 until a round gives it some."""
+
+    local_rank: int
+    global_rank: int = -1
+    role_rank: int = -1
+    world_size: int = -1
+    role_world_size: int = -1
+    id: Any = None
+    """Its process id."""
+
+
+class WorkerGroup:
+    """The workers of this node in the present round."""
+
+    def __init__(self, spec: WorkerSpec) -> None:
+        self.spec = spec
+        self.workers = [Worker(local_rank) for local_rank in range(spec.local_world_size)]
+        self.group_rank: int | None = None
+        self.group_world_size: int | None = None
+        self.master_addr: str | None = None
+        self.master_port: int | None = None
+        self.state = WorkerState.INIT
+        self.open_store: Callable[[], Store] | None = None
+        self._store: Store | None = None
+
+    @property
+    def store(self) -> Store | None:
+        """The round's store, connected when first asked for; None before the first round."""
+        if self._store is None and self.open_store is not None:
+            self._store = self.open_store()
+        return self._store
+
+    @store.setter
+    def store(self, store: Store | None) -> None:
+        self._store = store
+
+
+@dataclass
+class RunResult:
+    """How a worker group ended.
+
+    `return_values` and `failures` are by global rank and hold this node's workers only. `cause` is the first failure
+    of the whole job, wherever it was, when the job failed. `stopped` names the global ranks that the agent stopped.
+    """
+
+    state: WorkerState
+    return_values: dict[int, Any] = field(default_factory=dict)
+    failures: dict[int, ProcessFailure] = field(default_factory=dict)
+    cause: Cause | None = None
+    stopped: tuple[int, ...] = ()
+
+    def is_failed(self) -> bool:
+        """Whether the state is FAILED."""
+        return self.state == WorkerState.FAILED

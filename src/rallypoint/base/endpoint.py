@@ -1,0 +1,203 @@
+"""Endpoints: `host:port` as users write them, and what they mean on this machine.
+
+Parsing follows section 4.3 of the torchrun contract, the question whether an endpoint is this machine section 4.4.
+"""
+
+from __future__ import annotations
+
+import errno
+import re
+import socket
+from typing import Any, NamedTuple
+
+from rallypoint.base.errors import UserError
+
+_HOST = re.compile(r"[\w.:-]+", re.ASCII)
+_PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
+
+
+class Endpoint(NamedTuple):
+    """Where something listens: a host name or address without brackets, and a TCP port (0 = the kernel picks)."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
+
+
+def parse_endpoint(text: str | None, default_port: int | None) -> Endpoint:
+    """Read `host`, `host:port`, `[::1]` or `[::1]:port`; spaces around it are dropped, empty means localhost.
+
+    Args:
+        text: what the user wrote.
+        default_port: the port where none is written; None if the user must write one.
+
+    Raises:
+        UserError: the host or the port cannot be one.
+    """
+    endpoint = (text or "").strip()
+    host, port_text = _split(endpoint) if endpoint else ("localhost", None)
+    if port_text is None and default_port is None:
+        raise UserError(f"endpoint {endpoint!r} has no port; write it as host:port")
+    port = default_port if port_text is None else _port(port_text, endpoint)
+    if not _HOST.fullmatch(host) or not _has_labels(host):
+        raise UserError(
+            f"endpoint {endpoint!r} has the host {host!r}, which is no host name or address; write it as host:port"
+        )
+    assert port is not None
+    return Endpoint(host, port)
+
+
+def _split(endpoint: str) -> tuple[str, str | None]:
+    if endpoint.startswith("["):
+        host, bracket, rest = endpoint[1:].partition("]")
+        if not bracket or (rest and not rest.startswith(":")):
+            raise UserError(f"endpoint {endpoint!r} has an unfinished IPv6 address; write it as [address]:port")
+        return host, rest[1:] if rest else None
+    host, colon, port = endpoint.rpartition(":")
+    return (host, port) if colon else (endpoint, None)
+
+
+def _has_labels(host: str) -> bool:
+    """Whether each part between dots has 1 to 63 characters; a dot at the end is allowed (RFC 1035)."""
+    return all(0 < len(label) < 64 for label in host.removesuffix(".").split("."))
+
+
+def _port(text: str, endpoint: str) -> int:
+    if not _PORT.fullmatch(text) or int(text) > 65535:
+        raise UserError(f"endpoint {endpoint!r} has the port {text!r}; a port is a number from 0 to 65535")
+    return int(text)
+
+
+def resolve(host: str, port: int = 0) -> list[str]:
+    """Numeric addresses of `host`, in the resolver's order, each once.
+
+    Raises:
+        OSError: the name cannot be resolved (now; it may be later).
+    """
+    found = _look_up(host, port, socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(target[0]) for _, _, _, target in found))
+
+
+def _look_up(host: str, port: int, kind: int, flags: int = 0) -> list[tuple[int, int, int, tuple[Any, ...]]]:
+    """Family, kind, protocol and address of each place that `host` names; OSError whatever is wrong with it."""
+    try:
+        found = socket.getaddrinfo(host, port, type=kind, flags=flags)
+    except UnicodeError as error:  # from the codec for names, before anybody is asked
+        raise OSError(errno.EINVAL, f"{host!r} is no host name: {error}") from None
+    return [(family, kind, protocol, target) for family, kind, protocol, _, target in found]
+
+
+def is_loopback(address: str) -> bool:
+    """Whether a numeric address can be reached from this machine only."""
+    return address.startswith(("127.", "::ffff:127.")) or address == "::1"
+
+
+def is_this_machine(host: str) -> bool:
+    """Whether `host` names the machine that asks.
+
+    An address is ours when the kernel would send from it: that counts every interface, aliases included, where
+    comparing names would miss them. A name that does not resolve is not ours (yet).
+    """
+    if host in {"localhost", socket.gethostname()}:
+        return True
+    try:
+        addresses = resolve(host)
+    except OSError:
+        return False
+    return any(is_loopback(address) or _is_own(address) for address in addresses)
+
+
+def _is_own(address: str) -> bool:
+    """Whether a numeric address is one of this machine's interfaces, or all of them. Sends nothing.
+
+    That a socket can be bound to it proves nothing where `ip_nonlocal_bind` is set; to find a route (all that
+    connecting a UDP socket does) from the address to itself proves it. Over IPv4 the socket must be bound first: left
+    free, the kernel sends from an interface's first address to its others. Over IPv6 it must be free: the kernel then
+    sends from the address itself, if that is ours, while it routes from any address that a socket is bound to.
+    """
+    address = address.removeprefix("::ffff:") if "." in address else address
+    if address in {"0.0.0.0", "::"}:
+        return True
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    try:
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            if family == socket.AF_INET:
+                probe.bind((address, 0))
+            probe.connect((address, 1))
+            return bool(probe.getsockname()[0] == address)
+    except OSError:
+        return False
+
+
+def source_address(endpoint: Endpoint) -> str:
+    """The address that this machine really uses towards `endpoint`: what others there see of us. Sends nothing.
+
+    Raises:
+        OSError: the name cannot be resolved, or there is no route.
+    """
+    found = _look_up(endpoint.host, endpoint.port or 1, socket.SOCK_DGRAM)
+    error: OSError | None = None
+    for family, kind, protocol, target in found:
+        with socket.socket(family, kind, protocol) as probe:
+            try:
+                probe.connect(target)  # for UDP this only looks up the route
+                return str(probe.getsockname()[0])
+            except OSError as failure:
+                error = failure
+    raise error or OSError(f"no address for {endpoint.host!r}")
+
+
+def own_address(endpoint: Endpoint) -> str:
+    """As `source_address`, but `127.0.0.1` where there is no way to `endpoint`: then nobody else can come either."""
+    try:
+        return source_address(endpoint)
+    except OSError:
+        return "127.0.0.1"
+
+
+def listening_socket(host: str, port: int) -> socket.socket:
+    """A bound, listening, non-blocking TCP socket.
+
+    Args:
+        host: an address or name to bind, or empty for all interfaces (IPv6 and IPv4 on one socket where it can be).
+        port: 0 lets the kernel choose.
+
+    Raises:
+        OSError: the port is taken, or the address is not of this machine.
+    """
+    if not host:
+        try:
+            made = _listen(socket.AF_INET6, ("::", port), dual=True)
+        except OSError as error:
+            if error.errno not in _NO_IPV6:
+                raise
+            made = _listen(socket.AF_INET, ("", port), dual=False)
+        return made
+    family, _, _, target = _look_up(host, port, socket.SOCK_STREAM, socket.AI_PASSIVE)[0]
+    return _listen(family, target, dual=False)
+
+
+_NO_IPV6 = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}  # the kernel has no IPv6, or it is switched off
+
+
+def _listen(family: int, address: tuple[Any, ...], dual: bool) -> socket.socket:
+    made = socket.socket(family, socket.SOCK_STREAM)
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if dual:
+            made.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        made.bind(address)
+        made.listen(4096)
+        made.setblocking(False)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def free_port() -> int:
+    """A port that was free a moment ago. Prefer a listening socket: between this and its use another may take it."""
+    with listening_socket("", 0) as probe:
+        return int(probe.getsockname()[1])

@@ -1,0 +1,42 @@
+"""The error tree: whose fault it was, and what to do next.
+
+    RallypointError                        anything that Rallypoint itself reports
+    ├── UserError                          a value that the user gave cannot work; one sentence says which and why
+    ├── StoreError                         store/          (also a RuntimeError, as torch's DistError is)
+    │   ├── StoreTimeoutError              a key did not come in time
+    │   ├── StoreConnectionError           the server cannot be reached, or has gone
+    │   ├── StoreProtocolError             bytes that are not the store's protocol, or beyond its bounds
+    │   └── QueueEmptyError                a pop that does not wait found nothing
+    ├── RendezvousError                    rendezvous/
+    │   ├── RendezvousClosedError          the job is over; nobody may join
+    │   ├── RendezvousTimeoutError         not enough nodes came before the join deadline
+    │   ├── RendezvousConnectionError      the control plane cannot be reached, or is not ours
+    │   ├── RendezvousStateError           the shared state is damaged or of another version
+    │   └── RendezvousGracefulExitError    a spare is told that the job has ended
+    ├── LoopError                          base/           (also a RuntimeError) the event loop cannot be made
+    ├── SignalException                    agent and workers: a signal asked the agent to end
+    └── ChildFailedError                   failures/       workers failed; carries who, where, how and why
+
+The message of each is one sentence that names what was wrong, with the value, and what to do next.
+"""
+
+from __future__ import annotations
+
+
+class RallypointError(Exception):
+    """Root of the tree above."""
+
+
+class UserError(RallypointError, ValueError):
+    """A value that the user gave cannot work. The message is all that the user needs to see."""
+
+
+class SignalException(RallypointError):
+    """A signal asked this process to end.
+
+    `sigval` is the signal's number.
+    """
+
+    def __init__(self, msg: str, sigval: int) -> None:
+        super().__init__(msg)
+        self.sigval = sigval

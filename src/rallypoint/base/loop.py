@@ -1,0 +1,206 @@
+"""One asyncio loop on a thread of its own, where all servers and clients of this process live.
+
+`uvloop` runs it where it is installed, plain `asyncio` elsewhere. Both are imported on the new thread, so that the
+thread that asks can go on (start workers, say) while 40 ms of imports pass.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rallypoint.base.errors import RallypointError
+from rallypoint.base.log import get_logger
+
+if TYPE_CHECKING:
+    import asyncio
+    from concurrent.futures import Future
+
+T = TypeVar("T")
+
+log = get_logger(__name__)
+
+LULL = 0.1
+"""Seconds that work which can wait gives the start of the process before asyncio is imported for it."""
+
+
+class LoopError(RallypointError, RuntimeError):
+    """The event loop of this process cannot be made, so that nothing can be served or asked for."""
+
+
+class LoopThread:
+    """A running loop. One owner starts it and stops it; others only submit to it.
+
+    Its thread begins when something is asked of it, and asyncio is imported there: at once if somebody waits for it,
+    else after a lull, so that the import does not take turns with the thread that is just starting workers.
+
+    If the loop cannot be made, nobody waits for it: what was to run on it never does (`withdraw` says so), and whoever
+    asks from then on is told by a `LoopError`.
+    """
+
+    def __init__(self, name: str = "rallypoint-loop") -> None:
+        self._ready = threading.Event()
+        self._hurry = threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._failure: str | None = None
+        self._lock = threading.Lock()
+        self._early: list[Callable[[], None]] = []
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._begun = False
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop:
+        """The loop itself; waits until it runs.
+
+        Raises:
+            LoopError: it cannot be made.
+        """
+        self._hurry.set()
+        self._begin()
+        self._ready.wait()
+        if self._loop is None:
+            raise LoopError(self._failure)
+        return self._loop
+
+    def call(self, function: Callable[[], None], *, can_wait: bool = False) -> None:
+        """Run `function` on the loop's thread, soon; never waits, not even for the loop to be there.
+
+        After `stop` the function is dropped.
+
+        Args:
+            function: what to run.
+            can_wait: whether a moment's delay (`LULL`) at the start of the process is no harm.
+
+        Raises:
+            LoopError: it is known that there will never be a loop.
+        """
+        if not can_wait or self._begun:
+            self._hurry.set()
+        with self._lock:
+            if self._failure is not None:
+                raise LoopError(self._failure)
+            loop = self._loop
+            if loop is None:
+                self._early.append(function)
+        if loop is None:
+            self._begin()
+            return
+        try:
+            loop.call_soon_threadsafe(function)
+        except RuntimeError:  # the loop is closed
+            if not loop.is_closed():
+                raise
+
+    def withdraw(self, function: Callable[[], None]) -> bool:
+        """Take back what `call` was given, if there is no loop yet; returns whether it will not run."""
+        with self._lock:
+            if self._loop is not None or function not in self._early:
+                return False
+            self._early.remove(function)
+            return True
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Run a coroutine on the loop; the future can be waited for from any other thread.
+
+        Raises:
+            LoopError: there is no loop.
+        """
+        try:
+            loop = self.loop
+        except LoopError:
+            work.close()
+            raise
+        import asyncio
+
+        return asyncio.run_coroutine_threadsafe(work, loop)
+
+    def stop(self) -> None:
+        """Cancel what still runs, close the loop and wait for the thread. Idempotent; not for the loop's own thread."""
+        if not self._begun:
+            return
+        self._hurry.set()
+        self._ready.wait()
+        loop = self._loop
+        if loop is not None and not loop.is_closed():
+            try:
+                loop.call_soon_threadsafe(loop.stop)
+            except RuntimeError:
+                if not loop.is_closed():
+                    raise
+        if self._thread.ident is not None:
+            self._thread.join()
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self._begun:
+                return
+            self._begun = True
+        try:
+            self._thread.start()
+        except RuntimeError as error:  # no more threads
+            self._fail(error)
+
+    def _run(self) -> None:
+        self._hurry.wait(LULL)
+        with self._lock:
+            nothing_to_do = not self._early
+        if nothing_to_do:  # it was withdrawn: a short job needs no loop at all
+            self._hurry.wait()
+        try:
+            loop = _new_event_loop()
+        except BaseException as error:
+            self._fail(error)
+            return
+        import asyncio
+
+        asyncio.set_event_loop(loop)
+        with self._lock:
+            self._loop = loop
+            for function in self._early:
+                loop.call_soon(function)
+            self._early.clear()
+        self._ready.set()
+        try:
+            loop.run_forever()
+        finally:
+            tasks = asyncio.all_tasks(loop)
+            for task in tasks:
+                task.cancel()
+            loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
+            loop.run_until_complete(loop.shutdown_asyncgens())
+            asyncio.set_event_loop(None)
+            loop.close()
+
+    def _fail(self, error: BaseException) -> None:
+        failure = (
+            f"the event loop of this process cannot be made ({type(error).__name__}: {error}); look at the limits of "
+            "open files (`ulimit -n`) and processes (`ulimit -u`), and at whether uvloop is installed whole"
+        )
+        log.error("%s", failure)
+        with self._lock:
+            self._failure = failure
+        self._ready.set()
+
+
+def _new_event_loop() -> asyncio.AbstractEventLoop:
+    try:
+        import uvloop
+    except ImportError:
+        import asyncio
+
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
+
+
+_shared: LoopThread | None = None
+_shared_lock = threading.Lock()
+
+
+def shared_loop() -> LoopThread:
+    """The one loop thread of this process, started when first asked for. It ends with the process."""
+    global _shared
+    with _shared_lock:
+        if _shared is None:
+            _shared = LoopThread()
+        return _shared

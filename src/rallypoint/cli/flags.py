@@ -1,0 +1,149 @@
+"""Every flag of the command line, as one table (contract section 1.1).
+
+A row says how a flag is spelled, what its text is read as, what holds where it is absent, and whether the environment
+may give it. The parser, the reading of `PET_*` variables and the help page all come from here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+SWITCH = None
+"""The `read` of a flag that takes no value."""
+
+
+class Flag(NamedTuple):
+    """One row.
+
+    `name` is the dashed long spelling; `read` turns the text of a value into the value (ValueError if it cannot) and
+    is `SWITCH` for a flag without a value; `choices` bind the command line only, never the environment.
+    """
+
+    name: str
+    read: Callable[[str], object] | None
+    default: object
+    help: str
+    short: str = ""
+    choices: tuple[str, ...] | None = None
+    from_environment: bool = True
+
+    @property
+    def dest(self) -> str:
+        """The name of the value: `nproc_per_node` for `--nproc-per-node`."""
+        return self.name.removeprefix("--").replace("-", "_")
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """All ways to write it: short, dashed and underscored, each once."""
+        return tuple(dict.fromkeys(filter(None, (self.short, self.name, f"--{self.dest}"))))
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that may give it: `PET_NPROC_PER_NODE`."""
+        return f"PET_{self.dest.upper()}"
+
+
+def split_filters(text: str) -> tuple[str, ...]:
+    """Read texts with commas between; two commas in a row are one comma of the text (contract section 6.6)."""
+    return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(","))
+
+
+FLAGS = (
+    Flag(
+        "--nnodes",
+        str,
+        "1:1",
+        "How many nodes take part: N, or MIN:MAX for a job that goes on while at least MIN are there.",
+    ),
+    Flag(
+        "--nproc-per-node",
+        str,
+        "1",
+        "Workers on this node: a number; cpu or gpu for as many as this process may use; auto for gpu where there is "
+        "one, else cpu.",
+    ),
+    Flag(
+        "--rdzv-backend",
+        str,
+        "static",
+        "How the nodes agree on who takes part: static, c10d, or the name of an installed plug-in.",
+    ),
+    Flag("--rdzv-endpoint", str, "", "Where they meet, as host:port."),
+    Flag("--rdzv-id", str, "none", "The job's id; nodes with the same id belong together."),
+    Flag("--rdzv-conf", str, "", "Options of the backend, as key=value,key=value."),
+    Flag(
+        "--standalone",
+        SWITCH,
+        False,
+        "A job of this machine alone: meets at a free port under a fresh id, whatever the three flags above say.",
+    ),
+    Flag("--max-restarts", int, 0, "How many failures the job survives before it gives up."),
+    Flag(
+        "--monitor-interval",
+        float,
+        0.1,
+        "Accepted for torchrun's sake, in seconds above 0; workers are watched without polling.",
+    ),
+    Flag(
+        "--start-method",
+        str,
+        "spawn",
+        "How workers that are functions are started; of no effect on scripts and programs.",
+        choices=("spawn", "fork", "forkserver"),
+    ),
+    Flag("--event-log-handler", str, "null", "Where events go. Only null so far."),
+    Flag("--role", str, "default", "The role of this node's workers."),
+    Flag("--module", SWITCH, False, "Run the script as a module, as python -m does.", short="-m"),
+    Flag("--no-python", SWITCH, False, "Run the script as a program of its own, without python before it."),
+    Flag("--run-path", SWITCH, False, "Run the script inside a worker started from this interpreter. Not yet."),
+    Flag("--log-dir", str, None, "Folder for logs; each run makes a folder of its own in it."),
+    Flag(
+        "--redirects",
+        str,
+        "0",
+        "Streams that go to files only: 1 is stdout, 2 stderr, 3 both, 0 none; or per local rank, as 0:3,1:2.",
+        short="-r",
+    ),
+    Flag("--tee", str, "0", "Streams that go to files and to the console, written like --redirects.", short="-t"),
+    Flag("--local-ranks-filter", str, "", "Local ranks shown on the console, as 0,2; empty shows all."),
+    Flag(
+        "--duplicate-stdout-filters",
+        split_filters,
+        (),
+        "Texts with commas between; teed lines that hold one also go to a file of their own. Not yet.",
+    ),
+    Flag("--duplicate-stderr-filters", split_filters, (), "The same for stderr. Not yet."),
+    Flag(
+        "--node-rank",
+        int,
+        0,
+        "This node's rank. Required of nodes after the first with static; a wish with other backends.",
+    ),
+    Flag("--master-addr", str, "127.0.0.1", "Address of node 0, with static and no endpoint."),
+    Flag("--master-port", int, None, "Port of node 0, with static and no endpoint; 29500 if not given."),
+    Flag("--local-addr", str, None, "Address of this node that the others shall use; found out if not given."),
+    Flag("--logs-specs", str, None, "How output is laid out. Only default so far.", from_environment=False),
+    Flag(
+        "--numa-binding",
+        str,
+        None,
+        "Bind workers to the processors near their GPU. Not yet.",
+        choices=("node", "socket", "exclusive", "core-complex"),
+        from_environment=False,
+    ),
+    Flag(
+        "--signals-to-handle",
+        str,
+        "SIGTERM,SIGINT,SIGHUP,SIGQUIT",
+        "Signals that are passed on to the workers and end the job, with commas between.",
+    ),
+    Flag(
+        "--shutdown-timeout",
+        int,
+        None,
+        "Seconds from such a signal to SIGKILL; if not given, TORCH_ELASTIC_SHUTDOWN_TIMEOUT or 30.",
+    ),
+    Flag("--virtual-local-rank", SWITCH, False, "Every worker sees local rank 0 and one GPU. Not yet."),
+)
+"""The flags, in the order of the help page."""

@@ -1,0 +1,60 @@
+"""How the end of a command looks to the one who started it: one sentence or one report, and an exit code.
+
+Contract section 7.6, but without tracebacks where the cause is known: those tell about the launcher, never about the
+job. An exception that nobody foresaw keeps its traceback, since then the launcher is what must be looked at.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+
+from rallypoint.base.errors import RallypointError, SignalException
+from rallypoint.failures.record import record
+
+FAILED = 1
+INTERRUPTED = 130
+"""The shell's code for a program that ended by SIGINT: 128 + 2."""
+
+
+def exit_code_of(work: Callable[[], None], program: str = "rallyrun") -> int:
+    """Do the work, say on standard error what went wrong, and return the exit code.
+
+    The work runs under `record`, so its failure also reaches this process's own error file (contract section 7.4).
+
+    Args:
+        work: what to do.
+        program: the name at the beginning of each message.
+    """
+    try:
+        record(work)()
+    except RallypointError as error:
+        _say(_words(error, program))
+        return FAILED
+    except KeyboardInterrupt:
+        _say(f"{program}: interrupted")
+        return INTERRUPTED
+    except Exception as error:
+        import traceback
+
+        traceback.print_exc()
+        name = type(error).__name__
+        _say(f"{program}: error: {name} was not foreseen: a defect of Rallypoint, please report it")
+        return FAILED
+    return 0
+
+
+def _words(error: RallypointError, program: str) -> str:
+    from rallypoint.failures.report import ChildFailedError
+
+    if isinstance(error, ChildFailedError):
+        return str(error)
+    if isinstance(error, SignalException):
+        from rallypoint.base.signals import signal_name
+
+        return f"{program}: stopped by {signal_name(error.sigval)}"
+    return f"{program}: error: {error}"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)

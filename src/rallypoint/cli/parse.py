@@ -1,0 +1,181 @@
+"""From arguments and environment to `Options` (contract sections 1.2 and 1.3).
+
+Laws:
+
+1. The command line wins over `PET_<NAME>`, and that over the default.
+2. Up to the script, prefixes, `--` and usage errors are argparse's, so they are what torchrun of the same Python does.
+3. What follows the script is never looked at, but for a first `--` right after it. (argparse looks: under torchrun
+   `train.py --log x` is refused where `--log` could be two of torchrun's own flags.)
+4. Text from the environment passes through the flag's type, but not through its choices.
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from rallypoint.base.errors import UserError
+from rallypoint.cli.flags import FLAGS, Flag
+
+_DESCRIPTION = """\
+Starts a distributed Python job, keeps it alive, and says why it died. Takes torchrun's place: the same flags, the same
+worker environment, the same logs."""
+
+_EPILOG = """\
+Flags may also come from the environment, as PET_<NAME>: PET_NNODES=2, PET_STANDALONE=1. LOGLEVEL=INFO shows every
+step."""
+
+
+class Options(NamedTuple):
+    """What the user asked for; one field for each flag, named like torchrun's.
+
+    `sources` tells, for each value that is not a default, where it came from: `--nnodes` or `PET_NNODES`.
+    """
+
+    nnodes: str
+    nproc_per_node: str
+    rdzv_backend: str
+    rdzv_endpoint: str
+    rdzv_id: str
+    rdzv_conf: str
+    standalone: bool
+    max_restarts: int
+    monitor_interval: float
+    start_method: str
+    event_log_handler: str
+    role: str
+    module: bool
+    no_python: bool
+    run_path: bool
+    log_dir: str | None
+    redirects: str
+    tee: str
+    local_ranks_filter: str
+    duplicate_stdout_filters: tuple[str, ...]
+    duplicate_stderr_filters: tuple[str, ...]
+    node_rank: int
+    master_addr: str
+    master_port: int | None
+    local_addr: str | None
+    logs_specs: str | None
+    numa_binding: str | None
+    signals_to_handle: str
+    shutdown_timeout: int | None
+    virtual_local_rank: bool
+    training_script: str
+    training_script_args: tuple[str, ...]
+    sources: Mapping[str, str]
+
+    def source(self, dest: str) -> str:
+        """Where the value of `dest` was written, for messages; the flag's name where it is a default."""
+        return self.sources.get(dest, f"--{dest.replace('_', '-')}")
+
+
+def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
+    """Read a command line.
+
+    Args:
+        arguments: what stands after the program's name.
+        environ: where the `PET_*` variables are looked up.
+
+    Raises:
+        SystemExit: code 2 after a usage error, code 0 after help; the text has been printed.
+        UserError: a `PET_*` variable of a flag without a value is not a whole number.
+    """
+    switches = {flag.dest: _read_switch(flag, environ[flag.variable]) for flag in FLAGS if _is_set(flag, environ, True)}
+    parser = build_parser()
+    values = _up_to_the_script(parser, arguments)
+    sources = {flag.dest: flag.name for flag in FLAGS if flag.dest in values}
+    for flag in FLAGS:
+        if flag.dest in values:
+            continue
+        if flag.dest in switches:
+            values[flag.dest] = switches[flag.dest]
+        elif _is_set(flag, environ, False):
+            values[flag.dest] = _read_text(flag, environ[flag.variable], parser)
+        else:
+            values[flag.dest] = flag.default
+            continue
+        sources[flag.dest] = flag.variable
+    return Options(**values, sources=sources)
+
+
+class _Unfinished(Exception):
+    """What stands there so far is no command line."""
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse's parser, which can also try a command line without ending the process where it is wrong."""
+
+    _trying = False
+
+    def attempt(self, words: Sequence[str]) -> dict[str, Any] | None:
+        """Values by name, or None if `words` are no command line."""
+        self._trying = True
+        try:
+            return vars(self.parse_args(words))
+        except _Unfinished:
+            return None
+        finally:
+            self._trying = False
+
+    def error(self, message: str) -> NoReturn:
+        """End the process with a usage error and code 2, but not in an attempt."""
+        if self._trying:
+            raise _Unfinished
+        super().error(message)
+
+
+def build_parser() -> Parser:
+    """The parser for the table of flags and the script. It leaves out what the command line does not say."""
+    parser = Parser(description=_DESCRIPTION, epilog=_EPILOG, argument_default=argparse.SUPPRESS)
+    for flag in FLAGS:
+        if flag.read is None:
+            parser.add_argument(*flag.spellings, dest=flag.dest, action="store_true", help=flag.help)
+        else:
+            parser.add_argument(
+                *flag.spellings, dest=flag.dest, type=flag.read, choices=flag.choices, help=_help_with_default(flag)
+            )
+    parser.add_argument("training_script", type=str, help="The script (module, program) that each worker runs.")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="Its arguments, passed on untouched.")
+    return parser
+
+
+def _up_to_the_script(parser: Parser, arguments: Sequence[str]) -> dict[str, Any]:
+    """Values by name. The script is the last word of the shortest beginning that argparse takes for a command line."""
+    for end in range(1, len(arguments) + 1):
+        head, rest = arguments[:end], arguments[end:]
+        values = parser.attempt(head)
+        if values is None:
+            if not any(word.startswith("-") for word in head[-2:]):
+                break  # of two bare words one is the script: the fault lies before it
+            continue
+        if rest[:1] == ["--"] and "--" not in head:
+            rest = rest[1:]
+        return values | {"training_script_args": tuple(rest)}
+    return vars(parser.parse_args(arguments))
+
+
+def _help_with_default(flag: Flag) -> str:
+    return f"{flag.help} (default: {flag.default})" if flag.default not in (None, "", ()) else flag.help
+
+
+def _is_set(flag: Flag, environ: Mapping[str, str], switch: bool) -> bool:
+    return flag.from_environment and (flag.read is None) is switch and flag.variable in environ
+
+
+def _read_switch(flag: Flag, text: str) -> bool:
+    try:
+        return bool(int(text))
+    except ValueError:
+        raise UserError(f"{flag.variable}={text!r} is not a whole number; set 1 for on or 0 for off") from None
+
+
+def _read_text(flag: Flag, text: str, parser: argparse.ArgumentParser) -> object:
+    assert flag.read is not None
+    try:
+        return flag.read(text)
+    except ValueError:
+        kind = flag.read.__name__
+        parser.error(f"argument {'/'.join(flag.spellings)}: invalid {kind} value in {flag.variable}: {text!r}")

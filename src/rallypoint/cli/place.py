@@ -1,0 +1,123 @@
+"""Which rendezvous a command line means, and where it is (contract section 1.5)."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, NamedTuple
+
+from rallypoint.base.endpoint import parse_endpoint
+from rallypoint.base.errors import UserError
+from rallypoint.base.log import get_logger
+from rallypoint.cli.parse import Options
+from rallypoint.rendezvous.params import parse_rdzv_conf
+
+_log = get_logger(__name__)
+
+STATIC_PORT = 29500
+C10D_PORT = 29400
+
+_RESERVED = ("backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_addr")
+"""Options that the launcher itself gives the backend."""
+
+
+class Place(NamedTuple):
+    """The rendezvous: backend, endpoint, job id, the backend's options, and the rank that this node wishes for."""
+
+    backend: str
+    endpoint: str
+    run_id: str
+    configs: dict[str, Any]
+    node_rank: int | None
+
+
+def choose_place(options: Options, max_nodes: int) -> Place:
+    """Follow the table of section 1.5 from top to bottom.
+
+    Args:
+        options: the command line.
+        max_nodes: the largest number of nodes that it asks for.
+
+    Raises:
+        UserError: an endpoint, an option of the backend or a node rank that cannot work.
+    """
+    configs: dict[str, Any] = dict(_configs(options))
+    if options.standalone or _is_bare(options, max_nodes):
+        return _alone(configs, announce=options.standalone)
+    if options.rdzv_backend == "static":
+        return _static(options, configs, max_nodes)
+    if not options.rdzv_endpoint:
+        _log.warning(
+            "--rdzv-backend=%s without --rdzv-endpoint meets at the backend's default; "
+            "--master-addr and --master-port are for static alone",
+            options.rdzv_backend,
+        )
+    elif options.rdzv_backend == "c10d" and str(configs.get("store_type", "tcp")).lower() == "tcp":
+        _check_endpoint(options, C10D_PORT)
+    wish = options.node_rank if "node_rank" in options.sources else None
+    return Place(options.rdzv_backend, options.rdzv_endpoint, options.rdzv_id, configs, wish)
+
+
+def _is_bare(options: Options, max_nodes: int) -> bool:
+    nowhere = not options.rdzv_endpoint and options.master_port is None
+    return options.rdzv_backend == "static" and nowhere and max_nodes == 1
+
+
+def _alone(configs: dict[str, Any], announce: bool) -> Place:
+    place = Place("c10d", "localhost:0", _uuid4(), configs, None)
+    if announce:
+        bar = "*" * 38
+        _log.info(
+            "\n%s\nRendezvous info:\n--rdzv-backend=%s --rdzv-endpoint=%s --rdzv-id=%s\n%s\n",
+            bar,
+            place.backend,
+            place.endpoint,
+            place.run_id,
+            bar,
+        )
+    return place
+
+
+def _uuid4() -> str:
+    """A random UUID (RFC 9562, version 4); the module `uuid` would cost more than the rest of this file."""
+    number = int.from_bytes(os.urandom(16), "big") & ~(0xF000 << 64) & ~(0xC000 << 48) | 4 << 76 | 2 << 62
+    text = f"{number:032x}"
+    return "-".join((text[:8], text[8:12], text[12:16], text[16:20], text[20:]))
+
+
+def _static(options: Options, configs: dict[str, Any], max_nodes: int) -> Place:
+    rank = options.node_rank
+    if not 0 <= rank < max_nodes:
+        raise UserError(
+            f"{options.source('node_rank')}={rank} is no rank among {max_nodes} nodes; give each node its own, "
+            f"from 0 to {max_nodes - 1}"
+        )
+    endpoint = options.rdzv_endpoint
+    if endpoint:
+        _check_endpoint(options, None)
+    else:
+        port = STATIC_PORT if options.master_port is None else options.master_port
+        endpoint = f"{options.master_addr}:{port}"
+        try:
+            parse_endpoint(endpoint, None)
+        except UserError as error:
+            raise UserError(f"{options.source('master_addr')} and {options.source('master_port')}: {error}") from None
+    return Place("static", endpoint, options.rdzv_id, configs | {"rank": rank}, None)
+
+
+def _check_endpoint(options: Options, default_port: int | None) -> None:
+    try:
+        parse_endpoint(options.rdzv_endpoint, default_port)
+    except UserError as error:
+        raise UserError(f"{options.source('rdzv_endpoint')}: {error}") from None
+
+
+def _configs(options: Options) -> dict[str, str]:
+    source = options.source("rdzv_conf")
+    try:
+        configs = parse_rdzv_conf(options.rdzv_conf)
+    except UserError as error:
+        raise UserError(f"{source}: {error}") from None
+    for key in _RESERVED:
+        if key in configs:
+            raise UserError(f"{source} has the key {key!r}, which has a flag of its own; leave it out there")
+    return configs

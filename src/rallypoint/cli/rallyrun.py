@@ -1,0 +1,59 @@
+"""The command `rallyrun`, from its arguments to its exit code (contract sections 1 and 7.6).
+
+The way to `--help` and to a usage error imports argparse and the table of flags, and nothing else of Rallypoint.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Sequence
+from functools import partial
+
+from rallypoint.base.errors import UserError
+from rallypoint.cli.parse import Options, parse
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run `rallyrun`.
+
+    Args:
+        argv: the arguments after the program's name; None takes those of this process.
+
+    Returns:
+        The exit code: 0 when all workers succeeded, 1 when something failed, 130 after ^C.
+
+    Raises:
+        SystemExit: 2 after a usage error, 0 after help.
+    """
+    try:
+        options = parse(sys.argv[1:] if argv is None else argv, os.environ)
+    except UserError as error:
+        work = partial(_refuse, error)
+    else:
+        work = partial(_run, options)
+    from rallypoint.cli.outcome import exit_code_of
+
+    return exit_code_of(work)
+
+
+def _refuse(error: UserError) -> None:
+    raise error
+
+
+def _run(options: Options) -> None:
+    """Launch what `options` say; returns when all workers have succeeded."""
+    from rallypoint.base.log import configure, get_logger
+
+    configure()
+    log = get_logger(__name__)
+    from rallypoint.cli.convert import config_from_options, limit_threads
+    from rallypoint.cli.later import unfinished_switches
+
+    for sentence in unfinished_switches(os.environ):
+        log.warning("%s", sentence)
+    config, program, arguments = config_from_options(options, os.environ)
+    limit_threads(config, os.environ)
+    from rallypoint.launch.api import elastic_launch
+
+    elastic_launch(config, program)(*arguments)

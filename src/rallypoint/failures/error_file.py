@@ -1,0 +1,131 @@
+"""The file in which a worker leaves the exception that ended it (contract section 7.1).
+
+Reading never fails: a file that is cut off or is no error file counts as absent, with its text kept for the report.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple, TypeAlias
+
+from rallypoint.base.log import get_logger
+
+JsonObject: TypeAlias = dict[str, object]
+
+VARIABLE = "TORCHELASTIC_ERROR_FILE"
+"""The environment variable that holds the path."""
+
+_RAW_KEPT = 4096
+
+_logger = get_logger(__name__)
+
+
+class ErrorReply(NamedTuple):
+    """What a worker left.
+
+    `data` is the parsed file. `message` is its `message` member, a text in newer files. `text` and `callstack` are
+    that message and the formatted traceback in words. `timestamp` is in whole epoch seconds, `exact` the same
+    moment with its fraction where the file's own time tells it, else None.
+    """
+
+    path: str
+    data: JsonObject
+    message: str | JsonObject
+    text: str
+    callstack: str
+    timestamp: int
+    exact: float | None
+
+
+class Unreadable(NamedTuple):
+    """A file that is there but is no error file: the beginning of its text."""
+
+    path: str
+    raw: str
+
+
+def read_error_file(path: str) -> ErrorReply | Unreadable | None:
+    """What is in an error file; None if there is none, if it is empty, or if `path` is."""
+    if not path or path == os.devnull:
+        return None
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            written = os.fstat(file.fileno()).st_mtime
+            raw = file.read()
+    except OSError:
+        return None
+    if not raw.strip():
+        return None
+    return _parse(path, raw, written) or Unreadable(path, raw[:_RAW_KEPT])
+
+
+def write_error_file(path: str, data: JsonObject) -> None:
+    """Write an error file in one step, so that nobody reads half of one. A failure costs a log line, no more."""
+    import json
+
+    unfinished = f"{path}.{os.getpid()}"
+    try:
+        with open(unfinished, "w", encoding="utf-8") as file:
+            json.dump(data, file)
+        os.replace(unfinished, path)
+    except OSError as error:
+        _logger.warning("the error file %r cannot be written: %s", path, error)
+
+
+def error_data(text: str, callstack: str, timestamp: float) -> JsonObject:
+    """The contents of an error file.
+
+    Args:
+        text: `<exception class>: <its text>`.
+        callstack: the formatted traceback.
+        timestamp: epoch seconds; the fraction is dropped.
+    """
+    extra: JsonObject = {"py_callstack": callstack, "timestamp": str(int(timestamp))}
+    return {"message": {"message": text, "extraInfo": extra}}
+
+
+def _parse(path: str, raw: str, written: float) -> ErrorReply | None:
+    import json
+
+    try:
+        data = json.loads(raw)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(data, dict):
+        return None
+    match data.get("message"):
+        case str(text):
+            timestamp = _whole_seconds(data.get("timestamp"), written)
+            return ErrorReply(path, data, text, text, "", timestamp, _exact(timestamp, written))
+        case dict(message):
+            extra = message.get("extraInfo")
+            known = extra if isinstance(extra, dict) else {}
+            text = str(message.get("message", ""))
+            callstack = str(known.get("py_callstack") or "")
+            timestamp = _whole_seconds(known.get("timestamp"), written)
+            return ErrorReply(path, data, message, text, callstack, timestamp, _exact(timestamp, written))
+        case _:
+            return None
+
+
+def _whole_seconds(value: object, otherwise: float) -> int:
+    """The file's timestamp, a number or its text; else the time at which the file was written."""
+    if isinstance(value, str | int | float):
+        try:
+            return int(float(value))
+        except (ValueError, OverflowError):  # not a number, or not one that a clock shows
+            return int(otherwise)
+    return int(otherwise)
+
+
+def _exact(timestamp: int, written: float) -> float | None:
+    """The file is written right after the exception was caught, so its own time adds the fraction of the second.
+
+    Only if it is close: a copied file, or one on another machine's disk, has a time that tells nothing.
+    """
+    return within_second(timestamp, written) if timestamp <= written < timestamp + 2 else None
+
+
+def within_second(timestamp: int, moment: float) -> float:
+    """The time in the second that begins at `timestamp` that is nearest to `moment`; both in epoch seconds."""
+    return min(max(moment, float(timestamp)), timestamp + 0.999999)

@@ -1,0 +1,85 @@
+"""One worker that failed, with all that is known of it on its own node (contract section 6.2)."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from rallypoint.base.signals import signal_name
+from rallypoint.failures.error_file import ErrorReply, JsonObject, Unreadable, read_error_file, within_second
+
+NO_FILE = "<N/A>"
+_HOW_TO_TRACE = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
+
+
+@dataclass
+class ProcessFailure:
+    """A worker's failure. Reading the error file happens here, once.
+
+    Args:
+        local_rank: which worker of this node.
+        pid: its process.
+        exitcode: 0 to 255, or -N for death by signal N.
+        error_file: where it would have left its exception; `<N/A>` afterwards if it left none that can be read.
+        last_lines: the end of its standard error, as bytes.
+        noticed: when the failure was noticed, in epoch seconds with fractions.
+
+    `error_file_data`, `message` and `timestamp` (whole epoch seconds) are the contract's; `callstack` is the traceback
+    from the error file or empty, `damaged` the text of an error file that cannot be read. `moment` is the best
+    knowledge of when the worker failed, with fractions: it orders failures within one node.
+    """
+
+    local_rank: int
+    pid: int
+    exitcode: int
+    error_file: str
+    last_lines: bytes = field(default=b"", kw_only=True, repr=False)
+    noticed: float = field(default_factory=time.time, kw_only=True)
+    error_file_data: JsonObject = field(init=False, repr=False)
+    message: str | JsonObject = field(init=False)
+    timestamp: int = field(init=False)
+    moment: float = field(init=False)
+    callstack: str = field(init=False, default="", repr=False)
+    damaged: str = field(init=False, default="", repr=False)
+
+    def __post_init__(self) -> None:
+        reply = read_error_file(self.error_file)
+        if isinstance(reply, ErrorReply):
+            self.error_file_data = reply.data
+            self.message = reply.message
+            self.callstack = reply.callstack
+            self.timestamp = reply.timestamp
+            otherwise = within_second(reply.timestamp, self.noticed)
+            self.moment = otherwise if reply.exact is None else reply.exact
+            return
+        if isinstance(reply, Unreadable):
+            self.damaged = f"the error file {reply.path} is damaged; it begins with {reply.raw!r}"
+        self.error_file = NO_FILE
+        self.error_file_data = {"message": "<NONE>"}
+        self.timestamp = int(self.noticed)
+        self.moment = self.noticed
+        if self.exitcode < 0:
+            self.message = f"Signal {-self.exitcode} ({self.signal_name()}) received by PID {self.pid}"
+        else:
+            self.error_file_data["errorTraits"] = {"category": "system_terminated_error", "retryability": "False"}
+            self.message = _HOW_TO_TRACE
+
+    @property
+    def text(self) -> str:
+        """The message as one text, whichever form the error file gave it."""
+        if isinstance(self.message, str):
+            return self.message
+        return str(self.message.get("message", self.message))
+
+    def signal_name(self) -> str:
+        """`SIGKILL` and the like; `<N/A>` if no signal ended the worker."""
+        return signal_name(-self.exitcode) if self.exitcode < 0 else NO_FILE
+
+    def timestamp_isoformat(self) -> str:
+        """`YYYY-MM-DD_HH:MM:SS` in local time."""
+        return iso_time(self.timestamp)
+
+
+def iso_time(timestamp: float) -> str:
+    """`YYYY-MM-DD_HH:MM:SS` in local time, of epoch seconds."""
+    return time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(timestamp))

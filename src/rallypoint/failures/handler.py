@@ -1,0 +1,104 @@
+"""What `record` does with an exception: into the error file with it (contract sections 7.3 and 7.4)."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from rallypoint.base.log import get_logger
+from rallypoint.failures.error_file import VARIABLE, JsonObject, error_data, read_error_file, write_error_file
+
+if TYPE_CHECKING:
+    from rallypoint.failures.cause import Cause
+
+_logger = get_logger(__name__)
+
+
+class ErrorHandler:
+    """Writes this process's own error file, whose path is in `TORCHELASTIC_ERROR_FILE`."""
+
+    def initialize(self) -> None:
+        """Have a crash of the interpreter (SIGSEGV and its like) show the Python stack of all threads."""
+        try:
+            import faulthandler
+
+            faulthandler.enable(all_threads=True)
+        except Exception as error:  # standard error may be closed, or be no file
+            _logger.warning("a crash of this process will show no Python stack: %s", error)
+
+    def record_exception(self, e: BaseException) -> None:
+        """Write `e` and its traceback; nothing happens where there is no place for it."""
+        path = self._get_error_file_path()
+        if path:
+            # The time is read at once, the text may take long to make.
+            from time import time
+            from traceback import format_exception
+
+            now = time()
+            write_error_file(path, error_data(f"{type(e).__name__}: {e}", "".join(format_exception(e)), now))
+
+    def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
+        """Copy a child's error file to our own, so that whoever started us learns the cause.
+
+        Args:
+            rootcause_error_file: the child's file.
+            error_code: the child's exit code, added to the data if it is not 0.
+        """
+        from rallypoint.failures.error_file import ErrorReply
+
+        reply = read_error_file(rootcause_error_file)
+        if not isinstance(reply, ErrorReply):
+            _logger.error("the error file %r cannot be read and is not passed on", rootcause_error_file)
+            return
+        self.override_error_code_in_rootcause_data(rootcause_error_file, reply.data, error_code)
+        path = self._get_error_file_path()
+        if path:
+            self._replace(path, reply.data)
+        else:
+            _logger.error(
+                "the error file %r is not passed on: %s names no place for it", rootcause_error_file, VARIABLE
+            )
+
+    def dump_cause(self, cause: Cause) -> None:
+        """Write what is known of a failure that left no error file on this node, if there is a place for it."""
+        path = self._get_error_file_path()
+        if not path:
+            _logger.info("rank %d left no error file to pass on", cause.rank)
+            return
+        data = error_data(cause.message, cause.traceback, cause.timestamp)
+        self.override_error_code_in_rootcause_data(cause.error_file, data, cause.exitcode)
+        self._replace(path, data)
+
+    def override_error_code_in_rootcause_data(
+        self, rootcause_error_file: str, rootcause_error: JsonObject, error_code: int = 0
+    ) -> None:
+        """Put `errorCode` into the data of an error file, in place, unless it is 0.
+
+        Args:
+            rootcause_error_file: where the data came from, for messages.
+            rootcause_error: the data.
+            error_code: the exit code.
+        """
+        message = rootcause_error.get("message")
+        if error_code == 0:
+            return
+        if isinstance(message, dict):
+            message["errorCode"] = error_code
+        else:
+            _logger.warning(
+                "%r has a message of the plain form, which has no place for exit code", rootcause_error_file
+            )
+
+    def _get_error_file_path(self) -> str | None:
+        """Where this process's error file goes; None or empty if nowhere."""
+        return os.environ.get(VARIABLE)
+
+    def _replace(self, path: str, data: JsonObject) -> None:
+        if os.path.exists(path):
+            _logger.warning("the error file %r exists already and is replaced", path)
+        write_error_file(path, data)
+
+
+def get_error_handler() -> ErrorHandler:
+    """A new handler of the usual kind."""
+    return ErrorHandler()

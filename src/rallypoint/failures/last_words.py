@@ -1,0 +1,122 @@
+"""What the end of a worker's standard error tells of its death. Pure text work.
+
+Laws:
+- a traceback is what Python prints for an exception that ended the program: from the first `Traceback` of its chain
+  to the exception's own text. One that Python itself calls ignored, or that ended a thread only, counts if there is
+  no better one;
+- what was drawn over by a carriage return, and colours, are not shown again.
+"""
+
+from __future__ import annotations
+
+import re
+
+_ANSI = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]"  # colours, cursor movements
+    r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # window titles, links
+    r"|\x1b[@-Z\\-_]"
+)
+_HEADER = re.compile(
+    r"(?P<mark>\[[^\]]{1,40}\]:? ?)?(?:  [+|] )?(?:Exception Group )?Traceback \(most recent call last\):$"
+)
+_CHAIN = (
+    "The above exception was the direct cause of the following exception:",
+    "During handling of the above exception, another exception occurred:",
+)
+_LESSER = ("Exception ignored in", "Exception in thread", "--- Logging error ---")
+
+LINES = 30
+"""Lines of standard error that are shown where there is no traceback."""
+
+
+def clean_lines(last_bytes: bytes) -> list[str]:
+    """Lines as a person would have seen them: decoded, without colours, drawn-over text and blank ends."""
+    text = _ANSI.sub("", last_bytes.decode("utf-8", errors="replace"))
+    lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n")]
+    while lines and not lines[-1]:
+        lines.pop()
+    while lines and not lines[0]:
+        lines.pop(0)
+    return lines
+
+
+def last_lines(lines: list[str]) -> str:
+    """The last `LINES` of them."""
+    return "\n".join(lines[-LINES:])
+
+
+def last_traceback(lines: list[str]) -> str:
+    """The last Python traceback in cleaned lines, with the exceptions that it came from; empty if there is none."""
+    headers = [number for number, line in enumerate(lines) if _HEADER.match(line)]
+    lesser = ""
+    for header in reversed(headers):
+        first, found = _whole(lines, header)
+        if first == 0 or not lines[first - 1].startswith(_LESSER):
+            return found
+        lesser = lesser or found
+    return lesser
+
+
+def is_traceback(text: str) -> bool:
+    """Whether a text begins as a traceback does."""
+    return _HEADER.match(text.partition("\n")[0]) is not None
+
+
+def closing_line(traceback: str) -> str:
+    """The line of a traceback that names its (last) exception: the first after the frames."""
+    lines = traceback.split("\n")
+    header = max(number for number, line in enumerate(lines) if _HEADER.match(line))
+    gutter = "  | " if lines[header].startswith("  +") else ""
+    after = (line.removeprefix(gutter) for line in lines[header + 1 :])
+    return next((line for line in after if line and not line.startswith(" ")), lines[-1])
+
+
+def _whole(lines: list[str], header: int) -> tuple[int, str]:
+    """Where the chain that ends in the traceback at `header` begins, and its text."""
+    matched = _HEADER.match(lines[header])
+    mark = (matched and matched["mark"]) or ""
+    first = header
+    while (earlier := _chained_to(lines, first, mark)) is not None:
+        first = earlier
+    last = _end(lines, header, mark)
+    return first, "\n".join(_unmarked(line, mark) for line in lines[first:last])
+
+
+def _chained_to(lines: list[str], header: int, mark: str) -> int | None:
+    """The header of the traceback that the one at `header` came from, or None."""
+    above = header - 1
+    while above > 0 and not _unmarked(lines[above], mark):
+        above -= 1
+    if above <= 0 or _unmarked(lines[above], mark) not in _CHAIN:
+        return None
+    for number in range(above - 1, -1, -1):
+        if _HEADER.match(lines[number]):
+            return number
+    return None
+
+
+def _unmarked(line: str, mark: str) -> str:
+    return "" if line == mark.rstrip() else line.removeprefix(mark)
+
+
+def _end(lines: list[str], header: int, mark: str) -> int:
+    """The line after the exception's text.
+
+    That text goes on to a blank line; in a marked traceback it goes on behind one as long as the mark does.
+    """
+    number = header + 1
+    while number < len(lines) and _belongs(lines[number], mark, framed=True):
+        number += 1
+    while number < len(lines) and _belongs(lines[number], mark, framed=False):
+        number += 1
+        behind_blank = number + 1
+        if mark and behind_blank < len(lines) and not lines[number] and lines[behind_blank].startswith(mark):
+            number = behind_blank
+    return number
+
+
+def _belongs(line: str, mark: str, framed: bool) -> bool:
+    if mark and not line.startswith(mark):
+        return False
+    text = line.removeprefix(mark)
+    return text.startswith(" ") if framed else bool(text.strip()) and not text.startswith(_LESSER)

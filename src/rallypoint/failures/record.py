@@ -1,0 +1,80 @@
+"""`record`: put it on a program's main function, and its last exception is told to whoever launched it.
+
+Contract section 7.2. It serves under any launcher that sets `TORCHELASTIC_ERROR_FILE`, and does no harm without one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import wraps
+from typing import ParamSpec, TypeVar, overload
+
+from rallypoint.base.log import get_logger
+from rallypoint.failures.handler import ErrorHandler, get_error_handler
+
+_logger = get_logger(__name__)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@overload
+def record(fn: Callable[P, R], error_handler: ErrorHandler | None = None) -> Callable[P, R | None]: ...
+
+
+@overload
+def record(
+    fn: None = None, error_handler: ErrorHandler | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R | None]]: ...
+
+
+def record(
+    fn: Callable[P, R] | None = None, error_handler: ErrorHandler | None = None
+) -> Callable[P, R | None] | Callable[[Callable[P, R]], Callable[P, R | None]]:
+    """Write the exception that ends `fn` to this process's error file, and let it go on.
+
+    Use it as `@record`, `@record()` or `record(fn)(...)`. An exit with code 0 (`sys.exit(0)`) is swallowed, so that
+    what follows the call still runs; other exits and interrupts pass untouched. A `ChildFailedError` (this process is
+    itself a launcher) passes on the first failure's own error file, or what is known of the failure without one.
+
+    Args:
+        fn: the function, normally a program's main.
+        error_handler: what writes the file; None means `ErrorHandler`.
+
+    Returns:
+        A function that takes the same arguments, and returns what `fn` returns.
+    """
+    if fn is None:
+        return lambda function: _recorded(function, error_handler or get_error_handler())
+    return _recorded(fn, error_handler or get_error_handler())
+
+
+def _recorded(fn: Callable[P, R], handler: ErrorHandler) -> Callable[P, R | None]:
+    @wraps(fn)
+    def recorded(*args: P.args, **kwargs: P.kwargs) -> R | None:
+        handler.initialize()
+        try:
+            return fn(*args, **kwargs)
+        except SystemExit as leave:
+            if leave.code == 0:
+                return None
+            raise
+        except Exception as error:
+            _tell(handler, error)
+            raise
+
+    return recorded
+
+
+def _tell(handler: ErrorHandler, error: Exception) -> None:
+    from rallypoint.failures.report import ChildFailedError
+
+    try:
+        if not isinstance(error, ChildFailedError):
+            handler.record_exception(error)
+        elif path := error.root_error_file():
+            handler.dump_error_file(path, error.root_cause().exitcode)
+        else:
+            handler.dump_cause(error.root_cause())
+    except Exception:  # such as an exception whose own text raises; what `fn` raised must not be hidden by it
+        _logger.warning("the failure of this process could not be recorded", exc_info=True)

@@ -1,0 +1,141 @@
+"""The report that ends a failed job: which worker died first, where, how, and with what last words.
+
+Its form is torchrun's (contract section 7.5), so that what greps for it goes on working. What is new in it: the first
+failure may be one of another node, a traceback is always shown, and workers that the launcher itself ended are not
+called failures.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from rallypoint.base.errors import RallypointError
+from rallypoint.failures.cause import Cause
+from rallypoint.failures.failure import NO_FILE, ProcessFailure, iso_time
+from rallypoint.failures.last_words import is_traceback
+
+_WIDEST = 60
+
+
+class ChildFailedError(RallypointError):
+    """Workers failed. Its text is the report.
+
+    Args:
+        name: what the workers ran: the script, the module or the command.
+        failures: global rank to failure, of this node's workers; may be empty if `cause` is given.
+        cause: the first failure of the whole job; None if only this node's are known.
+        stopped: global ranks of this node that the launcher ended itself, whether they are in `failures` or not.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        failures: Mapping[int, ProcessFailure],
+        cause: Cause | None = None,
+        stopped: Collection[int] = (),
+    ) -> None:
+        assert failures or cause is not None, "a report needs a failure to report"
+        super().__init__(name)
+        self.name = name
+        self.failures = dict(failures)
+        self.cause = cause
+        self.stopped = frozenset(stopped)
+
+    def get_first_failure(self) -> tuple[int, ProcessFailure]:
+        """Global rank and failure of the worker of this node that failed first, those that were stopped left out.
+
+        Raises:
+            ValueError: none of this node's workers failed.
+        """
+        if (own := self._own_root()) is not None:
+            return own, self.failures[own]
+        failed = [rank for rank in self.failures if rank not in self.stopped] or list(self.failures)
+        first = min(failed, key=lambda rank: self.failures[rank].moment)
+        return first, self.failures[first]
+
+    def root_cause(self) -> Cause:
+        """The first failure of the job, as far as it is known."""
+        if self.cause is not None:
+            return self.cause
+        rank, failure = self.get_first_failure()
+        return Cause.of(failure, rank, _this_host())
+
+    def root_error_file(self) -> str:
+        """The error file of the first failure if it lies on this node, else an empty text."""
+        root = self._own_root() if self.cause is not None else self.get_first_failure()[0]
+        path = NO_FILE if root is None else self.failures[root].error_file
+        return "" if path == NO_FILE else path
+
+    def __str__(self) -> str:
+        root = self.root_cause()
+        own_root = self._own_root() if self.cause is not None else root.rank
+        host = root.host if own_root is not None else _this_host() if self.failures else ""
+        others = [
+            _block(index, Cause.of(failure, rank, host))
+            for index, (rank, failure) in enumerate(self.failures.items())
+            if rank != own_root and rank not in self.stopped
+        ]
+        number = len(self.failures) if own_root is None else list(self.failures).index(own_root)
+        first = _block(number, root, elsewhere=own_root is None)
+        return _assemble(f"{self.name} FAILED", others, self.stopped - {own_root}, first)
+
+    def _own_root(self) -> int | None:
+        """The rank of `cause` if it is one of this node's failures."""
+        if self.cause is None:
+            return None
+        own = self.failures.get(self.cause.rank)
+        return self.cause.rank if own is not None and own.pid == self.cause.pid else None
+
+
+def _assemble(title: str, others: list[str], stopped: Iterable[int], first: str) -> str:
+    widest = max(len(line) for text in (title, first, *others) for line in text.split("\n"))
+    double, single = "=" * min(widest, _WIDEST), "-" * min(widest, _WIDEST)
+    parts = ["", double, title, single, "Failures:", *(others or ["  <NO_OTHER_FAILURES>"])]
+    if ranks := _ranges(stopped):
+        parts += [single, f"Stopped by rallyrun: {ranks}"]
+    parts += [single, "Root Cause (first observed failure):", first, double]
+    return "\n".join(parts)
+
+
+def _block(index: int, cause: Cause, elsewhere: bool = False) -> str:
+    signal = f" ({cause.signal_name})" if cause.exitcode < 0 else ""
+    return "\n".join(
+        (
+            f"[{index}]:",
+            f"  time      : {iso_time(cause.timestamp)}",
+            f"  host      : {cause.host}{' (another node)' if elsewhere else ''}",
+            f"  rank      : {cause.rank} (local_rank: {cause.local_rank})",
+            f"  exitcode  : {cause.exitcode} (pid: {cause.pid}) {signal}",
+            f"  error_file: {cause.error_file or NO_FILE}",
+            "  traceback : " + _last_words(cause).rstrip("\n").replace("\n", "\n  "),
+        )
+    )
+
+
+def _last_words(cause: Cause) -> str:
+    if not cause.traceback:
+        return cause.message
+    if cause.error_file or is_traceback(cause.traceback):
+        return cause.traceback
+    how = f"{cause.message}; the" if cause.exitcode < 0 else "The"
+    return f"{how} last lines of standard error:\n{cause.traceback}"
+
+
+def _ranges(ranks: Iterable[int]) -> str:
+    """`rank 3`, or `ranks 0-2, 5`; empty without any."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][1] + 1:
+            runs[-1][1] = rank
+        else:
+            runs.append([rank, rank])
+    texts = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
+    if not texts:
+        return ""
+    return f"{'rank' if texts[0].isdigit() and len(texts) == 1 else 'ranks'} {', '.join(texts)}"
+
+
+def _this_host() -> str:
+    import socket
+
+    return socket.getfqdn()

@@ -1,0 +1,1 @@
+"""The one place where the parts are put together: a `LaunchConfig` in, a running job out."""

@@ -1,0 +1,124 @@
+"""The one place where the parts are put together: config to rendezvous, spec and agent (contract section 8)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from rallypoint.agent.api import SIGNALS_VARIABLE
+from rallypoint.agent.local import LocalElasticAgent
+from rallypoint.agent.spec import WorkerSpec
+from rallypoint.base.errors import UserError
+from rallypoint.base.log import get_logger
+from rallypoint.launch.config import LaunchConfig, describe
+from rallypoint.rendezvous.params import RendezvousParameters
+from rallypoint.rendezvous.registry import get_rendezvous_handler
+
+log = get_logger(__name__)
+
+
+class elastic_launch:
+    """Launches an entry point under a config: `elastic_launch(config, entrypoint)(*args)`.
+
+    Calling it runs this node's agent to the job's end and returns the return value of each worker of this node, by
+    global rank (None for programs).
+    """
+
+    def __init__(self, config: LaunchConfig, entrypoint: Callable[..., Any] | str | None) -> None:
+        self._config = config
+        self._entrypoint = entrypoint
+
+    def __call__(self, *args: Any) -> dict[int, Any]:
+        """Run the job with these arguments for the entry point. Raises as `launch_agent` does."""
+        return launch_agent(self._config, self._entrypoint, list(args))
+
+
+def launch_agent(config: LaunchConfig, entrypoint: Callable[..., Any] | str | None, args: list[Any]) -> dict[int, Any]:
+    """Run this node's agent to the job's end.
+
+    Args:
+        config: what to launch under.
+        entrypoint: a program to run (the path of an interpreter, say).
+        args: its arguments.
+
+    Returns:
+        Global rank to return value, of this node's workers.
+
+    Raises:
+        UserError: something in the config cannot work.
+        ChildFailedError: workers failed; it carries the first failure of the job.
+        RendezvousError: the nodes did not come together.
+        SignalException: this agent was asked to end.
+    """
+    if entrypoint is None:
+        raise UserError("there is nothing to launch: the entry point is None; give a program")
+    run_id = config.run_id or _random_run_id()
+    log.info("launching:\n%s", describe(config, _name(entrypoint, args)))
+    os.environ[SIGNALS_VARIABLE] = config.signals_to_handle
+    assert config.logs_specs is not None
+    try:
+        result = _agent(config, entrypoint, args, run_id).run(config.role)
+    finally:
+        config.logs_specs.tidy()
+    if result.is_failed():
+        from rallypoint.failures.report import ChildFailedError
+
+        raise ChildFailedError(
+            name=_name(entrypoint, args), failures=result.failures, cause=result.cause, stopped=result.stopped
+        )
+    return result.return_values
+
+
+def _agent(
+    config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: list[Any], run_id: str
+) -> LocalElasticAgent:
+    options = dict(config.rdzv_configs)
+    if config.node_rank is not None:
+        options["rank"] = config.node_rank
+    parameters = RendezvousParameters(
+        backend=config.rdzv_backend,
+        endpoint=config.rdzv_endpoint,
+        run_id=run_id,
+        min_nodes=config.min_nodes,
+        max_nodes=config.max_nodes,
+        local_addr=config.local_addr,
+        **options,
+    )
+    spec = WorkerSpec(
+        role=config.role,
+        local_world_size=config.nproc_per_node,
+        rdzv_handler=get_rendezvous_handler(parameters),
+        entrypoint=entrypoint,
+        args=tuple(args),
+        max_restarts=config.max_restarts,
+        monitor_interval=config.monitor_interval,
+        local_addr=config.local_addr,
+        event_log_handler=config.event_log_handler,
+    )
+    assert config.logs_specs is not None
+    assert config.shutdown_timeout is not None
+    return LocalElasticAgent(
+        spec,
+        config.logs_specs,
+        start_method=config.start_method,
+        log_line_prefix_template=config.log_line_prefix_template,
+        shutdown_timeout=config.shutdown_timeout,
+    )
+
+
+def _random_run_id() -> str:
+    from random import SystemRandom
+
+    run_id = str(SystemRandom().randrange(10**9))
+    log.warning("the config has no run_id; this agent goes by %s, which no other agent will share", run_id)
+    return run_id
+
+
+def _name(entrypoint: Callable[..., Any] | str, args: list[Any]) -> str:
+    """What a person calls the entry point: the script or module of an interpreter, else the program or function."""
+    if not isinstance(entrypoint, str):
+        return str(getattr(entrypoint, "__qualname__", entrypoint))
+    if not os.path.basename(entrypoint).startswith("python"):
+        return entrypoint
+    return next((str(each) for each in args if not str(each).startswith("-")), entrypoint)

@@ -1,0 +1,160 @@
+"""What a job is launched with: the fields and defaults of torch's launcher (contract section 8), then ours."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from rallypoint.base.errors import UserError
+
+if TYPE_CHECKING:
+    from rallypoint.logs.specs import LogsSpecs
+
+DEFAULT_SHUTDOWN_TIMEOUT = 30
+"""Seconds that workers have between the forwarded signal and SIGKILL, where nothing says otherwise."""
+
+DEFAULT_RDZV_TIMEOUT = 900
+"""Seconds in `rdzv_configs["timeout"]`, where nothing says otherwise."""
+
+_SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
+
+_NOT_YET: dict[str, tuple[object, ...]] = {
+    "event_log_handler": ("null",),
+    "numa_options": (None,),
+    "virtual_local_rank": (False,),
+    "duplicate_stdout_filters": (None, []),
+    "duplicate_stderr_filters": (None, []),
+}
+"""Fields whose work comes in a later release, and the values that ask for none of it."""
+
+
+@dataclass
+class LaunchConfig:
+    """How many workers run where, under which rendezvous, and what becomes of their output and failures.
+
+    Args:
+        min_nodes: a round needs at least so many nodes.
+        max_nodes: a round takes at most so many nodes.
+        nproc_per_node: workers on this node.
+        logs_specs: where output goes; None is `DefaultLogsSpecs()`.
+        run_id: the job's id; empty lets the launcher make one up.
+        role: the role of this node's workers.
+        rdzv_endpoint: where the control plane is, in the backend's own form.
+        rdzv_backend: the rendezvous backend's name.
+        rdzv_configs: the backend's own options (contract section 4.2).
+        rdzv_timeout: seconds that replace `rdzv_configs["timeout"]`; -1 leaves it.
+        max_restarts: how many failures the job survives.
+        monitor_interval: accepted for torch's callers; workers are watched by events, not at intervals (seconds).
+        start_method: how workers that are functions are started: `spawn`, `fork` or `forkserver`.
+        log_line_prefix_template: what stands before each teed line (contract section 6.5).
+        metrics_cfg: accepted for torch's callers; unused, as there.
+        local_addr: the address of this node that others shall use, None to find it out.
+        event_log_handler: where events go.
+        numa_options: which processors a worker is bound to.
+        signals_to_handle: names of signals, with commas between, that the agent passes on to its workers.
+        duplicate_stdout_filters: texts; lines of teed standard output that hold one are also written to one file.
+        duplicate_stderr_filters: the same for standard error.
+        virtual_local_rank: every worker sees local rank 0 and one GPU.
+        shutdown_timeout: seconds between the signal to stop and SIGKILL; None is what `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`
+            says, or 30.
+        node_rank: the group rank that this node would like where the rendezvous assigns ranks. Beyond torch.
+
+    Raises:
+        UserError: a negative or unreadable shutdown timeout, or a field whose work comes in a later release.
+    """
+
+    min_nodes: int
+    max_nodes: int
+    nproc_per_node: int
+    logs_specs: LogsSpecs | None = None
+    run_id: str = ""
+    role: str = "default_role"
+    rdzv_endpoint: str = ""
+    rdzv_backend: str = "etcd"
+    rdzv_configs: dict[str, Any] = field(default_factory=dict)
+    rdzv_timeout: int = -1
+    max_restarts: int = 3
+    monitor_interval: float = 0.1
+    start_method: str = "spawn"
+    log_line_prefix_template: str | None = None
+    metrics_cfg: dict[str, str] = field(default_factory=dict)
+    local_addr: str | None = None
+    event_log_handler: str = "null"
+    numa_options: object | None = None
+    signals_to_handle: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
+    duplicate_stdout_filters: list[str] | None = None
+    duplicate_stderr_filters: list[str] | None = None
+    virtual_local_rank: bool = False
+    shutdown_timeout: int | None = None
+    node_rank: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, idle in _NOT_YET.items():
+            if (value := getattr(self, name)) not in idle:
+                raise UserError(f"LaunchConfig.{name}={value!r} asks for what this release cannot do yet; leave it out")
+        self.rdzv_configs = self.rdzv_configs | self._timeout()
+        self.shutdown_timeout = _shutdown_timeout(self.shutdown_timeout)
+        if self.logs_specs is None:
+            from rallypoint.logs.specs import DefaultLogsSpecs
+
+            self.logs_specs = DefaultLogsSpecs()
+
+    def _timeout(self) -> dict[str, Any]:
+        if self.rdzv_timeout != -1:
+            return {"timeout": self.rdzv_timeout}
+        return {} if "timeout" in self.rdzv_configs else {"timeout": DEFAULT_RDZV_TIMEOUT}
+
+
+def _shutdown_timeout(given: int | None) -> int:
+    if given is not None:
+        if given < 0:
+            raise UserError(f"shutdown_timeout={given} is negative; give seconds from 0 on")
+        return given
+    text = os.environ.get(_SHUTDOWN_VARIABLE)
+    if text is None:
+        return DEFAULT_SHUTDOWN_TIMEOUT
+    try:
+        seconds = int(text)
+    except ValueError:
+        seconds = -1
+    if seconds < 0:
+        raise UserError(
+            f"{_SHUTDOWN_VARIABLE}={text!r} is not a whole number of seconds from 0 on; set one, or unset it"
+        )
+    return seconds
+
+
+def describe(config: LaunchConfig, entrypoint: str) -> str:
+    """The block that `LOGLEVEL=INFO` shows when a job is launched (contract section 5.8): aligned `name : value` lines.
+
+    Args:
+        config: what is launched.
+        entrypoint: the name of what runs, as a person would call it.
+    """
+    log_dir = config.logs_specs.root_log_dir if config.logs_specs else None
+    rows: dict[str, object] = {"entrypoint": entrypoint, "log_dir": log_dir}
+    shown = {name: rows[name] if name in rows else getattr(config, name) for name in _DESCRIBED}
+    width = max(map(len, shown))
+    return "\n".join(f"  {name:<{width}} : {value}" for name, value in shown.items())
+
+
+_DESCRIBED = (
+    "entrypoint",
+    "min_nodes",
+    "max_nodes",
+    "nproc_per_node",
+    "run_id",
+    "rdzv_backend",
+    "rdzv_endpoint",
+    "rdzv_configs",
+    "max_restarts",
+    "monitor_interval",
+    "log_dir",
+    "metrics_cfg",
+    "event_log_handler",
+    "numa_options",
+    "signals_to_handle",
+    "duplicate_stdout_filters",
+    "duplicate_stderr_filters",
+)

@@ -1,0 +1,156 @@
+"""Where the bytes go that the workers of one start write, from their first line to their last.
+
+How a stream travels, by what the log specs say (contract section 6.4):
+
+    redirected   the worker's descriptor is the file itself; we are not in between
+    teed         the same, and the file is followed: whole lines with a prefix appear on the console
+    neither      standard output is inherited; standard error passes through us unchanged (`relay.py`), because the
+                 closing report must be able to show the last words of any script
+    hidden       (local rank filtered out) standard output goes to /dev/null; standard error is read, not shown
+
+Laws:
+- a worker that dies leaves nothing unread: `last_lines` is complete as soon as the worker is dead, and `close`
+  carries everything that dead workers wrote;
+- a grandchild that holds a pipe open, or a console that takes no bytes, delays `close` by `CLOSE_PATIENCE` at most.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Collection, Mapping
+
+from rallypoint.base.log import get_logger
+from rallypoint.logs.console import Console, Show
+from rallypoint.logs.pump import Pump
+from rallypoint.logs.relay import KEPT, Relay
+from rallypoint.logs.specs import LogsDest
+from rallypoint.logs.tail import Tail
+
+CLOSE_PATIENCE = 5.0
+"""Seconds that `Outputs.close` waits for a console that takes no bytes."""
+
+_logger = get_logger(__name__)
+
+
+class Outputs:
+    """The outputs of one start of `nprocs` workers.
+
+    Args:
+        dest: the files, as the log specs have decided.
+        nprocs: number of workers on this node.
+        prefixes: local rank to what stands before each line that is shown by tee.
+        local_ranks_filter: show only these; None or empty means all. Specs that have hidden the others in `dest`
+            need no filter here.
+        stdout: the descriptor that is this console's standard output; None means 1.
+        stderr: the same for standard error; None means 2.
+
+    Raises:
+        OSError: a file cannot be opened, or there are no descriptors left.
+    """
+
+    def __init__(
+        self,
+        dest: LogsDest,
+        nprocs: int,
+        prefixes: Mapping[int, str],
+        local_ranks_filter: Collection[int] | None = None,
+        stdout: int | None = None,
+        stderr: int | None = None,
+    ) -> None:
+        self._dest = dest
+        self._hidden = set(range(nprocs)) - set(local_ranks_filter) if local_ranks_filter else set()
+        self._console = Console(1 if stdout is None else stdout, 2 if stderr is None else stderr)
+        self._worker_ends: dict[int, list[int | None]] = {rank: [None, None] for rank in range(nprocs)}
+        self._relays: dict[int, Relay] = {}
+        self._tails: list[tuple[Tail, str, Show]] = []
+        self._pump: Pump | None = None
+        try:
+            for rank in range(nprocs):
+                self._open_stdout(rank, prefixes.get(rank, ""))
+                self._open_stderr(rank, prefixes.get(rank, ""))
+            if self._relays or self._tails:
+                self._pump = Pump(self._console, self._relays.values(), self._tails)
+        except BaseException:
+            self._release()
+            raise
+
+    def stdio(self, local_rank: int) -> tuple[int | None, int | None]:
+        """Descriptors for a worker's standard output and standard error; None means that it inherits ours."""
+        out, err = self._worker_ends[local_rank]
+        return out, err
+
+    def started(self, local_rank: int) -> None:
+        """The worker has its descriptors: close our copies. Idempotent."""
+        ends, self._worker_ends[local_rank] = self._worker_ends[local_rank], [None, None]
+        for fd in ends:
+            if fd is not None:
+                os.close(fd)
+
+    def last_lines(self, local_rank: int) -> bytes:
+        """The last bytes, at most 64 KiB, of a worker's standard error up to now, wherever it goes.
+
+        May be called at any time, also after `close`. Empty if the file is gone.
+        """
+        relay = self._relays.get(local_rank)
+        if relay is None:
+            return _end_of(self._dest.stderrs.get(local_rank, ""))
+        last = relay.last_lines()
+        if self._pump is not None:
+            self._pump.wake()
+        return last
+
+    def close(self) -> None:
+        """Show all that dead workers have written, then let go of everything. Idempotent."""
+        for rank in list(self._worker_ends):
+            self.started(rank)
+        if self._pump is None:
+            self._console.close()
+        elif not self._pump.stop(CLOSE_PATIENCE):
+            _logger.warning("the console takes no more output; going on without waiting for it")
+
+    def _open_stdout(self, rank: int, prefix: str) -> None:
+        ends, path = self._worker_ends[rank], self._dest.stdouts.get(rank, "")
+        if path:
+            ends[0] = _open_log(path)
+            self._follow(rank, self._dest.tee_stdouts.get(rank, ""), prefix, self._console.out())
+        elif rank in self._hidden:
+            ends[0] = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+
+    def _open_stderr(self, rank: int, prefix: str) -> None:
+        ends, path = self._worker_ends[rank], self._dest.stderrs.get(rank, "")
+        if path and path != os.devnull:
+            ends[1] = _open_log(path)
+            self._follow(rank, self._dest.tee_stderrs.get(rank, ""), prefix, self._console.err())
+        else:
+            hidden = rank in self._hidden or path == os.devnull
+            self._relays[rank] = relay = Relay(None if hidden else self._console.err())
+            ends[1] = relay.worker_end
+
+    def _follow(self, rank: int, path: str, prefix: str, show: Show) -> None:
+        if path and path != os.devnull and rank not in self._hidden:
+            self._tails.append((Tail(path, os.fsencode(prefix)), path, show))
+
+    def _release(self) -> None:
+        """Undo a constructor that failed half-way."""
+        for rank in self._worker_ends:
+            self.started(rank)
+        for tail, _, _ in self._tails:
+            tail.close()
+        for relay in self._relays.values():
+            relay.close()
+        self._console.close()
+
+
+def _open_log(path: str) -> int:
+    # Appending keeps lines whole when several processes share the file, and after somebody has emptied it.
+    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
+
+
+def _end_of(path: str) -> bytes:
+    if not path:
+        return b""
+    with contextlib.suppress(OSError), open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - KEPT))
+        return file.read(KEPT)
+    return b""

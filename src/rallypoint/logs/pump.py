@@ -1,0 +1,248 @@
+"""One thread that carries the output of all workers of one start to the console, and sleeps when there is none.
+
+Laws:
+- it waits in one place (epoll) for pipes, pseudo-terminals, news of followed files and calls from other threads;
+- a source whose bytes wait for their turn is not read further, so memory stays bounded and the worker feels the
+  console's pace, as it would without us;
+- nothing that a console or a file does ends it before `stop`; whatever dead workers have left is then carried through.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
+
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.log import get_logger
+from rallypoint.logs.console import Console, Show
+from rallypoint.logs.relay import CAPACITY, Relay
+from rallypoint.logs.tail import Tail
+
+if TYPE_CHECKING:
+    from rallypoint.logs.inotify import Inotify
+
+BACKLOG = 256 * 1024
+"""A source with so many bytes waiting for their turn is not read further."""
+
+SLICE = 1024 * 1024
+"""Bytes of one followed file that are carried before the others are looked at."""
+
+POLL = 0.1
+"""Seconds between looks at followed files where the kernel cannot tell of changes."""
+
+_logger = get_logger(__name__)
+
+
+class Pump:
+    """The thread, and all that it reads. It owns the reading ends, the files and the console, and closes them.
+
+    Args:
+        console: where everything goes.
+        relays: standard errors of workers, shown or only kept.
+        tails: followed files with the path of each and where it is shown.
+    """
+
+    def __init__(
+        self,
+        console: Console,
+        relays: Iterable[Relay],
+        tails: Iterable[tuple[Tail, str, Show]],
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._console = console
+        self._clock = clock
+        self._epoll = select.epoll()
+        self._called = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._stopping = False
+        self._closed = False
+        self._lock = threading.Lock()  # for the two above and for calls after the end
+        self._relays = set(relays)
+        self._listening: dict[int, Relay] = {}
+        self._shows: dict[Tail, Show] = {}
+        self._watches: dict[int, Tail] = {}
+        self._behind: dict[Tail, None] = {}  # files with news, in the order in which it came
+        self._news: Inotify | None = None
+        self._add_tails(list(tails))
+        self._epoll.register(self._called, select.EPOLLIN)
+        self._thread = threading.Thread(target=self._run, name="rallypoint-output", daemon=True)
+        self._thread.start()
+
+    def wake(self) -> None:
+        """Carry on what another thread has read from a relay. Safe from any thread, also after the end."""
+        with self._lock:
+            if not self._closed:
+                os.eventfd_write(self._called, 1)
+
+    def stop(self, seconds: float) -> bool:
+        """Carry what is left, end the thread and close everything.
+
+        Returns whether that was done within `seconds`. If not, a console that takes no bytes holds it up, and the
+        thread goes on by itself.
+        """
+        self._stopping = True
+        self.wake()
+        self._thread.join(seconds)
+        return not self._thread.is_alive()
+
+    def _add_tails(self, tails: list[tuple[Tail, str, Show]]) -> None:
+        for tail, _, show in tails:
+            self._shows[tail] = show
+            self._behind[tail] = None
+        if not tails:
+            return
+        from rallypoint.logs.inotify import Inotify
+
+        try:
+            self._news = Inotify()
+            self._watches = {self._news.watch(path): tail for tail, path, _ in tails}
+        except OSError as error:
+            _logger.warning("log files are looked at every %s s instead of at each write: %s", POLL, error)
+            self._forget_news()
+        else:
+            self._epoll.register(self._news, select.EPOLLIN)
+
+    def _forget_news(self) -> None:
+        if self._news is not None:
+            self._news.close()
+        self._news = None
+        self._watches = {}
+
+    # The loop
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._turn()
+            self._finish()
+        except Exception:
+            _logger.exception("the output of workers can no longer be shown; this is a defect of Rallypoint")
+        finally:
+            self._close()
+
+    def _turn(self) -> None:
+        self._listen()
+        events = self._epoll.poll(self._timeout())
+        now = self._clock.monotonic()
+        self._console.tick(now)
+        for fd, _ in events:
+            if (relay := self._listening.get(fd)) is not None:
+                self._carry(relay, now)
+            elif fd == self._called:
+                os.eventfd_read(self._called)
+                for each in self._relays:
+                    _show(each, now)
+            else:
+                self._note_news()
+        if self._shows and self._news is None:
+            self._behind = dict.fromkeys(self._shows)
+        for tail in list(self._behind):
+            self._guarded(tail, self._follow, now)
+        for tail in list(self._shows):
+            self._guarded(tail, self._show_bar, now)
+
+    def _listen(self) -> None:
+        """Wait for those relays whose bytes have somewhere to go."""
+        for relay in self._relays:
+            fd = relay.fileno()
+            ready = relay.show is None or relay.show.backlog() < BACKLOG
+            if ready and fd not in self._listening:
+                self._epoll.register(fd, select.EPOLLIN)
+                self._listening[fd] = relay
+            elif not ready and fd in self._listening:
+                self._epoll.unregister(fd)
+                del self._listening[fd]
+
+    def _timeout(self) -> float | None:
+        if any(self._shows[tail].backlog() < BACKLOG for tail in self._behind):
+            return 0.0
+        due = [bar for tail in self._shows if (bar := tail.bar_deadline()) is not None]
+        if (turn := self._console.deadline()) is not None:
+            due.append(turn)
+        wait = max(0.0, min(due) - self._clock.monotonic()) if due else None
+        if self._shows and self._news is None:
+            return POLL if wait is None else min(POLL, wait)
+        return wait
+
+    def _carry(self, relay: Relay, now: float) -> None:
+        goes_on = relay.pull()
+        relay.follow_window()
+        _show(relay, now)
+        if not goes_on:
+            self._epoll.unregister(relay.fileno())
+            del self._listening[relay.fileno()]
+            self._relays.discard(relay)
+            relay.close()
+
+    def _note_news(self) -> None:
+        if self._news is None:
+            return
+        changed = self._news.changed()
+        if changed is None:
+            self._behind = dict.fromkeys(self._shows)
+        else:
+            self._behind.update((tail, None) for number in changed if (tail := self._watches.get(number)) is not None)
+
+    def _follow(self, tail: Tail, now: float) -> None:
+        """Carry a slice of a file; what is left of it comes after the others had their slice."""
+        show = self._shows[tail]
+        if show.backlog() >= BACKLOG:
+            return
+        del self._behind[tail]
+        left = SLICE
+        for piece in tail.pieces(now):
+            show.offer(piece, now)
+            left -= len(piece)
+            if piece.endswith(b"\n") and (left <= 0 or show.backlog() >= BACKLOG):
+                break
+        if tail.behind():
+            self._behind[tail] = None
+
+    def _show_bar(self, tail: Tail, now: float) -> None:
+        if (due := tail.bar_deadline()) is not None and now >= due:
+            self._shows[tail].offer(tail.bar(), now)
+
+    def _guarded(self, tail: Tail, act: Callable[[Tail, float], None], now: float) -> None:
+        """Let a file that can no longer be read (a lost network disk, say) cost its own output only."""
+        try:
+            act(tail, now)
+        except OSError as error:
+            _logger.warning("a worker's log file cannot be read, so its output is no longer shown here: %s", error)
+            self._behind.pop(tail, None)
+            del self._shows[tail]
+            self._watches = {number: each for number, each in self._watches.items() if each is not tail}
+            with contextlib.suppress(OSError):
+                tail.close()
+
+    # The end
+
+    def _finish(self) -> None:
+        now = self._clock.monotonic()
+        for relay in self._relays:
+            relay.pull(CAPACITY)
+            _show(relay, now)
+        self._console.flush()
+        for tail in list(self._shows):
+            self._guarded(tail, self._write_rest, now)
+
+    def _write_rest(self, tail: Tail, now: float) -> None:
+        for piece in tail.finish(now):
+            self._shows[tail].write(piece)
+
+    def _close(self) -> None:
+        with self._lock:
+            self._closed = True
+            os.close(self._called)
+        closers: list[Callable[[], None]] = [tail.close for tail in self._shows]
+        closers += [relay.close for relay in self._relays]
+        closers += [self._forget_news, self._epoll.close, self._console.close]
+        for close in closers:
+            close()
+
+
+def _show(relay: Relay, now: float) -> None:
+    if relay.show is not None:
+        relay.show.offer(relay.take(), now)

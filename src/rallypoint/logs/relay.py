@@ -1,0 +1,124 @@
+"""The standard error of one worker on its way to the console, with its last lines kept for the report.
+
+A pipe, or a raw pseudo-terminal where the console is a terminal, so that `isatty()` stays true for progress bars.
+Reading is safe from any thread: whoever learns of a worker's death may read what it left before anyone else has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+
+from rallypoint.logs.console import Show
+
+KEPT = 64 * 1024
+"""Bytes of a worker's standard error that are kept for the report."""
+
+CAPACITY = 1024 * 1024
+"""Bytes that a worker can write ahead of us, where the system allows it; also the most that a dead one leaves."""
+
+_CHUNK = 64 * 1024
+
+
+class Relay:
+    """The reading end of one worker's standard error.
+
+    Args:
+        show: where its bytes go; None if nobody shall see them.
+
+    `worker_end` is the descriptor for the worker. Whoever hands it over closes it here afterwards.
+    """
+
+    def __init__(self, show: Show | None) -> None:
+        self.show = show
+        self._fd, self.worker_end, self._terminal = _open_channel(show)
+        self._lock = threading.Lock()
+        self._unsent = bytearray()
+        self._last = bytearray()
+        self._ended = False
+
+    def fileno(self) -> int:
+        """The descriptor to wait on; readable when the worker has written, or has closed its end."""
+        return self._fd
+
+    def pull(self, limit: int = _CHUNK) -> bool:
+        """Read what is there, at most about `limit` bytes. Returns whether there may ever be more."""
+        with self._lock:
+            while limit > 0 and not self._ended:
+                try:
+                    chunk = os.read(self._fd, _CHUNK)
+                except BlockingIOError:
+                    break
+                except OSError:  # a pseudo-terminal says EIO where a pipe says end of file
+                    chunk = b""
+                self._ended = not chunk
+                self._keep(chunk)
+                limit -= len(chunk)
+            return not self._ended
+
+    def take(self) -> bytes:
+        """What has been read and not yet taken, for the console."""
+        with self._lock:
+            taken = bytes(self._unsent)
+            self._unsent.clear()
+            return taken
+
+    def last_lines(self) -> bytes:
+        """The last bytes that the worker wrote, at most `KEPT`, up to this moment."""
+        self.pull(CAPACITY)
+        with self._lock:
+            return bytes(self._last[-KEPT:])
+
+    def follow_window(self) -> None:
+        """Give the pseudo-terminal the size that the console's window has now."""
+        if self._terminal and self.show is not None and self.show.fd is not None:
+            _copy_window_size(self.show.fd, self._fd)
+
+    def close(self) -> None:
+        """Close the reading end; what was kept stays readable. Idempotent."""
+        with self._lock:
+            if self._fd >= 0:
+                os.close(self._fd)
+            self._fd = -1
+            self._ended = True
+
+    def _keep(self, chunk: bytes) -> None:
+        if self.show is not None:
+            self._unsent += chunk
+        self._last += chunk
+        if len(self._last) > 4 * KEPT:  # rarely, since cutting the front costs a copy
+            del self._last[:-KEPT]
+
+
+def _open_channel(show: Show | None) -> tuple[int, int, bool]:
+    """A non-blocking reading end, the worker's end, and whether they are a pseudo-terminal."""
+    if show is not None and show.isatty():
+        with contextlib.suppress(OSError):  # none left, or none in this container
+            return _open_terminal(show)
+    reading, writing = os.pipe2(os.O_CLOEXEC)
+    os.set_blocking(reading, False)
+    with contextlib.suppress(OSError):  # more than this user may have
+        fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, CAPACITY)
+    return reading, writing, False
+
+
+def _open_terminal(show: Show) -> tuple[int, int, bool]:
+    import tty
+
+    ours, workers = os.openpty()
+    os.set_blocking(ours, False)
+    tty.setraw(workers)  # the real terminal does what a terminal does with the bytes, once
+    if show.fd is not None:
+        _copy_window_size(show.fd, ours)
+    return ours, workers, True
+
+
+def _copy_window_size(source: int, target: int) -> None:
+    import termios
+
+    with contextlib.suppress(termios.error, OSError):
+        size = termios.tcgetwinsize(source)
+        if termios.tcgetwinsize(target) != size:
+            termios.tcsetwinsize(target, size)

@@ -1,0 +1,184 @@
+"""Which file each stream of each worker goes to: the log folder's layout (contract sections 6.3 and 6.7).
+
+    <log_dir>/<run_id>_XXXXXXXX/attempt_<n>/<local rank>/{stdout.log, stderr.log, error.json}
+
+Laws:
+- a start of the worker group gets a folder of its own: where `attempt_<n>` exists already (a change of membership
+  restarts the workers without using budget), the next is `attempt_<n>.1`, so that no round overwrites another's files;
+- a folder that was made is never removed while anything is in it.
+"""
+
+from __future__ import annotations
+
+import os
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from rallypoint.base.errors import UserError
+from rallypoint.logs.folders import make_all, make_next, make_unique, remove_empty, temporary_folder
+from rallypoint.logs.std import Std, to_map
+
+ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
+
+
+@dataclass(frozen=True)
+class LogsDest:
+    """Where the output of one start of a worker group goes. Keys are local ranks, values paths.
+
+    An empty path in `stdouts` or `stderrs` means the console, `/dev/null` that nobody shall see it. A stream that is
+    in `tee_stdouts` or `tee_stderrs` goes to its file and, from there, to the console.
+    """
+
+    stdouts: dict[int, str] = field(default_factory=dict)
+    stderrs: dict[int, str] = field(default_factory=dict)
+    tee_stdouts: dict[int, str] = field(default_factory=dict)
+    tee_stderrs: dict[int, str] = field(default_factory=dict)
+    error_files: dict[int, str] = field(default_factory=dict)
+    filtered_stdout: str = ""
+    filtered_stderr: str = ""
+
+
+class LogsSpecs(ABC):
+    """How output is laid out; the base of plug-ins in the entry-point group `torchrun.logs_specs`.
+
+    Args:
+        log_dir: the base folder for logs; None leaves the choice to the subclass.
+        redirects: streams that go to files only; one value for all workers, or one for each local rank.
+        tee: streams that go to files and to the console.
+        local_ranks_filter: the local ranks that are shown on the console; None or empty means all.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | None = None,
+        redirects: Std | dict[int, Std] = Std.NONE,
+        tee: Std | dict[int, Std] = Std.NONE,
+        local_ranks_filter: set[int] | None = None,
+    ) -> None:
+        # The names are part of the contract: plug-ins read them.
+        self._root_log_dir = log_dir
+        self._redirects = redirects
+        self._tee = tee
+        self._local_ranks_filter = local_ranks_filter
+
+    @abstractmethod
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Decide on the files of one start of the workers and make their folders.
+
+        Args:
+            envs: local rank to what will be added to that worker's environment; may be added to, for instance
+                `TORCHELASTIC_ERROR_FILE`.
+        """
+
+    @property
+    @abstractmethod
+    def root_log_dir(self) -> str | None:
+        """The base folder, for messages; None if there is none yet."""
+
+    def tidy(self) -> None:
+        """Called once after the job: remove what was made and turned out not to be needed. Does nothing here."""
+        return
+
+
+class DefaultLogsSpecs(LogsSpecs):
+    """The layout at the top of this file. With `log_dir="/dev/null"` there are no files, and no folder is made.
+
+    Without a `log_dir` the base is a new folder `torchelastic_XXXXXXXX` among the temporary files.
+
+    Raises:
+        UserError: `log_dir` is a file.
+    """
+
+    def __init__(
+        self,
+        log_dir: str | None = None,
+        redirects: Std | dict[int, Std] = Std.NONE,
+        tee: Std | dict[int, Std] = Std.NONE,
+        local_ranks_filter: set[int] | None = None,
+    ) -> None:
+        if log_dir and log_dir != os.devnull and os.path.exists(log_dir) and not os.path.isdir(log_dir):
+            raise UserError(f"--log-dir {log_dir!r} is a file; name a folder, or one that can be made")
+        super().__init__(log_dir or None, redirects, tee, local_ranks_filter)
+        self._root_is_temporary = not log_dir
+        self._run_log_dir: str | None = None
+
+    @property
+    def root_log_dir(self) -> str | None:
+        """The base folder; None until the first start if the user named none."""
+        return self._root_log_dir
+
+    def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
+        """Make the folders of this start, and put `TORCHELASTIC_ERROR_FILE` into each worker's environment.
+
+        Run id and attempt come from `envs[0]` (`TORCHELASTIC_RUN_ID`, `TORCHELASTIC_RESTART_COUNT`), else they are
+        `test_run_id` and 0.
+
+        Raises:
+            UserError: a folder cannot be made.
+        """
+        if self._root_log_dir == os.devnull:
+            return self._console_only(envs)
+        first: Mapping[str, str] = envs.get(0, {})
+        attempt = self._attempt_folder(
+            first.get("TORCHELASTIC_RUN_ID", "test_run_id"), first.get("TORCHELASTIC_RESTART_COUNT", "0")
+        )
+        error_files = {}
+        for local_rank, env in envs.items():
+            folder = os.path.join(attempt, str(local_rank))
+            make_all(folder)
+            error_files[local_rank] = env[ERROR_FILE_VARIABLE] = os.path.join(folder, "error.json")
+        stdouts, tee_stdouts = self._stream(Std.OUT, "stdout.log", attempt, len(envs))
+        stderrs, tee_stderrs = self._stream(Std.ERR, "stderr.log", attempt, len(envs))
+        return LogsDest(
+            stdouts,
+            stderrs,
+            tee_stdouts,
+            tee_stderrs,
+            error_files,
+            filtered_stdout=os.path.join(attempt, "filtered_stdout.log"),
+            filtered_stderr=os.path.join(attempt, "filtered_stderr.log"),
+        )
+
+    def tidy(self) -> None:
+        """Remove what is empty of a temporary base folder, so that a run without logs leaves nothing behind.
+
+        A folder that the user named keeps its layout: tools may look for it.
+        """
+        if not self._root_is_temporary or self._root_log_dir is None:
+            return
+        if self._run_log_dir is not None and remove_empty(self._run_log_dir):
+            self._run_log_dir = None
+        if remove_empty(self._root_log_dir):
+            self._root_log_dir = None
+
+    def _attempt_folder(self, run_id: str, attempt: str) -> str:
+        if self._root_log_dir is None:
+            self._root_log_dir = make_unique(temporary_folder(), "torchelastic_")
+        if self._run_log_dir is None:
+            self._run_log_dir = make_unique(self._root_log_dir, run_id.replace(os.sep, "_") + "_")
+        return make_next(self._run_log_dir, f"attempt_{attempt}")
+
+    def _stream(self, std: Std, name: str, attempt: str, nprocs: int) -> tuple[dict[int, str], dict[int, str]]:
+        """Files of one stream, and those of them that are also shown: the table of contract section 6.4."""
+        redirects, tee = to_map(self._redirects, nprocs), to_map(self._tee, nprocs)
+        files, shown = {}, {}
+        for rank in range(nprocs):
+            to_console = not self._local_ranks_filter or rank in self._local_ranks_filter
+            path = os.path.join(attempt, str(rank), name)
+            if std in tee[rank]:
+                files[rank] = path
+                if to_console:
+                    shown[rank] = path
+            elif std in redirects[rank]:
+                files[rank] = path
+            else:
+                files[rank] = "" if to_console else os.devnull
+        return files, shown
+
+    @staticmethod
+    def _console_only(envs: dict[int, dict[str, str]]) -> LogsDest:
+        for env in envs.values():
+            env[ERROR_FILE_VARIABLE] = ""
+        nowhere = dict.fromkeys(envs, "")
+        return LogsDest(stdouts=dict(nowhere), stderrs=dict(nowhere), error_files=dict(nowhere))

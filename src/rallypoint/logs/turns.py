@@ -1,0 +1,95 @@
+"""Whose turn it is to write to a console that several workers share. Pure: bytes and `now` in, bytes to write out.
+
+Laws:
+- nothing is lost, changed or reordered within one source;
+- what can be shown is shown at once: a prompt or a progress bar without a newline does not wait for one;
+- a source that stands in the middle of a line keeps the console until its newline. Another takes it only when the
+  source has been silent for `quiet` seconds, or when it has kept the other waiting for `patience` seconds;
+- nobody starves: while others wait, a source gives the console away at the end of a line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Generic, TypeVar
+
+S = TypeVar("S", bound=Hashable)
+
+QUIET = 0.1
+PATIENCE = 0.5
+
+
+class _Waiting:
+    __slots__ = ("data", "since")
+
+    def __init__(self, data: bytes, since: float) -> None:
+        self.data = bytearray(data)
+        self.since = since
+
+
+class Turns(Generic[S]):
+    """The turn of one console. Every method that may give it on returns what is to be written, in order."""
+
+    def __init__(self, quiet: float = QUIET, patience: float = PATIENCE) -> None:
+        self._quiet = quiet
+        self._patience = patience
+        self._holder: S | None = None  # stands in the middle of a line
+        self._held_since = 0.0
+        self._last_bytes = 0.0  # when the holder was last heard
+        self._waiting: dict[S, _Waiting] = {}  # first come, first served
+
+    def offer(self, source: S, data: bytes, now: float) -> list[tuple[S, bytes]]:
+        """`source` has said `data` (not empty)."""
+        if (queued := self._waiting.get(source)) is not None:
+            queued.data += data
+        else:
+            self._waiting[source] = _Waiting(data, now)
+        return self.tick(now)
+
+    def tick(self, now: float) -> list[tuple[S, bytes]]:
+        """What may be written now that time has passed. Call it when `deadline` has come."""
+        out: list[tuple[S, bytes]] = []
+        while self._waiting:
+            if self._holder is None or (self._holder not in self._waiting and self._overdue(now)):
+                self._holder = next(iter(self._waiting))
+                self._held_since = now
+            if self._holder not in self._waiting:
+                break
+            out.append((self._holder, self._speak(self._holder, now)))
+        return out
+
+    def flush(self) -> list[tuple[S, bytes]]:
+        """All that is left, turns or not: the holder's first, so that its line ends."""
+        out = []
+        if self._holder is not None and (own := self._waiting.pop(self._holder, None)):
+            out.append((self._holder, bytes(own.data)))
+        out += [(source, bytes(waiting.data)) for source, waiting in self._waiting.items()]
+        self._waiting.clear()
+        self._holder = None
+        return out
+
+    def backlog(self, source: S) -> int:
+        """How many bytes of `source` wait. Who feeds it should pause while this is large."""
+        waiting = self._waiting.get(source)
+        return len(waiting.data) if waiting else 0
+
+    def deadline(self) -> float | None:
+        """When `tick` is due, on the clock of `now`; None while nobody waits."""
+        for first in self._waiting.values():
+            return min(self._last_bytes + self._quiet, max(first.since, self._held_since) + self._patience)
+        return None
+
+    def _overdue(self, now: float) -> bool:
+        deadline = self.deadline()
+        return deadline is not None and now >= deadline
+
+    def _speak(self, source: S, now: float) -> bytes:
+        """Take out what `source` may say in its turn, and leave the turn where it belongs afterwards."""
+        data = bytes(self._waiting.pop(source).data)
+        whole = data.rfind(b"\n") + 1
+        if whole and self._waiting and whole < len(data):
+            self._waiting[source] = _Waiting(data[whole:], now)  # the next line, behind those who wait already
+            data = data[:whole]
+        self._holder = None if data.endswith(b"\n") else source
+        self._last_bytes = now
+        return data

@@ -1,0 +1,1 @@
+"""Arithmetic of ranks. Pure: numbers in, numbers out."""

@@ -1,0 +1,71 @@
+"""Which group rank each node gets, and which ranks its workers get from that.
+
+Laws:
+
+1. Group ranks are 0..n-1, each once.
+2. A survivor keeps its group rank while that rank exists in the new round; newcomers take the holes.
+3. A hint is honoured where it is free; of two equal hints the first in order wins.
+4. Workers are numbered node by node in group-rank order; roles never reorder them (contract section 3.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeVar
+
+N = TypeVar("N")
+
+
+class NodeRanks(NamedTuple):
+    """The ranks of a node's first worker, and the sizes that all its workers see.
+
+    The worker of local rank `l` has the global rank `base_rank + l` and the role rank `base_role_rank + l`.
+    """
+
+    base_rank: int
+    world_size: int
+    base_role_rank: int
+    role_world_size: int
+
+
+def assign_group_ranks(
+    nodes: Sequence[N], former: Mapping[N, int] | None = None, hints: Mapping[N, int] | None = None
+) -> dict[N, int]:
+    """Give each of `nodes` a group rank.
+
+    Args:
+        nodes: all participants, in the order in which those without a claim are seated.
+        former: the ranks that survivors held in the round before.
+        hints: ranks that nodes asked for.
+    """
+    seats: dict[int, N] = {}
+    for claims in (former or {}, hints or {}):
+        seated = set(seats.values())
+        for node in nodes:
+            rank = claims.get(node)
+            if rank is not None and 0 <= rank < len(nodes) and node not in seated:
+                seats.setdefault(rank, node)
+    seated = set(seats.values())
+    holes = (rank for rank in range(len(nodes)) if rank not in seats)
+    unseated = [node for node in nodes if node not in seated]
+    return {node: rank for rank, node in seats.items()} | dict(zip(unseated, holes, strict=False))
+
+
+def assign_worker_ranks(members: Sequence[tuple[str, int]]) -> list[NodeRanks]:
+    """The ranks of each node's workers.
+
+    Args:
+        members: (role, local world size) of each node, in group-rank order.
+    """
+    world_size = sum(size for _, size in members)
+    role_sizes: dict[str, int] = {}
+    bases: list[tuple[int, int]] = []
+    base = 0
+    for role, size in members:
+        bases.append((base, role_sizes.get(role, 0)))
+        base += size
+        role_sizes[role] = role_sizes.get(role, 0) + size
+    return [
+        NodeRanks(base_rank, world_size, base_role_rank, role_sizes[role])
+        for (base_rank, base_role_rank), (role, _) in zip(bases, members, strict=True)
+    ]

@@ -1,0 +1,284 @@
+"""The arbiter: the executor that decides for all nodes in one place.
+
+It runs the pure core over one state. A node sends its operation once over its session and is told when it is done; all
+joins that wait are looked at again when the state changes in a way that could matter to them. Nobody polls.
+
+This room is itself without I/O: sessions are numbers, `now` is handed in, and what is to be sent comes back as a list.
+The shell around it (`hub`) delivers.
+
+Laws:
+
+1. A session speaks for one node. Its end is the node's end, at once.
+2. A session that is silent for the lease has ended. Silence is judged on the arbiter's own clock only, and never when
+   it was the arbiter that slept.
+3. Every notice follows from comparing the state before and after; nothing is sent twice for one change.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ParamSpec
+
+from rallypoint.base.endpoint import is_loopback
+from rallypoint.rendezvous.core import last_call_decides
+from rallypoint.rendezvous.messages import (
+    Beat,
+    Inquire,
+    JoinRequest,
+    Leave,
+    NodesWaiting,
+    Notice,
+    Placed,
+    Placement,
+    Request,
+    RoundEnded,
+)
+from rallypoint.rendezvous.observer import Observer
+from rallypoint.rendezvous.operations import Close, Drain, Exit, Fail, Join, Operation, Succeed
+from rallypoint.rendezvous.placement import placements, progress
+from rallypoint.rendezvous.state import NodeId, Reason, Settings, State
+from rallypoint.rendezvous.stepping import Ran, refusal, run
+from rallypoint.rendezvous.tidings import farewell, newly_complete, round_end
+
+P = ParamSpec("P")
+Send = tuple[int, Notice]
+
+
+@dataclass(slots=True)
+class _Session:
+    node: NodeId
+    address: str
+    """What the node itself sees as its address towards us."""
+    server_address: str
+    """What the node sees as ours; empty for the node that lives in our own process."""
+    heard_at: float
+    leased: bool
+
+
+class Arbiter:
+    """All sessions of one job and the state that they share."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.state = State()
+        self._observer = Observer(settings)
+        self._sessions: dict[int, _Session] = {}
+        self._by_node: dict[NodeId, int] = {}
+        self._pending: dict[NodeId, Join] = {}
+        self._deadlines: list[tuple[float, NodeId]] = []
+        self._checked_at = -math.inf
+        self._sends: list[Send] = []
+        self._ended: list[int] = []
+
+    # What happens to the arbiter. Each returns what is to be sent.
+
+    def open(
+        self, session: int, node: NodeId, now: float, *, address: str, server_address: str = "", leased: bool = True
+    ) -> NodeId:
+        """A node has made itself known. Returns the name it goes by: its own, unless another session has that."""
+        while node in self._by_node:
+            node = node._replace(local_id=node.local_id + 1)
+        self._sessions[session] = _Session(node, address, server_address, now, leased)
+        self._by_node[node] = session
+        return node
+
+    def receive(self, session: int, request: Request, now: float) -> list[Send]:
+        """A node has sent a request."""
+        speaker = self._sessions.get(session)
+        if speaker is None:
+            return []
+        speaker.heard_at = now
+        self._RECEIVE[type(request)](self, session, speaker, request, now)
+        return self._take_sends()
+
+    def close(self, session: int, now: float, reason: Reason = Reason.LOST) -> list[Send]:
+        """A session has ended; its node is gone, unless it had said goodbye before."""
+        self._end(session, now, reason)
+        return self._take_sends()
+
+    def tick(self, now: float) -> list[Send]:
+        """Time has passed: end silent sessions, and look at the joins that wait for a moment."""
+        for session in self._silent(now):
+            self._ended.append(session)
+            self._end(session, now, Reason.LOST)
+        while self._deadlines and self._deadlines[0][0] <= now:
+            _, node = heapq.heappop(self._deadlines)
+            self._change(now, self._look_again, node, now)
+        if self.state.last_call and last_call_decides(self.state):
+            self._change(now, self._look_again, next(iter(self.state.participants)), now)
+        return self._take_sends()
+
+    def wake_at(self) -> float:
+        """When `tick` has something to do, in seconds on the clock of `now`; infinity for never."""
+        moments = [math.inf]
+        if self._deadlines:
+            moments.append(self._deadlines[0][0])
+        sight = self._observer.sight(0.0)
+        if sight.last_call_at is not None and last_call_decides(self.state):
+            moments.append(sight.last_call_at + self.settings.last_call_timeout)
+        if any(each.leased for each in self._sessions.values()):
+            moments.append(self._checked_at + self.settings.lease / 4)
+        return min(moments)
+
+    def take_ended(self) -> list[int]:
+        """Sessions that were ended for silence since this was last asked: their connections are of no more use."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def has_session(self, session: int) -> bool:
+        """Whether the session is still open; one that was silent for too long is not."""
+        return session in self._sessions
+
+    # Requests.
+
+    def _on_join(self, _session: int, speaker: _Session, request: JoinRequest, now: float) -> None:
+        member = request.member
+        if not member.address:
+            member = member._replace(address=speaker.address)
+        self._start_join(speaker.node, Join(member, now + request.timeout), now)
+
+    def _on_leave(self, _session: int, speaker: _Session, _request: Leave, now: float) -> None:
+        self._pending.pop(speaker.node, None)
+        self._change(now, self._run, speaker.node, Exit(), now)
+
+    def _on_operation(self, _session: int, speaker: _Session, request: Operation, now: float) -> None:
+        self._change(now, self._run, speaker.node, request, now)
+
+    def _on_inquire(self, session: int, speaker: _Session, _request: Inquire, _now: float) -> None:
+        self._sends.append((session, progress(self.state, speaker.node, self.settings)))
+
+    def _on_beat(self, session: int, _speaker: _Session, request: Beat, _now: float) -> None:
+        self._sends.append((session, request))
+
+    _RECEIVE: dict[type, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
+        JoinRequest: _on_join,
+        Leave: _on_leave,
+        Fail: _on_operation,
+        Succeed: _on_operation,
+        Drain: _on_operation,
+        Close: _on_operation,
+        Inquire: _on_inquire,
+        Beat: _on_beat,
+    }
+
+    # Running operations.
+
+    def _start_join(self, node: NodeId, join: Join, now: float) -> None:
+        self._wait_on(node, join)
+        self._change(now, self._look_again, node, now)
+
+    def _look_again(self, node: NodeId, now: float) -> None:
+        """Take a waiting join as far as it goes now."""
+        join = self._pending.get(node)
+        if join is None:
+            return
+        before = self.state
+        ran = self._run(node, join, now)
+        if ran.ended is not None:
+            self._pending.pop(node, None)
+            refused = refusal(ran, node, before, self.state, self.settings)
+            if refused is not None and node in self._by_node:
+                self._sends.append((self._by_node[node], refused))
+        elif isinstance(ran.operation, Join) and ran.operation is not join:
+            self._wait_on(node, ran.operation)
+
+    def _wait_on(self, node: NodeId, join: Join) -> None:
+        self._pending[node] = join
+        if join.deadline < math.inf:
+            heapq.heappush(self._deadlines, (join.deadline, node))
+
+    def _run(self, node: NodeId, operation: Operation, now: float) -> Ran:
+        def write(state: State) -> None:
+            self.state = state
+            self._observer.look(state, now)
+
+        return run(operation, node, self.settings, lambda: self.state, lambda: self._observer.sight(now), write)
+
+    # From one state to the next.
+
+    def _change(self, now: float, step: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Take a step, tell whom the change concerns, and look again at all joins while it could matter to them."""
+        before = self.state
+        step(*args, **kwargs)
+        while before is not self.state:
+            after = self.state
+            self._tell(before, after)
+            if not _could_matter(before, after, self.settings):
+                return
+            before = after
+            for node in list(self._pending):
+                self._look_again(node, now)
+
+    def _tell(self, before: State, after: State) -> None:
+        if after.verdict is not None and before.verdict is None:
+            self._pending.clear()
+            for session, each in self._sessions.items():
+                self._sends.append((session, farewell(after, each.node, after.verdict)))
+            return
+        if before.complete and after.round > before.round:
+            end = RoundEnded(round_end(before, after))
+            survivors = [node for node in before.participants if node in self._by_node and after.knows(node)]
+            self._sends += [(self._by_node[node], end) for node in survivors]
+        if newly_complete(before, after):
+            self._place(after)
+        elif after.complete and len(after.wait_list) != len(before.wait_list):
+            waiting = NodesWaiting(after.round, len(after.wait_list))
+            self._sends += [(self._by_node[node], waiting) for node in after.participants if node in self._by_node]
+
+    def _place(self, state: State) -> None:
+        for node, placement in placements(state).items():
+            self._pending.pop(node, None)
+            if node in self._by_node:
+                self._sends.append((self._by_node[node], Placed(self._reachable(placement))))
+
+    def _reachable(self, placement: Placement) -> Placement:
+        """A host that lives with us may know itself by a loopback address only: then use what remote nodes call us."""
+        if not is_loopback(placement.store_address):
+            return placement
+        outside = (each.server_address for each in self._sessions.values() if not is_loopback(each.address))
+        return placement._replace(store_address=next((each for each in outside if each), placement.store_address))
+
+    # The end of sessions.
+
+    def _end(self, session: int, now: float, reason: Reason) -> None:
+        gone = self._sessions.pop(session, None)
+        if gone is None:
+            return
+        del self._by_node[gone.node]
+        self._pending.pop(gone.node, None)
+        self._change(now, self._run, gone.node, Exit(reason), now)
+
+    def _silent(self, now: float) -> list[int]:
+        asleep = now - self._checked_at > self.settings.lease and self._checked_at > -math.inf
+        due = now - self._checked_at >= self.settings.lease / 4
+        if not due:
+            return []
+        self._checked_at = now
+        if asleep:
+            for each in self._sessions.values():
+                each.heard_at = now
+        lease = self.settings.lease
+        return [number for number, each in self._sessions.items() if each.leased and now - each.heard_at >= lease]
+
+    def _take_sends(self) -> list[Send]:
+        sends, self._sends = self._sends, []
+        return sends
+
+
+def _could_matter(before: State, after: State, settings: Settings) -> bool:
+    """Whether a join that waited before could do something now.
+
+    Another node's arrival in a round that forms matters to nobody who waits, except that it may start the last call or
+    be the one that was awaited. This keeps a rendezvous of n nodes at n looks instead of n squared.
+    """
+    if (before.round, before.complete, before.closed) != (after.round, after.complete, after.closed):
+        return True
+    seats_before = len(before.participants) + len(before.wait_list) + len(before.former)
+    seats_after = len(after.participants) + len(after.wait_list) + len(after.former)
+    if seats_after < seats_before and seats_after < settings.max_nodes:
+        return True
+    reforms = after.round > 0 and not after.complete
+    return reforms and not after.former and not after.wait_list and len(after.participants) >= settings.min_nodes

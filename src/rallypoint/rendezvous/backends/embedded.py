@@ -1,0 +1,111 @@
+"""`c10d`: the control server inside the agent that owns the endpoint.
+
+Who hosts it is inferred as in the contract's section 4.4: the node whose machine the endpoint names; if several agents
+run there, the first to bind. `store_type=file` puts the state into a shared file instead (`shared_file`).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+from typing import TYPE_CHECKING
+
+from rallypoint.base.clock import Deadline
+from rallypoint.base.endpoint import (
+    Endpoint,
+    is_this_machine,
+    listening_socket,
+    own_address,
+    parse_endpoint,
+)
+from rallypoint.base.errors import UserError
+from rallypoint.base.log import get_logger
+from rallypoint.rendezvous.backends.options import rank_hint, secret, settings_of, worker_stores
+from rallypoint.rendezvous.elastic import ElasticHandler, local_id
+from rallypoint.rendezvous.errors import RendezvousConnectionError
+from rallypoint.rendezvous.handler import RendezvousHandler
+from rallypoint.rendezvous.hub import Hub, LocalLink
+from rallypoint.rendezvous.link import Deliver, Link
+from rallypoint.rendezvous.params import RendezvousParameters
+from rallypoint.rendezvous.state import NodeId, Settings
+
+if TYPE_CHECKING:
+    from rallypoint.rendezvous.server import ControlServer
+
+log = get_logger(__name__)
+
+DEFAULT_PORT = 29400
+
+
+def create_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """The handler for `c10d` parameters. Nothing is opened before the first join.
+
+    Raises:
+        UserError: an option or the endpoint cannot work.
+    """
+    store_type = str(params.get("store_type", "tcp")).strip().lower()
+    if store_type == "file":
+        from rallypoint.rendezvous.backends import shared_file
+
+        return shared_file.create_handler(params)
+    if store_type != "tcp":
+        raise UserError(f"rendezvous option store_type={store_type!r} is unknown; choose tcp or file")
+    endpoint = parse_endpoint(params.endpoint, DEFAULT_PORT)
+    control = _Control(endpoint, settings_of(params), params.get_as_bool("is_host"), params.local_addr)
+    return ElasticHandler(
+        params.backend,
+        control.settings,
+        control.open,
+        worker_stores(params),
+        rank_hint=rank_hint(params),
+        shut=control.close,
+    )
+
+
+class _Control:
+    """This node's end of the control plane: the server where it is ours to host, and the link."""
+
+    def __init__(self, endpoint: Endpoint, settings: Settings, is_host: bool | None, local_addr: str | None) -> None:
+        self.settings = settings
+        self._endpoint = endpoint
+        self._is_host = is_host
+        self._local_addr = local_addr
+        self._server: ControlServer | None = None
+
+    def open(self, deliver: Deliver, deadline: Deadline) -> Link:
+        """Host the server if that is ours to do, and connect."""
+        host = is_this_machine(self._endpoint.host) if self._is_host is None else self._is_host
+        if host:
+            link = self._host(deliver)
+            if link is not None:
+                return link
+        from rallypoint.rendezvous.client import TcpLink
+
+        return TcpLink(self._endpoint, self.settings.run_id, local_id(), deliver, deadline, secret=secret())
+
+    def close(self) -> None:
+        """End the server, if it is here."""
+        if self._server is not None:
+            self._server.close()
+
+    def _host(self, deliver: Deliver) -> Link | None:
+        """The link to a server of our own; None if somebody else has the port and may be it."""
+        address = self._local_addr or own_address(self._endpoint)
+        if self.settings.max_nodes == 1 and self._endpoint.port == 0:
+            hub = Hub(self.settings)  # nobody else can come, nor know the port: no socket, no thread
+        else:
+            try:
+                listener = listening_socket("", self._endpoint.port)
+            except OSError as error:
+                if self._is_host or error.errno != errno.EADDRINUSE:
+                    raise RendezvousConnectionError(
+                        f"the control plane cannot listen at {self._endpoint}: {error.strerror}; "
+                        "choose another port, or port 0 for a free one"
+                    ) from None
+                return None
+            from rallypoint.rendezvous.server import ControlServer
+
+            hub = Hub(self.settings)
+            self._server = ControlServer(hub, listener, secret=secret())
+            log.info("control plane listens on port %d", self._server.port)
+        return LocalLink(hub, NodeId(address, os.getpid(), local_id()), deliver, address)

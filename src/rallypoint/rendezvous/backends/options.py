@@ -1,0 +1,103 @@
+"""From a backend's parameters to the settings of a rendezvous (contract section 4.2)."""
+
+from __future__ import annotations
+
+import os
+
+from rallypoint.base.errors import UserError
+from rallypoint.rendezvous.params import RendezvousParameters
+from rallypoint.rendezvous.state import Settings
+from rallypoint.rendezvous.worker_stores import AgentStores, WorkersOwnStores, WorkerStores
+
+_DEFAULTS = {
+    "join_timeout": 600,
+    "last_call_timeout": 30,
+    "close_timeout": 30,
+    "heartbeat_timeout": 5,
+    "keep_alive_interval": 5,
+    "keep_alive_max_attempt": 3,
+    "read_timeout": 60,
+}
+"""Options with whole, positive values. `close_timeout` and `read_timeout` are checked and then have nothing to bound:
+closing waits for nobody here, and the one join deadline bounds connecting (decision 9).
+"""
+
+
+def settings_of(
+    params: RendezvousParameters,
+    *,
+    join_timeout_key: str = "join_timeout",
+    fixed_ranks: bool = False,
+    counts_beats: bool = False,
+) -> Settings:
+    """The settings that `params` ask for.
+
+    Args:
+        params: of the backend.
+        join_timeout_key: which option holds the seconds to wait for others.
+        fixed_ranks: see `Settings`.
+        counts_beats: see `Settings`.
+
+    Raises:
+        UserError: a time is not a whole number, or not positive.
+    """
+    times = {name: _positive(params, name, default) for name, default in _DEFAULTS.items()}
+    if join_timeout_key != "join_timeout":
+        times["join_timeout"] = _positive(params, join_timeout_key, times["join_timeout"])
+    return Settings(
+        run_id=params.run_id,
+        min_nodes=params.min_nodes,
+        max_nodes=params.max_nodes,
+        join_timeout=times["join_timeout"],
+        last_call_timeout=times["last_call_timeout"],
+        close_timeout=times["close_timeout"],
+        heartbeat_timeout=times["heartbeat_timeout"],
+        keep_alive_interval=times["keep_alive_interval"],
+        keep_alive_max_attempt=times["keep_alive_max_attempt"],
+        lease=_lease(params),
+        fixed_ranks=fixed_ranks,
+        counts_beats=counts_beats,
+    )
+
+
+def _positive(params: RendezvousParameters, name: str, default: int) -> int:
+    value = params.get_as_int(name, default)
+    assert value is not None
+    if value <= 0:
+        raise UserError(f"rendezvous option {name}={value} must be positive")
+    return value
+
+
+def _lease(params: RendezvousParameters) -> float:
+    text = params.get("lease", 3.0)
+    try:
+        lease = float(text)
+    except (TypeError, ValueError):
+        lease = 0.0
+    if not 0.1 <= lease <= 86400:
+        raise UserError(f"rendezvous option lease={text!r} is not a number of seconds from 0.1 to 86400")
+    return lease
+
+
+def secret() -> bytes | None:
+    """The job's secret from `RALLYPOINT_SECRET`; None where it is unset or empty."""
+    return os.environ.get("RALLYPOINT_SECRET", "").encode() or None
+
+
+def worker_stores(params: RendezvousParameters) -> WorkerStores:
+    """Where worker stores come from when they are not at the endpoint (contract section 2.1)."""
+    if os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1":
+        return WorkersOwnStores(params.local_addr or "")
+    return AgentStores(params.local_addr or "")
+
+
+def rank_hint(params: RendezvousParameters) -> int | None:
+    """The group rank that the node asks for, if it does.
+
+    Raises:
+        UserError: it is not a whole number from 0 on.
+    """
+    rank = params.get_as_int("rank")
+    if rank is not None and rank < 0:
+        raise UserError(f"node rank {rank} is negative; node ranks start at 0")
+    return rank

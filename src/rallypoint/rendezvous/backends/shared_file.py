@@ -1,0 +1,95 @@
+"""`c10d` with `store_type=file`: the state in a file that all nodes share (contract section 4.4)."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from rallypoint.base.clock import Deadline
+from rallypoint.base.endpoint import Endpoint, own_address
+from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
+from rallypoint.rendezvous.backends.store_backend import StoreRendezvousBackend
+from rallypoint.rendezvous.elastic import ElasticHandler, local_id
+from rallypoint.rendezvous.errors import RendezvousConnectionError
+from rallypoint.rendezvous.handler import RendezvousHandler
+from rallypoint.rendezvous.link import Deliver, Link
+from rallypoint.rendezvous.params import RendezvousParameters
+from rallypoint.rendezvous.shared import SharedStateLink
+from rallypoint.rendezvous.state import NodeId, Settings
+from rallypoint.store.errors import StoreError
+from rallypoint.store.filestore import FileStore
+
+_LOOK_EVERY = 0.05
+"""Seconds between two looks at the file's size. It may lie on a network, where no kernel tells of changes."""
+
+_ANYWHERE = Endpoint("192.0.2.1", 9)
+"""An address kept for documentation (RFC 5737): asking for the route there sends nothing."""
+
+
+def create_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """The handler for `c10d` parameters with `store_type=file`; the endpoint is the file's path.
+
+    Without an endpoint the file is a private temporary one, for a job of one node.
+
+    Raises:
+        UserError: an option cannot work.
+    """
+    place = _Place(params.endpoint, settings_of(params, counts_beats=True), params.local_addr)
+    return ElasticHandler(
+        params.backend,
+        place.settings,
+        place.open,
+        worker_stores(params),
+        rank_hint=rank_hint(params),
+        shut=place.remove_if_private,
+    )
+
+
+class _Place:
+    """The file, and this node's link to what is in it."""
+
+    def __init__(self, path: str, settings: Settings, local_addr: str | None) -> None:
+        self.settings = settings
+        self._path = path
+        self._local_addr = local_addr
+        self._private = not path
+
+    def open(self, deliver: Deliver, deadline: Deadline) -> Link:
+        """Open the file and begin."""
+        if self._private:
+            from tempfile import mkstemp
+
+            handle, self._path = mkstemp(prefix="rallypoint_rendezvous_")
+            os.close(handle)
+        address = self._local_addr or own_address(_ANYWHERE)
+        try:
+            backend = FileBackend(self._path, self.settings.run_id)
+        except StoreError as error:
+            raise RendezvousConnectionError(f"--rdzv-endpoint: {error}, which all nodes share") from None
+        node = NodeId(address, os.getpid(), local_id())
+        return SharedStateLink(backend, self.settings, node, address, deliver)
+
+    def remove_if_private(self) -> None:
+        """A file that the user named stays: others may still have to read how the job ended."""
+        if self._private and self._path and os.path.exists(self._path):
+            os.unlink(self._path)
+
+
+class FileBackend(StoreRendezvousBackend):
+    """The state in a file store, which grows with every change: its size says whether there is something new."""
+
+    def __init__(self, path: str, run_id: str) -> None:
+        super().__init__(FileStore(path), run_id)
+        self._path = path
+        self._size = 0
+
+    def wait_for_change(self, timeout: float) -> bool:
+        """Wait until the file has another size, for `timeout` seconds at most; returns whether it has."""
+        deadline = Deadline.after(timeout)
+        while not deadline.expired:
+            size = os.path.getsize(self._path) if os.path.exists(self._path) else 0
+            if size != self._size:
+                self._size = size
+                return True
+            time.sleep(min(_LOOK_EVERY, deadline.remaining()))
+        return False

@@ -1,0 +1,105 @@
+"""`static`: ranks given by hand, and the workers' store at the endpoint itself (contract section 4.9).
+
+The node of rank 0 listens at `master_addr:master_port`. Workers speak the TCPStore protocol there, as they expect;
+agents speak the control protocol on the same port and so learn of failures, which torch's static agents never do. The
+first byte of a connection tells the two apart. Each round has a new table behind the same port.
+"""
+
+from __future__ import annotations
+
+import os
+
+from rallypoint.base.clock import Deadline
+from rallypoint.base.endpoint import Endpoint, listening_socket, parse_endpoint
+from rallypoint.base.errors import UserError
+from rallypoint.rendezvous.backends.options import rank_hint, secret, settings_of
+from rallypoint.rendezvous.elastic import ElasticHandler, local_id
+from rallypoint.rendezvous.errors import RendezvousConnectionError
+from rallypoint.rendezvous.handler import RendezvousHandler
+from rallypoint.rendezvous.hub import Hub, LocalLink
+from rallypoint.rendezvous.link import Deliver, Link
+from rallypoint.rendezvous.params import RendezvousParameters
+from rallypoint.rendezvous.server import ControlServer
+from rallypoint.rendezvous.state import NodeId, Settings
+from rallypoint.store.rounds import RoundTables
+
+
+def create_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """The handler for `static` parameters; always waits for `max_nodes`. Nothing is opened before the first join.
+
+    Raises:
+        UserError: no rank, a rank beyond the number of nodes, no port, or an option that cannot work.
+    """
+    endpoint = parse_endpoint(params.endpoint, None)
+    rank = rank_hint(params)
+    if rank is None:
+        raise UserError("a static rendezvous needs this node's rank; give --node-rank (rdzv option rank)")
+    if rank >= params.max_nodes:
+        raise UserError(
+            f"--node-rank {rank} is not a rank of {params.max_nodes} nodes; it must be from 0 to {params.max_nodes - 1}"
+        )
+    everyone = RendezvousParameters(
+        params.backend, params.endpoint, params.run_id, params.max_nodes, params.max_nodes, **params.config
+    )
+    settings = settings_of(everyone, join_timeout_key="timeout", fixed_ranks=True)
+    master = _Master(endpoint, settings, rank)
+    return ElasticHandler(params.backend, settings, master.open, master, rank_hint=rank, shut=master.shut)
+
+
+class _Master:
+    """The endpoint of a static job: on rank 0 the server of both protocols, elsewhere only an address."""
+
+    hosted_by_agent = True
+
+    def __init__(self, endpoint: Endpoint, settings: Settings, rank: int) -> None:
+        self._endpoint = endpoint
+        self._settings = settings
+        self._rank = rank
+        self._tables: RoundTables | None = None
+        self._server: ControlServer | None = None
+
+    # The control plane
+
+    def open(self, deliver: Deliver, deadline: Deadline) -> Link:
+        """Serve the endpoint if this is rank 0, and connect."""
+        if self._rank != 0:
+            from rallypoint.rendezvous.client import TcpLink
+
+            return TcpLink(self._endpoint, self._settings.run_id, local_id(), deliver, deadline, secret=secret())
+        try:
+            listener = listening_socket("", self._endpoint.port)
+        except OSError as error:
+            raise RendezvousConnectionError(
+                f"node rank 0 cannot listen at {self._endpoint}: {error.strerror}; give --master-port a free port"
+            ) from None
+        hub = Hub(self._settings)
+        self._tables = RoundTables()
+        self._server = ControlServer(hub, listener, secret=secret(), fallback=self._tables.connection)
+        self._endpoint = Endpoint(self._endpoint.host, self._server.port)
+        return LocalLink(hub, NodeId(self._endpoint.host, os.getpid(), local_id()), deliver, self._endpoint.host)
+
+    def shut(self) -> None:
+        """End the server, if it is here."""
+        if self._server is not None:
+            self._server.close()
+
+    # The workers' store: see `worker_stores.WorkerStores`
+
+    def prepare(self) -> tuple[str, int]:
+        """The endpoint, as it was written: workers of a static job connect to just that."""
+        return self._endpoint.host, self._endpoint.port
+
+    def round_ended(self) -> None:
+        """Put a new table behind the port before anybody can be told of the next round: it needs this node to join."""
+        if self._tables is not None:
+            self._tables.next_round()
+
+    def begin(self, *, is_host: bool) -> None:
+        """The workers of the round before are gone: hang up on whoever still uses its table."""
+        if self._tables is not None:
+            self._tables.end_former()
+
+    def close(self) -> None:
+        """Hang up on all workers."""
+        if self._tables is not None:
+            self._tables.close()

@@ -1,0 +1,78 @@
+"""The state in one key of any store of ours that can compare and set (contract section 4.4)."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+
+from rallypoint.rendezvous.backend import RendezvousBackend
+from rallypoint.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
+from rallypoint.store.api import Store
+from rallypoint.store.errors import StoreError
+
+_NO_STATE = b"Y2FuaW1hZGFt"
+"""What stands in the key before the first state, so that reading never waits (contract section 4.4)."""
+
+
+class StoreRendezvousBackend(RendezvousBackend):
+    """Key `torch.rendezvous.<run_id>` of a store; the token is the text that stands there."""
+
+    def __init__(self, store: Store, run_id: str) -> None:
+        """Make sure that the key is there.
+
+        Args:
+            store: any store with `compare_set`.
+            run_id: the job's id.
+
+        Raises:
+            RendezvousConnectionError: the store is out of reach.
+        """
+        if not run_id:
+            raise RendezvousStateError("a rendezvous in a store needs a run id that is not empty; give --rdzv-id")
+        self._store = store
+        self._key = f"torch.rendezvous.{run_id}"
+        self._compare_set(b"", _NO_STATE)
+
+    @property
+    def name(self) -> str:
+        """What messages call it."""
+        return "c10d"
+
+    def get_state(self) -> tuple[bytes, bytes] | None:
+        """See `RendezvousBackend.get_state`."""
+        try:
+            text = self._store.get(self._key)
+        except StoreError as error:
+            raise self._out_of_reach(error) from error
+        return self._decoded(text)
+
+    def set_state(self, state: bytes, token: object = None) -> tuple[bytes, bytes, bool] | None:
+        """See `RendezvousBackend.set_state`."""
+        expected = _NO_STATE if token is None else token
+        if not isinstance(expected, bytes):
+            found = self.get_state()
+            return None if found is None else (*found, False)
+        ours = base64.b64encode(state)
+        there = self._compare_set(expected, ours)
+        decoded = self._decoded(there)
+        return None if decoded is None else (*decoded, there == ours)
+
+    def _compare_set(self, expected: bytes, desired: bytes) -> bytes:
+        try:
+            return self._store.compare_set(self._key, expected, desired)
+        except StoreError as error:
+            raise self._out_of_reach(error) from error
+
+    def _decoded(self, text: bytes) -> tuple[bytes, bytes] | None:
+        if text == _NO_STATE:
+            return None
+        try:
+            return base64.b64decode(text, validate=True), text
+        except binascii.Error:
+            raise RendezvousStateError(
+                f"the key {self._key!r} holds {text[:24]!r}, which is no rendezvous state; "
+                "use a store and an --rdzv-id of its own for each job"
+            ) from None
+
+    def _out_of_reach(self, error: StoreError) -> RendezvousConnectionError:
+        return RendezvousConnectionError(f"the store of the rendezvous is out of reach: {error}")

@@ -1,0 +1,212 @@
+"""The two functions that decide every rendezvous. They touch nothing: data in, data out.
+
+    next_action(operation, state, node, sight, settings) -> Action
+    apply(action, state, node, settings)                 -> State
+
+The second is in `effects`. An executor runs an operation by asking for the next action and applying it, until the
+action is an ending. Tables and names follow the contract's section 4.6; where a row differs, the reason stands beside.
+
+Laws:
+
+1. Round numbers only grow, by one, and only when a complete round ends.
+2. The membership of a complete round never grows. Any loss from it ends it, unless the one who goes has succeeded.
+3. Nodes of the last round that live keep their seats and group ranks until they come back or are gone;
+   a newcomer or a spare gets only what is left.
+4. A round is complete at once when it has max nodes, or min nodes and everybody known to be alive is in. Only for nodes
+   that nobody can know of (no survivor of an earlier round is in) does it wait for the end of the last call.
+5. Departures, losses and drains cost no restart and never close the job. Only a verdict does.
+6. A round has at most one counted failure: who reports another for the same round finds it over.
+7. Nothing here was measured on another host's clock: a `Sight` is one observer's own.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from rallypoint.rendezvous.operations import (
+    FINISH,
+    SYNC,
+    Act,
+    Action,
+    Close,
+    Drain,
+    Exit,
+    Fail,
+    Join,
+    KeepAlive,
+    Operation,
+    Succeed,
+)
+from rallypoint.rendezvous.state import NodeId, Reason, Settings, State
+
+ROLLBACK_WINDOW = 5.0
+"""Seconds after its deadline in which a join still takes its node out of the lists (contract 4.6, rows 7 and 8)."""
+
+
+class Sight(NamedTuple):
+    """What one observer sees of time, in seconds on its own clock.
+
+    `last_call_at` is when it first saw the last call that is running, `beat_at` when it last said that it lives.
+    """
+
+    now: float
+    last_call_at: float | None = None
+    beat_at: float | None = None
+
+
+def next_action(operation: Operation, state: State, node: NodeId, sight: Sight, settings: Settings) -> Action:
+    """The next step of `node`'s operation, given what it sees. Asking changes nothing."""
+    match operation:
+        case Join():
+            return _join(operation, state, node, sight, settings)
+        case Exit():
+            return _exit(operation, state, node, sight)
+        case Fail():
+            return _fail(operation, state, node)
+        case Succeed():
+            return _succeed(operation, state, node)
+        case Drain():
+            return _drain(operation, state, node)
+        case Close():
+            return _close(operation, state, sight)
+        case KeepAlive():
+            return _keep_alive(operation, sight, settings)
+
+
+def ready(state: State, sight: Sight, settings: Settings) -> bool:
+    """Whether the round that forms can be complete now (law 4)."""
+    count = len(state.participants)
+    if count == settings.max_nodes:
+        return True
+    if count < settings.min_nodes:
+        return False
+    if not last_call_decides(state):
+        return not state.former and not state.wait_list
+    return sight.last_call_at is not None and sight.now >= sight.last_call_at + settings.last_call_timeout
+
+
+def last_call_decides(state: State) -> bool:
+    """Whether the round that forms waits for the end of the last call, once it has min nodes.
+
+    Not if a survivor of the round before is in: then it is known whom to expect.
+    """
+    return state.round == 0 or all(each.former is None for each in state.participants.values())
+
+
+def has_seat(state: State, node: NodeId, settings: Settings) -> bool:
+    """Whether the node holds a seat of this or the next round, or one is left for it (law 3)."""
+    if node in state.participants or node in state.wait_list or node in state.former:
+        return True
+    return len(state.participants) + len(state.wait_list) + len(state.former) < settings.max_nodes
+
+
+def _join(operation: Join, state: State, node: NodeId, sight: Sight, settings: Settings) -> Action:
+    spare = node in state.redundancy_list
+    if state.closed:
+        return Action(Act.GRACEFUL_EXIT if spare else Act.ERROR_CLOSED)
+    if spare:
+        if has_seat(state, node, settings):
+            return Action(Act.REMOVE_FROM_REDUNDANCY_LIST)
+        return _beat_or_sync(sight, settings)
+    if state.complete and node in state.participants:
+        return FINISH
+    if sight.now >= operation.deadline:
+        return _give_up(operation, state, node, sight)
+    if settings.fixed_ranks and not state.knows(node) and _rank_taken(operation, state):
+        return Action(Act.ERROR_RANK_TAKEN)
+    if state.complete:
+        return _wait_for_next(operation, state, node, sight, settings)
+    return _form(operation, state, node, sight, settings)
+
+
+def _give_up(operation: Join, state: State, node: NodeId, sight: Sight) -> Action:
+    if sight.now <= operation.deadline + ROLLBACK_WINDOW:
+        if node in state.participants:
+            return Action(Act.REMOVE_FROM_PARTICIPANTS)
+        if node in state.wait_list:
+            return Action(Act.REMOVE_FROM_WAIT_LIST)
+        if node in state.former:
+            return Action(Act.REMOVE_FROM_FORMER)
+    return Action(Act.ERROR_TIMEOUT)
+
+
+def _wait_for_next(operation: Join, state: State, node: NodeId, sight: Sight, settings: Settings) -> Action:
+    if node in state.wait_list:
+        return _beat_or_sync(sight, settings)
+    # torch lets any number of nodes onto the wait list while one seat is free, and forgets those that get none.
+    act = Act.ADD_TO_WAIT_LIST if has_seat(state, node, settings) else Act.ADD_TO_REDUNDANCY_LIST
+    return Action(act, member=operation.member)
+
+
+def _form(operation: Join, state: State, node: NodeId, sight: Sight, settings: Settings) -> Action:
+    if node in state.participants:
+        return Action(Act.MARK_RENDEZVOUS_COMPLETE) if ready(state, sight, settings) else _beat_or_sync(sight, settings)
+    # While the seats of survivors are kept for them, one more newcomer is a spare even though the round still forms.
+    act = Act.ADD_TO_PARTICIPANTS if has_seat(state, node, settings) else Act.ADD_TO_REDUNDANCY_LIST
+    return Action(act, member=operation.member)
+
+
+def _rank_taken(operation: Join, state: State) -> bool:
+    """Whether a node that lives holds the rank, if only because it is about to come back. Ranks are fixed."""
+    hint = operation.member.rank_hint
+    held = [each.member.rank_hint for each in state.participants.values()]
+    return hint in held or hint in state.former.values()
+
+
+def _exit(operation: Exit, state: State, node: NodeId, sight: Sight) -> Action:
+    if not state.knows(node):
+        return FINISH
+    if sight.now >= operation.deadline:
+        return Action(Act.ERROR_TIMEOUT)
+    if node in state.participants:
+        return Action(Act.REMOVE_FROM_PARTICIPANTS, reason=operation.reason)
+    if node in state.wait_list:
+        return Action(Act.REMOVE_FROM_WAIT_LIST)
+    if node in state.redundancy_list:
+        return Action(Act.REMOVE_FROM_REDUNDANCY_LIST)
+    return Action(Act.REMOVE_FROM_FORMER)
+
+
+def _runs(state: State, node: NodeId, round_: int) -> bool:
+    return state.complete and not state.closed and state.round == round_ and node in state.participants
+
+
+def _fail(operation: Fail, state: State, node: NodeId) -> Action:
+    if not _runs(state, node, operation.round):
+        return FINISH
+    if state.ledger.failures >= operation.max_restarts:
+        return Action(Act.MARK_JOB_FAILED, cause=operation.cause)
+    return Action(Act.END_ROUND, reason=Reason.FAILURE, cause=operation.cause)
+
+
+def _succeed(operation: Succeed, state: State, node: NodeId) -> Action:
+    if not _runs(state, node, operation.round) or node in state.succeeded:
+        return FINISH
+    return Action(Act.MARK_SUCCEEDED)
+
+
+def _drain(operation: Drain, state: State, node: NodeId) -> Action:
+    # Once a node has finished, newcomers are not worth the work that would be done again.
+    if not _runs(state, node, operation.round) or state.succeeded:
+        return FINISH
+    return Action(Act.END_ROUND, reason=Reason.DRAINED)
+
+
+def _close(operation: Close, state: State, sight: Sight) -> Action:
+    if state.closed:
+        return FINISH
+    return Action(Act.ERROR_TIMEOUT if sight.now >= operation.deadline else Act.MARK_RENDEZVOUS_CLOSED)
+
+
+def _keep_alive(operation: KeepAlive, sight: Sight, settings: Settings) -> Action:
+    if not _beat_due(sight, settings):
+        return FINISH
+    return Action(Act.ERROR_TIMEOUT if sight.now >= operation.deadline else Act.KEEP_ALIVE)
+
+
+def _beat_due(sight: Sight, settings: Settings) -> bool:
+    return sight.beat_at is not None and sight.now >= sight.beat_at + settings.keep_alive_interval
+
+
+def _beat_or_sync(sight: Sight, settings: Settings) -> Action:
+    return Action(Act.KEEP_ALIVE) if _beat_due(sight, settings) else SYNC

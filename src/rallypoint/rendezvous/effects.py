@@ -1,0 +1,187 @@
+"""What each action does to the state: the second of the two functions of `core`, where their laws stand.
+
+    apply(action, state, node, settings) -> State
+
+Nothing is decided here, but what follows by necessity: a round that has max nodes is complete, and a round whose last
+running node has succeeded ends the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from rallypoint.ranks.assign import assign_group_ranks
+from rallypoint.rendezvous.operations import Act, Action
+from rallypoint.rendezvous.state import (
+    Ledger,
+    NodeId,
+    Outcome,
+    Participant,
+    Reason,
+    RoundEnd,
+    Settings,
+    State,
+    Verdict,
+)
+
+V = TypeVar("V")
+
+
+def apply(action: Action, state: State, node: NodeId, settings: Settings) -> State:
+    """The state after `action` of `node`. Acts that end an operation, and SYNC, leave it as it is."""
+    effect = _EFFECTS.get(action.act)
+    if effect is None:
+        return state
+    after = effect(action, state, node, settings)
+    if settings.counts_beats and after.knows(node):
+        return after._replace(beats={**after.beats, node: after.beats.get(node, 0) + 1})
+    return after._replace(beats=_without(after.beats, node)) if node in after.beats else after
+
+
+def _keep(_action: Action, state: State, _node: NodeId, _settings: Settings) -> State:
+    return state
+
+
+def _add_to_participants(action: Action, state: State, node: NodeId, settings: Settings) -> State:
+    assert action.member is not None
+    entered = Participant(action.member, former=state.former.get(node))
+    participants = {**state.participants, node: entered}
+    after = state._replace(
+        participants=participants,
+        wait_list=_without(state.wait_list, node),
+        former=_without(state.former, node),
+    )
+    if len(participants) == settings.min_nodes:
+        after = after._replace(last_call=state.last_calls + 1, last_calls=state.last_calls + 1)
+    return _complete(after, settings) if len(participants) == settings.max_nodes else after
+
+
+def _add_to_wait_list(action: Action, state: State, node: NodeId, _settings: Settings) -> State:
+    assert action.member is not None
+    return state._replace(
+        wait_list={**state.wait_list, node: action.member},
+        redundancy_list=_without(state.redundancy_list, node),
+    )
+
+
+def _add_to_redundancy_list(action: Action, state: State, node: NodeId, _settings: Settings) -> State:
+    assert action.member is not None
+    return state._replace(redundancy_list={**state.redundancy_list, node: action.member})
+
+
+def _remove_from_participants(action: Action, state: State, node: NodeId, settings: Settings) -> State:
+    after = state._replace(participants=_without(state.participants, node))
+    if state.closed:
+        return after
+    if not state.complete:
+        return after._replace(last_call=0) if len(after.participants) < settings.min_nodes else after
+    if node in state.succeeded and after.participants:
+        return _end_job_if_all_succeeded(after)
+    return _end_round(action, after, node)
+
+
+def _remove_from_wait_list(_action: Action, state: State, node: NodeId, _settings: Settings) -> State:
+    return state._replace(wait_list=_without(state.wait_list, node))
+
+
+def _remove_from_redundancy_list(_action: Action, state: State, node: NodeId, _settings: Settings) -> State:
+    return state._replace(redundancy_list=_without(state.redundancy_list, node))
+
+
+def _remove_from_former(_action: Action, state: State, node: NodeId, _settings: Settings) -> State:
+    return state._replace(former=_without(state.former, node))
+
+
+def _mark_complete(_action: Action, state: State, _node: NodeId, settings: Settings) -> State:
+    return _complete(state, settings)
+
+
+def _mark_closed(_action: Action, state: State, _node: NodeId, _settings: Settings) -> State:
+    return state._replace(closed=True, verdict=state.verdict or Verdict(Outcome.STOPPED))
+
+
+def _mark_succeeded(_action: Action, state: State, node: NodeId, _settings: Settings) -> State:
+    return _end_job_if_all_succeeded(state._replace(succeeded=state.succeeded | {node}))
+
+
+def _mark_job_failed(action: Action, state: State, _node: NodeId, _settings: Settings) -> State:
+    ledger = state.ledger._replace(failures=state.ledger.failures + 1)
+    return state._replace(closed=True, ledger=ledger, verdict=Verdict(Outcome.FAILED, action.cause))
+
+
+def _mark_round_ended(action: Action, state: State, node: NodeId, _settings: Settings) -> State:
+    return _end_round(action, state, node)
+
+
+def _complete(state: State, settings: Settings) -> State:
+    nodes = sorted(state.participants)
+    former = {node: each.former for node, each in state.participants.items() if each.former is not None}
+    hints = {
+        node: each.member.rank_hint for node, each in state.participants.items() if each.member.rank_hint is not None
+    }
+    ranks = assign_group_ranks(nodes, None if settings.fixed_ranks else former, hints)
+    return state._replace(
+        complete=True,
+        last_call=0,
+        former={},
+        participants={node: state.participants[node]._replace(rank=ranks[node]) for node in nodes},
+    )
+
+
+def _end_round(action: Action, state: State, node: NodeId) -> State:
+    """End a complete round; `state` no longer holds those who go."""
+    return state._replace(
+        round=state.round + 1,
+        complete=False,
+        participants={},
+        former={each: participant.rank for each, participant in state.participants.items()},
+        succeeded=frozenset(),
+        ledger=_entered(state.ledger, action.reason),
+        ended=RoundEnd(state.round, action.reason, str(node), action.cause),
+    )
+
+
+def _end_job_if_all_succeeded(state: State) -> State:
+    # Who has succeeded and gone still stands among the succeeded: nobody is taken in for it.
+    if len(state.succeeded) < len(state.participants) or not state.succeeded.issuperset(state.participants):
+        return state
+    return state._replace(closed=True, verdict=Verdict(Outcome.SUCCEEDED))
+
+
+def _entered(ledger: Ledger, reason: Reason) -> Ledger:
+    match reason:
+        case Reason.FAILURE:
+            return ledger._replace(failures=ledger.failures + 1)
+        case Reason.LOST:
+            return ledger._replace(lost=ledger.lost + 1)
+        case Reason.DEPARTED:
+            return ledger._replace(departed=ledger.departed + 1)
+        case Reason.DRAINED:
+            return ledger._replace(drained=ledger.drained + 1)
+
+
+def _without(mapping: Mapping[NodeId, V], node: NodeId) -> Mapping[NodeId, V]:
+    if node not in mapping:
+        return mapping
+    rest = dict(mapping)  # copy and delete: a comprehension would make a thousand nodes' joins quadratic in Python
+    del rest[node]
+    return rest
+
+
+_EFFECTS: dict[Act, Callable[[Action, State, NodeId, Settings], State]] = {
+    Act.KEEP_ALIVE: _keep,
+    Act.ADD_TO_PARTICIPANTS: _add_to_participants,
+    Act.ADD_TO_WAIT_LIST: _add_to_wait_list,
+    Act.ADD_TO_REDUNDANCY_LIST: _add_to_redundancy_list,
+    Act.REMOVE_FROM_PARTICIPANTS: _remove_from_participants,
+    Act.REMOVE_FROM_WAIT_LIST: _remove_from_wait_list,
+    Act.REMOVE_FROM_REDUNDANCY_LIST: _remove_from_redundancy_list,
+    Act.REMOVE_FROM_FORMER: _remove_from_former,
+    Act.MARK_RENDEZVOUS_COMPLETE: _mark_complete,
+    Act.MARK_RENDEZVOUS_CLOSED: _mark_closed,
+    Act.MARK_SUCCEEDED: _mark_succeeded,
+    Act.MARK_JOB_FAILED: _mark_job_failed,
+    Act.END_ROUND: _mark_round_ended,
+}
+"""Every other act leaves the state as it is."""

@@ -1,0 +1,295 @@
+"""The handler of every rendezvous of ours: one link to the control plane, one worker store per round.
+
+An agent hears of everything through `listen` and never blocks here; anybody else may call `next_rendezvous` and wait.
+Beyond torch's interface it has `join`, `report_failure`, `report_success`, `drain`, `leave` and `take_up`.
+"""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rallypoint.base.clock import Deadline
+from rallypoint.base.errors import RallypointError
+from rallypoint.base.log import get_logger
+from rallypoint.failures.cause import Cause
+from rallypoint.rendezvous.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousGracefulExitError,
+    RendezvousTimeoutError,
+)
+from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from rallypoint.rendezvous.link import Deliver, Link
+from rallypoint.rendezvous.messages import (
+    Inquire,
+    JobEnded,
+    JoinRefused,
+    JoinRequest,
+    Leave,
+    LinkLost,
+    NodesWaiting,
+    Notice,
+    Placed,
+    Placement,
+    Progress,
+    Refusal,
+    RoundEnded,
+)
+from rallypoint.rendezvous.operations import Close, Drain, Fail, Succeed
+from rallypoint.rendezvous.state import Member, Outcome, Settings, Verdict
+from rallypoint.rendezvous.worker_stores import WorkerStores
+
+if TYPE_CHECKING:
+    from rallypoint.store.api import Store
+
+log = get_logger(__name__)
+
+OpenLink = Callable[[Deliver, Deadline], Link]
+"""Makes the link when it is first needed; the deadline bounds how long it may try to connect."""
+
+_PROGRESS_FIRST, _PROGRESS_EVERY = 2.0, 10.0
+"""Seconds until the first line that says whom a blocking rendezvous waits for, and between later ones."""
+
+
+class ElasticHandler(RendezvousHandler):
+    """One node's part in the rendezvous of a job."""
+
+    def __init__(
+        self,
+        backend: str,
+        settings: Settings,
+        open_link: OpenLink,
+        stores: WorkerStores,
+        *,
+        rank_hint: int | None = None,
+        shut: Callable[[], None] | None = None,
+    ) -> None:
+        """Put the parts together; nothing happens before the first join.
+
+        Args:
+            backend: the name that the handler goes by.
+            settings: bounds and times.
+            open_link: makes the link to the control plane.
+            stores: where worker stores come from.
+            rank_hint: the group rank to ask for.
+            shut: ends what else belongs to the handler (the embedded server), after the link.
+        """
+        self._backend = backend
+        self._settings = settings
+        self._open_link = open_link
+        self._stores = stores
+        self._rank_hint = rank_hint
+        self._shut = shut
+        self._link: Link | None = None
+        self._inbox: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+        self._listener: Deliver | None = None
+        self._placement: Placement | None = None
+        self._waiting = 0
+        self._verdict: Verdict | None = None
+        self._told_round = -1
+        self._missed_round = False
+
+    # What torch's handlers have
+
+    def get_backend(self) -> str:
+        """The name that the handler was registered under."""
+        return self._backend
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether the agent of group rank 0 hosts the workers' store."""
+        return self._stores.hosted_by_agent
+
+    def get_run_id(self) -> str:
+        """The job's id."""
+        return self._settings.run_id
+
+    def is_closed(self) -> bool:
+        """Whether a verdict is known."""
+        return self._verdict is not None
+
+    def set_closed(self) -> None:
+        """End the job for all, on request."""
+        self._send(Close())
+
+    def num_nodes_waiting(self) -> int:
+        """How many nodes wait for the next round, as last told; asks nobody."""
+        return self._waiting
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Take part in the next round and wait until it is complete. See `RendezvousHandler.next_rendezvous`."""
+        if self._placement is not None:
+            self.drain(self._placement.round)
+        self.join("default", 1)
+        patience = _PROGRESS_FIRST
+        while True:
+            try:
+                notice = self._inbox.get(timeout=patience)
+            except queue.Empty:
+                patience = _PROGRESS_EVERY
+                self.ask_progress()
+                continue
+            if isinstance(notice, Placed):
+                self.take_up(notice.placement)
+                return self.info(notice.placement)
+            if isinstance(notice, Progress):
+                log.warning("waiting for the rendezvous of job %r: %s", self._settings.run_id, notice)
+            if isinstance(notice, RoundEnded) and self._missed_round:
+                self.join("default", 1)
+            error = error_of(notice)
+            if error is not None:
+                raise error
+
+    def shutdown(self) -> bool:
+        """Leave, end the worker store and, where it lives here, the control server. The job goes on without us."""
+        if self._link is not None:
+            self._link.close()
+        self._stores.close()
+        if self._shut is not None:
+            self._shut()
+        return True
+
+    # What an agent of ours uses
+
+    @property
+    def settings(self) -> Settings:
+        """Bounds and times of this rendezvous."""
+        return self._settings
+
+    def listen(self, deliver: Deliver | None) -> None:
+        """From now on hand every notice to `deliver`, from whatever thread it comes; None ends that."""
+        self._listener = deliver
+
+    def join(self, role: str, local_world_size: int) -> None:
+        """Ask for a place in the next round; the answer is a `Placed` or `JoinRefused` notice.
+
+        A worker store of this node listens before the request goes out, should the node become group rank 0. A round
+        that came and went unseen may have used what was prepared for it; then another is prepared.
+        """
+        if self._missed_round:
+            self._missed_round = False
+            self._stores.begin(is_host=False)
+        address, port = self._stores.prepare()
+        member = Member(role, local_world_size, address, port, self._rank_hint)
+        self._send(JoinRequest(member, self._settings.join_timeout))
+
+    def take_up(self, placement: Placement) -> None:
+        """The workers of the round before are gone: only now may its store go, and this round's begin."""
+        self._placement = placement
+        self._stores.begin(is_host=placement.group_rank == 0)
+
+    def info(self, placement: Placement) -> RendezvousInfo:
+        """A placement as torch's users know it."""
+
+        def store() -> Store:
+            from rallypoint.store.client import TCPStore
+            from rallypoint.store.prefix import PrefixStore
+
+            prefix = f"torch.rendezvous.{self._settings.run_id}.{placement.round}"
+            return PrefixStore(prefix, TCPStore(placement.store_address, placement.store_port))
+
+        return RendezvousInfo(
+            store,
+            placement.group_rank,
+            placement.group_world_size,
+            RendezvousStoreInfo(placement.store_address, placement.store_port),
+        )
+
+    def report_failure(self, round_: int, cause: Cause, max_restarts: int) -> None:
+        """A worker has failed: all are told, and either the round or the job ends."""
+        self._send(Fail(round_, cause, max_restarts))
+
+    def report_success(self, round_: int) -> None:
+        """All workers of this node have succeeded; `JobEnded` follows when all nodes' have."""
+        self._send(Succeed(round_))
+
+    def drain(self, round_: int) -> None:
+        """End the round in order, so that those who wait can be taken in."""
+        self._send(Drain(round_))
+
+    def leave(self) -> None:
+        """Take no part any more; the others go on."""
+        if self._link is not None:
+            self._link.send(Leave())
+
+    def ask_progress(self) -> None:
+        """Have a `Progress` notice sent."""
+        self._send(Inquire())
+
+    # Inside
+
+    def _send(self, request: JoinRequest | Fail | Succeed | Drain | Close | Inquire) -> None:
+        if self._link is None:
+            self._link = self._open_link(self._on_notice, Deadline.after(self._settings.join_timeout))
+        self._link.send(request)
+
+    def _on_notice(self, notice: Notice) -> None:
+        match notice:
+            case NodesWaiting(waiting=waiting):
+                self._waiting = waiting
+            case Placed(placement=placement):
+                self._waiting = 0
+                self._told_round = placement.round
+            case RoundEnded(end=end):
+                self._waiting = 0
+                self._missed_round = end.round > self._told_round
+                self._stores.round_ended()
+            case JobEnded(verdict=verdict):
+                self._verdict = verdict
+            case LinkLost() if self._verdict is not None:
+                return  # the server may go once the verdict is told
+            case _:
+                pass
+        listener = self._listener
+        (self._inbox.put if listener is None else listener)(notice)
+
+
+_ERRORS: dict[Refusal, tuple[type[RallypointError], str]] = {
+    Refusal.CLOSED: (
+        RendezvousClosedError,
+        "the job has ended, nobody may join it any more: {detail}; give a new job an --rdzv-id of its own",
+    ),
+    Refusal.TIMEOUT: (
+        RendezvousTimeoutError,
+        "the rendezvous did not complete before the join deadline: {detail}; "
+        "check that all nodes were started with the same endpoint, --nnodes and --rdzv-id",
+    ),
+    Refusal.RANK_TAKEN: (
+        RendezvousClosedError,
+        "another node has joined with this node's rank ({detail}); give each node a --node-rank of its own",
+    ),
+    Refusal.SPARE_NOT_NEEDED: (RendezvousGracefulExitError, "the job has ended without needing this spare ({detail})"),
+}
+
+
+def error_of(notice: Notice) -> RallypointError | None:
+    """The exception that a notice means to somebody who waits for a round; None if it means none."""
+    match notice:
+        case JoinRefused(refusal=refusal, detail=detail):
+            kind, sentence = _ERRORS[refusal]
+            return kind(sentence.format(detail=detail))
+        case JobEnded(verdict=verdict):
+            return _error_of_verdict(verdict)
+        case LinkLost(detail=detail):
+            return RendezvousConnectionError(detail)
+        case _:
+            return None
+
+
+def _error_of_verdict(verdict: Verdict) -> RallypointError:
+    if verdict.outcome is Outcome.FAILED and verdict.cause is not None:
+        cause = verdict.cause
+        return RendezvousClosedError(f"the job has failed: rank {cause.rank} on {cause.host}: {cause.message}")
+    return RendezvousClosedError(f"the job has {verdict.outcome.value}; nobody may join it any more")
+
+
+def local_id() -> int:
+    """A number for each handler of this process, from 0."""
+    global _handlers
+    _handlers += 1
+    return _handlers - 1
+
+
+_handlers = 0

@@ -1,0 +1,66 @@
+"""Frames of the control plane: a four-byte length, big-endian, and that many bytes. Pure and bounded."""
+
+from __future__ import annotations
+
+MAX_FRAME = 64 * 1024
+"""Bytes that one message may have. The largest, a failure with its traceback, stays far below it."""
+
+MAGIC = b"RALLYPT\n"
+"""What both sides send first, so that each knows at once whether it speaks to one of ours."""
+
+
+class FrameError(Exception):
+    """These bytes are not our frames; the message says what was seen."""
+
+
+def frame(payload: bytes) -> bytes:
+    """One message ready to send.
+
+    Raises:
+        FrameError: it is larger than a frame may be.
+    """
+    if len(payload) > MAX_FRAME:
+        raise FrameError(f"a message of {len(payload)} bytes is larger than a frame may be ({MAX_FRAME} bytes)")
+    return len(payload).to_bytes(4, "big") + payload
+
+
+class FrameReader:
+    """Cuts a stream of bytes into frames, after the magic that must come first.
+
+    It refuses at the first byte that cannot be right and never holds more than one frame and what came with it.
+    """
+
+    def __init__(self) -> None:
+        self._buffer = bytearray()
+        self._greeted = False
+
+    @property
+    def greeted(self) -> bool:
+        """Whether the magic has been seen."""
+        return self._greeted
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """Take in bytes and return the frames that are now whole.
+
+        Raises:
+            FrameError: the bytes are not ours. The reader is of no use afterwards.
+        """
+        self._buffer += data
+        if not self._greeted:
+            seen = bytes(self._buffer[: len(MAGIC)])
+            if not MAGIC.startswith(seen):
+                raise FrameError(f"it starts with {bytes(self._buffer[:16])!r}, which is not Rallypoint's greeting")
+            if len(seen) < len(MAGIC):
+                return []
+            del self._buffer[: len(MAGIC)]
+            self._greeted = True
+        frames = []
+        while len(self._buffer) >= 4:
+            length = int.from_bytes(self._buffer[:4], "big")
+            if length > MAX_FRAME:
+                raise FrameError(f"a frame claims {length} bytes, more than the {MAX_FRAME} that a frame may have")
+            if len(self._buffer) < 4 + length:
+                break
+            frames.append(bytes(self._buffer[4 : 4 + length]))
+            del self._buffer[: 4 + length]
+        return frames

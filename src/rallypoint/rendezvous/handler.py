@@ -1,0 +1,131 @@
+"""The interface between an agent and any rendezvous (contract section 4.1), and ours, which also tells without asking.
+
+`RendezvousHandler` is what a third party implements: it is asked. `ElasticHandler` (in `elastic`) adds what an agent of
+ours needs to hear of things at once.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rallypoint.store.api import Store
+
+
+@dataclass(frozen=True)
+class RendezvousStoreInfo:
+    """Where the worker store of a round listens."""
+
+    MASTER_ADDR_KEY = "MASTER_ADDR"
+    MASTER_PORT_KEY = "MASTER_PORT"
+
+    master_addr: str
+    master_port: int
+
+    @staticmethod
+    def build(rank: int, store: Store, local_addr: str | None, server_port: int | None = None) -> RendezvousStoreInfo:
+        """Agree on the address over a store, for handlers whose rounds do not carry it (contract section 4.1).
+
+        Args:
+            rank: this node's group rank; rank 0 says where, all others wait for it.
+            store: the round's own store.
+            local_addr: this node's address as others reach it; its full host name if not given.
+            server_port: where rank 0 already listens; a port found free otherwise.
+        """
+        import socket
+
+        from rallypoint.base.endpoint import free_port
+
+        if rank == 0:
+            port = free_port() if server_port is None else server_port
+            store.set(RendezvousStoreInfo.MASTER_ADDR_KEY, local_addr or socket.getfqdn())
+            store.set(RendezvousStoreInfo.MASTER_PORT_KEY, str(port))
+        addr = store.get(RendezvousStoreInfo.MASTER_ADDR_KEY).decode()
+        port = int(store.get(RendezvousStoreInfo.MASTER_PORT_KEY).decode())
+        return RendezvousStoreInfo(addr, port)
+
+
+class RendezvousInfo:
+    """The result of a rendezvous. The store is made when it is first asked for: a round of ours does not need it."""
+
+    def __init__(
+        self,
+        store: Store | Callable[[], Store],
+        rank: int,
+        world_size: int,
+        bootstrap_store_info: RendezvousStoreInfo | None,
+    ) -> None:
+        self._store = store
+        self._rank = rank
+        self._world_size = world_size
+        self._bootstrap_store_info = bootstrap_store_info
+
+    @property
+    def store(self) -> Store:
+        """The round's own store."""
+        if callable(self._store):
+            self._store = self._store()
+        return self._store
+
+    @property
+    def rank(self) -> int:
+        """This node's group rank."""
+        return self._rank
+
+    @property
+    def world_size(self) -> int:
+        """How many nodes take part."""
+        return self._world_size
+
+    @property
+    def bootstrap_store_info(self) -> RendezvousStoreInfo | None:
+        """Where workers find their store, if the handler knows."""
+        return self._bootstrap_store_info
+
+
+class RendezvousHandler(ABC):
+    """How an agent meets the others."""
+
+    @abstractmethod
+    def get_backend(self) -> str:
+        """The name that the handler was registered under."""
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether `bootstrap_store_info` points to a live store that workers may use."""
+        return False
+
+    @abstractmethod
+    def next_rendezvous(self) -> RendezvousInfo:
+        """Block until a round is complete with this node in it.
+
+        Raises:
+            RendezvousClosedError: the job is over.
+            RendezvousTimeoutError: the join deadline has passed.
+            RendezvousConnectionError: the control plane is out of reach.
+            RendezvousStateError: the shared state is damaged.
+            RendezvousGracefulExitError: a spare is not needed any more.
+        """
+
+    @abstractmethod
+    def is_closed(self) -> bool:
+        """Whether the job is known to be over."""
+
+    @abstractmethod
+    def set_closed(self) -> None:
+        """End the job for all."""
+
+    @abstractmethod
+    def num_nodes_waiting(self) -> int:
+        """How many nodes wait for the next round."""
+
+    @abstractmethod
+    def get_run_id(self) -> str:
+        """The job's id."""
+
+    @abstractmethod
+    def shutdown(self) -> bool:
+        """Let go of everything. Returns whether that went well."""

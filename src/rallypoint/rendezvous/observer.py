@@ -1,0 +1,43 @@
+"""How long something has stood still, seen by one observer on its own clock.
+
+The state holds counters instead of times (law 7 of `core`). An observer remembers when it first saw each value: a
+node whose beat counter has not moved for the whole allowance is gone, whatever anybody's wall clock says.
+"""
+
+from __future__ import annotations
+
+from rallypoint.rendezvous.core import Sight
+from rallypoint.rendezvous.state import NodeId, Settings, State
+
+
+class Observer:
+    """One observer's memory. `look` at each new state before asking anything of it."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._allowance = settings.keep_alive_interval * settings.keep_alive_max_attempt
+        self._beats: dict[NodeId, tuple[int, float]] = {}
+        self._last_call: tuple[int, float] | None = None
+        self._looked_at: float | None = None
+
+    def look(self, state: State, now: float) -> None:
+        """Take in a state seen at `now`, in seconds on the observer's clock."""
+        if self._looked_at is not None and now - self._looked_at > self._allowance:
+            # The observer itself slept: what stood still meanwhile may only look so. Start timing anew.
+            self._beats.clear()
+        self._looked_at = now
+        self._beats = {
+            node: seen if (seen := self._beats.get(node)) and seen[0] == count else (count, now)
+            for node, count in state.beats.items()
+        }
+        if not state.last_call:
+            self._last_call = None
+        elif self._last_call is None or self._last_call[0] != state.last_call:
+            self._last_call = (state.last_call, now)
+
+    def silent(self, now: float) -> list[NodeId]:
+        """Nodes whose beats have stood still for the whole allowance, in order."""
+        return sorted(node for node, (_, since) in self._beats.items() if now - since >= self._allowance)
+
+    def sight(self, now: float, beat_at: float | None = None) -> Sight:
+        """What the core may know of time at `now`."""
+        return Sight(now, self._last_call[1] if self._last_call else None, beat_at)

@@ -1,0 +1,104 @@
+"""What a node can ask of the rendezvous, and what can be done to the state. Plain data.
+
+Join, exit, close and keep-alive are torch's (contract section 4.6); fail, succeed and drain are ours. A `deadline` is
+a moment on the clock of the executor that runs the operation.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum, auto
+from typing import NamedTuple
+
+from rallypoint.failures.cause import Cause
+from rallypoint.rendezvous.state import Member, Reason
+
+
+class Join(NamedTuple):
+    """Take part in a round. Done when a round with this node in it is complete."""
+
+    member: Member
+    deadline: float = math.inf
+
+
+class Exit(NamedTuple):
+    """Take no part any more. `reason` tells a departure from a loss that somebody else noticed."""
+
+    reason: Reason = Reason.DEPARTED
+    deadline: float = math.inf
+
+
+class Fail(NamedTuple):
+    """A worker of this node failed in `round`; the job may be restarted `max_restarts` times."""
+
+    round: int
+    cause: Cause
+    max_restarts: int
+
+
+class Succeed(NamedTuple):
+    """All workers of this node have succeeded in `round`."""
+
+    round: int
+
+
+class Drain(NamedTuple):
+    """End `round` in order, because the membership is to change."""
+
+    round: int
+
+
+class Close(NamedTuple):
+    """End the job on request."""
+
+    deadline: float = math.inf
+
+
+class KeepAlive(NamedTuple):
+    """Say that this node lives."""
+
+    deadline: float = math.inf
+
+
+Operation = Join | Exit | Fail | Succeed | Drain | Close | KeepAlive
+
+
+class Act(Enum):
+    """The kinds of action, named as in the contract where torch has them."""
+
+    KEEP_ALIVE = auto()
+    ADD_TO_PARTICIPANTS = auto()
+    ADD_TO_WAIT_LIST = auto()
+    ADD_TO_REDUNDANCY_LIST = auto()
+    REMOVE_FROM_PARTICIPANTS = auto()
+    REMOVE_FROM_WAIT_LIST = auto()
+    REMOVE_FROM_REDUNDANCY_LIST = auto()
+    REMOVE_FROM_FORMER = auto()
+    MARK_RENDEZVOUS_COMPLETE = auto()
+    MARK_RENDEZVOUS_CLOSED = auto()
+    MARK_SUCCEEDED = auto()
+    MARK_JOB_FAILED = auto()
+    END_ROUND = auto()
+    SYNC = auto()
+    """Nothing can be done now: look again when the state or the time has changed."""
+    FINISH = auto()
+    ERROR_CLOSED = auto()
+    ERROR_TIMEOUT = auto()
+    ERROR_RANK_TAKEN = auto()
+    GRACEFUL_EXIT = auto()
+
+
+class Action(NamedTuple):
+    """One step: its kind, and what it needs besides the node."""
+
+    act: Act
+    member: Member | None = None
+    reason: Reason = Reason.DEPARTED
+    cause: Cause | None = None
+
+
+SYNC = Action(Act.SYNC)
+FINISH = Action(Act.FINISH)
+
+ENDINGS = frozenset({Act.FINISH, Act.ERROR_CLOSED, Act.ERROR_TIMEOUT, Act.ERROR_RANK_TAKEN, Act.GRACEFUL_EXIT})
+"""Acts that change nothing and end the operation."""

@@ -1,0 +1,112 @@
+"""What a rendezvous is asked for: the parameters of a backend and the `--rdzv-conf` text (contract section 4.2)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from rallypoint.base.errors import UserError
+
+_TRUE = frozenset({"1", "true", "t", "yes", "y"})
+_FALSE = frozenset({"0", "false", "f", "no", "n"})
+
+
+class RendezvousParameters:
+    """Everything a backend is told when it is made.
+
+    Args:
+        backend: the backend's name.
+        endpoint: where its control plane is, in the backend's own form.
+        run_id: the job's id.
+        min_nodes: a round needs at least so many nodes.
+        max_nodes: a round takes at most so many nodes.
+        local_addr: the address of this node that others shall use, None to find it out.
+        kwargs: the backend's own options, kept in `config`; times are in seconds.
+
+    Raises:
+        UserError: no backend, or numbers of nodes that no round can have.
+    """
+
+    def __init__(
+        self,
+        backend: str,
+        endpoint: str,
+        run_id: str,
+        min_nodes: int,
+        max_nodes: int,
+        local_addr: str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if not backend:
+            raise UserError("the rendezvous backend has no name; name one, such as c10d or static")
+        if min_nodes < 1:
+            raise UserError(f"a rendezvous of at least {min_nodes} nodes cannot be; the minimum is 1 or more")
+        if max_nodes < min_nodes:
+            raise UserError(
+                f"a rendezvous of at least {min_nodes} and at most {max_nodes} nodes cannot be; "
+                f"the maximum must be {min_nodes} or more"
+            )
+        self.backend = backend
+        self.endpoint = endpoint
+        self.run_id = run_id
+        self.min_nodes = min_nodes
+        self.max_nodes = max_nodes
+        self.local_addr = local_addr
+        self.config: dict[str, Any] = kwargs
+
+    def get(self, key: str, default: Any = None) -> Any:
+        """The option `key` as it was given, or `default` where it was not."""
+        return self.config.get(key, default)
+
+    def get_as_int(self, key: str, default: int | None = None) -> int | None:
+        """The option `key` as a whole number, or `default` where it was not given.
+
+        Raises:
+            UserError: it is not a whole number.
+        """
+        value = self.get(key, default)
+        if value is None:
+            return None
+        try:
+            return int(value)
+        except (TypeError, ValueError, OverflowError):
+            raise UserError(f"rendezvous option {key}={value!r} is not a whole number; write {key}=30, say") from None
+
+    def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
+        """The option `key` as yes or no, or `default` where it was not given.
+
+        Accepted are bools, 0 and 1, and in any case of letters: 1, true, t, yes, y; 0, false, f, no, n.
+
+        Raises:
+            UserError: it is none of these.
+        """
+        value = self.get(key, default)
+        if value is None or isinstance(value, bool):
+            return value
+        if isinstance(value, (int, str)):
+            text = str(value).lower()
+            if text in _TRUE:
+                return True
+            if text in _FALSE:
+                return False
+        raise UserError(f"rendezvous option {key}={value!r} is neither yes nor no; write {key}=true or {key}=false")
+
+
+def parse_rdzv_conf(text: str) -> dict[str, str]:
+    """Read `key=value,key=value`; blanks around keys and values are dropped, a later key replaces an earlier one.
+
+    A value may contain `=` but no comma. An empty text holds no keys.
+
+    Raises:
+        UserError: a part without a key or without a value.
+    """
+    options: dict[str, str] = {}
+    for part in text.split(",") if text.strip() else []:
+        key, _, value = (side.strip() for side in part.partition("="))
+        if not key:
+            raise UserError(
+                f"rendezvous options {text!r} have a part without a name, {part!r}; write key=value,key=value"
+            )
+        if not value:
+            raise UserError(f"rendezvous options {text!r} give {key!r} no value; write {key}=value")
+        options[key] = value
+    return options

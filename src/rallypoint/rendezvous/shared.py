@@ -1,0 +1,250 @@
+"""The shared-state executor: read the blob, decide, apply, compare and set; on a lost race read again and decide again.
+
+It offers the same `Link` as the arbiter does, so that handlers and agents know no difference. One thread of its own
+talks to the backend; that is the only place where this waits.
+
+Laws:
+
+1. A change is told only after the backend has taken it, and follows from comparing what was there before and after.
+2. A lost race loses the decision with it: the operation is decided anew on what is there now.
+3. A node is found dead by how long its beat counter has stood still on our own clock; finding it so is a change like
+   any other and reaches all.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.log import get_logger
+from rallypoint.rendezvous.backend import RendezvousBackend, Token
+from rallypoint.rendezvous.core import Sight
+from rallypoint.rendezvous.errors import RendezvousConnectionError, RendezvousError
+from rallypoint.rendezvous.link import Deliver
+from rallypoint.rendezvous.messages import (
+    Beat,
+    Inquire,
+    JoinRequest,
+    Leave,
+    LinkLost,
+    Notice,
+    Request,
+)
+from rallypoint.rendezvous.observer import Observer
+from rallypoint.rendezvous.operations import Exit, Join, KeepAlive, Operation
+from rallypoint.rendezvous.placement import progress
+from rallypoint.rendezvous.state import NodeId, Reason, Settings, State
+from rallypoint.rendezvous.state_codec import decode_state, encode_state
+from rallypoint.rendezvous.stepping import Ran, refusal, run
+from rallypoint.rendezvous.tidings import missed_round, tidings
+
+log = get_logger(__name__)
+
+_READ_EVERY = 1.0
+"""Seconds between two looks at a backend that cannot say when it has changed."""
+_GIVE_UP = 60.0
+"""Seconds for which a backend that was in reach before may be out of reach."""
+
+
+class SharedStateLink:
+    """One node's line to a state that all nodes share. `settings.counts_beats` must be on."""
+
+    def __init__(
+        self,
+        backend: RendezvousBackend,
+        settings: Settings,
+        node: NodeId,
+        address: str,
+        deliver: Deliver,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Begin; returns at once.
+
+        Args:
+            backend: where the state is. Only this link's thread uses it from now on.
+            settings: of the job.
+            node: the name that this node goes by.
+            address: where others reach this node, if its member does not say.
+            deliver: is handed every notice.
+            clock: on which everything is timed.
+        """
+        self._backend = backend
+        self._settings = settings
+        self._node = node
+        self._address = address
+        self._deliver = deliver
+        self._clock = clock
+        self._observer = Observer(settings)
+        self._state = State()
+        self._token: Token | None = None
+        self._beat_at: float | None = None
+        self._pending: Join | None = None
+        self._joined = False
+        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._ending = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rallypoint-shared-state", daemon=True)
+        self._thread.start()
+
+    def send(self, request: Request) -> None:
+        """Say something; what comes of it is delivered as notices."""
+        self._requests.put(request)
+
+    def close(self) -> None:
+        """Leave the state, and end the thread. Idempotent."""
+        if not self._ending.is_set():
+            self._ending.set()
+            self._requests.put(Leave())
+            self._requests.put(None)
+        self._thread.join(timeout=self._settings.heartbeat_timeout + _READ_EVERY)
+
+    # On the thread
+
+    def _run(self) -> None:
+        watcher = _Watcher(self._backend, lambda: self._requests.put(Beat()), self._ending)
+        while (request := self._next_request()) is not None:
+            try:
+                self._turn_until_it_works(request)
+            except RendezvousError as error:
+                self._deliver_if_open(LinkLost(str(error)))
+                break
+            except Exception as error:  # whatever it is, the agent must not wait for ever for what will not come
+                log.exception("the rendezvous over %s has come to an end that was not foreseen", self._backend.name)
+                self._deliver_if_open(LinkLost(f"the rendezvous broke off: {type(error).__name__}: {error}"))
+                break
+        watcher.join()
+
+    def _turn_until_it_works(self, request: Request) -> None:
+        """A backend out of reach is tried again: what was asked for must not be lost. A damaged state stays damaged."""
+        since = self._clock.monotonic()
+        while True:
+            try:
+                self._turn(request)
+                return
+            except RendezvousConnectionError as error:
+                if self._ending.is_set() or self._clock.monotonic() - since > _GIVE_UP:
+                    raise
+                log.warning("the rendezvous state is out of reach: %s; trying again", error)
+                self._ending.wait(_READ_EVERY)
+
+    def _next_request(self) -> Request | None:
+        """What to do next; a `Beat` if nothing was asked for a while."""
+        try:
+            return self._requests.get(timeout=self._patience())
+        except queue.Empty:
+            return Beat()
+
+    def _patience(self) -> float:
+        # Often enough that our own beats are on time, and that a silent node is timed and not slept over.
+        until = [min(_READ_EVERY, self._settings.keep_alive_interval / 2)]
+        if self._pending is not None and self._node not in self._state.redundancy_list:
+            until.append(self._pending.deadline - self._clock.monotonic())
+        return max(0.01, min(until))
+
+    def _turn(self, request: Request) -> None:
+        """Take in what others have done, do what was asked, and see whether the join can go on."""
+        self._read()
+        for node in self._observer.silent(self._clock.monotonic()):
+            if node != self._node:
+                log.warning("node %s has not been heard of for too long; it is taken out", node)
+                self._step(node, Exit(Reason.LOST))
+        match request:
+            case JoinRequest(member=member, timeout=timeout):
+                address = member.address or self._address
+                self._pending = Join(member._replace(address=address), self._clock.monotonic() + timeout)
+            case Leave():
+                self._pending = None
+                self._step(self._node, Exit())
+                self._beat_at = None
+            case Inquire():
+                self._deliver_if_open(progress(self._state, self._node, self._settings))
+            case Beat():
+                pass
+            case operation:
+                self._step(self._node, operation)
+        self._go_on_joining()
+        if self._beat_at is not None and self._state.knows(self._node):
+            self._step(self._node, KeepAlive())
+
+    def _go_on_joining(self) -> None:
+        join = self._pending
+        if join is None:
+            return
+        before = self._state
+        ran = self._step(self._node, join)
+        if ran.ended is None:
+            self._pending = ran.operation if isinstance(ran.operation, Join) else None
+            return
+        self._pending = None
+        refused = refusal(ran, self._node, before, self._state, self._settings)
+        if refused is not None:
+            self._deliver_if_open(refused)
+
+    def _step(self, node: NodeId, operation: Operation) -> Ran:
+        def sight() -> Sight:
+            return self._observer.sight(self._clock.monotonic(), self._beat_at)
+
+        def write(state: State) -> None:
+            began = self._clock.monotonic()
+            if self._write(state) and node == self._node:
+                self._beat_at = began
+
+        return run(operation, node, self._settings, lambda: self._state, sight, write)
+
+    def _read(self) -> None:
+        found = self._backend.get_state()
+        if found is not None:
+            self._take(*found)
+
+    def _write(self, state: State) -> bool:
+        """Offer a state; whatever is there afterwards is taken in. Returns whether it is ours."""
+        answer = self._backend.set_state(encode_state(state), self._token)
+        if answer is None:
+            self._read()
+            return False
+        data, token, ours = answer
+        self._take(data, token)
+        return ours
+
+    def _take(self, data: bytes, token: Token) -> None:
+        if token == self._token:
+            self._observer.look(self._state, self._clock.monotonic())
+            return
+        before, after = self._state, decode_state(data)
+        self._state, self._token = after, token
+        self._observer.look(after, self._clock.monotonic())
+        if missed_round(before, after, self._node):
+            # What the join brings along (a worker store) may have been used in that round: the node must join anew.
+            self._pending = None
+        self._joined = self._joined or after.knows(self._node)
+        for notice in tidings(before, after, self._node, joined=self._joined):
+            self._deliver_if_open(notice)
+
+    def _deliver_if_open(self, notice: Notice) -> None:
+        if not self._ending.is_set():
+            self._deliver(notice)
+
+
+class _Watcher:
+    """Calls `poke` whenever the backend says that it may have changed; does nothing if it cannot say."""
+
+    def __init__(self, backend: RendezvousBackend, poke: Callable[[], None], ending: threading.Event) -> None:
+        self._wait = getattr(backend, "wait_for_change", None)
+        self._poke = poke
+        self._ending = ending
+        self._thread: threading.Thread | None = None
+        if self._wait is not None:
+            self._thread = threading.Thread(target=self._run, name="rallypoint-watch", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        assert self._wait is not None
+        while not self._ending.is_set():
+            if self._wait(_READ_EVERY):
+                self._poke()
+
+    def join(self) -> None:
+        """Wait until the thread has ended, which takes one look at the backend at most."""
+        if self._thread is not None:
+            self._thread.join(timeout=2 * _READ_EVERY)

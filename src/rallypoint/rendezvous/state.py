@@ -1,0 +1,143 @@
+"""The rendezvous state: plain frozen data, the same for every backend.
+
+Fields and lists are those of the contract's section 4.5, and ours: who took part in the round before, who has
+succeeded, the ledger and the verdict. No field holds a time: moments are known only to the observer who saw them, on
+its own clock (`observer`). What stands for them here are counters.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+from rallypoint.failures.cause import Cause
+
+
+class NodeId(NamedTuple):
+    """One agent of the job. Ordered as written; shown as `addr_pid_localid`."""
+
+    addr: str
+    pid: int
+    local_id: int
+
+    def __str__(self) -> str:
+        return f"{self.addr}_{self.pid}_{self.local_id}"
+
+
+class Member(NamedTuple):
+    """All that others need of a node, brought along when it joins, so that nothing is exchanged afterwards.
+
+    `address` and `store_port` say where the worker store of this node listens, should it become group rank 0;
+    `rank_hint` is the group rank that it asks for.
+    """
+
+    role: str
+    local_world_size: int
+    address: str
+    store_port: int
+    rank_hint: int | None = None
+
+
+class Participant(NamedTuple):
+    """A member of the present round; its group rank counts from the moment the round is complete.
+
+    `former` is the group rank that it held in the round before, None for a newcomer.
+    """
+
+    member: Member
+    rank: int = 0
+    former: int | None = None
+
+
+class Reason(StrEnum):
+    """Why a round ended."""
+
+    FAILURE = "a worker failed"
+    LOST = "a node was lost"
+    DEPARTED = "a node left"
+    DRAINED = "the membership changes"
+
+
+class RoundEnd(NamedTuple):
+    """The end of one round: which, why, by which node, and the failure if there was one."""
+
+    round: int
+    reason: Reason
+    node: str
+    cause: Cause | None = None
+
+
+class Ledger(NamedTuple):
+    """The job's one account of ended rounds, by cause. Only failures use up restarts."""
+
+    failures: int = 0
+    lost: int = 0
+    departed: int = 0
+    drained: int = 0
+
+
+class Outcome(StrEnum):
+    """How a job ends."""
+
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class Verdict(NamedTuple):
+    """The job's end, told to all; a failed job's carries the first failure."""
+
+    outcome: Outcome
+    cause: Cause | None = None
+
+
+class State(NamedTuple):
+    """What all nodes agree on. Replaced, never changed."""
+
+    round: int = 0
+    complete: bool = False
+    last_call: int = 0
+    """Which last call is running, 0 for none; each new one has a number of its own."""
+    last_calls: int = 0
+    """How many last calls there have been."""
+    closed: bool = False
+    participants: Mapping[NodeId, Participant] = {}
+    wait_list: Mapping[NodeId, Member] = {}
+    redundancy_list: Mapping[NodeId, Member] = {}
+    former: Mapping[NodeId, int] = {}
+    """Who took part in the round before, lives, and has not come back yet, with the group rank held there."""
+    succeeded: frozenset[NodeId] = frozenset()
+    beats: Mapping[NodeId, int] = {}
+    """How often each node has said that it lives. Used where no session shows it."""
+    ledger: Ledger = Ledger()
+    ended: RoundEnd | None = None
+    """How the last round ended."""
+    verdict: Verdict | None = None
+
+    def knows(self, node: NodeId) -> bool:
+        """Whether the node stands in any list."""
+        return (
+            node in self.participants or node in self.wait_list or node in self.redundancy_list or node in self.former
+        )
+
+
+class Settings(NamedTuple):
+    """What the job asks of its rendezvous. All times are in seconds.
+
+    `fixed_ranks` makes each hint binding (static). `counts_beats` has liveness kept in the state, for backends that
+    have no sessions.
+    """
+
+    run_id: str
+    min_nodes: int
+    max_nodes: int
+    join_timeout: float = 600.0
+    last_call_timeout: float = 30.0
+    close_timeout: float = 30.0
+    heartbeat_timeout: float = 5.0
+    keep_alive_interval: float = 5.0
+    keep_alive_max_attempt: int = 3
+    lease: float = 3.0
+    fixed_ranks: bool = False
+    counts_beats: bool = False

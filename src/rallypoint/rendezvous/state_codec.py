@@ -1,0 +1,102 @@
+"""The state as bytes for shared backends: MessagePack by `msgspec`, typed, versioned, bounded. No pickle."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from rallypoint.rendezvous.errors import RendezvousStateError
+from rallypoint.rendezvous.state import (
+    Ledger,
+    Member,
+    NodeId,
+    Participant,
+    RoundEnd,
+    State,
+    Verdict,
+)
+
+_VERSION = b"rallypoint-state-1:"
+_MAX_STATE = 8 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Blob:
+    """`State` with its maps as lists of pairs: keys of maps in MessagePack are not typed."""
+
+    round: int
+    complete: bool
+    last_call: int
+    last_calls: int
+    closed: bool
+    participants: list[tuple[NodeId, Participant]]
+    wait_list: list[tuple[NodeId, Member]]
+    redundancy_list: list[tuple[NodeId, Member]]
+    former: list[tuple[NodeId, int]]
+    succeeded: list[NodeId]
+    beats: list[tuple[NodeId, int]]
+    ledger: Ledger
+    ended: RoundEnd | None
+    verdict: Verdict | None
+
+
+_decoder = msgspec.msgpack.Decoder(_Blob)
+
+
+def encode_state(state: State) -> bytes:
+    """The bytes of a state; equal states give equal bytes."""
+    blob = _Blob(
+        state.round,
+        state.complete,
+        state.last_call,
+        state.last_calls,
+        state.closed,
+        sorted(state.participants.items(), key=lambda entry: entry[0]),
+        sorted(state.wait_list.items(), key=lambda entry: entry[0]),
+        sorted(state.redundancy_list.items(), key=lambda entry: entry[0]),
+        sorted(state.former.items()),
+        sorted(state.succeeded),
+        sorted(state.beats.items()),
+        state.ledger,
+        state.ended,
+        state.verdict,
+    )
+    return _VERSION + msgspec.msgpack.encode(blob)
+
+
+def decode_state(data: bytes) -> State:
+    """The state that the bytes hold.
+
+    Raises:
+        RendezvousStateError: they hold none, or one of another version.
+    """
+    if not data.startswith(_VERSION):
+        raise RendezvousStateError(
+            f"the shared rendezvous state starts with {data[:24]!r}, which this version of Rallypoint did not write; "
+            "use the same version on all nodes, and a place and --rdzv-id of its own for each job"
+        )
+    if len(data) > _MAX_STATE:
+        raise RendezvousStateError(f"the shared rendezvous state has {len(data)} bytes, more than it may have")
+    try:
+        blob = _decoder.decode(data[len(_VERSION) :])
+    except (msgspec.DecodeError, ValueError, RecursionError) as error:  # a bad string is a ValueError
+        raise RendezvousStateError(
+            f"the shared rendezvous state is damaged ({error}); remove it, or use another --rdzv-id"
+        ) from None
+    return State(
+        blob.round,
+        blob.complete,
+        blob.last_call,
+        blob.last_calls,
+        blob.closed,
+        dict(blob.participants),
+        dict(blob.wait_list),
+        dict(blob.redundancy_list),
+        dict(blob.former),
+        frozenset(blob.succeeded),
+        dict(blob.beats),
+        blob.ledger,
+        blob.ended,
+        blob.verdict,
+    )

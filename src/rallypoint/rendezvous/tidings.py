@@ -1,0 +1,50 @@
+"""What a change of the state means to one node: the notices it is due, told from before and after. Pure."""
+
+from __future__ import annotations
+
+from rallypoint.rendezvous.messages import JobEnded, JoinRefused, NodesWaiting, Notice, Placed, Refusal, RoundEnded
+from rallypoint.rendezvous.placement import placements
+from rallypoint.rendezvous.state import NodeId, Reason, RoundEnd, State, Verdict
+
+
+def tidings(before: State, after: State, node: NodeId, *, joined: bool) -> list[Notice]:
+    """What `node` is told when it finds `after` where `before` was; rounds in between may have passed unseen.
+
+    `joined` says whether it has ever been in this job: only then does the job's end concern it.
+    """
+    if after.verdict is not None and before.verdict is None:
+        return [farewell(after, node, after.verdict)] if joined else []
+    notices: list[Notice] = []
+    took_part = before.complete and node in before.participants
+    if missed_round(before, after, node) or (took_part and after.round > before.round):
+        notices.append(RoundEnded(round_end(before, after)))
+    if newly_complete(before, after) and node in after.participants:
+        notices.append(Placed(placements(after)[node]))
+    elif took_part and after.complete and len(after.wait_list) != len(before.wait_list):
+        notices.append(NodesWaiting(after.round, len(after.wait_list)))
+    return notices
+
+
+def missed_round(before: State, after: State, node: NodeId) -> bool:
+    """Whether a round with `node` in it was completed and ended by others before the node saw it complete."""
+    return not before.complete and node in before.participants and after.round > before.round
+
+
+def newly_complete(before: State, after: State) -> bool:
+    """Whether `after` is a complete round that `before` was not yet."""
+    return after.complete and (not before.complete or after.round > before.round)
+
+
+def round_end(before: State, after: State) -> RoundEnd:
+    """How the complete round of `before` ended, as far as `after` still tells."""
+    ended = after.ended
+    if ended is not None and ended.round == before.round:
+        return ended
+    return RoundEnd(before.round, Reason.LOST if ended is None else ended.reason, "" if ended is None else ended.node)
+
+
+def farewell(state: State, node: NodeId, verdict: Verdict) -> Notice:
+    """What the end of the job means to a node; a spare that was never needed has no part in how it ended."""
+    if node in state.redundancy_list:
+        return JoinRefused(Refusal.SPARE_NOT_NEEDED, f"the job has {verdict.outcome.value}")
+    return JobEnded(verdict)

@@ -1,0 +1,101 @@
+"""Where the worker store of a round comes from. A round's store is new: no key of one round can be read in the next.
+
+Three ways, chosen by the backend and the environment: hosted by the agent on a port of the kernel's choice (the
+default), at the rendezvous endpoint itself (static), or left to the workers (`TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1`,
+contract section 2.1).
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rallypoint.base.endpoint import free_port
+from rallypoint.store.server import StoreServer
+
+
+class WorkerStores(Protocol):
+    """One node's supply of worker stores: prepare, begin, round_ended, prepare, begin, round_ended, ..., close."""
+
+    hosted_by_agent: bool
+    """Whether an agent serves the store that workers are told of."""
+
+    def prepare(self) -> tuple[str, int]:
+        """Have a store ready for the round to come.
+
+        Returns:
+            Its address (empty: the one that this node's control connection shows) and port.
+        """
+        ...
+
+    def round_ended(self) -> None:
+        """The round is over, and the next one has not been asked for yet; its workers may still run. Never waits."""
+        ...
+
+    def begin(self, *, is_host: bool) -> None:
+        """The round has begun: the one before is over, and unless this node is its host what was prepared can go."""
+        ...
+
+    def close(self) -> None:
+        """Let go of all. Idempotent."""
+        ...
+
+
+class AgentStores:
+    """A server of this agent's own for each round, on all interfaces and a port that the kernel picks."""
+
+    hosted_by_agent = True
+
+    def __init__(self, address: str = "") -> None:
+        """`address` is this node's address as the user gave it; empty if the control connection is to show it."""
+        self._address = address
+        self._prepared: StoreServer | None = None
+        self._current: StoreServer | None = None
+
+    def prepare(self) -> tuple[str, int]:
+        """See `WorkerStores.prepare`. A store that was prepared and never used serves again."""
+        if self._prepared is None:
+            self._prepared = StoreServer()
+        return self._address, self._prepared.port
+
+    def round_ended(self) -> None:
+        """See `WorkerStores.round_ended`. The next round has another port."""
+
+    def begin(self, *, is_host: bool) -> None:
+        """See `WorkerStores.begin`."""
+        former, self._current = self._current, None
+        if former is not None:
+            former.close()
+        if is_host:
+            self._current, self._prepared = self._prepared, None
+        elif self._prepared is not None:
+            self._prepared.close()
+            self._prepared = None
+
+    def close(self) -> None:
+        """See `WorkerStores.close`."""
+        for server in (self._prepared, self._current):
+            if server is not None:
+                server.close()
+        self._prepared = self._current = None
+
+
+class WorkersOwnStores:
+    """No server here: the worker of rank 0 opens one on a port that was free a moment ago."""
+
+    hosted_by_agent = False
+
+    def __init__(self, address: str = "") -> None:
+        self._address = address
+
+    def prepare(self) -> tuple[str, int]:
+        """See `WorkerStores.prepare`."""
+        return self._address, free_port()
+
+    def round_ended(self) -> None:
+        """See `WorkerStores.round_ended`."""
+
+    def begin(self, *, is_host: bool) -> None:
+        """See `WorkerStores.begin`."""
+
+    def close(self) -> None:
+        """See `WorkerStores.close`."""

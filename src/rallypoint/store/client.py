@@ -1,0 +1,230 @@
+"""A store on a server: the client of torch's TCPStore protocol, and with `is_master` the server too.
+
+One connection and one lock: whoever uses the store while another thread waits in it waits as well, as with torch; a
+thread of its own takes a `clone`. Laws:
+
+- requests and replies stay in step: whatever ends an operation in the middle of its reply (an error, an exception
+  from a signal handler) ends the connection too, and every later operation says so;
+- a wait that times out or is interrupted is taken back, and the store can be used on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, TypeVar
+
+from rallypoint.base.clock import Deadline
+from rallypoint.base.endpoint import Endpoint
+from rallypoint.store import wire
+from rallypoint.store.api import DEFAULT_TIMEOUT
+from rallypoint.store.connecting import connect, reason, receive
+from rallypoint.store.errors import StoreConnectionError, StoreError, StoreProtocolError, StoreTimeoutError
+from rallypoint.store.requesting import Receive, RequestingStore, read_number, read_value
+from rallypoint.store.server import StoreServer
+from rallypoint.store.tenants import move_in, move_out
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+T = TypeVar("T")
+
+_ANSWER = 60.0
+"""Seconds that a server has, at least, for an answer that depends on nobody else."""
+_CANCEL_ANSWER = 5.0
+"""Seconds that a server has to answer CANCEL_WAIT: the caller's own timeout is already over."""
+_POLL = 0.01
+_INIT = b"init/"
+"""Counts the clients that gave a world size; no slash before it (contract section 9.2)."""
+
+
+class TCPStore(RequestingStore):
+    """A store on the server at `host_name:port` (contract sections 9.2 and 9.5).
+
+    Args:
+        host_name: the server's name or address.
+        port: the server's port; with `is_master`, 0 lets the kernel choose, see `port`.
+        world_size: how many clients, this one included, will use the store. Each that gives it is counted.
+        is_master: start the server too, on all interfaces of this machine.
+        timeout: seconds, or a timedelta, for connecting and wherever a method waits.
+        wait_for_workers: with `is_master` and `world_size`, return only when all clients have come.
+        multi_tenant: share one server with other stores of this process that give the same port.
+        master_listen_fd: with `is_master`, a listening socket's descriptor to serve on, which is then the store's.
+        use_libuv: accepted as torch's callers give it, and without effect.
+
+    Raises:
+        StoreConnectionError: no store answered in time, or the port cannot be listened on.
+        StoreProtocolError: something that is no store answered.
+        StoreTimeoutError: not all clients came.
+    """
+
+    def __init__(
+        self,
+        host_name: str,
+        port: int,
+        world_size: int | None = None,
+        is_master: bool = False,
+        timeout: timedelta | float = DEFAULT_TIMEOUT,
+        wait_for_workers: bool = True,
+        multi_tenant: bool = False,
+        master_listen_fd: int | None = None,
+        use_libuv: bool = True,
+    ) -> None:
+        super().__init__(timeout)
+        self._lock = threading.Lock()
+        self._broken: str | None = None
+        self._libuv = use_libuv
+        self._server: StoreServer | None = None
+        self._connection: socket.socket | None = None
+        if is_master:
+            self._server = _start_server(port, multi_tenant, master_listen_fd)
+            self._server.hurry()
+            port = self._server.port
+        self._endpoint = Endpoint(host_name, port)
+        try:
+            self._connection = connect(self._endpoint, self._timeout)
+            if world_size is not None and world_size > 0 and wait_for_workers:
+                self._count_in(world_size)
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def host(self) -> str:
+        """The server's name or address, as it was given."""
+        return self._endpoint.host
+
+    @property
+    def port(self) -> int:
+        """The server's port."""
+        return self._endpoint.port
+
+    @property
+    def libuvBackend(self) -> bool:
+        """What `use_libuv` was."""
+        return self._libuv
+
+    def clone(self) -> TCPStore:
+        return TCPStore(self.host, self.port, timeout=self._timeout)
+
+    def close(self) -> None:
+        """End the connection, also under a thread that waits in it, and the server if this store started it."""
+        connection, self._broken = self._connection, self._broken or "it was closed"
+        if connection is not None:
+            with contextlib.suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)
+            with self._lock:  # the thread that waits has left it by now
+                connection.close()
+        server, self._server = self._server, None
+        if server is not None and move_out(server):
+            server.close()
+
+    def __enter__(self) -> TCPStore:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # Torch's users drop stores without closing them. Only the connection ends so: closing a server waits for its
+        # loop, and at the interpreter's end nobody may wait any more.
+        connection: socket.socket | None = getattr(self, "_connection", None)
+        if connection is not None:
+            connection.close()
+
+    def _where(self) -> str:
+        return f"the store at {self._endpoint}"
+
+    def _exchange(self, request: wire.Request, read: Callable[[Receive], T]) -> T:
+        data = wire.encode(request)
+        with self._in_step() as connection:
+            deadline = Deadline.after(max(self._timeout, _ANSWER))
+            _send(connection, data)
+            return read(lambda size: receive(connection, size, deadline))
+
+    def _await(self, request: wire.Wait | wire.Barrier, timeout: float) -> bool:
+        data = wire.encode(request)
+        with self._in_step() as connection:
+            _send(connection, data)
+            try:
+                return self._is_done(receive(connection, 1, Deadline.after(timeout)))
+            except TimeoutError:
+                return self._take_back(connection)
+            except (OSError, StoreError):
+                raise
+            except BaseException as error:
+                self._take_back(connection)
+                interruption = error
+        raise interruption  # outside the block, which would end the connection
+
+    def _take_back(self, connection: socket.socket) -> bool:
+        """Cancel the wait; whether it was granted before the cancelling arrived."""
+        _send(connection, wire.encode(wire.CancelWait()))
+        deadline = Deadline.after(_CANCEL_ANSWER)
+        first = receive(connection, 1, deadline)
+        if first == wire.CANCELLED:
+            return False
+        self._is_done(first)
+        receive(connection, 1, deadline)
+        return True
+
+    def _is_done(self, answer: bytes) -> bool:
+        if answer != wire.DONE:
+            raise StoreProtocolError(f"{self._where()} answered a wait with {answer!r}, which no store does")
+        return True
+
+    @contextlib.contextmanager
+    def _in_step(self) -> Iterator[socket.socket]:
+        """The connection for one operation; if that does not end as it should, the connection ends with it."""
+        with self._lock:
+            if self._broken is not None or self._connection is None:
+                raise StoreConnectionError(f"{self._where()} cannot be used any more: {self._broken}; open a new one")
+            try:
+                yield self._connection
+            except OSError as error:
+                cause = self._end(self._connection, error)
+                raise StoreConnectionError(
+                    f"{self._where()} has gone: {cause}; see what became of its server"
+                ) from error
+            except BaseException as error:
+                self._end(self._connection, error)
+                raise
+
+    def _end(self, connection: socket.socket, error: BaseException) -> str:
+        """The connection is of no use after `error`; in a few words, why not."""
+        connection.close()
+        if self._broken is None:  # else another thread has closed the store, and the error is what came of it
+            self._broken = reason(error)
+        return self._broken
+
+    def _count_in(self, world_size: int) -> None:
+        """Say that one more client is here; the server's own waits until all are."""
+        present = self._exchange(wire.Add(_INIT, 1), read_number)
+        deadline = Deadline.after(self._timeout)
+        while self._server is not None and present < world_size:
+            if deadline.expired:
+                raise StoreTimeoutError(
+                    f"only {present} of {world_size} clients came to {self._where()} within {self._timeout:g} s; "
+                    "see which of them is missing, or wait longer"
+                )
+            time.sleep(_POLL)  # the protocol has no waiting for a number
+            present = int(self._exchange(wire.Get(_INIT), read_value))
+
+
+def _send(connection: socket.socket, data: bytes) -> None:
+    connection.settimeout(_ANSWER)
+    connection.sendall(data)
+
+
+def _start_server(port: int, multi_tenant: bool, listen_fd: int | None) -> StoreServer:
+    try:
+        if listen_fd is not None:
+            return StoreServer(listener=socket.socket(fileno=listen_fd))
+        return move_in(port) if multi_tenant else StoreServer(port=port)
+    except OSError as error:
+        raise StoreConnectionError(
+            f"a store's server cannot listen on port {port} ({reason(error)}); choose another port, or 0 for a free one"
+        ) from error

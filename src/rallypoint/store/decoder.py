@@ -1,0 +1,342 @@
+"""Reads a client's bytes into requests: incremental, bounded and quick.
+
+Pure. `feed` takes what has arrived, however it was split; `next` gives one whole request at a time, as whatever the
+decoder was told to make of it: `requests()` makes the typed requests of `wire`; a table's commands execute them at
+once, which saves a third of the time that a request costs in Python. Laws:
+
+- nothing is kept but the bytes that arrived, and nothing is allocated because a length says so: a length beyond the
+  limits is refused as soon as it has been read;
+- a field that is still incomplete is not looked at again before as many bytes have come as it lacks, so the work is
+  linear in the bytes, whatever their split;
+- MULTI_SET comes out as one SET for each pair, as soon as the pair is whole (contract section 9.3), and only without
+  any pairs as itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from struct import Struct
+from typing import Generic, Never, TypeAlias, TypeVar
+
+from rallypoint.store.errors import StoreProtocolError
+from rallypoint.store.wire import (
+    I64,
+    MAGIC,
+    MAX_KEY,
+    MAX_PAYLOAD,
+    REQUESTS,
+    U32,
+    U64,
+    Op,
+    Request,
+    check_count,
+    check_key,
+    check_payload,
+)
+
+R = TypeVar("R")
+
+_u32 = U32.unpack_from
+_u64 = U64.unpack_from
+_i64 = I64.unpack_from
+_u64_u64 = Struct("<QQ").unpack_from
+
+Makers: TypeAlias = Mapping[Op, Callable[..., R]]
+"""What to make of each request: functions that take the decoder's client and the request's fields, in order."""
+
+
+class Decoder(Generic[R]):
+    """The requests in one connection's bytes, which must begin with VALIDATE.
+
+    Args:
+        readers: what to make of requests; one for all decoders that make the same.
+        client: handed to the makers with each request.
+    """
+
+    __slots__ = (
+        *("_at", "_data", "_late", "_want"),
+        *("_keys", "_left", "_make", "_many_pairs"),
+        *("_client", "_known", "_readers"),
+    )
+
+    def __init__(self, readers: Readers[R], client: object = None) -> None:
+        self._client = client
+        self._readers = readers.greeting
+        self._known = readers.requests
+        self._data = b""
+        self._at = 0  # where in the data the next field begins
+        self._want = 0  # how long the data must be for the next field to be whole, if it is known
+        self._late = bytearray()  # arrived after the data, and not joined to it before that can help
+        self._left = 0  # keys or pairs still to come of the request that is being read
+        self._many_pairs = False  # what is to come are pairs
+        self._keys: list[bytes] = []
+        self._make: Callable[..., R] = _nothing
+
+    def feed(self, data: bytes) -> None:
+        """Take bytes that have arrived."""
+        if self._at == len(self._data):
+            self._data = data
+            self._at = self._want = 0
+            return
+        self._late += data
+        if len(self._data) + len(self._late) >= self._want:
+            self._data = self._data[self._at :] + self._late
+            self._at = self._want = 0
+            self._late.clear()
+
+    def take(self, data: bytes) -> R | None:
+        """`feed` and `next` in one, for speed."""
+        if self._at == len(self._data) and data and not self._left:
+            self._data = data
+            self._at = self._want = 0
+            return self._readers[data[0]](self, data, 1)
+        self.feed(data)
+        return self.next()
+
+    def next(self) -> R | None:
+        """What was made of the next whole request, or None until more bytes have been fed.
+
+        Raises:
+            StoreProtocolError: the bytes are not the protocol, or beyond its limits. The decoder is of no further use.
+        """
+        data = self._data
+        at = self._at
+        if at == len(data):
+            self._data = b""  # an idle connection must not hold on to the last large value
+            self._at = 0
+            return None
+        if self._left:
+            return (self._next_pair if self._many_pairs else self._next_keys)(data, at, self._left)
+        return self._readers[data[at]](self, data, at + 1)
+
+    def _lacks(self, end: int) -> bool:
+        """Whether the data ends before `end`; if so, it is joined with what comes later when that reaches so far."""
+        if end <= len(self._data):
+            return False
+        self._want = end
+        return True
+
+    def _string(self, data: bytes, at: int, limit: int) -> int:
+        """Where the string that begins at `at` ends, or -1 if it is not yet whole."""
+        start = at + 8
+        if start > len(data):
+            self._want = start
+            return -1
+        end: int = start + _u64(data, at)[0]
+        if end > start + limit:
+            check_key(end - start) if limit == MAX_KEY else check_payload(end - start)
+        if end > len(data):
+            self._want = end
+            return -1
+        return end
+
+    def _next_keys(self, data: bytes, at: int, left: int) -> R | None:
+        keys = self._keys
+        while left:
+            end = self._string(data, at, MAX_KEY)
+            if end < 0:
+                break
+            keys.append(data[at + 8 : end])
+            left -= 1
+            at = end
+        self._at = at
+        self._left = left
+        return None if left else self._make(self._client, keys)
+
+    def _next_pair(self, data: bytes, at: int, left: int) -> R | None:
+        self._at = at
+        self._left = left
+        middle = self._string(data, at, MAX_KEY)
+        if middle < 0:
+            return None
+        end = self._string(data, middle, MAX_PAYLOAD)
+        if end < 0:
+            return None
+        self._at = end
+        self._left = left - 1
+        return self._make(self._client, data[at + 8 : middle], data[middle + 8 : end])
+
+
+_Reader: TypeAlias = Callable[[Decoder[R], bytes, int], R | None]
+"""Reads a request of one opcode from the data, from the byte after the opcode; None if it is not whole."""
+
+
+class Readers(Generic[R]):
+    """How to read each opcode, before and after the greeting, for one way of making something of requests."""
+
+    def __init__(self, makers: Makers[R]) -> None:
+        known: dict[Op, _Reader[R]] = {op: shape(makers[op]) for op, shape in _SHAPES.items()}
+        known[Op.MULTI_SET] = _pairs(makers[Op.SET], makers[Op.MULTI_SET])
+        known[Op.VALIDATE] = _refuse("VALIDATE came a second time")
+        greeting: dict[Op, _Reader[R]] = {Op.VALIDATE: _validate}
+        self.greeting = _by_opcode(greeting, _refuse("the first message is not VALIDATE, so this is no store client"))
+        self.requests = _by_opcode(known, _refuse("a request with an unknown opcode"))
+
+
+def requests() -> Readers[Request]:
+    """Readers that make the typed requests of `wire`. As tuples they can be equal, or false: tell them by type."""
+    return Readers({op: _typed(kind) for op, kind in REQUESTS.items()})
+
+
+def _typed(kind: Callable[..., Request]) -> Callable[..., Request]:
+    return lambda _client, *fields: kind(*fields)
+
+
+def _nothing(*_fields: object) -> Never:
+    raise AssertionError("no request is being read")
+
+
+def _by_opcode(known: Mapping[Op, _Reader[R]], unknown: _Reader[R]) -> tuple[_Reader[R], ...]:
+    return tuple(known[Op(op)] if op in known else unknown for op in range(256))
+
+
+def _bare(make: Callable[..., R]) -> _Reader[R]:
+    def read(decoder: Decoder[R], _data: bytes, at: int) -> R | None:
+        decoder._at = at
+        return make(decoder._client)
+
+    return read
+
+
+def _key(make: Callable[..., R]) -> _Reader[R]:
+    def read(decoder: Decoder[R], data: bytes, at: int) -> R | None:
+        start = at + 8
+        if start <= len(data):
+            end = start + _u64(data, at)[0]
+            if end <= len(data) and end <= start + MAX_KEY:
+                decoder._at = end
+                return make(decoder._client, data[start:end])
+        decoder._string(data, at, MAX_KEY)
+        return None
+
+    return read
+
+
+def _key_payload(make: Callable[..., R]) -> _Reader[R]:
+    def read(decoder: Decoder[R], data: bytes, at: int) -> R | None:
+        middle = decoder._string(data, at, MAX_KEY)
+        if middle < 0:
+            return None
+        end = decoder._string(data, middle, MAX_PAYLOAD)
+        if end < 0:
+            return None
+        decoder._at = end
+        return make(decoder._client, data[at + 8 : middle], data[middle + 8 : end])
+
+    return read
+
+
+def _key_number(make: Callable[..., R]) -> _Reader[R]:
+    def read(decoder: Decoder[R], data: bytes, at: int) -> R | None:
+        middle = decoder._string(data, at, MAX_KEY)
+        end = middle + 8
+        if middle < 0 or (end > len(data) and decoder._lacks(end)):
+            return None
+        decoder._at = end
+        return make(decoder._client, data[at + 8 : middle], _i64(data, middle)[0])
+
+    return read
+
+
+def _key_two_payloads(make: Callable[..., R]) -> _Reader[R]:
+    def read(decoder: Decoder[R], data: bytes, at: int) -> R | None:
+        first = decoder._string(data, at, MAX_KEY)
+        if first < 0:
+            return None
+        second = decoder._string(data, first, MAX_PAYLOAD)
+        if second < 0:
+            return None
+        end = decoder._string(data, second, MAX_PAYLOAD)
+        if end < 0:
+            return None
+        decoder._at = end
+        return make(decoder._client, data[at + 8 : first], data[first + 8 : second], data[second + 8 : end])
+
+    return read
+
+
+def _keys(make: Callable[..., R]) -> _Reader[R]:
+    def read(decoder: Decoder[R], data: bytes, at: int) -> R | None:
+        start = at + 16
+        if start <= len(data):  # nearly always it is one key, and whole
+            count, size = _u64_u64(data, at)
+            end = start + size
+            if count == 1 and end <= len(data) and size <= MAX_KEY:
+                decoder._at = end
+                return make(decoder._client, [data[start:end]])
+        if decoder._lacks(at + 8):
+            return None
+        (count,) = _u64(data, at)
+        check_count(count)
+        decoder._keys = []
+        decoder._make = make
+        decoder._many_pairs = False
+        return decoder._next_keys(data, at + 8, count)
+
+    return read
+
+
+def _pairs(make: Callable[..., R], make_empty: Callable[..., R]) -> _Reader[R]:
+    def read(decoder: Decoder[R], data: bytes, at: int) -> R | None:
+        if decoder._lacks(at + 8):
+            return None
+        (count,) = _u64(data, at)
+        check_count(count)
+        if not count:
+            decoder._at = at + 8
+            return make_empty(decoder._client, ())
+        decoder._make = make
+        decoder._many_pairs = True
+        return decoder._next_pair(data, at + 8, count)
+
+    return read
+
+
+def _u32_only(make: Callable[..., R]) -> _Reader[R]:
+    def read(decoder: Decoder[R], data: bytes, at: int) -> R | None:
+        if decoder._lacks(at + 4):
+            return None
+        decoder._at = at + 4
+        return make(decoder._client, _u32(data, at)[0])
+
+    return read
+
+
+def _validate(decoder: Decoder[R], data: bytes, at: int) -> R | None:
+    if decoder._lacks(at + 4):
+        return None
+    (magic,) = _u32(data, at)
+    if magic != MAGIC:
+        raise StoreProtocolError(f"VALIDATE has the magic number {magic:#x} instead of {MAGIC:#x}")
+    decoder._at = at + 4
+    decoder._readers = decoder._known
+    return decoder.next()
+
+
+def _refuse(text: str) -> _Reader[R]:
+    def read(_decoder: Decoder[R], data: bytes, at: int) -> R | None:
+        raise StoreProtocolError(f"{text} (it begins with {data[at - 1 : at + 15]!r})")
+
+    return read
+
+
+_SHAPES: dict[Op, Callable[[Callable[..., R]], _Reader[R]]] = {
+    Op.SET: _key_payload,
+    Op.COMPARE_SET: _key_two_payloads,
+    Op.GET: _key,
+    Op.ADD: _key_number,
+    Op.CHECK: _keys,
+    Op.WAIT: _keys,
+    Op.NUM_KEYS: _bare,
+    Op.DELETE_KEY: _key,
+    Op.APPEND: _key_payload,
+    Op.MULTI_GET: _keys,
+    Op.CANCEL_WAIT: _bare,
+    Op.PING: _u32_only,
+    Op.QUEUE_PUSH: _key_payload,
+    Op.QUEUE_POP: _key,
+    Op.QUEUE_LEN: _key,
+    Op.LIST_KEYS: _bare,
+    Op.BARRIER: _key_number,
+}
+"""The fields of each request. VALIDATE belongs to the connection, and MULTI_SET is read as one SET for each pair."""

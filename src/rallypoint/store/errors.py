@@ -1,0 +1,25 @@
+"""What can go wrong with a store. The whole tree is drawn in `rallypoint.base.errors`."""
+
+from __future__ import annotations
+
+from rallypoint.base.errors import RallypointError
+
+
+class StoreError(RallypointError, RuntimeError):
+    """Root of all that a store raises. Also a RuntimeError, as torch's store errors are (contract section 9.5)."""
+
+
+class StoreTimeoutError(StoreError):
+    """What was waited for did not come in time. The store itself is fine and can be used on."""
+
+
+class StoreConnectionError(StoreError):
+    """The server cannot be reached, or has gone. A store that raises it once raises it for ever."""
+
+
+class StoreProtocolError(StoreError):
+    """Bytes that are not the store's protocol, or a key or value beyond the protocol's bounds."""
+
+
+class QueueEmptyError(StoreError):
+    """A pop that does not wait found nothing."""

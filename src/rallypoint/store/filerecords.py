@@ -1,0 +1,63 @@
+"""What stands in a FileStore's file (contract section 9.7). Pure.
+
+The file only grows: each record is a key and its new value, both with a native u32 length before them. The latest
+record of a key counts. A key that begins with a minus removes the key behind it.
+"""
+
+from __future__ import annotations
+
+from struct import Struct
+
+from rallypoint.store.errors import StoreProtocolError
+
+REFCOUNT = b"refcount/"
+"""How many have the file open now."""
+CLEANUP = b"cleanup/"
+"""How many have closed it."""
+
+_LENGTH = Struct("=I")
+_LONGEST = (1 << 32) - 1
+_REMOVED = b"-"
+
+
+def setting(key: bytes, value: bytes) -> bytes:
+    """The record that sets a key.
+
+    Raises:
+        StoreProtocolError: the value is longer than its length field can say.
+    """
+    if len(value) > _LONGEST:
+        raise StoreProtocolError(
+            f"a value of {len(value)} bytes is too long for a file; at most {_LONGEST} are allowed"
+        )
+    return _LENGTH.pack(len(key)) + key + _LENGTH.pack(len(value)) + value
+
+
+def removing(key: bytes) -> bytes:
+    """The record that removes a key."""
+    return setting(_REMOVED + key, b"")
+
+
+def replay(data: bytes, content: dict[bytes, bytes]) -> None:
+    """Do to `content` what the records say.
+
+    Raises:
+        StoreProtocolError: the data does not end with a record's end.
+    """
+    at = 0
+    while at < len(data):
+        key, at = _string(data, at)
+        value, at = _string(data, at)
+        if key.startswith(_REMOVED):
+            content.pop(key[1:], None)
+        else:
+            content[key] = value
+
+
+def _string(data: bytes, at: int) -> tuple[bytes, int]:
+    start = at + _LENGTH.size
+    if start <= len(data):
+        end = start + _LENGTH.unpack_from(data, at)[0]
+        if end <= len(data):
+            return data[start:end], end
+    raise StoreProtocolError("it ends in the middle of a record: it is no store's file, or a writer died over it")

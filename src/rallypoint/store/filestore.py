@@ -1,0 +1,305 @@
+"""A store in a file that processes share, of one machine or over a file system with working locks.
+
+The file is the one that torch's FileStore uses, so both can share it. It is locked as a whole for each operation, and
+read from where it was last left. Waiting looks at its size every 10 ms: a file has no other way to say that it changed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from rallypoint.base.clock import Deadline
+from rallypoint.base.errors import UserError
+from rallypoint.store.api import DEFAULT_TIMEOUT, Store, check_pairs, key_bytes, key_text, named, value_bytes
+from rallypoint.store.errors import StoreConnectionError, StoreProtocolError, StoreTimeoutError
+from rallypoint.store.filerecords import CLEANUP, REFCOUNT, removing, replay, setting
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+_POLL = 0.01
+
+
+class FileStore(Store):
+    """A store in the file at `path`.
+
+    Args:
+        path: the file, which is made if it is not there.
+        world_size: how many will open it; the last of them to close it removes it. Negative: it stays.
+        timeout: seconds, or a timedelta, that its methods wait where they are not told otherwise.
+
+    Raises:
+        StoreConnectionError: the file cannot be opened.
+        StoreProtocolError: the file holds something else.
+
+    Where torch's differs: its `delete_key` says True also of keys that were not there, its `num_keys` and `list_keys`
+    show the record that counts openers, and it closes when it is collected, where this one wants `close`.
+    """
+
+    def __init__(self, path: str, world_size: int = -1, timeout: timedelta | float = DEFAULT_TIMEOUT) -> None:
+        super().__init__(timeout)
+        self._path = path
+        self._world_size = world_size
+        self._mutex = threading.Lock()  # a file's lock does not keep out this process's own threads
+        self._content: dict[bytes, bytes] = {}
+        self._inode = 0
+        self._size = 0  # how much of the file `_content` has taken in
+        self._closed = False
+        with self._locked() as append:
+            append(setting(REFCOUNT, self._added(REFCOUNT, 1)))
+
+    @property
+    def path(self) -> str:
+        """Where the file is."""
+        return self._path
+
+    def set(self, key: str, value: str | bytes) -> None:
+        with self._locked() as append:
+            append(setting(_slashed(key), value_bytes(value)))
+
+    def get(self, key: str) -> bytes:
+        return self._wait_for([key], self._timeout)[0]
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        name, wanted, new = _slashed(key), value_bytes(expected), value_bytes(desired)
+        with self._locked() as append:
+            present = self._content.get(name)
+            if wanted != (present or b""):
+                return wanted if present is None else present
+            append(setting(name, new))
+            return new
+
+    def add(self, key: str, amount: int) -> int:
+        name = _slashed(key)
+        with self._locked() as append:
+            total = self._added(name, amount)
+            append(setting(name, total))
+            return int(total)
+
+    def check(self, keys: Sequence[str]) -> bool:
+        with self._locked(shared=True):
+            return all(_slashed(key) in self._content for key in keys)
+
+    def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
+        self._wait_for(keys, self._seconds(timeout))
+
+    def append(self, key: str, value: str | bytes) -> None:
+        name = _slashed(key)
+        with self._locked() as append:
+            append(setting(name, self._content.get(name, b"") + value_bytes(value)))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        return self._wait_for(keys, self._timeout)
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        check_pairs(keys, values)
+        records = [setting(_slashed(key), value_bytes(value)) for key, value in zip(keys, values, strict=True)]
+        with self._locked() as append:
+            append(b"".join(records))
+
+    def delete_key(self, key: str) -> bool:
+        name = _slashed(key)
+        with self._locked() as append:
+            if name not in self._content:
+                return False
+            append(removing(name))
+            return True
+
+    def num_keys(self) -> int:
+        """The number of keys, without those that count openers and closers."""
+        return len(self.list_keys())
+
+    def list_keys(self) -> list[str]:
+        with self._locked(shared=True):
+            return [key_text(key[1:]) for key in self._content if key.startswith(b"/")]
+
+    def queue_push(self, key: str, value: str | bytes) -> None:
+        raise NotImplementedError(_NO_QUEUES)
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        raise NotImplementedError(_NO_QUEUES)
+
+    def queue_len(self, key: str) -> int:
+        raise NotImplementedError(_NO_QUEUES)
+
+    def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
+        limit = self._seconds(timeout)
+        if self.add(f"{key}/num_members", 1) >= world_size:
+            self.set(f"{key}/last_member", b"1")
+        try:
+            self.wait([f"{key}/last_member"], limit)
+        except StoreTimeoutError:
+            raise StoreTimeoutError(
+                f"not all of {world_size} came to the barrier {key!r} within {limit:g} s in {self._where()}; "
+                "see which of them is missing, or wait longer"
+            ) from None
+
+    def clone(self) -> FileStore:
+        """Another one that has the file open; it counts as one of the world size."""
+        return FileStore(self._path, self._world_size, self._timeout)
+
+    def has_extended_api(self) -> bool:
+        """False: there are no queues."""
+        return False
+
+    def close(self) -> None:
+        """Close the file, and remove it if all of the world size have. Idempotent."""
+        if self._closed:
+            return
+        with self._locked() as append:
+            append(setting(CLEANUP, self._added(CLEANUP, 1)))
+            append(setting(REFCOUNT, self._added(REFCOUNT, -1)))
+            all_closed = 0 <= self._world_size <= int(self._content[CLEANUP])
+            if all_closed and self._content[REFCOUNT] == b"0":
+                os.unlink(self._path)
+        self._closed = True
+
+    def __enter__(self) -> FileStore:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def _where(self) -> str:
+        return f"the store in {self._path}"
+
+    def _wait_for(self, keys: Sequence[str], timeout: float) -> list[bytes]:
+        """The values of all keys, as soon as they are there."""
+        names = [_slashed(key) for key in keys]
+        deadline = Deadline.after(timeout)
+        while True:
+            with self._locked(shared=True):
+                if all(name in self._content for name in names):
+                    return [self._content[name] for name in names]
+            if deadline.expired:
+                raise StoreTimeoutError(
+                    f"{named(keys)} did not come within {timeout:g} s in {self._where()}; "
+                    "see whether whoever sets it is alive, or wait longer"
+                )
+            while not self._changed() and not deadline.expired:
+                time.sleep(min(_POLL, deadline.remaining()))
+
+    def _changed(self) -> bool:
+        try:
+            now = os.stat(self._path)
+        except FileNotFoundError:
+            return self._inode != 0
+        return (now.st_ino, now.st_size) != (self._inode, self._size)
+
+    def _added(self, name: bytes, amount: int) -> bytes:
+        present = self._content.get(name, b"0")
+        try:
+            return b"%d" % (int(present) + amount)
+        except ValueError:
+            raise UserError(
+                f"the value {present[:40]!r} of {key_text(name[1:])!r} is not a number, so nothing can be added to it"
+            ) from None
+
+    @contextlib.contextmanager
+    def _locked(self, shared: bool = False) -> Iterator[Callable[[bytes], None]]:
+        """Lock the file and take in what is new in it; gives a function that appends records."""
+        with self._mutex, self._opened(fcntl.LOCK_SH if shared else fcntl.LOCK_EX) as file:
+
+            def append(records: bytes) -> None:
+                _write(file, self._size, records)
+                self._take_in(records)
+
+            yield append
+
+    @contextlib.contextmanager
+    def _opened(self, lock: int) -> Iterator[int]:
+        if self._closed:
+            raise StoreConnectionError(f"{self._where()} cannot be used any more: it was closed; open a new one")
+        try:
+            file = _open_locked(self._path, lock)
+        except OSError as error:
+            raise StoreConnectionError(
+                f"{self._where()} cannot be opened ({error.strerror}); give the path of a file in a writable folder"
+            ) from error
+        if file is None:  # the last of all closed it, and who only reads does not bring it back
+            self._forget(0)
+            yield -1
+            return
+        try:
+            self._catch_up(file)
+            yield file
+        finally:
+            os.close(file)  # the lock goes with it
+
+    def _catch_up(self, file: int) -> None:
+        now = os.fstat(file)
+        if now.st_ino != self._inode or now.st_size < self._size:
+            self._forget(now.st_ino)
+        if now.st_size > self._size:
+            self._take_in(_read(file, self._size, now.st_size))
+
+    def _forget(self, inode: int) -> None:
+        """Another file, or none, has taken the file's place."""
+        self._content.clear()
+        self._inode, self._size = inode, 0
+
+    def _take_in(self, records: bytes) -> None:
+        try:
+            replay(records, self._content)
+        except StoreProtocolError as error:
+            raise StoreProtocolError(f"{self._path} cannot be read as a store ({error}); give another path") from None
+        self._size += len(records)
+
+
+_NO_QUEUES = "a store in a file has no queues; use a TCPStore or a HashStore"
+
+
+def _slashed(key: str) -> bytes:
+    return b"/" + key_bytes(key)
+
+
+def _open_locked(path: str, lock: int) -> int | None:
+    """The open file, locked; None if it is not there and is only to be read.
+
+    If it was removed while we waited for the lock, the one that has taken its place.
+    """
+    flags = os.O_RDONLY if lock == fcntl.LOCK_SH else os.O_RDWR | os.O_CREAT
+    while True:
+        try:
+            file = os.open(path, flags | os.O_CLOEXEC, 0o644)
+        except FileNotFoundError:
+            if lock == fcntl.LOCK_SH:
+                return None
+            raise
+        try:
+            fcntl.flock(file, lock)
+            if os.fstat(file).st_nlink:
+                return file
+        except BaseException:
+            os.close(file)
+            raise
+        os.close(file)
+
+
+def _read(file: int, start: int, end: int) -> bytes:
+    pieces = []
+    while start < end and (piece := os.pread(file, end - start, start)):
+        pieces.append(piece)
+        start += len(piece)
+    return b"".join(pieces)
+
+
+def _write(file: int, at: int, records: bytes) -> None:
+    """Append all of the records or, where the disk is full, none."""
+    written = 0
+    try:
+        while written < len(records):
+            written += os.pwrite(file, records[written:], at + written)
+    except BaseException as error:
+        os.ftruncate(file, at)
+        if isinstance(error, OSError):
+            raise StoreConnectionError(
+                f"the store's file cannot be written ({error.strerror}); see to its disk"
+            ) from error
+        raise

@@ -1,0 +1,35 @@
+"""Servers that several stores of one process share by their port (`multi_tenant`, contract section 9.5)."""
+
+from __future__ import annotations
+
+import threading
+
+from rallypoint.store.server import StoreServer
+
+_lock = threading.Lock()
+_tenants: dict[int, list[StoreServer]] = {}  # for each port its server, once for each store that uses it
+
+
+def move_in(port: int) -> StoreServer:
+    """The shared server on `port`, started if there is none; 0 always starts one.
+
+    Raises:
+        OSError: the port is taken by somebody else.
+    """
+    with _lock:
+        server = _tenants[port][0] if port in _tenants else StoreServer(port=port)
+        _tenants.setdefault(server.port, []).append(server)
+        return server
+
+
+def move_out(server: StoreServer) -> bool:
+    """One store less uses `server`. Whether it is now the caller's, to be closed: nobody else uses it."""
+    with _lock:
+        homes = _tenants.get(server.port, [])
+        if server not in homes:
+            return True
+        homes.pop()
+        if homes:
+            return False
+        del _tenants[server.port]
+        return True

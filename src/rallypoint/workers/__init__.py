@@ -1,0 +1,1 @@
+"""Processes: starting them, knowing when and how they end, and ending them."""

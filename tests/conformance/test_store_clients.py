@@ -1,0 +1,159 @@
+"""Torch's clients on our server and ours on torch's: every operation, many at once, all sizes."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from tests.conformance.store_pairs import PATIENCE, client, serving, torch_stores
+
+pytestmark = pytest.mark.torch
+
+SHORT = timedelta(milliseconds=50)
+PAIRS = [("torch", "ours"), ("ours", "torch"), ("ours", "ours"), ("torch", "torch")]
+"""Kinds of client and server. The last pair shows that the tests hold torch's own store to what they say."""
+
+
+@pytest.fixture(name="pair", params=PAIRS, ids=[f"{ours}-client-{theirs}-server" for ours, theirs in PAIRS])
+def _pair(request: pytest.FixtureRequest) -> Iterator[tuple[Any, Any]]:
+    """Two clients of the kind, the second a clone of the first."""
+    kind, server = request.param
+    with serving(server) as port:
+        first = client(kind, port)
+        yield first, first.clone()
+
+
+def test_every_operation(pair: tuple[Any, Any]) -> None:
+    one, two = pair
+    one.set("k", "v")
+    assert one.get("k") == two.get("k") == b"v"
+    assert one.compare_set("c", "x", "y") == b"x"
+    assert one.compare_set("c", "", "y") == b"y"
+    assert two.compare_set("c", "y", "z") == b"z"
+    assert (one.add("n", 5), two.add("n", -7)) == (5, -2)
+    assert (one.check(["k", "n"]), one.check(["k", "none"]), one.check([])) == (True, False, True)
+    one.wait(["k", "c"])
+    one.wait(["k"], SHORT)
+    one.append("k", "w")
+    one.append("fresh", "x")
+    one.multi_set(["m1", "m2"], ["1", "2"])
+    assert [bytes(value) for value in one.multi_get(["m2", "k", "fresh", "m1"])] == [b"2", b"vw", b"x", b"1"]
+    assert (one.delete_key("m1"), one.delete_key("m1")) == (True, False)
+    assert two.num_keys() == 5
+    assert sorted(two.list_keys()) == ["c", "fresh", "k", "m2", "n"]
+    assert one.has_extended_api()
+
+
+def test_queues(pair: tuple[Any, Any]) -> None:
+    one, two = pair
+    one.queue_push("q", "1")
+    one.queue_push("q", "2")
+    assert one.queue_len("q") == 2
+    assert (two.queue_pop("q"), one.queue_pop("q", block=False), one.queue_len("q")) == (b"1", b"2", 0)
+    with pytest.raises(RuntimeError, match="empty"):
+        one.queue_pop("q", block=False)
+    popped = in_thread(lambda: two.queue_pop("q"))
+    one.queue_push("q", "late")
+    assert popped() == b"late"
+
+
+def test_waiting(pair: tuple[Any, Any]) -> None:
+    one, two = pair
+    got = in_thread(lambda: two.get("k"))
+    one.set("k", "v")
+    assert got() == b"v"
+    got = in_thread(lambda: two.multi_get(["a", "b"]))
+    one.set("a", "1")
+    one.set("b", "2")
+    assert [bytes(value) for value in got()] == [b"1", b"2"]
+    with pytest.raises(RuntimeError, match=r"never|timeout"):
+        one.wait(["never"], SHORT)
+    assert one.get("k") == b"v"
+    one.set_timeout(SHORT)
+    assert one.timeout == SHORT
+    with pytest.raises(RuntimeError, match=r"never|timeout"):
+        one.get("never")
+    assert one.get("k") == b"v"
+
+
+def test_barriers(pair: tuple[Any, Any]) -> None:
+    one, two = pair
+    passed = in_thread(lambda: two.barrier("b", 2, PATIENCE))
+    one.barrier("b", 2, PATIENCE)
+    assert passed() is None
+    with pytest.raises(RuntimeError, match=r"barrier|timeout"):
+        one.barrier("c", 2, SHORT)
+    two.barrier("c", 2, PATIENCE)
+    assert one.get("c") == b"2"
+
+
+@pytest.mark.parametrize("size", [0, 1, 8 * 1024 * 1024])
+def test_values_of_all_sizes(pair: tuple[Any, Any], size: int) -> None:
+    one, two = pair
+    value = bytes(size)
+    one.set("k", value)
+    assert two.get("k") == value
+    assert [bytes(found) for found in two.multi_get(["k", "k"])] == [value, value]
+    assert two.compare_set("k", value, value) == value
+    one.queue_push("q", value)
+    assert two.queue_pop("q") == value
+
+
+def test_a_world_is_counted(pair: tuple[Any, Any]) -> None:
+    one, _ = pair
+    kind = "ours" if type(one).__module__.startswith("rallypoint") else "torch"
+    client(kind, one.port, world_size=3)
+    client(kind, one.port, world_size=3, wait_for_workers=False)
+    assert one.num_keys() == 1
+    assert one.list_keys() == []
+
+
+def test_nested_prefixes_are_the_same_on_the_wire() -> None:
+    from rallypoint.store.prefix import PrefixStore
+
+    theirs = torch_stores().PrefixStore
+    with serving("ours") as port:
+        ours = client("ours", port)
+        PrefixStore("outer", PrefixStore("pre", ours)).set("y", "v")
+        torchs = client("torch", port)
+        assert theirs("outer", theirs("pre", torchs)).get("y") == b"v"
+        assert theirs("pre", torchs).list_keys() == PrefixStore("pre", ours).list_keys() == ["outer/y"]
+        assert theirs("pre", torchs).num_keys() == PrefixStore("pre", ours).num_keys() == 1
+
+
+@pytest.mark.parametrize(("kind", "server"), PAIRS[:2])
+def test_64_clients_at_once(kind: str, server: str) -> None:
+    """Each adds, publishes, waits for its neighbour's key and meets the others at a barrier."""
+    world = 64
+
+    def work(port: int, rank: int) -> bytes:
+        store = client(kind, port, world_size=world)
+        for _ in range(20):
+            store.add("total", 1)
+        store.set(f"rank{rank}", str(rank))
+        store.barrier("all", world, PATIENCE)
+        found: bytes = store.get(f"rank{(rank + 1) % world}")
+        return found
+
+    with serving(server) as port, ThreadPoolExecutor(world) as threads:
+        found = list(threads.map(lambda rank: work(port, rank), range(world)))
+        assert found == [b"%d" % ((rank + 1) % world) for rank in range(world)]
+        assert client(kind, port).add("total", 0) == 20 * world
+
+
+def in_thread(function: Callable[[], Any]) -> Callable[[], Any]:
+    """Start a function on a thread; gives a function that waits for its result."""
+    results: list[Any] = []
+    thread = threading.Thread(target=lambda: results.append(function()))
+    thread.start()
+
+    def result() -> Any:
+        thread.join(PATIENCE.total_seconds())
+        return results[0]
+
+    return result

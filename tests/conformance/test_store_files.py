@@ -1,0 +1,133 @@
+"""One file, shared by torch's FileStore and ours, both ways (contract section 9.7); and the stores of one process."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rallypoint.store.filestore import FileStore
+from rallypoint.store.hashstore import HashStore
+from rallypoint.store.prefix import PrefixStore
+from tests.conformance.store_pairs import PATIENCE, torch_stores
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.fixture(name="path")
+def _path(tmp_path: Path) -> str:
+    return str(tmp_path / "store")
+
+
+def both_ways(path: str) -> list[tuple[Any, Any]]:
+    """A store of each kind on the same file: as (writer, reader), and the other way round."""
+    theirs, ours = torch_stores().FileStore(path), FileStore(path, timeout=PATIENCE)
+    theirs.set_timeout(PATIENCE)
+    return [(theirs, ours), (ours, theirs)]
+
+
+def test_what_one_does_the_other_sees(path: str) -> None:
+    for turn, (writer, reader) in enumerate(both_ways(path)):
+        writer.set(f"k{turn}", "v")
+        assert reader.get(f"k{turn}") == b"v"
+        assert (writer.add("n", 2), reader.add("n", 3)) == (5 * turn + 2, 5 * turn + 5)
+        assert writer.compare_set(f"c{turn}", "", "first") == b"first"
+        assert reader.compare_set(f"c{turn}", "first", "second") == b"second"
+        assert writer.compare_set(f"c{turn}", "first", "third") == b"second"
+        assert reader.compare_set("none", "x", "y") == b"x"
+        writer.append(f"a{turn}", "1")
+        reader.append(f"a{turn}", "2")
+        assert writer.get(f"a{turn}") == b"12"
+        writer.multi_set([f"m{turn}", f"o{turn}"], ["1", ""])
+        assert [bytes(value) for value in reader.multi_get([f"m{turn}", f"o{turn}"])] == [b"1", b""]
+        assert reader.check([f"k{turn}", "n"])
+        assert writer.delete_key(f"k{turn}")
+        assert not reader.check([f"k{turn}"])
+        writer.set(f"k{turn}", "again")
+        assert reader.get(f"k{turn}") == b"again"
+        writer.set("large", bytes(1_000_000))
+        assert reader.get("large") == bytes(1_000_000)
+
+
+def test_deletes_from_both_sides_at_once(path: str) -> None:
+    theirs, ours = both_ways(path)[0]
+    threads = [threading.Thread(target=_churn, args=[store, str(who)]) for who, store in enumerate((theirs, ours))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(PATIENCE.total_seconds())
+    assert theirs.add("n", 0) == ours.add("n", 0) == 200
+    assert sorted(key for key in theirs.list_keys() if key.startswith("kept")) == ["kept0", "kept1"]
+    assert sorted(ours.list_keys()) == ["kept0", "kept1", "n"]
+
+
+def _churn(store: Any, who: str) -> None:
+    for _ in range(100):
+        store.set(f"gone{who}", "x")
+        store.add("n", 1)
+        store.delete_key(f"gone{who}")
+    store.set(f"kept{who}", "x")
+
+
+def test_one_waits_for_the_other(path: str) -> None:
+    for turn, (writer, reader) in enumerate(both_ways(path)):
+        got: list[bytes] = []
+        thread = threading.Thread(target=lambda: got.append(reader.get(f"late{turn}")))  # noqa: B023 - joined below
+        thread.start()
+        writer.set(f"late{turn}", "v")
+        thread.join(PATIENCE.total_seconds())
+        assert got == [b"v"]
+        thread = threading.Thread(target=reader.barrier, args=[f"b{turn}", 2, PATIENCE])
+        thread.start()
+        writer.barrier(f"b{turn}", 2, PATIENCE)
+        thread.join(PATIENCE.total_seconds())
+        assert not thread.is_alive()
+
+
+@pytest.mark.parametrize("last", ["ours", "theirs"])
+def test_the_last_of_the_world_removes_the_file_whoever_it_is(path: str, last: str) -> None:
+    theirs, ours = torch_stores().FileStore(path, 2), FileStore(path, 2)
+    if last == "ours":
+        del theirs
+        assert os.path.exists(path)
+        ours.close()
+    else:
+        ours.close()
+        assert os.path.exists(path)
+        del theirs
+    assert not os.path.exists(path)
+
+
+def test_stores_in_memory_do_the_same() -> None:
+    seen = [_everything(store, prefixed) for store, prefixed in _in_memory()]
+    assert seen[0] == seen[1]
+
+
+def _in_memory() -> list[tuple[Any, Any]]:
+    torch = torch_stores()
+    theirs, ours = torch.HashStore(), HashStore()
+    return [(theirs, torch.PrefixStore("p", theirs)), (ours, PrefixStore("p", ours))]
+
+
+def _everything(store: Any, prefixed: Any) -> list[Any]:
+    store.set("k", "v")
+    prefixed.set("k", "w")
+    prefixed.queue_push("q", "1")
+    seen = [
+        *(store.get("p/k"), sorted(store.list_keys()), prefixed.list_keys(), prefixed.num_keys(), store.num_keys()),
+        *(store.compare_set("c", "x", "y"), store.check(["c"]), store.compare_set("c", "", "y"), store.add("n", 3)),
+        *(prefixed.queue_len("q"), store.check(["p/q"]), store.queue_pop("p/q"), store.queue_len("p/q")),
+        *(store.delete_key("k"), store.delete_key("k"), store.has_extended_api(), store.clone().check(["p/k"])),
+        *(prefixed.timeout, store.timeout),
+    ]
+    store.append("a", "x")
+    prefixed.multi_set(["a", "b"], ["1", "2"])
+    seen.append([bytes(value) for value in store.multi_get(["a", "p/a", "p/b"])])
+    with pytest.raises(RuntimeError):
+        store.queue_pop("q", block=False)
+    with pytest.raises(ValueError, match=r"stoll|number"):
+        store.add("k", store.set("k", "abc") or 1)
+    return seen

@@ -1,0 +1,171 @@
+"""Starts real agents and says what they print, and that nothing of them is left.
+
+Every process that a test starts, and whatever those start, carries a mark of the test in its environment: that is how
+the end of a test finds what should not be there.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+PATIENCE = 60.0
+_MARK = "RALLYPOINT_TEST_MARK"
+RALLYRUN = [sys.executable, "-m", "rallypoint.run"]
+
+
+class Job:
+    """One running command, and all that it has printed."""
+
+    def __init__(self, command: list[str], env: dict[str, str], cwd: Path) -> None:
+        self._process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=cwd, start_new_session=True
+        )
+        self.pid = self._process.pid
+        self._lines: dict[str, list[str]] = {"out": [], "err": []}
+        self._changed = threading.Condition()
+        self._readers = [
+            threading.Thread(target=self._read, args=(name, stream), daemon=True)
+            for name, stream in (("out", self._process.stdout), ("err", self._process.stderr))
+        ]
+        for reader in self._readers:
+            reader.start()
+
+    def _read(self, name: str, stream: Iterator[str]) -> None:
+        for line in stream:
+            with self._changed:
+                self._lines[name].append(line.rstrip("\n"))
+                self._changed.notify_all()
+
+    @property
+    def out(self) -> list[str]:
+        """Lines of standard output so far."""
+        return list(self._lines["out"])
+
+    @property
+    def err(self) -> str:
+        """Standard error so far."""
+        return "\n".join(self._lines["err"])
+
+    def until(self, holds: Callable[[list[str]], bool], what: str) -> list[str]:
+        """Wait until something holds of the lines of standard output."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: holds(self._lines["out"]), PATIENCE):
+                raise AssertionError(f"after {PATIENCE:.0f} s still not: {what}\n{self.out}\n{self.err}")
+            return self.out
+
+    def until_err(self, text: str) -> None:
+        """Wait until standard error holds a text."""
+        with self._changed:
+            if not self._changed.wait_for(lambda: any(text in line for line in self._lines["err"]), PATIENCE):
+                raise AssertionError(f"after {PATIENCE:.0f} s standard error is still without {text!r}:\n{self.err}")
+
+    def signal(self, number: int) -> None:
+        """Send a signal to the agent."""
+        self._process.send_signal(number)
+
+    def ends(self) -> int:
+        """Wait for the end; returns the exit code, negative for a signal."""
+        code = self._process.wait(PATIENCE)
+        for reader in self._readers:
+            reader.join(PATIENCE)
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        self._process.stdout.close()
+        self._process.stderr.close()
+        return code
+
+    def stop(self) -> None:
+        """End it, if it runs, by the gentle way first."""
+        if self._process.poll() is None:
+            self._process.send_signal(signal.SIGTERM)
+            try:
+                self._process.wait(20)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+        self.ends()
+
+
+class Launcher:
+    """Starts jobs in a folder of the test's own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.mark = uuid.uuid4().hex
+        self.jobs: list[Job] = []
+        self._temporary = folder / "tmp"
+        self._temporary.mkdir()
+
+    def environment(self, env: dict[str, str] | None = None) -> dict[str, str]:
+        """What a job finds around it: ours without what could disturb, and the mark."""
+        disturbing = ("PET_", "TORCH", "OMP_", "LOGLEVEL", "RALLYPOINT", "MASTER_", "RANK", "WORLD_SIZE")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(disturbing)}
+        own = {_MARK: self.mark, "TMPDIR": str(self._temporary), "OMP_NUM_THREADS": "1"}
+        return {**kept, **own, **(env or {})}
+
+    def __call__(self, *args: str, env: dict[str, str] | None = None) -> Job:
+        """Start `rallyrun` with these arguments."""
+        return self.command([*RALLYRUN, *args], env)
+
+    def command(self, command: list[str], env: dict[str, str] | None = None) -> Job:
+        """Start any command."""
+        job = Job(command, self.environment(env), self.folder)
+        self.jobs.append(job)
+        return job
+
+    def script(self, text: str, name: str = "script.py") -> str:
+        """A worker's program."""
+        path = self.folder / name
+        path.write_text(text)
+        return str(path)
+
+    def left(self) -> list[str]:
+        """Processes with the mark that still run."""
+        found = []
+        for name in os.listdir("/proc"):
+            if not name.isdigit() or int(name) == os.getpid():
+                continue
+            try:
+                environ = Path(f"/proc/{name}/environ").read_bytes()
+                command = Path(f"/proc/{name}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+            except OSError:
+                continue
+            if self.mark.encode() in environ and command:
+                found.append(f"{name}: {command}")
+        return found
+
+    def left_files(self) -> list[str]:
+        """Temporary files that were not taken away."""
+        return sorted(str(path.relative_to(self._temporary)) for path in self._temporary.rglob("*"))
+
+
+@contextmanager
+def launching(folder: Path) -> Iterator[Launcher]:
+    """A launcher, and the check that it leaves nothing behind."""
+    launcher = Launcher(folder)
+    try:
+        yield launcher
+    finally:
+        for job in launcher.jobs:
+            job.stop()
+        left = _settled(launcher.left)
+        for entry in left:
+            os.kill(int(entry.split(":")[0]), signal.SIGKILL)
+    assert not left, f"processes were left running: {left}"
+    assert not launcher.left_files(), f"temporary files were left: {launcher.left_files()}"
+
+
+def _settled(look: Callable[[], list[str]]) -> list[str]:
+    """What is still there after a moment that the kernel may need to take processes away."""
+    deadline = time.monotonic() + 5
+    while (found := look()) and time.monotonic() < deadline:
+        threading.Event().wait(0.05)
+    return found

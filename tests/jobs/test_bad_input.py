@@ -1,0 +1,250 @@
+"""What a user can get wrong and a stranger can send: one clear sentence, the exit code of the contract, no hanging."""
+
+from __future__ import annotations
+
+import re
+import socket
+import struct
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from rallypoint.base.endpoint import free_port
+from rallypoint.rendezvous.frames import MAGIC, frame
+from rallypoint.store.server import StoreServer
+from tests.jobs.launching import Job, Launcher
+from tests.jobs.nodes import Nodes, all_end, common
+
+FINE = "print('ran')"
+
+
+def refused(job: Job, *words: str, code: int = 1) -> None:
+    """The job ends with this code, and one sentence with these words; its workers never ran."""
+    assert job.ends() == code, job.err
+    assert "ran" not in job.out
+    assert "Traceback" not in job.err
+    (sentence,) = re.findall(r"^.*error: (.*)$", job.err, re.MULTILINE)
+    for word in words:
+        assert word in sentence, (word, sentence)
+
+
+# The command line
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--rdzv-backend=zookeeper"], ["'zookeeper'", "c10d", "static"]),
+        (["--rdzv-backend=c10d", "--rdzv-endpoint=host:port"], ["'host:port'", "'port'", "--rdzv-endpoint"]),
+        (["--rdzv-backend=c10d", "--rdzv-endpoint=host:99999"], ["'99999'", "65535"]),
+        (["--rdzv-backend=c10d", "--rdzv-endpoint=a b:1"], ["'a b'", "host:port"]),
+        (["--rdzv-backend=c10d", "--rdzv-endpoint=[::1"], ["'[::1'", "IPv6"]),
+        (["--nnodes=2", "--rdzv-endpoint=host"], ["'host'", "port"]),
+        (["--rdzv-conf=timeout"], ["'timeout'", "--rdzv-conf", "timeout=value"]),
+        (["--rdzv-conf==3"], ["'=3'", "--rdzv-conf"]),
+        (["--rdzv-conf=run_id=x"], ["'run_id'", "--rdzv-conf"]),
+        (["--standalone", "--rdzv-conf=join_timeout=soon"], ["join_timeout", "'soon'"]),
+        (["--standalone", "--rdzv-conf=join_timeout=0"], ["join_timeout", "0", "positive"]),
+        (["--standalone", "--rdzv-conf=store_type=tape"], ["store_type", "'tape'", "tcp or file"]),
+        (["--nnodes=2", "--node-rank=2"], ["--node-rank", "2"]),
+        (["--standalone", "--no-python"], ["script.py", "cannot be run"]),
+    ],
+    ids=lambda value: "_".join(value) if isinstance(value, list) and value and value[0].startswith("-") else "",
+)
+def test_a_value_that_cannot_work_is_named(rallyrun: Launcher, flags: list[str], words: list[str]) -> None:
+    refused(rallyrun(*flags, rallyrun.script(FINE)), *words)
+
+
+def test_a_program_that_does_not_exist_is_named(rallyrun: Launcher) -> None:
+    refused(rallyrun("--standalone", "--no-python", "no-such-program"), "'no-such-program'", "PATH")
+
+
+def test_a_script_that_does_not_exist_is_named_by_python_in_the_report(rallyrun: Launcher) -> None:
+    job = rallyrun("--standalone", "no_such_script.py")
+    assert job.ends() == 1
+    report = job.err[job.err.index("Root Cause") :]
+    assert "exitcode  : 2 " in report
+    assert "no_such_script.py" in report
+    assert "Traceback" not in job.err
+
+
+# Places that cannot be had or found
+
+
+@contextmanager
+def listening(answer: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A service that gives each who comes its answer; yields the port."""
+    import threading
+
+    def serve() -> None:
+        while True:
+            try:
+                peer, _ = listener.accept()
+            except OSError:
+                return
+            with peer:
+                answer(peer)
+
+    with socket.create_server(("", 0)) as listener:
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield int(listener.getsockname()[1])
+        finally:
+            listener.shutdown(socket.SHUT_RDWR)
+            thread.join()
+
+
+def hello(peer: socket.socket) -> None:
+    peer.recv(100)
+    peer.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+
+def at(port: int, *flags: str) -> list[str]:
+    return ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=x", f"--rdzv-endpoint=127.0.0.1:{port}", *flags]
+
+
+def test_a_port_in_use_is_named(rallyrun: Launcher) -> None:
+    with listening(hello) as port:
+        job = rallyrun(*at(port, "--rdzv-conf=is_host=true"), rallyrun.script(FINE))
+        refused(job, f"127.0.0.1:{port}", "in use")
+
+
+def test_a_static_port_in_use_is_named(rallyrun: Launcher) -> None:
+    with listening(hello) as port:
+        refused(
+            rallyrun("--nnodes=2", f"--rdzv-endpoint=127.0.0.1:{port}", rallyrun.script(FINE)),
+            f"127.0.0.1:{port}",
+            "in use",
+        )
+
+
+def test_a_foreign_service_on_the_port_is_told_apart(rallyrun: Launcher) -> None:
+    with listening(hello) as port:
+        refused(rallyrun(*at(port), rallyrun.script(FINE)), f"127.0.0.1:{port}", "not Rallypoint's control plane")
+
+
+def test_a_torch_store_on_the_port_is_told_apart(rallyrun: Launcher) -> None:
+    server = StoreServer()
+    try:
+        refused(rallyrun(*at(server.port), rallyrun.script(FINE)), f"127.0.0.1:{server.port}", "TCPStore")
+    finally:
+        server.close()
+
+
+def test_a_host_name_that_does_not_resolve_is_named(rallyrun: Launcher) -> None:
+    job = rallyrun(
+        *at(1, "--rdzv-endpoint=no-such-host.invalid:1234", "--rdzv-conf=join_timeout=2"), rallyrun.script(FINE)
+    )
+    refused(job, "no-such-host.invalid:1234", "join deadline", "--rdzv-endpoint")
+
+
+def test_an_endpoint_where_nobody_listens_is_named(rallyrun: Launcher) -> None:
+    job = rallyrun(*at(free_port(), "--rdzv-conf=is_host=false,join_timeout=1"), rallyrun.script(FINE))
+    refused(job, "127.0.0.1:", "refused", "--rdzv-endpoint")
+
+
+def test_an_early_end_of_a_rendezvous_says_how_many_were_in(rallyrun: Launcher) -> None:
+    job = rallyrun(*at(free_port(), "--rdzv-conf=join_timeout=1"), rallyrun.script(FINE))
+    refused(job, "1 of 2 nodes", "--nnodes")
+
+
+def test_an_early_end_of_a_rendezvous_over_a_file_says_how_many_were_in(rallyrun: Launcher) -> None:
+    endpoint = f"--rdzv-endpoint={rallyrun.folder / 'state'}"
+    job = rallyrun(*at(1), endpoint, "--rdzv-conf=store_type=file,join_timeout=1", rallyrun.script(FINE))
+    refused(job, "1 of 2 nodes", "--nnodes")
+
+
+def test_a_file_that_holds_something_else_is_named(rallyrun: Launcher) -> None:
+    path = rallyrun.folder / "notes"
+    path.write_text("these are no records of a store\n" * 9)
+    job = rallyrun(*at(1), f"--rdzv-endpoint={path}", "--rdzv-conf=store_type=file", rallyrun.script(FINE))
+    refused(job, str(path))
+
+
+def test_an_early_end_of_a_static_rendezvous_says_who_is_missing(rallyrun: Launcher) -> None:
+    job = rallyrun(
+        "--nnodes=3", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-conf=timeout=1", rallyrun.script(FINE)
+    )
+    refused(job, "1 of 3 nodes", "node rank 1, node rank 2")
+
+
+def test_a_shared_file_that_cannot_be_written_is_named(rallyrun: Launcher) -> None:
+    path = rallyrun.folder / "no such folder" / "state"
+    job = rallyrun(
+        "--rdzv-backend=c10d",
+        "--rdzv-id=x",
+        f"--rdzv-endpoint={path}",
+        "--rdzv-conf=store_type=file",
+        rallyrun.script(FINE),
+    )
+    refused(job, str(path), "--rdzv-endpoint")
+
+
+# A stranger's bytes on the ports of a running job
+
+GARBAGE = {
+    "nothing": b"",
+    "noise": bytes(range(256)) * 16,
+    "http": b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
+    "an unknown opcode": b"\x00\xce\xf7\x85\x3c" + b"\xfe" * 64,
+    "half a store request": b"\x00\xce\xf7\x85\x3c\x01" + struct.pack("<Q", 100) + b"k",
+    "a key of 2^60 bytes": b"\x00\xce\xf7\x85\x3c\x03" + struct.pack("<Q", 2**60),
+    "2^60 keys": b"\x00\xce\xf7\x85\x3c\x06" + struct.pack("<Q", 2**60),
+    "half a greeting": MAGIC[:3],
+    "a greeting and a huge frame": MAGIC + b"\xff" * 64,
+    "a greeting and half a frame": MAGIC + frame(b"{" * 50)[:20],
+    "a greeting and a frame of noise": MAGIC + frame(b"\x00\xff" * 20),
+}
+
+
+def throw(port: int, data: bytes) -> None:
+    """Send and hang up; or, if the other side hangs up first, so much the better."""
+    with socket.create_connection(("127.0.0.1", port)) as stranger:
+        stranger.settimeout(0.2)
+        try:
+            stranger.sendall(data)
+            stranger.shutdown(socket.SHUT_WR)
+            while stranger.recv(4096):
+                pass
+        except OSError:
+            pass
+
+
+def throw_everything(port: int) -> None:
+    for data in GARBAGE.values():
+        throw(port, data)
+
+
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_a_strangers_bytes_do_not_disturb_a_running_job(rallyrun: Launcher, backend: str) -> None:
+    if backend == "c10d":
+        control = free_port()
+        job = Nodes(rallyrun, *at(control))
+    else:
+        control = free_port()
+        job = Nodes(rallyrun, "--nnodes=2", f"--rdzv-endpoint=127.0.0.1:{control}")
+    nodes = [job.start("A", "--node-rank=0"), job.start("B", "--node-rank=1")]
+    for node in nodes:
+        node.comes_up(1)
+    for port in {control, int(common(nodes, [1, 1], "MASTER_PORT"))}:
+        throw_everything(port)
+    with socket.create_connection(("127.0.0.1", control)):  # one that stays, and says nothing
+        job.say("finish")
+        all_end(nodes, 0)
+    assert [len(node.ups) for node in nodes] == [1, 1]
+    assert "Traceback" not in nodes[0].job.err + nodes[1].job.err
+
+
+def test_a_strangers_bytes_do_not_disturb_a_rendezvous(rallyrun: Launcher) -> None:
+    port = free_port()
+    job = Nodes(rallyrun, *at(port))
+    a = job.host("A")
+    throw_everything(port)
+    a.job.until_err("control connection from 127.0.0.1:")
+    b = job.start("B")
+    for node in (a, b):
+        node.comes_up(1)
+    job.say("finish")
+    all_end([a, b], 0)

@@ -1,0 +1,458 @@
+"""Jobs of several agents, each a real process of its own, on loopback."""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+
+import pytest
+
+from rallypoint.base.endpoint import free_port
+from tests.jobs.launching import Launcher
+from tests.jobs.nodes import Node, Nodes, all_end, all_ranks, c10d, common, root_cause
+
+QUICK = "last_call_timeout=1"
+
+
+def check_two_and_one(a: Node, b: Node) -> None:
+    """Two workers of one node and one of the other agree on everything that they must agree on."""
+    nodes, sizes = (a, b), (2, 1)
+    assert all_ranks(nodes, sizes) == [0, 1, 2]
+    assert common(nodes, sizes, "WORLD_SIZE") == "3"
+    assert common(nodes, sizes, "GROUP_WORLD_SIZE") == "2"
+    assert common(nodes, sizes, "ROLE_WORLD_SIZE") == "3"
+    assert common(nodes, sizes, "TORCHELASTIC_RESTART_COUNT") == "0"
+    assert common(nodes, sizes, "MASTER_ADDR") == "127.0.0.1"
+    common(nodes, sizes, "MASTER_PORT")
+    assert [up["LOCAL_RANK"] for up in a.last(2)] == ["0", "1"]
+    assert {common((a,), (2,), "GROUP_RANK"), common((b,), (1,), "GROUP_RANK")} == {"0", "1"}
+    assert (common((a,), (2,), "LOCAL_WORLD_SIZE"), common((b,), (1,), "LOCAL_WORLD_SIZE")) == ("2", "1")
+
+
+# Meeting
+
+
+def test_c10d_with_two_and_one_workers(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "2")
+    a, b = job.start("A", "--nproc-per-node=2"), job.start("B")
+    a.comes_up(2)
+    b.comes_up(1)
+    check_two_and_one(a, b)
+    job.say("finish")
+    all_end([a, b], 0)
+
+
+@pytest.mark.parametrize("way", ["--master", "--rdzv-endpoint"])
+def test_static_with_two_and_one_workers(rallyrun: Launcher, way: str) -> None:
+    port = free_port()
+    place = {
+        "--master": ["--master-addr=127.0.0.1", f"--master-port={port}"],
+        "--rdzv-endpoint": [f"--rdzv-endpoint=127.0.0.1:{port}"],
+    }
+    job = Nodes(rallyrun, "--nnodes=2", *place[way])
+    b = job.start("B", "--node-rank=1")
+    a = job.start("A", "--node-rank=0", "--nproc-per-node=2")
+    a.comes_up(2)
+    b.comes_up(1)
+    check_two_and_one(a, b)
+    assert a.ranks(2) == [0, 1]
+    assert common((a, b), (2, 1), "MASTER_PORT") == str(port)
+    job.say("finish")
+    all_end([a, b], 0)
+
+
+def test_ranks_of_roles_of_unequal_sizes(rallyrun: Launcher) -> None:
+    """The worked example of the contract's section 3.2."""
+    job = Nodes(rallyrun, "--nnodes=3", f"--rdzv-endpoint=127.0.0.1:{free_port()}")
+    given = [("A", 1), ("B", 2), ("A", 2)]
+    nodes = [
+        job.start(f"N{rank}", f"--node-rank={rank}", f"--role={role}", f"--nproc-per-node={size}")
+        for rank, (role, size) in enumerate(given)
+    ]
+    found = []
+    for node, (_, size) in zip(nodes, given, strict=True):
+        node.comes_up(size)
+        names = ("RANK", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE", "WORLD_SIZE", "GROUP_RANK")
+        found += [tuple(up[name] for name in names) for up in node.last(size)]
+    assert found == [
+        ("0", "A", "0", "3", "5", "0"),
+        ("1", "B", "0", "2", "5", "1"),
+        ("2", "B", "1", "2", "5", "1"),
+        ("3", "A", "1", "3", "5", "2"),
+        ("4", "A", "2", "3", "5", "2"),
+    ]
+    job.say("finish")
+    all_end(nodes, 0)
+
+
+@pytest.mark.parametrize("host_comes", ["first", "last"])
+def test_the_host_of_the_control_plane_may_come_first_or_last(rallyrun: Launcher, host_comes: str) -> None:
+    job = c10d(rallyrun, "3")
+    names = ["host", "B", "C"] if host_comes == "first" else ["B", "C", "host"]
+    nodes = []
+    for name in names:
+        nodes.append(job.start(name, f"--rdzv-conf=is_host={name == 'host'}", env={"LOGLEVEL": "INFO"}))
+        nodes[-1].job.until_err("Rendezvous'ing worker group")  # so that it really comes in this order
+    for node in nodes:
+        node.comes_up(1)
+    assert all_ranks(nodes, [1, 1, 1]) == [0, 1, 2]
+    job.say("finish")
+    all_end(nodes, 0)
+
+
+def test_a_job_may_be_without_a_shared_worker_store(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "2", env={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"})
+    nodes = [job.start("A"), job.start("B")]
+    for node in nodes:
+        node.comes_up(1)
+    assert common(nodes, [1, 1], "TORCHELASTIC_USE_AGENT_STORE") == "False"
+    # Nobody listens there: the port is left for the worker of rank 0.
+    with socket.create_server(("", int(common(nodes, [1, 1], "MASTER_PORT")))):
+        pass
+    job.say("finish")
+    all_end(nodes, 0)
+
+
+def test_the_workers_store_of_a_round_is_there_and_new_in_each_round(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "2", "--max-restarts=1")
+    nodes = [job.start("A"), job.start("B")]
+    for node in nodes:
+        node.comes_up(1)
+    first = common(nodes, [1, 1], "MASTER_PORT")
+    job.say("fail-B-0")
+    for node in nodes:
+        node.comes_up(1, starts=2)
+    assert common(nodes, [1, 1], "MASTER_PORT") != first
+    assert common(nodes, [1, 1], "TORCHELASTIC_USE_AGENT_STORE") == "True"
+    job.say("finish")
+    all_end(nodes, 0)
+
+
+# Changes of membership
+
+
+def test_newcomers_join_a_running_job(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "1:3", conf=QUICK)
+    nodes = [job.start("A")]
+    nodes[0].comes_up(1, world_size=1)
+    for size, name in ((2, "B"), (3, "C")):
+        nodes.append(job.start(name))
+        for node in nodes:
+            node.comes_up(1, world_size=size)
+        assert all_ranks(nodes, [1] * size) == list(range(size))
+        assert common(nodes, [1] * size, "TORCHELASTIC_RESTART_COUNT") == "0"
+        assert nodes[0].ranks(1) == [0], "who was there keeps its rank"
+    job.say("finish")
+    all_end(nodes, 0)
+
+
+def test_survivors_of_a_killed_agent_regroup(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "2:3")
+    host = job.host("host")
+    nodes = [host, job.start("B"), job.start("C")]
+    for node in nodes:
+        node.comes_up(1, world_size=3)
+    nodes.pop().dies()
+    for node in nodes:
+        node.comes_up(1, starts=2, world_size=2)
+    assert all_ranks(nodes, [1, 1]) == [0, 1]
+    assert common(nodes, [1, 1], "TORCHELASTIC_RESTART_COUNT") == "0"
+    job.say("finish")
+    all_end(nodes, 0)
+
+
+def test_a_departure_lets_the_others_regroup(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "1:2", conf=QUICK)
+    a = job.host("A")
+    b = job.start("B")
+    for node in (a, b):
+        node.comes_up(1, world_size=2)
+    b.job.signal(signal.SIGTERM)
+    assert b.job.ends() == 1
+    assert "SIGTERM" in b.job.err
+    a.comes_up(1, starts=2, world_size=1)
+    assert common((a,), (1,), "TORCHELASTIC_RESTART_COUNT") == "0"
+    assert "a node left" in a.job.err
+    job.say("finish")
+    all_end([a], 0)
+
+
+def test_below_the_minimum_the_others_wait_for_a_replacement(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "2")
+    a = job.host("A")
+    b = job.start("B")
+    for node in (a, b):
+        node.comes_up(1)
+    b.job.signal(signal.SIGTERM)
+    assert b.job.ends() == 1
+    a.job.until_err("a node left")
+    replacement = job.start("C")
+    a.comes_up(1, starts=2, world_size=2)
+    replacement.comes_up(1, world_size=2)
+    assert all_ranks((a, replacement), (1, 1)) == [0, 1]
+    job.say("finish")
+    all_end([a, replacement], 0)
+
+
+def test_a_departure_before_the_round_is_complete_leaves_a_place_for_another(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "3")
+    a = job.host("A")
+    b = job.start("B", env={"LOGLEVEL": "INFO"})
+    a.job.until_err("2 of 3 nodes are in")
+    b.job.signal(signal.SIGTERM)
+    assert b.job.ends() == 1
+    assert b.ups == []
+    assert "SIGTERM" in b.job.err
+    assert "Traceback" not in b.job.err
+    nodes = [a, job.start("C"), job.start("D")]
+    for node in nodes:
+        node.comes_up(1, world_size=3)
+    job.say("finish")
+    all_end(nodes, 0)
+
+
+def test_spares_park_one_takes_a_lost_place_and_one_ends_unneeded(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "1:2", conf=QUICK)
+    a = job.host("A")
+    b = job.start("B")
+    for node in (a, b):
+        node.comes_up(1, world_size=2)
+    spares = [job.start("S"), job.start("T")]
+    for spare in spares:
+        spare.job.until_err("waits as a spare")
+    assert [len(node.ups) for node in (a, b, *spares)] == [1, 1, 0, 0], "a spare disturbs nobody"
+    lost = b.ranks(1)
+    b.dies()
+    a.comes_up(1, starts=2, world_size=2)
+    job.say("finish-A")
+    a.job.until_err("Waiting for the other agents")  # by now the spare's worker is up, or about to be
+    job.say("finish")
+    all_end([a, *spares], 0)
+    (taken,) = [node for node in spares if node.ups]
+    assert taken.ranks(1) == lost
+    assert len(taken.ups) == 1
+
+
+# Failures and ends
+
+
+def test_a_failure_on_one_node_restarts_all_and_counts_once(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "2", "--max-restarts=3")
+    a, b = job.start("A", "--nproc-per-node=2"), job.start("B")
+    a.comes_up(2)
+    b.comes_up(1)
+    job.say("fail-B-0")
+    a.comes_up(2, starts=2)
+    b.comes_up(1, starts=2)
+    assert common((a, b), (2, 1), "TORCHELASTIC_RESTART_COUNT") == "1"
+    assert all_ranks((a, b), (2, 1)) == [0, 1, 2]
+    job.say("fail-A-1")  # both workers of A fail, which is one failure of the round
+    a.comes_up(2, starts=3)
+    b.comes_up(1, starts=3)
+    assert common((a, b), (2, 1), "TORCHELASTIC_RESTART_COUNT") == "2"
+    job.say("finish")
+    all_end([a, b], 0)
+
+
+def test_failures_of_several_nodes_in_one_round_count_once(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "3", "--max-restarts=1")
+    nodes = [job.start(name) for name in "ABC"]
+    for node in nodes:
+        node.comes_up(1)
+    for name in "ABC":
+        job.say(f"fail-{name}-0")
+    for node in nodes:
+        node.comes_up(1, starts=2)
+    assert common(nodes, [1, 1, 1], "TORCHELASTIC_RESTART_COUNT") == "1"
+    job.say("finish")
+    all_end(nodes, 0)
+
+
+def test_when_the_budget_is_gone_all_report_the_same_first_failure(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "3", "--max-restarts=1")
+    nodes = [job.start(name) for name in "ABC"]
+    for node in nodes:
+        node.comes_up(1)
+    job.say("fail-A-0")
+    for node in nodes:
+        node.comes_up(1, starts=2)
+    job.say("fail-B-1")
+    all_end(nodes, 1)
+    causes = [root_cause(node) for node in nodes]
+    assert causes[0] == causes[1] == causes[2]
+    rank = nodes[1].ranks(1)[0]
+    assert f"  rank      : {rank} (local_rank: 0)" in causes[0]
+    assert any("  exitcode  : 1 (pid: " in line for line in causes[0])
+    hosts = {re.findall(r"  host      : (\S+)", node.job.err)[-1] for node in nodes}
+    assert len(hosts) == 1
+    for node in nodes:
+        assert ("(another node)" in node.job.err) == (node.name != "B")
+        assert "B fails in 1" in node.job.err
+        assert "Traceback" not in node.job.err
+
+
+def test_an_early_finisher_waits_for_the_others(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "2", env={"LOGLEVEL": "INFO"})
+    a, b = job.start("A"), job.start("B")
+    for node in (a, b):
+        node.comes_up(1)
+    job.say("finish-A")
+    a.job.until_err("Waiting for the other agents")
+    job.say("finish")
+    all_end([a, b], 0)
+    assert [len(a.ups), len(b.ups)] == [1, 1]
+
+
+def test_a_failure_takes_an_early_finisher_back_in(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "2", "--max-restarts=1", env={"LOGLEVEL": "INFO"})
+    a, b = job.start("A"), job.start("B")
+    for node in (a, b):
+        node.comes_up(1)
+    job.say("finish-A")
+    a.job.until_err("Waiting for the other agents")
+    job.say("fail-B-0")
+    for node in (a, b):
+        node.comes_up(1, starts=2)
+    job.say("finish")
+    all_end([a, b], 0)
+    assert common((a, b), (1, 1), "TORCHELASTIC_RESTART_COUNT") == "1"
+
+
+def test_an_early_finisher_fails_with_the_job(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "2", env={"LOGLEVEL": "INFO"})
+    a, b = job.start("A"), job.start("B")
+    for node in (a, b):
+        node.comes_up(1)
+    job.say("finish-A")
+    a.job.until_err("Waiting for the other agents")
+    job.say("fail-B-0")
+    all_end([a, b], 1)
+    assert root_cause(a) == root_cause(b)
+
+
+def test_static_nodes_restart_together(rallyrun: Launcher) -> None:
+    job = Nodes(rallyrun, "--nnodes=2", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--max-restarts=1")
+    nodes = [job.start("A", "--node-rank=0"), job.start("B", "--node-rank=1")]
+    for node in nodes:
+        node.comes_up(1)
+    job.say("fail-B-0")
+    for node in nodes:
+        node.comes_up(1, starts=2)
+    assert [node.ranks(1) for node in nodes] == [[0], [1]]
+    assert common(nodes, [1, 1], "TORCHELASTIC_RESTART_COUNT") == "1"
+    job.say("finish")
+    all_end(nodes, 0)
+
+
+# Who may come in
+
+
+def test_a_secret_lets_in_only_who_knows_it(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "2")
+    a = job.host("A", env={"RALLYPOINT_SECRET": "open sesame"})
+    for name, env in (("wrong", {"RALLYPOINT_SECRET": "open barley"}), ("missing", {})):
+        stranger = job.start(name, env=env)
+        assert stranger.job.ends() == 1
+        assert stranger.ups == []
+        assert "RALLYPOINT_SECRET" in stranger.job.err
+        assert "Traceback" not in stranger.job.err
+    b = job.start("B", env={"RALLYPOINT_SECRET": "open sesame"})
+    for node in (a, b):
+        node.comes_up(1)
+    job.say("finish")
+    all_end([a, b], 0)
+
+
+def test_a_secret_is_asked_of_the_host_too(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "2")
+    a = job.host("A")
+    careful = job.start("careful", env={"RALLYPOINT_SECRET": "open sesame"})
+    assert careful.job.ends() == 1
+    assert "RALLYPOINT_SECRET" in careful.job.err
+    b = job.start("B")
+    for node in (a, b):
+        node.comes_up(1)
+    job.say("finish")
+    all_end([a, b], 0)
+
+
+def test_another_job_on_the_same_port_is_refused(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "2")
+    a = job.host("A")
+    other = job.start("other", "--rdzv-id=other")
+    assert other.job.ends() == 1
+    assert "'other'" in other.job.err
+    assert "'job'" in other.job.err
+    b = job.start("B")
+    for node in (a, b):
+        node.comes_up(1)
+    job.say("finish")
+    all_end([a, b], 0)
+
+
+def test_two_nodes_of_the_same_rank(rallyrun: Launcher) -> None:
+    job = Nodes(rallyrun, "--nnodes=3", f"--rdzv-endpoint=127.0.0.1:{free_port()}")
+    a, b = job.start("A", "--node-rank=0", env={"LOGLEVEL": "INFO"}), job.start("B", "--node-rank=1")
+    a.job.until_err("2 of 3 nodes are in")
+    second = job.start("second", "--node-rank=1")
+    assert second.job.ends() == 1
+    assert "--node-rank" in second.job.err
+    assert "Traceback" not in second.job.err
+    c = job.start("C", "--node-rank=2")
+    for node in (a, b, c):
+        node.comes_up(1)
+    job.say("finish")
+    all_end([a, b, c], 0)
+
+
+# The state in a shared file
+
+
+def shared_file(rallyrun: Launcher, nnodes: str, *flags: str, conf: str = "") -> Nodes:
+    """A job whose state is in a file."""
+    options = "store_type=file" + (f",{conf}" if conf else "")
+    endpoint = f"--rdzv-endpoint={rallyrun.folder / 'state'}"
+    return Nodes(
+        rallyrun,
+        f"--nnodes={nnodes}",
+        "--rdzv-backend=c10d",
+        "--rdzv-id=job",
+        endpoint,
+        f"--rdzv-conf={options}",
+        *flags,
+    )
+
+
+def test_a_job_over_a_shared_file(rallyrun: Launcher) -> None:
+    job = shared_file(rallyrun, "2", "--max-restarts=1")
+    a, b = job.start("A", "--nproc-per-node=2"), job.start("B")
+    a.comes_up(2)
+    b.comes_up(1)
+    assert all_ranks((a, b), (2, 1)) == [0, 1, 2]
+    job.say("fail-B-0")
+    a.comes_up(2, starts=2)
+    b.comes_up(1, starts=2)
+    assert common((a, b), (2, 1), "TORCHELASTIC_RESTART_COUNT") == "1"
+    job.say("finish")
+    all_end([a, b], 0)
+    assert (rallyrun.folder / "state").exists(), "others may still have to read how the job ended"
+
+
+def test_over_a_shared_file_a_silent_node_is_lost(rallyrun: Launcher) -> None:
+    job = shared_file(rallyrun, "1:2", conf=f"{QUICK},keep_alive_interval=1,keep_alive_max_attempt=2")
+    a, b = job.start("A"), job.start("B")
+    for node in (a, b):
+        node.comes_up(1, world_size=2)
+    b.dies()
+    a.comes_up(1, starts=2, world_size=1)
+    job.say("finish")
+    all_end([a], 0)
+
+
+def test_without_an_endpoint_the_file_is_private_and_goes_with_the_job(rallyrun: Launcher) -> None:
+    job = Nodes(rallyrun, "--nnodes=1", "--rdzv-backend=c10d", "--rdzv-id=job", "--rdzv-conf=store_type=file")
+    a = job.start("A")
+    a.comes_up(1)
+    job.say("finish")
+    all_end([a], 0)  # the fixture finds what is left

@@ -1,0 +1,240 @@
+"""Jobs on one node, with real processes: what workers get, what becomes of failures, signals and output."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.jobs.launching import Launcher
+
+SHOW = """
+import json, os, sys
+os.write(1, json.dumps({"argv": sys.argv, "env": dict(os.environ)}).encode() + b"\\n")
+"""
+
+UNTIL_KILLED = """
+import os, sys, time
+def say(*words):  # one write for a line: under -u, print makes two, and other workers come between
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+say("up", os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"], os.getpid())
+{body}
+time.sleep(600)
+"""
+
+
+def ups(lines: list[str]) -> list[tuple[int, int, int]]:
+    """(rank, restart count, pid) of each worker that has said that it is up."""
+    found = [line.split() for line in lines if line.startswith("up ")]
+    return [(int(rank), int(count), int(pid)) for _, rank, count, pid in found]
+
+
+def test_workers_find_their_ranks_and_arguments(rallyrun: Launcher) -> None:
+    job = rallyrun(
+        "--standalone", "--nproc-per-node=3", "--role=trainer", rallyrun.script(SHOW), "--x", "${local_rank}"
+    )
+    assert job.ends() == 0
+    workers = sorted((json.loads(line) for line in job.out), key=lambda each: int(each["env"]["RANK"]))
+    assert [each["env"]["RANK"] for each in workers] == ["0", "1", "2"]
+    for rank, each in enumerate(workers):
+        assert each["argv"][1:] == ["--x", str(rank)]
+        env = each["env"]
+        assert (env["LOCAL_RANK"], env["WORLD_SIZE"], env["ROLE_NAME"]) == (str(rank), "3", "trainer")
+        assert env["TORCHELASTIC_USE_AGENT_STORE"] == "True"
+        assert env["MASTER_ADDR"] == "127.0.0.1"
+
+
+@pytest.mark.parametrize(
+    ("flags", "argv0"),
+    [
+        ((), "script.py"),
+        (("-m",), "script.py"),
+        (("--no-python",), "script.py"),
+    ],
+)
+def test_ways_to_start_a_program(rallyrun: Launcher, flags: tuple[str, ...], argv0: str) -> None:
+    path = rallyrun.script("#!" + sys.executable + SHOW)
+    Path(path).chmod(0o755)
+    target = "script" if "-m" in flags else path
+    job = rallyrun("--standalone", *flags, target, "a")
+    assert job.ends() == 0, job.err
+    shown = json.loads(job.out[0])
+    assert shown["argv"][0].endswith(argv0)
+    assert shown["argv"][1:] == ["a"]
+
+
+def test_a_killed_worker_is_restarted_with_all_others(rallyrun: Launcher) -> None:
+    script = rallyrun.script(
+        UNTIL_KILLED.format(body='if os.environ["TORCHELASTIC_RESTART_COUNT"] == "1": sys.exit(0)')
+    )
+    job = rallyrun("--standalone", "--nproc-per-node=2", "--max-restarts=1", script)
+    first = ups(job.until(lambda lines: len(ups(lines)) == 2, "two workers are up"))
+    os.kill(first[1][2], signal.SIGKILL)
+    assert job.ends() == 0, job.err
+    assert sorted(up[:2] for up in ups(job.out)) == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert "exit code -9, SIGKILL" in job.err
+
+
+def test_the_budget_ends_and_the_report_names_rank_host_signal_and_traceback(rallyrun: Launcher) -> None:
+    body = 'if os.environ["RANK"] == "1":\n    raise ValueError("boom " + os.environ["TORCHELASTIC_RESTART_COUNT"])'
+    job = rallyrun(
+        "--standalone", "--nproc-per-node=2", "--max-restarts=1", rallyrun.script(UNTIL_KILLED.format(body=body))
+    )
+    assert job.ends() == 1
+    report = job.err[job.err.index("FAILED\n") :]
+    assert "rank      : 1 (local_rank: 1)" in report
+    assert "exitcode  : 1 (pid: " in report
+    assert 'raise ValueError("boom " + os.environ["TORCHELASTIC_RESTART_COUNT"])' in report
+    assert "ValueError: boom 1" in report
+    assert "Stopped by rallyrun: rank 0" in report
+    assert job.err.count("Traceback (most recent call last)") == 3, "each worker's own, the report's, and none of ours"
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT])
+def test_a_death_by_signal_is_named(rallyrun: Launcher, number: signal.Signals) -> None:
+    body = f'print("last words", file=sys.stderr, flush=True)\nos.kill(os.getpid(), {int(number)})'
+    job = rallyrun("--standalone", rallyrun.script(UNTIL_KILLED.format(body=body)))
+    assert job.ends() == 1
+    assert re.search(rf"exitcode  : -{int(number)} \(pid: \d+\)  \({number.name}\)", job.err)
+    assert job.err.count("last words") == 2, "once as it was written, once in the report"
+
+
+def test_the_first_failure_is_the_root_cause_not_its_victims(rallyrun: Launcher) -> None:
+    body = """
+if os.environ["RANK"] == "2":
+    sys.exit(3)
+import signal
+import sys
+signal.signal(signal.SIGTERM, lambda *_: sys.exit(4))
+"""
+    job = rallyrun("--standalone", "--nproc-per-node=4", rallyrun.script(UNTIL_KILLED.format(body=body)))
+    assert job.ends() == 1
+    root = job.err[job.err.index("Root Cause") :]
+    assert "rank      : 2 (local_rank: 2)" in root
+    assert "exitcode  : 3" in root
+
+
+def test_one_worker_may_finish_early(rallyrun: Launcher) -> None:
+    script = rallyrun.script(
+        """
+import os, sys, pathlib, time
+flag = pathlib.Path("finished")
+if os.environ["RANK"] == "0":
+    flag.write_text("")
+    sys.exit(0)
+while not flag.exists():
+    time.sleep(0.01)
+print("late but well")
+"""
+    )
+    job = rallyrun("--standalone", "--nproc-per-node=2", script)
+    assert job.ends() == 0
+    assert job.out == ["late but well"]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+def test_a_signal_is_passed_on_and_ends_the_agent(rallyrun: Launcher, number: signal.Signals) -> None:
+    body = f"""
+import signal
+import sys
+def heard(*_):
+    say("heard")
+    sys.exit(0)
+signal.signal({int(number)}, heard)
+say("ready")
+"""
+    job = rallyrun("--standalone", "--nproc-per-node=2", rallyrun.script(UNTIL_KILLED.format(body=body)))
+    job.until(lambda lines: lines.count("ready") == 2, "two workers are ready")
+    job.signal(number)
+    assert job.ends() == 1
+    assert job.out.count("heard") == 2
+    assert "Traceback" not in job.err
+    assert number.name in job.err
+
+
+def test_a_worker_that_does_not_listen_is_killed_after_the_shutdown_timeout(rallyrun: Launcher) -> None:
+    body = 'import signal\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nsay("deaf")'
+    job = rallyrun("--standalone", "--shutdown-timeout=1", rallyrun.script(UNTIL_KILLED.format(body=body)))
+    job.until(lambda lines: "deaf" in lines, "the worker is deaf")
+    job.signal(signal.SIGTERM)
+    assert job.ends() == 1
+    assert "did not end within 1 s; sending SIGKILL" in job.err
+
+
+def test_what_a_worker_leaves_in_its_group_goes_with_it(rallyrun: Launcher) -> None:
+    script = rallyrun.script("import subprocess\nsubprocess.Popen(['sleep', '600'])\n")
+    assert rallyrun("--standalone", script).ends() == 0  # the fixture finds what is left
+
+
+def test_streams_go_where_the_flags_say(rallyrun: Launcher) -> None:
+    script = rallyrun.script('import sys\nprint("to out")\nprint("to err", file=sys.stderr)\n')
+    logs = rallyrun.folder / "logs"
+    job = rallyrun(f"--log-dir={logs}", "--standalone", "--nproc-per-node=2", "--rdzv-id=x", "-r=0:1", "-t=1:3", script)
+    assert job.ends() == 0
+    files = {str(path.relative_to(logs)): path for path in logs.rglob("*") if path.is_file()}
+    kept = {re.sub(r"^[^/]+/", "", name): path.read_text() for name, path in files.items()}
+    assert kept == {
+        "attempt_0/0/stdout.log": "to out\n",
+        "attempt_0/1/stdout.log": "to out\n",
+        "attempt_0/1/stderr.log": "to err\n",
+    }
+    assert job.out == ["[default1]:to out"]
+    assert sorted(line for line in job.err.split("\n") if "to err" in line) == ["[default1]:to err", "to err"]
+
+
+def test_attempts_have_folders_of_their_own(rallyrun: Launcher) -> None:
+    logs = rallyrun.folder / "logs"
+    script = rallyrun.script("import os, sys\nsys.exit(os.environ['TORCHELASTIC_RESTART_COUNT'] == '0')\n")
+    assert rallyrun(f"--log-dir={logs}", "--standalone", "--max-restarts=1", "-r=3", script).ends() == 0
+    found = {re.sub(r"^[^/]+/", "", str(path.relative_to(logs))) for path in logs.rglob("*.log")}
+    assert found == {f"attempt_{n}/0/std{stream}.log" for n in (0, 1) for stream in ("out", "err")}
+
+
+def test_the_rank_filter_shows_what_was_asked_for(rallyrun: Launcher) -> None:
+    script = rallyrun.script('import os\nprint("rank", os.environ["RANK"])\n')
+    job = rallyrun("--standalone", "--nproc-per-node=3", "--local-ranks-filter=1", script)
+    assert job.ends() == 0
+    assert job.out == ["rank 1"]
+
+
+def test_record_writes_the_error_file_that_the_report_reads(rallyrun: Launcher) -> None:
+    script = rallyrun.script(
+        """
+from rallypoint import record
+
+@record
+def main():
+    raise KeyError("a rare one")
+
+if __name__ == "__main__":
+    main()
+"""
+    )
+    job = rallyrun("--standalone", f"--log-dir={rallyrun.folder / 'logs'}", script)
+    assert job.ends() == 1
+    root = job.err[job.err.index("Root Cause") :]
+    assert re.search(r"error_file: .*/attempt_0/0/error\.json", root)
+    assert "KeyError: 'a rare one'" in root
+
+
+def test_the_log_at_info_tells_the_story(rallyrun: Launcher) -> None:
+    job = rallyrun("--standalone", rallyrun.script("pass"), env={"LOGLEVEL": "INFO"})
+    assert job.ends() == 0
+    facts = [
+        "--rdzv-backend=c10d",
+        "entrypoint",
+        "Rendezvous'ing worker group",
+        "Rendezvous complete",
+        "restart_count=0",
+        "Starting worker group",
+        "Local worker group finished",
+        "Done waiting for other agents",
+    ]
+    places = [job.err.find(fact) for fact in facts]
+    assert -1 not in places, dict(zip(facts, places, strict=True))
+    assert places == sorted(places)

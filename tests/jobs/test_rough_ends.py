@@ -1,0 +1,73 @@
+"""Agents that inherit or get what is rare: an ignored SIGCHLD, a ^C while they stop their workers."""
+
+from __future__ import annotations
+
+import os
+import select
+import shlex
+import signal
+
+import pytest
+
+from tests.jobs.launching import PATIENCE, RALLYRUN, Launcher
+
+CHILDREN_IGNORED = "trap '' CHLD; exec "
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_an_ignored_sigchld_hides_no_exit_code(rallyrun: Launcher, code: int) -> None:
+    script = rallyrun.script(f"import os, sys\nsys.exit({code} if os.environ['RANK'] == '1' else 0)\n")
+    command = [*RALLYRUN, "--standalone", "--nproc-per-node=2", script]
+    job = rallyrun.command(["bash", "-c", CHILDREN_IGNORED + shlex.join(command)])
+    assert job.ends() == (1 if code else 0), job.err
+    assert "not foreseen" not in job.err
+    if code:
+        assert f"exitcode  : {code} " in job.err
+
+
+def test_an_interrupt_while_workers_are_stopped_leaves_none(rallyrun: Launcher) -> None:
+    script = rallyrun.script(
+        "import os, signal\nsignal.signal(15, signal.SIG_IGN)\nsignal.signal(2, signal.SIG_IGN)\n"
+        "os.write(1, b'deaf\\n')\nwhile True: signal.pause()\n"
+    )
+    job = rallyrun("--standalone", "--nproc-per-node=2", "--signals-to-handle=SIGTERM", script)
+    job.until(lambda lines: lines.count("deaf") == 2, "two workers are deaf")
+    job.signal(signal.SIGTERM)
+    job.until_err("closing signal SIGTERM")
+    job.signal(signal.SIGINT)
+    assert job.ends() != 0
+    assert not rallyrun.left(), "nothing runs when the agent has ended"
+
+
+def test_the_report_names_as_stopped_only_whom_the_agent_stopped(rallyrun: Launcher) -> None:
+    script = rallyrun.script(
+        """
+import os, pathlib, signal, sys, time
+rank = os.environ["RANK"]
+if rank == "0":
+    print("pid", os.getpid(), flush=True)
+    sys.exit(0)
+if rank == "1":
+    os.write(1, b"up\\n")
+    signal.pause()
+while not pathlib.Path("now").exists():
+    time.sleep(0.01)
+sys.exit(3)
+"""
+    )
+    job = rallyrun("--standalone", "--nproc-per-node=3", script)
+    lines = job.until(lambda lines: "up" in lines and any(line.startswith("pid") for line in lines), "both are up")
+    (pid,) = (line.split()[1] for line in lines if line.startswith("pid"))
+    until_ended(int(pid))
+    (rallyrun.folder / "now").touch()
+    assert job.ends() == 1
+    assert "Stopped by rallyrun: rank 1\n" in job.err
+
+
+def until_ended(pid: int) -> None:
+    """Wait until a process has ended, reaped or not."""
+    fd = os.pidfd_open(pid)
+    try:
+        assert select.select([fd], [], [], PATIENCE)[0], f"process {pid} still runs"
+    finally:
+        os.close(fd)

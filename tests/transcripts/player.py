@@ -1,0 +1,240 @@
+"""Plays a transcript: commands in, every effect out, as text that a person can review.
+
+A transcript is a file of blocks. A block is one or more commands, a line `----`, and what they led to. The arbiter that
+plays is the production one; only its clock is made up: it stands still except where `wait` moves it.
+
+    job min=2 max=3 last_call=30     a new arbiter
+    open a addr=10.0.0.1             a session for node a
+    join a size=2 role=x port=7001 hint=1 timeout=600
+    fail a max=3 | succeed a | drain a | leave a | end a | inquire a | beat a
+    crash a                          the session ends without goodbye
+    wait 5                           five seconds pass
+    state                            show the state
+    wakes                            show when the arbiter wants to be called next
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from rallypoint.failures.cause import Cause
+from rallypoint.rendezvous.arbiter import Arbiter, Send
+from rallypoint.rendezvous.messages import (
+    Beat,
+    Inquire,
+    JobEnded,
+    JoinRefused,
+    JoinRequest,
+    Leave,
+    NodesWaiting,
+    Notice,
+    Placed,
+    Progress,
+    Request,
+    RoundEnded,
+)
+from rallypoint.rendezvous.operations import Close, Drain, Fail, Succeed
+from rallypoint.rendezvous.state import Member, NodeId, Settings
+
+Options = dict[str, str]
+
+
+@dataclass
+class Block:
+    """Some commands and what they led to."""
+
+    commands: list[str]
+    effects: list[str]
+
+
+def read(text: str) -> list[Block]:
+    """The blocks of a transcript. Comments belong to the commands that follow."""
+    blocks = []
+    for part in text.strip("\n").split("\n\n"):
+        commands, _, effects = part.partition("\n----")
+        blocks.append(
+            Block(commands.strip("\n").split("\n"), effects.strip("\n").split("\n") if effects.strip() else [])
+        )
+    return blocks
+
+
+def write(blocks: list[Block]) -> str:
+    """The transcript that the blocks are read from."""
+    return "\n\n".join("\n".join([*block.commands, "----", *block.effects]) for block in blocks) + "\n"
+
+
+class Player:
+    """One arbiter and the names that a transcript gives to its sessions."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+        self.arbiter = Arbiter(Settings("transcript", 1, 1))
+        self.names: dict[int, str] = {}
+
+    def play(self, command: str) -> list[str]:
+        """Run one command; returns the lines of what it led to."""
+        if not command or command.startswith("#"):
+            return []
+        verb, *words = command.split()
+        options = dict(word.split("=") for word in words if "=" in word)
+        names = [word for word in words if "=" not in word]
+        return self._VERBS[verb](self, names, options)
+
+    def _job(self, _names: list[str], options: Options) -> list[str]:
+        self.names = {}
+        low = int(options["min"])
+        self.arbiter = Arbiter(
+            Settings(
+                "transcript",
+                low,
+                int(options.get("max", low)),
+                last_call_timeout=float(options.get("last_call", 30)),
+                join_timeout=float(options.get("join", 600)),
+                lease=float(options.get("lease", 3)),
+                fixed_ranks="fixed" in options,
+            )
+        )
+        return []
+
+    def _open(self, names: list[str], options: Options) -> list[str]:
+        for name in names:
+            session = len(self.names) + 1
+            self.names[session] = name
+            address = options.get("addr", f"host-{name}")
+            self.arbiter.open(
+                session,
+                NodeId(address, 1, 0),
+                self.now,
+                address=address,
+                server_address=options.get("server", ""),
+                leased="local" not in options,
+            )
+        return []
+
+    def _join(self, names: list[str], options: Options) -> list[str]:
+        hint = options.get("hint")
+        member = Member(
+            options.get("role", "default"),
+            int(options.get("size", 1)),
+            options.get("address", ""),
+            int(options.get("port", 7000)),
+            None if hint is None else int(hint),
+        )
+        return self._say(names, lambda: JoinRequest(member, float(options.get("timeout", 600))))
+
+    def _fail(self, names: list[str], options: Options) -> list[str]:
+        cause = Cause(0, 0, names[0], 42, -9, "Signal 9 (SIGKILL)", "", 0.0, "")
+        round_ = int(options.get("round", self.arbiter.state.round))
+        return self._say(names, lambda: Fail(round_, cause, int(options.get("max", 3))))
+
+    def _succeed(self, names: list[str], options: Options) -> list[str]:
+        return self._say(names, lambda: Succeed(int(options.get("round", self.arbiter.state.round))))
+
+    def _drain(self, names: list[str], options: Options) -> list[str]:
+        return self._say(names, lambda: Drain(int(options.get("round", self.arbiter.state.round))))
+
+    def _leave(self, names: list[str], _options: Options) -> list[str]:
+        return self._say(names, Leave)
+
+    def _end(self, names: list[str], _options: Options) -> list[str]:
+        return self._say(names, Close)
+
+    def _inquire(self, names: list[str], _options: Options) -> list[str]:
+        return self._say(names, Inquire)
+
+    def _beat(self, names: list[str], _options: Options) -> list[str]:
+        return self._say(names, Beat)
+
+    def _crash(self, names: list[str], _options: Options) -> list[str]:
+        sends: list[Send] = []
+        for name in names:
+            session = self._session(name)
+            del self.names[session]
+            sends += self.arbiter.close(session, self.now)
+        return self._show(sends)
+
+    def _wait(self, names: list[str], _options: Options) -> list[str]:
+        """Time passes as a shell would let it: `tick` is called whenever the arbiter wants it to be."""
+        until = self.now + float(names[0])
+        sends: list[Send] = []
+        while (at := self.arbiter.wake_at()) <= until:
+            self.now = max(self.now, at)
+            sends += self.arbiter.tick(self.now)
+        self.now = until
+        return self._show(sends)
+
+    def _state(self, _names: list[str], _options: Options) -> list[str]:
+        state = self.arbiter.state
+        lines = [
+            f"round {state.round} {'complete' if state.complete else 'forming'}{' closed' if state.closed else ''}"
+        ]
+        lines += [f"  participant {node.addr} rank {each.rank}" for node, each in sorted(state.participants.items())]
+        lines += [f"  waits {node.addr}" for node in sorted(state.wait_list)]
+        lines += [f"  spare {node.addr}" for node in sorted(state.redundancy_list)]
+        lines += [f"  awaited {node.addr} rank {rank}" for node, rank in sorted(state.former.items())]
+        ledger = state.ledger
+        lines += [
+            f"  ledger failures={ledger.failures} lost={ledger.lost} "
+            f"departed={ledger.departed} drained={ledger.drained}"
+        ]
+        return lines
+
+    def _wakes(self, _names: list[str], _options: Options) -> list[str]:
+        return [f"wakes in {self.arbiter.wake_at() - self.now:g} s"]
+
+    _VERBS: dict[str, Callable[[Player, list[str], Options], list[str]]] = {  # noqa: RUF012
+        "job": _job,
+        "open": _open,
+        "join": _join,
+        "fail": _fail,
+        "succeed": _succeed,
+        "drain": _drain,
+        "leave": _leave,
+        "end": _end,
+        "inquire": _inquire,
+        "beat": _beat,
+        "crash": _crash,
+        "wait": _wait,
+        "state": _state,
+        "wakes": _wakes,
+    }
+
+    def _say(self, names: list[str], request: Callable[[], Request]) -> list[str]:
+        sends: list[Send] = []
+        for name in names:
+            sends += self.arbiter.receive(self._session(name), request(), self.now)
+        return self._show(sends)
+
+    def _session(self, name: str) -> int:
+        return next(number for number, each in self.names.items() if each == name)
+
+    def _show(self, sends: list[Send]) -> list[str]:
+        return [f"{self.names[session]} <- {shown(notice)}" for session, notice in sends if session in self.names]
+
+
+def shown(notice: Notice) -> str:
+    """A notice in a few words."""
+    match notice:
+        case Placed(placement=p):
+            ranks = p.ranks
+            return (
+                f"placed round={p.round} group_rank={p.group_rank}/{p.group_world_size} "
+                f"ranks={ranks.base_rank}+/{ranks.world_size} "
+                f"role_ranks={ranks.base_role_rank}+/{ranks.role_world_size} "
+                f"store={p.store_address}:{p.store_port} restarts={p.restarts}"
+            )
+        case RoundEnded(end=end):
+            return f"round {end.round} ended: {end.reason.value} ({end.node})"
+        case NodesWaiting(round=round_, waiting=waiting):
+            return f"{waiting} waiting for a round after {round_}"
+        case JobEnded(verdict=verdict):
+            return f"job {verdict.outcome.value}" + (f": {verdict.cause.message}" if verdict.cause else "")
+        case JoinRefused(refusal=refusal, detail=detail):
+            return f"refused, {refusal.value}: {detail}"
+        case Progress():
+            return f"progress: {notice}"
+        case Beat():
+            return "beat"
+        case _:
+            return repr(notice)

@@ -1,0 +1,70 @@
+"""The variables that a worker finds, one by one (contract section 2)."""
+
+from __future__ import annotations
+
+import pytest
+
+from rallypoint.agent.environment import worker_environment
+from rallypoint.agent.spec import Worker, WorkerGroup, WorkerSpec
+from rallypoint.base.errors import UserError
+from rallypoint.store.hashstore import HashStore
+from tests.unit.agent.third_party import CountingHandler
+
+HANDLER = CountingHandler(HashStore(), "job", 1)
+
+
+def group() -> WorkerGroup:
+    made = WorkerGroup(WorkerSpec("trainer", 2, HANDLER, entrypoint="/bin/true", max_restarts=4))
+    made.group_rank, made.group_world_size = 1, 3
+    made.master_addr, made.master_port = "10.0.0.7", 2345
+    return made
+
+
+WORKER = Worker(local_rank=1, global_rank=4, role_rank=2, world_size=6, role_world_size=5)
+
+
+def test_all_of_them() -> None:
+    assert worker_environment(group(), WORKER, 3, {"UNRELATED": "1"}) == {
+        "LOCAL_RANK": "1",
+        "RANK": "4",
+        "GROUP_RANK": "1",
+        "ROLE_RANK": "2",
+        "ROLE_NAME": "trainer",
+        "LOCAL_WORLD_SIZE": "2",
+        "WORLD_SIZE": "6",
+        "GROUP_WORLD_SIZE": "3",
+        "ROLE_WORLD_SIZE": "5",
+        "MASTER_ADDR": "10.0.0.7",
+        "MASTER_PORT": "2345",
+        "TORCHELASTIC_RESTART_COUNT": "3",
+        "TORCHELASTIC_MAX_RESTARTS": "4",
+        "TORCHELASTIC_RUN_ID": "job",
+        "TORCHELASTIC_USE_AGENT_STORE": "False",
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+    }
+
+
+@pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"])
+def test_the_agents_own_values_are_passed_on(name: str) -> None:
+    assert worker_environment(group(), WORKER, 0, {name: "3"})[name] == "3"
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"local_world_size": 0}, "0 workers per node"),
+        ({"monitor_interval": 0.0}, "monitor interval of 0.0 s"),
+        ({"entrypoint": None}, "needs an entry point"),
+    ],
+)
+def test_a_spec_that_cannot_work(changes: dict[str, object], words: str) -> None:
+    given: dict[str, object] = {"role": "r", "local_world_size": 1, "rdzv_handler": HANDLER, "entrypoint": "true"}
+    with pytest.raises(UserError, match=words):
+        WorkerSpec(**{**given, **changes})  # type: ignore[arg-type] # what is wrong is the point
+
+
+def test_the_old_name_of_the_entry_point() -> None:
+    with pytest.warns(DeprecationWarning, match="use entrypoint"):
+        spec = WorkerSpec("r", 1, HANDLER, fn=print)
+    assert spec.get_entrypoint_name() == "print"
+    assert WorkerSpec("r", 1, HANDLER, entrypoint="/usr/bin/python3").get_entrypoint_name() == "python3"

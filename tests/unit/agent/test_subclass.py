@@ -1,0 +1,171 @@
+"""An agent of a user's own, whose workers are threads: the methods that torch's users override are all it takes."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from rallypoint.agent.api import SimpleElasticAgent
+from rallypoint.agent.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from rallypoint.failures.failure import ProcessFailure
+from rallypoint.rendezvous.handler import RendezvousHandler
+from rallypoint.rendezvous.params import RendezvousParameters
+from rallypoint.rendezvous.registry import get_rendezvous_handler
+from rallypoint.store.hashstore import HashStore
+from tests.unit.agent.third_party import CountingHandler
+
+Task = Callable[[int, int, threading.Event], object]
+"""Called with the rank, the number of the start from 0, and what is set when it is to stop."""
+
+
+class ThreadAgent(SimpleElasticAgent):
+    """Runs `task` in one thread for each worker."""
+
+    def __init__(self, spec: WorkerSpec, task: Task) -> None:
+        super().__init__(spec)
+        self._task = task
+        self._stopping = threading.Event()
+        self._threads: dict[int, threading.Thread] = {}
+        self._values: dict[int, object] = {}
+        self._errors: dict[int, Exception] = {}
+        self.calls: list[str] = []
+        self.starts = 0
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self.calls.append("start")
+        self._stopping = threading.Event()
+        self._values, self._errors = {}, {}
+        self._threads = {
+            worker.local_rank: threading.Thread(
+                target=self._work, args=(worker.global_rank, self.starts, self._stopping)
+            )
+            for worker in worker_group.workers
+        }
+        self.starts += 1
+        for thread in self._threads.values():
+            thread.start()
+        return {local_rank: thread.ident for local_rank, thread in self._threads.items()}
+
+    def _work(self, rank: int, start: int, stopping: threading.Event) -> None:
+        try:
+            self._values[rank] = self._task(rank, start, stopping)
+        except Exception as error:
+            self._errors[rank] = error
+
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        self.calls.append("stop")
+        self._end()
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        if self._errors:
+            failures = {rank: ProcessFailure(0, 1, 1, "") for rank in self._errors}
+            return RunResult(WorkerState.FAILED, failures=failures)
+        if any(thread.is_alive() for thread in self._threads.values()):
+            return RunResult(WorkerState.HEALTHY)
+        return RunResult(WorkerState.SUCCEEDED, return_values=dict(self._values))
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        self.calls.append(f"shutdown {death_sig.name}")
+        self._end()
+
+    def _end(self) -> None:
+        self._stopping.set()
+        for thread in self._threads.values():
+            thread.join(30)
+
+
+def ours() -> RendezvousHandler:
+    return get_rendezvous_handler(RendezvousParameters("c10d", "localhost:0", "job", 1, 1))
+
+
+def theirs() -> RendezvousHandler:
+    return CountingHandler(HashStore(), "job", 1, address="127.0.0.1")
+
+
+HANDLERS = pytest.mark.parametrize("handler", [ours, theirs])
+
+
+def spec(handler: RendezvousHandler, workers: int = 2, max_restarts: int = 0) -> WorkerSpec:
+    return WorkerSpec("default", workers, handler, entrypoint=print, max_restarts=max_restarts, monitor_interval=0.01)
+
+
+@HANDLERS
+def test_return_values_by_global_rank(handler: Callable[[], RendezvousHandler]) -> None:
+    agent = ThreadAgent(spec(handler(), workers=3), lambda rank, start, stopping: rank * 10)
+    result = agent.run()
+    assert result.state is WorkerState.SUCCEEDED
+    assert result.return_values == {0: 0, 1: 10, 2: 20}
+    assert agent.calls[0] == "start"
+    assert agent.calls[-1] == "shutdown SIGTERM"
+    assert agent.get_worker_group().state is WorkerState.SUCCEEDED
+
+
+@HANDLERS
+def test_a_failure_restarts_all(handler: Callable[[], RendezvousHandler]) -> None:
+    def task(rank: int, start: int, stopping: threading.Event) -> str:
+        if start == 0 and rank == 1:
+            raise ValueError("once")
+        if start == 0:
+            assert stopping.wait(30), "the others are stopped"
+        return f"{rank} in {start}"
+
+    agent = ThreadAgent(spec(handler(), max_restarts=1), task)
+    result = agent.run()
+    assert result.return_values == {0: "0 in 1", 1: "1 in 1"}
+    assert agent.calls[:3] == ["start", "stop", "start"]
+
+
+@HANDLERS
+def test_a_budget_that_is_gone(handler: Callable[[], RendezvousHandler]) -> None:
+    def task(rank: int, start: int, stopping: threading.Event) -> None:
+        if rank == 1:
+            raise ValueError("always")
+        stopping.wait(30)
+
+    agent = ThreadAgent(spec(handler(), max_restarts=2), task)
+    result = agent.run()
+    assert result.is_failed()
+    assert set(result.failures) == {1}
+    assert result.cause is not None
+    assert result.cause.rank == 1
+    assert result.stopped == (), "an agent that cannot tell whom it ended names nobody"
+    assert agent.starts == 3
+    assert agent.get_worker_group().state is WorkerState.FAILED
+
+
+def test_a_group_that_the_agent_has_lost_track_of_ends_it() -> None:
+    class Lost(ThreadAgent):
+        def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+            return RunResult(WorkerState.UNKNOWN)
+
+    agent = Lost(spec(ours()), lambda rank, start, stopping: stopping.wait(30))
+    with pytest.raises(RuntimeError, match="UNKNOWN"):
+        agent.run()
+    assert agent.calls == ["start", "shutdown SIGTERM"]
+
+
+def test_an_error_of_the_subclass_is_not_hidden() -> None:
+    class Broken(ThreadAgent):
+        def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+            raise OSError("no more threads")
+
+    with pytest.raises(OSError, match="no more threads"):
+        Broken(spec(ours()), lambda rank, start, stopping: None).run()
+
+
+def test_an_overridden_step_sees_the_round() -> None:
+    seen: list[tuple[int | None, int | None]] = []
+
+    class Looking(ThreadAgent):
+        def _initialize_workers(self, worker_group: WorkerGroup) -> None:
+            super()._initialize_workers(worker_group)
+            seen.append((worker_group.group_rank, worker_group.group_world_size))
+            assert all(worker.id is not None for worker in worker_group.workers)
+
+    Looking(spec(ours()), lambda rank, start, stopping: time.monotonic()).run()
+    assert seen == [(0, 1)]

@@ -1,0 +1,62 @@
+"""A rendezvous as a third party would write one: it can only be asked. Nodes count themselves in over a store."""
+
+from __future__ import annotations
+
+from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from rallypoint.store.api import Store
+from rallypoint.store.prefix import PrefixStore
+
+
+class CountingHandler(RendezvousHandler):
+    """Rounds of exactly `size` nodes; the order in which they come is their rank."""
+
+    def __init__(self, store: Store, run_id: str, size: int, address: str = "") -> None:
+        self._store = store
+        self._run_id = run_id
+        self._size = size
+        self._address = address
+        self._round = -1
+        self.shut = 0
+
+    def get_backend(self) -> str:
+        return "counting"
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        self._round += 1
+        rank = self._joined(self._round, 1) - 1
+        store = PrefixStore(f"{self._run_id}/{self._round}", self._store)
+        if rank == self._size - 1:
+            store.set("full", "yes")
+        store.wait(["full"])
+        where = RendezvousStoreInfo(self._address, 1234) if self._address else None
+        return RendezvousInfo(store, rank, self._size, where)
+
+    def is_closed(self) -> bool:
+        return False
+
+    def set_closed(self) -> None:
+        return
+
+    def num_nodes_waiting(self) -> int:
+        return self._joined(self._round + 1, 0)
+
+    def get_run_id(self) -> str:
+        return self._run_id
+
+    def shutdown(self) -> bool:
+        self.shut += 1
+        return True
+
+    def _joined(self, round_: int, more: int) -> int:
+        return self._store.add(f"{self._run_id}/{round_}/joined", more)
+
+
+class RaisingHandler(CountingHandler):
+    """One whose rendezvous comes to nothing."""
+
+    def __init__(self, store: Store, error: Exception) -> None:
+        super().__init__(store, "raising", 1)
+        self._error = error
+
+    def next_rendezvous(self) -> RendezvousInfo:
+        raise self._error

@@ -1,0 +1,157 @@
+"""Endpoints as users write them, and what they mean here."""
+
+from __future__ import annotations
+
+import shutil
+import socket
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.base.endpoint import (
+    Endpoint,
+    free_port,
+    is_loopback,
+    is_this_machine,
+    listening_socket,
+    own_address,
+    parse_endpoint,
+    resolve,
+    source_address,
+)
+from rallypoint.base.errors import UserError
+
+GOOD = [
+    (None, Endpoint("localhost", 29400)),
+    ("", Endpoint("localhost", 29400)),
+    ("  ", Endpoint("localhost", 29400)),
+    ("node-1.example.com", Endpoint("node-1.example.com", 29400)),
+    ("1.2.3.4", Endpoint("1.2.3.4", 29400)),
+    ("node_1:0", Endpoint("node_1", 0)),
+    (" host:65535 ", Endpoint("host", 65535)),
+    ("[::1]", Endpoint("::1", 29400)),
+    ("[::1]:123", Endpoint("::1", 123)),
+]
+
+
+@pytest.mark.parametrize(("text", "endpoint"), GOOD)
+def test_what_can_be_read(text: str | None, endpoint: Endpoint) -> None:
+    assert parse_endpoint(text, 29400) == endpoint
+
+
+BAD = ["host:65536", "host:a", "host:", "host:-1", "ho st:1", "host:123456", ":1", "[::1", "[::1]1", "a/b", "ä:1"]
+BAD_LABELS = ["a..b", ".a:1", f"{'a' * 64}.example:1", f"a.{'b' * 64}", ".", "a.."]
+
+
+@pytest.mark.parametrize("text", [*BAD, *BAD_LABELS])
+def test_what_cannot_names_the_value(text: str) -> None:
+    with pytest.raises(UserError, match="endpoint"):
+        parse_endpoint(text, 29400)
+
+
+def test_where_a_port_must_be_written() -> None:
+    with pytest.raises(UserError, match="'host' has no port; write it as host:port"):
+        parse_endpoint("host", None)
+
+
+@given(st.text(max_size=30))
+def test_any_text_is_an_endpoint_or_a_user_error(text: str) -> None:
+    try:
+        endpoint = parse_endpoint(text, 1)
+    except UserError:
+        return
+    assert 0 <= endpoint.port < 65536
+    assert parse_endpoint(str(endpoint), None) == endpoint
+
+
+def test_this_machine() -> None:
+    assert is_this_machine("localhost")
+    assert is_this_machine("127.0.0.1")
+    assert is_this_machine("127.8.8.8")
+    assert is_this_machine("::1")
+    assert is_this_machine(socket.gethostname())
+    assert not is_this_machine("192.0.2.1")
+    assert not is_this_machine("no-such-host.invalid")
+
+
+def test_loopback() -> None:
+    assert is_loopback("127.0.0.1")
+    assert is_loopback("::1")
+    assert is_loopback("::ffff:127.0.0.1")
+    assert not is_loopback("10.0.0.1")
+
+
+def test_the_source_address_towards_an_endpoint() -> None:
+    assert source_address(Endpoint("127.0.0.1", 80)) == "127.0.0.1"
+    assert resolve("127.0.0.1") == ["127.0.0.1"]
+    with pytest.raises(OSError, match=r".+"):
+        source_address(Endpoint("no-such-host.invalid", 80))
+
+
+def test_a_listening_socket_takes_both_families_and_says_when_the_port_is_taken() -> None:
+    with listening_socket("", 0) as server:
+        port = server.getsockname()[1]
+        for address in ("127.0.0.1", "::1"):
+            socket.create_connection((address, port), timeout=5).close()
+        with pytest.raises(OSError, match="in use"):
+            listening_socket("", port)
+    with listening_socket("127.0.0.1", 0) as server:
+        assert server.getsockname()[0] == "127.0.0.1"
+    assert 0 < free_port() < 65536
+
+
+def test_names_have_labels_as_name_servers_know_them() -> None:
+    assert parse_endpoint(f"{'a' * 63}.example.:1", None).host == f"{'a' * 63}.example."
+
+
+@pytest.mark.parametrize("host", ["a..b", "a" * 64])
+def test_what_the_codec_for_names_refuses_is_an_os_error(host: str) -> None:
+    with pytest.raises(OSError, match="is no host name"):
+        resolve(host)
+    with pytest.raises(OSError, match="is no host name"):
+        source_address(Endpoint(host, 80))
+    with pytest.raises(OSError, match="is no host name"):
+        listening_socket(host, 0)
+    assert not is_this_machine(host)
+
+
+def test_our_own_address_is_always_one() -> None:
+    assert own_address(Endpoint("127.0.0.1", 80)) == "127.0.0.1"
+    assert own_address(Endpoint("127.8.8.8", 80)).startswith("127.")
+    assert own_address(Endpoint("no-such-host.invalid", 80)) == "127.0.0.1"
+    assert own_address(Endpoint("a..b", 80)) == "127.0.0.1"
+
+
+A_HOST = """
+ip link set lo up
+ip link add v0 type veth peer name v1
+ip addr add 10.9.0.1/24 dev v0
+ip addr add 10.9.0.2/24 dev v0
+ip addr add fd00::1/64 dev v0 nodad
+ip addr add fd00::2/64 dev v0 nodad
+ip link set v0 up
+ip link set v1 up
+ip route add default dev v0
+ip -6 route add default dev v0
+echo {nonlocal_bind} > /proc/sys/net/ipv4/ip_nonlocal_bind
+echo {nonlocal_bind} > /proc/sys/net/ipv6/ip_nonlocal_bind
+exec "$0" -c 'import sys; from rallypoint.base.endpoint import is_this_machine
+print(*filter(is_this_machine, sys.argv[1:]))' "$@"
+"""
+OURS = ["10.9.0.1", "10.9.0.2", "fd00::1", "fd00::2", "::ffff:10.9.0.2", "127.0.0.1", "0.0.0.0", "::"]
+OTHERS = ["10.9.0.77", "10.9.0.255", "192.0.2.1", "fd00::77", "2001:db8::1", "::ffff:192.0.2.1"]
+
+
+@pytest.mark.parametrize("nonlocal_bind", [0, 1])
+def test_all_addresses_of_all_interfaces_are_this_machine_and_no_others(nonlocal_bind: int) -> None:
+    if not (shutil.which("ip") and shutil.which("unshare")):
+        pytest.skip("needs ip and unshare, to make a network of its own")
+    if subprocess.run(["unshare", "-n", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("may not make a network of its own")
+    command = ["unshare", "-n", "sh", "-ec", A_HOST.format(nonlocal_bind=nonlocal_bind), sys.executable]
+    done = subprocess.run([*command, *OURS, *OTHERS], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == OURS

@@ -1,0 +1,147 @@
+"""The mailbox, signals that become letters, and the loop thread."""
+
+from __future__ import annotations
+
+import os
+import resource
+import select
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+
+import pytest
+
+from rallypoint.base.loop import LoopError, LoopThread
+from rallypoint.base.mailbox import Mailbox
+from rallypoint.base.signals import signal_name, signal_number, signals_to
+
+
+def readable(mailbox: Mailbox[int]) -> bool:
+    return bool(select.select([mailbox.fileno()], [], [], 0)[0])
+
+
+def test_letters_come_out_in_order_and_wake_the_reader() -> None:
+    mailbox: Mailbox[int] = Mailbox()
+    assert not readable(mailbox)
+    mailbox.post(1)
+    mailbox.post(2)
+    assert readable(mailbox)
+    assert list(mailbox.drain()) == [1, 2]
+    assert not readable(mailbox)
+    mailbox.close()
+    mailbox.close()
+    mailbox.post(3)
+
+
+def test_many_writers_lose_nothing() -> None:
+    mailbox: Mailbox[int] = Mailbox()
+
+    def post_a_thousand() -> None:
+        for number in range(1000):
+            mailbox.post(number)
+
+    writers = [threading.Thread(target=post_a_thousand) for _ in range(4)]
+    for writer in writers:
+        writer.start()
+    seen: list[int] = []
+    while len(seen) < 4000:
+        assert select.select([mailbox.fileno()], [], [], 30)[0], "nothing came for 30 s"
+        seen += mailbox.drain()
+    for writer in writers:
+        writer.join()
+    mailbox.close()
+    assert sorted(seen) == sorted(list(range(1000)) * 4)
+
+
+def test_a_signal_becomes_a_letter_and_the_old_handler_comes_back() -> None:
+    mailbox: Mailbox[int] = Mailbox()
+    former = signal.getsignal(signal.SIGUSR1)
+    with signals_to(mailbox.post, [signal.SIGUSR1]) as installed:
+        assert installed
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert select.select([mailbox.fileno()], [], [], 30)[0]
+        assert list(mailbox.drain()) == [signal.SIGUSR1]
+    assert signal.getsignal(signal.SIGUSR1) == former
+    mailbox.close()
+
+
+def test_other_threads_install_nothing() -> None:
+    outcome: list[bool] = []
+
+    def attempt() -> None:
+        with signals_to(lambda _: None, [signal.SIGUSR1]) as installed:
+            outcome.append(installed)
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    thread.join()
+    assert outcome == [False]
+
+
+def test_names_of_signals() -> None:
+    assert signal_name(9) == signal_name(-9) == "SIGKILL"
+    assert signal_name(0) == "<N/A>"
+    assert signal_number(" SIGTERM ") is signal.SIGTERM
+    assert signal_number("SIGNOPE") is None
+
+
+def test_a_loop_thread_runs_what_it_is_given_and_ends() -> None:
+    loop = LoopThread("test-loop")
+    ran = threading.Event()
+    loop.call(ran.set)
+    assert ran.wait(30)
+
+    async def answer() -> int:
+        return 42
+
+    assert loop.submit(answer()).result(30) == 42
+    loop.stop()
+    loop.stop()
+    loop.call(lambda: pytest.fail("ran on a loop that has ended"))
+    assert "test-loop" not in {thread.name for thread in threading.enumerate()}
+
+
+async def nothing() -> None:
+    return
+
+
+def test_a_loop_that_cannot_be_made_holds_up_nobody() -> None:
+    loop = LoopThread("test-loop")
+    waits: list[Exception] = []
+
+    def ask() -> None:
+        try:
+            pytest.fail(f"there is {loop.loop}")
+        except RuntimeError as error:
+            waits.append(error)
+
+    early = partial(pytest.fail, "there is no loop to run on")
+    loop.call(early, can_wait=True)
+    asker = threading.Thread(target=ask, daemon=True)
+    with no_descriptors():
+        asker.start()
+        asker.join(30)
+    assert not asker.is_alive(), "it still waits"
+    (error,) = waits
+    assert isinstance(error, LoopError)
+    assert "cannot be made" in str(error)
+    with pytest.raises(LoopError, match="cannot be made"):
+        loop.submit(nothing())
+    with pytest.raises(LoopError, match="cannot be made"):
+        loop.call(early)
+    assert loop.withdraw(early), "it will not run"
+    loop.stop()
+    loop.stop()
+
+
+@contextmanager
+def no_descriptors() -> Iterator[None]:
+    """In the block this process can open nothing."""
+    former = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, former[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, former)

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import json
+import signal
+import sys
+from pathlib import Path
+
+import pytest
+
+from rallypoint.base.errors import RallypointError, SignalException, UserError
+from rallypoint.cli.outcome import exit_code_of
+from rallypoint.failures.cause import Cause
+from rallypoint.failures.report import ChildFailedError
+
+
+@pytest.fixture(autouse=True)
+def error_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "error.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    return path
+
+
+def _raiser(error: BaseException) -> None:
+    raise error
+
+
+def _cause() -> Cause:
+    return Cause(
+        rank=3,
+        local_rank=1,
+        host="node7",
+        pid=42,
+        exitcode=-9,
+        timestamp=1_700_000_000,
+        error_file="",
+        message="Signal 9 (SIGKILL) received by PID 42",
+        traceback="",
+    )
+
+
+def test_success(capsys: pytest.CaptureFixture[str], error_file: Path) -> None:
+    assert exit_code_of(lambda: None) == 0
+    assert capsys.readouterr() == ("", "")
+    assert not error_file.exists()
+
+
+@pytest.mark.parametrize("error", [UserError("--nnodes='a' is no number"), RallypointError("the store has gone")])
+def test_known_errors_are_one_sentence(
+    error: RallypointError, capsys: pytest.CaptureFixture[str], error_file: Path
+) -> None:
+    assert exit_code_of(lambda: _raiser(error)) == 1
+    assert capsys.readouterr() == ("", f"rallyrun: error: {error}\n")
+    assert json.loads(error_file.read_text())["message"]["message"] == f"{type(error).__name__}: {error}"
+
+
+def test_failed_workers_are_reported(capsys: pytest.CaptureFixture[str], error_file: Path) -> None:
+    report = ChildFailedError("train.py", {}, cause=_cause())
+    assert exit_code_of(lambda: _raiser(report)) == 1
+    assert capsys.readouterr() == ("", f"{report}\n")
+    assert json.loads(error_file.read_text())["message"]["errorCode"] == -9
+
+
+def test_a_signal_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    stop = SignalException("got a signal", signal.SIGTERM)
+    assert exit_code_of(lambda: _raiser(stop), "other") == 1
+    assert capsys.readouterr().err == "other: stopped by SIGTERM\n"
+
+
+def test_an_interrupt_ends_as_shells_expect(capsys: pytest.CaptureFixture[str], error_file: Path) -> None:
+    assert exit_code_of(lambda: _raiser(KeyboardInterrupt())) == 130
+    assert capsys.readouterr().err == "rallyrun: interrupted\n"
+    assert not error_file.exists()
+
+
+def test_what_nobody_foresaw_keeps_its_traceback(capsys: pytest.CaptureFixture[str], error_file: Path) -> None:
+    assert exit_code_of(lambda: _raiser(ZeroDivisionError("one by none"))) == 1
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert "ZeroDivisionError: one by none" in shown
+    assert shown.splitlines()[-1].startswith("rallyrun: error: ZeroDivisionError was not foreseen")
+    assert error_file.exists()
+
+
+def test_exits_pass_through() -> None:
+    with pytest.raises(SystemExit) as caught:
+        exit_code_of(lambda: sys.exit(3))
+    assert caught.value.code == 3

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.base.errors import UserError
+from rallypoint.cli.flags import FLAGS, Flag, split_filters
+from rallypoint.cli.parse import Options, parse
+
+_VALUED = [flag for flag in FLAGS if flag.read is not None]
+_SWITCHES = [flag for flag in FLAGS if flag.read is None]
+
+
+def _sample(flag: Flag) -> str:
+    """A text that the flag takes and that is not its default."""
+    return (flag.choices or ("7",))[-1]
+
+
+def _value(flag: Flag) -> object:
+    assert flag.read is not None
+    return flag.read(_sample(flag))
+
+
+def test_the_table_and_the_options_name_the_same_things() -> None:
+    others = {"training_script", "training_script_args", "sources"}
+    assert {flag.dest for flag in FLAGS} == set(Options._fields) - others
+
+
+def test_defaults_come_from_the_table() -> None:
+    options = parse(["s.py"], {})
+    assert {flag.dest: getattr(options, flag.dest) for flag in FLAGS} == {flag.dest: flag.default for flag in FLAGS}
+    assert (options.training_script, options.training_script_args) == ("s.py", ())
+    assert not options.sources
+    assert options.source("nproc_per_node") == "--nproc-per-node"
+
+
+@pytest.mark.parametrize("flag", _VALUED, ids=lambda flag: flag.name)
+def test_every_spelling_of_every_flag(flag: Flag) -> None:
+    for spelling in flag.spellings:
+        for written in ([spelling, _sample(flag)], [f"{spelling}={_sample(flag)}"]):
+            if spelling == flag.short and len(written) == 1:
+                continue
+            options = parse([*written, "s.py"], {})
+            assert getattr(options, flag.dest) == _value(flag)
+            assert options.source(flag.dest) == flag.name
+
+
+@pytest.mark.parametrize("flag", _SWITCHES, ids=lambda flag: flag.name)
+def test_every_switch(flag: Flag) -> None:
+    for spelling in flag.spellings:
+        assert getattr(parse([spelling, "s.py"], {}), flag.dest) is True
+        assert getattr(parse([spelling, "s.py"], {flag.variable: "0"}), flag.dest) is True
+
+
+@pytest.mark.parametrize("flag", [flag for flag in _VALUED if flag.from_environment], ids=lambda flag: flag.name)
+def test_environment_gives_way_to_the_command_line(flag: Flag) -> None:
+    from_environment = parse(["s.py"], {flag.variable: _sample(flag)})
+    assert getattr(from_environment, flag.dest) == _value(flag)
+    assert from_environment.source(flag.dest) == flag.variable
+    other = "3" if flag.choices is None else flag.choices[0]
+    both = parse([flag.name, other, "s.py"], {flag.variable: _sample(flag)})
+    assert flag.read is not None
+    assert getattr(both, flag.dest) == flag.read(other)
+    assert both.source(flag.dest) == flag.name
+
+
+@pytest.mark.parametrize("flag", [flag for flag in FLAGS if not flag.from_environment], ids=lambda flag: flag.name)
+def test_some_flags_are_not_read_from_the_environment(flag: Flag) -> None:
+    assert getattr(parse(["s.py"], {flag.variable: _sample(flag)}), flag.dest) == flag.default
+
+
+@pytest.mark.parametrize(("text", "on"), [("1", True), ("2", True), ("-1", True), (" 1 ", True), ("0", False)])
+def test_switch_from_the_environment(text: str, on: bool) -> None:
+    assert parse(["s.py"], {"PET_STANDALONE": text}).standalone is on
+
+
+@pytest.mark.parametrize("text", ["abc", "", "true", "1.0"])
+def test_bad_switch_in_the_environment(text: str) -> None:
+    with pytest.raises(UserError, match=f"PET_STANDALONE='{text}'"):
+        parse(["s.py"], {"PET_STANDALONE": text})
+
+
+def test_choices_bind_the_command_line_only(capsys: pytest.CaptureFixture[str]) -> None:
+    assert parse(["s.py"], {"PET_START_METHOD": "bogus"}).start_method == "bogus"
+    with pytest.raises(SystemExit) as caught:
+        parse(["--start-method", "bogus", "s.py"], {})
+    assert caught.value.code == 2
+    assert "bogus" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "said"),
+    [
+        ([], {}, "the following arguments are required: training_script, training_script_args"),
+        (["--nope", "s.py"], {}, "unrecognized arguments: --nope"),
+        (["--max-restarts", "abc", "s.py"], {}, "invalid int value: 'abc'"),
+        (["s.py"], {"PET_MAX_RESTARTS": "abc"}, "invalid int value in PET_MAX_RESTARTS: 'abc'"),
+        (["s.py"], {"PET_MAX_RESTARTS": ""}, "argument --max-restarts/--max_restarts: invalid int value"),
+        (["s.py"], {"PET_MONITOR_INTERVAL": "x"}, "invalid float value"),
+        (["--r", "1", "s.py"], {}, "ambiguous option: --r"),
+        (["--nnodes"], {}, "expected one argument"),
+    ],
+)
+def test_usage_errors(
+    arguments: list[str], environ: dict[str, str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(arguments, environ)
+    shown = capsys.readouterr()
+    assert caught.value.code == 2
+    assert shown.out == ""
+    assert shown.err.startswith("usage: ")
+    assert said in shown.err.splitlines()[-1]
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse(["--help"], {})
+    shown = capsys.readouterr()
+    assert caught.value.code == 0
+    assert shown.err == ""
+    for flag in FLAGS:
+        assert all(spelling in shown.out for spelling in flag.spellings)
+
+
+@given(st.lists(st.text(alphabet="-=ab x1")))
+def test_what_follows_the_script_is_untouched(rest: list[str]) -> None:
+    options = parse(["--nnodes=2", "s.py", "--nproc-per-node", "3", *rest], {})
+    assert (options.nnodes, options.nproc_per_node, options.training_script) == ("2", "1", "s.py")
+    assert options.training_script_args == ("--nproc-per-node", "3", *rest)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "script", "rest"),
+    [
+        (["s.py", "--", "a", "--", "b"], "s.py", ("a", "--", "b")),
+        (["s.py", "a", "--", "b"], "s.py", ("a", "--", "b")),
+        (["--", "s.py", "--", "b"], "s.py", ("--", "b")),
+        (["--standalone", "--", "-m", "--x"], "-m", ("--x",)),
+        (["s.py", "--log", "x"], "s.py", ("--log", "x")),
+        (["s.py", "--help"], "s.py", ("--help",)),
+        (["--nnodes", "2", "-mr", "3", "mod", "-m"], "mod", ("-m",)),
+        (["--role", "-1", "s.py", "2"], "s.py", ("2",)),
+        (["-", "a"], "-", ("a",)),
+        (["-x y", "a"], "-x y", ("a",)),
+    ],
+)
+def test_where_the_script_is(arguments: list[str], script: str, rest: tuple[str, ...]) -> None:
+    options = parse(arguments, {})
+    assert (options.training_script, options.training_script_args) == (script, rest)
+
+
+def test_a_fault_before_the_script_is_found_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--r", "1", "s.py", *["file"] * 100_000], {})
+    assert "ambiguous option: --r " in capsys.readouterr().err
+
+
+def _filters_twin(text: str) -> tuple[str, ...]:
+    """The same, a character at a time."""
+    parts = [""]
+    position = 0
+    while position < len(text):
+        if text.startswith(",,", position):
+            parts[-1] += ","
+            position += 2
+        elif text[position] == ",":
+            parts.append("")
+            position += 1
+        else:
+            parts[-1] += text[position]
+            position += 1
+    return tuple(parts)
+
+
+@given(st.text(alphabet=", ab"))
+def test_filters(text: str) -> None:
+    assert split_filters(text) == _filters_twin(text)
+
+
+@given(st.lists(st.text(alphabet="ab ,", min_size=1).filter(lambda part: not part.startswith(",")), min_size=1))
+def test_filters_can_hold_commas(parts: list[str]) -> None:
+    assert split_filters(",".join(part.replace(",", ",,") for part in parts)) == tuple(parts)

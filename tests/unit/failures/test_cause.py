@@ -1,0 +1,79 @@
+"""Cause: what is told of a failure elsewhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.failures.cause import MAX_MESSAGE, MAX_TRACEBACK, Cause
+from rallypoint.failures.error_file import error_data, write_error_file
+from rallypoint.failures.failure import ProcessFailure
+
+TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\nValueError: boom'
+
+
+def _of(exitcode: int, last_lines: bytes, error_file: str = "") -> Cause:
+    failure = ProcessFailure(1, 77, exitcode, error_file, last_lines=last_lines, noticed=1000.5)
+    return Cause.of(failure, 5, "node7")
+
+
+def test_the_error_file_tells_most(tmp_path: Path) -> None:
+    path = str(tmp_path / "e")
+    write_error_file(path, error_data("KeyError: 'a'", "Traceback (most recent call last):\nKeyError: 'a'\n", 1000.0))
+    cause = _of(1, TRACE.encode(), path)
+    assert (cause.message, cause.error_file) == ("KeyError: 'a'", path)
+    assert cause.traceback == "Traceback (most recent call last):\nKeyError: 'a'\n"
+
+
+def test_then_the_traceback_on_standard_error() -> None:
+    cause = _of(1, f"noise\n{TRACE}\n".encode())
+    assert cause == Cause(5, 1, "node7", 77, 1, "ValueError: boom", TRACE, 1000.5, "")
+    assert cause.signal_name == "<N/A>"
+
+
+def test_a_recorded_message_without_call_stack_is_filled_up_from_standard_error(tmp_path: Path) -> None:
+    (tmp_path / "e").write_text('{"message": "plain", "timestamp": 1000}')
+    cause = _of(1, f"noise\n{TRACE}\n".encode(), str(tmp_path / "e"))
+    assert (cause.message, cause.traceback) == ("plain", TRACE)
+    assert _of(1, b"noise\n", str(tmp_path / "e")).traceback == ""
+
+
+def test_a_signal_is_not_blamed_on_a_traceback_further_up() -> None:
+    cause = _of(-9, f"{TRACE}\nsurvived\n".encode())
+    assert cause.message == "Signal 9 (SIGKILL) received by PID 77"
+    assert cause.traceback.endswith("survived")
+    assert cause.signal_name == "SIGKILL"
+
+
+def test_then_the_last_lines_and_then_nothing() -> None:
+    assert _of(3, b"bad \xff luck\n").traceback == "bad \ufffd luck"
+    assert _of(3, b"").traceback == ""
+
+
+def test_a_damaged_error_file_is_told_with_its_text(tmp_path: Path) -> None:
+    (tmp_path / "e").write_text('{"message": half')
+    cause = _of(1, b"words\n", str(tmp_path / "e"))
+    assert cause.error_file == ""
+    assert cause.traceback.startswith("words\n")
+    assert '{"message": half' in cause.traceback
+
+
+def test_a_long_traceback_keeps_its_heading_and_its_end() -> None:
+    lines = TRACE.split("\n")
+    long = "\n".join([lines[0], *(f'  File "x.py", line {number}, in f' for number in range(1500)), lines[-1]])
+    cause = _of(1, long.encode())
+    assert cause.traceback.startswith("Traceback (most recent call last):\n[...]\n")
+    assert cause.traceback.endswith("line 1499, in f\nValueError: boom")
+
+
+@given(st.text(max_size=40), st.text(max_size=40), st.integers(1, 2000))
+def test_it_is_bounded_and_can_be_encoded(words: str, more: str, times: int) -> None:
+    failure = ProcessFailure(0, 1, 1, "", last_lines=(words + "\n" + more * times).encode("utf-8", "replace"))
+    failure.message = "\ud800" + more * times
+    cause = Cause.of(failure, 0, "h")
+    assert len(cause.message.encode()) <= MAX_MESSAGE
+    assert len(cause.traceback.encode()) <= MAX_TRACEBACK
+    assert Cause(**json.loads(json.dumps(cause._asdict()))) == cause

@@ -1,0 +1,110 @@
+"""Reading and writing error files, damaged ones above all."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from rallypoint.failures.error_file import ErrorReply, Unreadable, error_data, read_error_file, write_error_file
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(["message", "extraInfo", "timestamp", "py_callstack", "x"]), inner, max_size=4
+        )
+    ),
+    max_leaves=10,
+)
+_FIXTURE_IS_FINE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+def _read(path: Path, raw: str) -> ErrorReply | Unreadable | None:
+    path.write_text(raw)
+    return read_error_file(str(path))
+
+
+def test_what_is_written_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    now = 1_700_000_000.75
+    write_error_file(str(path), error_data("ValueError: boom ü", "Traceback ...\n", now))
+    os.utime(path, (now + 0.1, now + 0.1))
+    reply = read_error_file(str(path))
+    assert isinstance(reply, ErrorReply)
+    assert reply.text == "ValueError: boom ü"
+    assert reply.callstack == "Traceback ...\n"
+    assert reply.timestamp == 1_700_000_000
+    assert reply.exact == pytest.approx(now + 0.1)
+    assert [each.name for each in tmp_path.iterdir()] == ["error.json"]
+
+
+def test_a_file_time_far_from_the_timestamp_tells_nothing(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    write_error_file(str(path), error_data("m", "", 1000.5))
+    reply = read_error_file(str(path))
+    assert isinstance(reply, ErrorReply)
+    assert (reply.timestamp, reply.exact) == (1000, None)
+
+
+def test_the_newer_form_has_a_plain_message(tmp_path: Path) -> None:
+    reply = _read(tmp_path / "e", '{"message": "plain", "timestamp": 12}')
+    assert isinstance(reply, ErrorReply)
+    assert (reply.message, reply.text, reply.callstack, reply.timestamp) == ("plain", "plain", "", 12)
+
+
+@pytest.mark.parametrize("path", ["", os.devnull, "/nonexistent/error.json", "/proc/self"])
+def test_no_file_is_none(path: str) -> None:
+    assert read_error_file(path) is None
+
+
+def test_an_empty_file_is_none(tmp_path: Path) -> None:
+    assert _read(tmp_path / "e", " \n") is None
+
+
+@pytest.mark.parametrize("raw", ["nojson", "[]", "{}", "3", '{"message": 3}', '{"message": {"mess', "[" * 100_000])
+def test_a_damaged_file_keeps_its_text(tmp_path: Path, raw: str) -> None:
+    found = _read(tmp_path / "e", raw)
+    assert isinstance(found, Unreadable)
+    assert raw.startswith(found.raw)
+    assert found.raw
+
+
+@pytest.mark.parametrize("timestamp", ['"12.5"', "12", '"12"', "12.9"])
+def test_timestamps_in_any_spelling(tmp_path: Path, timestamp: str) -> None:
+    raw = f'{{"message": {{"message": "m", "extraInfo": {{"timestamp": {timestamp}}}}}}}'
+    reply = _read(tmp_path / "e", raw)
+    assert isinstance(reply, ErrorReply)
+    assert reply.timestamp == 12
+
+
+@given(data=JSON)
+@_FIXTURE_IS_FINE
+def test_no_json_is_an_exception(tmp_path: Path, data: object) -> None:
+    found = _read(tmp_path / "e", json.dumps(data))
+    assert isinstance(found, ErrorReply | Unreadable)
+
+
+@given(raw=st.binary(max_size=60))
+@_FIXTURE_IS_FINE
+def test_no_bytes_are_an_exception(tmp_path: Path, raw: bytes) -> None:
+    path = tmp_path / "e"
+    path.write_bytes(raw)
+    read_error_file(str(path))
+
+
+@given(cut=st.integers(min_value=1, max_value=200))
+@_FIXTURE_IS_FINE
+def test_a_file_that_was_cut_off_is_unreadable(tmp_path: Path, cut: int) -> None:
+    raw = json.dumps(error_data("ValueError: boom", "Traceback\n" * 20, 1.0))
+    assert isinstance(_read(tmp_path / "e", raw[:-cut]), Unreadable)
+
+
+def test_a_file_that_cannot_be_written_is_a_log_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    write_error_file(str(tmp_path / "missing" / "error.json"), error_data("m", "", 1.0))
+    assert "cannot be written" in caplog.text

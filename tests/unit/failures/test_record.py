@@ -1,0 +1,195 @@
+"""`record`, contract sections 7.2 to 7.4."""
+
+from __future__ import annotations
+
+import json
+import logging
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rallypoint.failures.cause import Cause
+from rallypoint.failures.error_file import error_data, write_error_file
+from rallypoint.failures.failure import ProcessFailure
+from rallypoint.failures.handler import ErrorHandler
+from rallypoint.failures.record import record
+from rallypoint.failures.report import ChildFailedError
+
+
+@pytest.fixture(autouse=True)
+def _no_crash_dumps(monkeypatch: pytest.MonkeyPatch) -> None:
+    """pytest has faulthandler on a descriptor of its own, which is left as it is."""
+    monkeypatch.setattr("faulthandler.enable", lambda **_: None)
+
+
+@pytest.fixture
+def own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "own.json"
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(path))
+    return path
+
+
+def _failing(error: BaseException) -> None:
+    @record
+    def main() -> None:
+        raise error
+
+    main()
+
+
+def test_values_and_arguments_pass() -> None:
+    @record
+    def main(one: int, *, two: str) -> str:
+        """Told."""
+        return two * one
+
+    @record()
+    def other() -> int:
+        return 3
+
+    assert main(2, two="x") == "xx"
+    assert other() == 3
+    assert main.__doc__ == "Told."
+    assert record(lambda: 4, ErrorHandler())() == 4
+
+
+def test_an_exception_is_written_and_goes_on(own: Path) -> None:
+    with pytest.raises(ValueError, match="boom"):
+        _failing(ValueError("boom ü"))
+    message = json.loads(own.read_text())["message"]
+    assert message["message"] == "ValueError: boom ü"
+    assert message["extraInfo"]["py_callstack"].startswith("Traceback (most recent call last):\n")
+    assert message["extraInfo"]["py_callstack"].endswith("\nValueError: boom ü\n")
+    assert int(message["extraInfo"]["timestamp"]) > 1_000_000_000
+
+
+@pytest.mark.parametrize("value", [None, ""])
+def test_without_a_place_nothing_is_written(value: str | None, own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if value is None:
+        monkeypatch.delenv("TORCHELASTIC_ERROR_FILE")
+    else:
+        monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", value)
+    with pytest.raises(ValueError, match="boom"):
+        _failing(ValueError("boom"))
+    assert not own.exists()
+
+
+def test_exit_with_code_0_is_swallowed_and_other_exits_are_not(own: Path) -> None:
+    _failing(SystemExit(0))
+    for code in (None, 3, "text"):
+        with pytest.raises(SystemExit) as caught:
+            _failing(SystemExit(code))
+        assert caught.value.code == code
+    with pytest.raises(KeyboardInterrupt):
+        _failing(KeyboardInterrupt())
+    assert not own.exists()
+
+
+def test_an_exception_that_cannot_be_told_is_not_hidden(own: Path, caplog: pytest.LogCaptureFixture) -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no words")
+
+    with pytest.raises(Mute):
+        _failing(Mute())
+    assert "could not be recorded" in caplog.text
+    assert not own.exists()
+
+
+def test_a_handler_of_ones_own_is_used(own: Path) -> None:
+    class Elsewhere(ErrorHandler):
+        def _get_error_file_path(self) -> str | None:
+            return f"{own}.elsewhere"
+
+    @record(error_handler=Elsewhere())
+    def main() -> None:
+        raise KeyError("x")
+
+    with pytest.raises(KeyError):
+        main()
+    assert not own.exists()
+    assert Path(f"{own}.elsewhere").exists()
+
+
+def test_a_child_s_error_file_is_passed_on_with_its_exit_code(own: Path, tmp_path: Path) -> None:
+    child = str(tmp_path / "child.json")
+    write_error_file(child, error_data("ValueError: inner", "Traceback\n", 12.0))
+    with pytest.raises(ChildFailedError):
+        _failing(ChildFailedError("x", {0: ProcessFailure(0, 1, 7, child)}))
+    expected = error_data("ValueError: inner", "Traceback\n", 12.0)
+    assert isinstance(expected["message"], dict)
+    assert json.loads(own.read_text()) == {"message": {**expected["message"], "errorCode": 7}}
+
+
+def test_without_a_child_s_file_the_cause_is_written(own: Path) -> None:
+    failure = ProcessFailure(0, 1, -9, "", last_lines=b"words\n", noticed=12.5)
+    with pytest.raises(ChildFailedError):
+        _failing(ChildFailedError("x", {0: failure}))
+    extra = {"py_callstack": "words", "timestamp": "12"}
+    message = {"message": "Signal 9 (SIGKILL) received by PID 1", "extraInfo": extra, "errorCode": -9}
+    assert json.loads(own.read_text()) == {"message": message}
+
+
+def test_another_node_s_cause_is_written_and_its_path_not_looked_up_here(own: Path, tmp_path: Path) -> None:
+    here = str(tmp_path / "same_name.json")
+    write_error_file(here, error_data("of another worker", "", 12.0))
+    cause = Cause(9, 1, "node7", 4242, 1, "ValueError: there", "Traceback\n", 12.0, here)
+    with pytest.raises(ChildFailedError):
+        _failing(ChildFailedError("x", {0: ProcessFailure(0, 1, -6, here)}, cause))
+    assert json.loads(own.read_text())["message"]["message"] == "ValueError: there"
+
+
+def test_a_former_file_is_replaced_and_said_so(own: Path, caplog: pytest.LogCaptureFixture) -> None:
+    own.write_text("old")
+    with pytest.raises(ChildFailedError):
+        _failing(ChildFailedError("x", {0: ProcessFailure(0, 1, 1, "")}))
+    assert "is replaced" in caplog.text
+    assert json.loads(own.read_text())["message"]["errorCode"] == 1
+
+
+def test_no_place_to_pass_on_to_is_one_error_line(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TORCHELASTIC_ERROR_FILE", raising=False)
+    child = str(tmp_path / "child.json")
+    write_error_file(child, error_data("m", "", 12.0))
+    with pytest.raises(ChildFailedError):
+        _failing(ChildFailedError("x", {0: ProcessFailure(0, 1, 7, child)}))
+    assert [entry.levelno for entry in caplog.records] == [logging.ERROR]
+
+
+def test_the_plain_form_is_passed_on_without_exit_code(own: Path, tmp_path: Path) -> None:
+    child = tmp_path / "child.json"
+    child.write_text('{"message": "plain", "timestamp": 12}')
+    ErrorHandler().dump_error_file(str(child), 3)
+    assert json.loads(own.read_text()) == {"message": "plain", "timestamp": 12}
+
+
+CRASH = """
+import os, signal
+from rallypoint import record
+
+@record
+def main():
+    os.kill(os.getpid(), signal.SIGSEGV)
+
+main()
+"""
+
+
+def test_a_crash_shows_the_python_stack() -> None:
+    done = subprocess.run([sys.executable, "-c", CRASH], stderr=subprocess.PIPE, check=False, timeout=60)
+    assert done.returncode == -signal.SIGSEGV
+    assert b"Fatal Python error: Segmentation fault" in done.stderr
+    assert b"in main" in done.stderr
+
+
+@pytest.mark.parametrize("module", ["record", "cause", "report"])
+def test_a_worker_pays_for_no_import_that_it_may_not_need(module: str) -> None:
+    code = f"import sys, rallypoint.failures.{module}; print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    heavy = {"asyncio", "ctypes", "importlib.metadata", "json", "msgspec", "socket", "subprocess", "tempfile", "torch"}
+    assert heavy & set(done.stdout.split()) == set()

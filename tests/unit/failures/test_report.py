@@ -1,0 +1,139 @@
+"""The report that a person reads at the end, and the tools that grep it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from pathlib import Path
+
+import pytest
+
+from rallypoint.failures.cause import Cause
+from rallypoint.failures.error_file import error_data, write_error_file
+from rallypoint.failures.failure import ProcessFailure
+from rallypoint.failures.report import ChildFailedError
+
+TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\nValueError: boom'
+ELSEWHERE = Cause(9, 1, "node7", 4242, 1, "ValueError: boom", TRACE, 1000.5, "")
+
+
+def _failure(local_rank: int, exitcode: int, noticed: float, last_lines: bytes = b"") -> ProcessFailure:
+    return ProcessFailure(local_rank, 100 + local_rank, exitcode, "", last_lines=last_lines, noticed=noticed)
+
+
+def _time(timestamp: float) -> str:
+    return time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(timestamp))
+
+
+def test_the_whole_report() -> None:
+    failures = {0: _failure(0, 3, 1000.9, f"noise\n{TRACE}\n".encode()), 1: _failure(1, -11, 1000.95, b"bad\nluck\n")}
+    stopped = _failure(2, -15, 1000.1)
+    error = ChildFailedError("exit.py", {2: stopped, **failures}, stopped={2, 3, 5})
+    bar = "=" * 60, "-" * 60
+    assert (
+        str(error)
+        == f"""
+{bar[0]}
+exit.py FAILED
+{bar[1]}
+Failures:
+[2]:
+  time      : {_time(1000)}
+  host      : {socket.getfqdn()}
+  rank      : 1 (local_rank: 1)
+  exitcode  : -11 (pid: 101)  (SIGSEGV)
+  error_file: <N/A>
+  traceback : Signal 11 (SIGSEGV) received by PID 101; the last lines of standard error:
+  bad
+  luck
+{bar[1]}
+Stopped by rallyrun: ranks 2-3, 5
+{bar[1]}
+Root Cause (first observed failure):
+[1]:
+  time      : {_time(1000)}
+  host      : {socket.getfqdn()}
+  rank      : 0 (local_rank: 0)
+  exitcode  : 3 (pid: 100)\x20
+  error_file: <N/A>
+  traceback : Traceback (most recent call last):
+    File "x.py", line 1, in <module>
+  ValueError: boom
+{bar[0]}"""
+    )
+
+
+def test_a_cause_of_another_node_is_the_root_and_says_where() -> None:
+    text = str(ChildFailedError("x.py", {0: _failure(0, -6, 1.0)}, ELSEWHERE))
+    others, root = text.split("Root Cause (first observed failure):")
+    assert "exitcode  : -6 (pid: 100)  (SIGABRT)" in others
+    assert "host      : node7 (another node)" in root
+    assert "rank      : 9 (local_rank: 1)" in root
+    assert "  ValueError: boom" in root
+
+
+def test_a_node_whose_workers_did_not_fail_reports_another_s_failure() -> None:
+    error = ChildFailedError("x.py", {}, ELSEWHERE, stopped=[4])
+    text = str(error)
+    assert "Failures:\n  <NO_OTHER_FAILURES>\n" in text
+    assert "Stopped by rallyrun: rank 4\n" in text
+    assert "[0]:\n" in text
+    assert error.root_cause() == ELSEWHERE
+    assert error.root_error_file() == ""
+    with pytest.raises(ValueError, match="empty"):
+        error.get_first_failure()
+
+
+def test_a_cause_of_this_node_is_shown_once() -> None:
+    first, second = _failure(0, 3, 2.0), _failure(1, 1, 1.0)
+    cause = Cause.of(first, 4, "here")
+    error = ChildFailedError("x.py", {4: first, 5: second}, cause)
+    assert error.get_first_failure() == (4, first)
+    others, root = str(error).split("Root Cause (first observed failure):")
+    assert "rank      : 5" in others
+    assert "rank      : 4" not in others
+    assert "host      : here\n" in root
+    assert "host      : here\n" in others
+
+
+def test_the_first_failure_is_the_earliest_to_the_fraction() -> None:
+    late, early = _failure(0, 1, 1000.9), _failure(1, 1, 1000.1)
+    assert late.timestamp == early.timestamp
+    assert ChildFailedError("x", {0: late, 1: early}).get_first_failure() == (1, early)
+
+
+def test_a_recorded_failure_comes_before_its_victim(tmp_path: Path) -> None:
+    """The recorder raised at 1000.2 and took long to end; its victim raised at 1000.6 and was noticed first."""
+    for name, moment in (("recorder", 1000.2), ("victim", 1000.6)):
+        write_error_file(str(tmp_path / name), error_data(name, "", moment))
+        os.utime(tmp_path / name, (moment, moment))
+    recorder = ProcessFailure(0, 1, 1, str(tmp_path / "recorder"), noticed=1003.0)
+    victim = ProcessFailure(1, 2, 1, str(tmp_path / "victim"), noticed=1001.0)
+    assert ChildFailedError("x", {1: victim, 0: recorder}).get_first_failure()[1].text == "recorder"
+
+
+def test_a_worker_that_was_stopped_is_the_root_only_if_there_is_no_other() -> None:
+    stopped, failed = _failure(0, -15, 1.0), _failure(1, 1, 2.0)
+    assert ChildFailedError("x", {0: stopped, 1: failed}, stopped=[0]).get_first_failure()[0] == 1
+    assert ChildFailedError("x", {0: stopped}, stopped=[0]).get_first_failure()[0] == 0
+
+
+def test_without_words_the_message_stands_for_the_traceback() -> None:
+    text = str(ChildFailedError("x", {0: _failure(0, -9, 1.0)}))
+    assert "  exitcode  : -9 (pid: 100)  (SIGKILL)\n" in text
+    assert "  traceback : Signal 9 (SIGKILL) received by PID 100\n" in text
+    silent = str(ChildFailedError("x", {0: _failure(0, 3, 1.0)}))
+    assert "  traceback : it exited with code 3 and said nothing on standard error\n" in silent
+
+
+def test_bars_are_as_wide_as_the_text_up_to_sixty() -> None:
+    failure = ProcessFailure(0, 1, 1, "", last_lines=b"", noticed=1.0)
+    narrow = ChildFailedError("x", {}, Cause(0, 0, "h", 1, 1, "m", "", 1.0, ""))
+    assert str(narrow).split("\n")[1] == "=" * len(f"  time      : {_time(1)}")
+    assert str(ChildFailedError("x" * 80, {0: failure})).split("\n")[1] == "=" * 60
+
+
+def test_a_report_needs_something_to_report() -> None:
+    with pytest.raises(AssertionError):
+        ChildFailedError("x", {})

@@ -1,0 +1,504 @@
+"""Outputs with real processes: what workers write is what arrives, byte for byte, whatever happens to them."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import select
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rallypoint.logs import console as console_module
+from rallypoint.logs import outputs as module
+from rallypoint.logs.outputs import Outputs
+from rallypoint.logs.pump import Pump
+from rallypoint.logs.specs import LogsDest
+from rallypoint.logs.tail import Tail
+
+DEADLINE = 60.0
+
+
+class Console:
+    """A pipe read by a thread: what the agent's console has received, to be waited for."""
+
+    def __init__(self, terminal: bool = False) -> None:
+        self._reading, self.fd = os.openpty() if terminal else os.pipe()
+        self._got = bytearray()
+        self._news = threading.Condition()
+        self._closed = False
+        self._thread = threading.Thread(target=self._read)
+        self._thread.start()
+
+    def wait_for(self, reached: Callable[[bytes], bool]) -> bytes:
+        """The bytes so far, once `reached` says yes to them."""
+        with self._news:
+            assert self._news.wait_for(lambda: reached(bytes(self._got)), DEADLINE), bytes(self._got[-1000:])
+            return bytes(self._got)
+
+    def end(self) -> bytes:
+        """Close it and return all that came."""
+        if not self._closed:
+            self._closed = True
+            os.close(self.fd)
+            self._thread.join(DEADLINE)
+            os.close(self._reading)
+        return bytes(self._got)
+
+    def _read(self) -> None:
+        with contextlib.suppress(OSError):
+            while chunk := os.read(self._reading, 1 << 16):
+                with self._news:
+                    self._got += chunk
+                    self._news.notify_all()
+
+
+@pytest.fixture
+def out() -> Iterator[Console]:
+    console = Console()
+    yield console
+    console.end()
+
+
+@pytest.fixture
+def err() -> Iterator[Console]:
+    console = Console()
+    yield console
+    console.end()
+
+
+def _start(outputs: Outputs, rank: int, code: str, *arguments: str) -> subprocess.Popen[bytes]:
+    stdout, stderr = outputs.stdio(rank)
+    try:
+        return subprocess.Popen([sys.executable, "-S", "-u", "-c", code, *arguments], stdout=stdout, stderr=stderr)
+    finally:
+        outputs.started(rank)
+
+
+def _files(folder: Path, count: int) -> dict[int, str]:
+    return {rank: str(folder / f"{rank}.log") for rank in range(count)}
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+GARBAGE = """
+import hashlib, os, sys
+data = b"".join(hashlib.sha256(bytes([i, j])).digest() for i in range(100) for j in range(100))
+"""
+"""320,000 bytes of everything, newlines and carriage returns too."""
+
+
+def _garbage() -> bytes:
+    return b"".join(hashlib.sha256(bytes([i, j])).digest() for i in range(100) for j in range(100))
+
+
+def test_standard_error_passes_through_unchanged(out: Console, err: Console) -> None:
+    outputs = Outputs(LogsDest(), 1, {}, stdout=out.fd, stderr=err.fd)
+    assert outputs.stdio(0)[0] is None
+    worker = _start(outputs, 0, GARBAGE + "sys.stderr.buffer.write(data); os._exit(3)")
+    assert worker.wait(DEADLINE) == 3
+    assert outputs.last_lines(0) == _garbage()[-64 * 1024 :]
+    outputs.close()
+    assert _digest(err.end()) == _digest(_garbage())
+    assert out.end() == b""
+
+
+def test_a_prompt_without_newline_appears_while_the_worker_waits(out: Console, err: Console) -> None:
+    outputs = Outputs(LogsDest(), 1, {}, stdout=out.fd, stderr=err.fd)
+    stdout, stderr = outputs.stdio(0)
+    code = "import sys; sys.stderr.write('name? '); sys.stderr.flush(); sys.stderr.write(sys.stdin.read())"
+    command = [sys.executable, "-S", "-c", code]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr)
+    outputs.started(0)
+    err.wait_for(lambda got: got == b"name? ")
+    worker.communicate(b"x\n", DEADLINE)
+    outputs.close()
+    assert err.end() == b"name? x\n"
+
+
+def test_the_last_bytes_before_a_crash_are_known_at_once(out: Console, err: Console) -> None:
+    outputs = Outputs(LogsDest(), 1, {}, stdout=out.fd, stderr=err.fd)
+    for number in range(20):
+        code = "import os, signal, sys; os.write(2, sys.argv[1].encode()); os.kill(os.getpid(), signal.SIGKILL)"
+        outputs.close()
+        outputs = Outputs(LogsDest(), 1, {}, stdout=out.fd, stderr=err.fd)
+        worker = _start(outputs, 0, code, f"last words {number}\n")
+        os.waitid(os.P_PID, worker.pid, os.WEXITED | os.WNOWAIT)
+        assert outputs.last_lines(0) == f"last words {number}\n".encode()
+        worker.wait(DEADLINE)
+    outputs.close()
+    assert outputs.last_lines(0) == b"last words 19\n"
+    assert err.end() == b"".join(b"last words %d\n" % number for number in range(20))
+
+
+@pytest.mark.parametrize("redirected_only", [True, False])
+def test_the_last_lines_come_from_the_file_where_there_is_one(
+    tmp_path: Path, out: Console, err: Console, redirected_only: bool
+) -> None:
+    files = _files(tmp_path, 1)
+    dest = LogsDest(stderrs=files, tee_stderrs={} if redirected_only else files)
+    outputs = Outputs(dest, 1, {0: "[0]:"}, stdout=out.fd, stderr=err.fd)
+    worker = _start(outputs, 0, "import os; os.write(2, b'x' * 100_000 + b'\\nlast words'); os._exit(1)")
+    worker.wait(DEADLINE)
+    assert outputs.last_lines(0) == b"x" * (64 * 1024 - 11) + b"\nlast words"
+    outputs.close()
+    assert outputs.last_lines(0).endswith(b"\nlast words")
+    assert err.end() == (b"" if redirected_only else b"[0]:" + b"x" * 100_000 + b"\n[0]:last words\n")
+
+
+def test_redirected_streams_are_files_and_nothing_else(tmp_path: Path, out: Console, err: Console) -> None:
+    threads = threading.active_count()
+    dest = LogsDest(stdouts={0: str(tmp_path / "out")}, stderrs={0: str(tmp_path / "err")})
+    outputs = Outputs(dest, 1, {}, stdout=out.fd, stderr=err.fd)
+    assert threading.active_count() == threads
+    _start(outputs, 0, "import os; os.write(1, b'one\\n'); os.write(2, b'two\\n')").wait(DEADLINE)
+    outputs.close()
+    assert (tmp_path / "out").read_bytes() == b"one\n"
+    assert (tmp_path / "err").read_bytes() == b"two\n"
+    assert out.end() == err.end() == b""
+
+
+def test_teed_bytes_are_carried_whatever_they_are(tmp_path: Path, out: Console, err: Console) -> None:
+    files = _files(tmp_path, 1)
+    outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), 1, {0: "[ü0]:"}, stdout=out.fd, stderr=err.fd)
+    _start(outputs, 0, GARBAGE + "sys.stdout.buffer.write(data)").wait(DEADLINE)
+    outputs.close()
+    assert _digest((tmp_path / "0.log").read_bytes()) == _digest(_garbage())
+    lines = out.end().removesuffix(b"\n").split(b"\n")
+    assert all(line.startswith("[ü0]:".encode()) for line in lines)
+    assert _digest(b"\n".join(line.removeprefix("[ü0]:".encode()) for line in lines)) == _digest(_garbage())
+
+
+def test_teed_lines_appear_while_the_worker_runs(tmp_path: Path, out: Console, err: Console) -> None:
+    files = _files(tmp_path, 1)
+    outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), 1, {0: "[0]:"}, stdout=out.fd, stderr=err.fd)
+    stdout, stderr = outputs.stdio(0)
+    command = [sys.executable, "-S", "-u", "-c", "print('ready'); input(); print('done')"]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr)
+    outputs.started(0)
+    out.wait_for(lambda got: got == b"[0]:ready\n")
+    worker.communicate(b"\n", DEADLINE)
+    out.wait_for(lambda got: got == b"[0]:ready\n[0]:done\n")
+    outputs.close()
+
+
+def test_a_teed_progress_bar_is_seen_before_it_ends(tmp_path: Path, out: Console, err: Console) -> None:
+    files = _files(tmp_path, 1)
+    outputs = Outputs(LogsDest(stderrs=files, tee_stderrs=files), 1, {0: "[0]:"}, stdout=out.fd, stderr=err.fd)
+    stdout, stderr = outputs.stdio(0)
+    command = [
+        sys.executable,
+        "-S",
+        "-u",
+        "-c",
+        "import os; os.write(2, b'\\r10%\\r20%'); input(); os.write(2, b'\\n')",
+    ]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr)
+    outputs.started(0)
+    err.wait_for(lambda got: got == b"[0]:\r10%\r\n")
+    worker.communicate(b"\n", DEADLINE)
+    outputs.close()
+    assert err.end() == b"[0]:\r10%\r\n[0]:20%\n"
+
+
+def test_a_line_of_ten_megabytes_arrives_whole_between_others(tmp_path: Path, out: Console, err: Console) -> None:
+    files = _files(tmp_path, 2)
+    outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), 2, {0: "[0]:", 1: "[1]:"}, None, out.fd, err.fd)
+    long = (
+        "import sys; w = sys.stdout.buffer; [w.write(b'x' * 100_000) for _ in range(100)]; w.write(b'\\n'); w.flush()"
+    )
+    workers = [
+        _start(outputs, 0, long),
+        _start(outputs, 1, "for number in range(20_000): print(number)"),
+    ]
+    for worker in workers:
+        worker.wait(DEADLINE)
+    outputs.close()
+    lines = out.end().split(b"\n")
+    assert lines.pop() == b""
+    assert [line for line in lines if not line.startswith(b"[1]:")] == [b"[0]:" + b"x" * 10_000_000]
+    assert [line for line in lines if line.startswith(b"[1]:")] == [b"[1]:%d" % number for number in range(20_000)]
+
+
+FLOOD = """
+import os, sys
+block = b"".join(sys.argv[1].encode() * 60 + b"%08d\\n" % number for number in range(1000))
+for _ in range(50_000_000 // len(block)):
+    at = 0
+    while at < len(block):
+        at += os.write({fd}, block[at:])
+"""
+
+
+def _flood(name: bytes) -> bytes:
+    block = b"".join(name * 60 + b"%08d\n" % number for number in range(1000))
+    return block * (50_000_000 // len(block))
+
+
+@pytest.fixture
+def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However slow the machine is, nobody loses the console in the middle of a line."""
+    monkeypatch.setattr(console_module, "QUIET", 10 * DEADLINE)
+    monkeypatch.setattr(console_module, "PATIENCE", 10 * DEADLINE)
+
+
+@pytest.mark.usefixtures("no_grace")
+@pytest.mark.parametrize("teed", [True, False])
+def test_two_floods_lose_nothing_and_mix_no_line(tmp_path: Path, teed: bool) -> None:
+    shown = tmp_path / "shown"
+    files = _files(tmp_path, 2) if teed else {}
+    prefixes = {0: "[0]:", 1: "[1]:"} if teed else {0: "", 1: ""}
+    with shown.open("wb") as console:
+        outputs = Outputs(LogsDest(stderrs=files, tee_stderrs=files), 2, prefixes, None, 1, console.fileno())
+        workers = [_start(outputs, rank, FLOOD.format(fd=2), name) for rank, name in enumerate("ab")]
+        for worker in workers:
+            assert worker.wait(DEADLINE) == 0
+        outputs.close()
+    split: dict[bytes, list[bytes]] = {b"a": [], b"b": []}
+    with shown.open("rb") as lines:
+        for line in lines:
+            bare = line[4:] if teed else line
+            assert len(bare) == 69
+            assert set(bare[:60]) == {bare[0]}
+            split[bare[:1]].append(bare)
+    for name, found in split.items():
+        assert _digest(b"".join(found)) == _digest(_flood(name))
+
+
+def test_a_grandchild_that_holds_the_pipe_does_not_hold_us(out: Console, err: Console) -> None:
+    before = threading.active_count()
+    outputs = Outputs(LogsDest(), 1, {}, stdout=out.fd, stderr=err.fd)
+    code = """
+import os, signal, sys
+gate, open_gate = os.pipe()
+if os.fork() == 0:
+    os.write(open_gate, b"%d" % os.getpid())
+    while True:
+        signal.pause()
+os.write(2, b"child " + os.read(gate, 20) + b"\\n")
+"""
+    _start(outputs, 0, code).wait(DEADLINE)
+    grandchild = int(outputs.last_lines(0).split()[1])
+    try:
+        outputs.close()
+        assert threading.active_count() == before, "the thread of the outputs is still there"
+        assert err.end() == b"child %d\n" % grandchild
+    finally:
+        os.kill(grandchild, 9)
+
+
+def test_a_grandchild_that_writes_for_ever_does_not_hold_us(tmp_path: Path, out: Console, err: Console) -> None:
+    files = _files(tmp_path, 2)
+    dest = LogsDest(stderrs={1: files[1]}, tee_stderrs={1: files[1]})
+    outputs = Outputs(dest, 2, {1: "[1]:"}, None, out.fd, err.fd)
+    code = "import os, sys\nif os.fork() == 0:\n  while os.write(2, b'again\\n'): pass\nos.write(2, b'worker\\n')\n"
+    workers = [_start(outputs, rank, f"import os; os.setsid()\n{code}") for rank in (0, 1)]
+    for worker in workers:
+        worker.wait(DEADLINE)
+    outputs.close()
+    try:
+        lines = err.end().split(b"\n")
+        assert lines.count(b"worker") == lines.count(b"[1]:worker") == 1
+    finally:
+        for worker in workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(worker.pid, 9)
+
+
+def test_on_a_terminal_workers_see_a_terminal_of_its_size() -> None:
+    import termios
+    import tty
+
+    console = Console(terminal=True)
+    try:
+        tty.setraw(console.fd)
+        termios.tcsetwinsize(console.fd, (33, 77))
+        outputs = Outputs(LogsDest(), 1, {}, stdout=1, stderr=console.fd)
+        code = """
+import os, sys
+os.write(2, f"{sys.stderr.isatty()} {tuple(os.get_terminal_size(2))}\\n".encode())
+for number in range(2000):
+    os.write(2, b"%d\\r" % number)
+os.write(2, bytes(range(256)))
+os._exit(1)
+"""
+        _start(outputs, 0, code).wait(DEADLINE)
+        expected = b"True (77, 33)\n" + b"".join(b"%d\r" % number for number in range(2000)) + bytes(range(256))
+        assert outputs.last_lines(0) == expected
+        outputs.close()
+        console.wait_for(lambda got: len(got) >= len(expected))
+    finally:
+        got = console.end()
+    assert got == expected
+
+
+def test_hidden_ranks_are_kept_for_the_report_and_not_shown(tmp_path: Path, out: Console, err: Console) -> None:
+    code = "import os; os.write(1, b'out\\n'); os.write(2, b'err\\n')"
+    teed = {0: str(tmp_path / "0")}
+    for dest, filtered in (
+        (LogsDest(stdouts=teed, tee_stdouts=teed), {1}),
+        (LogsDest(stdouts=teed, stderrs={0: os.devnull}), None),
+    ):
+        outputs = Outputs(dest, 2, {0: "[0]:", 1: "[1]:"}, filtered, out.fd, err.fd)
+        _start(outputs, 0, code).wait(DEADLINE)
+        outputs.close()
+        assert outputs.last_lines(0) == b"err\n"
+        assert (tmp_path / "0").read_bytes() == b"out\n"
+    outputs = Outputs(LogsDest(), 1, {}, {1}, out.fd, err.fd)
+    stdout, _ = outputs.stdio(0)
+    assert stdout is not None
+    assert os.path.samestat(os.fstat(stdout), os.stat(os.devnull))
+    outputs.close()
+    assert out.end() == err.end() == b""
+
+
+def test_a_console_that_has_gone_costs_its_bytes_only() -> None:
+    reading, writing = os.pipe()
+    outputs = Outputs(LogsDest(), 1, {}, stdout=writing, stderr=writing)
+    os.close(reading)
+    os.close(writing)
+    worker = _start(outputs, 0, GARBAGE + "[sys.stderr.buffer.write(data) for _ in range(20)]; os._exit(0)")
+    assert worker.wait(DEADLINE) == 0
+    assert outputs.last_lines(0) == _garbage()[-64 * 1024 :]
+    outputs.close()
+
+
+def test_a_full_disk_behind_the_console_costs_its_bytes_only() -> None:
+    with open("/dev/full", "wb", buffering=0) as full:
+        outputs = Outputs(LogsDest(), 1, {}, stdout=full.fileno(), stderr=full.fileno())
+        assert _start(outputs, 0, GARBAGE + "[sys.stderr.buffer.write(data) for _ in range(20)]").wait(DEADLINE) == 0
+        assert outputs.last_lines(0) == _garbage()[-64 * 1024 :]
+        outputs.close()
+
+
+def test_a_console_that_was_never_open_costs_nothing_at_all() -> None:
+    with open(os.devnull) as file:
+        closed = file.fileno()
+    outputs = Outputs(LogsDest(), 1, {}, stdout=closed, stderr=closed)
+    assert _start(outputs, 0, "import os; os.write(2, b'words\\n')").wait(DEADLINE) == 0
+    assert outputs.last_lines(0) == b"words\n"
+    outputs.close()
+
+
+def test_a_console_that_somebody_made_nonblocking_gets_everything(out: Console, err: Console) -> None:
+    os.set_blocking(err.fd, False)
+    outputs = Outputs(LogsDest(), 1, {}, stdout=out.fd, stderr=err.fd)
+    _start(outputs, 0, GARBAGE + "[sys.stderr.buffer.write(data) for _ in range(20)]").wait(DEADLINE)
+    outputs.close()
+    assert _digest(err.end()) == _digest(_garbage() * 20)
+
+
+def test_a_console_that_takes_no_bytes_does_not_hold_us_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "CLOSE_PATIENCE", 0.2)
+    reading, writing = os.pipe()
+    outputs = Outputs(LogsDest(), 1, {}, stdout=writing, stderr=writing)
+    os.close(writing)
+    assert _start(outputs, 0, GARBAGE + "sys.stderr.buffer.write(data)").wait(DEADLINE) == 0
+    assert outputs.last_lines(0) == _garbage()[-64 * 1024 :]
+    outputs.close()
+    with open(reading, "rb") as console:  # what was held back still comes when the console takes it
+        assert _digest(console.read()) == _digest(_garbage())
+
+
+def test_everything_is_given_back(tmp_path: Path, out: Console, err: Console) -> None:
+    files = _files(tmp_path, 2)
+    before = set(os.listdir("/proc/self/fd")), threading.active_count()
+    for _ in range(3):
+        outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), 2, {}, None, out.fd, err.fd)
+        _start(outputs, 0, "print('x')").wait(DEADLINE)  # the other worker is never started
+        outputs.close()
+        outputs.close()
+    with pytest.raises(OSError, match="missing"):
+        Outputs(LogsDest(stdouts={0: files[0], 1: str(tmp_path / "missing" / "log")}), 2, {}, None, out.fd, err.fd)
+    assert (set(os.listdir("/proc/self/fd")), threading.active_count()) == before
+
+
+def test_the_thread_sleeps_while_nothing_is_written(tmp_path: Path, out: Console, err: Console) -> None:
+    files = _files(tmp_path, 1)
+    outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), 1, {0: "[0]:"}, stdout=out.fd, stderr=err.fd)
+    stdout, stderr = outputs.stdio(0)
+    command = [sys.executable, "-S", "-u", "-c", "print('ready'); input()"]
+    worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=stdout, stderr=stderr)
+    outputs.started(0)
+    out.wait_for(lambda got: got == b"[0]:ready\n")
+    thread = next(each for each in threading.enumerate() if each.name == "rallypoint-output")
+    end = time.monotonic() + DEADLINE
+    while True:  # it may still be on its way to bed
+        before = _wakeups(thread)
+        select.select([], [], [], 0.3)
+        if _wakeups(thread) == before:
+            break
+        assert time.monotonic() < end, "it never slept for 0.3 s"
+    worker.communicate(b"\n", DEADLINE)
+    outputs.close()
+
+
+def _wakeups(thread: threading.Thread) -> int:
+    status = Path(f"/proc/self/task/{thread.native_id}/status").read_text()
+    return sum(int(line.split()[1]) for line in status.splitlines() if "ctxt_switches" in line)
+
+
+@pytest.mark.usefixtures("no_grace")
+def test_both_streams_on_one_console_share_the_turn(tmp_path: Path, out: Console) -> None:
+    files = {1: str(tmp_path / "1")}
+    outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), 2, {1: "[1]:"}, stdout=out.fd, stderr=out.fd)
+    stdout, stderr = outputs.stdio(0)
+    code = "import os; os.write(2, b'half '); input(); os.write(2, b'line\\n')"
+    first = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=stdout, stderr=stderr)
+    outputs.started(0)
+    out.wait_for(lambda got: got == b"half ")
+    _start(outputs, 1, "print('whole')").wait(DEADLINE)
+    first.communicate(b"\n", DEADLINE)
+    out.wait_for(lambda got: got == b"half line\n[1]:whole\n")
+    outputs.close()
+
+
+def test_where_the_kernel_tells_no_news_files_are_looked_at(tmp_path: Path, out: Console) -> None:
+    path = tmp_path / "log"
+    path.touch()
+    console = console_module.Console(out.fd, out.fd)
+    pump = Pump(console, [], [(Tail(str(path), b"[0]:"), str(tmp_path / "missing"), console.out())])
+    with path.open("ab", buffering=0) as file:
+        file.write(b"one\n")
+        out.wait_for(lambda got: got == b"[0]:one\n")
+        file.write(b"two\n")
+        out.wait_for(lambda got: got == b"[0]:one\n[0]:two\n")
+        file.write(b"three\n")
+    assert pump.stop(DEADLINE)
+    assert out.end().endswith(b"[0]:three\n")
+
+
+def test_a_file_that_cannot_be_read_costs_its_own_output_only(tmp_path: Path, out: Console) -> None:
+    path = tmp_path / "log"
+    path.touch()
+    console = console_module.Console(out.fd, out.fd)
+    # A folder can be opened like a file, and says EISDIR when it is read.
+    lost, good = Tail(str(tmp_path), b"lost"), Tail(str(path), b"[0]:")
+    pump = Pump(console, [], [(lost, str(tmp_path), console.out()), (good, str(path), console.out())])
+    path.write_bytes(b"one\n")
+    out.wait_for(lambda got: got == b"[0]:one\n")
+    assert pump.stop(DEADLINE)
+
+
+def test_what_is_not_used_is_not_imported() -> None:
+    code = """
+import sys
+from rallypoint.logs.outputs import Outputs
+from rallypoint.logs.specs import DefaultLogsSpecs
+envs = {0: {}, 1: {}}
+specs = DefaultLogsSpecs()
+Outputs(specs.reify(envs), 2, {}).close()
+specs.tidy()
+print(*sys.modules)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    heavy = {"asyncio", "ctypes", "importlib.metadata", "json", "msgspec", "socket", "tempfile", "termios"}
+    assert heavy & set(done.stdout.split()) == set()

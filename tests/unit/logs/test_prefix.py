@@ -1,0 +1,18 @@
+"""Prefixes of console lines."""
+
+from __future__ import annotations
+
+from rallypoint.logs.prefix import line_prefixes
+
+
+def test_the_default_names_role_and_local_rank() -> None:
+    assert line_prefixes(None, "trainer", {0: 4, 1: 5}) == {0: "[trainer0]:", 1: "[trainer1]:"}
+
+
+def test_a_template_replaces_three_names_and_leaves_others() -> None:
+    template = "[${role_name}|${rank}|${local_rank}|${x}|$] "
+    assert line_prefixes(template, "default", {1: 5}) == {1: "[default|5|1|${x}|$] "}
+
+
+def test_an_empty_template_is_an_empty_prefix() -> None:
+    assert line_prefixes("", "default", {0: 0}) == {0: ""}

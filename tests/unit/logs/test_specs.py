@@ -1,0 +1,136 @@
+"""The log folder's layout, contract sections 6.3, 6.4 and 6.7."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rallypoint.base.errors import UserError
+from rallypoint.logs.specs import DefaultLogsSpecs, LogsDest
+from rallypoint.logs.std import Std
+
+
+def _envs(count: int, run_id: str = "job", attempt: str = "0") -> dict[int, dict[str, str]]:
+    both = {"TORCHELASTIC_RUN_ID": run_id, "TORCHELASTIC_RESTART_COUNT": attempt}
+    return {rank: dict(both) for rank in range(count)}
+
+
+def _files(base: Path) -> set[str]:
+    """Folders below `base`, the random suffix of the run's folder taken off."""
+    found = set()
+    for path in base.rglob("*"):
+        run, *rest = path.relative_to(base).parts
+        found.add("/".join([run[: -len("_XXXXXXXX")], *rest]))
+    return found
+
+
+def test_the_folders_of_one_start(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path / "logs"), redirects=Std.OUT, tee={1: Std.ERR})
+    envs = _envs(2, attempt="3")
+    dest = specs.reify(envs)
+    assert _files(tmp_path / "logs") == {"job", "job/attempt_3", "job/attempt_3/0", "job/attempt_3/1"}
+    attempt = os.path.dirname(dest.filtered_stdout)
+    assert dest == LogsDest(
+        stdouts={0: f"{attempt}/0/stdout.log", 1: f"{attempt}/1/stdout.log"},
+        stderrs={0: "", 1: f"{attempt}/1/stderr.log"},
+        tee_stdouts={},
+        tee_stderrs={1: f"{attempt}/1/stderr.log"},
+        error_files={0: f"{attempt}/0/error.json", 1: f"{attempt}/1/error.json"},
+        filtered_stdout=f"{attempt}/filtered_stdout.log",
+        filtered_stderr=f"{attempt}/filtered_stderr.log",
+    )
+    assert envs[1]["TORCHELASTIC_ERROR_FILE"] == dest.error_files[1]
+    assert specs.root_log_dir == str(tmp_path / "logs")
+
+
+def test_a_later_round_never_takes_an_earlier_ones_folder(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path))
+    attempts = [os.path.dirname(specs.reify(_envs(1, attempt=number)).filtered_stdout) for number in "00100"]
+    assert len({os.path.dirname(attempt) for attempt in attempts}) == 1  # one folder for the run
+    assert [os.path.basename(attempt) for attempt in attempts] == [
+        "attempt_0",
+        "attempt_0.1",
+        "attempt_1",
+        "attempt_0.2",
+        "attempt_0.3",
+    ]
+
+
+def test_two_runs_of_one_id_have_folders_of_their_own(tmp_path: Path) -> None:
+    paths = {DefaultLogsSpecs(str(tmp_path)).reify(_envs(1)).error_files[0] for _ in range(2)}
+    assert len(paths) == 2
+
+
+def test_run_id_and_attempt_have_defaults(tmp_path: Path) -> None:
+    DefaultLogsSpecs(str(tmp_path)).reify({0: {}})
+    assert "test_run_id/attempt_0/0" in _files(tmp_path)
+
+
+def test_a_run_id_cannot_lead_out_of_the_log_folder(tmp_path: Path) -> None:
+    DefaultLogsSpecs(str(tmp_path / "logs")).reify(_envs(1, run_id="../../job"))
+    assert [path.name for path in tmp_path.iterdir()] == ["logs"]
+
+
+def test_a_relative_folder_stays_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    envs = _envs(1)
+    DefaultLogsSpecs("logs").reify(envs)
+    assert envs[0]["TORCHELASTIC_ERROR_FILE"].startswith("logs/job_")
+
+
+def test_without_a_folder_a_temporary_one_is_made_and_tidied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    specs = DefaultLogsSpecs()
+    assert specs.root_log_dir is None
+    specs.reify(_envs(2))
+    assert [path.name.startswith("torchelastic_") for path in tmp_path.iterdir()] == [True]
+    specs.tidy()
+    assert list(tmp_path.iterdir()) == []
+    specs.reify(_envs(2))  # the same specs serve again
+    specs.tidy()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_tidying_removes_no_file_and_no_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    named = DefaultLogsSpecs(str(tmp_path / "logs"))
+    folder = Path(named.reify(_envs(2)).error_files[1]).parent
+    named.tidy()
+    assert folder.is_dir()
+    temporary = DefaultLogsSpecs()
+    kept = Path(temporary.reify(_envs(2)).error_files[1])
+    kept.write_text("{}")
+    temporary.tidy()
+    assert kept.exists()
+    assert not kept.parent.with_name("0").exists()
+
+
+def test_dev_null_means_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    envs = _envs(2)
+    dest = DefaultLogsSpecs("/dev/null", redirects=Std.ALL, tee=Std.ALL).reify(envs)
+    assert dest.stdouts == dest.stderrs == dest.error_files == {0: "", 1: ""}
+    assert dest.tee_stdouts == dest.tee_stderrs == {}
+    assert [env["TORCHELASTIC_ERROR_FILE"] for env in envs.values()] == ["", ""]
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_filter_hides_what_would_be_shown_and_keeps_files(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(
+        str(tmp_path), redirects={2: Std.OUT}, tee={0: Std.OUT, 1: Std.OUT}, local_ranks_filter={1}
+    )
+    dest = specs.reify(_envs(3))
+    assert [os.path.basename(path) for path in dest.stdouts.values()] == ["stdout.log"] * 3
+    assert set(dest.tee_stdouts) == {1}
+    assert dest.stderrs == {0: "/dev/null", 1: "", 2: "/dev/null"}
+
+
+def test_a_file_as_log_folder_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "taken"
+    file.touch()
+    with pytest.raises(UserError, match="is a file"):
+        DefaultLogsSpecs(str(file))
+    with pytest.raises(UserError, match="cannot be made"):
+        DefaultLogsSpecs(str(file / "below")).reify(_envs(1))

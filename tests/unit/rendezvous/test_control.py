@@ -1,0 +1,231 @@
+"""The control server and its clients over real sockets: sessions, strangers, and what is said of each failure."""
+
+from __future__ import annotations
+
+import logging
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+
+from rallypoint.base.clock import Deadline
+from rallypoint.base.endpoint import Endpoint, free_port, listening_socket
+from rallypoint.rendezvous import codec
+from rallypoint.rendezvous.client import TcpLink
+from rallypoint.rendezvous.frames import MAGIC, frame
+from rallypoint.rendezvous.handshake import ClientHandshake, Proof
+from rallypoint.rendezvous.hub import Hub, LocalLink
+from rallypoint.rendezvous.messages import Inquire as InquireRequest
+from rallypoint.rendezvous.messages import JoinRequest, LinkLost, Notice, Placed, Progress, RoundEnded
+from rallypoint.rendezvous.server import ControlServer
+from rallypoint.rendezvous.state import Member, NodeId, Settings
+
+PATIENCE = 10.0
+
+
+class Node:
+    """One link and what it was told."""
+
+    def __init__(self, endpoint: Endpoint, job: str = "job", secret: bytes | None = None, wait: float = 20.0) -> None:
+        self.told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+        self.link = TcpLink(endpoint, job, 0, self.told.put, Deadline.after(wait), secret=secret)
+
+    def join(self, port: int = 7000) -> None:
+        self.link.send(JoinRequest(Member("default", 1, "", port), 600.0))
+
+    def hears(self) -> Notice:
+        return self.told.get(timeout=PATIENCE)
+
+    def loses(self) -> str:
+        notice = self.hears()
+        assert isinstance(notice, LinkLost), notice
+        return notice.detail
+
+
+@contextmanager
+def served(nodes: int = 2, secret: bytes | None = None, lease: float = 3.0) -> Iterator[tuple[Hub, Endpoint]]:
+    hub = Hub(Settings("job", nodes, nodes, lease=lease))
+    server = ControlServer(hub, listening_socket("127.0.0.1", 0), secret=secret)
+    try:
+        yield hub, Endpoint("127.0.0.1", server.port)
+    finally:
+        server.close()
+        assert not server.connections
+
+
+@contextmanager
+def foreign(answer: Callable[[socket.socket], None]) -> Iterator[Endpoint]:
+    """A service that is not ours: whoever connects gets `answer`, once."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def serve() -> None:
+            peer, _ = listener.accept()
+            with peer:
+                answer(peer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        try:
+            yield Endpoint("127.0.0.1", listener.getsockname()[1])
+        finally:
+            thread.join(PATIENCE)
+
+
+def test_nodes_meet_are_told_of_the_loss_of_one_and_meet_again() -> None:
+    with served(nodes=2) as (hub, endpoint):
+        a, b = Node(endpoint), Node(endpoint)
+        a.join(7001)
+        b.join(7002)
+        places = [a.hears(), b.hears()]
+        assert sorted(each.placement.group_rank for each in places if isinstance(each, Placed)) == [0, 1]
+        b.link.close()
+        ended = a.hears()
+        assert isinstance(ended, RoundEnded)
+        assert ended.end.round == 0
+        a.join()
+        c = Node(endpoint)
+        c.join()
+        assert isinstance(c.hears(), Placed)
+        assert isinstance(a.hears(), Placed)
+        assert hub.state.ledger.departed == 1
+        a.link.close()
+        c.link.close()
+
+
+@contextmanager
+def raw_session(endpoint: Endpoint) -> Iterator[socket.socket]:
+    """A node made of a bare socket, which has joined and then says nothing by itself."""
+    with socket.create_connection((endpoint.host, endpoint.port), timeout=PATIENCE) as raw:
+        hello = ClientHandshake("job", None, b"n").hello("127.0.0.1", 1, 0)
+        raw.sendall(MAGIC + frame(codec.encode(hello)))
+        assert raw.recv(1000)
+        raw.sendall(frame(codec.encode(Proof(b""))))
+        assert raw.recv(1000)
+        raw.sendall(frame(codec.encode(JoinRequest(Member("default", 1, "", 7000), 600.0))))
+        assert raw.recv(1000)
+        yield raw
+
+
+def test_a_session_that_breaks_off_is_a_loss_and_is_noticed_at_once() -> None:
+    with served(nodes=1, lease=3600.0) as (hub, endpoint):
+        told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+        host = LocalLink(hub, NodeId("127.0.0.1", 1, 99), told.put, "127.0.0.1")
+        with raw_session(endpoint):
+            host.send(JoinRequest(Member("default", 1, "", 7000), 600.0))
+            host.send(InquireRequest())
+            assert isinstance(told.get(timeout=PATIENCE), Progress)
+        placed = told.get(timeout=PATIENCE)
+        assert isinstance(placed, Placed)
+        assert placed.placement.round == 1
+        assert hub.state.ledger.lost == 1
+        host.close()
+
+
+def test_a_silent_node_is_gone_after_its_lease_and_learns_of_it() -> None:
+    with served(nodes=1, lease=0.3) as (hub, endpoint), raw_session(endpoint) as mute:
+        newcomer = Node(endpoint)
+        newcomer.join()
+        assert isinstance(newcomer.hears(), Placed)
+        assert hub.state.ledger.lost == 1
+        with suppress(ConnectionResetError):
+            assert mute.recv(1000) == b"", "a node that was taken out must find its session closed"
+        newcomer.link.close()
+
+
+def test_a_link_waits_for_a_server_that_comes_late() -> None:
+    port = free_port()
+    node = Node(Endpoint("127.0.0.1", port))
+    node.join()
+    hub = Hub(Settings("job", 1, 1))
+    server = ControlServer(hub, listening_socket("127.0.0.1", port))
+    assert isinstance(node.hears(), Placed)
+    node.link.close()
+    server.close()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid"])
+def test_a_server_that_never_comes_is_given_up_at_the_deadline(host: str) -> None:
+    node = Node(Endpoint(host, free_port()), wait=0.3)
+    sentence = node.loses()
+    assert sentence.startswith("no control plane could be reached at ")
+    assert host in sentence
+    assert "check --rdzv-endpoint" in sentence
+    node.link.close()
+
+
+def test_a_foreign_service_is_named_by_what_it_says() -> None:
+    with foreign(lambda peer: peer.sendall(b"SSH-2.0-OpenSSH_9.2\r\n")) as endpoint:
+        node = Node(endpoint)
+        assert "is not Rallypoint's control plane: it starts with b'SSH-2.0-" in node.loses()
+        node.link.close()
+
+
+def test_another_job_is_refused_and_the_server_serves_on(caplog: pytest.LogCaptureFixture) -> None:
+    with served(nodes=1) as (_, endpoint):
+        stranger = Node(endpoint, job="other")
+        assert "belongs to job 'job', not to 'other'" in stranger.loses()
+        stranger.link.close()
+        node = Node(endpoint)
+        node.join()
+        assert isinstance(node.hears(), Placed)
+        node.link.close()
+
+
+def test_secrets() -> None:
+    with served(nodes=1, secret=b"right") as (_, endpoint):
+        for wrong, why in ((b"wrong", "could not prove that it holds"), (None, "this job has a secret")):
+            stranger = Node(endpoint, secret=wrong)
+            assert why in stranger.loses()
+            stranger.link.close()
+        node = Node(endpoint, secret=b"right")
+        node.join()
+        assert isinstance(node.hears(), Placed)
+        node.link.close()
+
+
+GARBAGE = {
+    "http": b"GET / HTTP/1.1\r\n\r\n",
+    "torch": b"\x00\xce\xf7\x85\x3c\x0d\x16\x39\x00\x00",
+    "zeros": bytes(100),
+    "half a greeting": MAGIC[:3] + b"x",
+    "a frame of 4 GiB": MAGIC + b"\xff\xff\xff\xff",
+    "a frame of 2^60": MAGIC + (2**60).to_bytes(8, "big").lstrip(b"\0"),
+    "no message": MAGIC + b"\x00\x00\x00\x02\x93\x01",
+    "an unknown message": MAGIC + b"\x00\x00\x00\x03\x92\x63\xc0",
+    "nested too deep": MAGIC + (5000).to_bytes(4, "big") + b"\x91" * 5000,
+}
+
+
+@pytest.mark.parametrize("data", GARBAGE.values(), ids=GARBAGE.keys())
+def test_a_strangers_bytes_cost_a_log_line(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with served(nodes=1) as (_, endpoint), caplog.at_level(logging.WARNING, "rallypoint"):
+        with socket.create_connection(("127.0.0.1", endpoint.port)) as stranger:
+            stranger.settimeout(PATIENCE)
+            stranger.sendall(data)
+            with suppress(ConnectionResetError):  # it may hang up with our bytes unread
+                assert stranger.recv(100) == b""
+        node = Node(endpoint)
+        node.join()
+        assert isinstance(node.hears(), Placed)
+        node.link.close()
+    refusals = [line for line in caplog.messages if "refused" in line]
+    assert len(refusals) == 1, caplog.messages
+
+
+def test_a_truncated_greeting_costs_nothing() -> None:
+    with served(nodes=1) as (_, endpoint):
+        with socket.create_connection(("127.0.0.1", endpoint.port)) as stranger:
+            stranger.sendall(MAGIC[:4])
+        node = Node(endpoint)
+        node.join()
+        assert isinstance(node.hears(), Placed)
+        node.link.close()
+
+
+def test_an_error_that_nobody_foresaw_is_told_too() -> None:
+    node = Node(Endpoint("a..b", 1), wait=2.0)  # the resolver's codec raises what is no OSError
+    assert "no control plane could be reached at a..b:1" in node.loses()
+    node.link.close()

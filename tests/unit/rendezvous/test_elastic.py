@@ -1,0 +1,192 @@
+"""The handler as anybody may call it, without an agent: blocking, over each backend of ours."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from rallypoint.base.endpoint import free_port
+from rallypoint.base.errors import UserError
+from rallypoint.rendezvous.elastic import ElasticHandler
+from rallypoint.rendezvous.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
+from rallypoint.rendezvous.handler import RendezvousInfo
+from rallypoint.rendezvous.messages import Notice, Placed, RoundEnded
+from rallypoint.rendezvous.params import RendezvousParameters
+from rallypoint.rendezvous.registry import get_rendezvous_handler
+from rallypoint.store.client import TCPStore
+from rallypoint.store.errors import StoreError
+
+
+def handler(backend: str, endpoint: str, nodes: int, /, **options: object) -> ElasticHandler:
+    made = get_rendezvous_handler(RendezvousParameters(backend, endpoint, "job", nodes, nodes, None, **options))
+    assert isinstance(made, ElasticHandler)
+    return made
+
+
+@contextmanager
+def handlers(backend: str, endpoint: str, count: int, **options: object) -> Iterator[list[ElasticHandler]]:
+    ranks = [{"rank": rank} if backend == "static" else {} for rank in range(count)]
+    made = [handler(backend, endpoint, count, **options, **rank) for rank in ranks]
+    try:
+        yield made
+    finally:
+        for each in reversed(made):  # the first one hosts the control plane
+            assert each.shutdown()
+
+
+def meet(made: list[ElasticHandler]) -> list[RendezvousInfo]:
+    with ThreadPoolExecutor(len(made)) as pool:
+        return [found.result(60) for found in [pool.submit(each.next_rendezvous) for each in made]]
+
+
+@pytest.fixture(params=["c10d", "file", "static"])
+def meeting(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[list[ElasticHandler]]:
+    """Three handlers of one job, over each backend."""
+    backends: dict[str, tuple[str, str, dict[str, object]]] = {
+        "c10d": ("c10d", f"127.0.0.1:{free_port()}", {}),
+        "file": ("c10d", str(tmp_path / "state"), {"store_type": "file", "is_host": False}),
+        "static": ("static", f"127.0.0.1:{free_port()}", {}),
+    }
+    backend, endpoint, options = backends[request.param]
+    with handlers(backend, endpoint, 3, **options) as made:
+        yield made
+
+
+def test_all_get_a_rank_and_the_same_store(meeting: list[ElasticHandler]) -> None:
+    infos = meet(meeting)
+    assert sorted(each.rank for each in infos) == [0, 1, 2]
+    assert {each.world_size for each in infos} == {3}
+    stores = {each.bootstrap_store_info for each in infos}
+    assert len(stores) == 1
+    assert all(each.use_agent_store for each in meeting)
+    infos[0].store.set("word", "given")
+    assert [each.store.get("word") for each in infos] == [b"given"] * 3
+    for each in infos:
+        each.store.close()
+
+
+def test_a_second_round_keeps_the_ranks_and_has_a_store_of_its_own(meeting: list[ElasticHandler]) -> None:
+    first = meet(meeting)
+    where = first[0].bootstrap_store_info
+    assert where is not None
+    worker = TCPStore(where.master_addr, where.master_port, timeout=timedelta(seconds=20))
+    worker.set("of round 0", "x")
+    second = meet(meeting)
+    assert [each.rank for each in second] == [each.rank for each in first]
+    there = second[0].bootstrap_store_info
+    assert there is not None
+    later = TCPStore(there.master_addr, there.master_port, timeout=timedelta(seconds=20))
+    assert not later.check(["of round 0"])
+    with pytest.raises(StoreError):
+        worker.get("of round 0")
+    worker.close()
+    later.close()
+
+
+def test_a_static_job_has_a_new_store_before_the_next_round_can_be_complete() -> None:
+    """The host may still be stopping its workers when another node's new ones connect to the one port."""
+    with handlers("static", f"127.0.0.1:{free_port()}", 2) as made:
+        where = meet(made)[0].bootstrap_store_info
+        assert where is not None
+        old = TCPStore(where.master_addr, where.master_port, timeout=timedelta(seconds=20))
+        old.set("of round 0", "x")
+        told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+        made[0].listen(told.put)
+        made[1].drain(0)
+        assert isinstance(told.get(timeout=20), RoundEnded)
+        made[0].join("default", 1)  # an agent asks for the next round first, and stops its workers then
+        made[1].next_rendezvous()
+        new = TCPStore(where.master_addr, where.master_port, timeout=timedelta(seconds=20))
+        assert not new.check(["of round 0"])
+        assert old.get("of round 0") == b"x", "workers that are being stopped keep what they had"
+        placed = told.get(timeout=20)
+        assert isinstance(placed, Placed)
+        made[0].take_up(placed.placement)
+        with pytest.raises(StoreError):
+            old.get("of round 0")
+        new.set("of round 1", "y")
+        new.close()
+        old.close()
+
+
+def test_a_job_that_has_ended_is_not_joined(tmp_path: Path) -> None:
+    file = str(tmp_path / "state")
+    with handlers("c10d", file, 1, store_type="file") as made:
+        meet(made)
+        made[0].report_success(0)
+        while not made[0].is_closed():
+            made[0].ask_progress()
+            made[0]._inbox.get(timeout=20)
+    with (
+        handlers("c10d", file, 1, store_type="file") as later,
+        pytest.raises(
+            RendezvousClosedError, match="nobody may join it any more: it has succeeded; give a new job an --rdzv-id"
+        ),
+    ):
+        meet(later)
+
+
+def test_the_job_ends_for_all_when_one_ends_it(meeting: list[ElasticHandler]) -> None:
+    meet(meeting)
+    meeting[1].set_closed()
+    with pytest.raises(RendezvousClosedError, match="the job has stopped"):
+        meeting[2].next_rendezvous()
+    assert meeting[2].is_closed()
+
+
+def test_many_handlers_of_one_process_meet() -> None:
+    with handlers("c10d", f"127.0.0.1:{free_port()}", 32) as made:
+        infos = meet(made)
+        assert sorted(each.rank for each in infos) == list(range(32))
+
+
+def test_a_join_that_nobody_answers_says_how_many_are_in() -> None:
+    lonely = handler("c10d", f"127.0.0.1:{free_port()}", 2, join_timeout=1)
+    with pytest.raises(RendezvousTimeoutError, match="of 2 nodes are in"):
+        lonely.next_rendezvous()
+    lonely.shutdown()
+
+
+def test_a_host_by_decree_must_get_its_port() -> None:
+    port = free_port()
+    with handlers("c10d", f"127.0.0.1:{port}", 1, is_host=True) as made:
+        meet(made)
+        second = handler("c10d", f"127.0.0.1:{port}", 1, is_host=True)
+        with pytest.raises(RendezvousConnectionError, match=f"cannot listen at 127.0.0.1:{port}"):
+            second.next_rendezvous()
+        second.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("options", "match"),
+    [
+        ({"join_timeout": "abc"}, r"join_timeout='abc' is not a whole number"),
+        ({"join_timeout": 0}, r"join_timeout=0 must be positive"),
+        ({"lease": "soon"}, r"lease='soon' is not a number of seconds"),
+        ({"store_type": "tape"}, r"store_type='tape' is unknown; choose tcp or file"),
+        ({"is_host": "maybe"}, r"is_host='maybe' is neither yes nor no"),
+        ({"rank": -1}, r"node rank -1 is negative"),
+    ],
+)
+def test_options_that_cannot_work_are_named(options: dict[str, object], match: str) -> None:
+    with pytest.raises(UserError, match=match):
+        handler("c10d", "127.0.0.1:0", 1, **options)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "options", "match"),
+    [
+        ("127.0.0.1:1", {}, "needs this node's rank"),
+        ("127.0.0.1:1", {"rank": 2}, "--node-rank 2 is not a rank of 2 nodes"),
+        ("127.0.0.1", {"rank": 0}, "has no port"),
+    ],
+)
+def test_static_needs_a_rank_and_a_port(endpoint: str, options: dict[str, object], match: str) -> None:
+    with pytest.raises(UserError, match=match):
+        handler("static", endpoint, 2, **options)

@@ -1,0 +1,101 @@
+"""Names of backends: ours, registered ones, and those of installed packages."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+import pytest
+
+from rallypoint.base.errors import UserError
+from rallypoint.rendezvous.handler import RendezvousHandler
+from rallypoint.rendezvous.params import RendezvousParameters
+from rallypoint.rendezvous.registry import RendezvousHandlerRegistry, get_rendezvous_handler
+from rallypoint.store.hashstore import HashStore
+from tests.unit.agent.third_party import CountingHandler
+
+
+def params(backend: str) -> RendezvousParameters:
+    return RendezvousParameters(backend, "localhost:0", "job", 1, 1, rank=0)
+
+
+def counting(params: RendezvousParameters) -> RendezvousHandler:
+    return CountingHandler(HashStore(), params.run_id, params.max_nodes)
+
+
+def another(params: RendezvousParameters) -> RendezvousHandler:
+    return counting(params)
+
+
+@pytest.mark.parametrize("name", ["c10d", "static"])
+def test_ours(name: str) -> None:
+    handler = get_rendezvous_handler(params(name))
+    assert handler.get_backend() == name
+    assert handler.shutdown()
+
+
+def test_registering() -> None:
+    registry = RendezvousHandlerRegistry()
+    registry.register("counting", counting)
+    registry.register("counting", counting)  # the same again is no mistake
+    assert registry.create_handler(params("counting")).get_run_id() == "job"
+    with pytest.raises(UserError, match="'counting' is registered already"):
+        registry.register("counting", another)
+    with pytest.raises(UserError, match="not empty"):
+        registry.register("", counting)
+
+
+def test_a_name_costs_nothing_until_it_is_used() -> None:
+    registry = RendezvousHandlerRegistry()
+    registry.register("late", "no_such_module:factory")
+    with pytest.raises(ImportError, match="no_such_module"):
+        registry.create_handler(params("late"))
+
+
+def test_a_handler_that_goes_by_another_name() -> None:
+    registry = RendezvousHandlerRegistry()
+    registry.register("mine", counting)
+    with pytest.raises(RuntimeError, match="'mine' calls itself 'counting'"):
+        registry.create_handler(params("mine"))
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(UserError, match=r"'zookeeper' is unknown; choose one of .*c10d.*static"):
+        get_rendezvous_handler(params("zookeeper"))
+
+
+def install(folder: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> None:
+    """A package as pip would leave it, with an entry point `counting`."""
+    (folder / "visiting_backend.py").write_text(code)
+    metadata = folder / "visiting_backend-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Metadata-Version: 2.1\nName: visiting-backend\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[torchrun.handlers]\ncounting = visiting_backend:offer\n")
+    monkeypatch.syspath_prepend(str(folder))
+    monkeypatch.delitem(sys.modules, "visiting_backend", raising=False)
+
+
+def test_a_backend_of_an_installed_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The entry point's value is a function that returns the creator (contract section 1.11)."""
+    code = "from tests.unit.rendezvous.test_registry import counting\ndef offer(): return counting\n"
+    install(tmp_path, monkeypatch, code)
+    assert RendezvousHandlerRegistry().create_handler(params("counting")).get_backend() == "counting"
+    with pytest.raises(UserError, match="counting"):  # among those that are offered
+        RendezvousHandlerRegistry().create_handler(params("missing"))
+
+
+@pytest.mark.parametrize("code", ["raise ImportError('a rare library')", "def offer(): raise OSError('no licence')"])
+def test_a_broken_plugin_is_a_warning_and_its_name_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, code: str
+) -> None:
+    install(tmp_path, monkeypatch, code)
+    logger = logging.getLogger("rallypoint")
+    logger.addHandler(caplog.handler)
+    try:
+        with pytest.raises(UserError, match="'counting'"):
+            RendezvousHandlerRegistry().create_handler(params("counting"))
+    finally:
+        logger.removeHandler(caplog.handler)
+    assert "plug-in 'counting' cannot be loaded" in caplog.text
+    assert "a rare library" in caplog.text or "no licence" in caplog.text

@@ -1,0 +1,167 @@
+"""Frames, messages and the handshake: any split, any garbage, any secret."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.failures.cause import Cause
+from rallypoint.ranks.assign import NodeRanks
+from rallypoint.rendezvous import codec
+from rallypoint.rendezvous.frames import MAGIC, MAX_FRAME, FrameError, FrameReader, frame
+from rallypoint.rendezvous.handshake import (
+    ClientHandshake,
+    HandshakeError,
+    Hello,
+    Proof,
+    Refused,
+    ServerHandshake,
+)
+from rallypoint.rendezvous.messages import (
+    Beat,
+    Inquire,
+    JobEnded,
+    JoinRefused,
+    JoinRequest,
+    Leave,
+    NodesWaiting,
+    Notice,
+    Placed,
+    Placement,
+    Progress,
+    Refusal,
+    Request,
+    RoundEnded,
+)
+from rallypoint.rendezvous.operations import Close, Drain, Fail, Succeed
+from rallypoint.rendezvous.state import Member, Outcome, Reason, RoundEnd, Verdict
+
+CAUSE = Cause(3, 1, "host", 42, -11, "Signal 11", "Traceback ä\n", 1.5, "/x/error.json")
+REQUESTS: list[Request] = [
+    JoinRequest(Member("role", 2, "10.0.0.1", 7000, None), 600.0),
+    JoinRequest(Member("", 1, "", 0, 5), 0.5),
+    Leave(),
+    Fail(1, CAUSE, 3),
+    Succeed(0),
+    Drain(7),
+    Close(),
+    Beat(),
+    Inquire(),
+]
+NOTICES: list[Notice] = [
+    Placed(Placement(1, 0, 2, NodeRanks(0, 3, 0, 3), "host", 7000, 1)),
+    RoundEnded(RoundEnd(1, Reason.FAILURE, "a_1_0", CAUSE)),
+    RoundEnded(RoundEnd(1, Reason.LOST, "a_1_0")),
+    NodesWaiting(2, 3),
+    JobEnded(Verdict(Outcome.FAILED, CAUSE)),
+    JobEnded(Verdict(Outcome.SUCCEEDED)),
+    JoinRefused(Refusal.TIMEOUT, "1 of 2"),
+    Progress(0, False, 1, 2, 3, ("a", "b"), True),
+    Beat(),
+]
+
+
+@given(st.lists(st.binary(max_size=300), max_size=8), st.lists(st.integers(1, 50)))
+def test_any_split_gives_the_same_frames(payloads: list[bytes], cuts: list[int]) -> None:
+    stream = MAGIC + b"".join(frame(payload) for payload in payloads)
+    reader, seen = FrameReader(), []
+    for cut in cuts:
+        seen += reader.feed(stream[:cut])
+        stream = stream[cut:]
+    seen += reader.feed(stream)
+    assert seen == payloads
+
+
+@given(st.binary(min_size=1, max_size=2000))
+def test_garbage_is_refused_or_waited_out_and_never_anything_else(data: bytes) -> None:
+    for stream in (data, MAGIC + data):
+        reader = FrameReader()
+        try:
+            payloads = reader.feed(stream)
+        except FrameError:
+            continue
+        for payload in payloads:
+            with pytest.raises(codec.CodecError):
+                codec.decode_request(payload)
+
+
+def test_what_is_not_ours_is_refused_at_its_first_byte() -> None:
+    with pytest.raises(FrameError, match=r"b.GET .{10}."):
+        FrameReader().feed(b"GET / HTTP/1.1")
+    with pytest.raises(FrameError, match="claims 4294967295 bytes"):
+        FrameReader().feed(MAGIC + b"\xff\xff\xff\xff")
+    with pytest.raises(FrameError, match="larger than a frame"):
+        frame(bytes(MAX_FRAME + 1))
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=repr)
+def test_requests_go_there_and_back(request_: Request) -> None:
+    assert codec.decode_request(codec.encode(request_)) == request_
+
+
+@pytest.mark.parametrize("notice", NOTICES, ids=repr)
+def test_notices_go_there_and_back(notice: Notice) -> None:
+    assert codec.decode_notice(codec.encode(notice)) == notice
+
+
+def test_a_message_out_of_place_is_refused() -> None:
+    with pytest.raises(codec.CodecError, match="Leave has no place"):
+        codec.decode_notice(codec.encode(Leave()))
+    with pytest.raises(codec.CodecError, match="Placed has no place"):
+        codec.decode_request(codec.encode(NOTICES[0]))
+    with pytest.raises(codec.CodecError, match="a Beat has no place"):
+        codec.decode(codec.encode(Beat()), Hello)
+
+
+@given(st.integers(0, 8), st.data())
+def test_a_message_with_a_byte_changed_is_a_message_or_refused(which: int, data: st.DataObject) -> None:
+    encoded = bytearray(codec.encode(REQUESTS[which]))
+    place = data.draw(st.integers(0, len(encoded) - 1))
+    encoded[place] = data.draw(st.integers(0, 255))
+    try:
+        codec.decode_request(bytes(encoded))
+    except codec.CodecError:
+        return
+
+
+def shake(server_secret: bytes | None, client_secret: bytes | None, job: str = "job") -> Refused | None:
+    server = ServerHandshake("job", server_secret, b"server-nonce")
+    client = ClientHandshake(job, client_secret, b"client-nonce")
+    challenge = server.hello(client.hello("10.0.0.1", 42, 0))
+    if isinstance(challenge, Refused):
+        return challenge
+    return server.proof(client.prove(challenge))
+
+
+def test_those_who_share_a_secret_or_have_none_are_let_in() -> None:
+    assert shake(None, None) is None
+    assert shake(b"s", b"s") is None
+
+
+def test_who_does_not_belong_is_told_why() -> None:
+    assert "belongs to job 'job', not to 'other'" in str(shake(None, None, "other"))
+    assert "this job has a secret" in str(shake(b"s", None))
+    assert "the control plane has none" in str(shake(None, b"s"))
+    with pytest.raises(HandshakeError, match="could not prove"):
+        shake(b"s", b"t")
+
+
+def test_a_proof_serves_for_one_connection_and_one_side() -> None:
+    client = ClientHandshake("job", b"s", b"client-nonce")
+    first = ServerHandshake("job", b"s", b"nonce-1")
+    challenge = first.hello(client.hello("h", 1, 0))
+    assert not isinstance(challenge, Refused)
+    proof = client.prove(challenge)
+    second = ServerHandshake("job", b"s", b"nonce-2")
+    second.hello(client.hello("h", 1, 0))
+    assert isinstance(second.proof(proof), Refused)
+    assert isinstance(second.proof(Proof(challenge.proof)), Refused)
+    assert isinstance(second.proof(Proof(b"")), Refused)
+
+
+def test_another_version_is_refused() -> None:
+    server = ServerHandshake("job", None, b"n")
+    refused = server.hello(Hello(99, "job", b"c", "h", 1, 0, False))
+    assert isinstance(refused, Refused)
+    assert "the node speaks 99" in refused.sentence

@@ -1,0 +1,72 @@
+"""A client of the store that is nothing but a socket, for what no real client would send."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from types import TracebackType
+
+from rallypoint.store import wire
+
+DEADLINE = 30.0
+"""Seconds after which a test that waits for bytes fails; nothing takes nearly so long."""
+
+
+class Raw:
+    """A connection to a store's server; greeted unless told otherwise."""
+
+    def __init__(self, port: int, host: str = "127.0.0.1", greet: bool = True, receive_buffer: int = 0) -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self.socket = socket.socket(family)
+        self.socket.settimeout(DEADLINE)
+        if receive_buffer:
+            self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
+        self.socket.connect((host, port))
+        self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if greet:
+            self.send(wire.Validate())
+
+    def __enter__(self) -> Raw:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.socket.close()
+
+    def send(self, *requests: wire.Request) -> None:
+        """Send requests in one piece."""
+        self.raw(b"".join(map(wire.encode, requests)))
+
+    def raw(self, data: bytes) -> None:
+        """Send bytes."""
+        self.socket.sendall(data)
+
+    def receive(self, size: int) -> bytes:
+        """Exactly so many bytes, or fewer if the connection closes."""
+        data = bytearray()
+        while len(data) < size and (piece := self.socket.recv(min(size - len(data), 1 << 20))):
+            data += piece
+        return bytes(data)
+
+    def value(self) -> bytes:
+        """A string of the reply."""
+        return self.receive(struct.unpack("<Q", self.receive(8))[0])
+
+    def ping(self) -> bool:
+        """Whether the server answers. All requests sent before have been executed then."""
+        self.send(wire.Ping(7))
+        return self.receive(4) == b"\x07\0\0\0"
+
+    def closed(self) -> bool:
+        """Wait until the server closes; whether nothing came before."""
+        try:
+            return self.socket.recv(1) == b""
+        except ConnectionResetError:
+            return True
+
+    def leave(self) -> None:
+        """Go away, and return when the server has noticed."""
+        self.socket.shutdown(socket.SHUT_WR)
+        assert self.closed()
+        self.socket.close()

@@ -1,0 +1,358 @@
+"""The client: connecting, waiting, and everything that can go wrong with a server."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from types import FrameType
+
+import pytest
+
+from rallypoint.base.endpoint import listening_socket
+from rallypoint.store import wire
+from rallypoint.store.client import TCPStore
+from rallypoint.store.errors import (
+    StoreConnectionError,
+    StoreError,
+    StoreProtocolError,
+    StoreTimeoutError,
+)
+from rallypoint.store.server import StoreServer
+from tests.unit.store.sockets import DEADLINE, Raw
+
+GREETING = wire.encode(wire.Validate()) + wire.encode(wire.Ping(0))
+
+
+@contextlib.contextmanager
+def peer(script: Callable[[socket.socket], None]) -> Iterator[int]:
+    """A server that does with its one connection what `script` says; gives its port."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    listener.settimeout(DEADLINE)
+
+    def serve() -> None:
+        connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(DEADLINE)
+            script(connection)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield listener.getsockname()[1]
+    finally:
+        thread.join(DEADLINE)
+        listener.close()
+
+
+def greet(connection: socket.socket) -> None:
+    """Answer a client's greeting as a store does."""
+    greeting = connection.recv(len(GREETING), socket.MSG_WAITALL)
+    connection.sendall(greeting[-4:])
+
+
+def expect(connection: socket.socket, request: wire.Request) -> None:
+    data = wire.encode(request)
+    assert connection.recv(len(data), socket.MSG_WAITALL) == data
+
+
+def test_host_and_port_are_as_given() -> None:
+    with StoreServer() as server, TCPStore("localhost", server.port) as store:
+        assert (store.host, store.port, store.libuvBackend) == ("localhost", server.port, True)
+        assert store.timeout.total_seconds() == 300
+
+
+def test_a_server_that_comes_later_is_found() -> None:
+    probe = listening_socket("127.0.0.1", 0)
+    port = probe.getsockname()[1]
+    probe.close()
+    servers: list[StoreServer] = []
+    timer = threading.Timer(0.1, lambda: servers.append(StoreServer("127.0.0.1", port)))
+    timer.start()
+    with TCPStore("127.0.0.1", port, timeout=DEADLINE) as store:
+        store.set("k", "v")
+    timer.join()
+    servers[0].close()
+
+
+@pytest.mark.parametrize(
+    ("host", "why"),
+    [("127.0.0.1", "Connection refused"), ("no-such-host.invalid", "[Nn]ame|resolution")],
+)
+def test_no_server_is_one_sentence(host: str, why: str) -> None:
+    probe = listening_socket("127.0.0.1", 0)
+    port = probe.getsockname()[1]
+    probe.close()
+    with pytest.raises(StoreConnectionError, match=rf"no store answered at {host}:{port} within 0.05 s \(.*({why})"):
+        TCPStore(host, port, timeout=0.05)
+
+
+def test_a_service_that_never_answers_is_left_at_the_deadline() -> None:
+    with (
+        peer(_read_to_end) as port,
+        pytest.raises(StoreConnectionError, match=r"within 0.1 s \(.*accepted but the greeting never answered"),
+    ):
+        TCPStore("127.0.0.1", port, timeout=0.1)
+
+
+def _read_to_end(connection: socket.socket) -> None:
+    while connection.recv(4096):
+        pass
+
+
+def test_a_foreign_service_is_named_at_once() -> None:
+    def http(connection: socket.socket) -> None:
+        connection.recv(4096)
+        connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+    with peer(http) as port, pytest.raises(StoreProtocolError, match=rf"127.0.0.1:{port} is no store: .*b'HTTP'"):
+        TCPStore("127.0.0.1", port, timeout=DEADLINE)
+
+
+def test_a_taken_port_is_one_sentence() -> None:
+    with (
+        StoreServer() as server,
+        pytest.raises(StoreConnectionError, match=f"cannot listen on port {server.port} .*in use.*; choose another"),
+    ):
+        TCPStore("127.0.0.1", server.port, is_master=True)
+
+
+def test_store_errors_are_runtime_errors_as_torchs_are() -> None:
+    assert issubclass(StoreError, RuntimeError)
+
+
+def test_the_server_sees_the_keys_with_a_slash_and_init_without() -> None:
+    with StoreServer() as server, TCPStore("127.0.0.1", server.port, world_size=2) as store, Raw(server.port) as raw:
+        store.set("k", "")
+        assert store.num_keys() == 2
+        raw.send(wire.ListKeys())
+        assert raw.receive(8) == wire.I64.pack(2)
+        assert {raw.value(), raw.value()} == {b"/k", b"init/"}
+        assert store.list_keys() == ["k"]
+
+
+def test_without_a_world_size_nobody_is_counted() -> None:
+    with StoreServer() as server:
+        TCPStore("127.0.0.1", server.port).close()
+        TCPStore("127.0.0.1", server.port, world_size=2, wait_for_workers=False).close()
+        with TCPStore("127.0.0.1", server.port) as store:
+            store.clone().close()
+            assert store.num_keys() == 0
+
+
+def test_the_master_waits_for_its_workers() -> None:
+    with pytest.raises(StoreTimeoutError, match="only 1 of 2 clients came"):
+        TCPStore("127.0.0.1", 0, world_size=2, is_master=True, timeout=0.05)
+    listener = listening_socket("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    workers: list[TCPStore] = []
+    worker = threading.Thread(target=lambda: workers.append(TCPStore("127.0.0.1", port, world_size=2)))
+    worker.start()
+    with TCPStore("127.0.0.1", port, 2, is_master=True, master_listen_fd=listener.detach()) as master:
+        worker.join(DEADLINE)
+        assert master.port == port
+        workers[0].close()
+
+
+def test_tenants_share_one_server_until_the_last_has_left() -> None:
+    first = TCPStore("127.0.0.1", 0, is_master=True, multi_tenant=True)
+    second = TCPStore("127.0.0.1", first.port, is_master=True, multi_tenant=True)
+    first.set("k", "v")
+    first.close()
+    first.close()
+    assert second.get("k") == b"v"
+    second.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", second.port))
+
+
+def test_a_wait_granted_while_it_is_cancelled_is_granted() -> None:
+    def script(connection: socket.socket) -> None:
+        greet(connection)
+        expect(connection, wire.Wait([b"/k"]))
+        expect(connection, wire.CancelWait())
+        connection.sendall(wire.DONE + wire.CANCELLED)
+        expect(connection, wire.Get(b"/k"))
+        connection.sendall(wire.string(b"v"))
+
+    with peer(script) as port, TCPStore("127.0.0.1", port, timeout=DEADLINE) as store:
+        store.set_timeout(0.01)
+        assert store.get("k") == b"v"
+
+
+def test_many_timed_out_waits_leave_replies_in_step() -> None:
+    """Keys come just when waits for them end: whichever is first, what follows is answered right."""
+    with StoreServer() as server, TCPStore("127.0.0.1", server.port) as store, Raw(server.port) as other:
+        for number in range(200):
+            key = f"k{number}"
+            other.send(wire.Ping(7))
+            other.receive(number % 5)
+            other.send(wire.Set(b"/" + key.encode(), b"v"))
+            with contextlib.suppress(StoreTimeoutError):
+                store.wait([key], number / 1e6)
+            assert store.add("n", 1) == number + 1
+
+
+class Interrupted(Exception):
+    """Raised by a signal handler, as a KeyboardInterrupt is."""
+
+
+@contextlib.contextmanager
+def alarm(seconds: float) -> Iterator[None]:
+    """Interrupt what the main thread does, once."""
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        raise Interrupted
+
+    former = signal.signal(signal.SIGALRM, handler)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+
+
+def test_a_wait_that_a_signal_interrupts_is_taken_back() -> None:
+    with StoreServer() as server, TCPStore("127.0.0.1", server.port) as store, Raw(server.port) as other:
+        with pytest.raises(Interrupted), alarm(0.05):
+            store.wait(["k"])
+        other.send(wire.Set(b"/k", b"v"))
+        assert other.ping()
+        assert store.get("k") == b"v"
+
+
+def test_an_operation_that_a_signal_interrupts_ends_the_store() -> None:
+    def script(connection: socket.socket) -> None:
+        greet(connection)
+        _read_to_end(connection)
+
+    with peer(script) as port, TCPStore("127.0.0.1", port) as store:
+        with pytest.raises(Interrupted), alarm(0.05):
+            store.num_keys()
+        with pytest.raises(StoreConnectionError, match=r"cannot be used any more: Interrupted; open a new one"):
+            store.num_keys()
+
+
+@pytest.mark.parametrize("reply", [b"", b"\x08\0\0"])
+def test_a_server_that_goes_away_in_the_middle_is_one_sentence(reply: bytes) -> None:
+    def script(connection: socket.socket) -> None:
+        greet(connection)
+        expect(connection, wire.NumKeys())
+        connection.sendall(reply)
+
+    with peer(script) as port, TCPStore("127.0.0.1", port) as store:
+        with pytest.raises(StoreConnectionError, match=f"the store at 127.0.0.1:{port} has gone: the server closed"):
+            store.num_keys()
+        with pytest.raises(StoreConnectionError, match="cannot be used any more: the server closed the connection"):
+            store.set("k", "v")
+
+
+@pytest.mark.parametrize(
+    ("reply", "use"),
+    [
+        ((1 << 60).to_bytes(8, "little"), lambda store: store.compare_set("k", "", "v")),
+        ((1 << 60).to_bytes(8, "little"), lambda store: store.list_keys()),
+        (b"\x07", lambda store: store.check(["k"])),
+        (b"\x07", lambda store: store.wait(["k"])),
+    ],
+)
+def test_replies_that_no_store_gives(reply: bytes, use: Callable[[TCPStore], object]) -> None:
+    def script(connection: socket.socket) -> None:
+        greet(connection)
+        connection.recv(4096)
+        connection.sendall(reply)
+        _read_to_end(connection)
+
+    with peer(script) as port, TCPStore("127.0.0.1", port) as store:
+        with pytest.raises(StoreProtocolError, match="no store"):
+            use(store)
+        with pytest.raises(StoreConnectionError, match="cannot be used any more"):
+            store.num_keys()
+
+
+def test_closing_from_another_thread_ends_a_wait() -> None:
+    with StoreServer() as server, Raw(server.port) as other:
+        store = TCPStore("127.0.0.1", server.port)
+        ended: list[str] = []
+
+        def wait() -> None:
+            try:
+                store.wait(["a", "b"])
+            except StoreConnectionError as error:
+                ended.append(str(error))
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        other.send(wire.Set(b"/a", b""))
+        assert other.ping()
+        store.close()
+        thread.join(DEADLINE)
+        assert len(ended) == 1
+        assert "it was closed" in ended[0]
+        store.close()
+
+
+def test_keys_and_values_beyond_the_limits_are_refused_and_cost_nothing() -> None:
+    with StoreServer() as server, TCPStore("127.0.0.1", server.port) as store:
+        with pytest.raises(StoreProtocolError, match="a key of 8193 bytes"):
+            store.get("k" * 8192)
+        with pytest.raises(StoreProtocolError, match="a value of 8388609 bytes"):
+            store.set("k", bytes(8388609))
+        store.set("k" * 8191, bytes(8388608))
+        assert store.get("k" * 8191) == bytes(8388608)
+
+
+def test_keys_that_are_no_text_are_listed_so_that_they_can_be_asked_for() -> None:
+    with StoreServer() as server, TCPStore("127.0.0.1", server.port) as store, Raw(server.port) as other:
+        other.send(wire.Set(b"/\xff\xfe", b"v"))
+        assert other.ping()
+        (key,) = store.list_keys()
+        assert store.get(key) == b"v"
+
+
+def test_threads_share_a_store() -> None:
+    with StoreServer() as server, TCPStore("127.0.0.1", server.port) as store:
+        threads = [threading.Thread(target=lambda: [store.add("n", 1) for _ in range(200)]) for _ in range(5)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(DEADLINE)
+        assert store.add("n", 0) == 1000
+
+
+def test_a_store_that_is_dropped_leaves_no_descriptor() -> None:
+    with StoreServer() as server:
+        TCPStore("127.0.0.1", server.port).close()
+        store = TCPStore("127.0.0.1", server.port)
+        descriptor = store._connection.fileno() if store._connection is not None else -1
+        assert os.fstat(descriptor)
+        del store
+        with Raw(server.port) as other:
+            assert other.ping()
+
+
+def test_a_server_killed_under_many_waits() -> None:
+    server = StoreServer()
+    stores = [TCPStore("127.0.0.1", server.port) for _ in range(8)]
+    ended: list[str] = []
+
+    def wait(store: TCPStore) -> None:
+        try:
+            store.wait(["never"])
+        except StoreConnectionError as error:
+            ended.append(str(error))
+
+    threads = [threading.Thread(target=wait, args=[store]) for store in stores]
+    for thread in threads:
+        thread.start()
+    server.close()
+    for thread in threads:
+        thread.join(DEADLINE)
+    assert len(ended) == 8
+    assert all("has gone: " in text for text in ended)
+    for store in stores:
+        store.close()

@@ -1,0 +1,176 @@
+"""The decoder: any split gives the same requests, and no bytes give more than an error."""
+
+from __future__ import annotations
+
+import tracemalloc
+from contextlib import suppress
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.store import wire
+from rallypoint.store.decoder import Decoder, requests
+from rallypoint.store.errors import StoreProtocolError
+from tests.unit.store.requests import REQUESTS, arriving, decode, stream, typed
+
+GREETING = wire.encode(wire.Validate())
+
+
+@given(sent=st.lists(REQUESTS, max_size=12), data=st.data())
+def test_any_split_gives_the_same_requests(sent: list[wire.Request], data: st.DataObject) -> None:
+    whole = stream(sent)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=30)))
+    pieces = [whole[a:b] for a, b in pairwise([0, *cuts, len(whole)])]
+    assert typed(decode(pieces)) == typed(arriving(sent))
+
+
+@given(sent=st.lists(REQUESTS, max_size=6))
+def test_byte_by_byte(sent: list[wire.Request]) -> None:
+    whole = stream(sent)
+    assert typed(decode(whole[i : i + 1] for i in range(len(whole)))) == typed(arriving(sent))
+
+
+@given(sent=st.lists(REQUESTS, max_size=12), data=st.data())
+def test_requests_taken_out_late_are_the_same(sent: list[wire.Request], data: st.DataObject) -> None:
+    """A server that has no room for replies leaves requests where they are while more bytes arrive."""
+    whole = stream(sent)
+    decoder = Decoder(requests())
+    found: list[wire.Request] = []
+    while whole:
+        size = data.draw(st.integers(1, len(whole)))
+        if data.draw(st.booleans()):
+            decoder.feed(whole[:size])
+        elif (request := decoder.take(whole[:size])) is not None:
+            found.append(request)
+        whole = whole[size:]
+        for _ in range(data.draw(st.integers(0, 2))):
+            request = decoder.next()
+            if request is not None:
+                found.append(request)
+    while (request := decoder.next()) is not None:
+        found.append(request)
+    assert typed(found) == typed(arriving(sent))
+
+
+@given(start=st.sampled_from([b"", GREETING]), noise=st.lists(st.binary(max_size=60), max_size=6))
+def test_garbage_is_an_error_and_nothing_worse(start: bytes, noise: list[bytes]) -> None:
+    with suppress(StoreProtocolError):
+        decode([start, *noise])
+
+
+@given(sent=st.lists(REQUESTS, min_size=1, max_size=4), data=st.data())
+def test_damaged_streams(sent: list[wire.Request], data: st.DataObject) -> None:
+    whole = bytearray(stream(sent))
+    for _ in range(data.draw(st.integers(1, 4))):
+        whole[data.draw(st.integers(0, len(whole) - 1))] = data.draw(st.integers(0, 255))
+    with suppress(StoreProtocolError):
+        decode([bytes(whole)])
+
+
+HUGE = (1 << 60).to_bytes(8, "little")
+ONE = (1).to_bytes(8, "little")
+KEY = ONE + b"k"
+
+
+@pytest.mark.parametrize(
+    ("frame", "what"),
+    [
+        (b"\x03" + HUGE, "a key of 1152921504606846976 bytes"),
+        (b"\x03" + (8193).to_bytes(8, "little"), "a key of 8193 bytes"),
+        (b"\x01" + KEY + HUGE, "a value of 1152921504606846976 bytes"),
+        (b"\x01" + KEY + (8388609).to_bytes(8, "little"), "a value of 8388609 bytes"),
+        (b"\x02" + KEY + ONE + b"e" + HUGE, "a value of"),
+        (b"\x06" + HUGE, "1152921504606846976 keys"),
+        (b"\x05" + (131073).to_bytes(8, "little"), "131073 keys"),
+        (b"\x06" + ONE + HUGE, "a key of"),
+        (b"\x0b" + (-1).to_bytes(8, "little", signed=True), "18446744073709551615 keys"),
+        (b"\x0b" + ONE + KEY + HUGE, "a value of"),
+        (b"\x13", "unknown opcode"),
+        (b"\xff", "unknown opcode"),
+        (GREETING, "a second time"),
+    ],
+)
+def test_what_is_beyond_the_limits_is_refused_as_soon_as_it_is_read(frame: bytes, what: str) -> None:
+    decoder = Decoder(requests())
+    tracemalloc.start()
+    try:
+        decoder.feed(GREETING + frame)
+        with pytest.raises(StoreProtocolError, match=what):
+            decoder.next()
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000
+
+
+@pytest.mark.parametrize(
+    "frame",
+    [
+        b"\x03" + (8192).to_bytes(8, "little"),
+        b"\x01" + KEY + (8388608).to_bytes(8, "little"),
+        b"\x06" + (131072).to_bytes(8, "little"),
+        b"\x0b" + (131072).to_bytes(8, "little"),
+    ],
+)
+def test_what_is_just_within_the_limits_waits_for_more_without_taking_memory(frame: bytes) -> None:
+    decoder = Decoder(requests())
+    tracemalloc.start()
+    try:
+        decoder.feed(GREETING + frame)
+        assert decoder.next() is None
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 100_000
+
+
+@pytest.mark.parametrize(
+    "first", [b"GET / HTTP/1.1\r\n", b"\x0d\x01\x02\x03\x04", b"\x00\xce\xf7\x85\x3d", b"\x16\x03\x01"]
+)
+def test_a_stranger_is_refused_at_its_first_bytes(first: bytes) -> None:
+    with pytest.raises(StoreProtocolError, match=r"not VALIDATE|magic"):
+        decode([first])
+
+
+def test_a_pair_is_there_before_the_rest_of_its_frame() -> None:
+    decoder = Decoder(requests())
+    decoder.feed(GREETING + b"\x0b" + (2).to_bytes(8, "little") + KEY + ONE + b"v" + ONE)
+    assert decoder.next() == wire.Set(b"k", b"v")
+    assert decoder.next() is None
+    decoder.feed(b"l" + ONE + b"w")
+    assert decoder.next() == wire.Set(b"l", b"w")
+    assert decoder.next() is None
+
+
+def test_a_chunk_full_of_empty_requests() -> None:
+    empty = wire.encode(wire.MultiSet([])) * 20_000
+    assert len(decode([GREETING + empty])) == 20_000
+
+
+def test_a_large_value_in_tiny_pieces_costs_no_more_than_its_bytes() -> None:
+    """Quadratic work would take minutes here, and a list of the pieces a hundred times their size."""
+    value = bytes(range(256)) * 512
+    whole = GREETING + wire.encode(wire.Set(b"k", value))
+    tracemalloc.start()
+    try:
+        found = decode(whole[i : i + 2] for i in range(0, len(whole), 2))
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found == [wire.Set(b"k", value)]
+    assert peak < 6 * len(value)
+
+
+def test_an_idle_decoder_lets_go_of_what_it_has_read() -> None:
+    decoder = Decoder(requests())
+    tracemalloc.start()
+    try:
+        decoder.feed(GREETING + wire.encode(wire.Set(b"k", bytes(1 << 20))))
+        assert decoder.next() is not None
+        assert decoder.next() is None
+        now, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert now < 100_000

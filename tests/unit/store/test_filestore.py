@@ -1,0 +1,174 @@
+"""What only the store in a file does (contract section 9.7)."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.base.errors import UserError
+from rallypoint.store.errors import StoreConnectionError, StoreProtocolError, StoreTimeoutError
+from rallypoint.store.filerecords import removing, replay, setting
+from rallypoint.store.filestore import FileStore
+
+KEYS = st.sampled_from([b"/a", b"/b", b"refcount/", b"/", b"/-a"])
+CHANGES = st.lists(st.tuples(KEYS, st.one_of(st.none(), st.binary(max_size=20))), max_size=20)
+
+
+@pytest.fixture(name="path")
+def _path(tmp_path: Path) -> str:
+    return str(tmp_path / "store")
+
+
+@given(CHANGES)
+def test_records_replay_to_what_was_done(changes: list[tuple[bytes, bytes | None]]) -> None:
+    twin: dict[bytes, bytes] = {}
+    data = b""
+    for key, value in changes:
+        if value is None:
+            twin.pop(key, None)
+            data += removing(key)
+        else:
+            twin[key] = value
+            data += setting(key, value)
+    content: dict[bytes, bytes] = {}
+    replay(data, content)
+    assert content == twin
+
+
+@given(CHANGES, st.data())
+def test_a_cut_or_foreign_file_is_an_error_and_nothing_worse(
+    changes: list[tuple[bytes, bytes | None]], data: st.DataObject
+) -> None:
+    whole = b"".join(setting(key, value or b"") for key, value in changes)
+    cut = data.draw(st.integers(0, len(whole)))
+    content: dict[bytes, bytes] = {}
+    try:
+        replay(whole[:cut] + data.draw(st.binary(max_size=3)), content)
+    except StoreProtocolError:
+        return
+    assert set(content) <= {key for key, _ in changes} | {b""}
+
+
+def test_the_bytes_in_the_file(path: str) -> None:
+    store = FileStore(path)
+    store.set("a", "1")
+    store.delete_key("a")
+    store.close()
+    with open(path, "rb") as file:
+        data = file.read()
+    assert data == b"".join(
+        [
+            *(setting(b"refcount/", b"1"), setting(b"/a", b"1"), setting(b"-/a", b"")),
+            *(setting(b"cleanup/", b"1"), setting(b"refcount/", b"0")),
+        ]
+    )
+    assert setting(b"/a", b"1") == bytes.fromhex("02000000 2f61 01000000 31")
+
+
+def test_the_last_of_the_world_removes_the_file(path: str) -> None:
+    first, second = FileStore(path, 2), FileStore(path, 2)
+    first.close()
+    first.close()
+    assert os.path.exists(path)
+    second.close()
+    assert not os.path.exists(path)
+    with FileStore(path):
+        pass
+    assert os.path.exists(path)
+
+
+def test_a_closed_store_says_so(path: str) -> None:
+    store = FileStore(path)
+    store.close()
+    with pytest.raises(StoreConnectionError, match="cannot be used any more: it was closed"):
+        store.get("k")
+
+
+def test_bookkeeping_is_not_shown(path: str) -> None:
+    with FileStore(path) as store, store.clone():
+        assert store.list_keys() == []
+        assert store.num_keys() == 0
+        assert store.path == path
+
+
+def test_adding_to_what_is_no_number(path: str) -> None:
+    with FileStore(path) as store:
+        store.set("k", "abc")
+        with pytest.raises(UserError, match="b'abc' of 'k' is not a number"):
+            store.add("k", 1)
+        assert store.get("k") == b"abc"
+
+
+def test_a_file_that_goes_away_under_a_waiter_and_comes_back(path: str) -> None:
+    with FileStore(path) as store:
+        store.set("k", "old")
+        os.unlink(path)
+        assert not store.check(["k"])
+        with pytest.raises(StoreTimeoutError):
+            store.wait(["k"], 0.03)
+        assert not os.path.exists(path)
+        got: list[bytes] = []
+        thread = threading.Thread(target=lambda: got.append(store.get("k")))
+        thread.start()
+        with FileStore(path) as other:
+            other.set("k", "new")
+        thread.join(30)
+        assert got == [b"new"]
+
+
+@pytest.mark.parametrize("content", [b"#!/bin/sh\necho hello\n", setting(b"/k", b"v")[:-1]])
+def test_a_file_that_is_no_store_is_left_as_it_is(path: str, content: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(content)
+    with pytest.raises(StoreProtocolError, match=r"cannot be read as a store .*; give another path"):
+        FileStore(path)
+    with open(path, "rb") as file:
+        assert file.read() == content
+
+
+def test_a_path_that_cannot_be_opened(tmp_path: Path) -> None:
+    with pytest.raises(StoreConnectionError, match="No such file or directory"):
+        FileStore(str(tmp_path / "missing" / "store"))
+
+
+def test_a_full_disk_leaves_whole_records(path: str) -> None:
+    """The file's size limit stands for the disk's end: a write stops in the middle of a record."""
+    former = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    with FileStore(path) as store:
+        store.set("a", "1")
+        try:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (os.path.getsize(path) + 100, former[1]))
+            with pytest.raises(StoreConnectionError, match="cannot be written"):
+                store.set("b", bytes(1000))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, former)
+            signal.signal(signal.SIGXFSZ, handler)
+        assert store.list_keys() == ["a"]
+        store.set("b", "2")
+        with store.clone() as other:
+            assert other.multi_get(["a", "b"]) == [b"1", b"2"]
+
+
+def test_processes_and_threads_count_together(path: str) -> None:
+    code = (
+        "import sys, threading; from rallypoint.store.filestore import FileStore; s = FileStore(sys.argv[1], 4);"
+        "ts = [threading.Thread(target=lambda: [s.add('n', 1) for _ in range(50)]) for _ in range(4)];"
+        "[t.start() for t in ts]; [t.join() for t in ts]; s.barrier('b', 4, 60); s.close()"
+    )
+    processes = [subprocess.Popen([sys.executable, "-c", code, path]) for _ in range(3)]
+    store = FileStore(path, 4)
+    store.barrier("b", 4, 60)
+    assert store.get("n") == b"600"
+    assert [process.wait(60) for process in processes] == [0, 0, 0]
+    store.close()
+    assert not os.path.exists(path)

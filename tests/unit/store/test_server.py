@@ -1,0 +1,305 @@
+"""The server over real sockets, on both kinds of loop and by both ways in which connections are carried."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from rallypoint.base.endpoint import listening_socket
+from rallypoint.base.loop import LoopThread
+from rallypoint.store import wire
+from rallypoint.store.server import StoreServer
+from tests.unit.store.conftest import Door
+from tests.unit.store.sockets import DEADLINE, Raw
+
+
+def test_requests_sent_in_one_piece_are_answered_in_order(server: StoreServer | Door) -> None:
+    with Raw(server.port) as client:
+        client.send(wire.Set(b"k", b"v"), wire.Get(b"k"), wire.Add(b"n", 2), wire.Ping(9), wire.Check([b"k", b"x"]))
+        assert client.value() == b"v"
+        assert client.receive(8 + 4 + 1) == b"\2" + bytes(7) + b"\x09\0\0\0" + b"\1"
+
+
+def test_requests_are_served_byte_by_byte_the_greeting_too(server: StoreServer | Door) -> None:
+    with Raw(server.port, greet=False) as client:
+        for byte in wire.encode(wire.Validate()) + wire.encode(wire.Set(b"k", b"v")) + wire.encode(wire.Get(b"k")):
+            client.raw(bytes([byte]))
+        assert client.value() == b"v"
+
+
+def test_other_requests_are_served_while_one_waits(server: StoreServer | Door) -> None:
+    with Raw(server.port) as waiter, Raw(server.port) as other:
+        waiter.send(wire.Wait([b"k"]))
+        assert waiter.ping()
+        other.send(wire.Set(b"k", b""))
+        assert waiter.receive(1) == wire.DONE
+
+
+def test_many_small_replies_to_one_piece(server: StoreServer | Door) -> None:
+    with Raw(server.port) as client:
+        pings = [wire.Ping(nonce) for nonce in range(20_000)]
+        thread = threading.Thread(target=client.send, args=pings)
+        thread.start()
+        assert client.receive(80_000) == b"".join(wire.U32.pack(nonce) for nonce in range(20_000))
+        thread.join()
+
+
+@pytest.mark.parametrize("size", [0, 1, 8 * 1024 * 1024])
+def test_values_of_all_sizes_come_back(server: StoreServer | Door, size: int) -> None:
+    value = os.urandom(size)
+    with Raw(server.port) as client:
+        client.send(wire.Set(b"k", value), wire.MultiGet([b"k", b"none", b"k"]))
+        assert [client.value() for _ in range(3)] == [value, b"", value]
+
+
+@pytest.mark.parametrize(
+    ("frame", "why"),
+    [
+        (b"GET / HTTP/1.1\r\n\r\n", "not VALIDATE"),
+        (wire.encode(wire.Ping(1)), "not VALIDATE"),
+        (wire.encode(wire.Validate(1)), "magic number 0x1"),
+        (wire.encode(wire.Validate()) * 2, "a second time"),
+        (wire.encode(wire.Validate()) + b"\x13", "unknown opcode"),
+        (wire.encode(wire.Validate()) + b"\x03" + (1 << 60).to_bytes(8, "little"), "1152921504606846976 bytes"),
+        (wire.encode(wire.Validate()) + b"\x06" + (1 << 60).to_bytes(8, "little"), "1152921504606846976 keys"),
+    ],
+)
+def test_what_breaks_the_protocol_costs_its_connection_and_a_log_line(
+    server: StoreServer | Door, lines: list[str], frame: bytes, why: str
+) -> None:
+    with Raw(server.port) as witness, Raw(server.port, greet=False) as stranger:
+        port = stranger.socket.getsockname()[1]
+        stranger.raw(frame)
+        assert stranger.closed()
+        assert witness.ping()
+    (line,) = lines
+    assert line.startswith(f"WARNING: the store closes the connection from 127.0.0.1:{port}: ")
+    assert why in line
+
+
+def test_replies_earned_before_a_violation_arrive(server: StoreServer | Door, lines: list[str]) -> None:
+    with Raw(server.port) as client:
+        client.raw(wire.encode(wire.Ping(5)) + b"\xff")
+        assert client.receive(4) == b"\5\0\0\0"
+        assert client.closed()
+    assert len(lines) == 1
+
+
+def test_adding_to_what_is_no_number_closes_and_changes_nothing(server: StoreServer | Door, lines: list[str]) -> None:
+    with Raw(server.port) as client, Raw(server.port) as other:
+        client.send(wire.Set(b"k", b"abc"), wire.Add(b"k", 1))
+        assert client.closed()
+        other.send(wire.Get(b"k"))
+        assert other.value() == b"abc"
+    assert "b'abc' of key b'k' is not a number" in lines[0]
+
+
+def test_a_truncated_frame_and_a_silent_connection_cost_nothing(server: StoreServer | Door, lines: list[str]) -> None:
+    with Raw(server.port) as witness:
+        Raw(server.port, greet=False).leave()
+        client = Raw(server.port)
+        client.raw(wire.encode(wire.Set(b"k", bytes(1000)))[:500])
+        client.leave()
+        witness.send(wire.Get(b"k"))
+        assert witness.value() == b""
+    assert lines == []
+
+
+def test_pairs_are_visible_before_the_rest_of_their_frame(server: StoreServer | Door) -> None:
+    with Raw(server.port) as client, Raw(server.port) as other:
+        other.send(wire.Wait([b"k"]))
+        client.raw(wire.encode(wire.MultiSet([(b"k", b"v"), (b"l", b"w")]))[:-1])
+        assert other.receive(1) == wire.DONE
+        client.raw(b"w")
+        assert client.ping()
+        other.send(wire.Get(b"l"))
+        assert other.value() == b"w"
+
+
+def test_a_waiter_that_went_away_is_not_woken_in_place_of_another(server: StoreServer | Door) -> None:
+    gone = Raw(server.port)
+    gone.send(wire.Wait([b"q"]))
+    with Raw(server.port) as waiter, Raw(server.port) as other:
+        assert gone.ping()
+        waiter.send(wire.Wait([b"q"]))
+        assert waiter.ping()
+        gone.leave()
+        other.send(wire.QueuePush(b"q", b""))
+        assert waiter.receive(1) == wire.DONE
+
+
+def resident() -> int:
+    """Bytes of memory that this process has in use."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+def test_replies_to_a_client_that_does_not_read_take_no_memory(server: StoreServer | Door) -> None:
+    """100 lists of a megabyte each wait for a client that reads none of them, and then all."""
+    keys = [b"%04d" % number + bytes(1000) for number in range(1000)]
+    with Raw(server.port) as other, Raw(server.port, receive_buffer=4096) as slow:
+        other.send(wire.MultiSet([(key, b"") for key in keys]))
+        assert other.ping()
+        before = resident()
+        slow.send(*[wire.ListKeys()] * 100)
+        assert all(other.ping() for _ in range(200))
+        assert resident() - before < 40_000_000
+        for _ in range(100):
+            assert slow.receive(8) == wire.I64.pack(1000)
+            assert len(slow.receive(1000 * 1012)) == 1000 * 1012
+        assert slow.ping()
+
+
+def test_a_client_that_does_not_read_is_not_read_from(server: StoreServer | Door) -> None:
+    value = os.urandom(256 * 1024)
+    key = b"k" * 8192
+    frame = wire.encode(wire.Get(key))
+    with Raw(server.port) as other, Raw(server.port, receive_buffer=4096) as slow:
+        other.send(wire.Set(key, value))
+        before = resident()
+        sent, quiet = 0, 0
+        slow.socket.setblocking(False)
+        while quiet < 200:  # rounds in which the server answered another and took nothing from this one
+            assert other.ping()
+            try:
+                sent += slow.socket.send(frame[sent % len(frame) :])
+                quiet = 0
+            except BlockingIOError:
+                quiet += 1
+        assert resident() - before < 40_000_000
+        slow.socket.settimeout(DEADLINE)
+        for _ in range(sent // len(frame)):
+            assert slow.value() == value
+
+
+def test_both_families_on_one_socket(loop: LoopThread) -> None:
+    with StoreServer(loop=loop) as server, Raw(server.port) as four:
+        assert four.ping()
+        if socket.has_ipv6 and os.path.exists("/proc/net/if_inet6"):
+            with Raw(server.port, "::1") as six:
+                assert six.ping()
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")
+def test_ipv6_alone(loop: LoopThread, lines: list[str]) -> None:
+    with StoreServer("::1", loop=loop) as server, Raw(server.port, "::1") as client:
+        assert client.ping()
+        port = client.socket.getsockname()[1]
+        client.raw(b"\xff")
+        assert client.closed()
+    assert f"from [::1]:{port}: " in lines[0]
+
+
+def test_a_taken_port_is_known_at_once(loop: LoopThread) -> None:
+    with StoreServer("127.0.0.1", loop=loop) as server, pytest.raises(OSError, match="in use"):
+        StoreServer("127.0.0.1", server.port, loop=loop)
+
+
+def descriptors(loop: LoopThread) -> int:
+    """How many this process has open, once the loop has those that its first server makes it keep."""
+    StoreServer("127.0.0.1", loop=loop).close()
+    return len(os.listdir("/proc/self/fd"))
+
+
+def test_closing_ends_all_connections_and_frees_the_port(loop: LoopThread) -> None:
+    before = descriptors(loop)
+    server = StoreServer("127.0.0.1", loop=loop)
+    clients = [Raw(server.port) for _ in range(5)]
+    assert all(client.ping() for client in clients)
+    clients[0].send(wire.Wait([b"never"]))
+    server.close()
+    server.close()
+    server.close_soon()
+    for client in clients:
+        with client:
+            assert client.closed()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", server.port))
+    assert len(os.listdir("/proc/self/fd")) == before
+    with StoreServer("127.0.0.1", server.port, loop=loop) as again, Raw(again.port) as client:
+        assert client.ping()
+
+
+def test_closing_at_once_and_with_clients_that_are_just_arriving(loop: LoopThread) -> None:
+    before = descriptors(loop)
+    for _ in range(20):
+        server = StoreServer("127.0.0.1", loop=loop)
+        clients = [Raw(server.port) for _ in range(3)]
+        server.close()
+        for client in clients:
+            with client:
+                assert client.closed()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_loop_that_stops_takes_its_servers_along(loop: LoopThread) -> None:
+    server = StoreServer("127.0.0.1", loop=loop)
+    with Raw(server.port) as client:
+        assert client.ping()
+        loop.stop()
+        assert client.closed()
+    server.close()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", server.port))
+
+
+def test_the_loop_cannot_wait_for_itself(loop: LoopThread) -> None:
+    async def close() -> None:
+        server.close()
+
+    with StoreServer("127.0.0.1", loop=loop) as server, Raw(server.port) as client:
+        assert client.ping()
+        with pytest.raises(RuntimeError, match="close_soon"):
+            loop.submit(close()).result(DEADLINE)
+        loop.call(server.close_soon)
+        assert client.closed()
+
+
+def test_a_listening_socket_of_the_caller(loop: LoopThread) -> None:
+    listener = listening_socket("127.0.0.1", 0)
+    port = listener.getsockname()[1]
+    with StoreServer(listener=listener, loop=loop) as server, Raw(port) as client:
+        assert server.port == port
+        assert client.ping()
+    assert listener.fileno() == -1
+
+
+def test_a_process_without_descriptors_serves_those_who_are_there_and_later_the_others(tmp_path: Path) -> None:
+    code = (
+        "import logging, resource, sys; from rallypoint.store.server import StoreServer; logging.basicConfig();"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (40, 40)); s = StoreServer('127.0.0.1');"
+        "print(s.port, flush=True); sys.stdin.read(); s.close()"
+    )
+    with (
+        open(tmp_path / "log", "w+") as log,
+        subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, stderr=log, text=True) as process,
+    ):
+        assert process.stdout is not None
+        port = int(process.stdout.readline())
+        clients = [Raw(port) for _ in range(50)]
+        assert clients[0].ping()
+        for client in clients[:40]:
+            client.socket.close()
+        assert all(client.ping() for client in clients[40:])
+        for client in clients[40:]:
+            client.socket.close()
+        process.communicate(timeout=DEADLINE)
+        log.seek(0)
+        assert "accepts no connections for 1 s: Too many open files" in log.read()
+    assert process.returncode == 0
+
+
+def test_importing_and_constructing_needs_no_asyncio_in_the_caller() -> None:
+    """The caller's thread goes on while the loop's thread imports; here it is not even given the time to start."""
+    code = (
+        "import sys; from rallypoint.store.server import StoreServer; import rallypoint.store.client;"
+        "print([name for name in ('asyncio', 'uvloop', 'msgspec', 'tempfile', 'datetime') if name in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
+    assert out.stdout.strip() == "[]"

@@ -1,0 +1,200 @@
+"""All workers of one start as one thing."""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+
+import pytest
+
+from rallypoint.base.errors import UserError
+from rallypoint.logs.specs import DefaultLogsSpecs
+from rallypoint.logs.std import Std
+from rallypoint.workers.context import PContext, RunProcsResult, SubprocessContext, start_processes
+
+
+def descriptors() -> set[str]:
+    return set(os.listdir("/proc/self/fd"))
+
+
+@contextmanager
+def started(folder: Path, *texts: str, envs: dict[int, dict[str, str]] | None = None) -> Iterator[PContext]:
+    """One Python process for each program text, with both streams in files."""
+    args = {rank: ("-u", "-c", text) for rank, text in enumerate(texts)}
+    specs = DefaultLogsSpecs(str(folder), redirects=Std.ALL)
+    context = start_processes("group", sys.executable, args, envs or {rank: {} for rank in args}, specs)
+    try:
+        yield context
+    finally:
+        context.close(signal.SIGKILL)
+
+
+def waited(context: PContext) -> RunProcsResult:
+    result = context.wait(30)
+    assert result is not None
+    return result
+
+
+def test_success_of_all(tmp_path: Path) -> None:
+    before = descriptors()
+    with started(tmp_path, "print('zero')", "import sys; print('one', file=sys.stderr)") as context:
+        result = waited(context)
+        assert not result.is_failed()
+        assert result.return_values == {0: None, 1: None}
+        assert Path(result.stdouts[0]).read_text() == "zero\n"
+        assert Path(result.stderrs[1]).read_text() == "one\n"
+        assert context.exit_fds() == []
+    assert descriptors() == before, "nothing is left open"
+
+
+def test_a_worker_finds_what_was_added_to_our_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OURS", "1")
+    monkeypatch.setenv("BOTH", "ours")
+    text = "import os; print(os.environ['OURS'], os.environ['BOTH'], os.environ['OWN'])"
+    envs = {rank: {"BOTH": "added", "OWN": str(rank)} for rank in (0, 1)}
+    with started(tmp_path, text, text, envs=envs) as context:
+        result = waited(context)
+        assert [Path(result.stdouts[rank]).read_text() for rank in (0, 1)] == ["1 added 0\n", "1 added 1\n"]
+
+
+def test_only_who_failed_by_itself_is_a_failure(tmp_path: Path) -> None:
+    with started(tmp_path, "import time; time.sleep(600)", "import sys; sys.exit('last words')") as context:
+        pids = context.pids()
+        result = waited(context)
+        assert set(result.failures) == {1}
+        failure = result.failures[1]
+        assert (failure.exitcode, failure.pid, failure.local_rank) == (1, pids[1], 1)
+        assert b"last words" in failure.last_lines
+        assert not Path(f"/proc/{pids[0]}").exists(), "the other was stopped"
+        again = context.poll()
+        assert again is not None
+        assert set(again.failures) == {1}
+
+
+def test_looking_without_waiting(tmp_path: Path) -> None:
+    with started(tmp_path, "import time; time.sleep(600)") as context:
+        assert context.poll() is None
+        assert context.wait(0) is None
+        assert context.wait(0.01) is None
+        assert len(context.exit_fds()) == 1
+
+
+def test_closing_stops_and_may_be_repeated(tmp_path: Path) -> None:
+    before = descriptors()
+    with started(tmp_path, "import time; time.sleep(600)") as context:
+        (pid,) = context.pids().values()
+        context.close()
+        context.close()
+        assert not Path(f"/proc/{pid}").exists()
+        assert context.exit_fds() == []
+    assert descriptors() == before
+
+
+def test_used_once(tmp_path: Path) -> None:
+    context = SubprocessContext("group", "true", {0: ()}, {0: {}}, DefaultLogsSpecs(str(tmp_path)))
+    context.start()
+    with pytest.raises(ValueError, match=r"'group' have been started before"):
+        context.start()
+    assert context.wait(30) is not None
+
+
+def test_closing_what_was_never_started(tmp_path: Path) -> None:
+    SubprocessContext("group", "true", {0: ()}, {0: {}}, DefaultLogsSpecs(str(tmp_path))).close()
+
+
+@pytest.mark.parametrize(
+    ("args", "envs", "words"),
+    [
+        ({0: (), 2: ()}, {0: {}, 1: {}}, r"args are for the local ranks \[0, 2\]; they must be for 0 to 1"),
+        ({0: (), 1: ()}, {0: {}}, r"envs are for the local ranks \[0\]; they must be for 0 to 1"),
+    ],
+)
+def test_ranks_without_gaps(
+    tmp_path: Path, args: dict[int, tuple[()]], envs: dict[int, dict[str, str]], words: str
+) -> None:
+    with pytest.raises(UserError, match=words):
+        start_processes("group", "true", args, envs, DefaultLogsSpecs(str(tmp_path)))
+
+
+def test_a_program_that_cannot_be_started_leaves_nothing(tmp_path: Path) -> None:
+    before = descriptors()
+    with pytest.raises(UserError, match="'no-such-program' is not found"):
+        start_processes("group", "no-such-program", {0: ()}, {0: {}}, DefaultLogsSpecs(str(tmp_path), Std.ALL, Std.ALL))
+    assert descriptors() == before
+
+
+def test_a_function_is_refused_in_words(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="is a function, which this release cannot start yet"):
+        start_processes("group", print, {0: ()}, {0: {}}, DefaultLogsSpecs(str(tmp_path)))
+
+
+class Interrupted(BaseException):
+    """What a signal handler raises in the midst of closing."""
+
+
+def test_a_close_that_is_cut_short_can_be_finished(tmp_path: Path) -> None:
+    before = descriptors()
+    deaf = "import signal; signal.signal(15, signal.SIG_IGN); print('deaf'); signal.pause()"
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        raise Interrupted
+
+    former = signal.signal(signal.SIGALRM, interrupt)
+    try:
+        with started(tmp_path, deaf, "import time; time.sleep(600)") as context:
+            until_said(Path(context.stdouts[0]), "deaf")
+            pids = context.pids()
+            signal.setitimer(signal.ITIMER_REAL, 0.2)
+            with pytest.raises(Interrupted):
+                context.close(timeout=600)
+            context.close()
+            assert not any(Path(f"/proc/{pid}").exists() for pid in pids.values())
+            result = context.poll()
+            assert result is not None
+            assert not result.is_failed(), "they were asked to end"
+            assert result.return_values == {}
+            assert context.stopped == (0, 1)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+    assert descriptors() == before
+
+
+def test_after_closing_only_who_exited_with_0_has_succeeded(tmp_path: Path) -> None:
+    with started(tmp_path, "", "print('up'); import time; time.sleep(600)") as context:
+        until_said(Path(context.stdouts[1]), "up")
+        watched = context.exit_fds()[0]
+        assert select.select([watched], [], [], 30)[0], "the first ends"
+        assert context.poll() is None
+        assert not context.stopped
+        context.close()
+        result = context.poll()
+        assert result is not None
+        assert result.return_values == {0: None}
+        assert not result.is_failed()
+        assert context.stopped == (1,)
+
+
+def test_a_failure_stays_one_after_closing(tmp_path: Path) -> None:
+    with started(tmp_path, "import sys; sys.exit(3)", "import time; time.sleep(600)") as context:
+        waited(context)
+        assert context.stopped == (1,)
+        again = context.poll()
+        assert again is not None
+        assert again.is_failed()
+        assert again.return_values == {}
+
+
+def until_said(path: Path, word: str) -> None:
+    """Wait until a worker has written a word into its file."""
+    deadline = time.monotonic() + 30
+    while word not in path.read_text():
+        assert time.monotonic() < deadline, f"{path} is still without {word!r}"
+        os.sched_yield()
