@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import shutil
 import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 from rallypoint.base.endpoint import free_port
 from tests.jobs.launching import Job, Launcher
@@ -75,14 +71,9 @@ class Node:
         self.job.until(holds, f"node {self.name}: {workers} workers up, start {starts}, world size {world_size}")
 
     def dies(self) -> None:
-        """SIGKILL to the agent. Its workers and log folder go too, as they would with a whole machine."""
+        """SIGKILL to the agent. Its workers and temporary files are its guardian's to take away."""
         self.job.signal(signal.SIGKILL)
-        for up in self.ups:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(int(up["pid"]), signal.SIGKILL)
         assert self.job.ends() == -signal.SIGKILL
-        error_file = Path(self.ups[0]["TORCHELASTIC_ERROR_FILE"])  # <log folder>/<job>/attempt_<n>/<rank>/error.json
-        shutil.rmtree(error_file.parents[3])
 
 
 def _ups(lines: Iterable[str]) -> list[dict[str, str]]:

@@ -238,3 +238,29 @@ def test_the_log_at_info_tells_the_story(rallyrun: Launcher) -> None:
     places = [job.err.find(fact) for fact in facts]
     assert -1 not in places, dict(zip(facts, places, strict=True))
     assert places == sorted(places)
+
+
+def test_the_same_failure_again_and_again_ends_the_job_before_the_budget_does(rallyrun: Launcher) -> None:
+    job = rallyrun(
+        "--standalone",
+        "--max-restarts=50",
+        "--rdzv-conf=same_failure_limit=2,restart_backoff=0.05",
+        rallyrun.script(UNTIL_KILLED.format(body='raise ValueError("no such data set")')),
+    )
+    assert job.ends() == 1
+    assert [up[1] for up in ups(job.out)] == [0, 1, 2]
+    assert "the same failure came back 2 times without progress" in job.err
+    assert "ValueError: no such data set" in job.err
+
+
+def test_restarts_without_progress_are_held_back(rallyrun: Launcher) -> None:
+    job = rallyrun(
+        "--standalone",
+        "--max-restarts=2",
+        "--rdzv-conf=restart_backoff=0.2",
+        rallyrun.script(UNTIL_KILLED.format(body="print(time.monotonic(), flush=True)\nsys.exit(1)")),
+    )
+    assert job.ends() == 1
+    starts = [float(line) for line in job.out if not line.startswith("up")]
+    assert starts[1] - starts[0] >= 0.2
+    assert starts[2] - starts[1] >= 0.4

@@ -3,10 +3,13 @@
 A transcript is a file of blocks. A block is one or more commands, a line `----`, and what they led to. The arbiter that
 plays is the production one; only its clock is made up: it stands still except where `wait` moves it.
 
-    job min=2 max=3 last_call=30     a new arbiter
+    job min=2 max=3 last_call=30     a new arbiter (and a new job; notice=, healthy=, backoff=, repeats=)
+    replaced                         the arbiter is lost with all sessions; a new one that knows nothing takes its place
     open a addr=10.0.0.1             a session for node a
     join a size=2 role=x port=7001 hint=1 timeout=600
     fail a max=3 | succeed a | drain a | leave a | end a | inquire a | beat a
+    consent a                        agree that the round ends; preempt a in=60
+    holding a                        a opens a session and says what it holds (over, joining, round=)
     crash a                          the session ends without goodbye
     wait 5                           five seconds pass
     state                            show the state
@@ -17,11 +20,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from rallypoint.failures.cause import Cause
 from rallypoint.rendezvous.arbiter import Arbiter, Send
 from rallypoint.rendezvous.messages import (
     Beat,
+    Holding,
     Inquire,
     JobEnded,
     JoinRefused,
@@ -30,14 +35,18 @@ from rallypoint.rendezvous.messages import (
     NodesWaiting,
     Notice,
     Placed,
+    Placement,
+    Preempted,
     Progress,
     Request,
     RoundEnded,
 )
-from rallypoint.rendezvous.operations import Close, Drain, Fail, Succeed
+from rallypoint.rendezvous.operations import Close, Drain, Fail, Preempt, Succeed
 from rallypoint.rendezvous.state import Member, NodeId, Settings
 
 Options = dict[str, str]
+
+_SWITCHES = frozenset({"over", "joining"})
 
 
 @dataclass
@@ -69,8 +78,11 @@ class Player:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.arbiter = Arbiter(Settings("transcript", 1, 1))
+        self.arbiter = Arbiter(Settings("transcript", 1, 1), "0")
         self.names: dict[int, str] = {}
+        self.places: dict[str, tuple[str, NodeId, Placement | None]] = {}
+        self.incarnations = 0
+        self.sessions = 0
 
     def play(self, command: str) -> list[str]:
         """Run one command; returns the lines of what it led to."""
@@ -78,7 +90,8 @@ class Player:
             return []
         verb, *words = command.split()
         options = dict(word.split("=") for word in words if "=" in word)
-        names = [word for word in words if "=" not in word]
+        options |= dict.fromkeys(_SWITCHES.intersection(words), "yes")
+        names = [word for word in words if "=" not in word and word not in _SWITCHES]
         return self._VERBS[verb](self, names, options)
 
     def _job(self, _names: list[str], options: Options) -> list[str]:
@@ -93,24 +106,67 @@ class Player:
                 join_timeout=float(options.get("join", 600)),
                 lease=float(options.get("lease", 3)),
                 fixed_ranks="fixed" in options,
-            )
+                notice_timeout=float(options.get("notice", 0)),
+                min_healthy_time=float(options.get("healthy", 60)),
+                restart_backoff=float(options.get("backoff", 0)),
+                same_failure_limit=int(options.get("repeats", 0)),
+            ),
+            "0",
         )
+        return []
+
+    def _replaced(self, _names: list[str], _options: Options) -> list[str]:
+        self.names = {}
+        self.incarnations += 1
+        self.arbiter = Arbiter(self.arbiter.settings, str(self.incarnations))
         return []
 
     def _open(self, names: list[str], options: Options) -> list[str]:
         for name in names:
-            session = len(self.names) + 1
+            self.sessions += 1
+            session = self.sessions
             self.names[session] = name
             address = options.get("addr", f"host-{name}")
-            self.arbiter.open(
+            node = self.arbiter.open(
                 session,
                 NodeId(address, 1, 0),
                 self.now,
                 address=address,
                 server_address=options.get("server", ""),
                 leased="local" not in options,
+                at_home="local" in options,
             )
+            if name not in self.places:
+                self.places[name] = (self.arbiter.incarnation, node, None)
         return []
+
+    def _holding(self, names: list[str], options: Options) -> list[str]:
+        lines = []
+        for name in names:
+            known = self.places[name]
+            self._open([name], options)
+            lines += self._say([name], partial(self._held, known, options))
+            incarnation, node = self.arbiter.incarnation, NodeId(f"host-{name}", 1, 0)
+            self.places[name] = (incarnation, node, known[2])
+        return lines
+
+    def _held(self, known: tuple[str, NodeId, Placement | None], options: Options) -> Holding:
+        incarnation, node, place = known
+        member = Member("default", 1, "", 7000)
+        if place is None:
+            return Holding(incarnation, node, member, joining="joining" in options)
+        return Holding(
+            incarnation,
+            node,
+            member,
+            int(options.get("round", place.round)),
+            place.group_rank,
+            place.group_world_size,
+            place.control_rank,
+            int(options.get("failures", place.restarts)),
+            "over" in options,
+            "joining" in options,
+        )
 
     def _join(self, names: list[str], options: Options) -> list[str]:
         hint = options.get("hint")
@@ -124,7 +180,8 @@ class Player:
         return self._say(names, lambda: JoinRequest(member, float(options.get("timeout", 600))))
 
     def _fail(self, names: list[str], options: Options) -> list[str]:
-        cause = Cause(0, 0, names[0], 42, -9, "Signal 9 (SIGKILL)", "", 0.0, "")
+        message = options.get("message", "Signal 9 (SIGKILL)")
+        cause = Cause(int(options.get("rank", 0)), 0, names[0], 42, -9, message, "", 0.0, "")
         round_ = int(options.get("round", self.arbiter.state.round))
         return self._say(names, lambda: Fail(round_, cause, int(options.get("max", 3))))
 
@@ -133,6 +190,12 @@ class Player:
 
     def _drain(self, names: list[str], options: Options) -> list[str]:
         return self._say(names, lambda: Drain(int(options.get("round", self.arbiter.state.round))))
+
+    def _consent(self, names: list[str], options: Options) -> list[str]:
+        return self._say(names, lambda: Drain(int(options.get("round", self.arbiter.state.round)), asked=True))
+
+    def _preempt(self, names: list[str], options: Options) -> list[str]:
+        return self._say(names, lambda: Preempt(self.arbiter.state.round, float(options["in"])))
 
     def _leave(self, names: list[str], _options: Options) -> list[str]:
         return self._say(names, Leave)
@@ -169,10 +232,13 @@ class Player:
         lines = [
             f"round {state.round} {'complete' if state.complete else 'forming'}{' closed' if state.closed else ''}"
         ]
-        lines += [f"  participant {node.addr} rank {each.rank}" for node, each in sorted(state.participants.items())]
+        lines += [
+            f"  participant {node.addr or 'absent'} rank {each.rank}"
+            for node, each in sorted(state.participants.items())
+        ]
         lines += [f"  waits {node.addr}" for node in sorted(state.wait_list)]
         lines += [f"  spare {node.addr}" for node in sorted(state.redundancy_list)]
-        lines += [f"  awaited {node.addr} rank {rank}" for node, rank in sorted(state.former.items())]
+        lines += [f"  awaited {node.addr or 'absent'} rank {rank}" for node, rank in sorted(state.former.items())]
         ledger = state.ledger
         lines += [
             f"  ledger failures={ledger.failures} lost={ledger.lost} "
@@ -185,6 +251,10 @@ class Player:
 
     _VERBS: dict[str, Callable[[Player, list[str], Options], list[str]]] = {  # noqa: RUF012
         "job": _job,
+        "replaced": _replaced,
+        "holding": _holding,
+        "consent": _consent,
+        "preempt": _preempt,
         "open": _open,
         "join": _join,
         "fail": _fail,
@@ -207,9 +277,13 @@ class Player:
         return self._show(sends)
 
     def _session(self, name: str) -> int:
-        return next(number for number, each in self.names.items() if each == name)
+        return max(number for number, each in self.names.items() if each == name)
 
     def _show(self, sends: list[Send]) -> list[str]:
+        for session, notice in sends:
+            if isinstance(notice, Placed) and session in self.names:
+                name = self.names[session]
+                self.places[name] = (*self.places[name][:2], notice.placement)
         return [f"{self.names[session]} <- {shown(notice)}" for session, notice in sends if session in self.names]
 
 
@@ -229,11 +303,14 @@ def shown(notice: Notice) -> str:
         case NodesWaiting(round=round_, waiting=waiting):
             return f"{waiting} waiting for a round after {round_}"
         case JobEnded(verdict=verdict):
-            return f"job {verdict.outcome.value}" + (f": {verdict.cause.message}" if verdict.cause else "")
+            why = f" ({verdict.detail})" if verdict.detail else ""
+            return f"job {verdict.outcome.value}" + (f": {verdict.cause.message}" if verdict.cause else "") + why
         case JoinRefused(refusal=refusal, detail=detail):
             return f"refused, {refusal.value}: {detail}"
         case Progress():
             return f"progress: {notice}"
+        case Preempted(round=round_, node=node, seconds=seconds):
+            return f"{node} will be gone in {seconds:g} s; round {round_} is to end before"
         case Beat():
             return "beat"
         case _:

@@ -8,9 +8,11 @@ from __future__ import annotations
 import os
 import signal
 from abc import ABC, abstractmethod
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
-from rallypoint.agent.loop import AgentLoop, Crew
+from rallypoint.agent.crew import Crew
+from rallypoint.agent.loop import AgentLoop
 from rallypoint.agent.membership import Membership
 from rallypoint.agent.spec import DEFAULT_ROLE, RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.base.log import get_logger
@@ -21,6 +23,7 @@ from rallypoint.rendezvous.messages import Placement
 
 if TYPE_CHECKING:
     from rallypoint.store.api import Store
+    from rallypoint.workers.stop import Stopping
 
 log = get_logger(__name__)
 
@@ -81,6 +84,32 @@ class SimpleElasticAgent(ElasticAgent):
             timeout: seconds between it and SIGKILL.
         """
 
+    def _begin_stop(self, death_sig: signal.Signals, timeout: int) -> Stopping | None:
+        """Begin to end the workers; the loop sees the stop through and hears everything else meanwhile.
+
+        This one ends them before it returns, by what a subclass has: `_stop_workers`, which asks by SIGTERM, or
+        `_shutdown` for any other signal. Nothing is heard meanwhile, so that nothing can cut the grace short.
+
+        Args:
+            death_sig: the signal that asks the workers.
+            timeout: seconds between it and SIGKILL.
+
+        Returns:
+            The stop that is under way; None if the workers are gone.
+        """
+        if death_sig == signal.SIGTERM:
+            self._stop_workers(self._worker_group)
+        else:
+            self._shutdown(death_sig, timeout)
+        return None
+
+    def _pass_on(self, number: int) -> None:
+        """Hand a signal to each worker that runs; nothing happens where workers cannot be sent any."""
+
+    def _running_ranks(self) -> Collection[int]:
+        """Local ranks of the workers that have not ended, as far as is known."""
+        return range(self._worker_group.spec.local_world_size)
+
     def _exit_fds(self) -> list[int] | None:
         """Descriptors that become readable when a worker ends; None if workers must be asked every so often."""
         return None
@@ -94,7 +123,7 @@ class SimpleElasticAgent(ElasticAgent):
     @property
     def _remaining_restarts(self) -> int:
         used = self._placement.restarts if self._placement is not None else 0
-        return self._worker_group.spec.max_restarts - used
+        return max(0, self._worker_group.spec.max_restarts - used)
 
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
         """The worker group, to look at and not to change."""
@@ -124,11 +153,13 @@ class SimpleElasticAgent(ElasticAgent):
         log.info("[%s] starting workers for entrypoint: %s", role, group.spec.get_entrypoint_name())
         crew = Crew(
             group=group,
+            grace=self._shutdown_timeout,
             start=self._start_round,
-            restart=lambda: self._restart_workers(group),
-            stop=lambda: self._stop_workers(group),
+            stop=self._stop,
             shutdown=lambda number: self._shutdown(signal.Signals(number), self._shutdown_timeout),
+            pass_on=self._pass_on,
             look=lambda: self._monitor_workers(group),
+            running=self._running_ranks,
             exit_fds=self._exit_fds,
             finished=self._exit_barrier,
             stopped=self._stopped_ranks,
@@ -138,6 +169,14 @@ class SimpleElasticAgent(ElasticAgent):
     def _start_round(self, placement: Placement) -> None:
         self._placement = placement
         self._initialize_workers(self._worker_group)
+
+    def _stop(self, number: int, again: bool) -> Stopping | None:
+        if again and type(self)._restart_workers is not SimpleElasticAgent._restart_workers:
+            self._restart_workers(self._worker_group)
+            return None
+        if again:
+            log.info("[%s] Stopping worker group", self._worker_group.spec.role)
+        return self._begin_stop(signal.Signals(number), self._shutdown_timeout)
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Take up the placement that the rendezvous has given: address of the store, group rank, worker ranks."""
@@ -181,7 +220,10 @@ class SimpleElasticAgent(ElasticAgent):
         worker_group.state = WorkerState.HEALTHY
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        """Stop the workers; they are started again when the next round, asked for already, is complete."""
+        """Stop the workers; they are started again when the next round, asked for already, is complete.
+
+        Called only where it is overridden: else the stop is begun by `_begin_stop`, and waited for with all the rest.
+        """
         log.info("[%s] Stopping worker group", worker_group.spec.role)
         self._stop_workers(worker_group)
         worker_group.state = WorkerState.STOPPED
@@ -224,6 +266,6 @@ class SimpleElasticAgent(ElasticAgent):
 
 
 def _signals() -> list[int]:
-    """The signals that end this agent; a name that is none was warned of by the command line."""
+    """The signals that this agent handles; a name that is none was warned of by the command line."""
     names = os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS).split(",")
     return [number for number in map(signal_number, names) if number is not None]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rallypoint.agent.spec import Worker, WorkerGroup
+from rallypoint.notices import VARIABLE as NOTICES_VARIABLE
 
 
 def worker_environment(
@@ -36,8 +37,12 @@ def worker_environment(
         "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
         "TORCHELASTIC_USE_AGENT_STORE": spec.rdzv_handler.use_agent_store,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": agent_environment.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", 1),
+        # So that SIGSEGV, and the SIGABRT of a stop that takes too long, leave the stacks of all threads.
+        "PYTHONFAULTHANDLER": agent_environment.get("PYTHONFAULTHANDLER", 1),
     }
     environment = {name: str(value) for name, value in numbers.items()}
+    if group.notices:
+        environment[NOTICES_VARIABLE] = group.notices
     if "OMP_NUM_THREADS" in agent_environment:
         environment["OMP_NUM_THREADS"] = agent_environment["OMP_NUM_THREADS"]
     return environment

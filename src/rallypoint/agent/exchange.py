@@ -1,14 +1,16 @@
 """What agents tell one another over a round's store, where the rendezvous itself does not carry it.
 
 Only for handlers of third parties, which give a store, a rank and a size. Keys and values are those of the contract's
-sections 3.2 and 5.5, so that agents of both kinds can share such a round.
+sections 3.2 and 5.5, so that agents of both kinds can share such a round. What is ours goes into keys of our own.
 """
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 
 from rallypoint.ranks.assign import NodeRanks, assign_worker_ranks
 from rallypoint.store.api import Store
@@ -18,7 +20,56 @@ _ASSIGNED = "torchelastic/assigned_ranks/"
 _TERMINAL = "torchelastic/agent/terminal_state"
 
 
-def exchange_ranks(store: Store, group_rank: int, group_world_size: int, role: str, local_world_size: int) -> NodeRanks:
+_PROPOSAL = "rallypoint/restarts/proposed/"
+_AGREED = "rallypoint/restarts/agreed"
+
+
+def exchange(
+    store: Store, group_rank: int, group_world_size: int, role: str, local_world_size: int, restarts: int
+) -> tuple[NodeRanks, int]:
+    """This node's ranks, and the round's number of restarts, which is the largest that any node proposes.
+
+    The number goes along with the ranks in keys of our own: a proposal is there before the ranks are asked for, and the
+    answer before they are given out. Where an agent of torch's shares the round it does without, and so it is where
+    nothing is exchanged at all; what the node itself proposes stands then.
+
+    Args:
+        store: the round's own store.
+        group_rank: this node's.
+        group_world_size: how many nodes take part.
+        role: of this node's workers.
+        local_world_size: how many they are.
+        restarts: this node's proposal: more than in any round that it knows of.
+
+    Raises:
+        StoreTimeoutError: a node said nothing in the store's time.
+    """
+    if _identical():
+        return exchange_ranks(store, group_rank, group_world_size, role, local_world_size), restarts
+    store.set(f"{_PROPOSAL}{group_rank}", str(restarts))
+    agree = partial(_agree, store, group_world_size)
+    ranks = exchange_ranks(store, group_rank, group_world_size, role, local_world_size, before_answering=agree)
+    agreed = int(store.get(_AGREED)) if store.check([_AGREED]) else 0
+    return ranks, max(agreed, restarts)  # a store that earlier rounds have used may still hold their answer
+
+
+def _agree(store: Store, group_world_size: int) -> None:
+    keys = [f"{_PROPOSAL}{rank}" for rank in range(group_world_size)]
+    store.set(_AGREED, str(max(int(store.get(key)) for key in keys if store.check([key]))))
+
+
+def _identical() -> bool:
+    return os.environ.get("TORCH_ELASTIC_WORKER_IDENTICAL") == "1"
+
+
+def exchange_ranks(
+    store: Store,
+    group_rank: int,
+    group_world_size: int,
+    role: str,
+    local_world_size: int,
+    before_answering: Callable[[], None] = lambda: None,
+) -> NodeRanks:
     """This node's ranks; waits until every node has said what it brings.
 
     Args:
@@ -27,11 +78,12 @@ def exchange_ranks(store: Store, group_rank: int, group_world_size: int, role: s
         group_world_size: how many nodes take part.
         role: of this node's workers.
         local_world_size: how many they are.
+        before_answering: called on group rank 0 when all have said what they bring, before it gives the ranks out.
 
     Raises:
         StoreTimeoutError: a node said nothing in the store's time.
     """
-    if os.environ.get("TORCH_ELASTIC_WORKER_IDENTICAL") == "1":
+    if _identical():
         return assign_worker_ranks([("", local_world_size)] * group_world_size)[group_rank]
     mine = {"role": role, "rank": group_rank, "local_world_size": local_world_size}
     store.set(f"{_ROLE_INFO}{group_rank}", json.dumps(mine))
@@ -40,6 +92,7 @@ def exchange_ranks(store: Store, group_rank: int, group_world_size: int, role: s
             json.loads(each) for each in store.multi_get([f"{_ROLE_INFO}{rank}" for rank in range(group_world_size)])
         ]
         assigned = assign_worker_ranks([(str(info["role"]), int(info["local_world_size"])) for info in infos])
+        before_answering()
         store.multi_set(
             [f"{_ASSIGNED}{rank}" for rank in range(group_world_size)],
             [

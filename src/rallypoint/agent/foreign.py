@@ -3,6 +3,9 @@
 One thread asks, so that the loop never waits. What such a handler cannot do is done here as torch does it: ranks
 are exchanged over the round's store, each agent has a restart budget of its own, newcomers are found by asking every
 monitor interval, and the end is a barrier on the store (contract sections 3.2, 5.2, 5.3, 5.5).
+
+Unlike torch's, the number of restarts that workers are told is the round's: the same on all nodes, and greater than in
+every round before, so that workers who scope their keys by it share none, whatever store those rounds have in common.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rallypoint.agent.exchange import exchange_ranks, exit_barrier
+from rallypoint.agent.exchange import exchange, exit_barrier
 from rallypoint.base.log import get_logger
 from rallypoint.failures.cause import Cause
 from rallypoint.rendezvous.errors import RendezvousClosedError, RendezvousGracefulExitError, RendezvousTimeoutError
@@ -63,6 +66,7 @@ class ForeignMembership:
         self._thread: threading.Thread | None = None
         self._round = -1
         self._runs = False
+        self._failures = 0
         self._restarts = 0
         self._info: RendezvousInfo | None = None
 
@@ -89,6 +93,14 @@ class ForeignMembership:
     def report_success(self, round_: int) -> None:
         """Meet the others at the barrier; a barrier that fails does not turn success into failure."""
         self._do(self._barrier)
+
+    @property
+    def notice_timeout(self) -> float:
+        """Such a handler cannot carry the consent of all, so workers are not asked."""
+        return 0.0
+
+    def preempt(self, round_: int, seconds: float) -> None:
+        """Such a handler knows nobody to tell."""
 
     def drain(self, round_: int) -> None:
         """End this agent's part of the round; the others find the newcomers as it did."""
@@ -121,11 +133,11 @@ class ForeignMembership:
             return False
 
     def _count(self, round_: int, cause: Cause, max_restarts: int) -> None:
-        if self._restarts >= max_restarts:
+        if self._failures >= max_restarts:
             self._runs = False
             self._tell(JobEnded(Verdict(Outcome.FAILED, cause)))
             return
-        self._restarts += 1
+        self._failures += 1
         self._end_round(RoundEnd(round_, Reason.FAILURE, cause.host, cause))
 
     def _end_round(self, end: RoundEnd) -> None:
@@ -135,13 +147,15 @@ class ForeignMembership:
     def _meet(self, role: str, local_world_size: int) -> None:
         try:
             info = self._handler.next_rendezvous()
-            ranks = exchange_ranks(info.store, info.rank, info.world_size, role, local_world_size)
+            proposal = 0 if self._round < 0 else self._restarts + 1
+            ranks, restarts = exchange(info.store, info.rank, info.world_size, role, local_world_size, proposal)
             where = info.bootstrap_store_info or RendezvousStoreInfo.build(info.rank, info.store, self._local_addr)
         except Exception as error:
             self._tell(_notice_of(error))
             return
         self._info = info
         self._round += 1
+        self._restarts = restarts
         self._runs = True
         self._tell(
             Placed(

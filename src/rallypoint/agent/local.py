@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+from collections.abc import Collection
 from typing import Any
 
 from rallypoint.agent.api import SimpleElasticAgent
@@ -13,7 +15,10 @@ from rallypoint.base.log import get_logger
 from rallypoint.logs.prefix import line_prefixes
 from rallypoint.logs.specs import LogsSpecs
 from rallypoint.workers.context import PContext, start_processes
+from rallypoint.workers.guardian.client import Guardian, GuardianLost
+from rallypoint.workers.guardian.early import take
 from rallypoint.workers.macros import macros
+from rallypoint.workers.stop import Stopping
 
 log = get_logger(__name__)
 
@@ -45,6 +50,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._logs_specs = logs_specs
         self._log_line_prefix_template = log_line_prefix_template
         self._pcontext: PContext | None = None
+        self._guardian: Guardian | None = None
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         spec = worker_group.spec
@@ -59,10 +65,43 @@ class LocalElasticAgent(SimpleElasticAgent):
         prefixes = line_prefixes(self._log_line_prefix_template, spec.role, ranks)
         log.info("[%s] Starting worker group", spec.role)
         log.info("use_agent_store: %s", spec.rdzv_handler.use_agent_store)
+        guardian = self._guarded()
         self._pcontext = start_processes(
-            spec.role, spec.entrypoint, args, envs, self._logs_specs, prefixes, self._start_method
+            spec.role, spec.entrypoint, args, envs, self._logs_specs, prefixes, self._start_method, guardian=guardian
         )
+        with contextlib.suppress(GuardianLost):  # the next look at the workers finds that, and says it
+            guardian.remove_at_the_end(
+                empty=[self._logs_specs.temporary] if self._logs_specs.temporary else [],
+                whole=[worker_group.notices] if worker_group.notices else [],
+            )
         return dict(self._pcontext.pids())
+
+    def _guarded(self) -> Guardian:
+        """The guardian of this run, which starts the workers of all rounds; a new one if that is lost."""
+        if self._guardian is not None and self._guardian.lost:
+            self._dismiss()
+        if self._guardian is None:
+            self._guardian = take()
+        return self._guardian
+
+    def _dismiss(self) -> None:
+        guardian, self._guardian = self._guardian, None
+        if guardian is not None:
+            guardian.close()
+
+    def _invoke_run(self, role: str) -> RunResult:
+        self._guarded()  # it gets ready while the nodes come together
+        try:
+            return super()._invoke_run(role)
+        finally:
+            self._dismiss()
+
+    def _running_ranks(self) -> Collection[int]:
+        return () if self._pcontext is None else self._pcontext.running
+
+    def _pass_on(self, number: int) -> None:
+        if self._pcontext is not None:
+            self._pcontext.pass_on(number)
 
     def _exit_fds(self) -> list[int] | None:
         return [] if self._pcontext is None else self._pcontext.exit_fds()
@@ -90,9 +129,24 @@ class LocalElasticAgent(SimpleElasticAgent):
         by_rank = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
         return tuple(by_rank[rank] for rank in self._pcontext.stopped)
 
+    def _begin_stop(self, death_sig: signal.Signals, timeout: int) -> Stopping | None:
+        if self._stops_differently():
+            return super()._begin_stop(death_sig, timeout)
+        if self._pcontext is None:
+            return None
+        stopping = self._pcontext.begin_close(death_sig, timeout)
+        return None if stopping.step() else stopping
+
+    def _stops_differently(self) -> bool:
+        """Whether a subclass has a way of its own to stop workers, which must be gone then."""
+        ours = (LocalElasticAgent._stop_workers, LocalElasticAgent._shutdown)
+        return (type(self)._stop_workers, type(self)._shutdown) != ours
+
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
-        self._shutdown(signal.SIGTERM, self._shutdown_timeout)
+        if self._pcontext is not None:
+            self._pcontext.close(signal.SIGTERM, self._shutdown_timeout)
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         if self._pcontext is not None:
             self._pcontext.close(death_sig, timeout)
+        self._dismiss()

@@ -1,52 +1,61 @@
 """The agent's loop: everything that happens becomes one event, and the policy says what to do about it.
 
-One thread waits for mail (notices of the rendezvous, signals) and for exits of workers, and does nothing else between
-events. What the steps mean for workers is handed in as a `Crew`.
+One thread waits for mail (notices of the rendezvous, signals), for exits of workers, for their acknowledgements and for
+a stop that is under way, and does nothing else between events. What the steps mean for workers is up to the `Crew`.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import select
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
-from signal import SIGTERM
+from signal import SIGKILL, SIGTERM
 
+from rallypoint.agent.board import NoticeBoard
+from rallypoint.agent.crew import Crew
 from rallypoint.agent.membership import Membership
-from rallypoint.agent.policy import (
+from rallypoint.agent.policy import Phase, Status, decide
+from rallypoint.agent.spec import RunResult, WorkerState
+from rallypoint.agent.steps import (
+    AnnounceDeparture,
     AnnounceFailure,
     AnnounceSuccess,
+    Ask,
     Depart,
     Drain,
     End,
     Event,
     Finish,
+    Forewarn,
     GiveUp,
     Join,
-    Phase,
+    Kill,
+    Leave,
+    PassOn,
     SignalArrived,
     Start,
-    Status,
     Step,
     Stop,
     Tell,
+    Withdraw,
     WorkersFailed,
+    WorkersStopped,
     WorkersSucceeded,
-    decide,
 )
-from rallypoint.agent.spec import RunResult, WorkerGroup, WorkerState
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.errors import SignalException
 from rallypoint.base.log import get_logger
 from rallypoint.base.mailbox import Mailbox
-from rallypoint.base.signals import signal_name, signals_to
+from rallypoint.base.signals import Bell, signal_name, signals_to
 from rallypoint.failures.cause import Cause
+from rallypoint.notices import PREEMPTION
 from rallypoint.rendezvous.elastic import error_of
 from rallypoint.rendezvous.errors import RendezvousClosedError
-from rallypoint.rendezvous.messages import Placement
 from rallypoint.rendezvous.state import Outcome
+from rallypoint.workers.stop import Stopping
 
 log = get_logger(__name__)
 
@@ -54,26 +63,8 @@ _PROGRESS_FIRST, _PROGRESS_MOST = 2.0, 60.0
 """Seconds until the first line that says whom the rendezvous waits for, and at most between later ones. An interval is
 twice the one before: a spare that is parked for days must not fill the log."""
 
-
-@dataclass(frozen=True)
-class Crew:
-    """The workers of this node, as the loop sees them. No call waits for other nodes.
-
-    `start` takes up a placement and starts them; `restart` stops them so that they can be started again; `stop` stops
-    them for good, `shutdown` too, with a signal that the agent itself was sent; `look` tells how they are; `exit_fds`
-    become readable when one ends (None: they must be asked); `finished` is called once all have succeeded; `stopped`
-    gives the global ranks of those that were sent a signal to stop while they ran.
-    """
-
-    group: WorkerGroup
-    start: Callable[[Placement], None]
-    restart: Callable[[], None]
-    stop: Callable[[], None]
-    shutdown: Callable[[int], None]
-    look: Callable[[], RunResult]
-    exit_fds: Callable[[], list[int] | None]
-    finished: Callable[[], None]
-    stopped: Callable[[], tuple[int, ...]]
+_SAFETY_CHECK = 60.0
+"""Seconds between looks at workers whose ends wake us, in case one did not; longer if the monitor interval is."""
 
 
 class AgentLoop:
@@ -83,31 +74,39 @@ class AgentLoop:
         self._crew = crew
         self._membership = membership
         self._clock = clock
+        self._board = NoticeBoard(clock)
         self._mailbox: Mailbox[Event] = Mailbox()
-        self._status = Status()
+        self._bell: Bell | None = None
+        self._status = Status(notice=membership.notice_timeout)
+        self._stopping: Stopping | None = None
         self._last: RunResult | None = None
         self._result: RunResult | None = None
         self._ask_at = 0.0
         self._ask_every = _PROGRESS_FIRST
+        self._look_at = 0.0
         self._finished_at = 0.0
 
     def run(self, signals: Iterable[int]) -> RunResult:
-        """Run until the job ends.
+        """Run until the job ends. Whatever happens, no worker is left.
 
         Args:
-            signals: the numbers of the signals that ask this agent to end.
+            signals: the numbers of the signals that this agent handles.
 
         Raises:
             RendezvousError: no round could be agreed on.
-            SignalException: one of `signals` came.
+            SignalException: one of `signals` came that asks this agent to end.
         """
         try:
-            # The handlers stay until the workers are gone: a second signal must not end us in the middle of that.
-            with signals_to(lambda number: self._mailbox.post(SignalArrived(number)), signals):
+            # The handlers stay until the workers are gone: a further signal must not end us in the middle of that.
+            with signals_to(lambda number: self._mailbox.post(SignalArrived(number)), signals) as self._bell:
+                number = SIGTERM
                 try:
                     return self._until_the_end()
+                except KeyboardInterrupt:  # where SIGINT is not among `signals`
+                    number = SIGTERM if self._stopping is None else SIGKILL
+                    raise
                 finally:
-                    self._crew.shutdown(SIGTERM)
+                    self._leave_nothing(number)
         finally:
             self._membership.listen(None)
             self._mailbox.close()
@@ -122,36 +121,66 @@ class AgentLoop:
                     self._do(step)
         return self._result
 
+    def _leave_nothing(self, number: int) -> None:
+        try:
+            self._crew.shutdown(number)
+        except BaseException:  # a ^C that nobody handles, say: it must not cost us what it interrupted
+            self._crew.shutdown(SIGKILL)
+            raise
+        finally:
+            self._board.clear()
+
     # Events
 
     def _events(self) -> Iterator[Event]:
         """Wait until something has happened, and give it out one by one."""
-        fds = self._crew.exit_fds() if self._status.phase is Phase.RUNNING else []
-        self._wait(fds or [], self._timeout(asks=fds is None))
+        self._wait()
         yield from self._mailbox.drain()
+        yield from self._look_at_stop()
         if self._status.phase is Phase.RUNNING:
             yield from self._look_at_workers()
-        elif self._status.phase is Phase.FORMING and self._clock.monotonic() >= self._ask_at:
+        yield from self._board.look(self._crew.running)
+        if self._status.phase is Phase.FORMING and self._clock.monotonic() >= self._ask_at:
             self._ask_every = min(2 * self._ask_every, _PROGRESS_MOST)
             self._ask_at = self._clock.monotonic() + self._ask_every
             self._membership.ask_progress()
 
-    def _wait(self, exit_fds: list[int], timeout: float | None) -> None:
+    def _wait(self) -> None:
+        """Sleep until a descriptor is readable or something is due."""
+        fds, wake_at = [self._mailbox.fileno(), *self._board.fds()], self._board.wake_at()
+        if self._bell is not None:
+            fds.append(self._bell.fileno())
+        if self._stopping is not None:
+            fds += self._stopping.fds()
+            wake_at = min(wake_at, self._stopping.wake_at())
+        if self._status.phase is Phase.RUNNING:
+            fds += self._crew.exit_fds() or []
+            wake_at = min(wake_at, self._look_at)
+        elif self._status.phase is Phase.FORMING:
+            wake_at = min(wake_at, self._ask_at)
         poller = select.poll()
-        for fd in (self._mailbox.fileno(), *exit_fds):
+        for fd in fds:
             poller.register(fd, select.POLLIN)
-        poller.poll(None if timeout is None else timeout * 1000 + 1)
+        poller.poll(None if math.isinf(wake_at) else max(0.0, wake_at - self._clock.monotonic()) * 1000 + 1)
+        if self._bell is not None:
+            self._bell.hush()
 
-    def _timeout(self, *, asks: bool) -> float | None:
-        """Seconds until there is something to do by itself; None if only an event can bring something."""
-        if self._status.phase is Phase.FORMING:
-            return max(0.0, self._ask_at - self._clock.monotonic())
-        if self._status.phase is Phase.RUNNING and asks:
-            return self._crew.group.spec.monitor_interval
-        return None
+    def _look_at_stop(self) -> Iterator[Event]:
+        if self._stopping is not None and self._stopping.step():
+            self._stopping = None
+            yield self._stopped()
+
+    def _stopped(self) -> WorkersStopped:
+        self._board.clear()
+        self._crew.group.state = WorkerState.STOPPED
+        return WorkersStopped()
 
     def _look_at_workers(self) -> Iterator[Event]:
         group = self._crew.group
+        every = group.spec.monitor_interval
+        if self._crew.exit_fds() is not None:
+            every = max(every, _SAFETY_CHECK)
+        self._look_at = self._clock.monotonic() + every
         result = self._crew.look()
         group.state = result.state
         match result.state:
@@ -181,7 +210,7 @@ class AgentLoop:
         )
         return Cause.of(failure, rank, host)
 
-    # Steps
+    # Steps: the rounds
 
     def _do(self, step: Step) -> None:
         self._HOW[type(step)](self, step)
@@ -195,10 +224,8 @@ class AgentLoop:
 
     def _do_start(self, step: Start) -> None:
         self._last = None
+        self._crew.group.notices = self._board.renew()
         self._crew.start(step.placement)
-
-    def _do_stop(self, _step: Stop) -> None:
-        self._crew.restart()
 
     def _do_announce_failure(self, step: AnnounceFailure) -> None:
         spec = self._crew.group.spec
@@ -209,17 +236,53 @@ class AgentLoop:
         self._finished_at = self._clock.monotonic()
         self._crew.finished()
 
+    def _do_announce_departure(self, step: AnnounceDeparture) -> None:
+        self._membership.preempt(self._status.round, step.seconds)
+
     def _do_drain(self, step: Drain) -> None:
-        log.info(
-            "[%s] Detected %d new nodes from group_rank=%s; will restart worker group",
-            self._crew.group.spec.role,
-            step.waiting,
-            self._crew.group.group_rank,
-        )
+        if step.waiting:
+            log.info(
+                "[%s] Detected %d new nodes from group_rank=%s; will restart worker group",
+                self._crew.group.spec.role,
+                step.waiting,
+                self._crew.group.group_rank,
+            )
         self._membership.drain(self._status.round)
 
     def _do_tell(self, step: Tell) -> None:
         (log.warning if step.loud else log.info)("[%s] %s", self._crew.group.spec.role, step.text)
+
+    # Steps: the workers
+
+    def _do_stop(self, step: Stop) -> None:
+        self._stopping = self._crew.stop(step.signal, step.again)
+        if self._stopping is None or self._stopping.step():
+            self._stopping = None
+            self._mailbox.post(self._stopped())
+
+    def _do_kill(self, _step: Kill) -> None:
+        log.warning("Killing the workers")
+        if self._stopping is not None:
+            self._stopping.hurry()
+
+    def _do_pass_on(self, step: PassOn) -> None:
+        log.info("Received %s; passing it on to the workers", signal_name(step.signal))
+        self._crew.pass_on(step.signal)
+
+    def _do_ask(self, step: Ask) -> None:
+        self._board.post(step.reason, step.node, self._status.round, step.seconds, waits=True)
+
+    def _do_withdraw(self, _step: Withdraw) -> None:
+        self._board.withdraw()
+
+    def _do_forewarn(self, _step: Forewarn) -> None:
+        self._board.post(PREEMPTION, "", self._status.round, self._crew.grace, waits=False)
+
+    # Steps: the end
+
+    def _do_leave(self, step: Leave) -> None:
+        log.warning("Received %s; ending the workers and leaving the job", signal_name(step.signal))
+        self._membership.leave()
 
     def _do_end(self, step: End) -> None:
         verdict, group = step.verdict.verdict, self._crew.group
@@ -227,43 +290,44 @@ class AgentLoop:
         if verdict.outcome is Outcome.SUCCEEDED:
             self._succeed(last)
         elif verdict.outcome is Outcome.FAILED:
-            self._crew.stop()
+            if verdict.detail:
+                log.error("[%s] The job ends with restarts left: %s", group.spec.role, verdict.detail)
             group.state = WorkerState.FAILED
             self._result = RunResult(WorkerState.FAILED, {}, last.failures, verdict.cause, self._crew.stopped())
         else:
-            self._crew.stop()
             raise RendezvousClosedError("the job was ended on request before its workers had finished")
 
     def _do_give_up(self, step: GiveUp) -> None:
-        self._crew.stop()
         error = error_of(step.notice)
         assert error is not None
         raise error
 
     def _do_depart(self, step: Depart) -> None:
-        name = signal_name(step.signal)
-        log.warning("Received %s; ending the workers and leaving the job", name)
-        self._membership.leave()
-        self._crew.shutdown(step.signal)
-        raise SignalException(f"Process {os.getpid()} got signal {name}", step.signal)
+        raise SignalException(f"Process {os.getpid()} got signal {signal_name(step.signal)}", step.signal)
 
     def _do_finish(self, _step: Finish) -> None:
         self._succeed(self._last or RunResult(WorkerState.SUCCEEDED))
 
     def _succeed(self, last: RunResult) -> None:
         log.info("Done waiting for other agents. Elapsed: %.3f seconds", self._clock.monotonic() - self._finished_at)
-        self._crew.stop()
         self._crew.group.state = WorkerState.SUCCEEDED
         self._result = RunResult(WorkerState.SUCCEEDED, last.return_values)
 
     _HOW: dict[type, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
         Join: _do_join,
         Start: _do_start,
-        Stop: _do_stop,
         AnnounceFailure: _do_announce_failure,
         AnnounceSuccess: _do_announce_success,
+        AnnounceDeparture: _do_announce_departure,
         Drain: _do_drain,
         Tell: _do_tell,
+        Stop: _do_stop,
+        Kill: _do_kill,
+        PassOn: _do_pass_on,
+        Ask: _do_ask,
+        Withdraw: _do_withdraw,
+        Forewarn: _do_forewarn,
+        Leave: _do_leave,
         End: _do_end,
         GiveUp: _do_give_up,
         Depart: _do_depart,

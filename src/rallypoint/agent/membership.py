@@ -40,8 +40,17 @@ class Membership(Protocol):
         """All workers of this node have succeeded."""
         ...
 
+    @property
+    def notice_timeout(self) -> float:
+        """Seconds that workers are given to acknowledge a notice before the round is drained; 0: they are not asked."""
+        ...
+
     def drain(self, round_: int) -> None:
-        """End the round in order."""
+        """End the round in order; where workers are asked first, this node's consent to that."""
+        ...
+
+    def preempt(self, round_: int, seconds: float) -> None:
+        """This node will be taken away in so many seconds: the others are to save before that."""
         ...
 
     def leave(self) -> None:

@@ -1,38 +1,83 @@
-"""What an agent does about what happens. Pure: a phase and an event in, steps and the next phase out.
+"""What an agent does about what happens. Pure: where it stands and an event in, steps and where it stands next out.
 
-    FORMING   waits for a place in a round
+    FORMING   waits for a place in a round; the workers of the round before may still be stopping
     RUNNING   its workers run
     BROKEN    its workers have failed, all have been told; waits to hear whether the round or the job ends
     FINISHED  its workers have all succeeded; waits for the others (the exit barrier)
+    ENDING    how it ends is settled; its workers are being stopped
     ENDED     nothing more happens
 
 Laws:
 
 1. A failure is announced before anything is stopped, so that all nodes stop side by side.
 2. The next round is asked for before the workers of the last one are stopped: it forms while they stop.
-3. Workers are started only for a placement, and only after those of the round before are gone.
+3. Workers are started only for a placement, and only after those of the round before are gone: a placement that comes
+   while they stop is kept until then, and forgotten if its round ends first.
 4. Only a verdict, a signal or the loss of the rendezvous ends the agent. A departure of others never does.
 5. Notices of rounds that are over change nothing; but a round of ours that went by unseen is followed by another join.
+6. One stop at a time: whatever comes while workers stop adds a goodbye or a signal to it, never another stop or grace.
+7. The last step is taken when no worker is left. What it will be is settled once, by whatever came first.
+8. A signal that asks this agent to end is a departure at any moment, said to the others at once; only where workers are
+   asked first, SIGTERM gives them the time of the notice before that. A second interrupt kills.
+9. Workers are asked while all of them run, and the round is drained with their consent or when their time is over.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum, auto
+from signal import SIGCONT, SIGINT, SIGIO, SIGQUIT, SIGTERM, SIGURG, SIGUSR1, SIGUSR2, SIGWINCH
 from typing import NamedTuple
 
-from rallypoint.failures.cause import Cause
+from rallypoint.agent.steps import (
+    AnnounceDeparture,
+    AnnounceFailure,
+    AnnounceSuccess,
+    Ask,
+    Depart,
+    Drain,
+    End,
+    Event,
+    Finish,
+    Forewarn,
+    GiveUp,
+    Join,
+    Kill,
+    Last,
+    Leave,
+    NoticeOver,
+    PassOn,
+    SignalArrived,
+    Start,
+    Step,
+    Stop,
+    Tell,
+    Withdraw,
+    WorkersFailed,
+    WorkersReady,
+    WorkersStopped,
+    WorkersSucceeded,
+)
+from rallypoint.notices import PREEMPTION, SCALE
 from rallypoint.rendezvous.messages import (
     JobEnded,
     JoinRefused,
+    LinkDown,
     LinkLost,
+    LinkUp,
     NodesWaiting,
-    Notice,
     Placed,
     Placement,
+    Preempted,
     Progress,
     RoundEnded,
 )
+
+INTERRUPTS = frozenset({SIGINT, SIGQUIT})
+"""What a person types; typed again, it means now."""
+
+PASSED_ON = frozenset({SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH, SIGURG, SIGIO})
+"""Signals that tell something and ask nobody to end."""
 
 
 class Phase(Enum):
@@ -42,103 +87,40 @@ class Phase(Enum):
     RUNNING = auto()
     BROKEN = auto()
     FINISHED = auto()
+    ENDING = auto()
     ENDED = auto()
 
 
-# Events besides the notices of the rendezvous.
+class Asked(NamedTuple):
+    """A notice is out. `ready`: the workers have acknowledged or had their time, and the consent is given."""
 
-
-class WorkersSucceeded(NamedTuple):
-    """All workers of this node have exited with 0."""
-
-
-class WorkersFailed(NamedTuple):
-    """A worker of this node has failed; `cause` is the first of them."""
-
-    cause: Cause
-
-
-class SignalArrived(NamedTuple):
-    """This agent has been asked to end."""
-
-    number: int
-
-
-Event = Notice | WorkersSucceeded | WorkersFailed | SignalArrived
-
-
-# Steps: what the agent is to do, in order.
-
-
-class Start(NamedTuple):
-    """Take the place and start the workers."""
-
-    placement: Placement
-
-
-class Join(NamedTuple):
-    """Ask for a place in the next round."""
-
-
-class Stop(NamedTuple):
-    """Stop the workers, if they run, so that they can be started again."""
-
-
-class AnnounceFailure(NamedTuple):
-    """Tell all of the failure."""
-
-    cause: Cause
-
-
-class AnnounceSuccess(NamedTuple):
-    """Tell all that this node is done."""
-
-
-class Drain(NamedTuple):
-    """End the round in order, so that those who wait are taken in."""
-
-    waiting: int
-
-
-class Tell(NamedTuple):
-    """Say something to the person who watches; `loud` makes it a warning."""
-
-    text: str
-    loud: bool = False
-
-
-class End(NamedTuple):
-    """Stop the workers and end with the job's verdict."""
-
-    verdict: JobEnded
-
-
-class GiveUp(NamedTuple):
-    """Stop the workers and end with the error that this notice means."""
-
-    notice: Notice
-
-
-class Depart(NamedTuple):
-    """Leave the job to the others, hand the signal to the workers and end."""
-
-    signal: int
-
-
-class Finish(NamedTuple):
-    """End in success although the verdict cannot be heard any more."""
-
-
-Step = (
-    Start | Join | Stop | AnnounceFailure | AnnounceSuccess | Drain | Tell | End | GiveUp | Depart | Finish
-)  # one word, one meaning: what to do
+    reason: str
+    ready: bool = False
 
 
 class Status(NamedTuple):
-    """The agent's phase, and the round it holds a place in (-1 before the first)."""
+    """All that the agent knows of itself.
+
+    `round` is the one it holds a place in, -1 before the first. `notice` is how many seconds workers are asked for
+    before the round is drained; 0 drains at once, and is the same for the whole run.
+    """
 
     phase: Phase = Phase.FORMING
     round: int = -1
+    notice: float = 0.0
+    stopping: int = 0
+    """The signal with which the workers were asked to stop, while they do; else 0."""
+    kept: Placement | None = None
+    """The place that waits for the workers of the round before to be gone."""
+    last: Last | None = None
+    """The step to end with, in ENDING."""
+    asked: Asked | None = None
+    leaving: int = 0
+    """The signal after which this node departs when the round ends or the time of the notice is over; else 0."""
+    interrupted: bool = False
+    """Whether an interrupt has come."""
+    cut_off: bool = False
+    """Whether the control plane is out of reach."""
 
 
 Decision = tuple[Status, tuple[Step, ...]]
@@ -150,59 +132,197 @@ def decide(status: Status, event: Event) -> Decision:
     """What follows from `event` for an agent that stands at `status`."""
     if status.phase is Phase.ENDED:
         return status, ()
-    rule = _RULES.get(type(event))
+    rules = _RULES_WHEN_ENDING if status.phase is Phase.ENDING else _RULES
+    rule = rules.get(type(event))
     return (status, ()) if rule is None else rule(status, event)
 
 
-def _ended(status: Status, *steps: Step) -> Decision:
-    return Status(Phase.ENDED, status.round), steps
+# Beginning and ending
+
+
+def _start(status: Status, placement: Placement) -> Decision:
+    running = Status(Phase.RUNNING, placement.round, status.notice, cut_off=status.cut_off)
+    return running, (Start(placement),)
+
+
+def _end(status: Status, last: Last, *before: Step, by: int = SIGTERM) -> Decision:
+    """Settle the end: first the workers are stopped, with the signal `by` unless they have been asked already."""
+    if status.phase is not Phase.FORMING:
+        return status._replace(phase=Phase.ENDING, last=last, stopping=by), (*before, Stop(by))
+    if status.stopping:
+        return status._replace(phase=Phase.ENDING, last=last, kept=None), before
+    return status._replace(phase=Phase.ENDED), (*before, last)
+
+
+def _depart(status: Status, number: int) -> Decision:
+    before: list[Step] = [Leave(number)]
+    if status.phase is Phase.RUNNING and number == SIGTERM:
+        before.append(Forewarn())
+    if status.stopping and number != status.stopping:
+        before.append(PassOn(number))
+    return _end(status, Depart(number), *before, by=number)
+
+
+# The rounds
 
 
 def _on_placed(status: Status, event: Placed) -> Decision:
     if status.phase is not Phase.FORMING:
         return status, ()
-    return Status(Phase.RUNNING, event.placement.round), (Start(event.placement),)
+    if not status.stopping:
+        return _start(status, event.placement)
+    return status._replace(kept=event.placement), ()
+
+
+def _on_workers_stopped(status: Status, _event: WorkersStopped) -> Decision:
+    gone = status._replace(stopping=0, kept=None)
+    if not status.stopping or status.kept is None:
+        return gone, ()
+    return _start(gone, status.kept)
 
 
 def _on_round_ended(status: Status, event: RoundEnded) -> Decision:
-    if status.phase is Phase.FORMING and event.end.round > status.round:
-        # Our own round came and went before we heard of our place in it: ask for one in the next.
-        return Status(Phase.FORMING, event.end.round), (Join(),)
-    if status.phase not in _STARTED or event.end.round != status.round:
+    over = event.end.round
+    if status.phase is Phase.FORMING:
+        # Our own round came and went before we heard of our place in it, or could take it: ask for one in the next.
+        missed = over > status.round if status.kept is None else over >= status.kept.round
+        return (status._replace(round=over, kept=None), (Join(),)) if missed else (status, ())
+    if over != status.round:
         return status, ()
-    return Status(Phase.FORMING, status.round), (Tell(_account(event), loud=True), Join(), Stop())
+    if status.leaving:
+        ending, steps = _depart(status, status.leaving)
+        return ending, (Tell(_account(event, "this node leaves"), loud=True), *steps)
+    forming = Status(Phase.FORMING, status.round, status.notice, stopping=SIGTERM, cut_off=status.cut_off)
+    told = Tell(_account(event, "the workers are restarted"), loud=True)
+    return forming, (told, Join(), Stop(SIGTERM, again=True))
 
 
-def _account(event: RoundEnded) -> str:
+def _account(event: RoundEnded, then: str) -> str:
     end = event.end
     if end.cause is None:
-        return f"round {end.round} is over: {end.reason.value} ({end.node}); the workers are restarted"
+        node = f" ({end.node})" if end.node else ""
+        return f"round {end.round} is over: {end.reason.value}{node}; {then}"
     cause = end.cause
     how = f"exit code {cause.exitcode}" + (f", {cause.signal_name}" if cause.exitcode < 0 else "")
-    return (
-        f"round {end.round} is over: rank {cause.rank} failed on {cause.host} ({how}): {cause.message}; "
-        "the workers are restarted"
-    )
+    return f"round {end.round} is over: rank {cause.rank} failed on {cause.host} ({how}): {cause.message}; {then}"
+
+
+# Changes of membership
 
 
 def _on_waiting(status: Status, event: NodesWaiting) -> Decision:
-    if status.phase not in _STARTED or not event.waiting or event.round != status.round:
+    if status.phase not in _STARTED or event.round != status.round:
         return status, ()
-    return status, (Drain(event.waiting),)
+    if not event.waiting:
+        if status.asked is None or status.asked.reason != SCALE:
+            return status, ()
+        return status._replace(asked=None), (Withdraw(),)
+    if not status.notice or status.phase is not Phase.RUNNING:
+        return status, (Drain(event.waiting),)
+    if status.asked is not None:
+        return status, ()
+    told = Tell(
+        f"{event.waiting} more nodes wait to be taken in; the workers have {status.notice:g} s to save and acknowledge"
+    )
+    return status._replace(asked=Asked(SCALE)), (told, Ask(SCALE, "", status.notice))
+
+
+def _on_preempted(status: Status, event: Preempted) -> Decision:
+    if status.phase not in _STARTED or event.round != status.round or status.leaving:
+        return status, ()
+    if status.phase is not Phase.RUNNING or (status.asked is not None and status.asked.ready):
+        return status._replace(asked=Asked(PREEMPTION, ready=True)), (Drain(),)
+    told = Tell(
+        f"{event.node} will be taken away; the workers have {event.seconds:g} s to save and acknowledge", loud=True
+    )
+    return status._replace(asked=Asked(PREEMPTION)), (told, Ask(PREEMPTION, event.node, event.seconds))
+
+
+def _on_workers_ready(status: Status, _event: WorkersReady) -> Decision:
+    if status.phase is not Phase.RUNNING or status.asked is None or status.asked.ready:
+        return status, ()
+    return status._replace(asked=status.asked._replace(ready=True)), (Drain(),)
+
+
+def _on_notice_over(status: Status, _event: NoticeOver) -> Decision:
+    return _depart(status, status.leaving) if status.leaving else (status, ())
+
+
+# The workers
+
+
+def _on_workers_succeeded(status: Status, _event: WorkersSucceeded) -> Decision:
+    if status.phase is not Phase.RUNNING:
+        return status, ()
+    # Workers that are done need no asking.
+    consent = (Drain(),) if status.asked is not None and not status.asked.ready else ()
+    return status._replace(phase=Phase.FINISHED, asked=None), (AnnounceSuccess(), *consent)
+
+
+def _on_workers_failed(status: Status, event: WorkersFailed) -> Decision:
+    if status.phase is not Phase.RUNNING:
+        return status, ()
+    return status._replace(phase=Phase.BROKEN), (AnnounceFailure(event.cause),)
+
+
+# The end
 
 
 def _on_job_ended(status: Status, event: JobEnded) -> Decision:
-    return _ended(status, End(event))
+    return _end(status, End(event))
 
 
 def _on_refused(status: Status, event: JoinRefused) -> Decision:
-    return _ended(status, GiveUp(event)) if status.phase is Phase.FORMING else (status, ())
+    return _end(status, GiveUp(event)) if status.phase is Phase.FORMING else (status, ())
 
 
 def _on_link_lost(status: Status, event: LinkLost) -> Decision:
     if status.phase is Phase.FINISHED:
-        return _ended(status, Tell(f"{event.detail}; this node's workers had all succeeded", loud=True), Finish())
-    return _ended(status, GiveUp(event))
+        return _end(status, Finish(), Tell(f"{event.detail}; this node's workers had all succeeded", loud=True))
+    return _end(status, GiveUp(event))
+
+
+def _on_signal(status: Status, event: SignalArrived) -> Decision:
+    number = event.number
+    if number in PASSED_ON:
+        return status, (PassOn(number),)
+    if number == SIGTERM and status.leaving:
+        return status, ()
+    if number == SIGTERM and status.notice and status.phase is Phase.RUNNING:
+        told = Tell(f"Received SIGTERM; the workers have {status.notice:g} s to save and acknowledge", loud=True)
+        asked = (told, AnnounceDeparture(status.notice), Ask(PREEMPTION, "", status.notice))
+        return status._replace(asked=Asked(PREEMPTION), leaving=number), asked
+    return _depart(status._replace(interrupted=number in INTERRUPTS), number)
+
+
+def _on_last_stopped(status: Status, _event: WorkersStopped) -> Decision:
+    assert status.last is not None, "an agent that ends knows how"
+    return status._replace(phase=Phase.ENDED, stopping=0), (status.last,)
+
+
+def _on_signal_when_ending(status: Status, event: SignalArrived) -> Decision:
+    if event.number in PASSED_ON:
+        return status, (PassOn(event.number),)
+    if event.number not in INTERRUPTS:
+        return status, ()
+    if status.interrupted:
+        return status, (Kill(),)
+    return status._replace(interrupted=True), (Tell("the workers are being stopped; once more kills them", loud=True),)
+
+
+# The line to the others
+
+
+def _on_link_down(status: Status, event: LinkDown) -> Decision:
+    if status.cut_off:
+        return status, ()
+    return status._replace(cut_off=True), (Tell(f"{event.detail}; what runs here runs on", loud=True),)
+
+
+def _on_link_up(status: Status, _event: LinkUp) -> Decision:
+    if not status.cut_off:
+        return status, ()
+    return status._replace(cut_off=False), (Tell("the control plane is in reach again", loud=True),)
 
 
 def _on_progress(status: Status, event: Progress) -> Decision:
@@ -210,32 +330,28 @@ def _on_progress(status: Status, event: Progress) -> Decision:
     return status, steps
 
 
-def _on_workers_succeeded(status: Status, _event: WorkersSucceeded) -> Decision:
-    if status.phase is not Phase.RUNNING:
-        return status, ()
-    return Status(Phase.FINISHED, status.round), (AnnounceSuccess(),)
-
-
-def _on_workers_failed(status: Status, event: WorkersFailed) -> Decision:
-    if status.phase is not Phase.RUNNING:
-        return status, ()
-    return Status(Phase.BROKEN, status.round), (AnnounceFailure(event.cause),)
-
-
-def _on_signal(status: Status, event: SignalArrived) -> Decision:
-    return _ended(status, Depart(event.number))
-
-
 _RULES: dict[type, Callable[..., Decision]] = {
     Placed: _on_placed,
+    WorkersStopped: _on_workers_stopped,
     RoundEnded: _on_round_ended,
     NodesWaiting: _on_waiting,
+    Preempted: _on_preempted,
+    WorkersReady: _on_workers_ready,
+    NoticeOver: _on_notice_over,
+    WorkersSucceeded: _on_workers_succeeded,
+    WorkersFailed: _on_workers_failed,
     JobEnded: _on_job_ended,
     JoinRefused: _on_refused,
     LinkLost: _on_link_lost,
-    Progress: _on_progress,
-    WorkersSucceeded: _on_workers_succeeded,
-    WorkersFailed: _on_workers_failed,
     SignalArrived: _on_signal,
+    LinkDown: _on_link_down,
+    LinkUp: _on_link_up,
+    Progress: _on_progress,
 }
 """Events that are not named here change nothing."""
+
+_RULES_WHEN_ENDING: dict[type, Callable[..., Decision]] = {
+    WorkersStopped: _on_last_stopped,
+    SignalArrived: _on_signal_when_ending,
+}
+"""The same, once the end is settled."""

@@ -52,7 +52,8 @@ class WorkerSpec:
         entrypoint: a program to run, or a function to call.
         args: its arguments; `${local_rank}` in them is replaced for each worker.
         max_restarts: how many failures the job survives.
-        monitor_interval: seconds between looks at workers that cannot wake the agent by themselves.
+        monitor_interval: seconds between looks at workers that cannot wake the agent by themselves. The others are
+            looked at once a minute to be safe, or every monitor interval if that is longer.
         master_port: overrides the workers' MASTER_PORT.
         master_addr: overrides the workers' MASTER_ADDR.
         local_addr: this node's address as others reach it.
@@ -118,6 +119,8 @@ class WorkerGroup:
         self.master_addr: str | None = None
         self.master_port: int | None = None
         self.state = WorkerState.INIT
+        self.notices = ""
+        """The folder where these workers find notices (`rallypoint.notices`); empty if there is none."""
         self.open_store: Callable[[], Store] | None = None
         self._store: Store | None = None
 

@@ -5,6 +5,7 @@ Parsing follows section 4.3 of the torchrun contract, the question whether an en
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import re
 import socket
@@ -94,6 +95,11 @@ def is_loopback(address: str) -> bool:
     return address.startswith(("127.", "::ffff:127.")) or address == "::1"
 
 
+def plain_address(address: str) -> str:
+    """A numeric IPv4 address without the dress that a dual-stack socket puts on it; others as they are."""
+    return address.removeprefix("::ffff:") if "." in address else address
+
+
 def is_this_machine(host: str) -> bool:
     """Whether `host` names the machine that asks.
 
@@ -117,7 +123,7 @@ def _is_own(address: str) -> bool:
     free, the kernel sends from an interface's first address to its others. Over IPv6 it must be free: the kernel then
     sends from the address itself, if that is ours, while it routes from any address that a socket is bound to.
     """
-    address = address.removeprefix("::ffff:") if "." in address else address
+    address = plain_address(address)
     if address in {"0.0.0.0", "::"}:
         return True
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -195,6 +201,22 @@ def _listen(family: int, address: tuple[Any, ...], dual: bool) -> socket.socket:
         made.close()
         raise
     return made
+
+
+_TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44
+"""Of linux/tcp.h; the socket module does not name them."""
+
+
+def quicken(sock: socket.socket) -> None:
+    """Have lost packets of a connection with few of them sent again every moment, not after ever longer pauses.
+
+    A link that was down for a second must be in use again well within the next: left alone, the kernel doubles the
+    pause each time. Does nothing where the kernel cannot.
+    """
+    wanted = ((socket.TCP_NODELAY, 1), (_TCP_THIN_LINEAR_TIMEOUTS, 1), (_TCP_RTO_MAX_MS, 1000))
+    for option, value in wanted:
+        with contextlib.suppress(OSError):
+            sock.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def free_port() -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +35,35 @@ def read_stat(pid: int) -> ProcessStat | None:
 def all_pids() -> list[int]:
     """Every process that /proc shows at this moment."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
+
+
+class OwnSettings(NamedTuple):
+    """What this process hands on to those it starts, beside what every child inherits."""
+
+    ignored: frozenset[int]
+    """Numbers of the signals that it ignores."""
+    umask: int
+
+
+def own_settings() -> OwnSettings:
+    """Which signals this process ignores, and its umask, which cannot be asked for without changing it."""
+    fields = _status("self")
+    return OwnSettings(_numbers(fields["SigIgn"]), int(fields["Umask"], 8))
+
+
+def catches(pid: int, number: int) -> bool:
+    """Whether a process has a handler for a signal; False if there is no such process."""
+    try:
+        return number in _numbers(_status(pid)["SigCgt"])
+    except (OSError, KeyError):
+        return False
+
+
+def _status(pid: int | str) -> dict[str, str]:
+    with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+        return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}
+
+
+def _numbers(mask: str) -> frozenset[int]:
+    bits = int(mask, 16)
+    return frozenset(number for number in range(1, 65) if bits >> (number - 1) & 1)

@@ -1,10 +1,15 @@
 """Signals become letters: a handler does nothing but post the number.
 
+Python runs a handler in the main thread when that next runs Python code, but the kernel may hand a signal to any other
+thread, and then one that sleeps in `poll` sleeps on. So who sleeps must also wait for the bell of `signals_to`.
+
 Names and numbers are translated here too, so that every message names a signal as people do (`SIGTERM`, not 15).
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
@@ -29,26 +34,51 @@ def signal_number(name: str) -> signal.Signals | None:
         return None
 
 
+class Bell:
+    """Rings at every signal that Python has a handler for, whichever thread gets it."""
+
+    def __init__(self) -> None:
+        self._bell, self._rope = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._former = signal.set_wakeup_fd(self._rope, warn_on_full_buffer=False)
+
+    def fileno(self) -> int:
+        """Readable from a signal until `hush`; its handler runs before the next sleep."""
+        return self._bell
+
+    def hush(self) -> None:
+        """Be silent until the next signal."""
+        with contextlib.suppress(BlockingIOError):
+            os.read(self._bell, 4096)
+
+    def close(self) -> None:
+        """Hand over to what was there before. Call it once."""
+        signal.set_wakeup_fd(self._former, warn_on_full_buffer=False)
+        os.close(self._rope)
+        os.close(self._bell)
+
+
 @contextmanager
-def signals_to(post: Callable[[int], None], numbers: Iterable[int]) -> Iterator[bool]:
+def signals_to(post: Callable[[int], None], numbers: Iterable[int]) -> Iterator[Bell | None]:
     """While the block runs, each of `numbers` that arrives is handed to `post`, which must only enqueue.
 
-    Yields whether handlers are in place: Python lets only the main thread install them, so elsewhere this does
-    nothing and yields False. Signals that the parent had set to be ignored stay ignored only if not named.
+    Yields the bell that wakes who sleeps; None if no handlers are in place: Python lets only the main thread install
+    them, so elsewhere this does nothing. Signals that the parent had set to be ignored stay ignored only if not named.
     The former handlers are back at the end.
     """
     if threading.current_thread() is not threading.main_thread():
-        yield False
+        yield None
         return
 
     def handler(number: int, _frame: FrameType | None) -> None:
         post(number)
 
     former: dict[int, Any] = {}
+    bell = Bell()
     try:
         for number in numbers:
             former[number] = signal.signal(number, handler)
-        yield True
+        yield bell
     finally:
         for number, old in former.items():
             signal.signal(number, old if old is not None else signal.SIG_DFL)
+        bell.close()

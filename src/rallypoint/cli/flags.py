@@ -83,7 +83,8 @@ FLAGS = (
         "--monitor-interval",
         float,
         0.1,
-        "Accepted for torchrun's sake, in seconds above 0; workers are watched without polling.",
+        "Bounds a safety check only, in seconds above 0: it runs once a minute, or this often if that is less often; "
+        "workers are watched without polling.",
     ),
     Flag(
         "--start-method",

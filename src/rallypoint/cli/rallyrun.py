@@ -44,7 +44,9 @@ def _refuse(error: UserError) -> None:
 def _run(options: Options) -> None:
     """Launch what `options` say; returns when all workers have succeeded."""
     from rallypoint.base.log import configure, get_logger
+    from rallypoint.workers.guardian.early import begin
 
+    begin()  # it gets ready beside the imports that follow
     configure()
     log = get_logger(__name__)
     from rallypoint.cli.convert import config_from_options, limit_threads

@@ -23,7 +23,7 @@ from rallypoint.logs.relay import CAPACITY, Relay
 from rallypoint.logs.tail import Tail
 
 if TYPE_CHECKING:
-    from rallypoint.logs.inotify import Inotify
+    from rallypoint.base.inotify import Inotify
 
 BACKLOG = 256 * 1024
 """A source with so many bytes waiting for their turn is not read further."""
@@ -94,7 +94,7 @@ class Pump:
             self._behind[tail] = None
         if not tails:
             return
-        from rallypoint.logs.inotify import Inotify
+        from rallypoint.base.inotify import Inotify
 
         try:
             self._news = Inotify()

@@ -80,6 +80,11 @@ class LogsSpecs(ABC):
         """Called once after the job: remove what was made and turned out not to be needed. Does nothing here."""
         return
 
+    @property
+    def temporary(self) -> str | None:
+        """The folder of which `tidy` would remove what is empty; None if there is none."""
+        return None
+
 
 class DefaultLogsSpecs(LogsSpecs):
     """The layout at the top of this file. With `log_dir="/dev/null"` there are no files, and no folder is made.
@@ -140,16 +145,22 @@ class DefaultLogsSpecs(LogsSpecs):
             filtered_stderr=os.path.join(attempt, "filtered_stderr.log"),
         )
 
+    @property
+    def temporary(self) -> str | None:
+        """The base folder, if the user named none and it has been made."""
+        return self._root_log_dir if self._root_is_temporary else None
+
     def tidy(self) -> None:
         """Remove what is empty of a temporary base folder, so that a run without logs leaves nothing behind.
 
         A folder that the user named keeps its layout: tools may look for it.
         """
-        if not self._root_is_temporary or self._root_log_dir is None:
+        root = self.temporary
+        if root is None:
             return
         if self._run_log_dir is not None and remove_empty(self._run_log_dir):
             self._run_log_dir = None
-        if remove_empty(self._root_log_dir):
+        if remove_empty(root):
             self._root_log_dir = None
 
     def _attempt_folder(self, run_id: str, attempt: str) -> str:

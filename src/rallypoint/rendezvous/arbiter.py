@@ -12,6 +12,9 @@ Laws:
 2. A session that is silent for the lease has ended. Silence is judged on the arbiter's own clock only, and never when
    it was the arbiter that slept.
 3. Every notice follows from comparing the state before and after; nothing is sent twice for one change.
+4. A session that names itself by an earlier one of ours takes that one's place, with all that its node holds. So no
+   name is given twice.
+5. Where nobody at all is heard of, it is we who are cut off: nobody is judged, if no node lives with us.
 """
 
 from __future__ import annotations
@@ -23,9 +26,10 @@ from dataclasses import dataclass
 from typing import ParamSpec
 
 from rallypoint.base.endpoint import is_loopback
-from rallypoint.rendezvous.core import last_call_decides
+from rallypoint.rendezvous.core import Sight, hold_ends, last_call_decides
 from rallypoint.rendezvous.messages import (
     Beat,
+    Holding,
     Inquire,
     JoinRequest,
     Leave,
@@ -37,11 +41,12 @@ from rallypoint.rendezvous.messages import (
     RoundEnded,
 )
 from rallypoint.rendezvous.observer import Observer
-from rallypoint.rendezvous.operations import Close, Drain, Exit, Fail, Join, Operation, Succeed
+from rallypoint.rendezvous.operations import Close, Drain, Exit, Fail, Join, Operation, Preempt, Succeed
 from rallypoint.rendezvous.placement import placements, progress
+from rallypoint.rendezvous.recovery import absents, news, patience, recovered
 from rallypoint.rendezvous.state import NodeId, Reason, Settings, State
 from rallypoint.rendezvous.stepping import Ran, refusal, run
-from rallypoint.rendezvous.tidings import farewell, newly_complete, round_end
+from rallypoint.rendezvous.tidings import farewell, newly_complete, preemption, round_end
 
 P = ParamSpec("P")
 Send = tuple[int, Notice]
@@ -56,34 +61,59 @@ class _Session:
     """What the node sees as ours; empty for the node that lives in our own process."""
     heard_at: float
     leased: bool
+    at_home: bool
+    """Whether its agent is the process that we live in."""
+    skips_join: bool = False
+    """Whether the join that it says next was overtaken by what it has just been told."""
 
 
 class Arbiter:
     """All sessions of one job and the state that they share."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, incarnation: str = "") -> None:
+        """Begin with an empty state. `incarnation` is a name that no other arbiter of the job has had."""
         self.settings = settings
+        self.incarnation = incarnation
         self.state = State()
         self._observer = Observer(settings)
         self._sessions: dict[int, _Session] = {}
         self._by_node: dict[NodeId, int] = {}
+        self._next_name: dict[tuple[str, int], int] = {}
+        """Address and process id to the lowest local id that was not given there yet."""
         self._pending: dict[NodeId, Join] = {}
         self._deadlines: list[tuple[float, NodeId]] = []
         self._checked_at = -math.inf
+        self._ticked_at = -math.inf
         self._sends: list[Send] = []
         self._ended: list[int] = []
+        self._decided = False
+        """Whether a round was completed here, and not only taken over from an arbiter before us."""
+        self._absent_until: float | None = None
 
     # What happens to the arbiter. Each returns what is to be sent.
 
     def open(
-        self, session: int, node: NodeId, now: float, *, address: str, server_address: str = "", leased: bool = True
+        self,
+        session: int,
+        node: NodeId,
+        now: float,
+        *,
+        address: str,
+        server_address: str = "",
+        leased: bool = True,
+        at_home: bool = False,
     ) -> NodeId:
-        """A node has made itself known. Returns the name it goes by: its own, unless another session has that."""
-        while node in self._by_node:
-            node = node._replace(local_id=node.local_id + 1)
-        self._sessions[session] = _Session(node, address, server_address, now, leased)
+        """A node has made itself known. Returns the name it goes by: its own, unless that was given before."""
+        node = self._unique(node)
+        self._sessions[session] = _Session(node, address, server_address, now, leased, at_home)
         self._by_node[node] = session
         return node
+
+    def _unique(self, node: NodeId) -> NodeId:
+        addr = node.addr or "?"
+        local_id = max(node.local_id, self._next_name.get((addr, node.pid), 0))
+        self._next_name[addr, node.pid] = local_id + 1
+        return NodeId(addr, node.pid, local_id)
 
     def receive(self, session: int, request: Request, now: float) -> list[Send]:
         """A node has sent a request."""
@@ -101,13 +131,18 @@ class Arbiter:
 
     def tick(self, now: float) -> list[Send]:
         """Time has passed: end silent sessions, and look at the joins that wait for a moment."""
+        self._ticked_at = now
         for session in self._silent(now):
             self._ended.append(session)
             self._end(session, now, Reason.LOST)
         while self._deadlines and self._deadlines[0][0] <= now:
             _, node = heapq.heappop(self._deadlines)
             self._change(now, self._look_again, node, now)
-        if self.state.last_call and last_call_decides(self.state):
+        if self._absent_until is not None and now >= self._absent_until:
+            for node in absents(self.state):
+                self._change(now, self._run, node, Exit(Reason.LOST), now)
+            self._all_have_spoken()
+        if self._waits_for_a_moment():
             self._change(now, self._look_again, next(iter(self.state.participants)), now)
         return self._take_sends()
 
@@ -116,15 +151,24 @@ class Arbiter:
         moments = [math.inf]
         if self._deadlines:
             moments.append(self._deadlines[0][0])
+        if self._absent_until is not None:
+            moments.append(self._absent_until)
         sight = self._observer.sight(0.0)
-        if sight.last_call_at is not None and last_call_decides(self.state):
-            moments.append(sight.last_call_at + self.settings.last_call_timeout)
+        if self._waits_for_a_moment():
+            moments += [each for each in self._moments(sight) if each > self._ticked_at]
         if any(each.leased for each in self._sessions.values()):
             moments.append(self._checked_at + self.settings.lease / 4)
         return min(moments)
 
+    def _moments(self, sight: Sight) -> list[float]:
+        """When the round that forms may be complete by the passing of time alone."""
+        moments = [hold_ends(self.state, sight)] if self.state.hold else []
+        if sight.last_call_at is not None and last_call_decides(self.state):
+            moments.append(sight.last_call_at + self.settings.last_call_timeout)
+        return moments
+
     def take_ended(self) -> list[int]:
-        """Sessions that were ended for silence since this was last asked: their connections are of no more use."""
+        """Sessions that were ended by us since this was last asked: their connections are of no more use."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -136,6 +180,9 @@ class Arbiter:
 
     def _on_join(self, _session: int, speaker: _Session, request: JoinRequest, now: float) -> None:
         member = request.member
+        if speaker.skips_join:
+            speaker.skips_join = False
+            return
         if not member.address:
             member = member._replace(address=speaker.address)
         self._start_join(speaker.node, Join(member, now + request.timeout), now)
@@ -146,6 +193,55 @@ class Arbiter:
 
     def _on_operation(self, _session: int, speaker: _Session, request: Operation, now: float) -> None:
         self._change(now, self._run, speaker.node, request, now)
+
+    def _on_holding(self, session: int, speaker: _Session, request: Holding, now: float) -> None:
+        if not request.member.address:
+            request = request._replace(member=request.member._replace(address=speaker.address))
+        if request.incarnation == self.incarnation:
+            self._take_over(session, speaker, request.node)
+        elif not self._decided:
+            self._be_filled(speaker.node, request, now)
+        if self.state.verdict is not None:
+            self._sends.append((session, farewell(self.state, speaker.node, self.state.verdict)))
+            return
+        told = news(self.state, speaker.node, request)
+        speaker.skips_join = request.joining and any(isinstance(each, RoundEnded) for each in told)
+        self._sends += [(session, self._completed(each)) for each in told]
+        if not told and self.state.complete and self.state.wait_list and self._absent_until is None:
+            self._sends.append((session, NodesWaiting(self.state.round, len(self.state.wait_list))))
+
+    def _take_over(self, session: int, speaker: _Session, node: NodeId) -> None:
+        """Law 4. The session before may look open still, when only the node has noticed that it was lost."""
+        if speaker.node == node:
+            return
+        former = self._by_node.pop(node, None)
+        if former is not None:
+            del self._sessions[former]
+            self._ended.append(former)
+        del self._by_node[speaker.node]
+        speaker.node = node
+        self._by_node[node] = session
+
+    def _be_filled(self, node: NodeId, holding: Holding, now: float) -> None:
+        before = self.state
+        self.state = recovered(before, node, holding, self.settings)
+        if self.state is before:
+            return
+        self._observer.look(self.state, now)
+        if absents(self.state) and self._absent_until is None:
+            self._absent_until = now + patience(self.settings)
+        if not newly_complete(before, self.state):
+            self._tell(before, self.state)
+        self._change(now, self._look_at_all, now)
+        if not absents(self.state):
+            self._all_have_spoken()
+
+    def _all_have_spoken(self) -> None:
+        """Nobody is awaited any more of those who were in the job when we were filled."""
+        self._absent_until = None
+        state = self.state
+        if state.complete and state.wait_list:
+            self._tell_participants(NodesWaiting(state.round, len(state.wait_list)))
 
     def _on_inquire(self, session: int, speaker: _Session, _request: Inquire, _now: float) -> None:
         self._sends.append((session, progress(self.state, speaker.node, self.settings)))
@@ -159,7 +255,9 @@ class Arbiter:
         Fail: _on_operation,
         Succeed: _on_operation,
         Drain: _on_operation,
+        Preempt: _on_operation,
         Close: _on_operation,
+        Holding: _on_holding,
         Inquire: _on_inquire,
         Beat: _on_beat,
     }
@@ -209,8 +307,11 @@ class Arbiter:
             if not _could_matter(before, after, self.settings):
                 return
             before = after
-            for node in list(self._pending):
-                self._look_again(node, now)
+            self._look_at_all(now)
+
+    def _look_at_all(self, now: float) -> None:
+        for node in list(self._pending):
+            self._look_again(node, now)
 
     def _tell(self, before: State, after: State) -> None:
         if after.verdict is not None and before.verdict is None:
@@ -224,15 +325,24 @@ class Arbiter:
             self._sends += [(self._by_node[node], end) for node in survivors]
         if newly_complete(before, after):
             self._place(after)
-        elif after.complete and len(after.wait_list) != len(before.wait_list):
-            waiting = NodesWaiting(after.round, len(after.wait_list))
-            self._sends += [(self._by_node[node], waiting) for node in after.participants if node in self._by_node]
+        elif after.complete and len(after.wait_list) != len(before.wait_list) and self._absent_until is None:
+            self._tell_participants(NodesWaiting(after.round, len(after.wait_list)))
+        warning = preemption(before, after)
+        if warning is not None:
+            self._tell_participants(warning, but=warning.node)
+
+    def _tell_participants(self, notice: Notice, but: str = "") -> None:
+        nodes = [node for node in self.state.participants if node in self._by_node]
+        self._sends += [(self._by_node[node], notice) for node in nodes if not but or str(node) != but]
 
     def _place(self, state: State) -> None:
+        self._decided = True
+        control_rank = self._control_rank()
         for node, placement in placements(state).items():
             self._pending.pop(node, None)
             if node in self._by_node:
-                self._sends.append((self._by_node[node], Placed(self._reachable(placement))))
+                known = self._reachable(placement)._replace(control_rank=control_rank)
+                self._sends.append((self._by_node[node], Placed(known)))
 
     def _reachable(self, placement: Placement) -> Placement:
         """A host that lives with us may know itself by a loopback address only: then use what remote nodes call us."""
@@ -240,6 +350,26 @@ class Arbiter:
             return placement
         outside = (each.server_address for each in self._sessions.values() if not is_loopback(each.address))
         return placement._replace(store_address=next((each for each in outside if each), placement.store_address))
+
+    def _completed(self, notice: Notice) -> Notice:
+        """What the pure rooms say of a place, with what only sessions tell."""
+        if not isinstance(notice, Placed):
+            return notice
+        return Placed(self._reachable(notice.placement)._replace(control_rank=self._control_rank()))
+
+    def _control_rank(self) -> int:
+        seats = self.state.participants
+        return next((seats[each.node].rank for each in self._home() if each.node in seats), -1)
+
+    def _home(self) -> list[_Session]:
+        return [each for each in self._sessions.values() if each.at_home]
+
+    def _waits_for_a_moment(self) -> bool:
+        """Whether the round that forms may be complete by the passing of time alone."""
+        state = self.state
+        if state.complete or not state.participants or state.closed:
+            return False
+        return bool(state.hold) or (bool(state.last_call) and last_call_decides(state))
 
     # The end of sessions.
 
@@ -261,7 +391,14 @@ class Arbiter:
             for each in self._sessions.values():
                 each.heard_at = now
         lease = self.settings.lease
-        return [number for number, each in self._sessions.items() if each.leased and now - each.heard_at >= lease]
+        leased = {number: each for number, each in self._sessions.items() if each.leased}
+        silent = [number for number, each in leased.items() if now - each.heard_at >= lease]
+        if len(silent) == len(leased) >= 2 and not self._home():
+            # Law 5. One silent node of one is taken for lost: that a node is, is likelier than that we are.
+            for each in leased.values():
+                each.heard_at = now
+            return []
+        return silent
 
     def _take_sends(self) -> list[Send]:
         sends, self._sends = self._sends, []

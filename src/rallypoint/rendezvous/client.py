@@ -1,81 +1,93 @@
-"""A node's link to the control server over TCP: connect, prove, talk, beat.
+"""A node's link to the control server over TCP: dial, talk, beat, and dial again when the session is lost.
 
-Connecting is retried until the deadline, name look-ups included; what cannot get better by waiting (a foreign service,
-another job, a wrong secret) ends it at once with one sentence. A server that says nothing for two leases is lost.
+Laws:
+
+1. The loss of a session is no loss of the job: the running workers run on, and the node says again what it holds
+   (`holding`) to whoever answers at the endpoint next, the same server or a new one.
+2. The link gives up only when the node can do nothing more without the control plane (it waits for a place, or for what
+   follows from a failure or from success) and has been without it for the whole patience.
+3. The first session is the exception: what will not get better by waiting (`HandshakeError`) ends the link at once.
+4. A connection that has only fallen silent is kept until the server has spoken in the next one: hanging up would be the
+   first thing that the server hears when the silence ends, and is the end of a node.
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 import random
-from collections import deque
+from collections.abc import Callable
 
-from rallypoint.base.clock import Deadline
+from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.base.log import get_logger
 from rallypoint.base.loop import LoopThread, shared_loop
 from rallypoint.rendezvous import codec
-from rallypoint.rendezvous.frames import MAGIC, FrameError, FrameReader, frame
-from rallypoint.rendezvous.handshake import Challenge, ClientHandshake, HandshakeError, Refused, Welcome
+from rallypoint.rendezvous.dialing import TRY_AGAIN, Dialer, Session
+from rallypoint.rendezvous.frames import FrameError, frame
+from rallypoint.rendezvous.handshake import HandshakeError
+from rallypoint.rendezvous.holding import Held, after_notice, after_request, greeted, said_again
 from rallypoint.rendezvous.link import Deliver
-from rallypoint.rendezvous.messages import Beat, Inquire, JoinRequest, Leave, LinkLost, Request
-from rallypoint.rendezvous.probe import answers_as_torch_store
+from rallypoint.rendezvous.messages import Beat, Leave, LinkDown, LinkLost, LinkUp, Notice, Request
+from rallypoint.rendezvous.state import Settings
 
 log = get_logger(__name__)
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
-_CONNECT = 5.0
-"""Seconds for one attempt at a TCP connection; the kernel's own patience with a lost packet grows to a minute."""
-_SILENCE = 3.0
-"""Seconds that a server has to answer a greeting before it is asked whether it is something else."""
+_PATIENT_LEASES = 1.5
+"""Leases of silence after which a server counts as lost; by then it has taken us out, if it is there."""
+_CONNECT_FIRST, _CONNECT_AGAIN = 5.0, 1.5
+"""Seconds for one attempt at a TCP connection. A packet lost in it is sent again after a second, then after ever longer
+pauses: when a link comes back, a new attempt is quicker."""
 _GOODBYE = 1.0
 """Seconds that the last words have to leave."""
-_REMIND = 10.0
-"""Seconds between two lines that say that the server is out of reach."""
+_REMIND_FIRST, _REMIND_MOST = 10.0, 300.0
+"""Seconds until a line says that the server is out of reach, and at most between later ones."""
 
 
 class TcpLink:
-    """One session over TCP. Everything after the constructor happens on the loop's thread."""
+    """One node's line over TCP. Everything after the constructor happens on the loop's thread."""
 
     def __init__(
         self,
         endpoint: Endpoint,
-        job: str,
+        settings: Settings,
         local_id: int,
         deliver: Deliver,
         deadline: Deadline,
         *,
         secret: bytes | None = None,
         loop: LoopThread | None = None,
+        stand_in: Callable[[], None] | None = None,
     ) -> None:
         """Begin to connect; returns at once.
 
         Args:
             endpoint: where the control server listens.
-            job: the run id, which the server must share.
+            settings: of the job, which the server must share; `join_timeout` is the patience of law 2.
             local_id: which handler of this process this is.
             deliver: is handed every notice, `LinkLost` last if the link ends by itself.
-            deadline: until when to try to connect.
+            deadline: until when to try to open the first session.
             secret: the job's, if it has one.
             loop: where to run; the process's shared loop if not given.
+            stand_in: called before each new attempt once a session was lost: may open a server in the lost one's place.
         """
         self._endpoint = endpoint
-        self._handshake = ClientHandshake(job, secret, os.urandom(16))
-        self._local_id = local_id
+        self._dialer = Dialer(endpoint, settings, local_id, secret)
+        self._patience = settings.join_timeout
         self._deliver = deliver
         self._deadline = deadline
+        self._stand_in = stand_in
         self._loop = loop or shared_loop()
-        self._waiting: deque[Request] = deque()
-        self._unread: deque[bytes] = deque()  # frames that came with the one that was waited for
+        self._held = Held()
         self._writer: asyncio.StreamWriter | None = None
+        self._silent: list[asyncio.StreamWriter] = []
         self._closed = False
-        self._suspicions = 0
+        self._waits_since: float | None = None
         self._task = self._loop.submit(self._run())
 
     def send(self, request: Request) -> None:
-        """Say something, now or as soon as the session is open."""
+        """Say something, now or as soon as a session is open."""
         self._loop.call(lambda: self._send(request))
 
     def close(self) -> None:
@@ -87,68 +99,96 @@ class TcpLink:
     # On the loop's thread
 
     def _send(self, request: Request) -> None:
-        if self._writer is None:
-            if not isinstance(request, Inquire):  # nobody there to ask; that is said while connecting
-                self._waiting.append(request)
-        elif not self._writer.is_closing():
-            self._writer.write(frame(codec.encode(request)))
+        self._hold(after_request(self._held, request, SYSTEM_CLOCK.monotonic()))
+        if self._writer is not None:
+            self._write(self._writer, request)
 
-    def _open(self, writer: asyncio.StreamWriter) -> None:
-        """The session is open: say what had to wait. A join that waited has less time left than it was given."""
-        self._writer = writer
-        while self._waiting:
-            request = self._waiting.popleft()
-            if isinstance(request, JoinRequest):
-                request = request._replace(timeout=min(request.timeout, self._deadline.remaining()))
-            self._send(request)
+    def _hold(self, held: Held) -> None:
+        if held.waits != self._held.waits:
+            self._waits_since = SYSTEM_CLOCK.monotonic() if held.waits else None
+        self._held = held
+
+    @staticmethod
+    def _write(writer: asyncio.StreamWriter, request: Request) -> None:
+        if not writer.is_closing():
+            writer.write(frame(codec.encode(request)))
 
     async def _goodbye(self) -> None:
         if self._writer is not None:
-            self._send(Leave())
+            self._write(self._writer, Leave())
             self._writer.close()
             with contextlib.suppress(OSError, TimeoutError):
-                await asyncio.wait_for(self._writer.wait_closed(), _GOODBYE)
+                async with asyncio.timeout(_GOODBYE):
+                    await self._writer.wait_closed()
+        self._drop_silent()
         self._task.cancel()
 
     async def _run(self) -> None:
         try:
-            reader, writer, frames, welcome = await self._connect()
+            session = await self._first()
+            while True:
+                lost_at, why = await self._talk(session)
+                if self._closed or self._held.ended:
+                    return
+                self._deliver(LinkDown(f"the control plane at {self._endpoint} was lost ({why})"))
+                session = await self._again(lost_at)
+                self._deliver(LinkUp())
         except (HandshakeError, TimeoutError) as error:
             self._end(str(error))
-            return
         except Exception as error:  # whatever it is, the agent must not wait for ever for what will not come
-            log.exception("connecting to %s has come to an end that was not foreseen", self._endpoint)
+            log.exception("the link to %s has come to an end that was not foreseen", self._endpoint)
             self._end(f"no control plane could be reached at {self._endpoint}: {type(error).__name__}: {error}")
-            return
-        try:
-            self._open(writer)
-            beats = asyncio.ensure_future(self._beat(writer, welcome.lease))
-            try:
-                await self._listen(reader, frames, welcome.lease)
-            finally:
-                beats.cancel()
-        except (OSError, FrameError, codec.CodecError, TimeoutError) as error:
-            self._end(
-                f"the control plane at {self._endpoint} was lost ({_told(error)}); "
-                "the node that hosts it has ended or is out of reach: its own output says why"
-            )
-        finally:
-            writer.close()
 
     def _end(self, sentence: str) -> None:
         if not self._closed:
             self._deliver(LinkLost(sentence))
 
-    async def _listen(self, reader: asyncio.StreamReader, frames: FrameReader, lease: float) -> None:
+    # A session
+
+    async def _talk(self, session: Session) -> tuple[float, str]:
+        """Use the session until it is lost; returns when that was, and why."""
+        welcome = session.welcome
+        for request in said_again(self._held, SYSTEM_CLOCK.monotonic()):
+            self._write(session.writer, request)
+        self._hold(greeted(self._held, welcome.incarnation, welcome.node))
+        self._writer = session.writer
+        beats = asyncio.ensure_future(self._beat(session.writer, welcome.lease))
+        kept = False
+        try:
+            why = await self._listen(session, _PATIENT_LEASES * welcome.lease)
+        except TimeoutError:
+            why, kept = f"nothing was heard from it for {_PATIENT_LEASES * welcome.lease:g} s", True
+        except (OSError, FrameError, codec.CodecError) as error:
+            why = _told(error)
+        finally:
+            self._writer = None
+            beats.cancel()
+            if kept:
+                self._silent.append(session.writer)
+            else:
+                session.writer.close()
+        return SYSTEM_CLOCK.monotonic(), why
+
+    async def _listen(self, session: Session, patience: float) -> str:
+        """Take what comes until the server hangs up; returns what there is to say of that."""
         while True:
-            while self._unread:
-                notice = codec.decode_notice(self._unread.popleft())
-                if not isinstance(notice, Beat) and not self._closed:
-                    self._deliver(notice)
-            data = await asyncio.wait_for(reader.read(65536), 2 * lease)
+            while session.unread:
+                self._take(codec.decode_notice(session.unread.popleft()))
+            async with asyncio.timeout(patience):
+                data = await session.reader.read(65536)
             if not data:
-                raise ConnectionResetError("it hung up")
-            self._unread.extend(frames.feed(data))
+                return "it hung up"
+            session.unread.extend(session.frames.feed(data))
+
+    def _drop_silent(self) -> None:
+        while self._silent:
+            self._silent.pop().transport.abort()
+
+    def _take(self, notice: Notice) -> None:
+        self._drop_silent()
+        self._hold(after_notice(self._held, notice))
+        if not isinstance(notice, Beat) and not self._closed:
+            self._deliver(notice)
 
     async def _beat(self, writer: asyncio.StreamWriter, lease: float) -> None:
         beat = frame(codec.encode(Beat()))
@@ -157,83 +197,63 @@ class TcpLink:
             if not writer.is_closing():
                 writer.write(beat)
 
-    # Connecting
+    # Dialing
 
-    async def _connect(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, FrameReader, Welcome]:
-        delay = _FIRST_DELAY
-        said_at = asyncio.get_running_loop().time()
+    async def _first(self) -> Session:
+        return await self._dial_until(
+            self._deadline.remaining,
+            "no control plane could be reached at {endpoint} before the join deadline: {why}; "
+            "check --rdzv-endpoint, and that the node that hosts it has started",
+            gives_in=True,
+        )
+
+    async def _again(self, lost_at: float) -> Session:
+        def remaining() -> float:
+            if self._waits_since is None:
+                return float("inf")
+            return max(0.0, max(lost_at, self._waits_since) + self._patience - SYSTEM_CLOCK.monotonic())
+
+        return await self._dial_until(
+            remaining,
+            "the control plane at {endpoint} was lost and has not come back within the join timeout ({why}); "
+            "the node that hosts it has ended or is out of reach: its own output says why",
+            gives_in=False,
+        )
+
+    async def _dial_until(self, remaining: Callable[[], float], failure: str, *, gives_in: bool) -> Session:
+        """Dial until a session is open.
+
+        Args:
+            remaining: seconds that are left to try.
+            failure: the sentence for when they are over.
+            gives_in: whether to give up at once where waiting will not help.
+        """
+        delay, remind = _FIRST_DELAY, _REMIND_FIRST
+        said_at = SYSTEM_CLOCK.monotonic()
         while True:
+            if not gives_in and self._stand_in is not None:
+                self._stand_in()
             try:
-                return await asyncio.wait_for(self._attempt(), max(0.1, self._deadline.remaining()))
-            except (OSError, TimeoutError, asyncio.IncompleteReadError, codec.CodecError) as error:
+                # Not wait_for: it may swallow a cancellation that comes in the very moment of success.
+                async with asyncio.timeout(max(0.1, min(remaining(), 60.0))):
+                    return await self._dialer.dial(_CONNECT_FIRST if gives_in else _CONNECT_AGAIN)
+            except TRY_AGAIN as error:
                 why = _told(error)
-            if self._deadline.expired:
-                raise TimeoutError(
-                    f"no control plane could be reached at {self._endpoint} before the join deadline: {why}; "
-                    "check --rdzv-endpoint, and that the node that hosts it has started"
-                )
-            if asyncio.get_running_loop().time() - said_at >= _REMIND:
-                said_at = asyncio.get_running_loop().time()
-                log.warning(
-                    "waiting for the control plane at %s (%s); giving up in %.0f s",
-                    self._endpoint,
-                    why,
-                    self._deadline.remaining(),
-                )
-            await asyncio.sleep(min(delay * random.uniform(0.5, 1.0), self._deadline.remaining()))
+            except HandshakeError as error:
+                if gives_in:
+                    raise
+                why = str(error)
+            if remaining() <= 0:
+                raise TimeoutError(failure.format(endpoint=self._endpoint, why=why))
+            if SYSTEM_CLOCK.monotonic() - said_at >= remind:
+                said_at, remind = SYSTEM_CLOCK.monotonic(), min(2 * remind, _REMIND_MOST)
+                self._remind(why, remaining())
+            await asyncio.sleep(min(delay * random.uniform(0.5, 1.0), remaining()))
             delay = min(delay * 1.5, _LONGEST_DELAY)
 
-    async def _attempt(self) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, FrameReader, Welcome]:
-        opening = asyncio.open_connection(self._endpoint.host, self._endpoint.port)
-        reader, writer = await asyncio.wait_for(opening, _CONNECT)
-        self._unread.clear()
-        try:
-            address = str(writer.get_extra_info("sockname")[0])
-            writer.write(MAGIC + frame(codec.encode(self._handshake.hello(address, os.getpid(), self._local_id))))
-            frames = FrameReader()
-            answer = codec.decode_answer(await self._answer(reader, frames))
-            if isinstance(answer, Challenge):
-                writer.write(frame(codec.encode(self._handshake.prove(answer))))
-                answer = codec.decode_answer(await self._answer(reader, frames))
-            if isinstance(answer, Refused):
-                raise HandshakeError(f"the control plane at {self._endpoint} refused this node: {answer.sentence}")
-            if not isinstance(answer, Welcome):
-                raise self._foreign(f"it answered with a {type(answer).__name__} out of turn")
-            return reader, writer, frames, answer
-        except BaseException:
-            writer.close()
-            raise
-
-    async def _answer(self, reader: asyncio.StreamReader, frames: FrameReader) -> bytes:
-        """The next frame. What comes with it is kept for the session."""
-        while not self._unread:
-            try:
-                data = await asyncio.wait_for(reader.read(65536), _SILENCE)
-            except OSError:  # a reset, or the time is up
-                await self._ask_what_it_is()
-                raise
-            if not data:
-                await self._ask_what_it_is()
-                raise ConnectionResetError("it hung up during the handshake")
-            try:
-                self._unread.extend(frames.feed(data))
-            except FrameError as error:
-                raise self._foreign(str(error)) from None
-        return self._unread.popleft()
-
-    async def _ask_what_it_is(self) -> None:
-        if not await answers_as_torch_store(self._endpoint):
-            return
-        # A static job's own port answers so too, and may only have been slow: once is no proof.
-        self._suspicions += 1
-        if self._suspicions > 1:
-            raise self._foreign("it is a torch TCPStore, perhaps of a torchrun job")
-
-    def _foreign(self, what: str) -> HandshakeError:
-        return HandshakeError(
-            f"what listens at {self._endpoint} is not Rallypoint's control plane: {what}; "
-            "give --rdzv-endpoint a port of its own"
-        )
+    def _remind(self, why: str, remaining: float) -> None:
+        limit = "the workers run on" if remaining == float("inf") else f"giving up in {remaining:.0f} s"
+        log.warning("waiting for the control plane at %s (%s); %s", self._endpoint, why, limit)
 
 
 def _told(error: Exception) -> str:

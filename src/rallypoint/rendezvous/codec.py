@@ -33,6 +33,9 @@ _TYPES: tuple[type, ...] = (
     messages.JobEnded,
     messages.JoinRefused,
     messages.Progress,
+    operations.Preempt,
+    messages.Holding,
+    messages.Preempted,
 )
 _TAG = {kind: tag for tag, kind in enumerate(_TYPES)}
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from typing import TYPE_CHECKING
 
+from rallypoint.base.endpoint import plain_address, quicken
 from rallypoint.base.log import get_logger
 from rallypoint.rendezvous import codec
 from rallypoint.rendezvous.frames import MAGIC, FrameError, FrameReader, frame
-from rallypoint.rendezvous.handshake import Challenge, Hello, Proof, Refused, ServerHandshake, Welcome
+from rallypoint.rendezvous.handshake import Challenge, HandshakeError, Hello, Proof, Refused, ServerHandshake, Welcome
 from rallypoint.rendezvous.messages import JoinRequest, Leave, Notice, Request
 from rallypoint.rendezvous.state import NodeId, Reason
 
 if TYPE_CHECKING:
+    from rallypoint.rendezvous.hub import Hub
     from rallypoint.rendezvous.server import ControlServer
 
 log = get_logger(__name__)
@@ -30,8 +33,9 @@ class ControlConnection(asyncio.Protocol):
     def __init__(self, server: ControlServer) -> None:
         self._server = server
         self._reader = FrameReader()
-        self._handshake = ServerHandshake(server.hub.settings.run_id, server.secret, server.nonce())
-        self._session: int | None = None
+        self._handshake = ServerHandshake(server.jobs.job, server.secret, server.nonce())
+        self._hub: Hub | None = None
+        self._session = 0
         self._leaving = False
         self._done = False
 
@@ -42,6 +46,7 @@ class ControlConnection(asyncio.Protocol):
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         self._peer = _shown(transport.get_extra_info("peername"))
+        quicken(transport.get_extra_info("socket"))
         self._server.connections.add(self)
         self._timeout = self._loop.call_later(HANDSHAKE_TIMEOUT, self._too_slow)
 
@@ -61,9 +66,9 @@ class ControlConnection(asyncio.Protocol):
     def connection_lost(self, _error: Exception | None) -> None:
         """The other side, or we, have hung up."""
         self._timeout.cancel()
-        if self._session is not None:
-            session, self._session = self._session, None
-            self._server.hub.detach(session, Reason.DEPARTED if self._leaving else Reason.LOST)
+        hub, self._hub = self._hub, None
+        if hub is not None:
+            hub.detach(self._session, Reason.DEPARTED if self._leaving else Reason.LOST)
         self._server.forget(self)
 
     # The handshake, then the session
@@ -83,8 +88,8 @@ class ControlConnection(asyncio.Protocol):
 
     def _on_frame(self, payload: bytes) -> bool:
         """Deal with one message; returns whether the connection goes on."""
-        if self._session is not None:
-            self._on_request(self._session, codec.decode_request(payload))
+        if self._hub is not None:
+            self._on_request(self._hub, codec.decode_request(payload))
             return True
         if self._handshake.greeted is None:
             answer = self._handshake.hello(codec.decode(payload, Hello))
@@ -93,7 +98,10 @@ class ControlConnection(asyncio.Protocol):
         refused = self._handshake.proof(codec.decode(payload, Proof))
         if refused is not None:
             return self._say_or_refuse(refused)
-        self._open(self._handshake.greeted)
+        try:
+            self._open(self._handshake.greeted)
+        except HandshakeError as error:
+            return self._say_or_refuse(Refused(str(error)))
         return True
 
     def _say_or_refuse(self, answer: Challenge | Refused) -> bool:
@@ -104,22 +112,39 @@ class ControlConnection(asyncio.Protocol):
         return True
 
     def _open(self, hello: Hello) -> None:
+        hub = self._server.jobs.hub_for(hello)
         self._timeout.cancel()
-        node = NodeId(hello.address, hello.pid, hello.local_id)
-        own = str(self._transport.get_extra_info("sockname")[0])
+        own = plain_address(str(self._transport.get_extra_info("sockname")[0]))
         # The welcome must be the session's first frame: the name is known only after attaching, so notices of this
         # session cannot precede it (they are only sent in answer to what the node says).
-        self._session, name = self._server.hub.attach(
-            self._deliver, node, address=hello.address, server_address=_plain(own), hang_up=self._hang_up
+        self._session, name = hub.attach(
+            self._deliver,
+            NodeId(hello.address, hello.pid, hello.local_id),
+            address=hello.address,
+            server_address=own,
+            at_home=self._server.home and hello.pid == os.getpid() and hello.address == own,
+            hang_up=self._hang_up,
         )
-        self._say(Welcome(str(name), self._server.hub.settings.lease))
+        self._hub = hub
+        self._say(Welcome(name, hub.settings.lease, hub.incarnation))
+        ours, theirs = hub.settings, hello.settings
+        if (ours.min_nodes, ours.max_nodes) != (theirs.min_nodes, theirs.max_nodes):
+            log.warning(
+                "node %s was started for %d to %d nodes, the job for %d to %d, which holds; "
+                "give all nodes of a job the same --nnodes",
+                name,
+                theirs.min_nodes,
+                theirs.max_nodes,
+                ours.min_nodes,
+                ours.max_nodes,
+            )
 
-    def _on_request(self, session: int, request: Request) -> None:
+    def _on_request(self, hub: Hub, request: Request) -> None:
         if isinstance(request, Leave):
             self._leaving = True
         elif isinstance(request, JoinRequest):
             self._leaving = False
-        if not self._server.hub.receive(session, request):
+        if not hub.receive(self._session, request):
             self._drop("its node was silent for longer than its lease and has been taken out")
 
     def _deliver(self, notice: Notice) -> None:
@@ -127,9 +152,7 @@ class ControlConnection(asyncio.Protocol):
         self._loop.call_soon_threadsafe(self._write, data)
 
     def _hang_up(self) -> None:
-        log.warning(
-            "control connection from %s: its node was silent for longer than its lease; it is taken out", self._peer
-        )
+        log.warning("control connection from %s: its node was silent for too long, or has opened another", self._peer)
         self._loop.call_soon_threadsafe(self.abort)
 
     # Sending and ending
@@ -146,8 +169,9 @@ class ControlConnection(asyncio.Protocol):
             self._transport.abort()
 
     def finish(self) -> None:
-        """Send what is left and say that nothing more comes."""
-        if self._session is None:
+        """Send what is left and say that nothing more comes; take no more requests, which nobody would stand for."""
+        self._done = True
+        if self._hub is None:
             self._transport.close()
         elif self._transport.can_write_eof():
             self._transport.write_eof()
@@ -168,11 +192,6 @@ class ControlConnection(asyncio.Protocol):
 def _shown(address: object) -> str:
     match address:
         case (str(host), int(port), *_):
-            return f"{_plain(host)}:{port}"
+            return f"{plain_address(host)}:{port}"
         case _:
             return "an unknown address"
-
-
-def _plain(address: str) -> str:
-    """An IPv4 address without the dress that a dual-stack socket puts on it."""
-    return address.removeprefix("::ffff:") if "." in address else address

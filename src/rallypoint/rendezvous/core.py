@@ -35,9 +35,11 @@ from rallypoint.rendezvous.operations import (
     Join,
     KeepAlive,
     Operation,
+    Preempt,
     Succeed,
 )
-from rallypoint.rendezvous.state import NodeId, Reason, Settings, State
+from rallypoint.rendezvous.state import NodeId, Preemption, Reason, Settings, State
+from rallypoint.rendezvous.streaks import streak_after
 
 ROLLBACK_WINDOW = 5.0
 """Seconds after its deadline in which a join still takes its node out of the lists (contract 4.6, rows 7 and 8)."""
@@ -46,12 +48,15 @@ ROLLBACK_WINDOW = 5.0
 class Sight(NamedTuple):
     """What one observer sees of time, in seconds on its own clock.
 
-    `last_call_at` is when it first saw the last call that is running, `beat_at` when it last said that it lives.
+    `last_call_at` is when it first saw the last call that is running, `beat_at` when it last said that it lives,
+    `forming_at` when it first saw this round, `running_at` when it first saw it complete.
     """
 
     now: float
     last_call_at: float | None = None
     beat_at: float | None = None
+    forming_at: float | None = None
+    running_at: float | None = None
 
 
 def next_action(operation: Operation, state: State, node: NodeId, sight: Sight, settings: Settings) -> Action:
@@ -62,11 +67,13 @@ def next_action(operation: Operation, state: State, node: NodeId, sight: Sight, 
         case Exit():
             return _exit(operation, state, node, sight)
         case Fail():
-            return _fail(operation, state, node)
+            return _fail(operation, state, node, sight, settings)
         case Succeed():
             return _succeed(operation, state, node)
         case Drain():
             return _drain(operation, state, node)
+        case Preempt():
+            return _preempt(operation, state, node)
         case Close():
             return _close(operation, state, sight)
         case KeepAlive():
@@ -76,13 +83,18 @@ def next_action(operation: Operation, state: State, node: NodeId, sight: Sight, 
 def ready(state: State, sight: Sight, settings: Settings) -> bool:
     """Whether the round that forms can be complete now (law 4)."""
     count = len(state.participants)
+    if count < settings.min_nodes or (state.hold and sight.now < hold_ends(state, sight)):
+        return False
     if count == settings.max_nodes:
         return True
-    if count < settings.min_nodes:
-        return False
     if not last_call_decides(state):
         return not state.former and not state.wait_list
     return sight.last_call_at is not None and sight.now >= sight.last_call_at + settings.last_call_timeout
+
+
+def hold_ends(state: State, sight: Sight) -> float:
+    """Until when the round that forms is held back, on the clock of the sight."""
+    return (sight.now if sight.forming_at is None else sight.forming_at) + state.hold
 
 
 def last_call_decides(state: State) -> bool:
@@ -171,12 +183,16 @@ def _runs(state: State, node: NodeId, round_: int) -> bool:
     return state.complete and not state.closed and state.round == round_ and node in state.participants
 
 
-def _fail(operation: Fail, state: State, node: NodeId) -> Action:
+def _fail(operation: Fail, state: State, node: NodeId, sight: Sight, settings: Settings) -> Action:
     if not _runs(state, node, operation.round):
         return FINISH
+    streak = streak_after(state, operation.cause, sight, settings)
     if state.ledger.failures >= operation.max_restarts:
         return Action(Act.MARK_JOB_FAILED, cause=operation.cause)
-    return Action(Act.END_ROUND, reason=Reason.FAILURE, cause=operation.cause)
+    if 0 < settings.same_failure_limit <= streak.repeats:
+        detail = f"the same failure came back {streak.repeats} times without progress (same_failure_limit)"
+        return Action(Act.MARK_JOB_FAILED, cause=operation.cause, detail=detail)
+    return Action(Act.END_ROUND, reason=Reason.FAILURE, cause=operation.cause, streak=streak)
 
 
 def _succeed(operation: Succeed, state: State, node: NodeId) -> Action:
@@ -189,7 +205,18 @@ def _drain(operation: Drain, state: State, node: NodeId) -> Action:
     # Once a node has finished, newcomers are not worth the work that would be done again.
     if not _runs(state, node, operation.round) or state.succeeded:
         return FINISH
-    return Action(Act.END_ROUND, reason=Reason.DRAINED)
+    if not operation.asked:
+        return Action(Act.END_ROUND, reason=Reason.DRAINED)
+    if node in state.consents or not (state.wait_list or state.preempted):
+        return FINISH  # said already, or what was asked for is no longer wanted
+    return Action(Act.MARK_CONSENT)
+
+
+def _preempt(operation: Preempt, state: State, node: NodeId) -> Action:
+    if not _runs(state, node, operation.round) or state.succeeded:
+        return FINISH
+    said = Preemption(str(node), operation.seconds)
+    return FINISH if state.preempted == said else Action(Act.MARK_PREEMPTED, seconds=operation.seconds)
 
 
 def _close(operation: Close, state: State, sight: Sight) -> Action:

@@ -18,12 +18,14 @@ from rallypoint.rendezvous.state import (
     NodeId,
     Outcome,
     Participant,
+    Preemption,
     Reason,
     RoundEnd,
     Settings,
     State,
     Verdict,
 )
+from rallypoint.rendezvous.streaks import hold_for
 
 V = TypeVar("V")
 
@@ -54,7 +56,7 @@ def _add_to_participants(action: Action, state: State, node: NodeId, settings: S
     )
     if len(participants) == settings.min_nodes:
         after = after._replace(last_call=state.last_calls + 1, last_calls=state.last_calls + 1)
-    return _complete(after, settings) if len(participants) == settings.max_nodes else after
+    return _complete(after, settings) if len(participants) == settings.max_nodes and not state.hold else after
 
 
 def _add_to_wait_list(action: Action, state: State, node: NodeId, _settings: Settings) -> State:
@@ -78,11 +80,13 @@ def _remove_from_participants(action: Action, state: State, node: NodeId, settin
         return after._replace(last_call=0) if len(after.participants) < settings.min_nodes else after
     if node in state.succeeded and after.participants:
         return _end_job_if_all_succeeded(after)
-    return _end_round(action, after, node)
+    return _end_round(action, after, node, settings)
 
 
 def _remove_from_wait_list(_action: Action, state: State, node: NodeId, _settings: Settings) -> State:
-    return state._replace(wait_list=_without(state.wait_list, node))
+    after = state._replace(wait_list=_without(state.wait_list, node))
+    # What the others were asked to agree to is no longer wanted.
+    return after if after.wait_list or after.preempted else after._replace(consents=frozenset())
 
 
 def _remove_from_redundancy_list(_action: Action, state: State, node: NodeId, _settings: Settings) -> State:
@@ -105,13 +109,25 @@ def _mark_succeeded(_action: Action, state: State, node: NodeId, _settings: Sett
     return _end_job_if_all_succeeded(state._replace(succeeded=state.succeeded | {node}))
 
 
+def _mark_consent(_action: Action, state: State, node: NodeId, settings: Settings) -> State:
+    after = state._replace(consents=state.consents | {node})
+    if not after.consents.issuperset(after.participants):
+        return after
+    return _end_round(Action(Act.END_ROUND, reason=Reason.DRAINED), after, node, settings)
+
+
+def _mark_preempted(action: Action, state: State, node: NodeId, _settings: Settings) -> State:
+    return state._replace(preempted=Preemption(str(node), action.seconds))
+
+
 def _mark_job_failed(action: Action, state: State, _node: NodeId, _settings: Settings) -> State:
     ledger = state.ledger._replace(failures=state.ledger.failures + 1)
-    return state._replace(closed=True, ledger=ledger, verdict=Verdict(Outcome.FAILED, action.cause))
+    verdict = Verdict(Outcome.FAILED, action.cause, action.detail)
+    return state._replace(closed=True, ledger=ledger, verdict=verdict)
 
 
-def _mark_round_ended(action: Action, state: State, node: NodeId, _settings: Settings) -> State:
-    return _end_round(action, state, node)
+def _mark_round_ended(action: Action, state: State, node: NodeId, settings: Settings) -> State:
+    return _end_round(action, state, node, settings)
 
 
 def _complete(state: State, settings: Settings) -> State:
@@ -124,19 +140,25 @@ def _complete(state: State, settings: Settings) -> State:
     return state._replace(
         complete=True,
         last_call=0,
+        hold=0.0,
         former={},
         participants={node: state.participants[node]._replace(rank=ranks[node]) for node in nodes},
     )
 
 
-def _end_round(action: Action, state: State, node: NodeId) -> State:
+def _end_round(action: Action, state: State, node: NodeId, settings: Settings) -> State:
     """End a complete round; `state` no longer holds those who go."""
+    failed = action.reason is Reason.FAILURE
     return state._replace(
         round=state.round + 1,
         complete=False,
         participants={},
         former={each: participant.rank for each, participant in state.participants.items()},
         succeeded=frozenset(),
+        consents=frozenset(),
+        preempted=None,
+        streak=action.streak if failed else state.streak,
+        hold=hold_for(action.streak, settings) if failed else 0.0,
         ledger=_entered(state.ledger, action.reason),
         ended=RoundEnd(state.round, action.reason, str(node), action.cause),
     )
@@ -159,6 +181,8 @@ def _entered(ledger: Ledger, reason: Reason) -> Ledger:
             return ledger._replace(departed=ledger.departed + 1)
         case Reason.DRAINED:
             return ledger._replace(drained=ledger.drained + 1)
+        case Reason.FORGOTTEN:
+            return ledger
 
 
 def _without(mapping: Mapping[NodeId, V], node: NodeId) -> Mapping[NodeId, V]:
@@ -181,6 +205,8 @@ _EFFECTS: dict[Act, Callable[[Action, State, NodeId, Settings], State]] = {
     Act.MARK_RENDEZVOUS_COMPLETE: _mark_complete,
     Act.MARK_RENDEZVOUS_CLOSED: _mark_closed,
     Act.MARK_SUCCEEDED: _mark_succeeded,
+    Act.MARK_CONSENT: _mark_consent,
+    Act.MARK_PREEMPTED: _mark_preempted,
     Act.MARK_JOB_FAILED: _mark_job_failed,
     Act.END_ROUND: _mark_round_ended,
 }

@@ -37,7 +37,7 @@ from rallypoint.rendezvous.messages import (
     Refusal,
     RoundEnded,
 )
-from rallypoint.rendezvous.operations import Close, Drain, Fail, Succeed
+from rallypoint.rendezvous.operations import Close, Drain, Fail, Preempt, Succeed
 from rallypoint.rendezvous.state import Member, Outcome, Settings, Verdict
 from rallypoint.rendezvous.worker_stores import WorkerStores
 
@@ -89,6 +89,7 @@ class ElasticHandler(RendezvousHandler):
         self._waiting = 0
         self._verdict: Verdict | None = None
         self._told_round = -1
+        self._taken_round = -1
         self._missed_round = False
 
     # What torch's handlers have
@@ -121,7 +122,7 @@ class ElasticHandler(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Take part in the next round and wait until it is complete. See `RendezvousHandler.next_rendezvous`."""
         if self._placement is not None:
-            self.drain(self._placement.round)
+            self._send(Drain(self._placement.round))
         self.join("default", 1)
         patience = _PROGRESS_FIRST
         while True:
@@ -166,11 +167,12 @@ class ElasticHandler(RendezvousHandler):
         """Ask for a place in the next round; the answer is a `Placed` or `JoinRefused` notice.
 
         A worker store of this node listens before the request goes out, should the node become group rank 0. A round
-        that came and went unseen may have used what was prepared for it; then another is prepared.
+        that came and went before it was taken up may have used what was prepared for it; then another is prepared.
         """
-        if self._missed_round:
+        if self._missed_round or self._told_round > self._taken_round:
             self._missed_round = False
-            self._stores.begin(is_host=False)
+            self._taken_round = self._told_round
+            self._stores.discard()
         address, port = self._stores.prepare()
         member = Member(role, local_world_size, address, port, self._rank_hint)
         self._send(JoinRequest(member, self._settings.join_timeout))
@@ -178,6 +180,7 @@ class ElasticHandler(RendezvousHandler):
     def take_up(self, placement: Placement) -> None:
         """The workers of the round before are gone: only now may its store go, and this round's begin."""
         self._placement = placement
+        self._taken_round = placement.round
         self._stores.begin(is_host=placement.group_rank == 0)
 
     def info(self, placement: Placement) -> RendezvousInfo:
@@ -205,9 +208,18 @@ class ElasticHandler(RendezvousHandler):
         """All workers of this node have succeeded; `JobEnded` follows when all nodes' have."""
         self._send(Succeed(round_))
 
+    @property
+    def notice_timeout(self) -> float:
+        """Seconds that workers have to acknowledge that the round is to end; 0 if they are not asked."""
+        return self._settings.notice_timeout
+
     def drain(self, round_: int) -> None:
-        """End the round in order, so that those who wait can be taken in."""
-        self._send(Drain(round_))
+        """End the round in order, so that those who wait can be taken in; where workers are asked, agree to that."""
+        self._send(Drain(round_, asked=self.notice_timeout > 0))
+
+    def preempt(self, round_: int, seconds: float) -> None:
+        """Tell all that this node will be taken away in so many seconds."""
+        self._send(Preempt(round_, seconds))
 
     def leave(self) -> None:
         """Take no part any more; the others go on."""
@@ -220,7 +232,7 @@ class ElasticHandler(RendezvousHandler):
 
     # Inside
 
-    def _send(self, request: JoinRequest | Fail | Succeed | Drain | Close | Inquire) -> None:
+    def _send(self, request: JoinRequest | Fail | Succeed | Drain | Preempt | Close | Inquire) -> None:
         if self._link is None:
             self._link = self._open_link(self._on_notice, Deadline.after(self._settings.join_timeout))
         self._link.send(request)

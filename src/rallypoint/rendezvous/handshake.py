@@ -4,7 +4,7 @@
     magic, Hello(version, job, nonce)  ->
                                        <-  magic, Challenge(nonce, proof)      or Refused(sentence)
     Proof(proof)                       ->
-                                       <-  Welcome(node's name, lease)         or Refused(sentence)
+                                       <-  Welcome(node's name, lease, ...)    or Refused(sentence)
 
 Each side proves that it holds the secret by an HMAC over both nonces, the job and its own side, so that a proof serves
 for one connection in one direction. Without a secret on either side proofs are empty; a secret on one side only is
@@ -20,7 +20,9 @@ import hmac
 from dataclasses import dataclass
 from typing import NamedTuple
 
-PROTOCOL_VERSION = 1
+from rallypoint.rendezvous.state import NodeId, Settings
+
+PROTOCOL_VERSION = 2
 
 
 class Hello(NamedTuple):
@@ -34,6 +36,8 @@ class Hello(NamedTuple):
     pid: int
     local_id: int
     has_secret: bool
+    settings: Settings
+    """What the node asks of the rendezvous. A control plane outside the job takes it from the first node."""
 
 
 class Challenge(NamedTuple):
@@ -50,10 +54,11 @@ class Proof(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """The session is open. `node` is the name that the node goes by, `lease` is in seconds."""
+    """The session is open: the name that the node goes by, the lease in seconds, and who the arbiter is."""
 
-    node: str
+    node: NodeId
     lease: float
+    incarnation: str
 
 
 class Refused(NamedTuple):
@@ -76,9 +81,9 @@ def _proof(secret: bytes | None, side: bytes, job: str, client_nonce: bytes, ser
 
 @dataclass(slots=True)
 class ServerHandshake:
-    """The server's side: `hello`, then `proof`; either may refuse."""
+    """The server's side: `hello`, then `proof`; either may refuse. A `job` of None takes nodes of any job."""
 
-    job: str
+    job: str | None
     secret: bytes | None
     nonce: bytes
     greeted: Hello | None = None
@@ -89,7 +94,7 @@ class ServerHandshake:
         if refusal is not None:
             return Refused(refusal)
         self.greeted = hello
-        return Challenge(self.nonce, _proof(self.secret, b"server", self.job, hello.nonce, self.nonce))
+        return Challenge(self.nonce, _proof(self.secret, b"server", hello.job, hello.nonce, self.nonce))
 
     def _objection(self, hello: Hello) -> str | None:
         if hello.version != PROTOCOL_VERSION:
@@ -97,7 +102,7 @@ class ServerHandshake:
                 f"this control plane speaks Rallypoint's protocol {PROTOCOL_VERSION}, the node speaks {hello.version}; "
                 "install the same version of rallypoint on all nodes"
             )
-        if hello.job != self.job:
+        if self.job is not None and hello.job != self.job:
             return (
                 f"this control plane belongs to job {self.job!r}, not to {hello.job!r}; "
                 "give all nodes of a job the same --rdzv-id, and each job an endpoint of its own"
@@ -113,7 +118,7 @@ class ServerHandshake:
     def proof(self, proof: Proof) -> Refused | None:
         """Check a node's proof; None means that it is in."""
         assert self.greeted is not None
-        expected = _proof(self.secret, b"node", self.job, self.greeted.nonce, self.nonce)
+        expected = _proof(self.secret, b"node", self.greeted.job, self.greeted.nonce, self.nonce)
         if hmac.compare_digest(expected, proof.proof):
             return None
         return Refused("this node's RALLYPOINT_SECRET is not the job's; set the same on all nodes")
@@ -127,9 +132,12 @@ class ClientHandshake:
     secret: bytes | None
     nonce: bytes
 
+    settings: Settings
+
     def hello(self, address: str, pid: int, local_id: int) -> Hello:
         """The first message."""
-        return Hello(PROTOCOL_VERSION, self.job, self.nonce, address, pid, local_id, self.secret is not None)
+        has_secret = self.secret is not None
+        return Hello(PROTOCOL_VERSION, self.job, self.nonce, address, pid, local_id, has_secret, self.settings)
 
     def prove(self, challenge: Challenge) -> Proof:
         """The answer to the server's challenge.

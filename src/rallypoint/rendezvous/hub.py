@@ -9,12 +9,14 @@ Laws:
 from __future__ import annotations
 
 import itertools
+import os
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.rendezvous.arbiter import Arbiter, Send
+from rallypoint.rendezvous.handshake import Hello
 from rallypoint.rendezvous.link import Deliver
 from rallypoint.rendezvous.messages import Request
 from rallypoint.rendezvous.state import NodeId, Reason, Settings, State
@@ -24,7 +26,7 @@ class Hub:
     """The arbiter of one job, for use from several threads."""
 
     def __init__(self, settings: Settings, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._arbiter = Arbiter(settings)
+        self._arbiter = Arbiter(settings, os.urandom(8).hex())
         self._clock = clock
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
@@ -32,13 +34,32 @@ class Hub:
         self._hang_up: dict[int, Callable[[], None]] = {}
         self._outbox: deque[Send] = deque()
         self._delivering = threading.Lock()
-        self.on_change: Callable[[], None] = _nothing
+        self.on_change: Callable[[], None] = do_nothing
         """Called after each event, from any thread: `wake_at` may have moved."""
 
     @property
     def settings(self) -> Settings:
         """What the job asked of its rendezvous."""
         return self._arbiter.settings
+
+    @property
+    def incarnation(self) -> str:
+        """What tells this arbiter from one before or after it at the same place."""
+        return self._arbiter.incarnation
+
+    @property
+    def sessions(self) -> int:
+        """How many sessions are open."""
+        return len(self._deliver)
+
+    @property
+    def job(self) -> str | None:
+        """The one job that nodes must be of. (With `hub_for`, a hub is a `server.Jobs` of one job.)"""
+        return self.settings.run_id
+
+    def hub_for(self, _hello: Hello) -> Hub:
+        """Where the node that greets so belongs: here."""
+        return self
 
     @property
     def state(self) -> State:
@@ -57,6 +78,7 @@ class Hub:
         address: str,
         server_address: str = "",
         leased: bool = True,
+        at_home: bool = False,
         hang_up: Callable[[], None] | None = None,
     ) -> tuple[int, NodeId]:
         """Open a session.
@@ -67,7 +89,8 @@ class Hub:
             address: the node's own, towards us.
             server_address: ours, as the node sees it.
             leased: whether the session ends when it is silent for the lease.
-            hang_up: called, from any thread, when it was ended for that.
+            at_home: whether the node's agent is this process.
+            hang_up: called, from any thread, when it was ended from here.
 
         Returns:
             The session's number, and the name that the node goes by.
@@ -84,6 +107,7 @@ class Hub:
                 address=address,
                 server_address=server_address,
                 leased=leased,
+                at_home=at_home,
             )
         self.on_change()
         return session, name
@@ -95,7 +119,8 @@ class Hub:
         with self._lock:
             known = self._arbiter.has_session(session)
             self._outbox.extend(self._arbiter.receive(session, request, self._clock.monotonic()))
-        self._flush()
+            hang_ups = self._take_hang_ups()
+        self._flush(hang_ups)
         return known
 
     def detach(self, session: int, reason: Reason = Reason.LOST) -> None:
@@ -110,20 +135,23 @@ class Hub:
         """Time has passed."""
         with self._lock:
             self._outbox.extend(self._arbiter.tick(self._clock.monotonic()))
-            ended = self._arbiter.take_ended()
-            for session in ended:
-                self._deliver.pop(session, None)
-            hang_ups = [self._hang_up.pop(session) for session in ended if session in self._hang_up]
-        for hang_up in hang_ups:
-            hang_up()
-        self._flush()
+            hang_ups = self._take_hang_ups()
+        self._flush(hang_ups)
 
     def wake_at(self) -> float:
         """When `tick` should be called next, on the clock's monotonic time; infinity for never."""
         with self._lock:
             return self._arbiter.wake_at()
 
-    def _flush(self) -> None:
+    def _take_hang_ups(self) -> list[Callable[[], None]]:
+        ended = self._arbiter.take_ended()
+        for session in ended:
+            self._deliver.pop(session, None)
+        return [self._hang_up.pop(session) for session in ended if session in self._hang_up]
+
+    def _flush(self, hang_ups: Sequence[Callable[[], None]] = ()) -> None:
+        for hang_up in hang_ups:
+            hang_up()
         while self._outbox and self._delivering.acquire(blocking=False):
             try:
                 while self._outbox:
@@ -136,8 +164,40 @@ class Hub:
         self.on_change()
 
 
-def _nothing() -> None:
-    return None
+def do_nothing() -> None:
+    """What is called where nobody wants to know."""
+
+
+class Timekeeper:
+    """Ticks a hub that no server ticks, on a thread of its own while there is something to wait for."""
+
+    def __init__(self, hub: Hub) -> None:
+        self._hub = hub
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._closed = False
+        hub.on_change = self._arm
+
+    def close(self) -> None:
+        """Tick no more. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._cancel()
+
+    def _arm(self) -> None:
+        at = self._hub.wake_at()
+        with self._lock:
+            self._cancel()
+            if self._closed or at == float("inf"):
+                return
+            self._timer = threading.Timer(max(0.0, at - self._hub.now()), self._hub.tick)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
 
 class LocalLink:
@@ -145,7 +205,7 @@ class LocalLink:
 
     def __init__(self, hub: Hub, node: NodeId, deliver: Deliver, address: str) -> None:
         self._hub = hub
-        self._session, self.node = hub.attach(deliver, node, address=address, leased=False)
+        self._session, self.node = hub.attach(deliver, node, address=address, leased=False, at_home=True)
 
     def send(self, request: Request) -> None:
         """Say something to the hub; notices may be delivered before this returns."""

@@ -10,8 +10,8 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from rallypoint.ranks.assign import NodeRanks
-from rallypoint.rendezvous.operations import Close, Drain, Fail, Succeed
-from rallypoint.rendezvous.state import Member, RoundEnd, Verdict
+from rallypoint.rendezvous.operations import Close, Drain, Fail, Preempt, Succeed
+from rallypoint.rendezvous.state import Member, NodeId, RoundEnd, Verdict
 
 
 class JoinRequest(NamedTuple):
@@ -33,13 +33,34 @@ class Inquire(NamedTuple):
     """How far is the rendezvous? Answered by `Progress`."""
 
 
-Request = JoinRequest | Leave | Fail | Succeed | Drain | Close | Beat | Inquire
+class Holding(NamedTuple):
+    """What a node holds, said again when its link was lost and is open once more; a new arbiter is filled by it.
+
+    `incarnation` names the arbiter that it was known to, `node` is the name that it went by there. `round` is the last
+    round that it had a place in (-1 for none), `over` says whether it knows that this round has ended, `failures` how
+    many restarts it knows the job to have used. For `control_rank` see `Placement`.
+    """
+
+    incarnation: str
+    node: NodeId
+    member: Member
+    round: int = -1
+    group_rank: int = -1
+    group_world_size: int = 0
+    control_rank: int = -1
+    failures: int = 0
+    over: bool = True
+    joining: bool = False
+
+
+Request = JoinRequest | Leave | Fail | Succeed | Drain | Preempt | Close | Beat | Inquire | Holding
 
 
 class Placement(NamedTuple):
     """A node's own place in a complete round, and all that its workers need to know.
 
-    `restarts` is the number of restarts that the job has used so far.
+    `restarts` is the number of restarts that the job has used so far, `control_rank` the group rank of the node whose
+    agent hosts the control plane, -1 if none does.
     """
 
     round: int
@@ -49,6 +70,7 @@ class Placement(NamedTuple):
     store_address: str
     store_port: int
     restarts: int
+    control_rank: int = -1
 
 
 class Placed(NamedTuple):
@@ -68,6 +90,14 @@ class NodesWaiting(NamedTuple):
 
     round: int
     waiting: int
+
+
+class Preempted(NamedTuple):
+    """`node` will be taken away in `seconds`: `round` is to end in order before that."""
+
+    round: int
+    node: str
+    seconds: float
 
 
 class JobEnded(NamedTuple):
@@ -102,6 +132,8 @@ class Progress(NamedTuple):
     max_nodes: int
     awaited: tuple[str, ...]
     spare: bool
+    held_back: float = 0.0
+    """Seconds for which this round is held back: after failures without progress, or by a new control plane."""
 
     def __str__(self) -> str:
         if self.spare:
@@ -110,13 +142,42 @@ class Progress(NamedTuple):
             return f"round {self.round} runs with {self.joined} nodes; this node waits for the next round"
         bounds = f"{self.min_nodes}" if self.min_nodes == self.max_nodes else f"{self.min_nodes} to {self.max_nodes}"
         missing = f"; missing: {', '.join(self.awaited)}" if self.awaited else ""
-        return f"{self.joined} of {bounds} nodes are in{missing}"
+        return f"{self.joined} of {bounds} nodes are in{missing}{self._held()}"
+
+    def _held(self) -> str:
+        if not self.held_back:
+            return ""
+        if self.round == 0:
+            return f"; a round may run that the control plane has lost, it waits {self.held_back:g} s for its nodes"
+        return f"; held back for {self.held_back:g} s after failures without progress"
 
 
-class LinkLost(NamedTuple):
-    """The control plane is out of reach; made on the node's own side, never sent."""
+class LinkDown(NamedTuple):
+    """The control plane is out of reach for now; made on the node's own side, never sent."""
 
     detail: str
 
 
-Notice = Placed | RoundEnded | NodesWaiting | JobEnded | JoinRefused | Progress | Beat | LinkLost
+class LinkUp(NamedTuple):
+    """The control plane is in reach again; made on the node's own side, never sent."""
+
+
+class LinkLost(NamedTuple):
+    """The control plane is out of reach for good; made on the node's own side, never sent."""
+
+    detail: str
+
+
+Notice = (
+    Placed
+    | RoundEnded
+    | NodesWaiting
+    | Preempted
+    | JobEnded
+    | JoinRefused
+    | Progress
+    | Beat
+    | LinkDown
+    | LinkUp
+    | LinkLost
+)

@@ -18,6 +18,8 @@ class Observer:
         self._beats: dict[NodeId, tuple[int, float]] = {}
         self._last_call: tuple[int, float] | None = None
         self._looked_at: float | None = None
+        self._round: tuple[int, float] | None = None
+        self._running_at: float | None = None
 
     def look(self, state: State, now: float) -> None:
         """Take in a state seen at `now`, in seconds on the observer's clock."""
@@ -29,6 +31,12 @@ class Observer:
             node: seen if (seen := self._beats.get(node)) and seen[0] == count else (count, now)
             for node, count in state.beats.items()
         }
+        if self._round is None or self._round[0] != state.round:
+            self._round, self._running_at = (state.round, now), None
+        if not state.complete:
+            self._running_at = None
+        elif self._running_at is None:
+            self._running_at = now
         if not state.last_call:
             self._last_call = None
         elif self._last_call is None or self._last_call[0] != state.last_call:
@@ -40,4 +48,6 @@ class Observer:
 
     def sight(self, now: float, beat_at: float | None = None) -> Sight:
         """What the core may know of time at `now`."""
-        return Sight(now, self._last_call[1] if self._last_call else None, beat_at)
+        last_call_at = self._last_call[1] if self._last_call else None
+        forming_at = self._round[1] if self._round else None
+        return Sight(now, last_call_at, beat_at, forming_at, self._running_at)

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from rallypoint.failures.cause import Cause
-from rallypoint.rendezvous.state import Member, Reason
+from rallypoint.rendezvous.state import Member, Reason, Streak
 
 
 class Join(NamedTuple):
@@ -43,9 +43,17 @@ class Succeed(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """End `round` in order, because the membership is to change."""
+    """End `round` in order, because the membership is to change; with `asked`, as soon as all its nodes agree."""
 
     round: int
+    asked: bool = False
+
+
+class Preempt(NamedTuple):
+    """This node will be taken away `seconds` from now, and takes no part in a round after `round`."""
+
+    round: int
+    seconds: float
 
 
 class Close(NamedTuple):
@@ -60,7 +68,7 @@ class KeepAlive(NamedTuple):
     deadline: float = math.inf
 
 
-Operation = Join | Exit | Fail | Succeed | Drain | Close | KeepAlive
+Operation = Join | Exit | Fail | Succeed | Drain | Preempt | Close | KeepAlive
 
 
 class Act(Enum):
@@ -77,6 +85,8 @@ class Act(Enum):
     MARK_RENDEZVOUS_COMPLETE = auto()
     MARK_RENDEZVOUS_CLOSED = auto()
     MARK_SUCCEEDED = auto()
+    MARK_CONSENT = auto()
+    MARK_PREEMPTED = auto()
     MARK_JOB_FAILED = auto()
     END_ROUND = auto()
     SYNC = auto()
@@ -95,6 +105,9 @@ class Action(NamedTuple):
     member: Member | None = None
     reason: Reason = Reason.DEPARTED
     cause: Cause | None = None
+    streak: Streak = Streak()
+    seconds: float = 0.0
+    detail: str = ""
 
 
 SYNC = Action(Act.SYNC)

@@ -39,6 +39,7 @@ def progress(state: State, node: NodeId, settings: Settings) -> Progress:
         max_nodes=settings.max_nodes,
         awaited=tuple(_missing(state, settings)),
         spare=node in state.redundancy_list,
+        held_back=state.hold,
     )
 
 

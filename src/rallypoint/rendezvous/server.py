@@ -1,4 +1,4 @@
-"""The embedded control server: sessions over TCP for one hub.
+"""The control server: sessions over TCP for one job (embedded in an agent) or for many (`jobs`).
 
 A stranger's bytes cost a log line, never the job: every connection must greet with the magic, say hello and prove the
 secret within a deadline, and each frame is bounded and typed. It runs on the process's loop thread.
@@ -10,48 +10,80 @@ import os
 import socket
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from rallypoint.base.log import get_logger
 from rallypoint.base.loop import LoopThread, shared_loop
-from rallypoint.rendezvous.hub import Hub
+from rallypoint.rendezvous.hub import Hub, do_nothing
 
 if TYPE_CHECKING:
     import asyncio
 
     from rallypoint.rendezvous.connection import ControlConnection
+    from rallypoint.rendezvous.handshake import Hello
 
 log = get_logger(__name__)
 
 
+class Jobs(Protocol):
+    """Whose nodes a server takes: those of one job (`hub.Hub`) or of any (`jobs.ManyJobs`)."""
+
+    on_change: Callable[[], None]
+    """Called after each event, from any thread: `wake_at` may have moved."""
+
+    @property
+    def job(self) -> str | None:
+        """The one job that nodes must be of; None takes any."""
+        ...
+
+    def hub_for(self, hello: Hello) -> Hub:
+        """The hub of the job that a node, which has proved that it may, belongs to. HandshakeError if there is none."""
+        ...
+
+    def now(self) -> float:
+        """The time on which `wake_at` is."""
+        ...
+
+    def wake_at(self) -> float:
+        """When `tick` should be called next; infinity for never."""
+        ...
+
+    def tick(self) -> None:
+        """Time has passed."""
+        ...
+
+
 class ControlServer:
-    """Listens for the nodes of one job.
+    """Listens for nodes.
 
     The socket listens when this returns; connections are served as soon as the loop thread is up.
     """
 
     def __init__(
         self,
-        hub: Hub,
+        jobs: Jobs,
         listener: socket.socket,
         *,
         secret: bytes | None = None,
         loop: LoopThread | None = None,
         fallback: Callable[[], asyncio.Protocol] | None = None,
+        home: bool = False,
     ) -> None:
-        """Serve `hub` on `listener`, which this takes over.
+        """Serve `jobs` on `listener`, which this takes over.
 
         Args:
-            hub: where requests go.
+            jobs: where requests go.
             listener: a listening socket (`base.endpoint.listening_socket`).
             secret: what nodes must prove to hold; None if the job has none.
             loop: where to run; the process's shared loop if not given.
             fallback: makes the protocol for connections that do not greet as ours do, if something else is served
                 on the same port (the worker store of a static rendezvous).
+            home: whether a node that connects from this very process lives and dies with the server.
         """
-        self.hub = hub
+        self.jobs = jobs
         self.secret = secret
         self.fallback = fallback
+        self.home = home
         self.host, self.port = listener.getsockname()[:2]
         self.connections: set[ControlConnection] = set()
         self._listener = listener
@@ -61,7 +93,7 @@ class ControlServer:
         self._timer_at = float("inf")
         self._emptied: asyncio.Event | None = None
         self._closed: Future[None] | None = None
-        hub.on_change = lambda: self._loop.call(self._arm)
+        jobs.on_change = lambda: self._loop.call(self._arm)
         self._loop.call(self._start)
 
     def close(self, linger: float = 2.0) -> None:
@@ -102,7 +134,7 @@ class ControlServer:
         await self._starting
         assert self._server is not None
         self._server.close()
-        self.hub.on_change = _nothing
+        self.jobs.on_change = do_nothing
         if self._timer is not None:
             self._timer.cancel()
         self._emptied = asyncio.Event()
@@ -130,7 +162,7 @@ class ControlServer:
 
         if self._server is None or self._emptied is not None:
             return
-        at = self.hub.wake_at()
+        at = self.jobs.wake_at()
         if at == self._timer_at:
             return
         if self._timer is not None:
@@ -138,14 +170,10 @@ class ControlServer:
             self._timer = None
         self._timer_at = at
         if at < float("inf"):
-            delay = max(0.0, at - self.hub.now())
+            delay = max(0.0, at - self.jobs.now())
             self._timer = asyncio.get_running_loop().call_later(delay, self._tick)
 
     def _tick(self) -> None:
         self._timer = None
         self._timer_at = float("inf")
-        self.hub.tick()
-
-
-def _nothing() -> None:
-    return None
+        self.jobs.tick()

@@ -25,6 +25,7 @@ from rallypoint.rendezvous.errors import RendezvousConnectionError, RendezvousEr
 from rallypoint.rendezvous.link import Deliver
 from rallypoint.rendezvous.messages import (
     Beat,
+    Holding,
     Inquire,
     JoinRequest,
     Leave,
@@ -159,7 +160,7 @@ class SharedStateLink:
                 self._beat_at = None
             case Inquire():
                 self._deliver_if_open(progress(self._state, self._node, self._settings))
-            case Beat():
+            case Beat() | Holding():  # a blob holds what it held: nothing needs to be said again
                 pass
             case operation:
                 self._step(self._node, operation)

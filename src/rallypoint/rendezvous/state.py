@@ -22,7 +22,17 @@ class NodeId(NamedTuple):
     local_id: int
 
     def __str__(self) -> str:
-        return f"{self.addr}_{self.pid}_{self.local_id}"
+        return f"{self.addr}_{self.pid}_{self.local_id}" if self.addr else f"the node of group rank {self.local_id}"
+
+    @classmethod
+    def absent(cls, rank: int) -> NodeId:
+        """What stands for the node of a group rank that a new control plane has been told of and not heard itself."""
+        return cls("", 0, rank)
+
+    @property
+    def is_absent(self) -> bool:
+        """Whether this only stands for a node that has not been heard of yet."""
+        return not self.addr
 
 
 class Member(NamedTuple):
@@ -57,6 +67,7 @@ class Reason(StrEnum):
     LOST = "a node was lost"
     DEPARTED = "a node left"
     DRAINED = "the membership changes"
+    FORGOTTEN = "how it ended is no longer known"
 
 
 class RoundEnd(NamedTuple):
@@ -77,6 +88,25 @@ class Ledger(NamedTuple):
     drained: int = 0
 
 
+class Streak(NamedTuple):
+    """Failures in a row that ended a round without progress, and how often the last one has come back.
+
+    `rank` and `line` are what the last failure is known by (`streaks`); a rank of -1 stands for none.
+    """
+
+    failures: int = 0
+    repeats: int = 0
+    rank: int = -1
+    line: str = ""
+
+
+class Preemption(NamedTuple):
+    """A node that will be taken away so many seconds after it said so."""
+
+    node: str
+    seconds: float
+
+
 class Outcome(StrEnum):
     """How a job ends."""
 
@@ -86,10 +116,14 @@ class Outcome(StrEnum):
 
 
 class Verdict(NamedTuple):
-    """The job's end, told to all; a failed job's carries the first failure."""
+    """The job's end, told to all; a failed job's carries the first failure, and `detail` why there is no restart left.
+
+    An empty `detail` stands for the budget.
+    """
 
     outcome: Outcome
     cause: Cause | None = None
+    detail: str = ""
 
 
 class State(NamedTuple):
@@ -111,6 +145,13 @@ class State(NamedTuple):
     beats: Mapping[NodeId, int] = {}
     """How often each node has said that it lives. Used where no session shows it."""
     ledger: Ledger = Ledger()
+    consents: frozenset[NodeId] = frozenset()
+    """Who agrees that the round ends, where the workers are asked first."""
+    preempted: Preemption | None = None
+    """Who was last to say that it will be taken away in this round."""
+    streak: Streak = Streak()
+    hold: float = 0.0
+    """Seconds for which the round that forms is held back, counted from when it began to form."""
     ended: RoundEnd | None = None
     """How the last round ended."""
     verdict: Verdict | None = None
@@ -141,3 +182,12 @@ class Settings(NamedTuple):
     lease: float = 3.0
     fixed_ranks: bool = False
     counts_beats: bool = False
+    notice_timeout: float = 0.0
+    """How long workers have to acknowledge that the round is to end for a change of membership; 0 does not ask them."""
+    min_healthy_time: float = 60.0
+    """A round that ran for less has made no progress. Matters to the three below only."""
+    restart_backoff: float = 0.0
+    """How long the first restart without progress is held back; each further one twice as long as the one before."""
+    restart_backoff_max: float = 300.0
+    same_failure_limit: int = 0
+    """So many times in a row may the same first failure end a round without progress; 0 for any number."""

@@ -12,12 +12,14 @@ from rallypoint.rendezvous.state import (
     Member,
     NodeId,
     Participant,
+    Preemption,
     RoundEnd,
     State,
+    Streak,
     Verdict,
 )
 
-_VERSION = b"rallypoint-state-1:"
+_VERSION = b"rallypoint-state-2:"
 _MAX_STATE = 8 * 1024 * 1024
 
 
@@ -37,6 +39,10 @@ class _Blob:
     succeeded: list[NodeId]
     beats: list[tuple[NodeId, int]]
     ledger: Ledger
+    consents: list[NodeId]
+    preempted: Preemption | None
+    streak: Streak
+    hold: float
     ended: RoundEnd | None
     verdict: Verdict | None
 
@@ -59,6 +65,10 @@ def encode_state(state: State) -> bytes:
         sorted(state.succeeded),
         sorted(state.beats.items()),
         state.ledger,
+        sorted(state.consents),
+        state.preempted,
+        state.streak,
+        state.hold,
         state.ended,
         state.verdict,
     )
@@ -97,6 +107,10 @@ def decode_state(data: bytes) -> State:
         frozenset(blob.succeeded),
         dict(blob.beats),
         blob.ledger,
+        frozenset(blob.consents),
+        blob.preempted,
+        blob.streak,
+        blob.hold,
         blob.ended,
         blob.verdict,
     )

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from rallypoint.rendezvous.messages import JobEnded, JoinRefused, NodesWaiting, Notice, Placed, Refusal, RoundEnded
+from rallypoint.rendezvous.messages import (
+    JobEnded,
+    JoinRefused,
+    NodesWaiting,
+    Notice,
+    Placed,
+    Preempted,
+    Refusal,
+    RoundEnded,
+)
 from rallypoint.rendezvous.placement import placements
 from rallypoint.rendezvous.state import NodeId, Reason, RoundEnd, State, Verdict
 
@@ -22,7 +31,18 @@ def tidings(before: State, after: State, node: NodeId, *, joined: bool) -> list[
         notices.append(Placed(placements(after)[node]))
     elif took_part and after.complete and len(after.wait_list) != len(before.wait_list):
         notices.append(NodesWaiting(after.round, len(after.wait_list)))
+    warning = preemption(before, after)
+    if warning is not None and node in after.participants and str(node) != warning.node:
+        notices.append(warning)
     return notices
+
+
+def preemption(before: State, after: State) -> Preempted | None:
+    """What to tell the others of a node that will be taken away, if it has just said so."""
+    said = after.preempted
+    if said is None or (said == before.preempted and after.round == before.round):
+        return None
+    return Preempted(after.round, said.node, said.seconds)
 
 
 def missed_round(before: State, after: State, node: NodeId) -> bool:

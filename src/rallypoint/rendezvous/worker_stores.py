@@ -31,6 +31,10 @@ class WorkerStores(Protocol):
         """The round is over, and the next one has not been asked for yet; its workers may still run. Never waits."""
         ...
 
+    def discard(self) -> None:
+        """What was prepared may have been used in a round that this node never began: prepare another."""
+        ...
+
     def begin(self, *, is_host: bool) -> None:
         """The round has begun: the one before is over, and unless this node is its host what was prepared can go."""
         ...
@@ -60,6 +64,12 @@ class AgentStores:
     def round_ended(self) -> None:
         """See `WorkerStores.round_ended`. The next round has another port."""
 
+    def discard(self) -> None:
+        """See `WorkerStores.discard`."""
+        if self._prepared is not None:
+            self._prepared.close()
+            self._prepared = None
+
     def begin(self, *, is_host: bool) -> None:
         """See `WorkerStores.begin`."""
         former, self._current = self._current, None
@@ -67,9 +77,8 @@ class AgentStores:
             former.close()
         if is_host:
             self._current, self._prepared = self._prepared, None
-        elif self._prepared is not None:
-            self._prepared.close()
-            self._prepared = None
+        else:
+            self.discard()
 
     def close(self) -> None:
         """See `WorkerStores.close`."""
@@ -93,6 +102,9 @@ class WorkersOwnStores:
 
     def round_ended(self) -> None:
         """See `WorkerStores.round_ended`."""
+
+    def discard(self) -> None:
+        """See `WorkerStores.discard`."""
 
     def begin(self, *, is_host: bool) -> None:
         """See `WorkerStores.begin`."""

@@ -2,13 +2,15 @@
 
 Laws:
 
-1. A context is closed when all its processes are stopped and reaped, not before: a `close` that an exception cuts
-   short (a ^C) has ended them by SIGKILL at least, and the next `close` finishes.
+1. A context is closed when all its processes, and whatever they have spawned, are gone, not before: a `close` that an
+   exception cuts short (a ^C) has sent SIGKILL to all of them at least, and the next `close` finishes.
 2. From the moment that stopping begins, nobody is found to have failed: those who end then were asked to.
+3. If the guardian is lost, the workers that still run are killed with all that can be found, and have failed.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 from abc import ABC, abstractmethod
@@ -18,13 +20,18 @@ from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
 from rallypoint.base.errors import UserError
+from rallypoint.base.log import get_logger
 from rallypoint.logs.outputs import Outputs
 from rallypoint.logs.specs import LogsDest, LogsSpecs
+from rallypoint.workers.guardian.client import Guardian
 from rallypoint.workers.process import WorkerProcess
-from rallypoint.workers.stop import stop_all
+from rallypoint.workers.stop import Ladder, Stopping, drive
+from rallypoint.workers.sweep import Sweep, end_trees
 
 if TYPE_CHECKING:
     from rallypoint.failures.failure import ProcessFailure
+
+log = get_logger(__name__)
 
 
 @dataclass
@@ -106,14 +113,39 @@ class PContext(ABC):
         """Local ranks that were sent a signal to stop while they still ran; none for contexts that do not tell."""
         return ()
 
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Local ranks that have not ended; all for contexts that do not tell."""
+        return tuple(range(self.nprocs))
+
+    def pass_on(self, number: int) -> None:
+        """Send each process that runs a signal that means something to it; nothing where that cannot be done."""
+        return
+
     @abstractmethod
-    def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
-        """Stop what still runs, carry all output through, and let go of everything. Idempotent.
+    def begin_close(self, death_sig: signal.Signals | None = None, timeout: float = 30) -> Stopping:
+        """Begin to do what `close` does, and return what sees it through. If it has begun, the same again.
 
         Args:
             death_sig: the signal that asks; SIGTERM if not given.
             timeout: seconds between it and SIGKILL.
         """
+
+    def close(self, death_sig: signal.Signals | None = None, timeout: float = 30) -> None:
+        """Stop what still runs, carry all output through, and let go of everything. Idempotent.
+
+        Args:
+            death_sig: the signal that asks; SIGTERM if not given. SIGKILL also hurries a stop that has begun.
+            timeout: seconds between it and SIGKILL.
+        """
+        stopping = self.begin_close(death_sig, timeout)
+        if death_sig == signal.SIGKILL:
+            stopping.hurry()
+        try:
+            drive(stopping)
+        except BaseException:
+            stopping.hurry()
+            raise
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
         """Wait until all have succeeded or one has failed, and stop the others then.
@@ -140,7 +172,11 @@ class PContext(ABC):
 
 
 class SubprocessContext(PContext):
-    """Workers that are commands."""
+    """Workers that are commands.
+
+    Args:
+        guardian: what starts the workers; None for one of this context's own, which ends with it.
+    """
 
     def __init__(
         self,
@@ -150,25 +186,29 @@ class SubprocessContext(PContext):
         envs: Mapping[int, Mapping[str, str]],
         logs_specs: LogsSpecs,
         log_line_prefixes: Mapping[int, str] | None = None,
+        guardian: Guardian | None = None,
     ) -> None:
         super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes)
         self._program = entrypoint
+        self._guardian = guardian
+        self._owns_guardian = guardian is None
         self._processes: dict[int, WorkerProcess] = {}
         self._outputs: Outputs | None = None
         self._failures: dict[int, ProcessFailure] = {}
-        self._stopping = False
+        self._closing: _Closing | None = None
         self._closed = False
 
     def start(self) -> None:
         """Start all. If one cannot be started, those that were are ended, and the error goes on."""
         if self._outputs is not None:
             raise ValueError(f"the processes of {self.name!r} have been started before; make a new context")
-        self._outputs = outputs = Outputs(self.dest, self.nprocs, self.prefixes)
+        guardian = self._guardian = self._guardian or Guardian()
         try:
+            self._outputs = outputs = Outputs(self.dest, self.nprocs, self.prefixes)
             for rank in range(self.nprocs):
                 argv = [self._program, *map(str, self.args[rank])]
                 stdout, stderr = outputs.stdio(rank)
-                self._processes[rank] = WorkerProcess(argv, {**os.environ, **self.envs[rank]}, stdout, stderr)
+                self._processes[rank] = WorkerProcess(guardian, argv, {**os.environ, **self.envs[rank]}, stdout, stderr)
                 outputs.started(rank)
         except BaseException:
             self.close(signal.SIGKILL)
@@ -179,12 +219,15 @@ class SubprocessContext(PContext):
         return {rank: process.pid for rank, process in self._processes.items()}
 
     def exit_fds(self) -> list[int]:
-        """Descriptors of processes that had not ended at the last `poll`."""
-        return [] if self._closed else [each.fileno() for each in self._processes.values() if not each.seen_ended]
+        """Descriptors of processes that had not ended at the last `poll`, and of their guardian."""
+        running = [] if self._closed else [each.fileno() for each in self._processes.values() if not each.seen_ended]
+        if running and self._guardian is not None and not self._guardian.lost:
+            running.append(self._guardian.fileno())
+        return running
 
     def poll(self) -> RunProcsResult | None:
         """Look, without waiting: None while all is well, else how it ended. Stops nothing."""
-        if not self._stopping:
+        if self._closing is None:
             self._note_failures()
         if self._failures:
             return RunProcsResult({}, dict(self._failures), self.stdouts, self.stderrs)
@@ -199,12 +242,35 @@ class SubprocessContext(PContext):
         """Local ranks that were sent a signal to stop while they still ran."""
         return tuple(rank for rank, process in self._processes.items() if process.signalled)
 
+    @property
+    def running(self) -> tuple[int, ...]:
+        """Local ranks that have not ended."""
+        return () if self._closed else tuple(rank for rank, each in self._processes.items() if each.poll() is None)
+
+    def pass_on(self, number: int) -> None:
+        """Send each process that runs a signal that means something to it."""
+        for process in self._processes.values():
+            process.pass_on(number)
+
     def _note_failures(self) -> None:
         """Remember who has failed by itself. The exits of those whom the ladder stops are never looked at here."""
+        orphans = self._orphans()
         for rank, process in self._processes.items():
-            exitcode = process.poll()
+            exitcode = -signal.SIGKILL if rank in orphans else process.poll()
             if exitcode and rank not in self._failures:
                 self._failures[rank] = self._failure(rank, process.pid, exitcode)
+                if rank in orphans and self._guardian is not None:
+                    self._failures[rank].message = self._guardian.why
+
+    def _orphans(self) -> list[int]:
+        """Local ranks of those who ran when the guardian was lost; they have been killed."""
+        if self._guardian is None or not self._guardian.lost or self._failures:
+            return []
+        orphans = [rank for rank, process in self._processes.items() if process.poll() is None]
+        if orphans:
+            log.error("%s", self._guardian.why)
+            end_trees(self._processes.values())
+        return orphans
 
     def _failure(self, rank: int, pid: int, exitcode: int) -> ProcessFailure:
         from rallypoint.failures.failure import ProcessFailure
@@ -213,24 +279,55 @@ class SubprocessContext(PContext):
         last_lines = self._outputs.last_lines(rank)
         return ProcessFailure(rank, pid, exitcode, self.error_files.get(rank, ""), last_lines=last_lines)
 
-    def close(self, death_sig: signal.Signals | None = None, timeout: int = 30) -> None:
-        """Stop what still runs, carry all output through, and let go of everything. Idempotent."""
-        if self._closed:
-            return
-        self._stopping = True
-        processes = list(self._processes.values())
-        try:
-            stuck = stop_all(processes, death_sig or signal.SIGTERM, timeout)
-            for process in processes:
-                if process not in stuck:
-                    process.reap()
-        except BaseException:
-            for process in processes:
-                process.signal(signal.SIGKILL)
-            raise
+    def begin_close(self, death_sig: signal.Signals | None = None, timeout: float = 30) -> Stopping:
+        """Begin to stop what still runs, and return what sees it through. If it has begun, the same again."""
+        if self._closing is None:
+            processes = list(self._processes.values())
+            ladder = None
+            if self._guardian is not None:  # else nothing was ever started
+                sweep = Sweep(self._guardian, processes)
+                ladder = Ladder(processes, sweep, death_sig or signal.SIGTERM, timeout)
+            self._closing = _Closing(ladder, self._finish)
+        return self._closing
+
+    def _finish(self) -> None:
+        """Carry all output through, and let go of everything."""
         if self._outputs is not None:
             self._outputs.close()
+        for process in self._processes.values():
+            process.release()
+        if self._owns_guardian and self._guardian is not None:
+            self._guardian.close()
         self._closed = True
+
+
+class _Closing:
+    """The ladder, and what is to be done once it is done."""
+
+    def __init__(self, ladder: Ladder | None, finish: Callable[[], None]) -> None:
+        self._ladder = ladder
+        self._finish = finish
+        self._done = False
+
+    def fds(self) -> list[int]:
+        """See `Stopping`."""
+        return [] if self._ladder is None else self._ladder.fds()
+
+    def wake_at(self) -> float:
+        """See `Stopping`."""
+        return math.inf if self._ladder is None else self._ladder.wake_at()
+
+    def step(self) -> bool:
+        """See `Stopping`; the step that ends the last worker also carries its output through."""
+        if not self._done and (self._ladder is None or self._ladder.step()):
+            self._finish()
+            self._done = True
+        return self._done
+
+    def hurry(self) -> None:
+        """See `Stopping`."""
+        if self._ladder is not None and not self._done:
+            self._ladder.hurry()
 
 
 def start_processes(
@@ -241,6 +338,8 @@ def start_processes(
     logs_specs: LogsSpecs,
     log_line_prefixes: Mapping[int, str] | None = None,
     start_method: str = "spawn",
+    *,
+    guardian: Guardian | None = None,
 ) -> PContext:
     """Start one process for each local rank (contract section 6.1).
 
@@ -252,17 +351,19 @@ def start_processes(
         logs_specs: where output goes.
         log_line_prefixes: local rank to what stands before each teed line.
         start_method: how functions are started; of no matter to programs.
+        guardian: the process that starts them; None for one that ends with the context.
 
     Raises:
         UserError: the ranks of `args` or `envs` are not 0 to n-1, the program cannot be run, or it is a function,
             which this release cannot start yet.
+        GuardianLost: the guardian has ended.
     """
     if not isinstance(entrypoint, str):
         raise UserError(
             f"the entry point {entrypoint!r} is a function, which this release cannot start yet "
             f"(start method {start_method}); put it into a script and run that"
         )
-    context = SubprocessContext(name, entrypoint, args, envs, logs_specs, log_line_prefixes)
+    context = SubprocessContext(name, entrypoint, args, envs, logs_specs, log_line_prefixes, guardian)
     context.start()
     return context
 

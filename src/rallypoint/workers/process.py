@@ -1,10 +1,9 @@
-"""One worker process: started in a session of its own, watched through its pidfd, reaped last.
+"""One worker process: started by the guardian in a session of its own, watched through its pidfd.
 
 Laws:
 
-1. How a process ended is read without reaping it: until `reap`, its pid stays taken, so that a signal to its group
-   can hit nobody else. If somebody else has reaped it, the pid is not used any more.
-2. What is in the worker's process group goes with it: `reap` ends the group before it lets go of the pid.
+1. A worker is signalled through its pidfd, which can mean no other process; its pid is for people.
+2. A signal goes to the worker alone. What it has spawned is the guardian's business (`sweep`).
 3. A constructor that raises leaves no process.
 """
 
@@ -13,13 +12,13 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import select
 import signal
-import subprocess
-import threading
 from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import RallypointError, UserError
 from rallypoint.base.log import get_logger
+from rallypoint.workers.guardian.client import Guardian, GuardianLost
 
 log = get_logger(__name__)
 
@@ -44,51 +43,41 @@ _WHERE_TO_LOOK = {
     errno.ENFILE: "the machine's limit of open files (`sysctl fs.file-max`)",
 }
 
-_TO_GROUP = 4
-"""PIDFD_SIGNAL_PROCESS_GROUP of Linux 6.9."""
-
 
 class WorkerProcess:
     """A running or ended process of the user's program."""
 
-    def __init__(self, argv: Sequence[str], env: Mapping[str, str], stdout: int | None, stderr: int | None) -> None:
+    def __init__(
+        self,
+        guardian: Guardian,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        stdout: int | None = None,
+        stderr: int | None = None,
+    ) -> None:
         """Start it.
 
         Args:
+            guardian: the process that starts it, and ends what it leaves.
             argv: the program and its arguments; the program is looked up on PATH.
             env: its whole environment.
-            stdout: the descriptor to write to; None to inherit ours.
+            stdout: the descriptor to write to; None to hand on ours.
             stderr: the same for standard error.
 
         Raises:
             UserError: there is no such program, it cannot be executed, or its arguments are too long.
+            GuardianLost: the guardian has ended.
             RallypointError: this machine has no room for another process, or its descriptor.
         """
-        _hear_of_exits()
+        self._guardian = guardian
         try:
-            self._popen = subprocess.Popen(
-                list(argv), env=dict(env), stdout=stdout, stderr=stderr, start_new_session=True
-            )
+            self.pid, self._pidfd = guardian.spawn(argv, env, None, stdout, stderr)
         except OSError as error:
             raise _start_error(argv[0], error) from None
-        self.pid = self._popen.pid
         self.signalled = False
-        """Whether it was sent a signal while, as far as was known, it still ran."""
+        """Whether it was asked to end while, as far as was known, it still ran."""
+        self._killed = False
         self._exitcode: int | None = None
-        self._lost = False
-        self._reaped = False
-        try:
-            self._pidfd = os.pidfd_open(self.pid)
-        except ProcessLookupError:  # it has ended, and something else was quicker to reap it
-            self._pidfd = os.eventfd(1)  # readable, as the descriptor of an ended process is
-            self._lose()
-        except BaseException as error:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self.pid, signal.SIGKILL)
-            self._popen.wait()
-            if isinstance(error, OSError):
-                raise _start_error(argv[0], error) from None
-            raise
 
     def fileno(self) -> int:
         """A descriptor that becomes readable when the process has ended."""
@@ -100,61 +89,49 @@ class WorkerProcess:
         return self._exitcode is not None
 
     def poll(self) -> int | None:
-        """The exit code, -N for death by signal N; None while it runs. Does not reap.
+        """The exit code, -N for death by signal N; None while it runs.
 
-        It is `UNKNOWN_EXIT` if something else in this program, or the kernel where SIGCHLD is ignored, has reaped it.
+        It is `UNKNOWN_EXIT` if the guardian, who alone could tell, is lost, and we have not killed the process.
         """
-        if self._exitcode is None:
+        if self._exitcode is None and self._pidfd >= 0 and _readable(self._pidfd):
             try:
-                ended = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-            except ChildProcessError:
-                self._lose()
-            else:
-                if ended is not None:
-                    self._exitcode = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+                self._exitcode = self._guardian.status(self.pid)
+            except GuardianLost:
+                self._exitcode = -signal.SIGKILL if self._killed else None
+            if self._exitcode is None:
+                self._exitcode = UNKNOWN_EXIT
+                log.warning(
+                    "Process %d has ended while its guardian was lost; how is unknown, so it counts as failed, "
+                    "with exit code %d",
+                    self.pid,
+                    UNKNOWN_EXIT,
+                )
         return self._exitcode
 
-    def _lose(self) -> None:
-        log.warning(
-            "Process %d has ended and was reaped by something else (is SIGCHLD ignored, or every child waited for?); "
-            "how it ended is unknown, so it counts as failed, with exit code %d",
-            self.pid,
-            UNKNOWN_EXIT,
-        )
-        self._lost = True
-        self._exitcode = UNKNOWN_EXIT
-
     def signal(self, number: int) -> None:
-        """Send a signal to the worker's process group. Nothing happens once it is reaped."""
-        if self._reaped:
-            return
+        """Send the worker a signal that shall end it. Nothing happens once it has ended."""
         if self._exitcode is None:
             self.signalled = True
-        if self._lost:  # the descriptor still means its group, and no other; an older kernel cannot do that
-            with contextlib.suppress(OSError):
-                signal.pidfd_send_signal(self._pidfd, number, None, _TO_GROUP)
-        else:
+            self._killed |= number == signal.SIGKILL
+            self.pass_on(number)
+
+    def pass_on(self, number: int) -> None:
+        """Send the worker a signal that means something to it. Nothing happens once it has ended."""
+        if self._pidfd >= 0 and self._exitcode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, number)
+                signal.pidfd_send_signal(self._pidfd, number)
 
-    def reap(self) -> None:
-        """End what is left of its group, and let go of the process, which must have ended.
-
-        Idempotent, and after an exception in the middle of it (a ^C) it can be called again to finish.
-        """
-        assert self.poll() is not None, f"process {self.pid} still runs"
-        self.signal(signal.SIGKILL)
-        self._reaped = True
-        self._popen.wait()
+    def release(self) -> None:
+        """Let go of it. Idempotent."""
         pidfd, self._pidfd = self._pidfd, -1
         if pidfd >= 0:
             os.close(pidfd)
 
 
-def _hear_of_exits() -> None:
-    """Take back an ignored SIGCHLD, which a shell can leave us: with it the kernel keeps no exit codes."""
-    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGCHLD) is signal.SIG_IGN:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+def _readable(fd: int) -> bool:
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(0))
 
 
 def _start_error(program: str, error: OSError) -> RallypointError:

@@ -1,26 +1,66 @@
-"""The stop ladder: ask all side by side, give them time, then end what is left (contract section 5.6)."""
+"""The stop ladder: ask, give time, show the stacks, then end all that is left (contract section 5.6).
+
+    ASKED     the signal has gone to each worker itself, not to what it has started: a data loader that hears SIGTERM
+              too takes away what its trainer needs to save. `grace` seconds
+    SHOWING   who did not end and catches SIGABRT (Python's faulthandler does) has been sent it, so that the stacks of
+              all its threads are in its standard error. `SHOW_TIME` seconds
+    KILLED    SIGKILL to all that is left: workers, and whatever they have spawned, wherever it went
+    DONE      nothing is left, or what is left does not end even on SIGKILL
+
+Laws:
+
+1. Nothing here blocks: a loop waits on `fds` until `wake_at` and calls `step`.
+2. KILLED is never left out: what lingers after its worker's end is killed as soon as all workers have ended, without a
+   grace of its own.
+"""
 
 from __future__ import annotations
 
+import math
 import select
 from collections.abc import Sequence
-from signal import SIGKILL
+from enum import Enum
+from signal import SIGABRT, SIGKILL
 from typing import Protocol
 
-from rallypoint.base.clock import SYSTEM_CLOCK, Clock, Deadline
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.log import get_logger
+from rallypoint.base.procfs import catches
 from rallypoint.base.signals import signal_name
 
 log = get_logger(__name__)
 
+SHOW_TIME = 1.0
+"""Seconds in which a worker that was sent SIGABRT may write its stacks."""
+
+
+class Stopping(Protocol):
+    """A stop that was begun, driven to its end by whoever waits for other things too. Nothing here blocks."""
+
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when there is something to do."""
+        ...
+
+    def wake_at(self) -> float:
+        """When there is something to do by itself, in seconds on the monotonic clock; infinite for never."""
+        ...
+
+    def step(self) -> bool:
+        """Do what is due. Returns whether all workers, and whatever they have spawned, are gone."""
+        ...
+
+    def hurry(self) -> None:
+        """Give no more time: SIGKILL to all that is left."""
+        ...
+
 
 class Stoppable(Protocol):
-    """What the ladder needs of a process."""
+    """What the ladder needs of a worker."""
 
     pid: int
 
     def fileno(self) -> int:
-        """Becomes readable when the process has ended."""
+        """Becomes readable when the worker has ended."""
         ...
 
     def poll(self) -> int | None:
@@ -28,49 +68,148 @@ class Stoppable(Protocol):
         ...
 
     def signal(self, number: int) -> None:
-        """Send a signal to it and its group."""
+        """Send a signal to it alone."""
         ...
 
 
-def stop_all(
-    processes: Sequence[Stoppable], death_sig: int, timeout: float, clock: Clock = SYSTEM_CLOCK
-) -> list[Stoppable]:
-    """End the processes that still run, and wait until they have ended.
+class Sweeping(Protocol):
+    """What ends all that workers are and have left."""
+
+    @property
+    def helpless(self) -> bool:
+        """Whether it can no longer find all, so that there is no time to lose."""
+        ...
+
+    def begin(self) -> None:
+        """Begin to kill."""
+        ...
+
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when `helpless` or `done` may have changed."""
+        ...
+
+    @property
+    def heard(self) -> bool:
+        """Whether it is known already that it is done, so that no descriptor will tell of it any more."""
+        ...
+
+    def done(self) -> bool:
+        """Whether nothing is left of what could be found."""
+        ...
+
+    def left(self) -> list[int]:
+        """The pids of what is left, for a message."""
+        ...
+
+
+class _Rung(Enum):
+    ASKED = "asked"
+    SHOWING = "showing"
+    KILLED = "killed"
+    DONE = "done"
+
+
+class Ladder:
+    """One stop of some workers. The signal goes out when the ladder is made.
 
     Args:
         processes: some of which may have ended already.
+        sweep: what ends all that they have left.
         death_sig: the signal that asks.
-        timeout: seconds between asking and SIGKILL, and again between SIGKILL and giving up.
-        clock: on which to wait.
-
-    Returns:
-        Those that even SIGKILL has not ended in time (stuck in the kernel); normally none.
+        grace: seconds between asking and the next rung; also, but one at least, between SIGKILL and giving up.
+        clock: on which `wake_at` tells the time.
     """
-    running = [each for each in processes if each.poll() is None]
-    for each in running:
-        log.warning("Sending process %d closing signal %s", each.pid, signal_name(death_sig))
-        each.signal(death_sig)
-    stubborn = _wait(running, Deadline.after(timeout, clock))
-    for each in stubborn:
-        if death_sig != SIGKILL:
-            log.warning("Process %d did not end within %.0f s; sending SIGKILL", each.pid, timeout)
-        each.signal(SIGKILL)
-    stuck = _wait(stubborn, Deadline.after(max(timeout, 1.0), clock))
-    for each in stuck:
-        log.error("Process %d does not end even on SIGKILL; it may be stuck in the kernel", each.pid)
-    return stuck
+
+    def __init__(
+        self,
+        processes: Sequence[Stoppable],
+        sweep: Sweeping,
+        death_sig: int,
+        grace: float,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._running = [each for each in processes if each.poll() is None]
+        self._sweep = sweep
+        self._grace = grace
+        self._clock = clock
+        self._rung = _Rung.ASKED
+        self._until = clock.monotonic() + grace
+        self.stuck: list[Stoppable] = []
+        """When done: those that even SIGKILL has not ended."""
+        for each in self._running:
+            log.warning("Sending process %d closing signal %s", each.pid, signal_name(death_sig))
+            if death_sig != SIGKILL:
+                each.signal(death_sig)
+        if death_sig == SIGKILL or not self._running:
+            self._kill()
+
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when there is something to do."""
+        if self._rung is _Rung.DONE:
+            return []
+        return [*(each.fileno() for each in self._running), *self._sweep.fds()]
+
+    def wake_at(self) -> float:
+        """When there is something to do by itself, in seconds on the clock; infinite when done."""
+        if self._rung is _Rung.KILLED and self._sweep.heard and not self._running:
+            return 0.0
+        return math.inf if self._rung is _Rung.DONE else self._until
+
+    def step(self) -> bool:
+        """Do what is due. Returns whether the stop is done."""
+        self._running = [each for each in self._running if each.poll() is None]
+        late = self._clock.monotonic() >= self._until
+        if self._rung in (_Rung.ASKED, _Rung.SHOWING) and (not self._running or self._sweep.helpless):
+            self._kill()
+        elif self._rung is _Rung.ASKED and late:
+            self._show()
+        elif self._rung is _Rung.SHOWING and late:
+            self._kill()
+        if self._rung is _Rung.KILLED:
+            if self._sweep.done() and not self._running:
+                self._rung = _Rung.DONE
+            elif self._clock.monotonic() >= self._until:
+                self._give_up()
+        return self._rung is _Rung.DONE
+
+    def hurry(self) -> None:
+        """Give no more time: SIGKILL to all that is left."""
+        if self._rung in (_Rung.ASKED, _Rung.SHOWING):
+            self._kill()
+
+    def _show(self) -> None:
+        for each in self._running:
+            log.warning("Process %d did not end within %.0f s; sending SIGKILL", each.pid, self._grace)
+        able = [each for each in self._running if catches(each.pid, SIGABRT)]
+        if not able:
+            self._kill()
+            return
+        self._rung = _Rung.SHOWING
+        self._until = self._clock.monotonic() + SHOW_TIME
+        for each in able:
+            each.signal(SIGABRT)
+
+    def _kill(self) -> None:
+        # The workers after the rest: what a dead worker has left is harder to find. The rung last, so that whoever
+        # is cut short in here can begin again.
+        self._until = self._clock.monotonic() + max(self._grace, 1.0)
+        self._sweep.begin()
+        for each in self._running:
+            each.signal(SIGKILL)
+        self._rung = _Rung.KILLED
+
+    def _give_up(self) -> None:
+        self._rung = _Rung.DONE
+        self.stuck = self._running
+        for pid in sorted({each.pid for each in self._running} | set(self._sweep.left())):
+            log.error("Process %d does not end even on SIGKILL; it may be stuck in the kernel", pid)
 
 
-def _wait(processes: Sequence[Stoppable], deadline: Deadline) -> list[Stoppable]:
-    """Those that still run when all have ended or the deadline has come."""
-    running = {each.fileno(): each for each in processes if each.poll() is None}
-    poller = select.poll()
-    for fd in running:
-        poller.register(fd, select.POLLIN)
-    while running and not deadline.expired:
-        poller.poll(deadline.remaining() * 1000 + 1)
-        for fd, each in list(running.items()):
-            if each.poll() is not None:
-                poller.unregister(fd)
-                del running[fd]
-    return list(running.values())
+def drive(stopping: Stopping, clock: Clock = SYSTEM_CLOCK) -> None:
+    """See a stop through to its end, where there is nothing else to wait for."""
+    while not stopping.step():
+        poller = select.poll()
+        for fd in stopping.fds():
+            poller.register(fd, select.POLLIN)
+        wake_at = stopping.wake_at()
+        poller.poll(None if math.isinf(wake_at) else max(0.0, wake_at - clock.monotonic()) * 1000 + 1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from rallypoint import notices
 from rallypoint.agent.environment import worker_environment
 from rallypoint.agent.spec import Worker, WorkerGroup, WorkerSpec
 from rallypoint.base.errors import UserError
@@ -41,7 +42,14 @@ def test_all_of_them() -> None:
         "TORCHELASTIC_RUN_ID": "job",
         "TORCHELASTIC_USE_AGENT_STORE": "False",
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": "1",
+        "PYTHONFAULTHANDLER": "1",
     }
+
+
+def test_where_notices_are_found() -> None:
+    made = group()
+    made.notices = "/tmp/rallypoint-notices-0"
+    assert worker_environment(made, WORKER, 3, {})[notices.VARIABLE] == made.notices
 
 
 @pytest.mark.parametrize("name", ["OMP_NUM_THREADS", "TORCH_NCCL_ASYNC_ERROR_HANDLING"])

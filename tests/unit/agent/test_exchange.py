@@ -4,31 +4,43 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.agent.exchange import exchange_ranks, exit_barrier
+from rallypoint.agent.exchange import exchange, exchange_ranks, exit_barrier
 from rallypoint.ranks.assign import NodeRanks, assign_worker_ranks
+from rallypoint.store.api import Store
+from rallypoint.store.client import TCPStore
 from rallypoint.store.errors import StoreTimeoutError
+from rallypoint.store.filestore import FileStore
 from rallypoint.store.hashstore import HashStore
+from rallypoint.store.prefix import PrefixStore
+from rallypoint.store.server import StoreServer
 
 NODES = st.lists(st.tuples(st.sampled_from(["A", "B"]), st.integers(1, 4)), min_size=1, max_size=5)
 
 
-def exchanged(nodes: list[tuple[str, int]], store: HashStore) -> list[NodeRanks]:
-    found: dict[int, NodeRanks] = {}
+Found = TypeVar("Found")
 
-    def node(rank: int, role: str, size: int) -> None:
-        found[rank] = exchange_ranks(store, rank, len(nodes), role, size)
 
-    threads = [threading.Thread(target=node, args=(rank, *each)) for rank, each in enumerate(nodes)]
+def side_by_side(nodes: int, node: Callable[[int], Found]) -> list[Found]:
+    """What each node finds, all at once; who comes first here is the last in rank."""
+    found: dict[int, Found] = {}
+    threads = [threading.Thread(target=lambda rank=rank: found.update({rank: node(rank)})) for rank in range(nodes)]
     for thread in reversed(threads):
         thread.start()
     for thread in threads:
         thread.join(30)
-    return [found[rank] for rank in range(len(nodes))]
+    return [found[rank] for rank in range(nodes)]
+
+
+def exchanged(nodes: list[tuple[str, int]], store: HashStore) -> list[NodeRanks]:
+    return side_by_side(len(nodes), lambda rank: exchange_ranks(store, rank, len(nodes), *nodes[rank]))
 
 
 @settings(max_examples=30, deadline=None)
@@ -64,3 +76,68 @@ def test_the_barrier_opens_for_the_last_and_not_before() -> None:
     exit_barrier(store, 2, 30)
     assert store.get("torchelastic/agent/terminal_state/num_members") == b"2"
     assert store.check(["torchelastic/agent/terminal_state/last_member"])
+
+
+# The number of restarts
+
+
+@pytest.fixture(params=["tcp", "file", "hash"])
+def open_store(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Callable[[], Store]]:
+    """Opens a connection of a node's own to one store."""
+    if request.param == "hash":
+        shared = HashStore(timeout=30)
+        yield lambda: shared
+    elif request.param == "file":
+        yield lambda: FileStore(str(tmp_path / "store"), -1)
+    else:
+        server, opened = StoreServer("127.0.0.1"), list[TCPStore]()
+
+        def connect() -> Store:
+            opened.append(TCPStore("127.0.0.1", server.port))
+            return opened[-1]
+
+        yield connect
+        for store in opened:
+            store.close()
+        server.close()
+
+
+def agreed(stores: list[Store], proposals: list[int]) -> list[int]:
+    size = len(proposals)
+    return side_by_side(size, lambda rank: exchange(stores[rank], rank, size, "A", 1, proposals[rank])[1])
+
+
+def test_all_are_told_the_largest_number(open_store: Callable[[], Store]) -> None:
+    """A newcomer knows of no round, and whoever was there has seen one more than it can have been."""
+    stores = [open_store() for _ in range(3)]
+    for round_, proposals in enumerate([[0, 0, 0], [1, 0, 1], [0, 2, 0], [0, 0, 3]]):
+        prefixed: list[Store] = [PrefixStore(f"round/{round_}", store) for store in stores]
+        assert agreed(prefixed, proposals) == [round_] * 3
+
+
+def test_over_a_store_that_keeps_what_earlier_rounds_wrote_no_number_comes_twice(
+    open_store: Callable[[], Store],
+) -> None:
+    stores = [open_store() for _ in range(2)]
+    for count in range(4):
+        assert agreed(stores, [count, count]) == [count, count]
+
+
+@pytest.mark.parametrize("ours", [0, 1])
+def test_beside_an_agent_of_torch_ours_goes_by_its_own_number(ours: int) -> None:
+    store = HashStore(timeout=30)
+
+    def node(rank: int) -> int:
+        if rank == ours:
+            return exchange(store, rank, 2, "A", 1, 5)[1]
+        exchange_ranks(store, rank, 2, "A", 1)
+        return -1
+
+    assert side_by_side(2, node)[ours] == 5
+
+
+def test_where_nothing_is_exchanged_each_goes_by_its_own_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_ELASTIC_WORKER_IDENTICAL", "1")
+    store = HashStore(timeout=0)
+    assert exchange(store, 2, 3, "A", 4, 7) == (NodeRanks(8, 12, 8, 12), 7)
+    assert store.num_keys() == 0

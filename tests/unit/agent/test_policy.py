@@ -2,40 +2,57 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from signal import SIGCONT, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2, SIGWINCH
+
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.agent.policy import (
+from rallypoint.agent.policy import Asked, Phase, Status, decide
+from rallypoint.agent.steps import (
+    AnnounceDeparture,
     AnnounceFailure,
     AnnounceSuccess,
+    Ask,
     Depart,
     Drain,
     End,
     Event,
     Finish,
+    Forewarn,
     GiveUp,
     Join,
-    Phase,
+    Kill,
+    Last,
+    Leave,
+    NoticeOver,
+    PassOn,
     SignalArrived,
     Start,
-    Status,
     Step,
     Stop,
     Tell,
+    Withdraw,
     WorkersFailed,
+    WorkersReady,
+    WorkersStopped,
     WorkersSucceeded,
-    decide,
 )
 from rallypoint.failures.cause import Cause
+from rallypoint.notices import PREEMPTION, SCALE
 from rallypoint.ranks.assign import NodeRanks
 from rallypoint.rendezvous.messages import (
     Beat,
     JobEnded,
     JoinRefused,
+    LinkDown,
     LinkLost,
+    LinkUp,
     NodesWaiting,
     Placed,
     Placement,
+    Preempted,
     Progress,
     Refusal,
     RoundEnded,
@@ -49,102 +66,325 @@ def placed(round_: int) -> Placed:
     return Placed(Placement(round_, 0, 1, NodeRanks(0, 1, 0, 1), "127.0.0.1", 7000, 0))
 
 
+def drained(round_: int) -> RoundEnded:
+    return RoundEnded(RoundEnd(round_, Reason.DRAINED, "node"))
+
+
 def ended(round_: int) -> RoundEnded:
     return RoundEnded(RoundEnd(round_, Reason.FAILURE, "node", CAUSE))
 
 
 SUCCEEDED = JobEnded(Verdict(Outcome.SUCCEEDED))
-EVENTS: st.SearchStrategy[Event] = st.one_of(
-    st.builds(placed, st.integers(0, 3)),
-    st.builds(ended, st.integers(0, 3)),
-    st.builds(NodesWaiting, st.integers(0, 3), st.integers(0, 2)),
-    st.sampled_from(
-        [
-            SUCCEEDED,
-            JobEnded(Verdict(Outcome.FAILED, CAUSE)),
-            JoinRefused(Refusal.TIMEOUT, "1 of 2"),
-            LinkLost("gone"),
-            Progress(0, False, 1, 2, 2, (), False),
-            Beat(),
-            WorkersSucceeded(),
-            WorkersFailed(CAUSE),
-            SignalArrived(15),
-        ]
-    ),
-)
-LAST = (End, GiveUp, Depart, Finish)
+FAILED = JobEnded(Verdict(Outcome.FAILED, CAUSE))
+STOPPED = WorkersStopped()
+TERM, INT, QUIT, HUP = (SignalArrived(number) for number in (SIGTERM, SIGINT, SIGQUIT, SIGHUP))
+ENDINGS = [SUCCEEDED, FAILED, LinkLost("gone"), TERM, INT, QUIT, HUP]
 
 
-def run(events: list[Event]) -> list[Step]:
-    status = Status()
+def after(*events: Event, notice: float = 0) -> tuple[Status, list[Step]]:
+    """Where an agent stands after these events, and all the steps that it has taken."""
     steps: list[Step] = []
+    status = Status(notice=notice)
     for event in events:
         status, now = decide(status, event)
         steps += now
-    return steps
+    return status, steps
+
+
+def kinds(*events: Event, notice: float = 0) -> list[type]:
+    """The steps that follow from the events, without what is only said."""
+    return [type(step) for step in after(*events, notice=notice)[1] if not isinstance(step, Tell)]
+
+
+# Rounds
 
 
 def test_one_failure_from_the_exit_to_the_new_workers() -> None:
-    steps = run([placed(0), WorkersFailed(CAUSE), ended(0), placed(1)])
-    assert [type(step) for step in steps] == [Start, AnnounceFailure, Tell, Join, Stop, Start]
+    steps = kinds(placed(0), WorkersFailed(CAUSE), ended(0), STOPPED, placed(1))
+    assert steps == [Start, AnnounceFailure, Join, Stop, Start]
+
+
+def test_a_place_that_comes_while_workers_stop_is_taken_when_they_are_gone() -> None:
+    status, steps = after(placed(0), WorkersFailed(CAUSE), ended(0), placed(1))
+    assert status.phase is Phase.FORMING
+    assert not isinstance(steps[-1], Start)
+    status, now = decide(status, STOPPED)
+    assert now == (Start(placed(1).placement),)
+    assert (status.phase, status.round) == (Phase.RUNNING, 1)
+
+
+def test_a_place_whose_round_ends_while_workers_stop_is_never_taken() -> None:
+    steps = kinds(placed(0), ended(0), placed(1), ended(1), STOPPED)
+    assert steps == [Start, Join, Stop, Join]
+    assert kinds(placed(0), ended(0), placed(1), ended(1), STOPPED, placed(2))[-1] is Start
+    assert kinds(placed(0), ended(0), placed(1), ended(1), placed(2), ended(1), STOPPED)[-1] is Start
 
 
 def test_success_waits_for_the_verdict() -> None:
-    assert [type(step) for step in run([placed(0), WorkersSucceeded()])] == [Start, AnnounceSuccess]
-    assert [type(step) for step in run([placed(0), WorkersSucceeded(), SUCCEEDED])] == [Start, AnnounceSuccess, End]
+    assert kinds(placed(0), WorkersSucceeded()) == [Start, AnnounceSuccess]
+    assert kinds(placed(0), WorkersSucceeded(), SUCCEEDED) == [Start, AnnounceSuccess, Stop]
+    assert kinds(placed(0), WorkersSucceeded(), SUCCEEDED, STOPPED) == [Start, AnnounceSuccess, Stop, End]
 
 
 def test_a_failure_elsewhere_takes_a_finished_node_back_in() -> None:
-    steps = run([placed(0), WorkersSucceeded(), ended(0), placed(1)])
-    assert [type(step) for step in steps] == [Start, AnnounceSuccess, Tell, Join, Stop, Start]
+    steps = kinds(placed(0), WorkersSucceeded(), ended(0), STOPPED, placed(1))
+    assert steps == [Start, AnnounceSuccess, Join, Stop, Start]
 
 
 def test_a_round_that_went_by_unseen_is_followed_by_another_join() -> None:
-    assert [type(step) for step in run([ended(0), ended(0), placed(1)])] == [Join, Start]
-    assert [type(step) for step in run([placed(0), ended(0), ended(1), placed(2)])][-2:] == [Join, Start]
+    assert kinds(ended(0), ended(0), placed(1)) == [Join, Start]
+    assert kinds(placed(0), ended(0), STOPPED, ended(1), placed(2))[-2:] == [Join, Start]
 
 
 def test_newcomers_drain_the_round_that_they_wait_behind() -> None:
-    assert isinstance(run([placed(2), NodesWaiting(2, 1)])[-1], Drain)
-    assert [type(step) for step in run([placed(2), NodesWaiting(1, 1), NodesWaiting(2, 0)])] == [Start]
+    assert isinstance(after(placed(2), NodesWaiting(2, 1))[1][-1], Drain)
+    assert kinds(placed(2), NodesWaiting(1, 1), NodesWaiting(2, 0)) == [Start]
 
 
 def test_what_the_person_is_told_names_rank_host_and_how() -> None:
-    told = next(step for step in run([placed(0), ended(0)]) if isinstance(step, Tell))
+    told = next(step for step in after(placed(0), ended(0))[1] if isinstance(step, Tell))
     assert told.loud
     assert told.text == (
         "round 0 is over: rank 1 failed on host (exit code -9, SIGKILL): Signal 9 (SIGKILL); the workers are restarted"
     )
 
 
+# The line to the others
+
+
 def test_a_lost_control_plane_is_no_failure_of_workers_that_have_succeeded() -> None:
-    assert [type(step) for step in run([placed(0), WorkersSucceeded(), LinkLost("gone")])][-2:] == [Tell, Finish]
-    assert [type(step) for step in run([placed(0), LinkLost("gone")])][-1:] == [GiveUp]
+    assert kinds(placed(0), WorkersSucceeded(), LinkLost("gone"), STOPPED)[-2:] == [Stop, Finish]
+    assert kinds(placed(0), LinkLost("gone"), STOPPED)[-2:] == [Stop, GiveUp]
 
 
-@settings(max_examples=500)
-@given(st.lists(EVENTS, max_size=30))
-def test_laws(events: list[Event]) -> None:
-    status = Status()
-    running = last = False
-    steps: list[Step] = []
+def test_a_line_that_is_down_stops_nothing_and_is_told_once() -> None:
+    status, steps = after(placed(0), LinkDown("the server is away"), LinkDown("the server is away"))
+    assert status.phase is Phase.RUNNING
+    assert steps[1:] == [Tell("the server is away; what runs here runs on", loud=True)]
+    status, steps = after(placed(0), LinkUp(), LinkDown("x"), ended(0), STOPPED, placed(1), LinkDown("x"), LinkUp())
+    assert [step.text for step in steps if isinstance(step, Tell)][-1] == "the control plane is in reach again"
+    assert sum(isinstance(step, Tell) for step in steps) == 3
+
+
+# Ends and signals
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize(
+    "before",
+    [
+        (placed(0),),
+        (placed(0), WorkersFailed(CAUSE)),
+        (placed(0), WorkersSucceeded()),
+        (placed(0), ended(0)),
+        (placed(0), ended(0), placed(1)),
+    ],
+)
+def test_an_end_comes_after_the_workers_are_gone(before: tuple[Event, ...], ending: Event) -> None:
+    status, steps = after(*before, ending)
+    assert status.phase is Phase.ENDING
+    assert not any(isinstance(step, Last) for step in steps)
+    assert sum(isinstance(step, Stop) for step in steps) == 1, "one stop, and one grace"
+    status, now = decide(status, STOPPED)
+    assert status.phase is Phase.ENDED
+    assert isinstance(now[-1], Last)
+    assert len(now) == 1
+
+
+@pytest.mark.parametrize("ending", [*ENDINGS, JoinRefused(Refusal.TIMEOUT, "1 of 2")])
+def test_without_workers_the_end_is_at_once(ending: Event) -> None:
+    status, steps = after(ending)
+    assert status.phase is Phase.ENDED
+    assert isinstance(steps[-1], Last)
+
+
+def test_the_goodbye_is_said_at_once_and_the_signal_is_the_workers_too() -> None:
+    assert after(placed(0), HUP)[1][1:] == [Leave(SIGHUP), Stop(SIGHUP)]
+    assert after(placed(0), TERM)[1][1:] == [Leave(SIGTERM), Forewarn(), Stop(SIGTERM)]
+    assert after(TERM)[1] == [Leave(SIGTERM), Depart(SIGTERM)]
+
+
+def test_a_signal_during_a_restart_adds_to_the_stop_that_runs() -> None:
+    assert after(placed(0), ended(0), placed(1), INT)[1][-2:] == [Leave(SIGINT), PassOn(SIGINT)]
+    assert after(placed(0), ended(0), TERM)[1][-1:] == [Leave(SIGTERM)], "that one they have had"
+    assert after(placed(0), ended(0), placed(1), INT, STOPPED)[1][-1:] == [Depart(SIGINT)], "the place is not taken"
+
+
+@pytest.mark.parametrize("first", [INT, QUIT])
+def test_a_second_interrupt_kills(first: Event) -> None:
+    assert kinds(placed(0), first, INT)[-1] is Kill
+    assert kinds(placed(0), first, QUIT, QUIT)[-2:] == [Kill, Kill]
+    assert kinds(placed(0), ended(0), first, INT)[-1] is Kill
+    assert Kill not in kinds(placed(0), TERM, first)
+    assert kinds(placed(0), TERM, first, INT)[-1] is Kill
+
+
+def test_other_signals_said_again_shorten_nothing() -> None:
+    assert kinds(placed(0), TERM, TERM, HUP, TERM) == [Start, Leave, Forewarn, Stop]
+
+
+@pytest.mark.parametrize("before", [(), (placed(0),), (placed(0), ended(0)), (placed(0), TERM)])
+@pytest.mark.parametrize("number", [SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH])
+def test_a_signal_that_only_tells_is_passed_on(before: tuple[Event, ...], number: int) -> None:
+    status, _ = after(*before)
+    assert decide(status, SignalArrived(number)) == (status, (PassOn(number),))
+
+
+def test_what_comes_first_settles_the_end() -> None:
+    assert isinstance(after(placed(0), FAILED, TERM, LinkLost("gone"), STOPPED)[1][-1], End)
+    assert isinstance(after(placed(0), TERM, FAILED, STOPPED)[1][-1], Depart)
+
+
+# Notices
+
+
+def test_newcomers_are_taken_in_when_the_workers_agree() -> None:
+    status, steps = after(placed(2), NodesWaiting(2, 1), NodesWaiting(2, 2), notice=30)
+    assert status.asked == Asked(SCALE)
+    assert steps[-1] == Ask(SCALE, "", 30)
+    assert Drain not in map(type, steps)
+    status, now = decide(status, WorkersReady())
+    assert now == (Drain(),)
+    assert decide(status, WorkersReady())[1] == ()
+    assert decide(status, NodesWaiting(2, 1))[1] == ()
+
+
+def test_newcomers_that_go_away_leave_no_notice() -> None:
+    status, steps = after(placed(2), NodesWaiting(2, 1), NodesWaiting(2, 0), notice=30)
+    assert steps[-1] == Withdraw()
+    assert decide(status, WorkersReady())[1] == ()
+    assert kinds(placed(2), NodesWaiting(2, 1), NodesWaiting(2, 0), NodesWaiting(2, 1), notice=30)[-1] is Ask
+
+
+def test_workers_that_are_done_need_no_asking() -> None:
+    assert kinds(placed(2), WorkersSucceeded(), NodesWaiting(2, 1), notice=30)[-1] is Drain
+    assert kinds(placed(2), WorkersSucceeded(), Preempted(2, "b", 9), notice=30)[-1] is Drain
+    assert kinds(placed(2), NodesWaiting(2, 1), WorkersSucceeded(), notice=30)[-2:] == [AnnounceSuccess, Drain]
+
+
+def test_a_node_that_is_taken_away_asks_all_and_goes_when_the_round_is_over() -> None:
+    status, steps = after(placed(0), TERM, notice=30)
+    assert [step for step in steps[1:] if not isinstance(step, Tell)] == [
+        AnnounceDeparture(30),
+        Ask(PREEMPTION, "", 30),
+    ]
+    assert status.phase is Phase.RUNNING
+    events = (placed(0), TERM, TERM, WorkersReady(), drained(0))
+    assert kinds(*events, notice=30)[-4:] == [Drain, Leave, Forewarn, Stop]
+    assert kinds(*events, STOPPED, notice=30)[-1] is Depart
+
+
+def test_a_node_that_is_taken_away_does_not_wait_for_ever() -> None:
+    steps = kinds(placed(0), TERM, WorkersReady(), NoticeOver(), STOPPED, notice=30)
+    assert steps[-5:] == [Drain, Leave, Forewarn, Stop, Depart]
+    assert kinds(placed(0), TERM, WorkersFailed(CAUSE), NoticeOver(), notice=30)[-2:] == [Leave, Stop]
+    assert kinds(placed(0), NodesWaiting(0, 1), WorkersReady(), NoticeOver(), notice=30)[-1] is Drain, "only that one"
+
+
+def test_an_interrupt_ends_the_time_of_the_notice() -> None:
+    assert kinds(placed(0), TERM, INT, notice=30)[-2:] == [Leave, Stop]
+    assert kinds(placed(0), TERM, INT, INT, notice=30)[-1] is Kill
+
+
+def test_the_others_save_before_a_node_is_taken_away() -> None:
+    steps = after(placed(0), Preempted(0, "b", 9), WorkersReady(), notice=30)[1]
+    assert [step for step in steps[1:] if not isinstance(step, Tell)] == [Ask(PREEMPTION, "b", 9), Drain()]
+    steps = after(placed(0), NodesWaiting(0, 1), Preempted(0, "b", 9), NodesWaiting(0, 0), notice=30)[1]
+    assert steps[-1] == Ask(PREEMPTION, "b", 9), "the newcomer's notice is not the one to take back"
+    assert kinds(placed(0), Preempted(1, "b", 9), notice=30) == [Start]
+
+
+# Laws under any sequence of events
+
+EVENTS: st.SearchStrategy[Event] = st.one_of(
+    st.builds(placed, st.integers(0, 3)),
+    st.builds(ended, st.integers(0, 3)),
+    st.builds(NodesWaiting, st.integers(0, 3), st.integers(0, 2)),
+    st.builds(Preempted, st.integers(0, 3), st.just("b"), st.just(9.0)),
+    st.builds(SignalArrived, st.sampled_from([SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1])),
+    st.sampled_from(
+        [
+            SUCCEEDED,
+            FAILED,
+            JoinRefused(Refusal.TIMEOUT, "1 of 2"),
+            LinkLost("gone"),
+            LinkDown("away"),
+            LinkUp(),
+            Progress(0, False, 1, 2, 2, (), False),
+            Beat(),
+            WorkersSucceeded(),
+            WorkersFailed(CAUSE),
+            STOPPED,
+            WorkersReady(),
+            NoticeOver(),
+        ]
+    ),
+)
+LIVELY = st.one_of(st.builds(placed, st.integers(0, 3)), st.builds(ended, st.integers(0, 3)), st.just(STOPPED), EVENTS)
+
+
+class World:
+    """What the steps have done to a node, and what must never be."""
+
+    def __init__(self) -> None:
+        self.running = self.stopping = self.over = False
+        self.round = -1
+        self.killed_by: list[int] = []
+
+    def take(self, step: Step, event: Event, before: Sequence[Step]) -> None:
+        assert not self.over, f"{step} after the end"
+        match step:
+            case Start(placement=placement):
+                assert not self.running, "started while workers run or stop"
+                self.running, self.round = True, placement.round
+            case Stop(again=again):
+                assert self.running, "stopped what does not run"
+                assert not self.stopping, "stopped twice"
+                assert not again or any(isinstance(each, Join) for each in before), "stopped before asking again"
+                self.stopping = True
+            case Kill():
+                assert self.stopping, "killed without having asked"
+                assert len(self.killed_by) >= 2, "killed without a second interrupt"
+            case Ask() | Withdraw() | Forewarn() | AnnounceDeparture():
+                assert self.running, "asked nobody"
+                assert not self.stopping, "asked those that stop"
+            case End() | GiveUp() | Depart() | Finish():
+                assert not self.running, "ended before the workers were gone"
+                self.over = True
+            case _:
+                pass
+
+
+@settings(max_examples=1000)
+@given(st.lists(LIVELY, max_size=40), st.sampled_from([0.0, 30.0]))
+def test_laws(events: list[Event], notice: float) -> None:
+    status, world = Status(notice=notice), World()
     for event in events:
+        if isinstance(event, WorkersStopped) and not world.stopping:
+            continue  # nothing was asked to stop
+        if isinstance(event, (WorkersSucceeded, WorkersFailed, WorkersReady)) and not world.running:
+            continue
+        if isinstance(event, SignalArrived) and event.number in {SIGINT, SIGQUIT}:
+            world.killed_by.append(event.number)
+        if isinstance(event, WorkersStopped):
+            world.running = world.stopping = False
         before = status
         status, now = decide(status, event)
-        assert not (last and now), "something was done after the end"
         for place, step in enumerate(now):
-            if isinstance(step, Start):
-                assert not running, "started before the workers of the round before were gone"
-                assert isinstance(event, Placed)
-                running = True
-            if isinstance(step, Stop):
-                assert any(isinstance(each, Join) for each in now[:place]), "stopped before asking again"
-                running = False
-            if isinstance(step, LAST):
-                assert status.phase is Phase.ENDED
-                last = True
-        if isinstance(event, RoundEnded) and event.end.round != before.round:
-            missed = before.phase is Phase.FORMING and event.end.round > before.round
-            assert (status, now) == ((Status(Phase.FORMING, event.end.round), (Join(),)) if missed else (before, ()))
-        steps += now
-    assert sum(isinstance(step, LAST) for step in steps) <= 1
+            world.take(step, event, now[:place])
+        assert status.notice == notice
+        assert bool(status.stopping) == world.stopping or status.phase is Phase.ENDED
+        assert (status.phase is Phase.ENDED) == world.over
+        if isinstance(event, RoundEnded) and before.phase not in {Phase.FORMING, Phase.ENDING, Phase.ENDED}:
+            assert (event.end.round == before.round) == bool(now), "a round that is over changes nothing"
+    # Whatever has happened, a signal and the end of the workers end it.
+    status, now = decide(status, HUP)
+    for step in now:
+        world.take(step, HUP, now)
+    if world.stopping:
+        world.running = world.stopping = False
+        status, now = decide(status, STOPPED)
+        for step in now:
+            world.take(step, STOPPED, now)
+    assert status.phase is Phase.ENDED
+    assert world.over

@@ -15,7 +15,7 @@ import pytest
 
 from rallypoint.base.loop import LoopError, LoopThread
 from rallypoint.base.mailbox import Mailbox
-from rallypoint.base.signals import signal_name, signal_number, signals_to
+from rallypoint.base.signals import Bell, signal_name, signal_number, signals_to
 
 
 def readable(mailbox: Mailbox[int]) -> bool:
@@ -58,8 +58,8 @@ def test_many_writers_lose_nothing() -> None:
 def test_a_signal_becomes_a_letter_and_the_old_handler_comes_back() -> None:
     mailbox: Mailbox[int] = Mailbox()
     former = signal.getsignal(signal.SIGUSR1)
-    with signals_to(mailbox.post, [signal.SIGUSR1]) as installed:
-        assert installed
+    with signals_to(mailbox.post, [signal.SIGUSR1]) as bell:
+        assert bell is not None
         os.kill(os.getpid(), signal.SIGUSR1)
         assert select.select([mailbox.fileno()], [], [], 30)[0]
         assert list(mailbox.drain()) == [signal.SIGUSR1]
@@ -68,16 +68,45 @@ def test_a_signal_becomes_a_letter_and_the_old_handler_comes_back() -> None:
 
 
 def test_other_threads_install_nothing() -> None:
-    outcome: list[bool] = []
+    outcome: list[Bell | None] = []
 
     def attempt() -> None:
-        with signals_to(lambda _: None, [signal.SIGUSR1]) as installed:
-            outcome.append(installed)
+        with signals_to(lambda _: None, [signal.SIGUSR1]) as bell:
+            outcome.append(bell)
 
     thread = threading.Thread(target=attempt)
     thread.start()
     thread.join()
-    assert outcome == [False]
+    assert outcome == [None]
+
+
+def test_a_signal_that_another_thread_gets_wakes_who_sleeps_on_the_bell() -> None:
+    """The kernel need not interrupt the main thread, which runs the handlers; here it cannot."""
+    mailbox: Mailbox[int] = Mailbox()
+    sleeps, ended = threading.Event(), threading.Event()
+
+    def get_one() -> None:
+        assert sleeps.wait(30)
+        signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
+        ended.wait(30)
+
+    other = threading.Thread(target=get_one)
+    other.start()
+    with signals_to(mailbox.post, [signal.SIGUSR1]) as bell:
+        assert bell is not None
+        signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
+        try:
+            sleeps.set()
+            assert select.select([bell.fileno(), mailbox.fileno()], [], [], 30)[0], "nobody was woken"
+        finally:
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
+            ended.set()
+            other.join()
+        bell.hush()
+        bell.hush()
+        assert list(mailbox.drain()) == [signal.SIGUSR1]
+        assert not select.select([bell], [], [], 0)[0], "it is silent again"
+    mailbox.close()
 
 
 def test_names_of_signals() -> None:

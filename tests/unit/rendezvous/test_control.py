@@ -13,17 +13,38 @@ import pytest
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, free_port, listening_socket
+from rallypoint.failures.cause import Cause
 from rallypoint.rendezvous import codec
 from rallypoint.rendezvous.client import TcpLink
 from rallypoint.rendezvous.frames import MAGIC, frame
-from rallypoint.rendezvous.handshake import ClientHandshake, Proof
+from rallypoint.rendezvous.handshake import ClientHandshake, HandshakeError, Proof
 from rallypoint.rendezvous.hub import Hub, LocalLink
+from rallypoint.rendezvous.jobs import ManyJobs
 from rallypoint.rendezvous.messages import Inquire as InquireRequest
-from rallypoint.rendezvous.messages import JoinRequest, LinkLost, Notice, Placed, Progress, RoundEnded
+from rallypoint.rendezvous.messages import (
+    JobEnded,
+    JoinRequest,
+    LinkDown,
+    LinkLost,
+    LinkUp,
+    Notice,
+    Placed,
+    Progress,
+    RoundEnded,
+)
+from rallypoint.rendezvous.operations import Close, Fail, Succeed
 from rallypoint.rendezvous.server import ControlServer
-from rallypoint.rendezvous.state import Member, NodeId, Settings
+from rallypoint.rendezvous.state import Member, NodeId, Outcome, Settings, Verdict
 
 PATIENCE = 10.0
+CAUSE = Cause(0, 0, "a", 42, -9, "Signal 9 (SIGKILL)", "", 0.0, "")
+
+
+class Clock:
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
 
 
 class Node:
@@ -31,7 +52,8 @@ class Node:
 
     def __init__(self, endpoint: Endpoint, job: str = "job", secret: bytes | None = None, wait: float = 20.0) -> None:
         self.told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
-        self.link = TcpLink(endpoint, job, 0, self.told.put, Deadline.after(wait), secret=secret)
+        settings = Settings(job, 1, 2, join_timeout=wait)
+        self.link = TcpLink(endpoint, settings, 0, self.told.put, Deadline.after(wait), secret=secret)
 
     def join(self, port: int = 7000) -> None:
         self.link.send(JoinRequest(Member("default", 1, "", port), 600.0))
@@ -99,7 +121,7 @@ def test_nodes_meet_are_told_of_the_loss_of_one_and_meet_again() -> None:
 def raw_session(endpoint: Endpoint) -> Iterator[socket.socket]:
     """A node made of a bare socket, which has joined and then says nothing by itself."""
     with socket.create_connection((endpoint.host, endpoint.port), timeout=PATIENCE) as raw:
-        hello = ClientHandshake("job", None, b"n").hello("127.0.0.1", 1, 0)
+        hello = ClientHandshake("job", None, b"n", Settings("job", 1, 1)).hello("127.0.0.1", 1, 0)
         raw.sendall(MAGIC + frame(codec.encode(hello)))
         assert raw.recv(1000)
         raw.sendall(frame(codec.encode(Proof(b""))))
@@ -229,3 +251,93 @@ def test_an_error_that_nobody_foresaw_is_told_too() -> None:
     node = Node(Endpoint("a..b", 1), wait=2.0)  # the resolver's codec raises what is no OSError
     assert "no control plane could be reached at a..b:1" in node.loses()
     node.link.close()
+
+
+def test_a_server_that_comes_back_is_filled_and_nobody_hears_of_it() -> None:
+    port = free_port()
+    first = ControlServer(Hub(Settings("job", 2, 2)), listening_socket("127.0.0.1", port))
+    a, b = Node(Endpoint("127.0.0.1", port)), Node(Endpoint("127.0.0.1", port))
+    a.join(7001)
+    b.join(7002)
+    for node in (a, b):
+        assert isinstance(node.hears(), Placed)
+    first.close(linger=0.0)
+    for node in (a, b):
+        assert isinstance(node.hears(), LinkDown)
+    hub = Hub(Settings("job", 2, 2))
+    second = ControlServer(hub, listening_socket("127.0.0.1", port))
+    for node in (a, b):
+        assert isinstance(node.hears(), LinkUp)
+    a.link.send(Fail(0, CAUSE, 3))
+    for node in (a, b):
+        ended = node.hears()
+        assert isinstance(ended, RoundEnded)
+        assert ended.end.cause == CAUSE
+        node.join()
+    for node in (a, b):
+        placed = node.hears()
+        assert isinstance(placed, Placed)
+        assert (placed.placement.round, placed.placement.restarts) == (1, 1)
+        node.link.close()
+    assert hub.state.ledger.lost == 0
+    second.close()
+
+
+def test_what_was_asked_in_vain_is_asked_again() -> None:
+    port = free_port()
+    first = ControlServer(Hub(Settings("job", 1, 1)), listening_socket("127.0.0.1", port))
+    node = Node(Endpoint("127.0.0.1", port))
+    node.join()
+    assert isinstance(node.hears(), Placed)
+    first.close(linger=0.0)
+    assert isinstance(node.hears(), LinkDown)
+    node.link.send(Succeed(0))
+    second = ControlServer(Hub(Settings("job", 1, 1)), listening_socket("127.0.0.1", port))
+    assert isinstance(node.hears(), LinkUp)
+    assert node.hears() == JobEnded(Verdict(Outcome.SUCCEEDED))
+    node.link.close()
+    second.close()
+
+
+def test_who_needs_the_control_plane_gives_up_when_it_stays_away_for_the_join_timeout() -> None:
+    with served(nodes=1) as (_, endpoint):
+        node = Node(endpoint, wait=0.5)
+        node.join()
+        assert isinstance(node.hears(), Placed)
+    assert isinstance(node.hears(), LinkDown)
+    with pytest.raises(queue.Empty):  # it needs nothing: no patience runs out
+        node.told.get(timeout=1.0)
+    node.link.send(Fail(0, CAUSE, 3))
+    assert "has not come back within the join timeout" in node.loses()
+    node.link.close()
+
+
+def test_one_server_for_many_jobs() -> None:
+    jobs = ManyJobs()
+    server = ControlServer(jobs, listening_socket("127.0.0.1", 0))
+    endpoint = Endpoint("127.0.0.1", server.port)
+    nodes = [Node(endpoint, job=job) for job in ("one", "two")]
+    for node in nodes:
+        node.join()
+        node.join()
+    for node in nodes:
+        node.link.send(Close())
+        assert node.hears() == JobEnded(Verdict(Outcome.STOPPED))
+        node.link.close()
+    server.close()
+
+
+def test_a_job_without_nodes_is_forgotten_after_a_while() -> None:
+    clock = Clock()
+    jobs = ManyJobs(clock)
+    hello = ClientHandshake("one", None, b"n", Settings("one", 1, 1)).hello("h", 1, 0)
+    hub = jobs.hub_for(hello)
+    session, _ = hub.attach(lambda _notice: None, NodeId("h", 1, 0), address="h")
+    clock.now += 1000
+    jobs.wake_at()
+    assert jobs.hub_for(hello) is hub
+    hub.detach(session)
+    clock.now = jobs.wake_at()
+    assert jobs.hub_for(hello) is not hub
+    with pytest.raises(HandshakeError, match="cannot be"):
+        jobs.hub_for(hello._replace(settings=Settings("one", 2, 1)))

@@ -20,6 +20,7 @@ from rallypoint.rendezvous.handshake import (
 )
 from rallypoint.rendezvous.messages import (
     Beat,
+    Holding,
     Inquire,
     JobEnded,
     JoinRefused,
@@ -29,13 +30,14 @@ from rallypoint.rendezvous.messages import (
     Notice,
     Placed,
     Placement,
+    Preempted,
     Progress,
     Refusal,
     Request,
     RoundEnded,
 )
-from rallypoint.rendezvous.operations import Close, Drain, Fail, Succeed
-from rallypoint.rendezvous.state import Member, Outcome, Reason, RoundEnd, Verdict
+from rallypoint.rendezvous.operations import Close, Drain, Fail, Preempt, Succeed
+from rallypoint.rendezvous.state import Member, NodeId, Outcome, Reason, RoundEnd, Settings, Verdict
 
 CAUSE = Cause(3, 1, "host", 42, -11, "Signal 11", "Traceback ä\n", 1.5, "/x/error.json")
 REQUESTS: list[Request] = [
@@ -45,6 +47,10 @@ REQUESTS: list[Request] = [
     Fail(1, CAUSE, 3),
     Succeed(0),
     Drain(7),
+    Drain(7, asked=True),
+    Preempt(7, 25.0),
+    Holding("5e", NodeId("10.0.0.1", 42, 0), Member("", 1, "", 0, 5)),
+    Holding("5e", NodeId("10.0.0.1", 42, 0), Member("", 1, "", 0, 5), 3, 1, 2, 0, 1, over=False, joining=True),
     Close(),
     Beat(),
     Inquire(),
@@ -54,6 +60,7 @@ NOTICES: list[Notice] = [
     RoundEnded(RoundEnd(1, Reason.FAILURE, "a_1_0", CAUSE)),
     RoundEnded(RoundEnd(1, Reason.LOST, "a_1_0")),
     NodesWaiting(2, 3),
+    Preempted(2, "a_1_0", 25.0),
     JobEnded(Verdict(Outcome.FAILED, CAUSE)),
     JobEnded(Verdict(Outcome.SUCCEEDED)),
     JoinRefused(Refusal.TIMEOUT, "1 of 2"),
@@ -125,9 +132,12 @@ def test_a_message_with_a_byte_changed_is_a_message_or_refused(which: int, data:
         return
 
 
+SETTINGS = Settings("job", 1, 2)
+
+
 def shake(server_secret: bytes | None, client_secret: bytes | None, job: str = "job") -> Refused | None:
     server = ServerHandshake("job", server_secret, b"server-nonce")
-    client = ClientHandshake(job, client_secret, b"client-nonce")
+    client = ClientHandshake(job, client_secret, b"client-nonce", SETTINGS)
     challenge = server.hello(client.hello("10.0.0.1", 42, 0))
     if isinstance(challenge, Refused):
         return challenge
@@ -148,7 +158,7 @@ def test_who_does_not_belong_is_told_why() -> None:
 
 
 def test_a_proof_serves_for_one_connection_and_one_side() -> None:
-    client = ClientHandshake("job", b"s", b"client-nonce")
+    client = ClientHandshake("job", b"s", b"client-nonce", SETTINGS)
     first = ServerHandshake("job", b"s", b"nonce-1")
     challenge = first.hello(client.hello("h", 1, 0))
     assert not isinstance(challenge, Refused)
@@ -162,6 +172,6 @@ def test_a_proof_serves_for_one_connection_and_one_side() -> None:
 
 def test_another_version_is_refused() -> None:
     server = ServerHandshake("job", None, b"n")
-    refused = server.hello(Hello(99, "job", b"c", "h", 1, 0, False))
+    refused = server.hello(Hello(99, "job", b"c", "h", 1, 0, False, SETTINGS))
     assert isinstance(refused, Refused)
     assert "the node speaks 99" in refused.sentence

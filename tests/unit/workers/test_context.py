@@ -83,7 +83,7 @@ def test_looking_without_waiting(tmp_path: Path) -> None:
         assert context.poll() is None
         assert context.wait(0) is None
         assert context.wait(0.01) is None
-        assert len(context.exit_fds()) == 1
+        assert len(context.exit_fds()) == 2, "the worker's and its guardian's"
 
 
 def test_closing_stops_and_may_be_repeated(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import resource
 import select
@@ -16,21 +15,34 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.errors import RallypointError, UserError
+from rallypoint.workers.guardian.client import Guardian, GuardianLost
 from rallypoint.workers.process import UNKNOWN_EXIT, WorkerProcess
 
 PATIENCE = 30.0
 
 
 @contextmanager
-def running(*argv: str, stdout: int | None = None) -> Iterator[WorkerProcess]:
-    process = WorkerProcess(argv, os.environ, stdout, None)
+def guarded() -> Iterator[Guardian]:
+    """A guardian, and the check that it is gone afterwards."""
+    guardian = Guardian()
     try:
-        yield process
+        yield guardian
     finally:
-        if process.poll() is None:
-            process.signal(signal.SIGKILL)
-            ends(process)
-        process.reap()
+        guardian.close()
+        assert not Path(f"/proc/{guardian.pid}").exists()
+
+
+@contextmanager
+def running(*argv: str, stdout: int | None = None) -> Iterator[WorkerProcess]:
+    with guarded() as guardian:
+        process = WorkerProcess(guardian, argv, os.environ, stdout)
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.signal(signal.SIGKILL)
+                ends(process)
+            process.release()
 
 
 def python(text: str) -> tuple[str, str, str]:
@@ -73,38 +85,28 @@ def test_exit_codes(text: str, code: int) -> None:
         assert process.seen_ended
 
 
-def test_looking_does_not_reap() -> None:
+def test_once_it_has_ended_its_number_is_used_for_nothing() -> None:
     with running("true") as process:
         assert ends(process) == 0
-        assert Path(f"/proc/{process.pid}/stat").read_text().split()[2] == "Z", "its pid stays taken until reap"
-        process.reap()
-        assert not Path(f"/proc/{process.pid}").exists()
-        process.reap()
-        process.signal(signal.SIGKILL)  # its number may be another's by now: nothing is sent
+        process.signal(signal.SIGKILL)
+        assert not process.signalled
+        process.release()
+        process.release()
+        process.pass_on(signal.SIGKILL)
         assert process.poll() == 0
 
 
-def test_what_it_leaves_in_its_group_goes_with_it() -> None:
+def test_a_signal_reaches_the_worker_alone() -> None:
     read, write = os.pipe()
     try:
-        with running("sh", "-c", "sleep 600 & exit 0", stdout=write) as process:
+        text = "trap 'kill -0 $! && echo alone; exit 7' TERM; sleep 600 & echo up; wait"
+        with running("sh", "-c", text, stdout=write) as process:
             os.close(write)
-            assert ends(process) == 0
-            process.reap()
-        assert gone(read)
-    finally:
-        os.close(read)
-
-
-def test_a_signal_reaches_the_whole_group() -> None:
-    read, write = os.pipe()
-    try:
-        with running("sh", "-c", "echo up; sleep 600 & wait", stdout=write) as process:
-            os.close(write)
-            assert os.read(read, 2) == b"up"
+            assert os.read(read, 3) == b"up\n"
             process.signal(signal.SIGTERM)
-            assert ends(process) == -signal.SIGTERM
-            assert gone(read), "the sleep has heard it too, before anything was reaped"
+            assert ends(process) == 7
+            assert os.read(read, 6) == b"alone\n", "what it has started lives"
+        assert gone(read), "and goes with the guardian"
     finally:
         os.close(read)
 
@@ -115,89 +117,69 @@ def test_a_session_of_its_own() -> None:
         assert os.getpgid(process.pid) == process.pid
 
 
-def test_a_program_that_is_not_there_or_cannot_run_is_named(tmp_path: Path) -> None:
+def test_a_program_that_is_not_there_or_cannot_run_is_named(guardian: Guardian, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"'no-such-program' is not found; .*PATH"):
-        WorkerProcess(["no-such-program"], os.environ, None, None)
+        WorkerProcess(guardian, ["no-such-program"], os.environ)
     plain = tmp_path / "plain"
     plain.write_text("text")
     with pytest.raises(UserError, match=r"plain' cannot be run: Permission denied"):
-        WorkerProcess([str(plain)], os.environ, None, None)
+        WorkerProcess(guardian, [str(plain)], os.environ)
+    plain.chmod(0o755)
+    with pytest.raises(UserError, match=r"plain' cannot be run: Exec format error"):
+        WorkerProcess(guardian, [str(plain)], os.environ)
 
 
-def test_arguments_that_are_too_long_are_told_as_such() -> None:
+def test_arguments_that_are_too_long_are_told_as_such(guardian: Guardian) -> None:
     with pytest.raises(UserError, match=r"'true' cannot be run: its arguments and environment are too long"):
-        WorkerProcess(["true", "x" * 200_000], os.environ, None, None)
+        WorkerProcess(guardian, ["true", "x" * 200_000], os.environ)
 
 
-def test_a_machine_without_room_is_not_the_programs_fault() -> None:
+def test_an_argument_that_no_program_can_get(guardian: Guardian) -> None:
+    with pytest.raises(ValueError, match="null byte"):
+        WorkerProcess(guardian, ["true", "a\0b"], os.environ)
+    with pytest.raises(ValueError, match="variable name"):
+        WorkerProcess(guardian, ["true"], {"a=b": ""})
+
+
+@pytest.mark.parametrize("room", [0, 1])
+def test_a_machine_without_room_is_not_the_programs_fault(guardian: Guardian, room: int) -> None:
+    """With `room` descriptors left: none for the start, or none for what comes back."""
     former = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, former[1]))
+    guardian.remove_at_the_end()
+    highest = os.dup(0)
+    os.close(highest)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + room if room else 0, former[1]))
     try:
-        with pytest.raises(RallypointError, match=r"for 'true': Too many open files; look at .*ulimit -n") as raised:
-            WorkerProcess(["true"], os.environ, None, None)
+        with pytest.raises(RallypointError, match=r"for 'sleep': Too many open files; look at .*ulimit -n") as raised:
+            WorkerProcess(guardian, ["sleep", "600"], os.environ)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, former)
     assert not isinstance(raised.value, UserError)
+    number = guardian.begin_sweep()
+    assert select.select([guardian.answers], [], [], PATIENCE)[0]
+    assert guardian.swept(number), "what was started all the same does not stay"
 
 
-@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENOSYS])
-def test_a_process_that_cannot_be_watched_is_not_left(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    def refuse(pid: int, flags: int = 0) -> int:
-        pids.append(pid)
-        raise OSError(number, os.strerror(number))
-
-    pids: list[int] = []
-    monkeypatch.setattr(os, "pidfd_open", refuse)
-    with pytest.raises(RallypointError, match=os.strerror(number)):
-        WorkerProcess(["sleep", "600"], os.environ, None, None)
-    (pid,) = pids
-    assert not Path(f"/proc/{pid}").exists()
-
-
-def test_an_end_that_somebody_else_has_seen_is_no_success() -> None:
-    read, write = os.pipe()
-    try:
-        with running("sh", "-c", "sleep 600 & exit 0", stdout=write) as process:
-            os.close(write)
-            os.waitpid(process.pid, 0)
-            assert process.poll() == UNKNOWN_EXIT
-            assert process.seen_ended
-            process.reap()
-        if kernel() >= (6, 9):
-            assert gone(read), "what it left in its group goes all the same"
-        else:
-            os.killpg(process.pid, signal.SIGKILL)
-    finally:
-        os.close(read)
-
-
-def kernel() -> tuple[int, ...]:
-    return tuple(map(int, os.uname().release.split("-")[0].split(".")[:2]))
+@pytest.mark.parametrize("how", ["start()", "thread = threading.Thread(target=start); thread.start(); thread.join()"])
+def test_where_exits_are_ignored(how: str) -> None:
+    command = [sys.executable, "-c", IGNORING + how]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    assert done.stdout == "3\n", done.stderr
 
 
 IGNORING = """
 import os, select, signal, threading
+from rallypoint.workers.guardian.client import Guardian, GuardianLost
 from rallypoint.workers.process import WorkerProcess
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 def start():
-    process = WorkerProcess(["sh", "-c", "exit 3"], os.environ, None, None)
+    guardian = Guardian()
+    process = WorkerProcess(guardian, ["sh", "-c", "exit 3"], os.environ)
     select.select([process.fileno()], [], [])
     print(process.poll())
-    process.reap()
+    process.release()
+    guardian.close()
 """
-
-
-@pytest.mark.parametrize(
-    ("how", "code"),
-    [
-        ("start()", 3),  # the main thread can take the ignoring back
-        ("thread = threading.Thread(target=start); thread.start(); thread.join()", UNKNOWN_EXIT),
-    ],
-)
-def test_where_exits_are_ignored(how: str, code: int) -> None:
-    command = [sys.executable, "-c", IGNORING + how]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
-    assert done.stdout == f"{code}\n", done.stderr
 
 
 def test_who_was_sent_a_signal_is_known() -> None:
@@ -210,12 +192,20 @@ def test_who_was_sent_a_signal_is_known() -> None:
         assert not ended.signalled, "it had ended by itself"
 
 
-def test_a_process_that_is_reaped_before_we_can_watch_it_counts_as_lost(monkeypatch: pytest.MonkeyPatch) -> None:
-    def gone(pid: int) -> int:
-        raise ProcessLookupError(errno.ESRCH, "No such process")
-
-    monkeypatch.setattr(os, "pidfd_open", gone)
-    process = WorkerProcess(["true"], {"PATH": os.environ["PATH"]}, None, None)
-    assert select.select([process.fileno()], [], [], PATIENCE)[0]
-    assert process.poll() == UNKNOWN_EXIT
-    process.reap()
+def test_where_the_guardian_is_lost_nobody_can_tell_how_it_ended(guardian: Guardian) -> None:
+    ended = WorkerProcess(guardian, ["true"], os.environ)
+    killed = WorkerProcess(guardian, ["sleep", "600"], os.environ)
+    ended_fd = select.select([ended.fileno()], [], [], PATIENCE)[0]
+    os.kill(guardian.pid, signal.SIGKILL)
+    assert ended_fd
+    assert select.select([guardian.fileno()], [], [], PATIENCE)[0]
+    assert guardian.lost
+    assert "killed by SIGKILL" in guardian.why
+    assert ended.poll() == UNKNOWN_EXIT
+    assert killed.poll() is None
+    killed.signal(signal.SIGKILL)
+    assert ends(killed) == -signal.SIGKILL
+    with pytest.raises(GuardianLost, match="which starts the workers and ends what they leave, is lost"):
+        WorkerProcess(guardian, ["true"], os.environ)
+    ended.release()
+    killed.release()

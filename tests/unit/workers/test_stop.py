@@ -2,38 +2,75 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import pytest
 
+from rallypoint.base.clock import SYSTEM_CLOCK
+from rallypoint.workers.guardian.client import Guardian
 from rallypoint.workers.process import WorkerProcess
-from rallypoint.workers.stop import stop_all
-from tests.unit.workers.test_process import ends
+from rallypoint.workers.stop import Ladder, Stoppable, drive
+from rallypoint.workers.sweep import Sweep
+from tests.unit.workers.test_process import ends, gone
 
 DEAF = "import os, signal; signal.signal(15, signal.SIG_IGN); os.write(1, b'up'); signal.pause()"
 GENTLE = "import os, signal; signal.signal(15, lambda *_: os._exit(0)); os.write(1, b'up'); signal.pause()"
 
 
-@contextmanager
-def up(text: str) -> Iterator[WorkerProcess]:
-    """A process that has said that it is ready."""
-    read, write = os.pipe()
-    try:
-        process = WorkerProcess([sys.executable, "-c", text], os.environ, write, None)
-        os.close(write)
-        try:
-            assert os.read(read, 2) == b"up"
-            yield process
-        finally:
-            process.signal(signal.SIGKILL)
-            ends(process)
-            process.reap()
-    finally:
-        os.close(read)
+Up = Callable[..., WorkerProcess]
+
+
+@pytest.fixture
+def up(guardian: Guardian) -> Iterator[Up]:
+    """Starts processes that have said that they are ready."""
+    with ExitStack() as stack:
+
+        def start(text: str, *, stdout: int | None = None) -> WorkerProcess:
+            read, write = os.pipe()
+            try:
+                process = WorkerProcess(guardian, [sys.executable, "-c", text], os.environ, write, stdout)
+                os.close(write)
+                stack.callback(process.release)
+                assert os.read(read, 2) == b"up"
+            finally:
+                os.close(read)
+            return process
+
+        yield start
+
+
+def stopped(guardian: Guardian, processes: list[WorkerProcess], death_sig: int, grace: float) -> Ladder:
+    """A ladder that has been seen through to its end."""
+    ladder = Ladder(processes, Sweep(guardian, processes), death_sig, grace)
+    drive(ladder)
+    assert ladder.step()
+    assert ladder.fds() == []
+    assert ladder.wake_at() == math.inf
+    return ladder
+
+
+class NothingLeft:
+    """A sweep that finds nothing."""
+
+    helpless = False
+    heard = True
+
+    def begin(self) -> None:
+        """Nothing to begin with."""
+
+    def fds(self) -> list[int]:
+        return []
+
+    def done(self) -> bool:
+        return True
+
+    def left(self) -> list[int]:
+        return []
 
 
 class Stuck:
@@ -48,51 +85,121 @@ class Stuck:
     def fileno(self) -> int:
         return self._fd
 
-    def poll(self) -> None:
+    def poll(self) -> int | None:
         return None
 
     def signal(self, number: int) -> None:
         self.got.append(number)
 
 
-def test_those_who_listen_end_by_themselves() -> None:
-    with ExitStack() as stack:
-        processes = [stack.enter_context(up(GENTLE)) for _ in range(3)]
-        assert stop_all(processes, signal.SIGTERM, 30) == []
-        assert [process.poll() for process in processes] == [0, 0, 0]
+def test_those_who_listen_end_by_themselves(guardian: Guardian, up: Up) -> None:
+    processes = [up(GENTLE) for _ in range(3)]
+    assert stopped(guardian, processes, signal.SIGTERM, 30).stuck == []
+    assert [process.poll() for process in processes] == [0, 0, 0]
 
 
-def test_who_does_not_listen_is_killed(caplog: pytest.LogCaptureFixture) -> None:
-    with up(GENTLE) as gentle, up(DEAF) as deaf:
-        assert stop_all([deaf, gentle], signal.SIGTERM, 0.1) == []
-        assert deaf.poll() == -signal.SIGKILL
+def test_who_does_not_listen_is_killed(guardian: Guardian, up: Up) -> None:
+    gentle, deaf = up(GENTLE), up(DEAF)
+    assert stopped(guardian, [deaf, gentle], signal.SIGTERM, 0.1).stuck == []
+    assert (deaf.poll(), gentle.poll()) == (-signal.SIGKILL, 0)
 
 
-def test_the_signal_that_was_asked_for_is_sent() -> None:
-    with up(DEAF) as process:
-        assert stop_all([process], signal.SIGINT, 30) == []
-        assert process.poll() in {1, -signal.SIGINT}, "python ends by a KeyboardInterrupt"
+def test_who_can_show_its_stacks_does_before_it_is_killed(guardian: Guardian, up: Up) -> None:
+    read, write = os.pipe()
+    with os.fdopen(read, "rb") as told:
+        text = DEAF.replace("signal.pause()", "here()")
+        process = up(
+            "import faulthandler, signal; faulthandler.enable()\ndef here(): signal.pause()\n" + text, stdout=write
+        )
+        os.close(write)
+        stopped(guardian, [process], signal.SIGTERM, 0.1)
+        assert process.poll() == -signal.SIGABRT, "faulthandler lets the signal do the rest"
+        assert b"in here" in told.read()
 
 
-def test_who_has_ended_is_left_alone() -> None:
-    process = WorkerProcess(["true"], os.environ, None, None)
-    ends(process)
-    assert stop_all([process], signal.SIGTERM, 30) == []
-    assert process.poll() == 0
-    process.reap()
+def test_who_catches_sigabrt_for_good_is_killed_after_a_moment(guardian: Guardian, up: Up) -> None:
+    process = up(
+        "import signal; signal.signal(6, lambda *_: None)\n"
+        + DEAF.replace("signal.pause()", "[signal.pause() for _ in range(9)]")
+    )
+    before = SYSTEM_CLOCK.monotonic()
+    stopped(guardian, [process], signal.SIGTERM, 0.1)
+    assert process.poll() == -signal.SIGKILL
+    assert 1.1 <= SYSTEM_CLOCK.monotonic() - before < 10
 
 
-def test_nobody_to_stop() -> None:
-    assert stop_all([], signal.SIGTERM, 30) == []
+def test_the_signal_that_was_asked_for_is_sent(guardian: Guardian, up: Up) -> None:
+    process = up(DEAF)
+    stopped(guardian, [process], signal.SIGINT, 30)
+    assert process.poll() in {1, -signal.SIGINT}, "python ends by a KeyboardInterrupt"
 
 
-def test_who_is_stuck_in_the_kernel_is_told_of_and_does_not_hold_up_the_end() -> None:
+def test_a_hurried_stop_gives_no_more_time(guardian: Guardian, up: Up) -> None:
+    process = up(DEAF)
+    ladder = Ladder([process], Sweep(guardian, [process]), signal.SIGTERM, 600)
+    assert not ladder.step()
+    assert ladder.wake_at() > SYSTEM_CLOCK.monotonic() + 500
+    ladder.hurry()
+    ladder.hurry()
+    drive(ladder)
+    assert process.poll() == -signal.SIGKILL
+
+
+LEAVING = """
+import os, subprocess, sys
+hold = lambda *command, **more: subprocess.Popen(command, pass_fds=[2], **more)
+hold("sleep", "600")
+hold("sleep", "600", start_new_session=True)
+hold("sh", "-c", "env -i setsid sleep 600 & exit 0", env={}).wait()
+hold("sh", "-c", "kill -STOP $$; sleep 600")
+"""
+
+
+@pytest.mark.parametrize("ending", ["os._exit(0)", "os._exit(3)", "signal.pause()"])
+def test_what_a_worker_has_spawned_goes_with_it(guardian: Guardian, up: Up, ending: str) -> None:
+    read, write = os.pipe()
+    try:
+        process = up(LEAVING + f"import signal\nos.write(1, b'up')\n{ending}", stdout=write)
+        os.close(write)
+        if "exit" in ending:
+            ends(process)
+        before = SYSTEM_CLOCK.monotonic()
+        stopped(guardian, [process], signal.SIGTERM, 30)
+        assert gone(read), "whoever holds the pipe has ended"
+        assert SYSTEM_CLOCK.monotonic() - before < 5
+    finally:
+        os.close(read)
+
+
+def test_what_runs_when_the_guardian_is_lost_is_killed_at_once(guardian: Guardian, up: Up) -> None:
+    read, write = os.pipe()
+    try:
+        text = "import os, subprocess, signal; signal.signal(15, signal.SIG_IGN)\n"
+        text += "subprocess.Popen(['setsid', 'sleep', '600'])\n"
+        process = up(text + "os.write(1, b'up'); signal.pause()", stdout=write)
+        os.close(write)
+        ladder = Ladder([process], Sweep(guardian, [process]), signal.SIGTERM, 600)
+        os.kill(guardian.pid, signal.SIGKILL)
+        drive(ladder)
+        assert process.poll() == -signal.SIGKILL
+        assert gone(read)
+    finally:
+        os.close(read)
+
+
+def test_nobody_to_stop(guardian: Guardian) -> None:
+    assert stopped(guardian, [], signal.SIGTERM, 30).stuck == []
+
+
+def test_who_is_stuck_in_the_kernel_is_told_of_and_does_not_hold_up_the_end(caplog: pytest.LogCaptureFixture) -> None:
     read, write = os.pipe()
     try:
         stuck = Stuck(read)
-        with up(GENTLE) as gentle:
-            assert stop_all([stuck, gentle], signal.SIGTERM, 0.05) == [stuck]
+        ladder = Ladder([stuck], NothingLeft(), signal.SIGTERM, 0.05)
+        drive(ladder)
+        assert ladder.stuck == [stuck]
         assert stuck.got == [signal.SIGTERM, signal.SIGKILL]
+        assert "Process 4000000 does not end even on SIGKILL" in caplog.text
     finally:
         os.close(read)
         os.close(write)
@@ -107,7 +214,7 @@ class Late(Stuck):
         super().__init__(fd)
         self._looks = looks
 
-    def poll(self) -> int | None:  # type: ignore[override]
+    def poll(self) -> int | None:
         self._looks -= 1
         return 0 if self._looks < 0 else None
 
@@ -117,14 +224,18 @@ def test_an_end_between_two_looks_does_not_keep_the_processor_busy(looks: int) -
     class Counting(Stuck):
         looks = 0
 
-        def poll(self) -> None:
+        def poll(self) -> int | None:
             self.looks += 1
+            return None
 
     (quiet, far), (ended, other) = os.pipe(), os.pipe()
     try:
         os.write(other, b"x")
         stuck = Counting(quiet)
-        assert stop_all([stuck, Late(ended, looks)], signal.SIGKILL, 0.2) == [stuck]
+        processes: list[Stoppable] = [stuck, Late(ended, looks)]
+        ladder = Ladder(processes, NothingLeft(), signal.SIGKILL, 0.2)
+        drive(ladder)
+        assert ladder.stuck == [stuck]
         assert stuck.looks < 20
     finally:
         for fd in (quiet, far, ended, other):

@@ -24,7 +24,7 @@ from rallypoint.rendezvous.backends.options import rank_hint, secret, settings_o
 from rallypoint.rendezvous.elastic import ElasticHandler, local_id
 from rallypoint.rendezvous.errors import RendezvousConnectionError
 from rallypoint.rendezvous.handler import RendezvousHandler
-from rallypoint.rendezvous.hub import Hub, LocalLink
+from rallypoint.rendezvous.hub import Hub, LocalLink, Timekeeper
 from rallypoint.rendezvous.link import Deliver, Link
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.state import NodeId, Settings
@@ -71,6 +71,7 @@ class _Control:
         self._is_host = is_host
         self._local_addr = local_addr
         self._server: ControlServer | None = None
+        self._timekeeper: Timekeeper | None = None
 
     def open(self, deliver: Deliver, deadline: Deadline) -> Link:
         """Host the server if that is ours to do, and connect."""
@@ -81,10 +82,33 @@ class _Control:
                 return link
         from rallypoint.rendezvous.client import TcpLink
 
-        return TcpLink(self._endpoint, self.settings.run_id, local_id(), deliver, deadline, secret=secret())
+        return TcpLink(
+            self._endpoint,
+            self.settings,
+            local_id(),
+            deliver,
+            deadline,
+            secret=secret(),
+            stand_in=self._stand_in if host else None,
+        )
+
+    def _stand_in(self) -> None:
+        """Where the endpoint is this machine, one agent here may host what another one hosted until it died."""
+        if self._server is not None:
+            return
+        try:
+            listener = listening_socket("", self._endpoint.port)
+        except OSError:  # somebody else listens, perhaps the server that was out of reach
+            return
+        from rallypoint.rendezvous.server import ControlServer
+
+        self._server = ControlServer(Hub(self.settings), listener, secret=secret(), home=True)
+        log.warning("the control plane's former host is gone; this agent hosts it now, on port %d", self._server.port)
 
     def close(self) -> None:
         """End the server, if it is here."""
+        if self._timekeeper is not None:
+            self._timekeeper.close()
         if self._server is not None:
             self._server.close()
 
@@ -92,7 +116,9 @@ class _Control:
         """The link to a server of our own; None if somebody else has the port and may be it."""
         address = self._local_addr or own_address(self._endpoint)
         if self.settings.max_nodes == 1 and self._endpoint.port == 0:
-            hub = Hub(self.settings)  # nobody else can come, nor know the port: no socket, no thread
+            hub = Hub(self.settings)  # nobody else can come, nor know the port: no socket, and no thread if none waits
+            if self.settings.restart_backoff:
+                self._timekeeper = Timekeeper(hub)
         else:
             try:
                 listener = listening_socket("", self._endpoint.port)

@@ -22,6 +22,8 @@ _DEFAULTS = {
 closing waits for nobody here, and the one join deadline bounds connecting (decision 9).
 """
 
+_DAY = 86400
+
 
 def settings_of(
     params: RendezvousParameters,
@@ -54,7 +56,12 @@ def settings_of(
         heartbeat_timeout=times["heartbeat_timeout"],
         keep_alive_interval=times["keep_alive_interval"],
         keep_alive_max_attempt=times["keep_alive_max_attempt"],
-        lease=_lease(params),
+        lease=_seconds(params, "lease", 3.0, least=0.1),
+        notice_timeout=_seconds(params, "notice_timeout", 0.0),
+        min_healthy_time=_seconds(params, "min_healthy_time", 60.0),
+        restart_backoff=_seconds(params, "restart_backoff", 0.0),
+        restart_backoff_max=_seconds(params, "restart_backoff_max", 300.0),
+        same_failure_limit=_count(params, "same_failure_limit"),
         fixed_ranks=fixed_ranks,
         counts_beats=counts_beats,
     )
@@ -68,15 +75,23 @@ def _positive(params: RendezvousParameters, name: str, default: int) -> int:
     return value
 
 
-def _lease(params: RendezvousParameters) -> float:
-    text = params.get("lease", 3.0)
+def _seconds(params: RendezvousParameters, name: str, default: float, least: float = 0.0) -> float:
+    text = params.get(name, default)
     try:
-        lease = float(text)
+        seconds = float(text)
     except (TypeError, ValueError):
-        lease = 0.0
-    if not 0.1 <= lease <= 86400:
-        raise UserError(f"rendezvous option lease={text!r} is not a number of seconds from 0.1 to 86400")
-    return lease
+        seconds = -1.0
+    if not least <= seconds <= _DAY:
+        raise UserError(f"rendezvous option {name}={text!r} is not a number of seconds from {least:g} to {_DAY}")
+    return seconds
+
+
+def _count(params: RendezvousParameters, name: str) -> int:
+    count = params.get_as_int(name, 0)
+    assert count is not None
+    if count < 0:
+        raise UserError(f"rendezvous option {name}={count} is negative; give 0 to switch it off, or a number from 1 on")
+    return count
 
 
 def secret() -> bytes | None:

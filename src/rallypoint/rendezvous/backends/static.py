@@ -65,7 +65,7 @@ class _Master:
         if self._rank != 0:
             from rallypoint.rendezvous.client import TcpLink
 
-            return TcpLink(self._endpoint, self._settings.run_id, local_id(), deliver, deadline, secret=secret())
+            return TcpLink(self._endpoint, self._settings, local_id(), deliver, deadline, secret=secret())
         try:
             listener = listening_socket("", self._endpoint.port)
         except OSError as error:
@@ -93,6 +93,9 @@ class _Master:
         """Put a new table behind the port before anybody can be told of the next round: it needs this node to join."""
         if self._tables is not None:
             self._tables.next_round()
+
+    def discard(self) -> None:
+        """Nothing is prepared ahead here: a round that has ended has put a new table behind the port."""
 
     def begin(self, *, is_host: bool) -> None:
         """The workers of the round before are gone: hang up on whoever still uses its table."""

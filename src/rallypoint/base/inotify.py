@@ -1,4 +1,4 @@
-"""The kernel's news of changed files (inotify(7)), through the C library. Imported only when a file is followed."""
+"""The kernel's news of changed files (inotify(7)), through the C library. Imported only when something is followed."""
 
 from __future__ import annotations
 
@@ -6,13 +6,16 @@ import ctypes
 import os
 import struct
 
-_IN_MODIFY = 0x00000002
+WRITTEN = 0x00000002
+"""News of a file: it was written to (IN_MODIFY)."""
+CREATED = 0x00000100 | 0x00000080
+"""News of a folder: something was made in it, or moved into it (IN_CREATE, IN_MOVED_TO)."""
 _IN_Q_OVERFLOW = 0x00004000
 _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
 
 
 class Inotify:
-    """Tells which of some files were written to.
+    """Tells which of some files were written to, or in which of some folders something was made.
 
     Raises:
         OSError: this user has too many of these already, or the kernel has none.
@@ -26,17 +29,21 @@ class Inotify:
         """Readable when there is news."""
         return self._fd
 
-    def watch(self, path: str) -> int:
-        """From now on tell of writes to `path`, under the number returned.
+    def watch(self, path: str, news: int = WRITTEN) -> int:
+        """From now on tell of `news` of `path`, under the number returned.
+
+        Args:
+            path: of a file or folder.
+            news: `WRITTEN` or `CREATED`.
 
         Raises:
-            OSError: the file is not there, or this user watches too many.
+            OSError: it is not there, or this user watches too many.
         """
-        number = self._libc.inotify_add_watch(self._fd, os.fsencode(path), _IN_MODIFY)
+        number = self._libc.inotify_add_watch(self._fd, os.fsencode(path), news)
         return self._checked(number, f"inotify_add_watch on {path!r}")
 
     def changed(self) -> set[int] | None:
-        """Numbers of the files written to since the last call; None if there was too much news to keep."""
+        """Numbers of those that there is news of since the last call; None if there was too much news to keep."""
         try:
             news = os.read(self._fd, 64 * 1024)
         except BlockingIOError:

@@ -1,0 +1,35 @@
+"""The workers of one node, as the agent's loop sees them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+
+from rallypoint.agent.spec import RunResult, WorkerGroup
+from rallypoint.rendezvous.messages import Placement
+from rallypoint.workers.stop import Stopping
+
+
+@dataclass(frozen=True)
+class Crew:
+    """What can be done with them. No call waits for other nodes.
+
+    `start` takes up a placement and starts them. `stop` begins to stop them with a signal and says whether they are to
+    be started again; it returns None if they are gone already. `shutdown` stops them for good and returns when they are
+    gone; always called at the end. `pass_on` hands a signal to each that runs. `look` tells how they are, `running`
+    which local ranks have not ended; `exit_fds` become readable when one ends (None: they must be asked). `finished` is
+    called once all have succeeded; `stopped` gives the global ranks of those that were sent a signal to stop while they
+    ran. `grace` is how many seconds a stop leaves them.
+    """
+
+    group: WorkerGroup
+    grace: float
+    start: Callable[[Placement], None]
+    stop: Callable[[int, bool], Stopping | None]
+    shutdown: Callable[[int], None]
+    pass_on: Callable[[int], None]
+    look: Callable[[], RunResult]
+    running: Callable[[], Collection[int]]
+    exit_fds: Callable[[], list[int] | None]
+    finished: Callable[[], None]
+    stopped: Callable[[], tuple[int, ...]]

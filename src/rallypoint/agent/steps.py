@@ -1,0 +1,172 @@
+"""What can happen to an agent besides the notices of the rendezvous, and what it can be told to do. Plain data."""
+
+from __future__ import annotations
+
+from signal import SIGTERM
+from typing import NamedTuple
+
+from rallypoint.failures.cause import Cause
+from rallypoint.rendezvous.messages import JobEnded, Notice, Placement
+
+# Events
+
+
+class WorkersSucceeded(NamedTuple):
+    """All workers of this node have exited with 0."""
+
+
+class WorkersFailed(NamedTuple):
+    """A worker of this node has failed; `cause` is the first of them."""
+
+    cause: Cause
+
+
+class WorkersStopped(NamedTuple):
+    """The stop that was begun is done: no worker of this node is left, nor anything that one has started."""
+
+
+class WorkersReady(NamedTuple):
+    """All workers of this node have acknowledged the notice, or its time is over."""
+
+
+class NoticeOver(NamedTuple):
+    """The time of the notice is over."""
+
+
+class SignalArrived(NamedTuple):
+    """This agent was sent a signal that it handles."""
+
+    number: int
+
+
+Event = Notice | WorkersSucceeded | WorkersFailed | WorkersStopped | WorkersReady | NoticeOver | SignalArrived
+
+
+# Steps, to be taken in order. None of them waits.
+
+
+class Start(NamedTuple):
+    """Take the place and start the workers."""
+
+    placement: Placement
+
+
+class Join(NamedTuple):
+    """Ask for a place in the next round."""
+
+
+class Stop(NamedTuple):
+    """Begin to stop the workers; `WorkersStopped` follows. `again`: they are to be started again."""
+
+    signal: int = SIGTERM
+    again: bool = False
+
+
+class Kill(NamedTuple):
+    """End the workers that are being stopped at once."""
+
+
+class PassOn(NamedTuple):
+    """Hand a signal to the workers that run; nothing ends by that."""
+
+    signal: int
+
+
+class AnnounceFailure(NamedTuple):
+    """Tell all of the failure."""
+
+    cause: Cause
+
+
+class AnnounceSuccess(NamedTuple):
+    """Tell all that this node is done."""
+
+
+class AnnounceDeparture(NamedTuple):
+    """Tell all that this node will be taken away, so that they save before that."""
+
+    seconds: float
+
+
+class Ask(NamedTuple):
+    """Post a notice to the workers of this node and wait for their acknowledgements; `WorkersReady` follows.
+
+    `node` is the one that will be taken away, empty for this one.
+    """
+
+    reason: str
+    node: str
+    seconds: float
+
+
+class Withdraw(NamedTuple):
+    """Take the notice back: there is no need any more."""
+
+
+class Forewarn(NamedTuple):
+    """Post a notice to the workers that they are being stopped; the time that it gives is the grace of the stop."""
+
+
+class Drain(NamedTuple):
+    """End the round in order; where workers are asked first, this node's consent. `waiting`: nodes to be taken in."""
+
+    waiting: int = 0
+
+
+class Tell(NamedTuple):
+    """Say something to the person who watches; `loud` makes it a warning."""
+
+    text: str
+    loud: bool = False
+
+
+class Leave(NamedTuple):
+    """Leave the job to the others, because this signal came."""
+
+    signal: int
+
+
+# Last steps: the workers are gone, and after one of these nothing more happens.
+
+
+class End(NamedTuple):
+    """End with the job's verdict."""
+
+    verdict: JobEnded
+
+
+class GiveUp(NamedTuple):
+    """End with the error that this notice means."""
+
+    notice: Notice
+
+
+class Depart(NamedTuple):
+    """End as the signal asked."""
+
+    signal: int
+
+
+class Finish(NamedTuple):
+    """End in success although the verdict cannot be heard any more."""
+
+
+Last = End | GiveUp | Depart | Finish
+
+Step = (
+    Start
+    | Join
+    | Stop
+    | Kill
+    | PassOn
+    | AnnounceFailure
+    | AnnounceSuccess
+    | AnnounceDeparture
+    | Ask
+    | Withdraw
+    | Forewarn
+    | Drain
+    | Tell
+    | Leave
+    | Last
+)

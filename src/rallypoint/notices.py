@@ -1,0 +1,99 @@
+"""What a worker can know of a stop before it comes: the job is about to change, so save and say when that is done.
+
+    from rallypoint import notices
+
+    for step, batch in enumerate(batches):
+        train(batch)
+        wanted = notices.pending() is not None      # cheap: one stat of one file
+        if agree_among_all_ranks(wanted):           # for instance all_reduce(MAX) of the flag
+            save(step)
+            notices.acknowledge()
+
+Workers of different nodes see a notice at different steps, and no rank may save alone where saving is collective. So
+all ranks must agree on the step: reduce the flag over all of them, and save in the step in which anybody saw it.
+
+Nothing has to be acknowledged: whoever does not is stopped at the deadline, with the usual signal and grace. After the
+acknowledgement a worker may go on; what it does then is done again from the checkpoint.
+
+Any language can do the same. The variable `RALLYPOINT_NOTICES` names a folder. A notice is the file `notice.json` in it
+(it is there whole or not at all), an object with `reason`, `node`, `round` and `deadline` (seconds on CLOCK_MONOTONIC,
+which is the same for all processes of a host). An acknowledgement is an empty file `ack.<LOCAL_RANK>` beside it. The
+folder is there only while there is, or was, a notice.
+
+Nothing here raises, and outside of Rallypoint there is never a notice. Nothing of the rest of Rallypoint is imported.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from typing import NamedTuple
+
+VARIABLE = "RALLYPOINT_NOTICES"
+"""The variable that names the folder."""
+NOTICE_FILE = "notice.json"
+ACK_PREFIX = "ack."
+
+SCALE, PREEMPTION = "scale", "preemption"
+"""The reasons: nodes are to be taken in, or one will be taken away."""
+
+
+class Notice(NamedTuple):
+    """The workers will soon be stopped.
+
+    `reason` is "scale" (to be started again with more nodes) or "preemption" (`node` will be taken away; empty where it
+    is this one). `round` is the round that is to end. `deadline` is in seconds on CLOCK_MONOTONIC.
+    """
+
+    reason: str
+    node: str
+    round: int
+    deadline: float
+
+    def remaining(self) -> float:
+        """Seconds until nobody waits any longer, never negative."""
+        return max(0.0, self.deadline - time.monotonic())
+
+
+_Known = tuple[tuple[int, int], Notice | None]
+_known: _Known = ((0, 0), None)
+"""The last notice read, by number and time of its file."""
+
+
+def pending() -> Notice | None:
+    """The notice that is out for this worker, if there is one. Cheap enough for every step."""
+    global _known
+    folder = os.environ.get(VARIABLE)
+    if not folder:
+        return None
+    path = os.path.join(folder, NOTICE_FILE)
+    try:
+        seen = os.stat(path)
+    except OSError:
+        return None
+    mark = (seen.st_ino, seen.st_mtime_ns)
+    if _known[0] != mark:
+        _known = (mark, _read(path))
+    return _known[1]
+
+
+def acknowledge() -> None:
+    """Say that this worker has saved what it wants to keep. Idempotent; nothing happens without a notice."""
+    folder, rank = os.environ.get(VARIABLE), os.environ.get("LOCAL_RANK")
+    if not folder or not rank:
+        return
+    try:
+        os.close(os.open(os.path.join(folder, ACK_PREFIX + rank), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except (OSError, ValueError):
+        return
+
+
+def _read(path: str) -> Notice | None:
+    import json
+
+    try:
+        with open(path, encoding="utf-8") as file:
+            found = json.load(file)
+        return Notice(str(found["reason"]), str(found["node"]), int(found["round"]), float(found["deadline"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None

@@ -1,0 +1,153 @@
+"""What a node holds of its job, so that it can say it again when its link was lost and is open once more. Pure.
+
+The link's shell hands every request and every notice through here, and sends `said_again` when a session opens.
+
+Laws:
+
+1. What was asked and not yet answered is asked again; the arbiter takes what it has heard before for what it is.
+2. The name and the incarnation of a session hold good once the arbiter has said anything in it: only then has it
+   surely heard what was said at its beginning. A name that was claimed from the arbiter that gave it stays.
+3. Nothing is said again after the job's end.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from rallypoint.rendezvous.messages import (
+    Beat,
+    Holding,
+    Inquire,
+    JobEnded,
+    JoinRefused,
+    JoinRequest,
+    Leave,
+    LinkDown,
+    LinkLost,
+    LinkUp,
+    Notice,
+    Placed,
+    Placement,
+    Request,
+    RoundEnded,
+)
+from rallypoint.rendezvous.operations import Close, Drain, Fail, Preempt, Succeed
+from rallypoint.rendezvous.state import Member, NodeId
+
+
+class Held(NamedTuple):
+    """A node's place, what it has asked, and who it is there.
+
+    `join` is the join that has no answer yet and the moment until which it may wait; `said` what was told of the round
+    that runs. `known_as` is incarnation and name of the last session that was answered in, `greeted_as` of one that was
+    not yet.
+    """
+
+    known_as: tuple[str, NodeId] | None = None
+    greeted_as: tuple[str, NodeId] | None = None
+    member: Member | None = None
+    placement: Placement | None = None
+    over: bool = True
+    failures: int = 0
+    join: tuple[JoinRequest, float] | None = None
+    said: tuple[Fail | Succeed | Drain | Preempt | Close, ...] = ()
+    ended: bool = False
+
+    @property
+    def waits(self) -> bool:
+        """Whether the node can do nothing more without the control plane."""
+        return self.join is not None or any(isinstance(each, Fail | Succeed | Close) for each in self.said)
+
+
+def after_request(held: Held, request: Request, now: float) -> Held:
+    """What is held once the node has said `request`, at `now` seconds on its own clock."""
+    match request:
+        case JoinRequest(member=member, timeout=timeout):
+            return held._replace(member=member, join=(request, now + timeout), said=(), ended=False)
+        case Leave():
+            return held._replace(placement=None, over=True, join=None, said=())
+        case Fail() | Succeed() | Drain() | Preempt() | Close():
+            return held._replace(said=(*(each for each in held.said if type(each) is not type(request)), request))
+        case Beat() | Inquire() | Holding():
+            return held
+
+
+def after_notice(held: Held, notice: Notice) -> Held:
+    """What is held once the node has been told `notice`."""
+    if not isinstance(notice, LinkDown | LinkUp | LinkLost) and held.greeted_as is not None:
+        held = held._replace(known_as=held.greeted_as, greeted_as=None)
+    match notice:
+        case Placed(placement=placement):
+            failures = max(held.failures, placement.restarts)
+            return held._replace(placement=placement, over=False, failures=failures, join=None, said=())
+        case RoundEnded(end=end) if held.placement is None or end.round >= held.placement.round:
+            failures = held.failures
+            if held.placement is not None and end.cause is not None:
+                failures = max(failures, held.placement.restarts + 1)
+            if held.placement is None or end.round > held.placement.round:
+                # A round of ours came and went unseen; what the join brought along was used up in it.
+                return held._replace(join=None, failures=failures)
+            return held._replace(over=True, failures=failures, said=_beyond_rounds(held))
+        case JoinRefused():
+            return held._replace(join=None)
+        case JobEnded():
+            return held._replace(join=None, said=(), ended=True)
+        case _:
+            return held
+
+
+def greeted(held: Held, incarnation: str, node: NodeId) -> Held:
+    """What is held once a session is open in which the node is called `node`, unless it claims an earlier name."""
+    claimed = _claimed(held)
+    stays = claimed is not None and claimed[0] == incarnation
+    return held._replace(greeted_as=claimed if stays else (incarnation, node))
+
+
+def said_again(held: Held, now: float) -> list[Request]:
+    """What to say at the beginning of a session, before anything else and before it is `greeted`.
+
+    In the first session that is only what waits.
+    """
+    if held.ended:
+        return []
+    again: list[Request] = []
+    claimed = _claimed(held)
+    if claimed is not None and held.member is not None:
+        again.append(_holding(held, held.member, *claimed))
+    again += held.said
+    if held.join is not None:
+        request, until = held.join
+        again.append(request._replace(timeout=max(0.0, until - now) if until < math.inf else request.timeout))
+    return again
+
+
+def _claimed(held: Held) -> tuple[str, NodeId] | None:
+    """The name that the next session begins with, and who gave it."""
+    if held.member is None or held.ended:
+        return None
+    # Without a place nothing depends on what the arbiter has heard, so the last name is the one that it may still know.
+    return held.known_as if held.placement is not None else held.greeted_as or held.known_as
+
+
+def _holding(held: Held, member: Member, incarnation: str, node: NodeId) -> Holding:
+    place = held.placement
+    joining = held.join is not None
+    if place is None:
+        return Holding(incarnation, node, member, joining=joining)
+    return Holding(
+        incarnation,
+        node,
+        member,
+        round=place.round,
+        group_rank=place.group_rank,
+        group_world_size=place.group_world_size,
+        control_rank=place.control_rank,
+        failures=held.failures,
+        over=held.over,
+        joining=joining,
+    )
+
+
+def _beyond_rounds(held: Held) -> tuple[Close, ...]:
+    return tuple(each for each in held.said if isinstance(each, Close))

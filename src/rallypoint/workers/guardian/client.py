@@ -1,0 +1,335 @@
+"""The agent's end of its guardian: starting it, asking it, and knowing when it is gone.
+
+Laws:
+
+1. `Guardian()` does not wait for the process to be ready; the first call does.
+2. A call that does not come to its end (an exception of a signal handler, a lost answer) breaks the connection, and the
+   guardian then kills all that is below it: so no half-started worker is left.
+3. One object stands for one process. When that is gone, calls raise `GuardianLost`, and a new object is needed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from socket import MSG_CMSG_CLOEXEC, socketpair
+from typing import Any, NamedTuple
+
+from rallypoint.base.errors import RallypointError
+from rallypoint.base.log import get_logger
+from rallypoint.base.procfs import own_settings
+from rallypoint.base.signals import signal_name
+from rallypoint.workers.guardian import program
+
+log = get_logger(__name__)
+
+_BEGIN = "import sys; sys.path.insert(0, sys.argv[1]); import program; program.main(sys.argv[2:])"
+"""Imported and not run as a script, so that it comes from its byte code."""
+_FOLDER = os.path.dirname(program.__file__)
+
+PATIENCE = 30.0
+"""Seconds for an answer. It comes in under a millisecond unless the machine is in deep trouble."""
+_FAREWELL = 1.0
+"""Seconds that `close` waits for the process to end."""
+
+
+class GuardianLost(RallypointError, RuntimeError):
+    """The guardian has ended, or cannot be spoken to any more."""
+
+
+class Started(NamedTuple):
+    """A worker: its pid, for people, and its pidfd, which whoever gets it closes."""
+
+    pid: int
+    pidfd: int
+
+
+class Guardian:
+    """One guardian process.
+
+    Raises:
+        RallypointError: this machine has no room for another process.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._number = 0
+        self._buffer = bytearray()
+        self._late: set[int] = set()
+        self._closed = False
+        self.why = ""
+        """In words, once it is lost: how it ended."""
+        self._link, theirs = socketpair()
+        self._pidfd = -1
+        try:
+            with theirs:
+                self.pid = _start(theirs.fileno())
+            self._link.settimeout(PATIENCE)
+            try:
+                self._pidfd = os.pidfd_open(self.pid)
+            except ProcessLookupError:  # somebody has reaped it already
+                self._pidfd = os.eventfd(1)
+        except BaseException as error:
+            self._link.close()
+            if isinstance(error, OSError):
+                raise RallypointError(
+                    f"the guardian of the workers could not be started by {sys.executable!r}: "
+                    f"{error.strerror or error}; look at the limits of processes and open files (`ulimit -a`)"
+                ) from None
+            raise
+
+    def fileno(self) -> int:
+        """A descriptor that becomes readable when the process has ended."""
+        return self._pidfd
+
+    @property
+    def answers(self) -> int:
+        """A descriptor that becomes readable when a sweep is done, or the process has ended."""
+        return self._link.fileno()
+
+    @property
+    def lost(self) -> bool:
+        """Whether it has gone without having been closed."""
+        if not self._closed and not self.why and _readable(self._pidfd):
+            self._lose("")
+        return bool(self.why)
+
+    def spawn(
+        self, argv: Sequence[str], env: Mapping[str, str], stdin: int | None, stdout: int | None, stderr: int | None
+    ) -> Started:
+        """Start a worker in a session of its own, with our folder, umask, signal mask and ignored signals.
+
+        Args:
+            argv: the program and its arguments; the program is looked up on the PATH of `env`.
+            env: its whole environment.
+            stdin: its standard input; None to hand on ours, as it is.
+            stdout: the same for standard output.
+            stderr: the same for standard error.
+
+        Raises:
+            OSError: it cannot be started.
+            ValueError: a NUL byte in an argument, or a variable's name that none can have.
+            GuardianLost: see the class.
+        """
+        programs = [os.fsencode(each) for each in _candidates(argv[0], env)]
+        arguments = [_plain(os.fsencode(each)) for each in argv]
+        environment = {_name(os.fsencode(name)): _plain(os.fsencode(value)) for name, value in env.items()}
+        ours = own_settings()
+        mask = [int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
+        folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            sent, places = [folder], []
+            for fd in (default if given is None else given for default, given in enumerate((stdin, stdout, stderr))):
+                places.append(len(sent) - 1 if _is_open(fd) else program.CLOSED)
+                sent += [fd] * _is_open(fd)
+            request = (programs, arguments, environment, places, sorted(ours.ignored), mask, ours.umask)
+            pid, descriptors = self._ask(program.SPAWN, *request, descriptors=sent)
+        finally:
+            os.close(folder)
+        if pid < 0:
+            raise OSError(-pid, os.strerror(-pid))
+        if not descriptors:  # the kernel drops those for which we have no room
+            self._ask(program.KILL, pid)
+            raise OSError(24, os.strerror(24))
+        return Started(pid, descriptors[0])
+
+    def status(self, pid: int) -> int | None:
+        """The exit code of a worker that has ended, -N for death by signal N, once; None if it is not known.
+
+        Raises:
+            GuardianLost: see the class.
+        """
+        code: int | None = self._ask(program.STATUS, pid)[0]
+        return code
+
+    def remove_at_the_end(self, empty: Sequence[str] = (), whole: Sequence[str] = ()) -> None:
+        """What to remove should this process end without closing us. Takes the place of what was said before.
+
+        Args:
+            empty: folders that go, with those below them, as far as they are empty.
+            whole: folders that go with all that is in them.
+
+        Raises:
+            GuardianLost: see the class.
+        """
+        self._ask(program.CLEANUP, [os.fsencode(each) for each in empty], [os.fsencode(each) for each in whole])
+
+    def begin_sweep(self) -> int:
+        """Have everything killed that the workers are and have left. Returns a number for `swept`.
+
+        Raises:
+            GuardianLost: see the class.
+        """
+        with self._lock, self._unbroken():
+            return self._send(program.SWEEP)
+
+    def swept(self, number: int) -> bool:
+        """Whether the sweep of that number is done, without waiting.
+
+        Raises:
+            GuardianLost: see the class.
+        """
+        with self._lock, self._unbroken():
+            while number not in self._late and _readable(self._link.fileno()):
+                found, _ = self._read()
+                self._late.add(found[0])
+        if number in self._late:
+            self._late.discard(number)
+            return True
+        return False
+
+    def has_heard(self, number: int) -> bool:
+        """Whether that sweep's end came beside another answer, so that `answers` does not tell of it any more."""
+        return number in self._late
+
+    def close(self) -> None:
+        """End it, and with it whatever is left below it. Waits a moment for that. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        with contextlib.suppress(OSError), self._lock:
+            self._send(program.CLOSE)
+        self._link.close()
+        if not _readable(self._pidfd, _FAREWELL):
+            log.warning("The guardian (process %d) takes its time to end what the workers have left", self.pid)
+        self._bury()
+        os.close(self._pidfd)
+
+    # Inside
+
+    def _ask(self, name: str, *arguments: object, descriptors: Sequence[int] = ()) -> tuple[Any, list[int]]:
+        with self._lock, self._unbroken():
+            number = self._send(name, *arguments, descriptors=descriptors)
+            while True:
+                message, received = self._read()
+                if message[0] == number:
+                    # The end of a sweep that came with it would be told by no descriptor any more.
+                    while (beside := program.parse(self._buffer)) is not None:
+                        self._late.add(beside[0])
+                    return message[1], received
+                self._late.add(message[0])
+
+    def _send(self, name: str, *arguments: object, descriptors: Sequence[int] = ()) -> int:
+        self._number += 1
+        data = program.frame((self._number, name, *arguments))
+        sent = self._link.sendmsg([data], program.packed(list(descriptors)))
+        if sent < len(data):
+            self._link.sendall(memoryview(data)[sent:])
+        return self._number
+
+    def _read(self) -> tuple[tuple[Any, ...], list[int]]:
+        """The next answer, waiting for it."""
+        received: list[int] = []
+        while (message := program.parse(self._buffer)) is None:
+            data, ancillary, _, _ = self._link.recvmsg(4096, 32 * program.MOST_DESCRIPTORS, MSG_CMSG_CLOEXEC)
+            if not data:
+                raise ConnectionResetError
+            self._buffer += data
+            received += program.descriptors_in(ancillary)
+        return message, received
+
+    @contextlib.contextmanager
+    def _unbroken(self) -> Any:
+        if self._closed or self.lost:
+            raise GuardianLost(self.why or "the guardian of the workers is closed")
+        try:
+            yield
+        except BaseException as error:
+            self._lose("it does not answer" if isinstance(error, TimeoutError) else "")
+            if isinstance(error, OSError):
+                raise GuardianLost(self.why) from None
+            raise
+
+    def _lose(self, silence: str) -> None:
+        """Break the connection, and say why."""
+        self._link.close()
+        if silence:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        ended = _readable(self._pidfd, _FAREWELL)
+        how = silence or (_how(self._bury()) if ended else "the connection to it broke")
+        self.why = (
+            f"the guardian (process {self.pid}), which starts the workers and ends what they leave, is lost: {how}; "
+            "look at what else ends processes on this machine (its kernel's log tells of the OOM killer)"
+        )
+
+    def _bury(self) -> int | None:
+        """Reap the process if it has ended; how it ended, if that can be known."""
+        with contextlib.suppress(ChildProcessError):
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                return os.waitstatus_to_exitcode(status)
+        return None
+
+
+def _start(link: int) -> int:
+    """Start the process; it gets the connection and a pidfd of ours, so that no other can be taken for us."""
+    me = os.pidfd_open(os.getpid())
+    try:
+        # Above both, so that neither takes the other's place on the way.
+        theirs, mine = max(link, me) + 1, max(link, me) + 2
+        quiet = ["-B"] if sys.dont_write_bytecode else []
+        argv = [
+            sys.executable,
+            "-I",
+            "-S",
+            *quiet,
+            "-c",
+            _BEGIN,
+            _FOLDER,
+            str(theirs),
+            str(mine),
+            "rallypoint-guardian",
+        ]
+        return os.posix_spawn(
+            sys.executable,
+            argv,
+            os.environ,
+            file_actions=[(os.POSIX_SPAWN_DUP2, link, theirs), (os.POSIX_SPAWN_DUP2, me, mine)],
+            setsigmask=signal.valid_signals(),  # until it can see to itself, no ^C ends it
+        )
+    finally:
+        os.close(me)
+
+
+def _how(exitcode: int | None) -> str:
+    if exitcode is None:
+        return "it has ended"
+    return f"it was killed by {signal_name(exitcode)}" if exitcode < 0 else f"it ended with exit code {exitcode}"
+
+
+def _readable(fd: int, seconds: float = 0.0) -> bool:
+    poller = select.poll()
+    poller.register(fd, select.POLLIN)
+    return bool(poller.poll(seconds * 1000))
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        os.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _candidates(name: str, env: Mapping[str, str]) -> list[str]:
+    if os.path.dirname(name):
+        return [name]
+    return [os.path.join(folder, name) for folder in os.get_exec_path(env)]
+
+
+def _plain(data: bytes) -> bytes:
+    if b"\0" in data:
+        raise ValueError("embedded null byte")
+    return data
+
+
+def _name(data: bytes) -> bytes:
+    if b"=" in data:
+        raise ValueError("illegal environment variable name")
+    return _plain(data)

@@ -1,0 +1,116 @@
+"""Ending all that workers are and have left: by their guardian, or, where that is lost, as far as /proc shows it.
+
+Law: only what is known to be ours is killed. The guardian's descendants are; without it, those of workers that still
+run, and the sessions that these lead. What had left both before is not found then.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterable, Sequence
+
+from rallypoint.base.log import get_logger
+from rallypoint.base.procfs import ProcessStat, all_pids, read_stat
+from rallypoint.workers.guardian.client import Guardian, GuardianLost
+from rallypoint.workers.process import WorkerProcess
+
+log = get_logger(__name__)
+
+_TREES_TIME = 1.0
+"""Seconds for ending the trees of workers whose guardian is lost."""
+
+
+class Sweep:
+    """One sweep below one guardian; see `stop.Sweeping`."""
+
+    def __init__(self, guardian: Guardian, processes: Sequence[WorkerProcess]) -> None:
+        self._guardian = guardian
+        self._processes = processes
+        self._number = 0
+        self._begun = False
+        self._over = False
+
+    @property
+    def helpless(self) -> bool:
+        """Whether the guardian is lost."""
+        return self._guardian.lost
+
+    def begin(self) -> None:
+        """Begin to kill; where the guardian is lost, all that can be found has been killed on return."""
+        self._begun = True
+        try:
+            self._number = self._guardian.begin_sweep()
+        except GuardianLost:
+            self._without_guardian()
+
+    def fds(self) -> list[int]:
+        """Readable when the sweep is done, or the guardian is gone."""
+        if self._over or self._guardian.lost:
+            return []
+        return [self._guardian.fileno(), *([self._guardian.answers] if self._begun else [])]
+
+    @property
+    def heard(self) -> bool:
+        """Whether the end has been heard of, beside another answer."""
+        return self._over or self._guardian.has_heard(self._number)
+
+    def done(self) -> bool:
+        """Whether nothing is left of what could be found."""
+        if not self._over:
+            try:
+                self._over = self._guardian.swept(self._number)
+            except GuardianLost:
+                self._without_guardian()
+        return self._over
+
+    def left(self) -> list[int]:
+        """The pids below the guardian that have not ended."""
+        return [] if self._over else [stat.pid for stat in _family({self._guardian.pid}) if stat.state not in "ZX"]
+
+    def _without_guardian(self) -> None:
+        self._over = True
+        end_trees(self._processes)
+
+
+def end_trees(processes: Iterable[WorkerProcess]) -> None:
+    """SIGKILL to the workers that still run, to what is below them, and to the sessions that any of these lead."""
+    running = [each for each in processes if each.poll() is None]
+    known = {stat.pid: stat for stat in _family({each.pid for each in running})}
+    for each in running:
+        each.signal(signal.SIGKILL)
+    until = time.monotonic() + _TREES_TIME
+    while known and time.monotonic() < until:
+        for stat in known.values():
+            _kill(stat)
+        known.update((stat.pid, stat) for stat in _family(set(known)))
+        known = {pid: stat for pid, stat in known.items() if _lives(stat)}
+        os.sched_yield()
+
+
+def _family(roots: set[int]) -> list[ProcessStat]:
+    """What is below these processes or in a session that one of them leads; the roots as well."""
+    stats = [stat for stat in map(read_stat, all_pids()) if stat is not None]
+    found = set(roots)
+    while new := {
+        each.pid for each in stats if each.pid not in found and (each.parent in found or each.session in found)
+    }:
+        found |= new
+    return [stat for stat in stats if stat.pid in found]
+
+
+def _lives(stat: ProcessStat) -> bool:
+    now = read_stat(stat.pid)
+    return now is not None and now.started == stat.started and now.state not in "ZX"
+
+
+def _kill(stat: ProcessStat) -> None:
+    with contextlib.suppress(OSError):
+        fd = os.pidfd_open(stat.pid)
+        try:
+            if _lives(stat):
+                signal.pidfd_send_signal(fd, signal.SIGKILL)
+        finally:
+            os.close(fd)

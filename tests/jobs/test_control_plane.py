@@ -1,0 +1,133 @@
+"""The control plane is lost while a job runs, and comes back or stays away."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import sys
+
+from rallypoint.base.endpoint import free_port
+from tests.jobs.launching import Job, Launcher
+from tests.jobs.nodes import Nodes, all_end, all_ranks, c10d, common
+
+RALLYCTL = [sys.executable, "-m", "rallypoint.cli.rallyctl"]
+
+
+def serve(rallyrun: Launcher, port: int) -> Job:
+    server = rallyrun.command([*RALLYCTL, "serve", "--endpoint", f"127.0.0.1:{port}"])
+    server.until_err("control plane listens at")
+    return server
+
+
+def outside(rallyrun: Launcher, port: int, nnodes: str, *flags: str, conf: str = "") -> Nodes:
+    """A job whose control plane is none of its nodes."""
+    endpoint = ("--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=job")
+    return Nodes(rallyrun, f"--nnodes={nnodes}", *endpoint, f"--rdzv-conf=is_host=false{conf}", *flags)
+
+
+def test_running_workers_run_on_and_the_job_finishes_on_a_new_server(rallyrun: Launcher) -> None:
+    port = free_port()
+    server = serve(rallyrun, port)
+    job = outside(rallyrun, port, "2")
+    nodes = [job.start("A"), job.start("B")]
+    for node in nodes:
+        node.comes_up(1, world_size=2)
+    server.signal(signal.SIGKILL)
+    for node in nodes:
+        node.job.until_err("was lost")
+    server = serve(rallyrun, port)
+    for node in nodes:
+        node.job.until_err("is in reach again")
+    job.say("finish")
+    all_end(nodes, 0)
+    assert [len(node.ups) for node in nodes] == [1, 1], "the same workers all the time"
+    server.signal(signal.SIGTERM)
+    assert server.ends() == 0
+
+
+def test_a_failure_while_the_server_is_away_is_counted_once_when_it_is_back(rallyrun: Launcher) -> None:
+    port = free_port()
+    server = serve(rallyrun, port)
+    job = outside(rallyrun, port, "2", "--max-restarts=1")
+    nodes = [job.start("A"), job.start("B")]
+    for node in nodes:
+        node.comes_up(1, world_size=2)
+    server.signal(signal.SIGKILL)
+    for node in nodes:
+        node.job.until_err("was lost")
+    job.say("fail-A-0")
+    nodes[0].job.until_err("failed (exitcode: 1)")
+    serve(rallyrun, port)
+    for node in nodes:
+        node.comes_up(1, starts=2, world_size=2)
+    assert common(nodes, [1, 1], "TORCHELASTIC_RESTART_COUNT") == "1"
+    job.say("fail-B-1")
+    all_end(nodes, 1)
+
+
+def test_a_server_that_stays_away_ends_the_job_when_it_is_needed(rallyrun: Launcher) -> None:
+    port = free_port()
+    server = serve(rallyrun, port)
+    job = outside(rallyrun, port, "2", "--max-restarts=1", conf=",join_timeout=3")
+    nodes = [job.start("A"), job.start("B")]
+    for node in nodes:
+        node.comes_up(1, world_size=2)
+    server.signal(signal.SIGKILL)
+    for node in nodes:
+        node.job.until_err("was lost")
+    job.say("fail-A-0")
+    assert nodes[0].job.ends() == 1
+    assert "has not come back within the join timeout" in nodes[0].job.err
+    assert nodes[1].job.until(lambda lines: len(lines) == 1, "B runs on") is not None
+    job.say("finish")
+    assert nodes[1].job.ends() == 0
+    assert "this node's workers had all succeeded" in nodes[1].job.err
+
+
+def test_an_agent_of_the_same_machine_takes_the_control_plane_over(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "2:3")
+    host = job.host("host")
+    nodes = [job.start("B"), job.start("C")]
+    for node in (host, *nodes):
+        node.comes_up(1, world_size=3)
+    host.dies()
+    for node in nodes:
+        node.comes_up(1, starts=2, world_size=2)
+    assert common(nodes, [1, 1], "TORCHELASTIC_RESTART_COUNT") == "0"
+    back = job.start("D")
+    nodes.append(back)
+    for node in nodes:
+        node.comes_up(1, starts=1 if node is back else 3, world_size=3)
+    assert all_ranks(nodes, [1, 1, 1]) == [0, 1, 2]
+    job.say("finish")
+    all_end(nodes, 0)
+
+
+def test_node_0_of_a_static_job_is_started_again(rallyrun: Launcher) -> None:
+    job = Nodes(rallyrun, "--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}")
+    first, other = job.start("A", "--node-rank=0"), job.start("B", "--node-rank=1")
+    for node in (first, other):
+        node.comes_up(1, world_size=2)
+    first.dies()
+    other.job.until_err("was lost")
+    nodes = [job.start("C", "--node-rank=0"), other]
+    nodes[0].comes_up(1, world_size=2)
+    nodes[1].comes_up(1, starts=2, world_size=2)
+    assert all_ranks(nodes, [1, 1]) == [0, 1]
+    job.say("finish")
+    all_end(nodes, 0)
+
+
+def test_mistakes_are_one_sentence(rallyrun: Launcher) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        for endpoint, told in (
+            (f"127.0.0.1:{port}", f"cannot listen at 127.0.0.1:{port}"),
+            ("192.0.2.1:0", "cannot listen at 192.0.2.1:0"),
+            ("host:port", "a port is a number from 0 to 65535"),
+        ):
+            server = rallyrun.command([*RALLYCTL, "serve", "--endpoint", endpoint])
+            assert server.ends() == 1
+            assert told in server.err
+            assert "Traceback" not in server.err
+    assert rallyrun.command([*RALLYCTL]).ends() == 2

@@ -1,0 +1,226 @@
+"""Whatever workers have spawned, and however it left them, goes with the job, whoever ended that.
+
+The descendants have an empty environment, so that the mark of the launcher does not find them; they are known by their
+pids, and each holds the writing end of a pipe that reads as ended when the last of them has.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.jobs.launching import RALLYRUN, Launcher
+from tests.jobs.test_rough_ends import until_ended
+
+SPAWNING = """
+import os, signal, subprocess, sys, time
+rank, fifo = os.environ["RANK"], os.open("fifo", os.O_WRONLY)
+def tell(*words):  # in one write, so that the lines of two workers do not mix
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+def spawn(text, **more):
+    return subprocess.Popen(["sh", "-c", text], pass_fds=[fifo], **more)
+if rank == "0":
+    spawn("sleep 600")
+    spawn("sleep 600 & sleep 600", start_new_session=True)
+    spawn("env -i setsid sh -c 'setsid sleep 600 & exec sleep 600' & exit 0", env={}).wait()
+    spawn("kill -STOP $$; sleep 600")
+tell("up", rank, os.getpid(), os.getppid())
+"""
+
+BOTH_UP = re.compile(r"up (\d) (\d+) (\d+)")
+
+
+class Family:
+    """A job whose rank 0 has spawned all kinds of descendants."""
+
+    def __init__(self, rallyrun: Launcher, ending: str, *flags: str) -> None:
+        fifo = rallyrun.folder / "fifo"
+        os.mkfifo(fifo)
+        self._reading = os.open(fifo, os.O_RDONLY | os.O_NONBLOCK)
+        self.job = rallyrun("--standalone", "--nproc-per-node=2", *flags, rallyrun.script(SPAWNING + ending))
+        self.folder = rallyrun.folder
+
+    def up(self, count: int = 2) -> dict[int, tuple[int, int]]:
+        """Wait for `count` workers; the last pid and parent's pid by rank."""
+        lines = self.job.until(lambda lines: sum(line.startswith("up") for line in lines) >= count, f"{count} are up")
+        found = [match for line in lines if (match := BOTH_UP.fullmatch(line))]
+        return {int(match[1]): (int(match[2]), int(match[3])) for match in found}
+
+    def go(self) -> None:
+        """Let the workers go on."""
+        (self.folder / "now").touch()
+
+    def gone(self, seconds: float) -> bool:
+        """Whether all descendants are gone within this time."""
+        deadline = time.monotonic() + seconds
+        os.set_blocking(self._reading, False)
+        while time.monotonic() < deadline:
+            try:
+                if not os.read(self._reading, 64):
+                    return True
+            except BlockingIOError:
+                os.sched_yield()
+        return False
+
+    def close(self) -> None:
+        os.close(self._reading)
+
+
+@contextmanager
+def family(rallyrun: Launcher, ending: str, *flags: str) -> Iterator[Family]:
+    found = Family(rallyrun, ending, *flags)
+    try:
+        yield found
+    finally:
+        found.job.stop()
+        assert found.gone(5), "descendants were left"
+        found.close()
+
+
+UNTIL_NOW = "\nwhile not os.path.exists('now'): time.sleep(0.01)\n"
+
+
+def test_the_agents_own_sigkill_takes_all_down_within_a_second(rallyrun: Launcher) -> None:
+    with family(rallyrun, "\nsignal.pause()") as found:
+        workers = found.up()
+        assert list((rallyrun.folder / "tmp").iterdir()), "there are temporary folders of the run"
+        found.job.signal(signal.SIGKILL)
+        assert found.gone(1.0)
+        guardian = workers[0][1]
+        until_ended_soon(guardian)
+        assert not rallyrun.left_files()
+
+
+def until_ended_soon(pid: int) -> None:
+    try:
+        until_ended(pid)
+    except ProcessLookupError:
+        return
+
+
+@pytest.mark.parametrize(
+    ("ending", "code"),
+    [
+        (UNTIL_NOW, 0),
+        (UNTIL_NOW + "sys.exit(3 if rank == '0' else 0)", 1),
+        (UNTIL_NOW + "os.kill(os.getpid(), 9) if rank == '0' else signal.pause()", 1),
+        ("\nif rank == '1': time.sleep(0.1)" + UNTIL_NOW + "sys.exit(rank == '1')", 1),
+    ],
+    ids=["success", "failure", "killed", "failure of a peer"],
+)
+def test_nothing_is_left_after(rallyrun: Launcher, ending: str, code: int) -> None:
+    with family(rallyrun, ending) as found:
+        found.up()
+        found.go()
+        assert found.job.ends() == code, found.job.err
+        assert found.gone(1.0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_nothing_is_left_after_a_signal(rallyrun: Launcher, number: int) -> None:
+    with family(rallyrun, "\nsignal.pause()") as found:
+        found.up()
+        found.job.signal(number)
+        found.job.ends()
+        assert found.gone(1.0)
+
+
+def test_what_a_leader_left_goes_when_the_others_have_ended(rallyrun: Launcher) -> None:
+    with family(rallyrun, "\nif rank == '0': sys.exit(0)" + UNTIL_NOW) as found:
+        workers = found.up()
+        until_ended_soon(workers[0][0])
+        assert not found.gone(0.1), "the job goes on, and so do they"
+        found.go()
+        assert found.job.ends() == 0, found.job.err
+        assert found.gone(1.0)
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_the_loss_of_the_guardian_is_a_failure_that_is_told(rallyrun: Launcher, restarts: int) -> None:
+    script = rallyrun.script(
+        "import os, signal, subprocess\nsubprocess.Popen(['setsid', 'sleep', '600'])\n"
+        "os.write(1, f'up {os.environ[\"RANK\"]} {os.getpid()} {os.getppid()}\\n'.encode())\n"
+        "os.environ['TORCHELASTIC_RESTART_COUNT'] == '0' and signal.pause()\n"
+    )
+    job = rallyrun("--standalone", "--nproc-per-node=2", f"--max-restarts={restarts}", script)
+    lines = job.until(lambda lines: len(lines) == 2, "two are up")
+    guardian = int(lines[0].split()[3])
+    os.kill(guardian, signal.SIGKILL)
+    assert job.ends() == 1 - restarts, job.err
+    assert f"the guardian (process {guardian})" in job.err
+    assert "killed by SIGKILL" in job.err
+    assert len(job.out) == 2 + 2 * restarts
+    assert not rallyrun.left()
+
+
+STUBBORN = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+def stubborn():
+    while True: signal.pause()
+os.write(1, b"up\\n")
+if os.environ["RANK"] == "1":
+    while not os.path.exists("now"): time.sleep(0.01)
+    sys.exit(3)
+stubborn()
+"""
+
+
+@pytest.mark.parametrize("who", ["SIGTERM", "a peer's failure"])
+def test_whoever_asks_the_grace_is_kept_and_the_stack_is_shown(rallyrun: Launcher, who: str) -> None:
+    script = rallyrun.script(STUBBORN)
+    nproc = 1 if who == "SIGTERM" else 2
+    job = rallyrun("--standalone", f"--nproc-per-node={nproc}", "--shutdown-timeout=1", script)
+    job.until(lambda lines: lines == ["up"] * nproc, "all are up")
+    before = time.monotonic()
+    if who == "SIGTERM":
+        job.signal(signal.SIGTERM)
+    else:
+        (rallyrun.folder / "now").touch()
+    assert job.ends() == 1
+    assert 1.0 <= time.monotonic() - before < 4.0
+    assert "in stubborn" in job.err
+
+
+def test_the_signal_goes_to_the_worker_alone(rallyrun: Launcher) -> None:
+    script = rallyrun.script(
+        "import os, signal, subprocess, sys\n"
+        "child = subprocess.Popen(['sh', '-c', 'trap \"echo heard\" TERM; echo up; while :; do sleep 1; done'])\n"
+        "def end(*_):\n    os.write(1, b'asked\\n')\n    sys.exit(child.poll() is not None)\n"
+        "signal.signal(15, end)\nos.write(1, b'up\\n')\nsignal.pause()\n"
+    )
+    job = rallyrun("--standalone", script)
+    job.until(lambda lines: lines.count("up") == 2, "worker and child are up")
+    job.signal(signal.SIGTERM)
+    job.ends()
+    assert "asked" in job.out
+    assert "heard" not in job.out
+
+
+def test_many_workers_start_and_stop_quickly(rallyrun: Launcher) -> None:
+    job = rallyrun("--standalone", "--nproc-per-node=64", "--no-python", "sh", "-c", "echo up; sleep 600 & wait")
+    job.until(lambda lines: lines == ["up"] * 64, "all are up")
+    before = time.monotonic()
+    job.signal(signal.SIGTERM)
+    job.ends()
+    assert time.monotonic() - before < 10
+    assert not rallyrun.left()
+
+
+def test_workers_find_the_signals_as_the_agent_has_them(rallyrun: Launcher) -> None:
+    text = "import re; print('ignored', re.search(r'SigIgn:\\s*(\\w+)', open('/proc/self/status').read())[1])"
+    script = rallyrun.script(text)
+    command = "trap '' USR1; exec " + shlex.join([*RALLYRUN, "--standalone", script])
+    job = rallyrun.command(["bash", "-c", command])
+    assert job.ends() == 0, job.err
+    (line,) = job.out
+    ignored = int(line.split()[1], 16)
+    assert ignored >> (signal.SIGUSR1 - 1) & 1
+    assert not ignored >> (signal.SIGTERM - 1) & 1

@@ -1,0 +1,139 @@
+"""Signals to the agent at any moment: a departure, said at once; a second ^C; signals that only tell something."""
+
+from __future__ import annotations
+
+import signal
+import time
+from functools import partial
+
+import pytest
+
+from rallypoint.base.endpoint import free_port
+from tests.jobs.launching import Job, Launcher
+from tests.jobs.nodes import Nodes, all_end, c10d
+
+ENDING = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
+LONG = 45
+"""A grace that no test waits out."""
+
+WORKER = """
+import os, signal, sys, time
+DEAF, HEARD = {deaf}, []
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+def hear(number, _):
+    HEARD.append(number)
+    say("heard", os.environ["RANK"], signal.Signals(number).name)
+for name in DEAF:
+    signal.signal(getattr(signal, name), hear)
+say("ready", os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"])
+while not os.path.exists("finish"):
+    if os.path.exists("fail-" + os.environ["RANK"]) and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        sys.exit(3)
+    time.sleep(0.01)
+say("done", *HEARD)
+"""
+
+
+def start(rallyrun: Launcher, deaf: list[str], *flags: str) -> Job:
+    """A job of one node whose workers hear these signals and stay, and are all up."""
+    job = rallyrun("--standalone", f"--shutdown-timeout={LONG}", *flags, rallyrun.script(WORKER.format(deaf=deaf)))
+    workers = 2 if "--nproc-per-node=2" in flags else 1
+    job.until(lambda lines: sum(line.startswith("ready") for line in lines) == workers, f"{workers} workers are ready")
+    return job
+
+
+def heard(lines: list[str], number: signal.Signals) -> int:
+    return sum(line.startswith("heard") and line.endswith(number.name) for line in lines)
+
+
+def _heard_so_often(number: signal.Signals, times: int, lines: list[str]) -> bool:
+    return heard(lines, number) == times
+
+
+def ends_at_once(job: Job, code: int = 1) -> None:
+    begun = time.monotonic()
+    assert job.ends() == code, job.err
+    assert time.monotonic() - begun < LONG / 3, f"the grace was waited out\n{job.err}"
+    assert "Traceback" not in job.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
+def test_a_second_interrupt_kills_at_once(rallyrun: Launcher, number: signal.Signals) -> None:
+    job = start(rallyrun, [number.name], "--nproc-per-node=2")
+    job.signal(number)
+    job.until(lambda lines: heard(lines, number) == 2, "both workers have heard the first")
+    job.signal(number)
+    ends_at_once(job)
+    assert "Killing the workers" in job.err
+    assert heard(job.out, number) == 2, "the second is not for them"
+
+
+@pytest.mark.parametrize("number", ENDING)
+def test_a_signal_while_the_rendezvous_is_incomplete_ends_the_agent(rallyrun: Launcher, number: signal.Signals) -> None:
+    node = c10d(rallyrun, "2").start("A")
+    node.job.until_err("1 of 2 nodes are in")
+    node.job.signal(number)
+    ends_at_once(node.job)
+    assert f"stopped by {number.name}" in node.job.err
+    assert node.ups == []
+
+
+def test_interrupts_during_a_restart_end_the_agent(rallyrun: Launcher) -> None:
+    job = start(rallyrun, ["SIGTERM", "SIGINT"], "--nproc-per-node=2", "--max-restarts=1")
+    (rallyrun.folder / "fail-0").touch()
+    job.until(lambda lines: heard(lines, signal.SIGTERM) == 1, "the other worker was asked to stop")
+    job.signal(signal.SIGINT)
+    job.until(lambda lines: heard(lines, signal.SIGINT) == 1, "the worker that stops has heard of the interrupt too")
+    job.signal(signal.SIGINT)
+    ends_at_once(job)
+    assert sum(line.startswith("ready") for line in job.out) == 2, "nothing was started again"
+
+
+def test_a_signal_during_a_restart_waits_for_workers_that_save(rallyrun: Launcher) -> None:
+    job = start(rallyrun, ["SIGTERM"], "--nproc-per-node=2", "--max-restarts=1")
+    (rallyrun.folder / "fail-0").touch()
+    job.until(lambda lines: heard(lines, signal.SIGTERM) == 1, "the other worker was asked to stop")
+    job.signal(signal.SIGTERM)
+    job.until_err("leaving the job")
+    (rallyrun.folder / "finish").touch()
+    ends_at_once(job)
+    assert f"done {int(signal.SIGTERM)}" in job.out, "it was asked once, and had its time"
+
+
+def test_a_termination_said_again_shortens_nothing(rallyrun: Launcher) -> None:
+    job = start(rallyrun, ["SIGTERM"])
+    job.signal(signal.SIGTERM)
+    job.until(lambda lines: heard(lines, signal.SIGTERM) == 1, "the worker was asked to stop")
+    for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        job.signal(number)
+    job.until_err("once more kills them")  # so all three have been heard
+    (rallyrun.folder / "finish").touch()
+    ends_at_once(job)
+    assert f"done {int(signal.SIGTERM)}" in job.out, job.err
+
+
+@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH])
+def test_a_signal_that_only_tells_is_passed_on_and_ends_nothing(rallyrun: Launcher, number: signal.Signals) -> None:
+    job = start(rallyrun, [number.name], "--nproc-per-node=2", f"--signals-to-handle=SIGTERM,{number.name}")
+    for time_ in (1, 2):
+        job.signal(number)
+        job.until(partial(_heard_so_often, number, 2 * time_), f"both have heard it, time {time_}")
+    (rallyrun.folder / "finish").touch()
+    ends_at_once(job, 0)
+
+
+def test_the_others_hear_of_a_departure_before_its_workers_are_gone(rallyrun: Launcher) -> None:
+    endpoint = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
+    flags = ("--nnodes=1:2", "--rdzv-backend=c10d", endpoint, f"--shutdown-timeout={LONG}")
+    job = Nodes(rallyrun, *flags, "--rdzv-conf=last_call_timeout=1")
+    host = job.host("host")
+    leaver = rallyrun(*flags, rallyrun.script(WORKER.format(deaf=["SIGTERM"]), "deaf.py"))
+    leaver.until(lambda lines: any(line.startswith("ready") for line in lines), "the worker that will stay is up")
+    host.comes_up(1, world_size=2)
+    leaver.signal(signal.SIGTERM)
+    host.comes_up(1, starts=2, world_size=1)
+    assert not any(line.startswith("done") for line in leaver.out), "it still saves"
+    job.say("finish")
+    assert leaver.ends() == 1
+    all_end([host], 0)

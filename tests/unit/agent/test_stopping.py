@@ -1,0 +1,160 @@
+"""A stop that is under way while the agent hears everything else: agents of a user's own and ours."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rallypoint.agent.local import LocalElasticAgent
+from rallypoint.agent.spec import WorkerGroup, WorkerSpec
+from rallypoint.base.errors import SignalException
+from rallypoint.logs.specs import DefaultLogsSpecs
+from tests.unit.agent.test_subclass import Task, ThreadAgent, ours, spec
+
+PATIENCE = 30.0
+
+
+class HandStop:
+    """A stop that is done when it is told so."""
+
+    def __init__(self, agent: SlowAgent) -> None:
+        self._agent = agent
+        self._fd = os.eventfd(0)
+        self._told = threading.Event()
+
+    def fds(self) -> list[int]:
+        return [self._fd]
+
+    def wake_at(self) -> float:
+        return float("inf")
+
+    def step(self) -> bool:
+        if not self._told.is_set():
+            return False
+        os.close(self._fd)
+        self._agent._end()
+        self._agent.calls.append("gone")
+        return True
+
+    def hurry(self) -> None:
+        self._agent.calls.append("hurry")
+        self.tell()
+
+    def tell(self) -> None:
+        self._told.set()
+        os.eventfd_write(self._fd, 1)
+
+
+class SlowAgent(ThreadAgent):
+    """One whose stops take until they are told to be done."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(spec(ours(), workers=1, max_restarts=1), task)
+        self.started = threading.Event()
+        self.stops: list[HandStop] = []
+        self.begun = threading.Semaphore(0)
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
+        ids = super()._start_workers(worker_group)
+        self.started.set()
+        return ids
+
+    def _begin_stop(self, death_sig: signal.Signals, timeout: int) -> HandStop:
+        self.calls.append(f"begin {death_sig.name}")
+        self.stops.append(HandStop(self))
+        self.begun.release()
+        return self.stops[-1]
+
+
+@contextmanager
+def beside(work: threading.Thread) -> Iterator[None]:
+    work.start()
+    try:
+        yield
+    finally:
+        work.join(PATIENCE)
+        assert not work.is_alive()
+
+
+def test_workers_are_started_again_when_the_others_are_gone() -> None:
+    def fail_once(rank: int, start: int, stopping: threading.Event) -> int:
+        if start == 0:
+            raise ValueError("once")
+        return start
+
+    agent = SlowAgent(fail_once)
+
+    def end_both_stops() -> None:
+        for number in range(2):
+            assert agent.begun.acquire(timeout=PATIENCE)
+            agent.stops[number].tell()
+
+    with beside(threading.Thread(target=end_both_stops)):
+        assert agent.run().return_values == {0: 1}
+    assert agent.calls == ["start", "begin SIGTERM", "gone", "start", "begin SIGTERM", "gone", "shutdown SIGTERM"]
+
+
+def test_a_second_interrupt_hurries_the_stop() -> None:
+    agent = SlowAgent(lambda rank, start, stopping: stopping.wait(PATIENCE))
+
+    def interrupt_twice() -> None:
+        assert agent.started.wait(PATIENCE)
+        os.kill(os.getpid(), signal.SIGINT)
+        assert agent.begun.acquire(timeout=PATIENCE)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with beside(threading.Thread(target=interrupt_twice)), pytest.raises(SignalException) as raised:
+        agent.run()
+    assert raised.value.sigval == signal.SIGINT
+    assert agent.calls == ["start", "begin SIGINT", "hurry", "gone", "shutdown SIGTERM"]
+
+
+def local(kind: type[LocalElasticAgent], folder: Path, code: str) -> LocalElasticAgent:
+    worker = WorkerSpec("default", 1, ours(), entrypoint=sys.executable, args=("-c", code))
+    return kind(worker, DefaultLogsSpecs(str(folder)), shutdown_timeout=5)
+
+
+@pytest.mark.parametrize("name", ["_stop_workers", "_shutdown"])
+def test_a_way_of_its_own_to_stop_workers_is_taken(tmp_path: Path, name: str) -> None:
+    calls: list[str] = []
+
+    class Noting(LocalElasticAgent):
+        pass
+
+    def noted(self: LocalElasticAgent, *arguments: object) -> None:
+        calls.append(f"{name} of {type(self).__name__}")
+        getattr(LocalElasticAgent, name)(self, *arguments)
+
+    setattr(Noting, name, noted)
+    assert local(Noting, tmp_path, "raise SystemExit(3)").run().is_failed()
+    assert calls[0] == f"{name} of Noting"
+
+
+def test_an_interrupt_that_nobody_handles_leaves_no_worker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM")
+    started, pids = threading.Event(), list[int]()
+
+    class Telling(LocalElasticAgent):
+        def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
+            ids = super()._start_workers(worker_group)
+            pids.extend(ids.values())
+            started.set()
+            return ids
+
+    def interrupt() -> None:
+        assert started.wait(PATIENCE)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    agent = local(Telling, tmp_path, "import time; time.sleep(600)")
+    with beside(threading.Thread(target=interrupt)), pytest.raises(KeyboardInterrupt):
+        agent.run()
+    assert len(pids) == 1
+    with pytest.raises(ProcessLookupError):
+        os.kill(pids[0], 0)

@@ -1,0 +1,192 @@
+"""A new arbiter is filled by what the nodes hold, in whatever order they speak."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.failures.cause import Cause
+from rallypoint.rendezvous.arbiter import Arbiter, Send
+from rallypoint.rendezvous.holding import Held, after_notice, after_request, greeted, said_again
+from rallypoint.rendezvous.messages import Beat, Holding, JoinRequest, Notice, Placed, Request, RoundEnded
+from rallypoint.rendezvous.operations import Fail, Succeed
+from rallypoint.rendezvous.recovery import absents
+from rallypoint.rendezvous.state import Member, NodeId, Outcome, Settings
+
+CAUSE = Cause(0, 0, "h", 42, 1, "boom", "", 0.0, "")
+
+
+class Node:
+    """One node's link, without a wire: what it holds, and its session with the present arbiter."""
+
+    def __init__(self, number: int) -> None:
+        self.id = NodeId(f"h{number}", 1, 0)
+        self.port = 7000 + number
+        self.held = Held()
+        self.session = 0
+        self.told: list[Notice] = []
+
+
+class Job:
+    """Some nodes and the arbiter that they speak to."""
+
+    def __init__(self, count: int, least: int = 1) -> None:
+        self.settings = Settings("job", least, count)
+        self.arbiter = Arbiter(self.settings, "0")
+        self.nodes = [Node(number) for number in range(count)]
+        self.now = 0.0
+        self.sessions = 0
+        for node in self.nodes:
+            self.open(node)
+        for node in self.nodes:
+            self.join(node)
+
+    def open(self, node: Node) -> None:
+        """A session, at the beginning of which the node says what it holds."""
+        self.sessions += 1
+        node.session = self.sessions
+        name = self.arbiter.open(node.session, node.id, self.now, address=node.id.addr)
+        again = said_again(node.held, self.now)
+        node.held = greeted(node.held, self.arbiter.incarnation, name)
+        for request in again:
+            self.deliver(self.arbiter.receive(node.session, request, self.now))
+
+    def say(self, node: Node, request: Request) -> None:
+        node.held = after_request(node.held, request, self.now)
+        self.deliver(self.arbiter.receive(node.session, request, self.now))
+
+    def join(self, node: Node) -> None:
+        self.say(node, JoinRequest(Member("default", 1, "", node.port), 600.0))
+
+    def deliver(self, sends: list[Send]) -> None:
+        for session, notice in sends:
+            for node in self.nodes:
+                if node.session == session:
+                    node.held = after_notice(node.held, notice)
+                    node.told.append(notice)
+
+    def replaced(self) -> None:
+        """The arbiter is gone, with all sessions; another takes its place."""
+        self.arbiter = Arbiter(self.settings, str(int(self.arbiter.incarnation) + 1))
+        for node in self.nodes:
+            node.session = 0
+            node.told.clear()
+
+    def passes(self, seconds: float, beating: list[Node]) -> None:
+        until = self.now + seconds
+        while self.now < until:
+            self.now += 0.5
+            for node in beating:
+                self.deliver(self.arbiter.receive(node.session, Beat(), self.now))
+            self.deliver(self.arbiter.tick(self.now))
+
+
+def ranks(arbiter: Arbiter) -> dict[str, int]:
+    return {node.addr: each.rank for node, each in arbiter.state.participants.items()}
+
+
+@given(st.integers(1, 5).flatmap(lambda count: st.permutations(range(count))), st.integers(0, 3))
+def test_a_running_round_runs_on_and_nobody_is_told(order: list[int], failures: int) -> None:
+    job = Job(len(order))
+    for _ in range(failures):
+        job.say(job.nodes[0], Fail(job.arbiter.state.round, CAUSE, 9))
+        for node in job.nodes:
+            job.join(node)
+    before = job.arbiter.state
+    job.replaced()
+    for number in order:
+        job.open(job.nodes[number])
+    after = job.arbiter.state
+    assert not any(node.told for node in job.nodes)
+    assert not absents(after)
+    assert (after.round, after.complete, after.ledger.failures) == (before.round, True, failures)
+    assert {node: each.rank for node, each in after.participants.items()} == {
+        node: each.rank for node, each in before.participants.items()
+    }
+
+
+@given(st.permutations(range(4)), st.sets(st.integers(0, 3), min_size=1), st.booleans())
+def test_an_end_that_some_had_heard_of_is_told_to_the_others_and_counted_once(
+    order: list[int], unheard: set[int], joined: bool
+) -> None:
+    job = Job(4)
+    deaf = [job.nodes[number] for number in unheard]
+    before = {node.id: node.held for node in deaf}
+    job.say(job.nodes[3], Fail(0, CAUSE, 9))
+    for node in deaf:
+        node.held = before[node.id]
+        if node is job.nodes[3]:  # it has failed, and does not know whether anybody has heard
+            node.held = after_request(node.held, Fail(0, CAUSE, 9), 0.0)
+    for node in job.nodes:
+        if joined and node not in deaf:
+            job.join(node)
+    job.replaced()
+    for number in order:
+        job.open(job.nodes[number])
+    for node in job.nodes:
+        if node.held.placement is not None and node.held.placement.round == 0 and node.held.join is None:
+            assert node.held.over, "whoever holds a place in a round that is over has been told"
+            job.join(node)
+    state = job.arbiter.state
+    assert (state.round, state.complete, state.ledger.failures) == (1, True, 1)
+    assert sorted(ranks(job.arbiter).values()) == [0, 1, 2, 3]
+    assert all(sum(isinstance(each, RoundEnded) for each in node.told) <= 1 for node in job.nodes)
+
+
+@given(st.permutations(range(4)), st.integers(1, 3))
+def test_who_does_not_speak_in_time_is_lost(order: list[int], missing: int) -> None:
+    job = Job(4)
+    job.replaced()
+    present = [job.nodes[number] for number in order[missing:]]
+    for node in present:
+        job.open(node)
+    assert len(absents(job.arbiter.state)) == missing
+    job.passes(30.0, present)
+    assert not absents(job.arbiter.state)
+    for node in present:
+        assert [type(each) for each in node.told if isinstance(each, RoundEnded)] == [RoundEnded]
+        job.join(node)
+    assert job.arbiter.state.complete
+    assert len(job.arbiter.state.participants) == 4 - missing
+
+
+@given(st.permutations(range(3)), st.sets(st.integers(0, 2)))
+def test_success_is_said_again(order: list[int], early: set[int]) -> None:
+    job = Job(3)
+    for number in early:
+        if len(early) < 3:
+            job.say(job.nodes[number], Succeed(0))
+    job.replaced()
+    for number in order:
+        job.open(job.nodes[number])
+    for node in job.nodes:
+        if not node.held.said:
+            job.say(node, Succeed(0))
+    verdict = job.arbiter.state.verdict
+    assert verdict is not None
+    assert verdict.outcome is Outcome.SUCCEEDED
+    assert all(node.held.ended for node in job.nodes)
+
+
+@given(st.integers(-2, 5), st.integers(-2, 5), st.integers(-2, 9))
+def test_a_holding_that_cannot_be_changes_nothing(round_: int, rank: int, size: int) -> None:
+    arbiter = Arbiter(Settings("job", 1, 3), "1")
+    node = NodeId("h", 1, 0)
+    arbiter.open(1, node, 0.0, address="h")
+    holding = Holding("0", node, Member("default", 1, "h", 7000), round_, rank, size, over=False)
+    arbiter.receive(1, holding, 0.0)
+    taken = node in arbiter.state.participants
+    assert taken == (round_ >= 0 and 0 <= rank < size <= 3)
+
+
+def test_places_are_told_again_after_a_connection_that_broke_in_between() -> None:
+    job = Job(2)
+    job.say(job.nodes[0], Fail(0, CAUSE, 9))
+    job.join(job.nodes[1])
+    cut = job.nodes[1].held
+    job.join(job.nodes[0])
+    job.nodes[1].held = cut  # its place was told to a connection that had broken
+    job.nodes[1].told.clear()
+    job.open(job.nodes[1])
+    assert [type(each) for each in job.nodes[1].told] == [Placed]
+    assert job.arbiter.state.ledger.lost == 0

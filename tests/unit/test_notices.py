@@ -1,0 +1,89 @@
+"""What a worker sees of a notice, whatever it finds in its environment and in the folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rallypoint import notices
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    found = tmp_path / "notices"
+    monkeypatch.setenv(notices.VARIABLE, str(found))
+    monkeypatch.setenv("LOCAL_RANK", "2")
+    return found
+
+
+def hang(folder: Path, text: str) -> None:
+    """Post a notice as an agent does: whole or not at all."""
+    folder.mkdir(exist_ok=True)
+    (folder / "new").write_text(text)
+    (folder / "new").replace(folder / notices.NOTICE_FILE)
+
+
+def notice(round_: int, deadline: float) -> str:
+    return json.dumps({"reason": "preemption", "node": "b", "round": round_, "deadline": deadline})
+
+
+def test_a_notice_is_seen_replaced_and_taken_back(folder: Path) -> None:
+    assert notices.pending() is None, "there is no folder yet"
+    hang(folder, notice(3, time.monotonic() + 60))
+    seen = notices.pending()
+    assert seen is not None
+    assert (seen.reason, seen.node, seen.round) == (notices.PREEMPTION, "b", 3)
+    assert 50 < seen.remaining() <= 60
+    assert notices.pending() is seen, "it is read once"
+    hang(folder, notice(4, 0.0))
+    again = notices.pending()
+    assert again is not None
+    assert again.round == 4
+    assert again.remaining() == 0.0
+    (folder / notices.NOTICE_FILE).unlink()
+    assert notices.pending() is None
+
+
+def test_an_acknowledgement_is_a_file_and_saying_it_again_changes_nothing(folder: Path) -> None:
+    notices.acknowledge()
+    assert not folder.exists(), "nobody has asked"
+    folder.mkdir()
+    notices.acknowledge()
+    notices.acknowledge()
+    assert os.listdir(folder) == [notices.ACK_PREFIX + "2"]
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "3", '{"reason": 1}', '{"reason":"","node":"","round":"x","deadline":0}']
+)
+def test_what_cannot_be_read_is_no_notice(folder: Path, text: str) -> None:
+    hang(folder, text)
+    assert notices.pending() is None
+
+
+def test_without_an_agent_there_is_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.chdir(tmp_path)
+    for value in (None, ""):
+        monkeypatch.delenv(notices.VARIABLE, raising=False)
+        if value is not None:
+            monkeypatch.setenv(notices.VARIABLE, value)
+        assert notices.pending() is None
+        notices.acknowledge()
+    monkeypatch.setenv(notices.VARIABLE, str(tmp_path))
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    notices.acknowledge()
+    assert os.listdir(tmp_path) == []
+
+
+def test_it_brings_nothing_else_of_rallypoint_along() -> None:
+    code = "import sys, rallypoint.notices as n; n.pending(); n.acknowledge(); print(*sorted(sys.modules))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    modules = done.stdout.split()
+    assert [name for name in modules if name.startswith("rallypoint")] == ["rallypoint", "rallypoint.notices"]
+    assert not {"json", "dataclasses", "logging", "socket"} & set(modules)

@@ -1,0 +1,16 @@
+"""The guardian that the tests of this folder start their workers by."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from rallypoint.workers.guardian.client import Guardian
+from tests.unit.workers.test_process import guarded
+
+
+@pytest.fixture
+def guardian() -> Iterator[Guardian]:
+    with guarded() as guardian:
+        yield guardian
