@@ -6,6 +6,7 @@ import os
 import select
 import shlex
 import signal
+import sys
 
 import pytest
 
@@ -23,6 +24,16 @@ def test_an_ignored_sigchld_hides_no_exit_code(rallyrun: Launcher, code: int) ->
     assert "not foreseen" not in job.err
     if code:
         assert f"exitcode  : {code} " in job.err
+
+
+def test_signals_of_the_c_library_that_arrive_ignored_do_no_harm(rallyrun: Launcher) -> None:
+    """As under GNU make: who is started by `posix_spawn` of glibc finds its signals 32 and 33 ignored for good."""
+    script = rallyrun.script("print('up', flush=True)\n")
+    command = [*RALLYRUN, "--standalone", "--nproc-per-node=1", script]
+    spawn = f"import os; pid = os.posix_spawn({command[0]!r}, {command!r}, os.environ); "
+    job = rallyrun.command([sys.executable, "-c", spawn + "raise SystemExit(os.waitpid(pid, 0)[1])"])
+    assert job.ends() == 0, job.err
+    assert job.out == ["up"]
 
 
 def test_an_interrupt_while_workers_are_stopped_leaves_none(rallyrun: Launcher) -> None:
@@ -66,7 +77,10 @@ sys.exit(3)
 
 def until_ended(pid: int) -> None:
     """Wait until a process has ended, reaped or not."""
-    fd = os.pidfd_open(pid)
+    try:
+        fd = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return
     try:
         assert select.select([fd], [], [], PATIENCE)[0], f"process {pid} still runs"
     finally:

@@ -74,7 +74,7 @@ def _from_standard_error(failure: ProcessFailure, message: str, recorded: bool) 
     traceback = last_traceback(lines) if failure.exitcode >= 0 else ""
     if recorded:
         return message, traceback
-    told = "\n".join(text for text in (traceback or last_lines(lines), failure.damaged) if text)
+    told = "\n".join(text for text in (traceback or last_lines(lines), failure.damaged, failure.full) if text)
     if traceback:
         message = closing_line(traceback)
     elif failure.exitcode >= 0:

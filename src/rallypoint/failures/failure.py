@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import dataclass, field
 
@@ -25,8 +26,9 @@ class ProcessFailure:
         noticed: when the failure was noticed, in epoch seconds with fractions.
 
     `error_file_data`, `message` and `timestamp` (whole epoch seconds) are the contract's; `callstack` is the traceback
-    from the error file or empty, `damaged` the text of an error file that cannot be read. `moment` is the best
-    knowledge of when the worker failed, with fractions: it orders failures within one node.
+    from the error file or empty, `damaged` the text of an error file that cannot be read, `full` a sentence if the
+    worker had no room to write. `moment` is the best knowledge of when the worker failed, with fractions: it orders
+    failures within one node.
     """
 
     local_rank: int
@@ -41,6 +43,7 @@ class ProcessFailure:
     moment: float = field(init=False)
     callstack: str = field(init=False, default="", repr=False)
     damaged: str = field(init=False, default="", repr=False)
+    full: str = field(init=False, default="", repr=False)
 
     def __post_init__(self) -> None:
         reply = read_error_file(self.error_file)
@@ -54,6 +57,7 @@ class ProcessFailure:
             return
         if isinstance(reply, Unreadable):
             self.damaged = f"the error file {reply.path} is damaged; it begins with {reply.raw!r}"
+        self.full = _no_room(os.path.dirname(self.error_file))
         self.error_file = NO_FILE
         self.error_file_data = {"message": "<NONE>"}
         self.timestamp = int(self.noticed)
@@ -83,3 +87,13 @@ class ProcessFailure:
 def iso_time(timestamp: float) -> str:
     """`YYYY-MM-DD_HH:MM:SS` in local time, of epoch seconds."""
     return time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(timestamp))
+
+
+def _no_room(folder: str) -> str:
+    """A sentence if nothing more can be written below a folder, where the worker's output and error file belong."""
+    try:
+        disk = os.statvfs(folder)
+    except OSError:
+        return ""
+    full = disk.f_bavail == 0 or disk.f_favail == 0 < disk.f_files
+    return f"the disk is full under {folder}: what it wrote last may be missing there" if full else ""

@@ -332,6 +332,7 @@ class Guardian:
 
     def _ignore(self, wanted: set[int]) -> None:
         """Ignore just these, so that a worker does too. They are blocked here anyway."""
+        wanted &= self._signal.valid_signals()  # those of the C library cannot be set, and stay as they are
         wanted -= {_SIGCHLD, _SIGPIPE, _SIGXFSZ}
         for number in wanted ^ self._inherited:
             self._signal.signal(number, self._signal.SIG_IGN if number in wanted else self._signal.SIG_DFL)
