@@ -4,13 +4,16 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test sim lint bench clean
 
 demo: $(READY)  ## train with two workers, kill one half-way, finish with the same loss
 	@$(BIN)/python examples/demo.py
 
 test: $(READY)  ## every test, on both cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+sim: $(READY)  ## 10,000 jobs in virtual time, with faults from seeds
+	@$(BIN)/python -m tests.sim $(ARGS)
 
 lint: $(READY)  ## style, types and the floors of the house
 	$(BIN)/ruff check .

@@ -319,10 +319,11 @@ def _on_link_down(status: Status, event: LinkDown) -> Decision:
     return status._replace(cut_off=True), (Tell(f"{event.detail}; what runs here runs on", loud=True),)
 
 
-def _on_link_up(status: Status, _event: LinkUp) -> Decision:
+def _on_link_up(status: Status, event: LinkUp) -> Decision:
+    again = (Join(),) if event.join_lost and status.phase is Phase.FORMING else ()
     if not status.cut_off:
-        return status, ()
-    return status._replace(cut_off=False), (Tell("the control plane is in reach again", loud=True),)
+        return status, again
+    return status._replace(cut_off=False), (Tell("the control plane is in reach again", loud=True), *again)
 
 
 def _on_progress(status: Status, event: Progress) -> Decision:

@@ -43,7 +43,7 @@ from rallypoint.rendezvous.messages import (
 from rallypoint.rendezvous.observer import Observer
 from rallypoint.rendezvous.operations import Close, Drain, Exit, Fail, Join, Operation, Preempt, Succeed
 from rallypoint.rendezvous.placement import placements, progress
-from rallypoint.rendezvous.recovery import absents, news, patience, recovered
+from rallypoint.rendezvous.recovery import absents, end_of, news, passed_over, patience, recovered, seated_before
 from rallypoint.rendezvous.state import NodeId, Reason, Settings, State
 from rallypoint.rendezvous.stepping import Ran, refusal, run
 from rallypoint.rendezvous.tidings import farewell, newly_complete, preemption, round_end
@@ -83,6 +83,8 @@ class Arbiter:
         self._pending: dict[NodeId, Join] = {}
         self._deadlines: list[tuple[float, NodeId]] = []
         self._checked_at = -math.inf
+        self._woke = False
+        self._heard_at = -math.inf
         self._ticked_at = -math.inf
         self._sends: list[Send] = []
         self._ended: list[int] = []
@@ -104,6 +106,7 @@ class Arbiter:
         at_home: bool = False,
     ) -> NodeId:
         """A node has made itself known. Returns the name it goes by: its own, unless that was given before."""
+        self._hear(now)
         node = self._unique(node)
         self._sessions[session] = _Session(node, address, server_address, now, leased, at_home)
         self._by_node[node] = session
@@ -120,6 +123,7 @@ class Arbiter:
         speaker = self._sessions.get(session)
         if speaker is None:
             return []
+        self._hear(now)
         speaker.heard_at = now
         self._RECEIVE[type(request)](self, session, speaker, request, now)
         return self._take_sends()
@@ -197,15 +201,20 @@ class Arbiter:
     def _on_holding(self, session: int, speaker: _Session, request: Holding, now: float) -> None:
         if not request.member.address:
             request = request._replace(member=request.member._replace(address=speaker.address))
-        if request.incarnation == self.incarnation:
-            self._take_over(session, speaker, request.node)
-        elif not self._decided:
+        former = request.node if request.incarnation == self.incarnation else None
+        if former is None and not self._decided:
+            former = seated_before(self.state, speaker.node, request)
+        if former is not None:
+            self._take_over(session, speaker, former)
+        elif self._decided:
+            self.state = passed_over(self.state, request)
+        else:
             self._be_filled(speaker.node, request, now)
         if self.state.verdict is not None:
             self._sends.append((session, farewell(self.state, speaker.node, self.state.verdict)))
             return
         told = news(self.state, speaker.node, request)
-        speaker.skips_join = request.joining and any(isinstance(each, RoundEnded) for each in told)
+        speaker.skips_join = request.joining and bool(told)
         self._sends += [(session, self._completed(each)) for each in told]
         if not told and self.state.complete and self.state.wait_list and self._absent_until is None:
             self._sends.append((session, NodesWaiting(self.state.round, len(self.state.wait_list))))
@@ -230,7 +239,10 @@ class Arbiter:
         self._observer.look(self.state, now)
         if absents(self.state) and self._absent_until is None:
             self._absent_until = now + patience(self.settings)
-        if not newly_complete(before, self.state):
+        if before.complete and self.state.round > before.round:
+            end = RoundEnded(end_of(self.state, before.round))
+            self._sends += [(self._by_node[each], end) for each in before.participants if each in self._by_node]
+        elif not newly_complete(before, self.state):
             self._tell(before, self.state)
         self._change(now, self._look_at_all, now)
         if not absents(self.state):
@@ -321,8 +333,10 @@ class Arbiter:
             return
         if before.complete and after.round > before.round:
             end = RoundEnded(round_end(before, after))
-            survivors = [node for node in before.participants if node in self._by_node and after.knows(node)]
-            self._sends += [(self._by_node[node], end) for node in survivors]
+            survivors = [node for node in before.participants if after.knows(node)]
+            # Who had succeeded and was out of reach for a while has no seat there any more, but waits for the rest.
+            survivors += sorted(before.succeeded.difference(before.participants))
+            self._sends += [(self._by_node[node], end) for node in survivors if node in self._by_node]
         if newly_complete(before, after):
             self._place(after)
         elif after.complete and len(after.wait_list) != len(before.wait_list) and self._absent_until is None:
@@ -382,23 +396,33 @@ class Arbiter:
         self._change(now, self._run, gone.node, Exit(reason), now)
 
     def _silent(self, now: float) -> list[int]:
-        asleep = now - self._checked_at > self.settings.lease and self._checked_at > -math.inf
-        due = now - self._checked_at >= self.settings.lease / 4
-        if not due:
-            return []
-        self._checked_at = now
-        if asleep:
-            for each in self._sessions.values():
-                each.heard_at = now
         lease = self.settings.lease
+        late = now - self._checked_at - lease / 4
+        if late < 0:
+            return []
+        # We slept, and what came meanwhile may wait unread: judge a little later, and count no time that we slept.
+        self._woke = late > lease / 8 and not self._woke
+        self._checked_at = now - (lease * 3 / 16 if self._woke else 0.0)
+        for each in self._sessions.values():
+            each.heard_at = min(now, each.heard_at + late)
+        if self._woke:
+            return []
         leased = {number: each for number, each in self._sessions.items() if each.leased}
         silent = [number for number, each in leased.items() if now - each.heard_at >= lease]
-        if len(silent) == len(leased) >= 2 and not self._home():
-            # Law 5. One silent node of one is taken for lost: that a node is, is likelier than that we are.
-            for each in leased.values():
-                each.heard_at = now
-            return []
-        return silent
+        return [] if self._seems_cut_off(now) else silent
+
+    def _seems_cut_off(self, now: float) -> bool:
+        """Law 5. One silent node of one is taken for lost: that a node is, is likelier than that we are."""
+        if now - self._heard_at < self.settings.lease / 2 or self._home():
+            return False
+        return sum(each.leased for each in self._sessions.values()) >= 2
+
+    def _hear(self, now: float) -> None:
+        """Somebody speaks: time in which nobody did counts for nobody."""
+        if self._seems_cut_off(now):
+            for each in self._sessions.values():
+                each.heard_at = min(now, each.heard_at + now - self._heard_at)
+        self._heard_at = now
 
     def _take_sends(self) -> list[Send]:
         sends, self._sends = self._sends, []

@@ -26,7 +26,7 @@ from rallypoint.rendezvous import codec
 from rallypoint.rendezvous.dialing import TRY_AGAIN, Dialer, Session
 from rallypoint.rendezvous.frames import FrameError, frame
 from rallypoint.rendezvous.handshake import HandshakeError
-from rallypoint.rendezvous.holding import Held, after_notice, after_request, greeted, said_again
+from rallypoint.rendezvous.holding import Held, after_notice, after_request, forget_join, greeted, said_again
 from rallypoint.rendezvous.link import Deliver
 from rallypoint.rendezvous.messages import Beat, Leave, LinkDown, LinkLost, LinkUp, Notice, Request
 from rallypoint.rendezvous.state import Settings
@@ -132,7 +132,9 @@ class TcpLink:
                     return
                 self._deliver(LinkDown(f"the control plane at {self._endpoint} was lost ({why})"))
                 session = await self._again(lost_at)
-                self._deliver(LinkUp())
+                before = self._held
+                self._hold(forget_join(before, session.welcome.incarnation))
+                self._deliver(LinkUp(join_lost=before.join is not self._held.join))
         except (HandshakeError, TimeoutError) as error:
             self._end(str(error))
         except Exception as error:  # whatever it is, the agent must not wait for ever for what will not come

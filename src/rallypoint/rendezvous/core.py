@@ -8,7 +8,7 @@ action is an ending. Tables and names follow the contract's section 4.6; where a
 
 Laws:
 
-1. Round numbers only grow, by one, and only when a complete round ends.
+1. Round numbers only grow, and only when a complete round ends.
 2. The membership of a complete round never grows. Any loss from it ends it, unless the one who goes has succeeded.
 3. Nodes of the last round that live keep their seats and group ranks until they come back or are gone;
    a newcomer or a spare gets only what is left.

@@ -150,7 +150,7 @@ def _end_round(action: Action, state: State, node: NodeId, settings: Settings) -
     """End a complete round; `state` no longer holds those who go."""
     failed = action.reason is Reason.FAILURE
     return state._replace(
-        round=state.round + 1,
+        round=max(state.round + 1, state.next_round),
         complete=False,
         participants={},
         former={each: participant.rank for each, participant in state.participants.items()},

@@ -29,6 +29,7 @@ from rallypoint.rendezvous.messages import (
     JoinRequest,
     Leave,
     LinkLost,
+    LinkUp,
     NodesWaiting,
     Notice,
     Placed,
@@ -90,7 +91,7 @@ class ElasticHandler(RendezvousHandler):
         self._verdict: Verdict | None = None
         self._told_round = -1
         self._taken_round = -1
-        self._missed_round = False
+        self._join_used_up = False
 
     # What torch's handlers have
 
@@ -137,7 +138,7 @@ class ElasticHandler(RendezvousHandler):
                 return self.info(notice.placement)
             if isinstance(notice, Progress):
                 log.warning("waiting for the rendezvous of job %r: %s", self._settings.run_id, notice)
-            if isinstance(notice, RoundEnded) and self._missed_round:
+            if self._join_used_up:
                 self.join("default", 1)
             error = error_of(notice)
             if error is not None:
@@ -167,10 +168,11 @@ class ElasticHandler(RendezvousHandler):
         """Ask for a place in the next round; the answer is a `Placed` or `JoinRefused` notice.
 
         A worker store of this node listens before the request goes out, should the node become group rank 0. A round
-        that came and went before it was taken up may have used what was prepared for it; then another is prepared.
+        that came and went before it was taken up may have used what was prepared for it, and so may one that was
+        completed by a control plane that is no more; then another is prepared.
         """
-        if self._missed_round or self._told_round > self._taken_round:
-            self._missed_round = False
+        if self._join_used_up or self._told_round > self._taken_round:
+            self._join_used_up = False
             self._taken_round = self._told_round
             self._stores.discard()
         address, port = self._stores.prepare()
@@ -246,8 +248,10 @@ class ElasticHandler(RendezvousHandler):
                 self._told_round = placement.round
             case RoundEnded(end=end):
                 self._waiting = 0
-                self._missed_round = end.round > self._told_round
+                self._join_used_up = self._join_used_up or end.round > self._told_round
                 self._stores.round_ended()
+            case LinkUp(join_lost=True):
+                self._join_used_up = True
             case JobEnded(verdict=verdict):
                 self._verdict = verdict
             case LinkLost() if self._verdict is not None:

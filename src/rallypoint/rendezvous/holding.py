@@ -5,6 +5,7 @@ The link's shell hands every request and every notice through here, and sends `s
 Laws:
 
 1. What was asked and not yet answered is asked again; the arbiter takes what it has heard before for what it is.
+   But a join is not asked of another arbiter: what it brings along may have been used in a place that the first gave.
 2. The name and the incarnation of a session hold good once the arbiter has said anything in it: only then has it
    surely heard what was said at its beginning. A name that was claimed from the arbiter that gave it stays.
 3. Nothing is said again after the job's end.
@@ -40,8 +41,8 @@ class Held(NamedTuple):
     """A node's place, what it has asked, and who it is there.
 
     `join` is the join that has no answer yet and the moment until which it may wait; `said` what was told of the round
-    that runs. `known_as` is incarnation and name of the last session that was answered in, `greeted_as` of one that was
-    not yet.
+    that runs. `past` is the newest round that it knows to be over. `known_as` is incarnation and name of the last
+    session that was answered in, `greeted_as` of one that was not yet.
     """
 
     known_as: tuple[str, NodeId] | None = None
@@ -49,6 +50,7 @@ class Held(NamedTuple):
     member: Member | None = None
     placement: Placement | None = None
     over: bool = True
+    past: int = -1
     failures: int = 0
     join: tuple[JoinRequest, float] | None = None
     said: tuple[Fail | Succeed | Drain | Preempt | Close, ...] = ()
@@ -85,16 +87,23 @@ def after_notice(held: Held, notice: Notice) -> Held:
             failures = held.failures
             if held.placement is not None and end.cause is not None:
                 failures = max(failures, held.placement.restarts + 1)
+            news, held = end.round > held.past, held._replace(past=max(held.past, end.round), failures=failures)
             if held.placement is None or end.round > held.placement.round:
                 # A round of ours came and went unseen; what the join brought along was used up in it.
-                return held._replace(join=None, failures=failures)
-            return held._replace(over=True, failures=failures, said=_beyond_rounds(held))
+                return held._replace(join=None) if news else held
+            return held._replace(over=True, said=_beyond_rounds(held))
         case JoinRefused():
             return held._replace(join=None)
         case JobEnded():
             return held._replace(join=None, said=(), ended=True)
         case _:
             return held
+
+
+def forget_join(held: Held, incarnation: str) -> Held:
+    """What is held of a join when a session opens with the arbiter `incarnation`: nothing if another was asked."""
+    last = held.greeted_as or held.known_as
+    return held if last is None or last[0] == incarnation else held._replace(join=None)
 
 
 def greeted(held: Held, incarnation: str, node: NodeId) -> Held:
@@ -134,7 +143,7 @@ def _holding(held: Held, member: Member, incarnation: str, node: NodeId) -> Hold
     place = held.placement
     joining = held.join is not None
     if place is None:
-        return Holding(incarnation, node, member, joining=joining)
+        return Holding(incarnation, node, member, past=held.past, joining=joining)
     return Holding(
         incarnation,
         node,
@@ -145,6 +154,7 @@ def _holding(held: Held, member: Member, incarnation: str, node: NodeId) -> Hold
         control_rank=place.control_rank,
         failures=held.failures,
         over=held.over,
+        past=held.past,
         joining=joining,
     )
 

@@ -37,8 +37,9 @@ class Holding(NamedTuple):
     """What a node holds, said again when its link was lost and is open once more; a new arbiter is filled by it.
 
     `incarnation` names the arbiter that it was known to, `node` is the name that it went by there. `round` is the last
-    round that it had a place in (-1 for none), `over` says whether it knows that this round has ended, `failures` how
-    many restarts it knows the job to have used. For `control_rank` see `Placement`.
+    round that it had a place in (-1 for none), `over` says whether it knows that this round has ended, `past` is the
+    newest round of which it knows that (-1 for none), `failures` how many restarts it knows the job to have used. For
+    `control_rank` see `Placement`.
     """
 
     incarnation: str
@@ -50,6 +51,7 @@ class Holding(NamedTuple):
     control_rank: int = -1
     failures: int = 0
     over: bool = True
+    past: int = -1
     joining: bool = False
 
 
@@ -159,7 +161,13 @@ class LinkDown(NamedTuple):
 
 
 class LinkUp(NamedTuple):
-    """The control plane is in reach again; made on the node's own side, never sent."""
+    """The control plane is in reach again; made on the node's own side, never sent.
+
+    `join_lost`: the join that waited was said to an arbiter that is no more, which may have given it a place; it is not
+    said again, and the node has to join anew.
+    """
+
+    join_lost: bool = False
 
 
 class LinkLost(NamedTuple):

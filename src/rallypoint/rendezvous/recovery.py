@@ -9,7 +9,8 @@ Laws:
 1. A round that was running runs on when all its nodes have spoken: nothing is told to anybody.
 2. The newest round that anybody holds is the job's; who holds an older one comes back as a newcomer.
 3. Who hosted the control plane inside its agent is gone with it: its round is over.
-4. Only an arbiter that has completed no round of its own is filled.
+4. Only an arbiter that has completed no round of its own is filled. Another passes over the numbers, of
+   rounds and of restarts, that were used before its time.
 5. Who waited for a seat cannot know whether a round runs. Where only such nodes have spoken, no round is completed
    until those who run one have had the time to say so.
 """
@@ -51,6 +52,23 @@ def recovered(state: State, node: NodeId, holding: Holding, settings: Settings) 
     return state
 
 
+def seated_before(state: State, node: NodeId, holding: Holding) -> NodeId | None:
+    """Who `node` is in the state already, if what it says was heard in an earlier session of the same process."""
+    ranks = {each: seat.rank for each, seat in state.participants.items()} if state.complete else state.former
+    if holding.round != (state.round if state.complete else state.round - 1):
+        return None
+    same = (each for each, rank in ranks.items() if rank == holding.group_rank)
+    return next((each for each in same if each[:2] == node[:2]), None)
+
+
+def passed_over(state: State, holding: Holding) -> State:
+    """The state of an arbiter with rounds of its own, once a node has said what it holds of rounds before its time."""
+    return state._replace(
+        next_round=max(state.next_round, holding.round + 1, holding.past + 1),
+        ledger=state.ledger._replace(failures=max(state.ledger.failures, holding.failures)),
+    )
+
+
 def news(state: State, node: NodeId, holding: Holding) -> list[Notice]:
     """What `node` has missed of a job that goes on, judged by what it holds."""
     if node in state.participants and state.complete:
@@ -58,14 +76,16 @@ def news(state: State, node: NodeId, holding: Holding) -> list[Notice]:
     if node in state.succeeded and state.round == holding.round:
         return []
     if not holding.over:
-        return [RoundEnded(_end_of(state, holding.round))]
-    if holding.joining and state.round - 1 > holding.round and node not in state.participants:
+        return [RoundEnded(end_of(state, holding.round))]
+    last = state.round - 1
+    if holding.joining and last > max(holding.round, holding.past) and node not in state.participants:
         # A place that it was given is lost again, and the worker store that it brought may have been used there.
-        return [RoundEnded(_end_of(state, state.round - 1))]
+        return [RoundEnded(end_of(state, last))]
     return []
 
 
-def _end_of(state: State, round_: int) -> RoundEnd:
+def end_of(state: State, round_: int) -> RoundEnd:
+    """How a round ended that ran before the state was as it is, as far as that is known."""
     ended = state.ended
     return ended if ended is not None and ended.round == round_ else RoundEnd(round_, Reason.FORGOTTEN, "")
 
@@ -79,7 +99,8 @@ def _adopted(state: State, node: NodeId, holding: Holding, settings: Settings) -
     """The first to speak of its round: all seats of that round are taken, those who came before wait."""
     ranks = range(holding.group_world_size)
     held = {(node if rank == holding.group_rank else NodeId.absent(rank)): rank for rank in ranks}
-    newcomers = {each: participant.member for each, participant in state.participants.items()} | dict(state.wait_list)
+    forming = {} if state.complete else state.participants
+    newcomers = {each: participant.member for each, participant in forming.items()} | dict(state.wait_list)
     seats = max(0, settings.max_nodes - len(held))
     wait_list = {each: newcomers[each] for each in sorted(newcomers)[:seats]}
     spares = {each: newcomers[each] for each in sorted(newcomers)[seats:]}

@@ -19,7 +19,7 @@ from rallypoint.rendezvous.state import (
     Verdict,
 )
 
-_VERSION = b"rallypoint-state-2:"
+_VERSION = b"rallypoint-state-3:"
 _MAX_STATE = 8 * 1024 * 1024
 
 
@@ -43,6 +43,7 @@ class _Blob:
     preempted: Preemption | None
     streak: Streak
     hold: float
+    next_round: int
     ended: RoundEnd | None
     verdict: Verdict | None
 
@@ -69,6 +70,7 @@ def encode_state(state: State) -> bytes:
         state.preempted,
         state.streak,
         state.hold,
+        state.next_round,
         state.ended,
         state.verdict,
     )
@@ -111,6 +113,7 @@ def decode_state(data: bytes) -> State:
         blob.preempted,
         blob.streak,
         blob.hold,
+        blob.next_round,
         blob.ended,
         blob.verdict,
     )

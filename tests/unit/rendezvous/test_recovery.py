@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rallypoint.failures.cause import Cause
 from rallypoint.rendezvous.arbiter import Arbiter, Send
-from rallypoint.rendezvous.holding import Held, after_notice, after_request, greeted, said_again
+from rallypoint.rendezvous.holding import Held, after_notice, after_request, forget_join, greeted, said_again
 from rallypoint.rendezvous.messages import Beat, Holding, JoinRequest, Notice, Placed, Request, RoundEnded
 from rallypoint.rendezvous.operations import Fail, Succeed
 from rallypoint.rendezvous.recovery import absents
@@ -46,10 +46,14 @@ class Job:
         self.sessions += 1
         node.session = self.sessions
         name = self.arbiter.open(node.session, node.id, self.now, address=node.id.addr)
+        waited = node.held.join is not None
+        node.held = forget_join(node.held, self.arbiter.incarnation)
         again = said_again(node.held, self.now)
         node.held = greeted(node.held, self.arbiter.incarnation, name)
         for request in again:
             self.deliver(self.arbiter.receive(node.session, request, self.now))
+        if waited and node.held.join is None and not any(isinstance(each, JoinRequest) for each in again):
+            self.join(node)
 
     def say(self, node: Node, request: Request) -> None:
         node.held = after_request(node.held, request, self.now)

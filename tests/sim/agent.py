@@ -1,0 +1,370 @@
+"""A node's process: the production policy and handler, a table of what its steps do here, and made-up workers."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import TYPE_CHECKING, NamedTuple
+
+from rallypoint.agent.policy import Phase, Status, decide
+from rallypoint.agent.steps import (
+    AnnounceDeparture,
+    AnnounceFailure,
+    AnnounceSuccess,
+    Ask,
+    Depart,
+    Drain,
+    End,
+    Event,
+    Finish,
+    Forewarn,
+    GiveUp,
+    Join,
+    Kill,
+    Leave,
+    NoticeOver,
+    PassOn,
+    SignalArrived,
+    Start,
+    Step,
+    Stop,
+    Tell,
+    Withdraw,
+    WorkersFailed,
+    WorkersReady,
+    WorkersStopped,
+    WorkersSucceeded,
+)
+from rallypoint.base.clock import Deadline
+from rallypoint.failures.cause import Cause
+from rallypoint.rendezvous.elastic import ElasticHandler
+from rallypoint.rendezvous.handshake import PROTOCOL_VERSION, Hello
+from rallypoint.rendezvous.link import Deliver, Link
+from rallypoint.rendezvous.messages import JobEnded, Placed
+from rallypoint.rendezvous.state import Outcome
+from tests.sim.crew import Crew, Exit
+from tests.sim.link import SimLink
+from tests.sim.scenario import NodePlan
+from tests.sim.server import LocalSession, Server
+from tests.sim.stores import Stores
+from tests.sim.world import Process, Timer
+
+if TYPE_CHECKING:
+    from tests.sim.job import Job
+
+
+class Fate(Enum):
+    """How an agent ended."""
+
+    SUCCEEDED = auto()
+    FAILED = auto()
+    STOPPED = auto()
+    GAVE_UP = auto()
+    DEPARTED = auto()
+    KILLED = auto()
+
+
+class _Notice(NamedTuple):
+    """What the workers are asked, and the timer of their answer."""
+
+    timer: Timer
+    over: Timer
+
+
+class Agent:
+    """One agent from its start to its end."""
+
+    def __init__(self, job: Job, plan: NodePlan) -> None:
+        self.job = job
+        self.plan = plan
+        self.number = plan.number
+        self.process = Process(job.world, f"node {plan.number}", job.scenario.stream(f"agent {plan.number}"))
+        self.wall_skew = self.process.rng.uniform(-0.2, 0.2)
+        self.status = Status(notice=job.settings.notice_timeout)
+        self.fate: Fate | None = None
+        self.crew = Crew(
+            job.world,
+            job.scenario.stream(f"crew {plan.number}"),
+            job.scenario.temper,
+            job.scenario.grace,
+            job.scenario.calm,
+            job.yard,
+        )
+        self.crew.on_exit = lambda: self.process.hears(self._look_at_workers)
+        self.server: Server | None = None
+        self.link: SimLink | LocalSession | None = None
+        self._mail: deque[Event] = deque()
+        self._busy = False
+        self._stop: Timer | None = None
+        self._told: Exit | None = None
+        self._notice: _Notice | None = None
+        self.joined_at = 0.0
+        self._ask_every = 2.0
+        self._asking: Timer | None = None
+        self.stores = Stores(job.world)
+        self.handler = ElasticHandler("sim", job.settings, self._open_link, self.stores)
+        self.handler.listen(self._post)
+        job.world.note(self.process, "starts")
+        self._do(Join())
+
+    @property
+    def alive(self) -> bool:
+        """Whether the agent has not come to its end."""
+        return self.fate is None
+
+    def wall_clock(self) -> float:
+        """What this host believes the time to be; nothing may depend on it."""
+        return self.job.world.now + self.wall_skew
+
+    @property
+    def connected(self) -> bool:
+        """Whether there is a session with a server that runs."""
+        if isinstance(self.link, SimLink):
+            return self.link.is_open
+        return self.server is not None and self.server.alive
+
+    # What happens to it
+
+    def kill(self) -> None:
+        """SIGKILL of the agent; its workers end very soon after."""
+        if self.fate is None:
+            self._end(Fate.KILLED)
+        self.process.kill()
+        if isinstance(self.link, SimLink) and self.link.connection is not None:
+            connection = self.link.connection
+            if not self.job.network.silent(self.process):
+                connection.close(0)
+        self.job.world.after(self.process.rng.uniform(0.0, 1.0), self.crew.gone)
+
+    def signal(self, number: int) -> None:
+        """A signal for the agent."""
+        self.process.hears(self._post, SignalArrived(number))
+
+    def close_job(self) -> None:
+        """Somebody asks for the end of the job here."""
+        self.process.hears(self.handler.set_closed)
+
+    # The loop
+
+    def _post(self, event: Event) -> None:
+        if self.fate is not None:
+            return
+        if isinstance(event, Placed):
+            self.job.audit.placed(self, event.placement, self._source())
+        elif isinstance(event, JobEnded):
+            self.job.audit.told_verdict(self, event.verdict, self._source())
+        self._mail.append(event)
+        if not self._busy:
+            self._busy = True
+            # The loop's thread posts, the agent's thread wakes up a little later.
+            self.process.later(0.0, self._wake)
+
+    def _source(self) -> int:
+        if isinstance(self.link, SimLink):
+            return self.link.source
+        return self.server.number if self.server is not None else -1
+
+    def _wake(self) -> None:
+        self._busy = False
+        while self._mail and self.fate is None:
+            self._take(self._mail.popleft())
+        self._look_at_workers()
+
+    def _take(self, event: Event) -> None:
+        before = self.status
+        self.status, steps = decide(before, event)
+        self.job.world.note(self.process, "%s on %s: %s", before.phase.name, event, steps)
+        self.job.audit.decided(self, before, event, steps, self._source())
+        for step in steps:
+            if self.fate is None:
+                self._do(step)
+
+    def _do(self, step: Step) -> None:
+        self._HOW[type(step)](self, step)
+
+    def _look_at_workers(self) -> None:
+        if self.fate is not None or self.status.phase is not Phase.RUNNING:
+            return
+        ended = self.crew.exit
+        if ended is None or ended is self._told:
+            return
+        self._told = ended
+        self._take(WorkersSucceeded() if ended.succeeded else WorkersFailed(self._cause(ended)))
+
+    def _cause(self, ended: Exit) -> Cause:
+        # The failure's number is its pid: so everybody can be asked which failure he means.
+        host = f"10.0.0.{self.number}"
+        return Cause(0, 0, host, ended.failure, 1, f"failure {ended.failure}", "", self.wall_clock(), "")
+
+    # Steps
+
+    def _do_join(self, _step: Join) -> None:
+        self.joined_at = self.job.world.now
+        self.handler.join("default", self.plan.size)
+        self._ask_every = 2.0
+        self._ask_again()
+
+    def _ask_again(self) -> None:
+        if self._asking is not None:
+            self._asking.cancel()
+        self._asking = self.process.later(self._ask_every, self._ask_progress)
+
+    def _ask_progress(self) -> None:
+        if self.status.phase is Phase.FORMING and self.fate is None:
+            self.handler.ask_progress()
+            self._ask_every = min(2 * self._ask_every, 60.0)
+            self._ask_again()
+
+    def _do_start(self, step: Start) -> None:
+        self.job.audit.starts(self, step.placement)
+        self._end_notice()
+        self.handler.take_up(step.placement)
+        self._told = None
+        self.crew.start(self.job.audit.names[self.number, step.placement.round])
+
+    def _do_stop(self, step: Stop) -> None:
+        self._stop = self.process.later(self.crew.stop_time(), self._stopped)
+
+    def _stopped(self) -> None:
+        self._stop = None
+        self.crew.gone()
+        self._end_notice()
+        self._post(WorkersStopped())
+
+    def _do_kill(self, _step: Kill) -> None:
+        if self._stop is not None:
+            self._stop.cancel()
+            self._stop = self.process.later(0.01, self._stopped)
+
+    def _do_announce_failure(self, step: AnnounceFailure) -> None:
+        self.handler.report_failure(self.status.round, step.cause, self.job.scenario.max_restarts)
+
+    def _do_announce_success(self, _step: AnnounceSuccess) -> None:
+        self.handler.report_success(self.status.round)
+
+    def _do_announce_departure(self, step: AnnounceDeparture) -> None:
+        self.handler.preempt(self.status.round, step.seconds)
+
+    def _do_drain(self, _step: Drain) -> None:
+        self.handler.drain(self.status.round)
+
+    def _do_ask(self, step: Ask) -> None:
+        self._end_notice()
+        answers = self.process.rng.uniform(0.0, 2 * step.seconds)
+        self._notice = _Notice(
+            self.process.later(min(answers, step.seconds), self._post, WorkersReady()),
+            self.process.later(step.seconds, self._post, NoticeOver()),
+        )
+
+    def _end_notice(self) -> None:
+        notice, self._notice = self._notice, None
+        if notice is not None:
+            notice.timer.cancel()
+            notice.over.cancel()
+
+    def _do_withdraw(self, _step: Withdraw) -> None:
+        self._end_notice()
+
+    def _do_leave(self, _step: Leave) -> None:
+        self.handler.leave()
+
+    def _do_nothing(self, _step: Step) -> None:
+        pass
+
+    def _do_end(self, step: End) -> None:
+        self._shut(_FATES[step.verdict.verdict.outcome])
+
+    def _do_give_up(self, step: GiveUp) -> None:
+        self._shut(Fate.GAVE_UP)
+
+    def _do_depart(self, _step: Depart) -> None:
+        self._shut(Fate.DEPARTED)
+
+    def _do_finish(self, _step: Finish) -> None:
+        self._shut(Fate.SUCCEEDED)
+
+    _HOW: dict[type, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
+        Join: _do_join,
+        Start: _do_start,
+        Stop: _do_stop,
+        Kill: _do_kill,
+        AnnounceFailure: _do_announce_failure,
+        AnnounceSuccess: _do_announce_success,
+        AnnounceDeparture: _do_announce_departure,
+        Drain: _do_drain,
+        Ask: _do_ask,
+        Withdraw: _do_withdraw,
+        Forewarn: _do_nothing,
+        PassOn: _do_nothing,
+        Tell: _do_nothing,
+        Leave: _do_leave,
+        End: _do_end,
+        GiveUp: _do_give_up,
+        Depart: _do_depart,
+        Finish: _do_finish,
+    }
+
+    # The end
+
+    def _end(self, fate: Fate) -> None:
+        self.fate = fate
+        self.job.world.note(self.process, "ends: %s", fate.name)
+        self.job.audit.agent_ended(self)
+
+    def _shut(self, fate: Fate) -> None:
+        """The last step is taken: let go of everything, as `agent.api` and the handler's `shutdown` do."""
+        self._end(fate)
+        self._end_notice()
+        if self.link is not None:
+            self.link.close()
+        self.stores.close()
+        if self.server is not None and self.server.alive:
+            self.server.finish(self._exit)
+        else:
+            self._exit()
+
+    def _exit(self) -> None:
+        self.process.kill()
+
+    # The control plane
+
+    def _open_link(self, deliver: Deliver, _deadline: Deadline) -> Link:
+        if self.plan.hosts and self.job.network.listener is None:
+            self.server = self.job.new_server(self.process, self.pid)
+            local = LocalSession(self.server, self.number, deliver)
+            settings = self.job.settings
+            hello = Hello(PROTOCOL_VERSION, settings.run_id, b"", self.address, self.pid, 0, False, settings)
+            self.server.attach(local, hello, "", leased=False)
+            self.link = local
+            return local
+        self.link = SimLink(
+            self.process,
+            self.job.network,
+            self.number,
+            self.address,
+            self.pid,
+            self.job.settings,
+            self.job.scenario.stream(f"link {self.number}"),
+            deliver,
+            self._stand_in,
+        )
+        return self.link
+
+    def _stand_in(self) -> None:
+        """An agent at the endpoint hosts what another one there hosted until it died."""
+        if self.plan.hosts and self.server is None and self.job.network.listener is None:
+            self.server = self.job.new_server(self.process, self.pid)
+
+    @property
+    def address(self) -> str:
+        """This host's address."""
+        return f"10.0.0.{self.number}"
+
+    @property
+    def pid(self) -> int:
+        """The agent's process id."""
+        return 100 + self.number
+
+
+_FATES = {Outcome.SUCCEEDED: Fate.SUCCEEDED, Outcome.FAILED: Fate.FAILED, Outcome.STOPPED: Fate.STOPPED}

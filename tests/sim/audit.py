@@ -1,0 +1,378 @@
+"""What must always be true, checked as things happen.
+
+The audit knows the truth: which failure happened in which round, whose workers have succeeded, who was disturbed. What
+the arbiter and the agents believe is held against that.
+"""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import TYPE_CHECKING
+
+from rallypoint.agent.policy import Phase, Status
+from rallypoint.agent.steps import (
+    Event,
+    Finish,
+    GiveUp,
+    NoticeOver,
+    SignalArrived,
+    Step,
+    Stop,
+    WorkersFailed,
+    WorkersSucceeded,
+)
+from rallypoint.rendezvous.messages import (
+    Holding,
+    JobEnded,
+    JoinRefused,
+    LinkLost,
+    Placement,
+    Refusal,
+    Request,
+    RoundEnded,
+)
+from rallypoint.rendezvous.operations import Close, Drain, Fail
+from rallypoint.rendezvous.state import Outcome, Reason, State, Verdict
+from tests.sim.network import Connection
+from tests.sim.server import LocalSession, Server, Session
+from tests.sim.truth import Book, Round, RoundName, common, number_of
+from tests.sim.world import Violation
+
+if TYPE_CHECKING:
+    from tests.sim.agent import Agent
+    from tests.sim.job import Job
+
+_RECOVERY = 15.0
+"""Seconds for which a disturbance may still be felt, beside the leases that it takes to notice."""
+
+
+class Audit:
+    """All checks of one run."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+        self.rounds: dict[RoundName, Round] = {}
+        self.names: dict[tuple[int, int], RoundName] = {}
+        """(node, number) to the name of the round that the node was placed in."""
+        self.verdict: Verdict | None = None
+        self._books: dict[int, Book] = {}
+        self._failures: dict[int, tuple[int, RoundName]] = {}
+        self._counted: set[RoundName] = set()
+        self._ended: set[RoundName] = set()
+        self._first_server: dict[int, int] = {}
+        """Node to the first server that it was known to."""
+        self._drains: set[tuple[int, RoundName]] = set()
+        self._stores: dict[int, RoundName] = {}
+        """Port to the round whose workers were told of it."""
+        self._placed: dict[int, Placement] = {}
+        self._disturbed: dict[int, float] = {}
+
+    # The arbiter
+
+    def attached(self, server: Server, node: int) -> None:
+        """A node has opened a session."""
+        self._first_server.setdefault(node, server.number)
+
+    def hears(self, server: Server, node: int, request: Request) -> None:
+        """A node is about to be heard."""
+        self._job.world.note(server.process, "hears node %d: %s", node, request)
+        if isinstance(request, Drain):
+            name = self.names.get((node, request.round))
+            if name is not None:
+                self._drains.add((node, name))
+
+    def after(self, server: Server, node: int | None, request: Request | None) -> None:
+        """The arbiter has dealt with something; hold the state before against the one after."""
+        history = server.arbiter.history
+        book = self._books.get(server.number)
+        if book is None:
+            book = self._books[server.number] = Book()
+        if isinstance(request, Fail) and node is not None:
+            self._check_counts(book, history[0], history[-1], node, request)
+        if len(history) == 1 or server.ending:
+            return
+        for before, after in pairwise(history):
+            if before is not after:
+                self._check_step(server, book, before, after, node, request)
+        del history[:-1]
+        self._check_lists(server, book, history[-1])
+
+    def _check_step(
+        self, server: Server, book: Book, before: State, after: State, node: int | None, request: Request | None
+    ) -> None:
+        self._check_ledger(book, before, after, request)
+        filled = False
+        if isinstance(request, Holding) and node is not None and request.round >= 0:
+            filled = after.round > before.round + 1 or (after.round == request.round and not before.complete)
+            filled = filled or request.round in (after.round, after.round - 1)
+            self._learn(book, after, node, request)
+        completed = after.complete and (not before.complete or after.round > before.round)
+        if before.complete and after.round > before.round and not filled:
+            self._check_end(server, book, before, after, request)
+        if completed and not (filled and isinstance(request, Holding) and after.round == request.round):
+            self._complete(server, book, after)
+        elif before.complete and after.complete and before.round == after.round:
+            self._check_members(book, before, after)
+        if after.closed and not before.closed:
+            self._check_close(book, before, after, request)
+
+    def _learn(self, book: Book, after: State, node: int, request: Holding) -> None:
+        """A node has said what it holds; from it the server may have taken a round that another one completed."""
+        name = self.names.get((node, request.round))
+        if name is not None and after.round in (request.round, request.round + 1):
+            book.names.setdefault(request.round, name)
+
+    def _check_counts(self, book: Book, before: State, after: State, node: int, request: Fail) -> None:
+        """A failure of the round that runs is counted; of any other it is not."""
+        _, name = self._failures.get(request.cause.pid, (node, (-1, -1)))
+        running = book.names.get(before.round) if before.complete else None
+        member = node in {number_of(each) for each in before.participants}
+        counts = running == name and member and not before.closed
+        grown = after.ledger.failures - before.ledger.failures
+        if counts and grown != 1:
+            raise Violation(f"a failure was counted {grown} times", f"failure {request.cause.pid} of round {name}")
+        if not counts and grown:
+            raise Violation(
+                "a failure of another round was counted", f"failure {request.cause.pid} of {name} in {running}"
+            )
+        if not counts:
+            return
+        if name in book.counted:
+            raise Violation("two failures of one round were counted", f"round {name}")
+        book.counted.add(name)
+        self._counted.add(name)
+
+    def _check_ledger(self, book: Book, before: State, after: State, request: Request | None) -> None:
+        grown = after.ledger.failures - before.ledger.failures
+        if grown and not isinstance(request, Fail | Holding):
+            raise Violation("a restart was counted without a failure", f"on {request}")
+        if grown < 0:
+            raise Violation("the ledger forgot a failure", f"{before.ledger} became {after.ledger}")
+        if after.ledger.failures > len(self._counted):
+            raise Violation("more restarts than failures", f"{after.ledger} for failures in {sorted(self._counted)}")
+
+    def _check_lists(self, server: Server, book: Book, after: State) -> None:
+        present = server.arbiter.present()
+        for node in (*after.participants, *after.wait_list, *after.redundancy_list, *after.former):
+            if not node.is_absent and node not in present:
+                raise Violation("a node without a session takes part", f"{node} in round {after.round}")
+        name = book.names.get(after.round) if after.complete else None
+        if name is not None:
+            members = self.rounds[name].members
+            for node, each in after.participants.items():
+                if not node.is_absent and members.get(number_of(node)) != each.rank:
+                    raise Violation("a node holds a seat that it was not given", f"{node}: {each} in round {name}")
+
+    def _check_members(self, book: Book, before: State, after: State) -> None:
+        """Who comes into a complete round must have had that very seat in it before."""
+        name = book.names.get(after.round)
+        seats = self.rounds[name].members if name is not None else {}
+        for node, each in after.participants.items():
+            if node not in before.participants and seats.get(number_of(node)) != each.rank:
+                raise Violation("a complete round was joined late", f"{node} in round {after.round}")
+
+    def _complete(self, server: Server, book: Book, state: State) -> None:
+        settings = self._job.settings
+        members = {number_of(node): each.rank for node, each in state.participants.items()}
+        name = book.names[state.round] = (server.number, state.round)
+        if len(members) != len(state.participants):
+            raise Violation("one agent has two seats", f"{sorted(state.participants)} in round {name}")
+        if not settings.min_nodes <= len(members) <= settings.max_nodes:
+            raise Violation("a round of a wrong size completed", f"{len(members)} nodes in round {name}")
+        if sorted(members.values()) != list(range(len(state.participants))):
+            raise Violation("group ranks are not 0..n-1", f"{members} in round {name}")
+        if name in self.rounds:
+            raise Violation("a round completed twice", f"{name}")
+        self.rounds[name] = Round(name, members, state.ledger.failures)
+        self._job.world.note(server.process, "round %s: %s", name, members)
+
+    def _check_end(self, server: Server, book: Book, before: State, after: State, request: Request | None) -> None:
+        name, ended = book.names.get(before.round), after.ended
+        if name is not None:
+            self._ended.add(name)
+        if ended is None or ended.round != before.round:
+            raise Violation("a round ended without a reason", f"{name}: {ended}")
+        match ended.reason:
+            case Reason.FAILURE:
+                if not isinstance(request, Fail) or ended.cause != request.cause:
+                    raise Violation("a round ended by a failure that nobody reported", f"{name}: {ended}")
+            case Reason.DRAINED:
+                agreed = {node for node, each in self._drains if each == name}
+                if not agreed:
+                    raise Violation("a round was drained that nobody meant", f"{name}: {request}")
+                wanted = (
+                    {number_of(node) for node in before.participants} if self._job.settings.notice_timeout else set()
+                )
+                if not wanted <= agreed:
+                    raise Violation("a round was drained without the consent of all", f"{name}: only {agreed}")
+            case Reason.LOST | Reason.DEPARTED:
+                number = self._who(name, before, ended.node)
+                # Who was never told of its place, because the server ended just then, cannot say that it has one.
+                told = name is None or number in self.rounds[name].told
+                # Of a single node the arbiter cannot tell whether it or everybody is cut off.
+                alone = self._job.world.now < self._job.cut_all_until + _RECOVERY and not server.arbiter.present()
+                if number is not None and told and not alone and not self.excused(number):
+                    raise Violation("a healthy node was taken for lost", f"node {number} in round {name}: {ended}")
+            case Reason.FORGOTTEN:
+                raise Violation("a round that this server ran was forgotten", f"{name}: {ended}")
+
+    def _who(self, name: RoundName | None, before: State, shown: str) -> int | None:
+        for node, each in before.participants.items():
+            if str(node) == shown:
+                if not node.is_absent:
+                    return number_of(node)
+                members = self.rounds[name].members if name in self.rounds else {}
+                return next((number for number, rank in members.items() if rank == each.rank), None)
+        return None
+
+    def _check_close(self, book: Book, before: State, after: State, request: Request | None) -> None:
+        verdict, name = after.verdict, book.names.get(before.round)
+        if verdict is None:
+            raise Violation("the job was closed without a verdict", f"on {request}")
+        if verdict.outcome is Outcome.STOPPED and not isinstance(request, Close):
+            raise Violation("something other than a verdict closed the job", f"on {request}")
+        if verdict.outcome is Outcome.FAILED:
+            if not isinstance(request, Fail) or verdict.cause != request.cause:
+                raise Violation("the verdict is not the first failure", f"{verdict} on {request}")
+            if before.ledger.failures < self._job.scenario.max_restarts:
+                raise Violation("the job failed with restarts left", f"{before.ledger}")
+        if verdict.outcome is Outcome.SUCCEEDED:
+            known = self.rounds.get(name) if name is not None else None
+            if known is None or not set(known.members) <= known.finished:
+                raise Violation("success before all workers had succeeded", f"round {name}: {known}")
+        self.verdict = book.verdict = verdict
+
+    def found_silent(self, server: Server, holder: Session | LocalSession) -> None:
+        """The server has ended a session for silence. Only what did not reach its kernel may be missed."""
+        if not isinstance(holder, Session):
+            raise Violation("a session without a lease was silent", f"node {holder.node}")
+        connection: Connection = holder.connection
+        end, lease = connection.ends[1], self._job.settings.lease
+        heard = self._job.world.now - end.arrived_at
+        process = server.process
+        if process.resumed_at == self._job.world.now and process.resumed_at - process.paused_at < lease / 2:
+            return  # too short a pause to be noticed, with a beat that waits to be read
+        if heard < lease - 1e-6 and not end.blackhole and end.open:
+            raise Violation("a node that was beating was dropped", f"node {holder.node}, heard {heard:.3f} s ago")
+
+    # The agents
+
+    def placed(self, agent: Agent, placement: Placement, source: int) -> None:
+        """A node has been told its place."""
+        name = (source, placement.round)
+        round_ = self.rounds.get(name)
+        if round_ is None:
+            raise Violation("a node was placed in no round", f"node {agent.number}: {placement}")
+        before = self._placed.get(agent.number)
+        if before is not None and placement.round <= before.round and round_.told.get(agent.number) != placement:
+            raise Violation("round numbers did not grow", f"node {agent.number}: {before} and {placement}")
+        self._check_place(agent, placement, round_)
+        if before is not None and placement.restarts < before.restarts:
+            raise Violation("the restart count went back", f"node {agent.number}: {before} and {placement}")
+        if placement.restarts != round_.restarts or placement.restarts > self._job.scenario.max_restarts:
+            raise Violation("a wrong restart count was told", f"node {agent.number}: {placement}")
+        if self._job.servers == 1 and placement.restarts != sum(each < name for each in self._counted):
+            raise Violation("restarts told are not the failures counted", f"{placement} with {self._counted}")
+        round_.told[agent.number] = placement
+        self._placed[agent.number] = placement
+        self.names[agent.number, placement.round] = name
+
+    def _check_place(self, agent: Agent, placement: Placement, round_: Round) -> None:
+        by_rank = sorted((rank, number) for number, rank in round_.members.items())
+        sizes = [self._job.plans[number].size for _, number in by_rank]
+        if round_.members.get(agent.number) != placement.group_rank:
+            raise Violation("a node was told another's rank", f"node {agent.number}: {placement} in {round_.members}")
+        base = sum(sizes[: placement.group_rank])
+        if (placement.ranks.base_rank, placement.ranks.world_size) != (base, sum(sizes)):
+            raise Violation("worker ranks are wrong", f"node {agent.number}: {placement} with sizes {sizes}")
+        if placement.group_world_size != len(sizes):
+            raise Violation("the size of a round is wrong", f"node {agent.number}: {placement}")
+        for other in round_.told.values():
+            if common(other) != common(placement):
+                raise Violation("two nodes were told different things of one round", f"{other} and {placement}")
+
+    def starts(self, agent: Agent, placement: Placement) -> None:
+        """A node is about to start its workers."""
+        if agent.crew.running is not None:
+            raise Violation("workers were started beside others", f"node {agent.number}: {placement}")
+        if self._placed.get(agent.number) != placement:
+            raise Violation("workers were started for an old place", f"node {agent.number}: {placement}")
+        name = self.names[agent.number, placement.round]
+        if self._stores.setdefault(placement.store_port, name) != name:
+            before = self._stores[placement.store_port]
+            raise Violation("two rounds have one worker store", f"{before} and {name} on node {agent.number}")
+        if placement.group_rank == 0 and agent.stores.prepared != placement.store_port:
+            raise Violation("the worker store of a round is not there", f"node {agent.number}: {placement}")
+
+    def decided(self, agent: Agent, before: Status, event: Event, steps: tuple[Step, ...], source: int) -> None:
+        """An agent's policy has decided."""
+        name = self.names.get((agent.number, before.round))
+        if isinstance(event, WorkersFailed) and name is not None:
+            self._failures[event.cause.pid] = (agent.number, name)
+        elif isinstance(event, WorkersSucceeded) and name is not None:
+            self.rounds[name].finished.add(agent.number)
+        elif isinstance(event, LinkLost) and before.phase is Phase.RUNNING:
+            raise Violation("running workers were stopped for want of a server", f"node {agent.number}")
+        if isinstance(event, JoinRefused):
+            self._check_refused(agent, event)
+        if isinstance(event, RoundEnded) and before.phase is Phase.RUNNING and event.end.reason is Reason.FORGOTTEN:
+            self._check_forgotten(agent, name, source)
+        stops = before.phase is Phase.RUNNING and any(isinstance(step, Stop) for step in steps)
+        if stops and not isinstance(event, RoundEnded | JobEnded | SignalArrived | NoticeOver):
+            raise Violation("running workers were stopped for no reason", f"node {agent.number}: {event}")
+        if any(isinstance(step, GiveUp | Finish) for step in steps) and isinstance(event, LinkLost):
+            self._check_lost(agent)
+
+    def _check_refused(self, agent: Agent, event: JoinRefused) -> None:
+        waited = self._job.world.now - agent.joined_at
+        if event.refusal is Refusal.TIMEOUT and waited < self._job.settings.join_timeout - 1e-6:
+            raise Violation("a join was given up too early", f"node {agent.number} after {waited:.3f} s")
+        if event.refusal in (Refusal.CLOSED, Refusal.SPARE_NOT_NEEDED) and self.verdict is None:
+            raise Violation("a join was refused by a job that goes on", f"node {agent.number}: {event}")
+        if event.refusal is Refusal.RANK_TAKEN:
+            raise Violation("a rank was taken where ranks are not fixed", f"node {agent.number}: {event}")
+
+    def _check_forgotten(self, agent: Agent, name: RoundName | None, source: int) -> None:
+        """A server that knows nothing of a round may end it only if there was something wrong with its nodes.
+
+        Or if newcomers found the server first, now or before: they cannot tell it of a job that runs, and give the
+        numbers of its rounds to other rounds.
+        """
+        round_ = self.rounds[name] if name is not None else None
+        if round_ is None or name in self._ended or any(self.excused(node) for node in round_.members):
+            return
+        if any(other != name and other[1] == round_.name[1] for other in self.rounds):
+            return
+        took_over = [node for (server, _), each in self.rounds.items() if server == source for node in each.members]
+        if not any(self._first_server[node] == source for node in took_over):
+            raise Violation("a running round was forgotten", f"round {name} on node {agent.number}")
+
+    def _check_lost(self, agent: Agent) -> None:
+        up_for = self._job.server_up_for()
+        if up_for > self._job.settings.join_timeout + _RECOVERY and not self.excused(agent.number):
+            raise Violation("a node lost a server that was there", f"node {agent.number}, up for {up_for:.1f} s")
+
+    def told_verdict(self, agent: Agent, verdict: Verdict, source: int) -> None:
+        """A node has been told how the job ended."""
+        known = self._books[source].verdict
+        if verdict != known:
+            raise Violation("two verdicts", f"node {agent.number} was told {verdict}, the server said {known}")
+
+    def agent_ended(self, agent: Agent) -> None:
+        """An agent has come to its end."""
+        self.disturb(agent.number)
+
+    # Disturbances
+
+    def disturb(self, number: int, length: float = 0.0) -> None:
+        """Something befalls a node, from now on for `length` seconds."""
+        until = self._job.world.now + length
+        self._disturbed[number] = max(self._disturbed.get(number, 0.0), until)
+
+    def excused(self, number: int) -> bool:
+        """Whether a node may be taken for lost."""
+        agent = self._job.agents.get(number)
+        if agent is None or not agent.alive or agent.status.phase in (Phase.ENDING, Phase.ENDED):
+            return True
+        until = self._disturbed.get(number)
+        return until is not None and self._job.world.now <= until + 3 * self._job.settings.lease + _RECOVERY

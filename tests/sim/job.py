@@ -1,0 +1,171 @@
+"""One run of a scenario: all come to life, faults strike at their moments, and in the end all is over."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import NamedTuple
+
+from rallypoint.agent.policy import Phase
+from rallypoint.rendezvous.codec import CodecError
+from rallypoint.rendezvous.state import Settings
+from tests.sim.agent import Agent
+from tests.sim.audit import Audit
+from tests.sim.crew import Yard
+from tests.sim.faults import strike
+from tests.sim.network import Network
+from tests.sim.scenario import NodePlan, Scenario
+from tests.sim.server import Server
+from tests.sim.world import Process, Violation, World
+
+_LOOK_EVERY = 1.0
+"""Seconds between looks whether the job still moves, once it is calm."""
+
+
+class Result(NamedTuple):
+    """What came of a run."""
+
+    scenario: Scenario
+    violation: tuple[str, str] | None
+    """The rule that was broken, and how."""
+    steps: int
+    seconds: float
+    rounds: int
+    verdict: str
+    fates: Counter[str]
+    trace: list[str]
+
+
+def run(scenario: Scenario, *, tracing: bool = False) -> Result:
+    """Run a scenario to its end. The same scenario gives the same result, to the last line of its trace."""
+    global _running
+    job = _running = Job(scenario, tracing=tracing)
+    violation = None
+    try:
+        job.run()
+    except Violation as broken:
+        violation = (broken.rule, str(broken))
+    except (AssertionError, LookupError, TypeError, ValueError, AttributeError, CodecError) as error:
+        violation = (f"{type(error).__name__} in {_place(error)}", repr(error))
+    world, audit = job.world, job.audit
+    verdict = audit.verdict.outcome.value if audit.verdict is not None else "none"
+    fates = Counter(agent.fate.name if agent.fate is not None else "RUNNING" for agent in job.agents.values())
+    return Result(scenario, violation, world.steps, world.now, len(audit.rounds), verdict, fates, world.trace)
+
+
+_running: Job | None = None
+
+
+def running() -> Job:
+    """The job that runs, for planted bugs that know more than they should."""
+    assert _running is not None, "no job runs"
+    return _running
+
+
+def _place(error: BaseException) -> str:
+    trace, place = error.__traceback__, "?"
+    while trace is not None:
+        place = f"{trace.tb_frame.f_code.co_filename.rpartition('/')[2]}:{trace.tb_frame.f_code.co_name}"
+        trace = trace.tb_next
+    return place
+
+
+class Job:
+    """All that there is in one run."""
+
+    def __init__(self, scenario: Scenario, *, tracing: bool = False) -> None:
+        self.scenario = scenario
+        self.world = World(tracing=tracing)
+        self.network = Network(self.world, delay=scenario.delay)
+        self.settings = Settings(
+            "sim",
+            scenario.min_nodes,
+            scenario.max_nodes,
+            join_timeout=scenario.join_timeout,
+            last_call_timeout=scenario.last_call,
+            lease=scenario.lease,
+            notice_timeout=scenario.notice_timeout,
+            restart_backoff=scenario.backoff,
+        )
+        self.plans = {plan.number: plan for plan in scenario.nodes}
+        self.agents: dict[int, Agent] = {}
+        self.yard = Yard()
+        self.servers = 0
+        self.server: Server | None = None
+        self.audit = Audit(self)
+        self.network.on_stall = self._stalled
+        self.cut_all_until = -scenario.join_timeout
+        self._server_since = 0.0
+        self._stuck_since: float | None = None
+
+    def run(self) -> None:
+        """Let everything happen."""
+        scenario, world = self.scenario, self.world
+        if not scenario.hosted:
+            self.new_server()
+        for plan in scenario.nodes:
+            world.at(plan.start, self._start, plan)
+        for fault in scenario.faults:
+            world.at(fault.at, strike, self, fault)
+        world.at(scenario.calm, self._look)
+        world.run(scenario.calm + self._patience())
+        left = [str(agent.process) for agent in self.agents.values() if agent.alive]
+        if left:
+            raise Violation("agents are left", f"{', '.join(left)} after {world.now:.1f} s")
+
+    def new_server(self, process: Process | None = None, home: int = -1) -> Server:
+        """Start a control server at the endpoint, in a process of its own or in a node's."""
+        number = self.servers
+        self.servers += 1
+        if process is None:
+            process = Process(self.world, f"server {number}", self.scenario.stream(f"server {number}"))
+        self.world.note(process, "serves")
+        self.network.endpoint_silent = False
+        self._server_since = self.world.now
+        self.server = Server(process, self.network, self.settings, number, self.audit, home)
+        return self.server
+
+    def server_up_for(self) -> float:
+        """For how many seconds there has been a server at the endpoint."""
+        if self.network.listener is None or self.server is None or self.server.process.paused:
+            return 0.0
+        return self.world.now - self._server_since
+
+    # Inside
+
+    def _stalled(self, node: int, seconds: float) -> None:
+        if seconds > self.settings.lease / 6:
+            self.audit.disturb(node, seconds)
+
+    def _start(self, plan: NodePlan) -> None:
+        self.agents[plan.number] = Agent(self, plan)
+
+    def _patience(self) -> float:
+        """Seconds after the calm in which everybody must have come to an end."""
+        scenario = self.scenario
+        return 3 * scenario.join_timeout + 4 * (scenario.temper.longest + scenario.grace) + 12 * scenario.lease + 60
+
+    def _look(self) -> None:
+        """The calm: a server is there again unless the job is abandoned, and with enough nodes a round completes."""
+        living = [agent for agent in self.agents.values() if agent.alive]
+        if not living:
+            return
+        if self.network.listener is None and not self.scenario.abandoned and self.audit.verdict is None:
+            self.new_server()
+        self._check_stuck(living)
+        self.world.after(_LOOK_EVERY, self._look)
+
+    def _check_stuck(self, living: list[Agent]) -> None:
+        server = self.server
+        if server is None or not server.alive:
+            self._stuck_since = None
+            return
+        state = server.arbiter.state
+        able = [agent for agent in living if agent.connected and agent.status.phase not in (Phase.ENDING, Phase.ENDED)]
+        if state.complete or state.verdict is not None or len(able) < self.settings.min_nodes:
+            self._stuck_since = None
+        elif self._stuck_since is None:
+            self._stuck_since = self.world.now
+        scenario = self.scenario
+        bound = scenario.last_call + scenario.grace + 5 * scenario.lease + 8 * scenario.backoff + 10.0
+        if self._stuck_since is not None and self.world.now - self._stuck_since > bound:
+            raise Violation("enough nodes are there and no round completes", f"for {bound:.1f} s: {state}")

@@ -1,0 +1,246 @@
+"""A node's line to the control server: what `rendezvous.client` does over TCP, in virtual time.
+
+The handshake, the codec and what is held and said again are the production ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import inf
+from random import Random
+
+from rallypoint.rendezvous import codec
+from rallypoint.rendezvous.handshake import Challenge, ClientHandshake, Welcome
+from rallypoint.rendezvous.holding import Held, after_notice, after_request, forget_join, greeted, said_again
+from rallypoint.rendezvous.messages import Beat, Inquire, LinkDown, LinkLost, LinkUp, Notice, Request
+from rallypoint.rendezvous.messages import Leave as LeaveRequest
+from rallypoint.rendezvous.state import Settings
+from tests.sim.network import Connection, Network
+from tests.sim.world import Process, Timer
+
+_FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
+_CONNECT_FIRST, _CONNECT_AGAIN, _SILENCE = 5.0, 1.5, 3.0
+_PATIENT_LEASES = 1.5
+_BEAT = codec.encode(Beat())
+
+
+class SimLink:
+    """One node's sessions, one after another."""
+
+    def __init__(
+        self,
+        process: Process,
+        network: Network,
+        node: int,
+        address: str,
+        pid: int,
+        settings: Settings,
+        rng: Random,
+        deliver: Callable[[Notice], None],
+        stand_in: Callable[[], None],
+    ) -> None:
+        self.process = process
+        self.node = node
+        self.source = -1
+        """The number of the server that was last talked to."""
+        self.connection: Connection | None = None
+        self._network = network
+        self._address = address
+        self._pid = pid
+        self._settings = settings
+        self._rng = rng
+        self._deliver = deliver
+        self._stand_in = stand_in
+        self._held = Held()
+        self._open = False
+        self._closed = False
+        self._ever = False
+        self._delay = _FIRST_DELAY
+        self._patient_from = process.clock()
+        self._waits_since: float | None = None
+        self._silent: list[Connection] = []
+        """Connections that are kept until the server has spoken in the next one."""
+        self._attempts = 0
+        self._handshaking = True
+        self._lease = settings.lease
+        self._heard_at = 0.0
+        self._patience: Timer | None = None
+        self._handshake = ClientHandshake(settings.run_id, None, b"node", settings)
+        self._attempt()
+
+    @property
+    def is_open(self) -> bool:
+        """Whether there is a session."""
+        return self._open
+
+    def send(self, request: Request) -> None:
+        """Say something, now or as soon as a session is open."""
+        self._hold(after_request(self._held, request, self.process.clock()))
+        if self._open and self.connection is not None:
+            self.process.world.note(self.process, "says %s", request)
+            self.connection.send(0, codec.encode(request))
+        elif not isinstance(request, Inquire):
+            self.process.world.note(self.process, "holds %s", request)
+
+    def _hold(self, held: Held) -> None:
+        if held.waits != self._held.waits:
+            self._waits_since = self.process.clock() if held.waits else None
+        self._held = held
+
+    def close(self) -> None:
+        """Say goodbye and hang up. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self.connection is not None:
+            if self._open:
+                self.connection.send(0, codec.encode(LeaveRequest()))
+            self.connection.close(0)
+        while self._silent:
+            self._silent.pop().close(0)
+        self._open = False
+
+    # Dialing
+
+    def _remaining(self) -> float:
+        """Seconds left to try: the join timeout for the first session; another one is needed only by who waits."""
+        since = self._patient_from
+        if self._ever:
+            if self._waits_since is None:
+                return inf
+            since = max(since, self._waits_since)
+        return since + self._settings.join_timeout - self.process.clock()
+
+    def _attempt(self) -> None:
+        if self._closed:
+            return
+        if self._ever:
+            self._stand_in()
+        self._attempts += 1
+        patience = _CONNECT_AGAIN if self._ever else _CONNECT_FIRST
+        self._wait(min(patience, max(0.1, self._remaining())), self._failed, self._attempts)
+        self._network.connect(self, self.node, self._rng, self._connected(self._attempts))
+
+    def _connected(self, attempt: int) -> Callable[[Connection | None], None]:
+        def done(connection: Connection | None) -> None:
+            if self._closed or attempt != self._attempts or self.connection is not None:
+                if connection is not None:
+                    connection.close(0)
+            elif connection is None:
+                self._failed(attempt)
+            else:
+                self.connection = connection
+                self._handshaking = True
+                self._wait(min(_SILENCE, max(0.1, self._remaining())), self._failed, attempt)
+                connection.send(0, codec.encode(self._handshake.hello(self._address, self._pid, 0)))
+
+        return done
+
+    def _failed(self, attempt: int) -> None:
+        """The attempt has come to nothing: hang up, and try again a little later or give up."""
+        if self._closed or self._open or attempt != self._attempts:
+            return
+        self._attempts += 1
+        self._stop_waiting()
+        if self.connection is not None:
+            self.connection.close(0)
+            self.connection = None
+        remaining = self._remaining()
+        if remaining <= 0:
+            self._closed = True
+            self._deliver(LinkLost("the control plane stayed away"))
+            return
+        self.process.later(min(self._delay * self._rng.uniform(0.5, 1.0), remaining), self._attempt)
+        self._delay = min(self._delay * 1.5, _LONGEST_DELAY)
+
+    def _wait(self, seconds: float, call: Callable[..., None], *args: object) -> None:
+        self._stop_waiting()
+        self._patience = self.process.later(seconds, call, *args)
+
+    def _stop_waiting(self) -> None:
+        if self._patience is not None:
+            self._patience.cancel()
+            self._patience = None
+
+    # In a session
+
+    def on_bytes(self, connection: Connection, payload: bytes) -> None:
+        """One frame has come."""
+        if connection is not self.connection or self._closed:
+            return
+        self._heard_at = self.process.clock()
+        if not self._open:
+            self._greet(connection, payload)
+            return
+        while self._silent:
+            self._silent.pop().close(0)
+        if payload != _BEAT:
+            notice = codec.decode_notice(payload)
+            self._hold(after_notice(self._held, notice))
+            self._deliver(notice)
+        elif self._held.greeted_as is not None:
+            self._hold(after_notice(self._held, Beat()))
+
+    def _greet(self, connection: Connection, payload: bytes) -> None:
+        answer = codec.decode_answer(payload)
+        if self._handshaking:
+            assert isinstance(answer, Challenge), answer
+            self._handshaking = False
+            connection.send(0, codec.encode(self._handshake.prove(answer)))
+            return
+        assert isinstance(answer, Welcome), answer
+        self._stop_waiting()
+        self._open = True
+        self._delay = _FIRST_DELAY
+        self._lease = answer.lease
+        self.source = int(answer.incarnation.rpartition("-")[2])
+        if self._ever:
+            before = self._held
+            self._hold(forget_join(before, answer.incarnation))
+            self._deliver(LinkUp(join_lost=before.join is not self._held.join))
+        self._ever = True
+        again = said_again(self._held, self.process.clock())
+        self._hold(greeted(self._held, answer.incarnation, answer.node))
+        self.process.world.note(self.process, "is %s to %s", answer.node, answer.incarnation)
+        for request in again:
+            self.process.world.note(self.process, "says again %s", request)
+            connection.send(0, codec.encode(request))
+        self._listen_for(connection)
+        self.process.later(self._lease / 3, self._beat, connection)
+
+    def _listen_for(self, connection: Connection) -> None:
+        """Look whether the server has been silent for too long, and look again when it could have been."""
+        if connection is not self.connection:
+            return
+        patience, silent = _PATIENT_LEASES * self._lease, self.process.clock() - self._heard_at
+        if silent >= patience:
+            self._silent.append(connection)
+            self._lose(connection, "silent for too long")
+        else:
+            self.process.later(patience - silent + 1e-6, self._listen_for, connection)
+
+    def _beat(self, connection: Connection) -> None:
+        if connection is self.connection and self._open:
+            self.process.later(self._lease / 3, self._beat, connection)
+            connection.send(0, _BEAT)
+
+    def on_end(self, connection: Connection, *, reset: bool) -> None:
+        """The server has hung up, or the connection is broken."""
+        if connection is self.connection and not self._closed:
+            if self._open:
+                self._lose(connection, "reset" if reset else "it hung up")
+            else:
+                self._failed(self._attempts)
+
+    def _lose(self, connection: Connection, why: str) -> None:
+        if connection not in self._silent:
+            connection.close(0)
+        self.connection = None
+        self._open = False
+        self._patient_from = self.process.clock()
+        self.process.world.note(self.process, "has lost its link: %s", why)
+        if self._held.ended:
+            self._closed = True
+            return
+        self._deliver(LinkDown(why))
+        self._attempt()

@@ -1,0 +1,206 @@
+"""A seed becomes plain data: what the job asks for, which nodes there are, and what happens to them when.
+
+A scenario can be cut down (`shrink`): each node and each fault stands for itself, and every random draw during the run
+comes from a stream that is named after the scenario's seed and what draws, so that leaving one thing out changes
+as little as possible of the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import NamedTuple
+
+SERVER = -1
+"""Stands for the control server where a fault names its target."""
+
+
+class NodePlan(NamedTuple):
+    """One agent: its number, when it starts, how many workers it has, whether it hosts the control server."""
+
+    number: int
+    start: float = 0.0
+    size: int = 1
+    hosts: bool = False
+
+
+class Fault(NamedTuple):
+    """Something that goes wrong `at` a moment of the true time, with `node`, for `length` seconds.
+
+    `amount` is what else the kind needs.
+    """
+
+    at: float
+    kind: str
+    node: int
+    length: float = 0.0
+    amount: float = 0.0
+
+    def __str__(self) -> str:
+        target = "the server" if self.node == SERVER else f"node {self.node}"
+        return f"at {self.at:.3f} {self.kind} of {target}" + (f" for {self.length:.3f} s" if self.length else "")
+
+
+class Temper(NamedTuple):
+    """How the workers of this job are: how long they run, how often they fail or hang before the calm."""
+
+    shortest: float
+    longest: float
+    fails: float
+    hangs: float
+    infects: float
+    """How likely a node's workers fail because those of another node of their round did."""
+
+
+class Scenario(NamedTuple):
+    """Everything about one run."""
+
+    seed: int
+    min_nodes: int
+    max_nodes: int
+    max_restarts: int
+    lease: float
+    last_call: float
+    join_timeout: float
+    grace: float
+    notice_timeout: float
+    backoff: float
+    delay: float
+    temper: Temper
+    nodes: tuple[NodePlan, ...]
+    faults: tuple[Fault, ...]
+    calm: float
+    """From then on nothing goes wrong any more, and all workers succeed."""
+    abandoned: bool
+    """Nobody brings the control server back at the calm."""
+
+    @property
+    def hosted(self) -> bool:
+        """Whether a node hosts the control server from the beginning."""
+        return any(node.hosts and not node.start for node in self.nodes)
+
+    def stream(self, name: str) -> Random:
+        """The random stream of that name."""
+        return Random(f"{self.seed}/{name}")
+
+
+class _Draw(NamedTuple):
+    """What the makers of faults are handed."""
+
+    rng: Random
+    at: float
+    node: int
+    lease: float
+
+
+def _length(draw: _Draw) -> float:
+    """Shorter than the lease, about as long, or much longer."""
+    return draw.lease * draw.rng.choice([0.1, 0.5, 0.9, 1.1, 1.6, 2.2, 4.0]) * draw.rng.uniform(0.8, 1.2)
+
+
+def _lasting(kind: str) -> Callable[[_Draw], Fault]:
+    return lambda draw: Fault(draw.at, kind, draw.node, _length(draw))
+
+
+def _sudden(kind: str) -> Callable[[_Draw], Fault]:
+    return lambda draw: Fault(draw.at, kind, draw.node)
+
+
+def _at_server(kind: str) -> Callable[[_Draw], Fault]:
+    return lambda draw: Fault(draw.at, kind, SERVER, _length(draw))
+
+
+def _jump(draw: _Draw) -> Fault:
+    return Fault(draw.at, "clock-jump", draw.node, 0.0, draw.rng.choice([-3600.0, -5.0, 5.0, 3600.0]))
+
+
+def _preempt(draw: _Draw) -> Fault:
+    return Fault(draw.at, "terminate", draw.node, 0.0, draw.rng.uniform(0.5, 5.0))
+
+
+_MAKERS: dict[str, Callable[[_Draw], Fault]] = {
+    "worker-failure": _sudden("worker-failure"),
+    "agent-kill": _sudden("agent-kill"),
+    "power-off": _sudden("power-off"),
+    "terminate": _preempt,
+    "agent-pause": _lasting("agent-pause"),
+    "cut": _lasting("cut"),
+    "cut-all": _lasting("cut-all"),
+    "reset": _sudden("reset"),
+    "half-open": _sudden("half-open"),
+    "server-pause": _at_server("server-pause"),
+    "server-kill": _at_server("server-kill"),
+    "server-power-off": _at_server("server-power-off"),
+    "clock-jump": _jump,
+    "close": _sudden("close"),
+}
+"""What makes a fault of each kind. Newcomers are nodes that start late."""
+
+_THEMES: tuple[dict[str, int], ...] = (
+    dict.fromkeys(_MAKERS, 2) | {"close": 0, "worker-failure": 6, "cut": 4},
+    {"worker-failure": 6, "agent-kill": 2, "terminate": 2, "agent-pause": 1, "reset": 1},
+    {"cut": 5, "reset": 3, "half-open": 3, "agent-pause": 3, "worker-failure": 3, "clock-jump": 2, "cut-all": 1},
+    {"server-kill": 4, "server-power-off": 1, "cut": 4, "worker-failure": 4, "agent-kill": 1, "terminate": 1},
+    {"server-pause": 4, "agent-pause": 3, "cut": 2, "worker-failure": 2, "half-open": 1, "close": 1},
+)
+"""How often each kind is drawn: everything at once, and what belongs together more often than chance would have it."""
+
+
+def generate(seed: int) -> Scenario:
+    """The scenario of a seed."""
+    rng = Random(f"scenario/{seed}")
+    count = rng.choice([1, 2, 2, 3, 3, 4, 5, 8])
+    min_nodes = rng.randint(1, count)
+    max_nodes = rng.choice([count, count, count + 1, count + 2, min_nodes])
+    lease = rng.choice([1.0, 2.0, 3.0])
+    span = rng.choice([5.0, 10.0, 20.0])
+    hosted = rng.random() < 0.4
+    nodes = [
+        NodePlan(number, 0.0 if number == 0 else rng.choice([0.0, rng.uniform(0, 2)]), rng.randint(1, 3), False)
+        for number in range(count)
+    ]
+    if hosted:
+        nodes[0] = nodes[0]._replace(hosts=True)
+    nodes += [
+        NodePlan(number, rng.uniform(0.5, span), rng.randint(1, 3), hosted and rng.random() < 0.3)
+        for number in range(count, count + rng.choice([0, 0, 1, 1, 2, 3]))
+    ]
+    faults = _faults(rng, nodes, span, lease)
+    over = max((fault.at + fault.length for fault in faults), default=0.0)
+    return Scenario(
+        seed=seed,
+        min_nodes=min_nodes,
+        max_nodes=max_nodes,
+        max_restarts=rng.choice([0, 1, 2, 3, 10]),
+        lease=lease,
+        last_call=rng.choice([0.5, 2.0, 5.0]),
+        join_timeout=rng.choice([8.0, 20.0, 60.0]),
+        grace=rng.choice([0.2, 1.0, 4.0]),
+        notice_timeout=rng.choice([0.0, 0.0, 2.0]),
+        backoff=rng.choice([0.0, 0.0, 0.0, 0.5]),
+        delay=rng.choice([0.0005, 0.002, 0.02]),
+        temper=Temper(
+            shortest=rng.choice([0.2, 2.0]),
+            longest=rng.choice([3.0, 15.0, 30.0]),
+            fails=rng.choice([0.0, 0.1, 0.4]),
+            hangs=rng.choice([0.0, 0.1]),
+            infects=0.7,
+        ),
+        nodes=tuple(nodes),
+        faults=tuple(faults),
+        calm=max(over, *(node.start for node in nodes)) + 0.5,
+        abandoned=rng.random() < 0.05,
+    )
+
+
+def _faults(rng: Random, nodes: list[NodePlan], span: float, lease: float) -> list[Fault]:
+    theme = rng.choice(_THEMES)
+    kinds, weights = list(theme), list(theme.values())
+    faults: list[Fault] = []
+    for _ in range(rng.choice([0, 1, 2, 3, 4, 6, 8, 12])):
+        # Half of them strike close after another: that is where things go wrong.
+        close = faults and rng.random() < 0.5
+        at = rng.choice(faults).at + rng.expovariate(2.0) if close else rng.uniform(0.0, span)
+        (kind,) = rng.choices(kinds, weights)
+        faults.append(_MAKERS[kind](_Draw(rng, at, rng.choice(nodes).number, lease)))
+    return sorted(faults)

@@ -1,0 +1,39 @@
+"""One node's supply of worker stores, kept as `worker_stores.AgentStores` keeps it: ports instead of servers."""
+
+from __future__ import annotations
+
+from tests.sim.world import World
+
+
+class Stores:
+    """Each store has a port that no other store of the job has had."""
+
+    hosted_by_agent = True
+
+    def __init__(self, world: World) -> None:
+        self._world = world
+        self.prepared = 0
+        self.current = 0
+
+    def prepare(self) -> tuple[str, int]:
+        """Have a store ready for the round to come."""
+        if not self.prepared:
+            self._world.ports += 1
+            self.prepared = self._world.ports
+        return "", self.prepared
+
+    def round_ended(self) -> None:
+        """The round is over; its workers may still run."""
+
+    def discard(self) -> None:
+        """What was prepared may have been used: prepare another."""
+        self.prepared = 0
+
+    def begin(self, *, is_host: bool) -> None:
+        """The round has begun: the store before goes."""
+        self.current = self.prepared if is_host else 0
+        self.prepared = 0
+
+    def close(self) -> None:
+        """Let go of all."""
+        self.prepared = self.current = 0

@@ -1,0 +1,134 @@
+"""Bugs of the kinds that this simulator is there to find, each planted into the production code for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import NamedTuple
+from unittest.mock import patch
+
+from rallypoint.rendezvous import core, holding
+from rallypoint.rendezvous.arbiter import Arbiter, Send
+from rallypoint.rendezvous.core import Sight
+from rallypoint.rendezvous.holding import Held
+from rallypoint.rendezvous.messages import JoinRequest, Leave, Notice, Placed, Request, RoundEnded
+from rallypoint.rendezvous.operations import FINISH, Act, Action, Close, Fail
+from rallypoint.rendezvous.state import NodeId, Reason, Settings, State
+from tests.sim import job, link
+from tests.sim.job import run
+from tests.sim.scenario import generate
+from tests.sim.stores import Stores
+
+
+class Bug(NamedTuple):
+    """What is wrong, and how to plant it."""
+
+    what: str
+    plant: Callable[[], AbstractContextManager[object]]
+
+
+class Found(NamedTuple):
+    """How a bug was found: after how many seeds, by which, and which rule it broke."""
+
+    seeds: int
+    seed: int
+    rule: str
+
+
+def hunt(bug: Bug, start: int, most: int) -> Found | None:
+    """Run seeds until one breaks a rule with the bug and none without it; None if there is none among `most`."""
+    for count in range(1, most + 1):
+        scenario = generate(start + count - 1)
+        with bug.plant():
+            violation = run(scenario).violation
+        if violation is not None and run(scenario).violation is None:
+            return Found(count, scenario.seed, violation[0])
+    return None
+
+
+def _departure_closes() -> AbstractContextManager[object]:
+    def on_leave(self: Arbiter, _session: int, speaker: object, _request: Leave, now: float) -> None:
+        node = self._sessions[_session].node
+        self._change(now, self._run, node, Close(), now)
+
+    return patch.dict(Arbiter._RECEIVE, {Leave: on_leave})
+
+
+def _wall_clock() -> AbstractContextManager[object]:
+    """The lease counts from when the node says that it spoke, on its own wall clock."""
+    receive = Arbiter.receive
+
+    def bad(self: Arbiter, session: int, request: Request, now: float) -> list[Send]:
+        sends = receive(self, session, request, now)
+        speaker, running = self._sessions.get(session), job.running()
+        if speaker is not None and speaker.leased:
+            sender = running.agents[int(speaker.node.addr.rpartition(".")[2])]
+            speaker.heard_at = now - (running.world.now - sender.wall_clock())
+        return sends
+
+    return patch.object(Arbiter, "receive", bad)
+
+
+def _without_round() -> AbstractContextManager[object]:
+    """Nothing that is said names its round: the link cannot tell when that is over, the arbiter not what is meant."""
+
+    def runs(state: State, node: NodeId, _round: int) -> bool:
+        return state.complete and not state.closed and node in state.participants
+
+    def after_request(held: Held, request: Request, now: float) -> Held:
+        after = holding.after_request(held, request, now)
+        return after._replace(said=held.said) if isinstance(request, JoinRequest) else after
+
+    def after_notice(held: Held, notice: Notice) -> Held:
+        after = holding.after_notice(held, notice)
+        return after._replace(said=held.said) if isinstance(notice, RoundEnded | Placed) else after
+
+    stack = ExitStack()
+    stack.enter_context(patch.object(core, "_runs", runs))
+    stack.enter_context(patch.object(link, "after_request", after_request))
+    stack.enter_context(patch.object(link, "after_notice", after_notice))
+    return stack
+
+
+def _one_store() -> AbstractContextManager[object]:
+    """What was prepared for a round serves the next one too, with all the keys of the first."""
+    return patch.object(Stores, "discard", lambda self: None)
+
+
+def _counted_twice() -> AbstractContextManager[object]:
+    """A failure that is reported when its round has just ended, by another's failure, is counted as well."""
+    fail = core._fail
+
+    def bad(operation: Fail, state: State, node: NodeId, sight: Sight, settings: Settings) -> Action:
+        action = fail(operation, state, node, sight, settings)
+        ended = state.ended
+        if action is FINISH and node in state.former and ended is not None and ended.round == operation.round:
+            return Action(Act.END_ROUND, reason=Reason.FAILURE, cause=operation.cause)
+        return action
+
+    return patch.object(core, "_fail", bad)
+
+
+def _dead_node() -> AbstractContextManager[object]:
+    """A node that is lost while a round forms keeps its place in it."""
+    end = Arbiter._end
+
+    def bad(self: Arbiter, session: int, now: float, reason: Reason) -> None:
+        gone = self._sessions.get(session)
+        if gone is not None and not self.state.complete and gone.node in self.state.participants:
+            del self._sessions[session], self._by_node[gone.node]
+            self._pending.pop(gone.node, None)
+            return
+        end(self, session, now, reason)
+
+    return patch.object(Arbiter, "_end", bad)
+
+
+BUGS = (
+    Bug("a departure closes the job", _departure_closes),
+    Bug("the lease compares another host's wall clock", _wall_clock),
+    Bug("a message is taken without its round", _without_round),
+    Bug("keys are kept without their round", _one_store),
+    Bug("a failure that two nodes report is counted twice", _counted_twice),
+    Bug("a round completes with a dead node", _dead_node),
+)

@@ -1,0 +1,73 @@
+"""Fresh seeds keep every rule; the same seed tells the same story; planted bugs are found; a story can be cut down."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+
+import pytest
+
+from rallypoint.agent.steps import Step
+from tests.sim.agent import Agent
+from tests.sim.job import run
+from tests.sim.scenario import generate
+from tests.sim.shrink import shrink, story
+from tests.sim.teeth import BUGS, Bug, hunt
+
+_FRESH = 300
+_TEETH = 1_000
+
+
+def test_fresh_seeds_keep_every_rule() -> None:
+    """Another base each time: what fails here once is replayed with `python -m tests.sim --seed N --shrink`."""
+    base = random.SystemRandom().randrange(10**9)
+    print(f"seeds {base} to {base + _FRESH - 1}")
+    for seed in range(base, base + _FRESH):
+        result = run(generate(seed))
+        if result.violation is not None:
+            pytest.fail(f"replay: python -m tests.sim --seed {seed} --shrink\n{story(shrink(result))}", pytrace=False)
+
+
+@pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.what)
+def test_planted_bugs_are_found(bug: Bug) -> None:
+    """A bug counts as found when a seed breaks a rule with it and none without it."""
+    found = hunt(bug, start=0, most=_TEETH)
+    assert found is not None, f"{bug.what}: not found within {_TEETH} seeds"
+    print(f"{bug.what}: found after {found.seeds} seeds, by seed {found.seed}: {found.rule}")
+
+
+def test_a_seed_tells_the_same_story_whatever_the_hash_seed() -> None:
+    seeds = range(40)
+    told = [story(generate(seed)) for seed in seeds]
+    assert told == [story(generate(seed)) for seed in seeds]
+    program = (
+        "from tests.sim.scenario import generate\nfrom tests.sim.shrink import story\n"
+        f"import sys\nsys.stdout.write('|'.join(story(generate(seed)) for seed in range({len(seeds)})))"
+    )
+    for hash_seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": hash_seed}
+        ran = subprocess.run(
+            [sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True, timeout=60
+        )
+        assert ran.stdout == "|".join(told)
+
+
+def test_a_failing_scenario_is_cut_down() -> None:
+    """What is left breaks the same rule, and nothing can be left out of it."""
+    bug = next(bug for bug in BUGS if "clock" in bug.what)
+    found = hunt(bug, start=0, most=_TEETH)
+    assert found is not None
+    with bug.plant():
+        result = run(generate(found.seed))
+        smallest = shrink(result)
+        again = run(smallest)
+    assert again.violation is not None
+    assert again.violation[0] == found.rule
+    assert [fault.kind for fault in smallest.faults] == ["clock-jump"]
+    assert len(smallest.nodes) <= len(result.scenario.nodes)
+
+
+def test_every_step_of_the_policy_is_known_to_the_simulated_agent() -> None:
+    assert set(Agent._HOW) == set(Step.__args__)
