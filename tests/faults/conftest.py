@@ -1,0 +1,27 @@
+"""Hosts for the tests of this folder. Where there cannot be any, they say so and do not run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.cluster import Cluster
+from tests.faults.network import network, why_not
+from tests.jobs.launching import launching
+
+
+@pytest.fixture(scope="session")
+def hosts_possible() -> None:
+    if (reason := why_not()) is not None:
+        pytest.skip(f"FAULT TESTS DID NOT RUN: {reason}")
+
+
+@pytest.fixture
+def cluster(hosts_possible: None, tmp_path: Path) -> Iterator[Cluster]:
+    # The launcher ends its jobs first; then the hosts must be empty.
+    with network() as net, launching(tmp_path) as launcher:
+        made = Cluster(net, launcher)
+        yield made
+        made.check()

@@ -1,0 +1,71 @@
+"""Hosts cut off, and packets lost. Nobody is told: no FIN, no RST."""
+
+from __future__ import annotations
+
+import time
+from contextlib import ExitStack
+
+import pytest
+
+from tests.faults.cluster import LEASE, SOON, Cluster, gone, settle, stays
+from tests.jobs.nodes import common
+
+
+@pytest.mark.parametrize(("lease", "down"), [(2.0, 0.5), (None, 1.0)], ids=["2s", "default"])
+def test_down_for_less_than_the_lease_is_not_noticed(cluster: Cluster, lease: float | None, down: float) -> None:
+    """Well below it: what was sent meanwhile has to arrive in time too, and TCP pauses before it tries again."""
+    cluster.lease = lease
+    agents = cluster.three()
+    with agents[2].host.unplugged():
+        stays(agents, down)
+    stays(agents, 2 * (lease or 3.0))
+    cluster.finish(agents)
+    assert [len(agent.ups) for agent in agents] == [1, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("lease", "carrier"), [(LEASE, True), (LEASE, False), (None, True)], ids=["1s", "1s, no carrier", "default"]
+)
+def test_down_for_more_than_the_lease(cluster: Cluster, lease: float | None, carrier: bool) -> None:
+    cluster.lease = lease
+    a, b, c = cluster.three()
+    with c.host.unplugged(carrier=carrier):
+        cut = time.monotonic()
+        cluster.all_up([a, b], starts=2)
+        assert max(a.up_at, b.up_at) - cut < (lease or 3.0) + SOON
+    cluster.all_up([a, b, c], starts=2)  # its second start, their third
+    assert common([a, b, c], [1, 1, 1], "TORCHELASTIC_RESTART_COUNT") == "0"
+    cluster.finish([a, b, c])
+    assert [len(agent.ups) for agent in (a, b, c)] == [3, 3, 2]
+
+
+def test_of_the_control_plane_down_for_more_than_the_lease(cluster: Cluster) -> None:
+    """Both sides see the others go. Only the side with the control plane may say what follows, and it is below 2."""
+    a, b, c = cluster.three()
+    with a.host.unplugged():
+        settle(lambda: gone(int(a.ups[0]["pid"])), "the host of the control plane, alone, stops its worker")
+        stays([b, c], 2 * LEASE)
+    cluster.all_up([a, b, c], starts=2)
+    cluster.finish([a, b, c])
+
+
+def test_five_percent_loss(cluster: Cluster) -> None:
+    """During rendezvous, a failure, a regroup and the end."""
+    agents = []
+    with ExitStack() as losses:
+        for name in "ABC":
+            losses.enter_context(cluster.host(name).losing(5))
+            agents.append(cluster.start(name, "--max-restarts=1"))
+        # A lost packet can cost more than this lease, and then a node is taken out and comes back: what counts is the
+        # end, not the number of rounds on the way.
+        for agent in agents:
+            agent.comes_up(1, world_size=3)
+        cluster.say("fail-B-0")
+        settle(lambda: all(agent.ups[-1]["TORCHELASTIC_RESTART_COUNT"] == "1" for agent in agents), "all are restarted")
+        late = cluster.start("C2", on="C")
+        agents[2].is_killed()
+        survivors = [*agents[:2], late]
+        for agent in survivors:
+            agent.comes_up(1, world_size=3)
+        settle(lambda: sum(agent.host.retransmissions() for agent in agents) > 0, "packets were lost")
+        cluster.finish(survivors)

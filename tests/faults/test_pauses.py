@@ -1,0 +1,57 @@
+"""An agent that is stopped by SIGSTOP for longer than its lease finds that the others have gone on without it."""
+
+from __future__ import annotations
+
+import signal
+
+from tests.faults.cluster import LEASE, SOON, Cluster, gone, settle, stays
+
+
+def test_longer_than_the_lease(cluster: Cluster) -> None:
+    a, b, c = cluster.three()
+    old = c.pid
+    c.job.signal(signal.SIGSTOP)
+    cluster.all_up([a, b], starts=2)
+    c.job.signal(signal.SIGCONT)
+    settle(lambda: gone(old), "the agent stops its old worker", LEASE + SOON)
+    cluster.all_up([a, b, c], starts=2)
+    cluster.finish([a, b, c])
+    assert len(c.ups) == 2
+
+
+def test_longer_than_the_lease_with_no_place_left(cluster: Cluster) -> None:
+    """A spare has taken its place: it becomes the spare."""
+    cluster.nnodes = "2:2"
+    a, b = (cluster.start(name) for name in "AB")
+    cluster.all_up([a, b])
+    spare = cluster.start("S")
+    spare.job.until_err("waits as a spare")
+    old = b.pid
+    b.job.signal(signal.SIGSTOP)
+    a.comes_up(1, starts=2, world_size=2)
+    spare.comes_up(1, world_size=2)
+    b.job.signal(signal.SIGCONT)
+    settle(lambda: gone(old), "the agent stops its old worker", LEASE + SOON)
+    b.job.until_err("waits as a spare")
+    cluster.finish([a, spare, b])
+    assert len(b.ups) == 1
+
+
+def test_shorter_than_the_lease(cluster: Cluster) -> None:
+    agents = cluster.three()
+    agents[2].job.signal(signal.SIGSTOP)
+    stays(agents, LEASE / 3)
+    agents[2].job.signal(signal.SIGCONT)
+    stays(agents, 2 * LEASE)
+    cluster.finish(agents)
+
+
+def test_of_the_control_planes_host(cluster: Cluster) -> None:
+    """Its clock has gone on while it could hear nobody: that is no reason to take anybody out."""
+    agents = cluster.three()
+    agents[0].job.signal(signal.SIGSTOP)
+    stays(agents, 4 * LEASE)  # the others give their connections up and dial again
+    agents[0].job.signal(signal.SIGCONT)
+    stays(agents, 2 * LEASE)
+    cluster.finish(agents)
+    assert [len(agent.ups) for agent in agents] == [1, 1, 1]

@@ -1,0 +1,68 @@
+"""Real training by torch over three hosts, one of which is lost half-way."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.faults.cluster import Agent, Cluster, settle
+from tests.jobs.launching import RALLYRUN, Launcher
+
+pytestmark = pytest.mark.torch
+
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "train_ddp.py")
+STEPS = 120
+FATAL = 50
+MODEL = [EXAMPLE, f"--steps={STEPS}", "--every=20"]
+
+
+def final_loss(text: str) -> float:
+    """The loss that the worker of rank 0 has printed at the end."""
+    (found,) = re.findall(r"final loss (\d+\.\d{9})$", text, re.MULTILINE)
+    return float(found)
+
+
+def undisturbed(launcher: Launcher, env: dict[str, str]) -> float:
+    """The loss of one worker that trains alone."""
+    job = launcher.command([*RALLYRUN, "--standalone", *MODEL], {**env, "GLOO_SOCKET_IFNAME": "lo"})
+    assert job.ends() == 0, job.err
+    return final_loss("\n".join(job.out))
+
+
+def reached(progress: Path, event: str, step: int, times: int = 1) -> bool:
+    """Whether the workers have told of an event at that step or later, so many times."""
+    lines = progress.read_text().splitlines() if progress.exists() else []
+    told = [json.loads(line) for line in lines]
+    return len([each for each in told if each["event"] == event and each["step"] >= step]) >= times
+
+
+@pytest.mark.parametrize("loss", ["agent killed", "link down"])
+def test_survivors_resume_and_finish_with_the_same_loss(cluster: Cluster, tmp_path: Path, loss: str) -> None:
+    # What torch leaves in the temporary folder is not ours. And a real host finds its own address by its name: these
+    # share the machine's name.
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "GLOO_SOCKET_IFNAME": "eth0"}
+    expected = undisturbed(cluster.launcher, env)
+    progress = tmp_path / "progress"
+    command = ["--max-restarts=3", *MODEL, f"--checkpoint-dir={tmp_path / 'checkpoint'}", f"--progress={progress}"]
+    a, b, c = agents = [cluster.run(name, command, env=env) for name in "ABC"]
+    settle(lambda: reached(progress, "step", FATAL), f"step {FATAL}")
+    lose(c, loss)
+    settle(lambda: reached(progress, "training", 20, times=2), "two workers have resumed from a checkpoint")
+    for agent in (a, b):
+        assert agent.job.ends() == 0, agent.job.err
+    c.job.stop()
+    found = final_loss("\n".join(line for agent in agents for line in agent.job.out))
+    assert found == pytest.approx(expected, abs=1e-6)
+
+
+def lose(agent: Agent, how: str) -> None:
+    """Lose a node."""
+    if how == "link down":
+        agent.host.cut_off()
+    else:
+        agent.job.signal(signal.SIGKILL)
+        assert agent.job.ends() == -signal.SIGKILL
