@@ -6,7 +6,7 @@ import argparse
 import compileall
 import sys
 
-from benchmarks import first_line, help_time, memory, rendezvous, restart, results, store
+from benchmarks import first_line, help_time, memory, recovery, rendezvous, restart, results, store
 from benchmarks.case import Case, Settings
 from benchmarks.machine import this_machine
 from benchmarks.table import Row, render
@@ -17,6 +17,7 @@ CASES: tuple[Case, ...] = (
     memory.CASE,
     restart.SINGLE,
     restart.PAIR,
+    *recovery.CASES,
     rendezvous.CASE,
     store.RAW_CASE,
     store.TORCH_CASE,

@@ -154,6 +154,12 @@ class Children:
         self._selector.register(child.process.stdout, selectors.EVENT_READ, child)
         return child
 
+    def let_go(self, child: Child) -> None:
+        """The end of this child is no surprise any more; what it still prints is not read."""
+        assert child.process.stdout is not None
+        with suppress(KeyError):
+            self._selector.unregister(child.process.stdout)
+
     def next_line(self, deadline: float, awaited: str) -> Line:
         """The next line that any child prints.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from benchmarks.case import OURS, THEIRS
@@ -34,26 +34,52 @@ def start_single(children: Children, side: str) -> Child:
 
 def start_pair(children: Children, side: str) -> list[Child]:
     """Two agents with one worker each, meeting over c10d on a loopback port, one restart allowed."""
+    endpoint = f"127.0.0.1:{free_port()}"
+    return [start_node(children, side, node, "2", endpoint) for node in range(2)]
+
+
+def start_node(
+    children: Children, side: str, node: int, nnodes: str, endpoint: str, conf: str = "", entry: Sequence[str] = ()
+) -> Child:
+    """One agent of several, with one worker and one restart allowed; they meet over c10d.
+
+    Args:
+        children: who starts it.
+        side: whose launcher.
+        node: its number, for messages.
+        nnodes: `--nnodes`.
+        endpoint: where the control plane is.
+        conf: `--rdzv-conf`.
+        entry: what the command line begins with, to run elsewhere than here.
+    """
     options = [
-        "--nnodes=2",
+        f"--nnodes={nnodes}",
         "--nproc-per-node=1",
         "--max-restarts=1",
         "--rdzv-backend=c10d",
-        f"--rdzv-endpoint=127.0.0.1:{_free_port()}",
+        f"--rdzv-endpoint={endpoint}",
         "--rdzv-id=bench",
+        *([f"--rdzv-conf={conf}"] if conf else []),
     ]
-    argv = [launcher(COMMANDS[side]), *options, _WORKER]
-    return [children.start(f"{COMMANDS[side]} (node {node})", argv) for node in range(2)]
+    return children.start(f"{COMMANDS[side]} (node {node})", [*entry, launcher(COMMANDS[side]), *options, _WORKER])
 
 
-def first_lines(children: Children, count: int, old: Collection[int] = ()) -> list[Worker]:
+def first_lines(children: Children, count: int, old: Collection[int] = (), patience: float = _PATIENCE) -> list[Worker]:
     """Wait until `count` workers that are not in `old` (pids) have printed their line, and return them by rank.
+
+    A rank that prints twice counts by its last line.
+
+    Args:
+        children: who is listened to.
+        count: how many ranks.
+        old: pids whose lines do not count.
+        patience: seconds to wait.
 
     Raises:
         BenchError: they did not, or a launcher ended.
     """
     found: dict[int, Worker] = {}
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + patience
     while len(found) < count:
         line = children.next_line(deadline, f"the first line of {count} {'restarted ' if old else ''}workers")
         if (match := _LINE.fullmatch(line.text.strip())) and int(match[2]) not in old:
@@ -61,7 +87,7 @@ def first_lines(children: Children, count: int, old: Collection[int] = ()) -> li
     return [found[rank] for rank in sorted(found)]
 
 
-def _free_port() -> int:
+def free_port() -> int:
     """A port that the kernel just had free; both agents must be told the same one before either listens."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

@@ -37,6 +37,7 @@ def _plain(row: Row) -> dict[str, object]:
         "unit": row.unit,
         **{name: {"median": side.median, "values": side.values} if side else None for name, side in sides.items()},
         "base_name": row.base_name or "torchrun",
+        "never": row.never,
         "ratio": row.ratio,
         "budget": str(row.budget) if row.budget else None,
         "verdict": row.verdict,

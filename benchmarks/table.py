@@ -12,14 +12,16 @@ HEADINGS = ("what", "ours", "torchrun", "ratio", "budget", "verdict")
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How the ratio of ours to the other's must turn out (design section 8)."""
+    """How the ratio of ours to the other's, or our own figure, must turn out (design section 8)."""
 
     limit: float
     at_least: bool = False
     """True where more is better (requests per second)."""
+    unit: str = ""
+    """Where given, the limit is one of our own figure in this unit, and not of the ratio."""
 
     def met(self, measured: float) -> bool:
-        """Whether a ratio is within the budget."""
+        """Whether a ratio, or our figure, is within the budget."""
         return measured >= self.limit if self.at_least else measured <= self.limit
 
     def verdict(self, measured: float) -> str:
@@ -29,7 +31,7 @@ class Budget:
         return f"missed by {_number(abs(measured - self.limit))} ({measured / self.limit:.2f} x budget)"
 
     def __str__(self) -> str:
-        return f"{'≥' if self.at_least else '≤'} {self.limit:g}"
+        return f"{'≥' if self.at_least else '≤'} {self.limit:g} {self.unit}".rstrip()
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,8 @@ class Row:
     base: Sample | None
     budget: Budget | None = None
     base_name: str = ""
+    never: str = ""
+    """What to say in place of the other side's figure, where it has none because what is timed does not happen."""
     remarks: tuple[str, ...] = ()
 
     @property
@@ -58,7 +62,9 @@ class Row:
         """`met`, `missed by ...`, `not measured`, or nothing where there is no budget."""
         if self.budget is None:
             return "" if self.ours else "not measured"
-        return "not measured" if self.ratio is None else self.budget.verdict(self.ratio)
+        own = self.ours.median if self.ours else None
+        measured = own if self.budget.unit else self.ratio
+        return "not measured" if measured is None else self.budget.verdict(measured)
 
 
 def render(rows: Sequence[Row]) -> str:
@@ -79,7 +85,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
 
 
 def _cells(row: Row) -> tuple[str, ...]:
-    base = _side(row.base, row.unit)
+    base = row.never or _side(row.base, row.unit)
     return (
         row.what,
         _side(row.ours, row.unit),

@@ -46,3 +46,12 @@ def test_a_row_without_our_figure_is_not_measured() -> None:
     assert Row("memory", "MB", None, None).verdict == "not measured"
     assert Row("memory", "MB", Sample((1.0,)), None, Budget(0.1)).verdict == "not measured"
     assert Row("memory", "MB", Sample((1.0,)), None).verdict == ""
+
+
+def test_a_budget_with_a_unit_is_one_of_our_own_figure() -> None:
+    soon = Budget(1.0, unit="s")
+    assert Row("node lost", "s", Sample((0.5,)), None, soon, never="never (waited 40 s)").verdict == "met"
+    assert Row("node lost", "s", Sample((1.5,)), Sample((9.0,)), soon).verdict == "missed by 0.500 (1.50 x budget)"
+    assert Row("node lost", "s", None, Sample((9.0,)), soon).verdict == "not measured"
+    row = Row("node lost", "s", Sample((0.5,)), None, soon, never="never (waited 40 s)")
+    assert render([row]).splitlines()[2:] == ["node lost  0.500 s  never (waited 40 s)         ≤ 1 s   met"]
