@@ -1,9 +1,11 @@
-"""Show what Rallypoint is for: a training job loses a worker half-way and ends as if nothing had happened.
+"""Show what Rallypoint is for: a training job loses a worker, then a whole node, and ends as if nothing had happened.
 
     make demo
 
-`train_ddp.py` runs twice with two workers. The second time, one worker is killed with SIGKILL in the middle; the job
-must regroup, resume from its last checkpoint, and finish with the same loss to 1e-6. Exits with 1 if it does not.
+`train_ddp.py` runs three times. First with two workers, undisturbed. Then one of the two workers is killed with SIGKILL
+in the middle: the job must regroup, resume from its last checkpoint, and finish with the same loss to 1e-6. Last with
+three nodes (agents on loopback) of one worker each, of which two suffice: the agent of one is killed with SIGKILL, its
+worker must go with it, and the other two must finish with the same loss. Exits with 1 if anything is not so.
 """
 
 from __future__ import annotations
@@ -14,21 +16,29 @@ import os
 import select
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 WORKERS = 2
+NODES = 3
 VICTIM = 1
 TOLERANCE = 1e-6
 PATIENCE = 60.0
 """Seconds after which a run that says nothing more is given up."""
+ALONG = 2.0
+"""Seconds after which a worker that outlives its agent is given up."""
+MARK = "RALLYPOINT_DEMO"
+"""Names a variable that every process of a run carries, so that none can be left behind."""
 
 Event = dict[str, Any]
 
@@ -46,32 +56,27 @@ class Outcome:
 
 
 class Run:
-    """One launcher with its job. What the workers tell comes through a named pipe, one line of JSON an event."""
+    """One job. What its workers tell comes through a named pipe, one line of JSON an event."""
 
-    def __init__(self, launcher: list[str], steps: int, folder: Path) -> None:
+    def __init__(self, launchers: Sequence[list[str]], steps: int, folder: Path) -> None:
         folder.mkdir()
         pipe = folder / "progress"
         os.mkfifo(pipe)
         # Open for both ways: the pipe never ends while workers come and go.
         self._pipe = os.open(pipe, os.O_RDWR | os.O_NONBLOCK)
         self._pending = b""
-        script = Path(__file__).with_name("train_ddp.py")
+        self._mark = uuid.uuid4().hex
         self._log = folder / "log"
-        with self._log.open("wb") as log:
-            self._began = time.monotonic()
-            self._process = subprocess.Popen(
-                [
-                    *launcher,
-                    str(script),
-                    f"--steps={steps}",
-                    f"--checkpoint-dir={folder / 'checkpoint'}",
-                    f"--progress={pipe}",
-                ],
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
-            )
-        self._ended = os.pidfd_open(self._process.pid)
+        script = [str(Path(__file__).with_name("train_ddp.py")), f"--steps={steps}", f"--progress={pipe}"]
+        script.append(f"--checkpoint-dir={folder / 'checkpoint'}")
+        self._began = time.monotonic()
+        self._agents = [self._start([*launcher, *script]) for launcher in launchers]
+        self._ended = {os.pidfd_open(agent.pid): agent for agent in self._agents}
+
+    def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
+        with self._log.open("ab") as log:
+            env = os.environ | {"OMP_NUM_THREADS": "1", MARK: self._mark}
+            return subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=env)
 
     def seconds(self) -> float:
         """Since the launcher was started."""
@@ -85,65 +90,110 @@ class Run:
         """The next event that `wanted` accepts.
 
         Raises:
-            DemoError: the launcher ended, or nobody said anything for too long.
+            DemoError: an agent failed, all ended, or nobody said anything for too long.
         """
         for event in self._events():
             if wanted(event):
                 return event
-        raise DemoError(f"the launcher ended early, with exit code {self._process.wait()}")
+        raise DemoError("all launchers ended, with exit code 0, before the training did")
 
-    def wait_for_all(self, name: str) -> list[Event]:
+    def wait_for_all(self, name: str, workers: int = WORKERS) -> list[Event]:
         """The event `name` of every worker, in order of rank."""
         found: dict[int, Event] = {}
-        while len(found) < WORKERS:
+        while len(found) < workers:
             event = self.wait_for(lambda event: event["event"] == name)
             found[event["rank"]] = event
         return [found[rank] for rank in sorted(found)]
 
+    def agent_pid(self, number: int) -> int:
+        """The process of one launcher."""
+        return self._agents[number].pid
+
+    def kill_agent(self, number: int, worker: int) -> tuple[float, float]:
+        """SIGKILL to one agent and nothing else. Returns the moment, and the seconds until its worker was gone.
+
+        Raises:
+            DemoError: the worker stays.
+        """
+        agent, watched = self._agents[number], os.pidfd_open(worker)
+        for fd in [fd for fd, each in self._ended.items() if each is agent]:
+            del self._ended[fd]
+            os.close(fd)
+        at = time.monotonic()
+        agent.kill()
+        gone, _, _ = select.select([watched], [], [], ALONG)
+        took = time.monotonic() - at
+        os.close(watched)
+        agent.wait()
+        if not gone:
+            raise DemoError(f"the worker {worker} still runs {ALONG:.0f} s after its agent was killed")
+        return at, took
+
     def finish(self) -> Outcome:
-        """Wait for the last loss and the launcher's end."""
+        """Wait for the last loss and the launchers' end."""
         loss = self.wait_for(lambda event: event["event"] == "done")["loss"]
-        code = self._process.wait(PATIENCE)
-        if code != 0:
-            raise DemoError(f"the launcher ended with exit code {code}")
+        for agent in self._ended.values():
+            if (code := agent.wait(PATIENCE)) != 0:
+                raise DemoError(f"the launcher ended with exit code {code}")
         self.say(f"finished: exit code 0, final loss {loss:.9f}")
         return Outcome(loss, self.seconds())
 
     def close(self) -> None:
-        """End the launcher if it still runs, and give the descriptors back."""
-        if self._process.poll() is None:
-            self._process.terminate()
+        """End what still runs, and give the descriptors back."""
+        for agent in self._agents:
+            agent.terminate()
+        for agent in self._agents:
             try:
-                self._process.wait(35)
+                agent.wait(35)
             except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-        os.close(self._ended)
-        os.close(self._pipe)
+                agent.kill()
+                agent.wait()
+        for pid in _marked(self._mark):
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        for fd in (*self._ended, self._pipe):
+            os.close(fd)
 
     def log(self) -> str:
         """All that the launcher and its workers printed."""
         return self._log.read_text(errors="replace")
 
     def _events(self) -> Iterator[Event]:
-        """Events as they come, until the launcher has ended and the pipe is empty."""
+        """Events as they come, until all launchers have ended well and the pipe is empty."""
         while True:
             while b"\n" in self._pending:
                 line, _, self._pending = self._pending.partition(b"\n")
                 yield json.loads(line)
-            ready, _, _ = select.select([self._pipe, self._ended], [], [], PATIENCE)
+            ready, _, _ = select.select([self._pipe, *self._ended], [], [], PATIENCE)
             if not ready:
                 raise DemoError(f"no sign of life for {PATIENCE:.0f} s")
-            if self._pipe not in ready:
+            if self._pipe in ready:
+                self._pending += os.read(self._pipe, 65536)
+                continue
+            for agent in self._ended.values():
+                if agent.poll():
+                    raise DemoError(f"a launcher ended early, with exit code {agent.returncode}")
+            if all(agent.poll() == 0 for agent in self._ended.values()):
                 return
-            self._pending += os.read(self._pipe, 65536)
+
+
+def _marked(mark: str) -> Iterator[int]:
+    """Processes of a run that are still there."""
+    for name in os.listdir("/proc"):
+        if name.isdigit() and int(name) != os.getpid():
+            with suppress(OSError):
+                if f"{MARK}={mark}".encode() in Path(f"/proc/{name}/environ").read_bytes().split(b"\0"):
+                    yield int(name)
 
 
 @contextmanager
-def running(launcher: list[str], steps: int, folder: Path) -> Iterator[Run]:
+def running(launchers: Sequence[list[str]], steps: int, folder: Path) -> Iterator[Run]:
     """A run that is over at the end, with its output shown if something was not as claimed."""
-    print("$ " + " ".join([Path(launcher[0]).name, *launcher[1:], "examples/train_ddp.py"]), flush=True)
-    run = Run(launcher, steps, folder)
+    for (name, *flags), same in groupby(launchers):
+        times = len(list(same))
+        again = f"  # {times} times" if times > 1 else ""
+        print("$ " + " ".join([Path(name).name, *flags, "examples/train_ddp.py"]) + again, flush=True)
+    run = Run(launchers, steps, folder)
     try:
         yield run
     except DemoError:
@@ -155,7 +205,7 @@ def running(launcher: list[str], steps: int, folder: Path) -> Iterator[Run]:
 
 def undisturbed(launcher: list[str], steps: int, folder: Path) -> Outcome:
     """Train from beginning to end."""
-    with running(launcher, steps, folder) as run:
+    with running([launcher], steps, folder) as run:
         pids = [event["pid"] for event in run.wait_for_all("start")]
         run.say(f"{WORKERS} workers started: pids {pids}")
         run.wait_for(lambda event: event.get("step") == 1)
@@ -163,10 +213,10 @@ def undisturbed(launcher: list[str], steps: int, folder: Path) -> Outcome:
         return run.finish()
 
 
-def disturbed(launcher: list[str], steps: int, folder: Path) -> Outcome:
+def worker_lost(launcher: list[str], steps: int, folder: Path) -> Outcome:
     """Train, and kill one worker half-way."""
     fatal = steps // 2 + 5  # some steps after a checkpoint, so that there is work to do again
-    with running(launcher, steps, folder) as run:
+    with running([launcher], steps, folder) as run:
         before = [event["pid"] for event in run.wait_for_all("start")]
         run.say(f"{WORKERS} workers started: pids {before}")
         run.wait_for(lambda event: event.get("step") == fatal)
@@ -184,6 +234,53 @@ def disturbed(launcher: list[str], steps: int, folder: Path) -> Outcome:
         return run.finish()
 
 
+def node_lost(launcher: list[str], steps: int, folder: Path) -> Outcome:
+    """Train on three nodes, and kill the agent of one half-way."""
+    fatal = steps // 2 + 5
+    # The first hosts the control plane; on one machine every node could.
+    nodes = [[*launcher, f"--rdzv-conf=is_host={str(number == 0).lower()}"] for number in range(NODES)]
+    with running(nodes, steps, folder) as run:
+        before = run.wait_for_all("start", NODES)
+        run.say(f"{NODES} workers started on {NODES} nodes: pids {[event['pid'] for event in before]}")
+        run.wait_for(lambda event: event.get("step") == fatal)
+        worker, number = _worker_of_another_node(before, run)
+        killed, took = run.kill_agent(number, worker)
+        run.say(f"step {fatal} of {steps}: SIGKILL to the agent of one node, and to nothing else")
+        run.say(f"{took:.3f} s after the kill, its worker {worker} is gone too")
+        after = [event["pid"] for event in run.wait_for_all("start", NODES - 1)]
+        run.say(f"{time.monotonic() - killed:.3f} s after the kill, {NODES - 1} new workers run: pids {after}")
+        resumed = run.wait_for_all("training", NODES - 1)[0]["step"]
+        run.say(f"{time.monotonic() - killed:.3f} s after the kill, they have resumed from step {resumed}")
+        if not 0 < resumed < steps:
+            raise DemoError(f"resumed from step {resumed}, which is not a checkpoint of before the kill")
+        return run.finish()
+
+
+def _worker_of_another_node(workers: list[Event], run: Run) -> tuple[int, int]:
+    """A worker that is not on the first node, and its node: whose process is among its forebears."""
+    for event in workers:
+        for number in range(1, NODES):
+            if run.agent_pid(number) in forebears(event["pid"]):
+                return event["pid"], number
+    raise DemoError("no worker could be found that descends from the agent of a node")
+
+
+def forebears(pid: int) -> list[int]:
+    """The parent of a process, its parent, and so on."""
+    found: list[int] = []
+    with suppress(OSError):
+        while pid > 1:
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+            found.append(pid)
+    return found
+
+
+def free_port() -> int:
+    """A port of loopback that the kernel just had free."""
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return int(probe.getsockname()[1])
+
+
 def find(launcher: str) -> str:
     """The launcher beside this interpreter, else on PATH, or the path itself."""
     beside = Path(sys.executable).with_name(launcher)
@@ -199,28 +296,36 @@ def demo(launcher: str, steps: int) -> None:
     Raises:
         DemoError: something is not as claimed.
     """
-    command = [find(launcher), "--standalone", f"--nproc-per-node={WORKERS}"]
+    found = find(launcher)
+    alone = [found, "--standalone", f"--nproc-per-node={WORKERS}"]
+    endpoint = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
+    node = [found, f"--nnodes={NODES - 1}:{NODES}", "--rdzv-backend=c10d", endpoint, "--max-restarts=3"]
     with tempfile.TemporaryDirectory(prefix="rallypoint-demo-") as base:
         print(f"A character model is trained for {steps} steps by {WORKERS} workers.\n")
-        expected = undisturbed(command, steps, Path(base) / "undisturbed")
+        expected = undisturbed(alone, steps, Path(base) / "undisturbed")
         print("\nThe same again, but one worker is killed half-way.\n")
-        found = disturbed([*command, "--max-restarts=3"], steps, Path(base) / "disturbed")
-    difference = abs(found.loss - expected.loss)
-    if difference > TOLERANCE:
+        first = worker_lost([*alone, "--max-restarts=3"], steps, Path(base) / "worker")
+        print(f"\nThe same again on {NODES} nodes, and one whole node is lost half-way.\n")
+        second = node_lost(node, steps, Path(base) / "node")
+    difference = max(abs(each.loss - expected.loss) for each in (first, second))
+    if not difference <= TOLERANCE:
         raise DemoError(f"the final losses differ by {difference:.3g}, which is more than {TOLERANCE:g}")
     print(
-        f"\nThe final losses differ by {difference:.1g}: the job lost a worker and ended as if nothing had happened,\n"
-        f"after {found.seconds:.1f} s instead of {expected.seconds:.1f} s."
+        f"\nThe final losses differ by {difference:.1g}: the job lost a worker, then a node,\n"
+        "and ended as if nothing had happened, "
+        f"after {first.seconds:.1f} s and {second.seconds:.1f} s instead of {expected.seconds:.1f} s."
     )
 
 
 def main() -> int:
     """Run the demo; 0 if all was as claimed."""
-    parser = argparse.ArgumentParser(description="Kill a worker half-way through a training job; it finishes alike.")
+    parser = argparse.ArgumentParser(
+        description="Kill a worker, then a whole node, half-way through a training job; it finishes alike."
+    )
     parser.add_argument(
         "--launcher", default="rallyrun", help="the launcher to show, such as torchrun (default: rallyrun)"
     )
-    parser.add_argument("--steps", type=int, default=240, help="steps to train, at least 40 (default: 240)")
+    parser.add_argument("--steps", type=int, default=120, help="steps to train, at least 40 (default: 120)")
     options = parser.parse_args()
     try:
         demo(options.launcher, options.steps)

@@ -60,12 +60,15 @@ def test_training_depends_neither_on_the_number_of_workers_nor_on_a_break(tmp_pa
 
 def test_demo() -> None:
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "demo.py"), "--steps=60"],
+        [sys.executable, str(EXAMPLES / "demo.py"), "--steps=40"],
         capture_output=True,
         text=True,
-        timeout=110,
+        timeout=115,
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "SIGKILL to rank 1" in done.stdout
-    assert re.search(r"resumed from step [1-9]", done.stdout)
+    assert len(re.findall(r"resumed from step [1-9]", done.stdout)) == 2
+    assert "SIGKILL to the agent of one node, and to nothing else" in done.stdout
+    assert re.search(r"s after the kill, its worker \d+ is gone too", done.stdout)
+    assert len(re.findall(r"finished: exit code 0, final loss", done.stdout)) == 3
