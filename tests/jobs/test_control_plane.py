@@ -5,9 +5,10 @@ from __future__ import annotations
 import signal
 import socket
 import sys
+from pathlib import Path
 
-from rallypoint.base.endpoint import free_port
-from tests.jobs.launching import Job, Launcher
+from rallypoint.base.endpoint import free_port, resolve
+from tests.jobs.launching import RALLYRUN, Job, Launcher
 from tests.jobs.nodes import Nodes, all_end, all_ranks, c10d, common
 
 RALLYCTL = [sys.executable, "-m", "rallypoint.cli.rallyctl"]
@@ -101,6 +102,99 @@ def test_an_agent_of_the_same_machine_takes_the_control_plane_over(rallyrun: Lau
     assert all_ranks(nodes, [1, 1, 1]) == [0, 1, 2]
     job.say("finish")
     all_end(nodes, 0)
+
+
+def test_a_control_plane_outside_the_job_finds_its_port_free_when_it_is_started_again(rallyrun: Launcher) -> None:
+    port = free_port()
+    server = serve(rallyrun, port)
+    # Both find that the endpoint is their machine; the first job's agent would have taken the port.
+    job = Nodes(rallyrun, "--nnodes=1", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=job")
+    node = job.start("A")
+    node.comes_up(1)
+    server.signal(signal.SIGTERM)
+    assert server.ends() == 0
+    node.job.until_err("was lost")
+    serve(rallyrun, port)
+    node.job.until_err("is in reach again")
+    assert "this agent hosts it now" not in node.job.err
+    other = outside(rallyrun, port, "1").start("B", "--rdzv-id=other")
+    other.comes_up(1)
+    job.say("finish")
+    all_end([node, other], 0)
+
+
+def test_a_job_id_serves_again_as_soon_as_its_job_has_ended(rallyrun: Launcher) -> None:
+    port = free_port()
+    serve(rallyrun, port)
+    job = outside(rallyrun, port, "1", "--max-restarts=0")
+    job.say("fail-A-0")
+    for _ in range(2):
+        assert job.start("A").job.ends() == 1
+    killed = outside(rallyrun, port, "2").start("B")
+    killed.job.until_err("nodes are in")
+    killed.dies()
+    job.say("finish")
+    assert job.start("C").job.ends() == 0, "a job of two nodes that was killed leaves nothing to one of one"
+
+
+def test_a_node_that_was_cut_off_when_its_job_ended_does_not_run_it_again(rallyrun: Launcher) -> None:
+    port = free_port()
+    serve(rallyrun, port)
+    job = outside(rallyrun, port, "1:2", conf=",last_call_timeout=1,lease=1")
+    nodes = [job.start("A"), job.start("B")]
+    for node in nodes:
+        node.comes_up(1, world_size=2)
+    nodes[1].job.signal(signal.SIGSTOP)
+    nodes[0].comes_up(1, starts=2, world_size=1)
+    job.say("finish-A")
+    assert nodes[0].job.ends() == 0
+    again = job.start("C")
+    again.comes_up(1, world_size=1)
+    nodes[1].job.signal(signal.SIGCONT)
+    assert nodes[1].job.ends() == 0, nodes[1].job.err
+    assert len(nodes[1].ups) == 1, "its workers were not started again"
+    job.say("finish")
+    all_end([again], 0)
+
+
+LIMITS = """
+import os, resource
+print(resource.getrlimit(resource.RLIMIT_NOFILE)[0], flush=True)
+"""
+
+
+def test_a_server_takes_more_nodes_than_the_soft_limit_of_files_and_workers_keep_that_limit(
+    rallyrun: Launcher,
+) -> None:
+    script = rallyrun.script(LIMITS, "limits.py")
+    limited = ["bash", "-c", 'ulimit -Sn 512; exec "$@"', "-"]
+    port = free_port()
+    server = rallyrun.command([*limited, *RALLYCTL, "serve", "--endpoint", f"127.0.0.1:{port}"])
+    server.until_err("control plane listens at")
+    assert soft_limit(server.pid) > 512
+    endpoint = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
+    host = ["--nnodes=1:600", "--rdzv-backend=c10d", "--rdzv-id=big", endpoint, "--rdzv-conf=last_call_timeout=1"]
+    agent = rallyrun.command([*limited, *RALLYRUN, *host, script], {"LOGLEVEL": "INFO"})
+    agent.until_err("control plane listens on port")
+    assert soft_limit(agent.pid) > 512
+    assert agent.ends() == 0
+    assert agent.out == ["512"]
+
+
+def soft_limit(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/limits").read_text().splitlines()
+    return next(int(line.split()[3]) for line in lines if line.startswith("Max open files"))
+
+
+def test_a_server_listens_at_all_addresses_of_its_name(rallyrun: Launcher) -> None:
+    addresses = resolve("localhost")
+    server = rallyrun.command([*RALLYCTL, "serve", "--endpoint", "localhost:0"])
+    server.until_err("control plane listens at localhost:")
+    port = int(server.err.rpartition(":")[2])
+    for address in addresses:
+        with socket.create_connection((address, port), timeout=10):
+            pass
+    assert addresses
 
 
 def test_node_0_of_a_static_job_is_started_again(rallyrun: Launcher) -> None:

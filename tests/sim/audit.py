@@ -153,8 +153,10 @@ class Audit:
 
     def _check_lists(self, server: Server, book: Book, after: State) -> None:
         present = server.arbiter.present()
+        running = after.participants if after.complete else after.former
         for node in (*after.participants, *after.wait_list, *after.redundancy_list, *after.former):
-            if not node.is_absent and node not in present:
+            let_go = node in running and server.arbiter.awaits_some
+            if not node.is_absent and node not in present and not let_go:
                 raise Violation("a node without a session takes part", f"{node} in round {after.round}")
         name = book.names.get(after.round) if after.complete else None
         if name is not None:
@@ -211,7 +213,10 @@ class Audit:
                 told = name is None or number in self.rounds[name].told
                 # Of a single node the arbiter cannot tell whether it or everybody is cut off.
                 alone = self._job.world.now < self._job.cut_all_until + _RECOVERY and not server.arbiter.present()
-                if number is not None and told and not alone and not self.excused(number):
+                # A server that slept may find only now what happened to a connection meanwhile, and a node that took
+                # it for lost needs some time to come back.
+                woke = server.process.resumed_at > self._job.world.now - 2 * self._job.settings.lease
+                if number is not None and told and not alone and not woke and not self.excused(number):
                     raise Violation("a healthy node was taken for lost", f"node {number} in round {name}: {ended}")
             case Reason.FORGOTTEN:
                 raise Violation("a round that this server ran was forgotten", f"{name}: {ended}")
@@ -335,13 +340,13 @@ class Audit:
     def _check_forgotten(self, agent: Agent, name: RoundName | None, source: int) -> None:
         """A server that knows nothing of a round may end it only if there was something wrong with its nodes.
 
-        Or if newcomers found the server first, now or before: they cannot tell it of a job that runs, and give the
+        Or if newcomers found a server first, now or before: they cannot tell it of a job that runs, and give the
         numbers of its rounds to other rounds.
         """
         round_ = self.rounds[name] if name is not None else None
         if round_ is None or name in self._ended or any(self.excused(node) for node in round_.members):
             return
-        if any(other != name and other[1] == round_.name[1] for other in self.rounds):
+        if len({number for _, number in self.rounds}) < len(self.rounds):
             return
         took_over = [node for (server, _), each in self.rounds.items() if server == source for node in each.members]
         if not any(self._first_server[node] == source for node in took_over):

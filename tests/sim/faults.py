@@ -31,11 +31,20 @@ def strike(job: Job, fault: Fault) -> None:
 def _cut_all(job: Job, fault: Fault) -> None:
     # A server without a node in its own process knows that it is cut off when all of several nodes are silent, unless
     # a moment between two cuts was enough for some of them.
-    several = _host(job) is None and sum(agent.alive and agent.connected for agent in job.agents.values()) >= 2
+    several = _host(job) is None and sum(_beats(job, agent) for agent in job.agents.values()) >= 2
     again = job.world.now < job.cut_all_until + 2 * job.settings.lease
     job.cut_all_until = max(job.cut_all_until, job.world.now + fault.length)
     for number in job.plans:
-        _cut(job, number, fault.length, disturbs=again or not several)
+        agent = job.agents.get(number)
+        late = agent is not None and not _beats(job, agent)
+        _cut(job, number, fault.length, disturbs=again or late or not several)
+
+
+def _beats(job: Job, agent: Agent) -> bool:
+    """Whether the server has heard of the node as lately as it should."""
+    if not (agent.alive and agent.connected and isinstance(agent.link, SimLink)) or agent.link.connection is None:
+        return False
+    return job.world.now - agent.link.connection.ends[1].arrived_at < job.settings.lease * 0.4
 
 
 def _worker_failure(_job: Job, agent: Agent, _fault: Fault) -> None:

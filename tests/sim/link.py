@@ -55,6 +55,7 @@ class SimLink:
         self._open = False
         self._closed = False
         self._ever = False
+        self._embedded = False
         self._delay = _FIRST_DELAY
         self._patient_from = process.clock()
         self._waits_since: float | None = None
@@ -114,12 +115,16 @@ class SimLink:
     def _attempt(self) -> None:
         if self._closed:
             return
-        if self._ever:
+        if self._embedded:
             self._stand_in()
         self._attempts += 1
         patience = _CONNECT_AGAIN if self._ever else _CONNECT_FIRST
         self._wait(min(patience, max(0.1, self._remaining())), self._failed, self._attempts)
         self._network.connect(self, self.node, self._rng, self._connected(self._attempts))
+
+    def _last_met(self) -> str:
+        met = self._held.greeted_as or self._held.known_as
+        return "" if met is None else met[0]
 
     def _connected(self, attempt: int) -> Callable[[Connection | None], None]:
         def done(connection: Connection | None) -> None:
@@ -132,7 +137,7 @@ class SimLink:
                 self.connection = connection
                 self._handshaking = True
                 self._wait(min(_SILENCE, max(0.1, self._remaining())), self._failed, attempt)
-                connection.send(0, codec.encode(self._handshake.hello(self._address, self._pid, 0)))
+                connection.send(0, codec.encode(self._handshake.hello(self._address, self._pid, 0, self._last_met())))
 
         return done
 
@@ -193,6 +198,7 @@ class SimLink:
         self._open = True
         self._delay = _FIRST_DELAY
         self._lease = answer.lease
+        self._embedded = answer.embedded
         self.source = int(answer.incarnation.rpartition("-")[2])
         if self._ever:
             before = self._held

@@ -95,7 +95,7 @@ class _Draw(NamedTuple):
 
 def _length(draw: _Draw) -> float:
     """Shorter than the lease, about as long, or much longer."""
-    return draw.lease * draw.rng.choice([0.1, 0.5, 0.9, 1.1, 1.6, 2.2, 4.0]) * draw.rng.uniform(0.8, 1.2)
+    return draw.lease * draw.rng.choice([0.1, 0.5, 0.9, 1.1, 1.6, 2.2, 4.0, 9.0]) * draw.rng.uniform(0.8, 1.2)
 
 
 def _lasting(kind: str) -> Callable[[_Draw], Fault]:

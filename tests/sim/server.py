@@ -40,6 +40,11 @@ class WatchedArbiter(Arbiter):
         """Nodes that have a session."""
         return self._by_node.keys()
 
+    @property
+    def awaits_some(self) -> bool:
+        """Whether it waits for nodes of a running round that it has no session with."""
+        return self._all_let_go or self._absent_until is not None
+
     def __setattr__(self, name: str, value: object) -> None:
         if isinstance(value, State):
             self.history.append(value)
@@ -200,7 +205,8 @@ class Session:
             greeted = self._handshake.greeted
             assert greeted is not None
             name = self._server.attach(self, greeted, "10.0.0.254", leased=True)
-            connection.send(1, codec.encode(Welcome(name, self._lease, self._server.incarnation)))
+            welcome = Welcome(name, self._lease, self._server.incarnation, self._server.home >= 0)
+            connection.send(1, codec.encode(welcome))
 
     def _on_request(self, request: Request) -> None:
         if isinstance(request, Leave):

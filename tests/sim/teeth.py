@@ -61,9 +61,10 @@ def _wall_clock() -> AbstractContextManager[object]:
     def bad(self: Arbiter, session: int, request: Request, now: float) -> list[Send]:
         sends = receive(self, session, request, now)
         speaker, running = self._sessions.get(session), job.running()
-        if speaker is not None and speaker.leased:
+        heard = self._liveness._heard
+        if speaker is not None and session in heard:
             sender = running.agents[int(speaker.node.addr.rpartition(".")[2])]
-            speaker.heard_at = now - (running.world.now - sender.wall_clock())
+            heard[session] = now - (running.world.now - sender.wall_clock())
         return sends
 
     return patch.object(Arbiter, "receive", bad)

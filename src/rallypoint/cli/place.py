@@ -9,12 +9,11 @@ from rallypoint.base.endpoint import parse_endpoint
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
 from rallypoint.cli.parse import Options
-from rallypoint.rendezvous.params import parse_rdzv_conf
+from rallypoint.rendezvous.params import C10D_PORT, parse_rdzv_conf
 
 _log = get_logger(__name__)
 
 STATIC_PORT = 29500
-C10D_PORT = 29400
 
 _RESERVED = ("backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_addr")
 """Options that the launcher itself gives the backend."""

@@ -1,19 +1,20 @@
 """The command `rallyctl`: what runs beside a job and not in it.
 
-rallyctl serve --endpoint HOST:PORT     a control plane outside the training nodes, for any number of jobs
+rallyctl serve --endpoint HOST:PORT     a control plane outside the training nodes, for many jobs
 """
 
 from __future__ import annotations
 
 import argparse
+import errno
 import signal
+import socket
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from rallypoint.base.errors import RallypointError, UserError
-
-DEFAULT_PORT = 29400
+from rallypoint.rendezvous.params import C10D_PORT
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,15 +42,20 @@ def _parser() -> argparse.ArgumentParser:
     serve = verbs.add_parser(
         "serve",
         help="run a control plane outside the training nodes",
-        description="Run a control plane outside the training nodes, for any number of jobs with --rdzv-backend=c10d. "
+        description="Run a control plane outside the training nodes, for many jobs with --rdzv-backend=c10d. "
         "Their nodes give its address as --rdzv-endpoint. If it is lost, running workers run on; started again at the "
-        "same endpoint, it is filled by what the nodes hold. RALLYPOINT_SECRET must be as for the jobs.",
+        "same endpoint, it is filled by what the nodes hold. RALLYPOINT_SECRET must be as for the jobs. Nodes on the "
+        "machine of the control plane should be given --rdzv-conf=is_host=false: one that starts while the control "
+        "plane is down would host its job there itself. When a job has ended and its nodes have gone, its id is free "
+        "for a new one. A node that was out of reach then, and comes back within a day, is told how its job ended; "
+        "that is forgotten when the control plane is started again.",
     )
     serve.add_argument(
         "--endpoint",
         default="",
         metavar="HOST:PORT",
-        help=f"where to listen; an empty host is all interfaces, port 0 a free one (default: all, port {DEFAULT_PORT})",
+        help="where to listen: all addresses that the host's name has; an empty host is all interfaces, port 0 a free "
+        f"one (default: all, port {C10D_PORT})",
     )
     serve.set_defaults(work=_serve)
     return parser
@@ -57,34 +63,66 @@ def _parser() -> argparse.ArgumentParser:
 
 def _serve(options: argparse.Namespace) -> None:
     """Serve until a signal asks to end."""
-    from rallypoint.base.endpoint import Endpoint, listening_socket, parse_endpoint
+    from rallypoint.base.endpoint import Endpoint, parse_endpoint
     from rallypoint.base.log import configure
     from rallypoint.rendezvous.backends.options import secret
     from rallypoint.rendezvous.jobs import ManyJobs
-    from rallypoint.rendezvous.server import ControlServer
+    from rallypoint.rendezvous.server import ControlServer, allow_connections
 
     configure()
     text: str = options.endpoint
     try:
         everywhere = not text or text.startswith(":")
-        place = parse_endpoint(f"localhost{text}" if everywhere else text, DEFAULT_PORT)
+        place = parse_endpoint(f"localhost{text}" if everywhere else text, C10D_PORT)
     except UserError as error:
         raise UserError(f"--endpoint: {error}") from None
     host = "" if everywhere else place.host
     # Blocked before any thread is made, so that `sigwait` alone gets them.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:
-        listener = listening_socket(host, place.port)
+        listeners = _listening(host, place.port)
     except OSError as error:
         raise RallypointError(
             f"the control plane cannot listen at {text or place}: {error.strerror}; "
             "give --endpoint another port, or an address of this machine"
         ) from None
-    server = ControlServer(ManyJobs(), listener, secret=secret())
+    allow_connections()
+    server = ControlServer(ManyJobs(), listeners, secret=secret())
     print(f"rallyctl: control plane listens at {Endpoint(host or '*', server.port)}", file=sys.stderr, flush=True)
     number = signal.sigwait({signal.SIGTERM, signal.SIGINT})
     server.close(linger=0.0)
     print(f"rallyctl: ended by {signal.Signals(number).name}", file=sys.stderr, flush=True)
+
+
+_NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
+"""An address of another machine, or of a kind that this machine does not have."""
+
+
+def _listening(host: str, port: int) -> list[socket.socket]:
+    """Sockets that listen at all addresses of `host` that this machine has, on one port. Raises OSError if none can."""
+    from rallypoint.base.endpoint import listening_socket, resolve
+
+    if not host:
+        return [listening_socket("", port)]
+    made: list[socket.socket] = []
+    elsewhere: list[OSError] = []
+    try:
+        for address in resolve(host):
+            try:
+                made.append(listening_socket(address, port))
+            except OSError as error:
+                if error.errno not in _NOT_HERE:
+                    raise
+                elsewhere.append(error)
+            else:
+                port = made[-1].getsockname()[1]
+        if not made:
+            raise elsewhere[0]
+    except BaseException:
+        for each in made:
+            each.close()
+        raise
+    return made
 
 
 if __name__ == "__main__":

@@ -9,7 +9,8 @@ if TYPE_CHECKING:
 
 MAX_TRACEBACK = 16 * 1024
 MAX_MESSAGE = 2 * 1024
-"""Bounds of the two texts, in bytes of UTF-8."""
+MAX_PATH = 4 * 1024
+"""Bounds of the texts, in bytes of UTF-8."""
 
 _CUT = b"[...]\n"
 
@@ -49,13 +50,13 @@ class Cause(NamedTuple):
         return cls(
             rank=rank,
             local_rank=failure.local_rank,
-            host=host,
+            host=_beginning(host, MAX_MESSAGE),
             pid=failure.pid,
             exitcode=failure.exitcode,
             message=_beginning(message, MAX_MESSAGE),
             traceback=_ending(traceback, MAX_TRACEBACK, headed=is_traceback(traceback)),
             timestamp=failure.moment,
-            error_file="" if failure.error_file == NO_FILE else failure.error_file,
+            error_file="" if failure.error_file == NO_FILE else _beginning(failure.error_file, MAX_PATH),
         )
 
     @property

@@ -9,12 +9,12 @@ The shell around it (`hub`) delivers.
 Laws:
 
 1. A session speaks for one node. Its end is the node's end, at once.
-2. A session that is silent for the lease has ended. Silence is judged on the arbiter's own clock only, and never when
-   it was the arbiter that slept.
+2. A session that is silent for the lease has ended (`liveness`).
 3. Every notice follows from comparing the state before and after; nothing is sent twice for one change.
 4. A session that names itself by an earlier one of ours takes that one's place, with all that its node holds. So no
    name is given twice.
-5. Where nobody at all is heard of, it is we who are cut off: nobody is judged, if no node lives with us.
+5. Where it is we who are cut off, the sessions are let go after a while. A round that runs then runs on: who comes back
+   has its place still, and the others are waited for like those who are yet to speak to a new arbiter.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import ParamSpec
 
 from rallypoint.base.endpoint import is_loopback
 from rallypoint.rendezvous.core import Sight, hold_ends, last_call_decides
+from rallypoint.rendezvous.liveness import Liveness
 from rallypoint.rendezvous.messages import (
     Beat,
     Holding,
@@ -43,7 +44,7 @@ from rallypoint.rendezvous.messages import (
 from rallypoint.rendezvous.observer import Observer
 from rallypoint.rendezvous.operations import Close, Drain, Exit, Fail, Join, Operation, Preempt, Succeed
 from rallypoint.rendezvous.placement import placements, progress
-from rallypoint.rendezvous.recovery import absents, end_of, news, passed_over, patience, recovered, seated_before
+from rallypoint.rendezvous.recovery import end_of, news, passed_over, patience, recovered, seated_before
 from rallypoint.rendezvous.state import NodeId, Reason, Settings, State
 from rallypoint.rendezvous.stepping import Ran, refusal, run
 from rallypoint.rendezvous.tidings import farewell, newly_complete, preemption, round_end
@@ -59,10 +60,7 @@ class _Session:
     """What the node itself sees as its address towards us."""
     server_address: str
     """What the node sees as ours; empty for the node that lives in our own process."""
-    heard_at: float
-    leased: bool
-    at_home: bool
-    """Whether its agent is the process that we live in."""
+    settings: Settings | None
     skips_join: bool = False
     """Whether the join that it says next was overtaken by what it has just been told."""
 
@@ -80,16 +78,19 @@ class Arbiter:
         self._by_node: dict[NodeId, int] = {}
         self._next_name: dict[tuple[str, int], int] = {}
         """Address and process id to the lowest local id that was not given there yet."""
+        self._aliases: dict[NodeId, NodeId] = {}
+        """What a session was called to the name that it has claimed since."""
         self._pending: dict[NodeId, Join] = {}
         self._deadlines: list[tuple[float, NodeId]] = []
-        self._checked_at = -math.inf
-        self._woke = False
-        self._heard_at = -math.inf
+        self._liveness = Liveness(settings.lease, patience(settings))
+        self._all_let_go = False
         self._ticked_at = -math.inf
         self._sends: list[Send] = []
         self._ended: list[int] = []
         self._decided = False
         """Whether a round was completed here, and not only taken over from an arbiter before us."""
+        self._filled = False
+        """Whether a node has said that it had a place."""
         self._absent_until: float | None = None
 
     # What happens to the arbiter. Each returns what is to be sent.
@@ -104,11 +105,15 @@ class Arbiter:
         server_address: str = "",
         leased: bool = True,
         at_home: bool = False,
+        settings: Settings | None = None,
     ) -> NodeId:
-        """A node has made itself known. Returns the name it goes by: its own, unless that was given before."""
-        self._hear(now)
+        """A node, which was started with `settings`, has made itself known.
+
+        Returns the name it goes by: its own, unless that was given before.
+        """
         node = self._unique(node)
-        self._sessions[session] = _Session(node, address, server_address, now, leased, at_home)
+        self._sessions[session] = _Session(node, address, server_address, settings)
+        self._liveness.opened(session, now, leased=leased, at_home=at_home)
         self._by_node[node] = session
         return node
 
@@ -123,8 +128,7 @@ class Arbiter:
         speaker = self._sessions.get(session)
         if speaker is None:
             return []
-        self._hear(now)
-        speaker.heard_at = now
+        self._hear(session, now)
         self._RECEIVE[type(request)](self, session, speaker, request, now)
         return self._take_sends()
 
@@ -136,14 +140,18 @@ class Arbiter:
     def tick(self, now: float) -> list[Send]:
         """Time has passed: end silent sessions, and look at the joins that wait for a moment."""
         self._ticked_at = now
-        for session in self._silent(now):
+        silence = self._liveness.look(now)
+        for session in silence.over:
             self._ended.append(session)
             self._end(session, now, Reason.LOST)
+        for session in silence.out_of_reach:
+            self._ended.append(session)
+            self._let_go(session, now)
         while self._deadlines and self._deadlines[0][0] <= now:
             _, node = heapq.heappop(self._deadlines)
             self._change(now, self._look_again, node, now)
         if self._absent_until is not None and now >= self._absent_until:
-            for node in absents(self.state):
+            for node in self._unheard():
                 self._change(now, self._run, node, Exit(Reason.LOST), now)
             self._all_have_spoken()
         if self._waits_for_a_moment():
@@ -152,7 +160,7 @@ class Arbiter:
 
     def wake_at(self) -> float:
         """When `tick` has something to do, in seconds on the clock of `now`; infinity for never."""
-        moments = [math.inf]
+        moments = [self._liveness.look_at()]
         if self._deadlines:
             moments.append(self._deadlines[0][0])
         if self._absent_until is not None:
@@ -160,8 +168,6 @@ class Arbiter:
         sight = self._observer.sight(0.0)
         if self._waits_for_a_moment():
             moments += [each for each in self._moments(sight) if each > self._ticked_at]
-        if any(each.leased for each in self._sessions.values()):
-            moments.append(self._checked_at + self.settings.lease / 4)
         return min(moments)
 
     def _moments(self, sight: Sight) -> list[float]:
@@ -206,10 +212,12 @@ class Arbiter:
             former = seated_before(self.state, speaker.node, request)
         if former is not None:
             self._take_over(session, speaker, former)
+            if self._absent_until is not None and not self._unheard():
+                self._all_have_spoken()
         elif self._decided:
             self.state = passed_over(self.state, request)
         else:
-            self._be_filled(speaker.node, request, now)
+            self._be_filled(speaker, request, now)
         if self.state.verdict is not None:
             self._sends.append((session, farewell(self.state, speaker.node, self.state.verdict)))
             return
@@ -221,23 +229,31 @@ class Arbiter:
 
     def _take_over(self, session: int, speaker: _Session, node: NodeId) -> None:
         """Law 4. The session before may look open still, when only the node has noticed that it was lost."""
+        node = self._aliases.get(node, node)
         if speaker.node == node:
             return
+        self._aliases[speaker.node] = node
         former = self._by_node.pop(node, None)
         if former is not None:
             del self._sessions[former]
+            self._liveness.closed(former)
             self._ended.append(former)
         del self._by_node[speaker.node]
         speaker.node = node
         self._by_node[node] = session
 
-    def _be_filled(self, node: NodeId, holding: Holding, now: float) -> None:
+    def _be_filled(self, speaker: _Session, holding: Holding, now: float) -> None:
+        if holding.round >= 0 and not self._filled and speaker.settings is not None:
+            # Who comes back knows what the job was started with; whoever came first may be a stranger to it.
+            self.settings = speaker.settings._replace(run_id=self.settings.run_id)
+            self._liveness.lease, self._liveness.patience = self.settings.lease, patience(self.settings)
+        self._filled = self._filled or holding.round >= 0
         before = self.state
-        self.state = recovered(before, node, holding, self.settings)
+        self.state = recovered(before, speaker.node, holding, self.settings)
         if self.state is before:
             return
         self._observer.look(self.state, now)
-        if absents(self.state) and self._absent_until is None:
+        if self._unheard() and self._absent_until is None:
             self._absent_until = now + patience(self.settings)
         if before.complete and self.state.round > before.round:
             end = RoundEnded(end_of(self.state, before.round))
@@ -245,7 +261,7 @@ class Arbiter:
         elif not newly_complete(before, self.state):
             self._tell(before, self.state)
         self._change(now, self._look_at_all, now)
-        if not absents(self.state):
+        if not self._unheard():
             self._all_have_spoken()
 
     def _all_have_spoken(self) -> None:
@@ -355,7 +371,7 @@ class Arbiter:
         for node, placement in placements(state).items():
             self._pending.pop(node, None)
             if node in self._by_node:
-                known = self._reachable(placement)._replace(control_rank=control_rank)
+                known = self._reachable(placement)._replace(origin=self.incarnation, control_rank=control_rank)
                 self._sends.append((self._by_node[node], Placed(known)))
 
     def _reachable(self, placement: Placement) -> Placement:
@@ -369,14 +385,13 @@ class Arbiter:
         """What the pure rooms say of a place, with what only sessions tell."""
         if not isinstance(notice, Placed):
             return notice
-        return Placed(self._reachable(notice.placement)._replace(control_rank=self._control_rank()))
+        origin = self.state.origin or self.incarnation
+        return Placed(self._reachable(notice.placement)._replace(origin=origin, control_rank=self._control_rank()))
 
     def _control_rank(self) -> int:
         seats = self.state.participants
-        return next((seats[each.node].rank for each in self._home() if each.node in seats), -1)
-
-    def _home(self) -> list[_Session]:
-        return [each for each in self._sessions.values() if each.at_home]
+        home = (self._sessions[session].node for session in self._liveness.home)
+        return next((seats[node].rank for node in home if node in seats), -1)
 
     def _waits_for_a_moment(self) -> bool:
         """Whether the round that forms may be complete by the passing of time alone."""
@@ -391,38 +406,34 @@ class Arbiter:
         gone = self._sessions.pop(session, None)
         if gone is None:
             return
-        del self._by_node[gone.node]
-        self._pending.pop(gone.node, None)
+        self._forget(session, gone)
+        self._aliases = {called: node for called, node in self._aliases.items() if node != gone.node}
         self._change(now, self._run, gone.node, Exit(reason), now)
 
-    def _silent(self, now: float) -> list[int]:
-        lease = self.settings.lease
-        late = now - self._checked_at - lease / 4
-        if late < 0:
-            return []
-        # We slept, and what came meanwhile may wait unread: judge a little later, and count no time that we slept.
-        self._woke = late > lease / 8 and not self._woke
-        self._checked_at = now - (lease * 3 / 16 if self._woke else 0.0)
-        for each in self._sessions.values():
-            each.heard_at = min(now, each.heard_at + late)
-        if self._woke:
-            return []
-        leased = {number: each for number, each in self._sessions.items() if each.leased}
-        silent = [number for number, each in leased.items() if now - each.heard_at >= lease]
-        return [] if self._seems_cut_off(now) else silent
+    def _let_go(self, session: int, now: float) -> None:
+        """Law 5: a node of a round that runs may well run on. What others have asked for, they will ask again."""
+        if self.state.complete and self._sessions[session].node in self.state.participants:
+            self._forget(session, self._sessions.pop(session))
+            self._all_let_go = True
+        else:
+            self._end(session, now, Reason.LOST)
 
-    def _seems_cut_off(self, now: float) -> bool:
-        """Law 5. One silent node of one is taken for lost: that a node is, is likelier than that we are."""
-        if now - self._heard_at < self.settings.lease / 2 or self._home():
-            return False
-        return sum(each.leased for each in self._sessions.values()) >= 2
+    def _forget(self, session: int, gone: _Session) -> None:
+        del self._by_node[gone.node]
+        self._pending.pop(gone.node, None)
+        self._liveness.closed(session)
 
-    def _hear(self, now: float) -> None:
-        """Somebody speaks: time in which nobody did counts for nobody."""
-        if self._seems_cut_off(now):
-            for each in self._sessions.values():
-                each.heard_at = min(now, each.heard_at + now - self._heard_at)
-        self._heard_at = now
+    def _hear(self, session: int, now: float) -> None:
+        self._liveness.heard(session, now)
+        if self._all_let_go:
+            self._all_let_go = False
+            self._absent_until = now + patience(self.settings)
+
+    def _unheard(self) -> list[NodeId]:
+        """Those who take part and are yet to speak, in order."""
+        state = self.state
+        nodes = {*state.participants, *state.wait_list, *state.redundancy_list, *state.former}
+        return sorted(nodes.difference(self._by_node))
 
     def _take_sends(self) -> list[Send]:
         sends, self._sends = self._sends, []

@@ -70,7 +70,8 @@ class TcpLink:
             deadline: until when to try to open the first session.
             secret: the job's, if it has one.
             loop: where to run; the process's shared loop if not given.
-            stand_in: called before each new attempt once a session was lost: may open a server in the lost one's place.
+            stand_in: called before each new attempt once a session was lost with a server that lived in an agent: may
+                open a server in its place.
         """
         self._endpoint = endpoint
         self._dialer = Dialer(endpoint, settings, local_id, secret)
@@ -84,6 +85,8 @@ class TcpLink:
         self._silent: list[asyncio.StreamWriter] = []
         self._closed = False
         self._waits_since: float | None = None
+        self._embedded = False
+        """Whether the server of the last session lived inside an agent of the job: only that is ended with a node."""
         self._task = self._loop.submit(self._run())
 
     def send(self, request: Request) -> None:
@@ -99,6 +102,11 @@ class TcpLink:
     # On the loop's thread
 
     def _send(self, request: Request) -> None:
+        try:
+            frame(codec.encode(request))
+        except (FrameError, ValueError) as error:  # text that UTF-8 has no place for is a ValueError
+            self._end(f"what this node had to tell the control plane cannot be sent ({error}): {str(request)[:200]}")
+            return
         self._hold(after_request(self._held, request, SYSTEM_CLOCK.monotonic()))
         if self._writer is not None:
             self._write(self._writer, request)
@@ -150,6 +158,7 @@ class TcpLink:
     async def _talk(self, session: Session) -> tuple[float, str]:
         """Use the session until it is lost; returns when that was, and why."""
         welcome = session.welcome
+        self._embedded = welcome.embedded
         for request in said_again(self._held, SYSTEM_CLOCK.monotonic()):
             self._write(session.writer, request)
         self._hold(greeted(self._held, welcome.incarnation, welcome.node))
@@ -233,12 +242,14 @@ class TcpLink:
         delay, remind = _FIRST_DELAY, _REMIND_FIRST
         said_at = SYSTEM_CLOCK.monotonic()
         while True:
-            if not gives_in and self._stand_in is not None:
+            if self._embedded and self._stand_in is not None:
                 self._stand_in()
             try:
                 # Not wait_for: it may swallow a cancellation that comes in the very moment of success.
                 async with asyncio.timeout(max(0.1, min(remaining(), 60.0))):
-                    return await self._dialer.dial(_CONNECT_FIRST if gives_in else _CONNECT_AGAIN)
+                    return await self._dialer.dial(_CONNECT_FIRST if gives_in else _CONNECT_AGAIN, self._last_met())
+            except TimeoutError as error:
+                why = str(error) or self._dialer.unfinished
             except TRY_AGAIN as error:
                 why = _told(error)
             except HandshakeError as error:
@@ -252,6 +263,11 @@ class TcpLink:
                 self._remind(why, remaining())
             await asyncio.sleep(min(delay * random.uniform(0.5, 1.0), remaining()))
             delay = min(delay * 1.5, _LONGEST_DELAY)
+
+    def _last_met(self) -> str:
+        """The arbiter of the last session, by its incarnation; empty if there was none."""
+        met = self._held.greeted_as or self._held.known_as
+        return "" if met is None else met[0]
 
     def _remind(self, why: str, remaining: float) -> None:
         limit = "the workers run on" if remaining == float("inf") else f"giving up in {remaining:.0f} s"

@@ -40,6 +40,8 @@ _TYPES: tuple[type, ...] = (
 _TAG = {kind: tag for tag, kind in enumerate(_TYPES)}
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
 _decoders: list[msgspec.msgpack.Decoder[object]] = [msgspec.msgpack.Decoder(kind) for kind in _TYPES]
+_fields = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_number = msgspec.msgpack.Decoder(int)
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -62,6 +64,20 @@ def decode(data: bytes, wanted: type[M]) -> M:
     if isinstance(message, wanted):
         return message
     raise _misplaced(message)
+
+
+def version_of(data: bytes) -> int:
+    """The version that a `Hello` of any version begins with.
+
+    Raises:
+        CodecError: this is no `Hello`.
+    """
+    try:
+        tag, fields = _envelope.decode(data)
+        first = _fields.decode(fields)[:1] if tag == _TAG[handshake.Hello] else []
+        return _number.decode(first[0])
+    except (msgspec.DecodeError, IndexError, ValueError, RecursionError) as error:
+        raise CodecError(f"it does not begin with a Hello ({error})") from None
 
 
 def decode_request(data: bytes) -> messages.Request:

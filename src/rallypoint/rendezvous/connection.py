@@ -10,7 +10,17 @@ from rallypoint.base.endpoint import plain_address, quicken
 from rallypoint.base.log import get_logger
 from rallypoint.rendezvous import codec
 from rallypoint.rendezvous.frames import MAGIC, FrameError, FrameReader, frame
-from rallypoint.rendezvous.handshake import Challenge, HandshakeError, Hello, Proof, Refused, ServerHandshake, Welcome
+from rallypoint.rendezvous.handshake import (
+    PROTOCOL_VERSION,
+    Challenge,
+    HandshakeError,
+    Hello,
+    Proof,
+    Refused,
+    ServerHandshake,
+    Welcome,
+    objection_to,
+)
 from rallypoint.rendezvous.messages import JoinRequest, Leave, Notice, Request
 from rallypoint.rendezvous.state import NodeId, Reason
 
@@ -48,6 +58,7 @@ class ControlConnection(asyncio.Protocol):
         self._peer = _shown(transport.get_extra_info("peername"))
         quicken(transport.get_extra_info("socket"))
         self._server.connections.add(self)
+        self._server.strangers.let_in(self)
         self._timeout = self._loop.call_later(HANDSHAKE_TIMEOUT, self._too_slow)
 
     def data_received(self, data: bytes) -> None:
@@ -62,6 +73,9 @@ class ControlConnection(asyncio.Protocol):
                     return
         except (FrameError, codec.CodecError) as error:
             self._drop(str(error))
+        except Exception:
+            log.exception("control connection from %s: what it said has gone wrong; it is closed", self._peer)
+            self.abort()
 
     def connection_lost(self, _error: Exception | None) -> None:
         """The other side, or we, have hung up."""
@@ -79,7 +93,7 @@ class ControlConnection(asyncio.Protocol):
             return False
         self._done = True
         self._timeout.cancel()
-        self._server.forget(self)
+        self._server.forget(self)  # and with that it is no stranger any more
         protocol = fallback()
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
@@ -92,7 +106,11 @@ class ControlConnection(asyncio.Protocol):
             self._on_request(self._hub, codec.decode_request(payload))
             return True
         if self._handshake.greeted is None:
-            answer = self._handshake.hello(codec.decode(payload, Hello))
+            version = codec.version_of(payload)
+            if version == PROTOCOL_VERSION:
+                answer = self._handshake.hello(codec.decode(payload, Hello))
+            else:
+                answer = Refused(objection_to(version))
             self._write(MAGIC)
             return self._say_or_refuse(answer)
         refused = self._handshake.proof(codec.decode(payload, Proof))
@@ -114,6 +132,7 @@ class ControlConnection(asyncio.Protocol):
     def _open(self, hello: Hello) -> None:
         hub = self._server.jobs.hub_for(hello)
         self._timeout.cancel()
+        self._server.strangers.let_go(self)
         own = plain_address(str(self._transport.get_extra_info("sockname")[0]))
         # The welcome must be the session's first frame: the name is known only after attaching, so notices of this
         # session cannot precede it (they are only sent in answer to what the node says).
@@ -123,10 +142,11 @@ class ControlConnection(asyncio.Protocol):
             address=hello.address,
             server_address=own,
             at_home=self._server.home and hello.pid == os.getpid() and hello.address == own,
+            settings=hello.settings,
             hang_up=self._hang_up,
         )
         self._hub = hub
-        self._say(Welcome(name, hub.settings.lease, hub.incarnation))
+        self._say(Welcome(name, hub.settings.lease, hub.incarnation, self._server.jobs.job is not None))
         ours, theirs = hub.settings, hello.settings
         if (ours.min_nodes, ours.max_nodes) != (theirs.min_nodes, theirs.max_nodes):
             log.warning(
@@ -152,7 +172,11 @@ class ControlConnection(asyncio.Protocol):
         self._loop.call_soon_threadsafe(self._write, data)
 
     def _hang_up(self) -> None:
-        log.warning("control connection from %s: its node was silent for too long, or has opened another", self._peer)
+        log.warning(
+            "control connection from %s is closed: its node was silent for too long, has opened another, "
+            "or could not be told what concerns it",
+            self._peer,
+        )
         self._loop.call_soon_threadsafe(self.abort)
 
     # Sending and ending
@@ -182,11 +206,17 @@ class ControlConnection(asyncio.Protocol):
 
     def _drop(self, why: str) -> None:
         self._done = True
-        log.warning("control connection from %s refused: %s", self._peer, why)
+        complain = self._server.strangers.complain if self._hub is None else log.warning
+        complain("control connection from %s refused: %s", self._peer, why)
         self._transport.close()
 
     def _too_slow(self) -> None:
         self._drop(f"it said nothing that opens a session within {HANDSHAKE_TIMEOUT:.0f} s")
+
+    def make_room(self) -> None:
+        """End a connection that has not become a session, for the sake of newer ones."""
+        self._drop("too many connections are open that said nothing that opens a session; newer ones take its place")
+        self.abort()
 
 
 def _shown(address: object) -> str:

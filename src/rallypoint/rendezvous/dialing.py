@@ -1,4 +1,4 @@
-"""One attempt to open a session with a control server: connect, greet, prove.
+"""One attempt to open a session with a control server: look its name up, connect, greet, prove.
 
 What may get better by waiting is an OSError (nobody listens yet, the name does not resolve yet, an answer is late);
 what cannot (a foreign service, another job, a wrong secret) is a `HandshakeError` of one sentence.
@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from collections import deque
 from dataclasses import dataclass, field
+from typing import Any
 
 from rallypoint.base.endpoint import Endpoint, quicken
 from rallypoint.rendezvous import codec
@@ -18,11 +20,18 @@ from rallypoint.rendezvous.handshake import Challenge, ClientHandshake, Handshak
 from rallypoint.rendezvous.probe import answers_as_torch_store
 from rallypoint.rendezvous.state import Settings
 
+_LOOK_UP = 15.0
+"""Seconds for which one attempt waits until the name is looked up. The look-up goes on, and serves the next attempt."""
+
 _SILENCE = 3.0
 """Seconds that a server has to answer a greeting before it is asked whether it is something else."""
 
 TRY_AGAIN = (OSError, TimeoutError, asyncio.IncompleteReadError, codec.CodecError)
 """What an attempt may raise that the next one need not."""
+
+
+_Place = tuple[int, int, int, Any]
+"""Family, kind, protocol and address: one of the places that a name stands for."""
 
 
 @dataclass(slots=True)
@@ -45,31 +54,73 @@ class Dialer:
         self._local_id = local_id
         self._secret = secret
         self._suspicions = 0
+        self._looking: asyncio.Task[list[_Place] | Exception] | None = None
+        self._silent: set[_Place] = set()
+        """Places that did not answer when they were last tried; others are tried before them."""
+        self.unfinished = "nothing was tried yet"
+        """What the attempt waits for, or waited for last: what there is to say if its time is up."""
 
-    async def dial(self, patience: float) -> Session:
-        """Try once.
+    async def dial(self, patience: float, incarnation: str = "") -> Session:
+        """Try once, at each address that the endpoint's name stands for.
 
         Args:
-            patience: seconds for the TCP connection; the kernel's own grows to minutes.
+            patience: seconds for each TCP connection; the kernel's own grows to minutes.
+            incarnation: the arbiter that this node was last in a session with; empty for a newcomer.
 
         Raises:
             HandshakeError: what listens there is of no use to us, and says so.
             OSError, TimeoutError, CodecError: it did not work this time (`TRY_AGAIN`).
         """
-        async with asyncio.timeout(patience):
-            reader, writer = await asyncio.open_connection(self._endpoint.host, self._endpoint.port)
+        reader, writer = await self._connect(await self._look_up(), patience)
+        self.unfinished = "it was connected to and did not answer the greeting"
         try:
-            quicken(writer.get_extra_info("socket"))
-            return await self._greet(reader, writer)
+            return await self._greet(reader, writer, incarnation)
         except BaseException:
             writer.close()
             raise
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Session:
+    async def _look_up(self) -> list[_Place]:
+        """The places that the name stands for, those first that may answer. One look-up at a time is under way."""
+        self.unfinished = f"the look-up of the name {self._endpoint.host!r} is not answered"
+        if self._looking is None:
+            self._looking = asyncio.ensure_future(_places(self._endpoint))
+        await asyncio.wait({self._looking}, timeout=_LOOK_UP)
+        if not self._looking.done():
+            raise TimeoutError(self.unfinished)
+        found, self._looking = self._looking.result(), None
+        if isinstance(found, Exception):
+            raise found
+        if self._silent.issuperset(found):
+            self._silent.clear()
+        return sorted(found, key=self._silent.__contains__)
+
+    async def _connect(
+        self, places: list[_Place], patience: float
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to the first place that answers."""
+        failures: list[OSError] = []
+        for place in places:
+            self.unfinished = f"{place[3][0]} does not answer a TCP connection"
+            self._silent.add(place)
+            try:
+                async with asyncio.timeout(patience):
+                    connected = await _connected(place)
+            except TimeoutError:
+                failures.append(TimeoutError(self.unfinished))
+            except OSError as error:  # its words are asyncio's, and do not say what the number means
+                failures.append(error if error.errno is None else OSError(error.errno, os.strerror(error.errno)))
+            else:
+                self._silent.discard(place)
+                return connected
+        if len(failures) == 1:
+            raise failures[0]
+        raise OSError("; ".join(f"{place[3][0]}: {error}" for place, error in zip(places, failures, strict=True)))
+
+    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, incarnation: str) -> Session:
         handshake = ClientHandshake(self._settings.run_id, self._secret, os.urandom(16), self._settings)
         frames, unread = FrameReader(), deque[bytes]()
         address = str(writer.get_extra_info("sockname")[0])
-        writer.write(MAGIC + frame(codec.encode(handshake.hello(address, os.getpid(), self._local_id))))
+        writer.write(MAGIC + frame(codec.encode(handshake.hello(address, os.getpid(), self._local_id, incarnation))))
         answer = codec.decode_answer(await self._answer(reader, frames, unread))
         if isinstance(answer, Challenge):
             writer.write(frame(codec.encode(handshake.prove(answer))))
@@ -111,3 +162,26 @@ class Dialer:
             f"what listens at {self._endpoint} is not Rallypoint's control plane: {what}; "
             "give --rdzv-endpoint a port of its own"
         )
+
+
+async def _places(endpoint: Endpoint) -> list[_Place] | Exception:
+    """What the name stands for; an error is returned, since there may be nobody left to raise it to."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    except Exception as error:
+        return error
+    return list(dict.fromkeys((int(family), int(kind), protocol, at) for family, kind, protocol, _, at in found))
+
+
+async def _connected(place: _Place) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    family, kind, protocol, address = place
+    made = socket.socket(family, kind, protocol)
+    try:
+        made.setblocking(False)
+        quicken(made)
+        await asyncio.get_running_loop().sock_connect(made, address)
+        return await asyncio.open_connection(sock=made)
+    except BaseException:
+        made.close()
+        raise

@@ -22,7 +22,9 @@ from typing import NamedTuple
 
 from rallypoint.rendezvous.state import NodeId, Settings
 
-PROTOCOL_VERSION = 2
+PROTOCOL_VERSION = 3
+"""Raised with every change of a message. Two things never change, so that versions can tell each other apart: a `Hello`
+begins with the version, and a `Refused` is one sentence."""
 
 
 class Hello(NamedTuple):
@@ -38,6 +40,8 @@ class Hello(NamedTuple):
     has_secret: bool
     settings: Settings
     """What the node asks of the rendezvous. A control plane outside the job takes it from the first node."""
+    incarnation: str = ""
+    """The arbiter that the node was last in a session with, by its incarnation; empty for a newcomer."""
 
 
 class Challenge(NamedTuple):
@@ -59,6 +63,8 @@ class Welcome(NamedTuple):
     node: NodeId
     lease: float
     incarnation: str
+    embedded: bool = False
+    """Whether the server lives inside an agent of the job, and so may end with a node."""
 
 
 class Refused(NamedTuple):
@@ -77,6 +83,14 @@ def _proof(secret: bytes | None, side: bytes, job: str, client_nonce: bytes, ser
     parts = (side, job.encode(), client_nonce, server_nonce)
     message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
     return hmac.new(secret, message, hashlib.sha256).digest()
+
+
+def objection_to(version: int) -> str:
+    """What a node of another version is told, which may greet with other fields than ours."""
+    return (
+        f"this control plane speaks Rallypoint's protocol {PROTOCOL_VERSION}, the node speaks {version}; "
+        "install the same version of rallypoint on all nodes, and where the control plane runs"
+    )
 
 
 @dataclass(slots=True)
@@ -98,10 +112,7 @@ class ServerHandshake:
 
     def _objection(self, hello: Hello) -> str | None:
         if hello.version != PROTOCOL_VERSION:
-            return (
-                f"this control plane speaks Rallypoint's protocol {PROTOCOL_VERSION}, the node speaks {hello.version}; "
-                "install the same version of rallypoint on all nodes"
-            )
+            return objection_to(hello.version)
         if self.job is not None and hello.job != self.job:
             return (
                 f"this control plane belongs to job {self.job!r}, not to {hello.job!r}; "
@@ -134,10 +145,12 @@ class ClientHandshake:
 
     settings: Settings
 
-    def hello(self, address: str, pid: int, local_id: int) -> Hello:
-        """The first message."""
+    def hello(self, address: str, pid: int, local_id: int, incarnation: str = "") -> Hello:
+        """The first message. For `incarnation` see `Hello`."""
         has_secret = self.secret is not None
-        return Hello(PROTOCOL_VERSION, self.job, self.nonce, address, pid, local_id, has_secret, self.settings)
+        return Hello(
+            PROTOCOL_VERSION, self.job, self.nonce, address, pid, local_id, has_secret, self.settings, incarnation
+        )
 
     def prove(self, challenge: Challenge) -> Proof:
         """The answer to the server's challenge.

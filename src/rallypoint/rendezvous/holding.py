@@ -6,6 +6,7 @@ Laws:
 
 1. What was asked and not yet answered is asked again; the arbiter takes what it has heard before for what it is.
    But a join is not asked of another arbiter: what it brings along may have been used in a place that the first gave.
+   A spare waits for as long as it takes.
 2. The name and the incarnation of a session hold good once the arbiter has said anything in it: only then has it
    surely heard what was said at its beginning. A name that was claimed from the arbiter that gave it stays.
 3. Nothing is said again after the job's end.
@@ -30,6 +31,7 @@ from rallypoint.rendezvous.messages import (
     Notice,
     Placed,
     Placement,
+    Progress,
     Request,
     RoundEnded,
 )
@@ -40,7 +42,8 @@ from rallypoint.rendezvous.state import Member, NodeId
 class Held(NamedTuple):
     """A node's place, what it has asked, and who it is there.
 
-    `join` is the join that has no answer yet and the moment until which it may wait; `said` what was told of the round
+    `join` is the join that has no answer yet and the moment until which it may wait, `spare` whether the node has been
+    told that it waits as a spare; `said` what was told of the round
     that runs. `past` is the newest round that it knows to be over. `known_as` is incarnation and name of the last
     session that was answered in, `greeted_as` of one that was not yet.
     """
@@ -53,20 +56,21 @@ class Held(NamedTuple):
     past: int = -1
     failures: int = 0
     join: tuple[JoinRequest, float] | None = None
+    spare: bool = False
     said: tuple[Fail | Succeed | Drain | Preempt | Close, ...] = ()
     ended: bool = False
 
     @property
     def waits(self) -> bool:
         """Whether the node can do nothing more without the control plane."""
-        return self.join is not None or any(isinstance(each, Fail | Succeed | Close) for each in self.said)
+        return self.join is not None or any(isinstance(each, Fail | Succeed) for each in self.said)
 
 
 def after_request(held: Held, request: Request, now: float) -> Held:
     """What is held once the node has said `request`, at `now` seconds on its own clock."""
     match request:
         case JoinRequest(member=member, timeout=timeout):
-            return held._replace(member=member, join=(request, now + timeout), said=(), ended=False)
+            return held._replace(member=member, join=(request, now + timeout), spare=False, said=(), ended=False)
         case Leave():
             return held._replace(placement=None, over=True, join=None, said=())
         case Fail() | Succeed() | Drain() | Preempt() | Close():
@@ -92,6 +96,8 @@ def after_notice(held: Held, notice: Notice) -> Held:
                 # A round of ours came and went unseen; what the join brought along was used up in it.
                 return held._replace(join=None) if news else held
             return held._replace(over=True, said=_beyond_rounds(held))
+        case Progress(spare=spare):
+            return held._replace(spare=spare)
         case JoinRefused():
             return held._replace(join=None)
         case JobEnded():
@@ -127,7 +133,8 @@ def said_again(held: Held, now: float) -> list[Request]:
     again += held.said
     if held.join is not None:
         request, until = held.join
-        again.append(request._replace(timeout=max(0.0, until - now) if until < math.inf else request.timeout))
+        ends = until < math.inf and not held.spare
+        again.append(request._replace(timeout=max(0.0, until - now)) if ends else request)
     return again
 
 
@@ -149,6 +156,7 @@ def _holding(held: Held, member: Member, incarnation: str, node: NodeId) -> Hold
         node,
         member,
         round=place.round,
+        origin=place.origin,
         group_rank=place.group_rank,
         group_world_size=place.group_world_size,
         control_rank=place.control_rank,

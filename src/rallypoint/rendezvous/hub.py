@@ -4,6 +4,7 @@ Laws:
 
 1. The arbiter is only touched with the lock held; notices are handed over only with it released.
 2. One thread delivers at a time, from one queue, so that a session hears of things in the order in which they happened.
+3. A session that cannot be told something is ended. Neither that nor a tick that goes wrong costs the others theirs.
 """
 
 from __future__ import annotations
@@ -13,26 +14,47 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.log import get_logger
 from rallypoint.rendezvous.arbiter import Arbiter, Send
 from rallypoint.rendezvous.handshake import Hello
 from rallypoint.rendezvous.link import Deliver
 from rallypoint.rendezvous.messages import Request
-from rallypoint.rendezvous.state import NodeId, Reason, Settings, State
+from rallypoint.rendezvous.state import NodeId, Reason, Settings, State, Verdict
+
+log = get_logger(__name__)
+
+_PAUSE = 5.0
+"""Seconds until a tick that went wrong is tried again."""
 
 
 class Hub:
     """The arbiter of one job, for use from several threads."""
 
-    def __init__(self, settings: Settings, clock: Clock = SYSTEM_CLOCK) -> None:
-        self._arbiter = Arbiter(settings, os.urandom(8).hex())
+    def __init__(
+        self, settings: Settings, clock: Clock = SYSTEM_CLOCK, *, ended: tuple[str, Verdict] | None = None
+    ) -> None:
+        """Begin a job.
+
+        Args:
+            settings: what the job asks of its rendezvous.
+            clock: on which everything is timed.
+            ended: incarnation and verdict of the arbiter whose job has ended, if this hub is only to say so.
+        """
+        self._arbiter = Arbiter(settings, os.urandom(8).hex() if ended is None else ended[0])
+        if ended is not None:
+            self._arbiter.state = State(closed=True, verdict=ended[1])
         self._clock = clock
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._deliver: dict[int, Deliver] = {}
         self._hang_up: dict[int, Callable[[], None]] = {}
         self._outbox: deque[Send] = deque()
+        self._late: set[int] = set()
+        """Sessions that began after the end of the job."""
+        self._tick_again_at = float("-inf")
         self._delivering = threading.Lock()
         self.on_change: Callable[[], None] = do_nothing
         """Called after each event, from any thread: `wake_at` may have moved."""
@@ -48,9 +70,9 @@ class Hub:
         return self._arbiter.incarnation
 
     @property
-    def sessions(self) -> int:
-        """How many sessions are open."""
-        return len(self._deliver)
+    def members(self) -> int:
+        """How many sessions are open, without those that began after the end of the job."""
+        return len(self._deliver) - len(self._late)
 
     @property
     def job(self) -> str | None:
@@ -79,6 +101,7 @@ class Hub:
         server_address: str = "",
         leased: bool = True,
         at_home: bool = False,
+        settings: Settings | None = None,
         hang_up: Callable[[], None] | None = None,
     ) -> tuple[int, NodeId]:
         """Open a session.
@@ -90,6 +113,7 @@ class Hub:
             server_address: ours, as the node sees it.
             leased: whether the session ends when it is silent for the lease.
             at_home: whether the node's agent is this process.
+            settings: what the node was started with.
             hang_up: called, from any thread, when it was ended from here.
 
         Returns:
@@ -100,6 +124,8 @@ class Hub:
             self._deliver[session] = deliver
             if hang_up is not None:
                 self._hang_up[session] = hang_up
+            if self._arbiter.state.verdict is not None:
+                self._late.add(session)
             name = self._arbiter.open(
                 session,
                 node,
@@ -108,6 +134,7 @@ class Hub:
                 server_address=server_address,
                 leased=leased,
                 at_home=at_home,
+                settings=settings,
             )
         self.on_change()
         return session, name
@@ -128,40 +155,56 @@ class Hub:
         with self._lock:
             self._deliver.pop(session, None)
             self._hang_up.pop(session, None)
+            self._late.discard(session)
             self._outbox.extend(self._arbiter.close(session, self._clock.monotonic(), reason))
         self._flush()
 
     def tick(self) -> None:
         """Time has passed."""
         with self._lock:
-            self._outbox.extend(self._arbiter.tick(self._clock.monotonic()))
+            now = self._clock.monotonic()
+            try:
+                self._outbox.extend(self._arbiter.tick(now))
+            except Exception:
+                log.exception("job %r: what was due now has gone wrong and is tried again", self.settings.run_id)
+                self._tick_again_at = now + _PAUSE
             hang_ups = self._take_hang_ups()
         self._flush(hang_ups)
 
     def wake_at(self) -> float:
         """When `tick` should be called next, on the clock's monotonic time; infinity for never."""
         with self._lock:
-            return self._arbiter.wake_at()
+            return max(self._arbiter.wake_at(), self._tick_again_at)
 
     def _take_hang_ups(self) -> list[Callable[[], None]]:
         ended = self._arbiter.take_ended()
         for session in ended:
             self._deliver.pop(session, None)
+            self._late.discard(session)
         return [self._hang_up.pop(session) for session in ended if session in self._hang_up]
 
     def _flush(self, hang_ups: Sequence[Callable[[], None]] = ()) -> None:
         for hang_up in hang_ups:
-            hang_up()
+            self._protected(hang_up)
         while self._outbox and self._delivering.acquire(blocking=False):
             try:
                 while self._outbox:
                     session, notice = self._outbox.popleft()
                     deliver = self._deliver.get(session)
-                    if deliver is not None:
-                        deliver(notice)
+                    if deliver is not None and not self._protected(partial(deliver, notice)):
+                        self._protected(self._hang_up.get(session, do_nothing))
             finally:
                 self._delivering.release()
         self.on_change()
+
+    def _protected(self, call: Callable[[], None]) -> bool:
+        """Call what belongs to one session; returns whether that went well."""
+        try:
+            call()
+        except Exception:
+            log.exception("job %r: a node could not be told what concerns it; its session ends", self.settings.run_id)
+            return False
+        return True
 
 
 def do_nothing() -> None:

@@ -1,25 +1,62 @@
-"""A control plane for any number of jobs, outside of all of them (`rallyctl serve`): one hub for each.
+"""A control plane for many jobs, outside of all of them (`rallyctl serve`): one hub for each.
 
-A job's hub is made when the first of its nodes comes, with the settings that this node brings, and goes some time after
-the last has gone: a job that is started anew under the same id then finds nothing of the old one.
+Laws:
+
+1. A job's hub is made when a newcomer names a job that there is none of, with the settings that this node brings. When
+   the job has ended and the last of its nodes has gone, the id is free at once: the next newcomer begins a new job.
+2. A node that comes back names the arbiter that it was known to. If that has ended its job, the node is told how, in a
+   hub that holds nothing but the verdict. It never begins the job again, and never meets a new one of the same id.
+3. A job without a verdict and without sessions is kept for a while, for nodes that are only out of reach. If it knows
+   of no node any more, the next newcomer takes its id, with new counts; nodes that come back later fill the new hub
+   with what they hold, as they would fill one that was started anew.
+4. What happens in one job costs the others nothing: a hub is looked at when something happens in it or is due in it.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
+import math
 import threading
+from collections import OrderedDict
 from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.log import get_logger
 from rallypoint.rendezvous.handshake import HandshakeError, Hello
 from rallypoint.rendezvous.hub import Hub, do_nothing
+from rallypoint.rendezvous.state import Settings, Verdict
 
 log = get_logger(__name__)
 
 MOST_JOBS = 1024
 """Jobs at a time, so that nobody can fill the memory with names."""
+MOST_NODES = 65536
+"""Nodes that one job may have: a new arbiter makes room for as many as the first node to speak tells of."""
 _KEPT = 60.0
-"""Seconds for which a job without nodes is remembered."""
+"""Seconds for which a job without nodes and without a verdict is remembered."""
+_MOST_ENDED, _ENDED_KEPT = 4096, 86400.0
+"""Verdicts that are remembered for nodes that were out of reach when they fell, and for how many seconds."""
+_MOST_NAMES, _LONGEST_NAME = 8, 64
+"""Arbiters that a job is remembered by, and characters that the name of one may have."""
+
+
+class _Ended(NamedTuple):
+    settings: Settings
+    verdict: Verdict
+    until: float
+
+
+class _Job:
+    """A hub, and when it is to be looked at. `names` are the arbiters that its nodes know or knew it by."""
+
+    def __init__(self, hub: Hub) -> None:
+        self.hub = hub
+        self.names = {hub.incarnation}
+        self.at = math.inf
+        self.forgotten_at = math.inf
 
 
 class ManyJobs:
@@ -29,8 +66,13 @@ class ManyJobs:
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
-        self._hubs: dict[str, Hub] = {}
-        self._empty_since: dict[str, float] = {}
+        self._jobs: dict[str, _Job] = {}
+        self._ended: OrderedDict[tuple[str, str], _Ended] = OrderedDict()
+        self._due: list[tuple[float, int, _Job]] = []
+        """A heap. What no longer agrees with the job's own `at` counts for nothing."""
+        self._numbers = itertools.count()
+        self._told = math.inf
+        """What was last answered by `wake_at`."""
         self._lock = threading.Lock()
         self.on_change: Callable[[], None] = do_nothing
 
@@ -41,24 +83,17 @@ class ManyJobs:
             HandshakeError: there are too many jobs, this one was begun under another kind of rendezvous, or what the
                 node asks for cannot be.
         """
-        asked = hello.settings
-        if not (1 <= asked.min_nodes <= asked.max_nodes and 0.1 <= asked.lease <= 86400):
-            raise HandshakeError("what this node asks of the rendezvous cannot be; look at its --nnodes and lease")
+        _check(hello.settings)
         with self._lock:
-            self._forget_the_old()
-            hub = self._hubs.get(hello.job)
-            if hub is None:
-                if len(self._hubs) >= MOST_JOBS:
-                    raise HandshakeError(f"this control plane has {MOST_JOBS} jobs already; start another one")
-                hub = self._hubs[hello.job] = Hub(hello.settings._replace(run_id=hello.job), self._clock)
-                hub.on_change = self._on_change
-                log.info("job %r has come", hello.job)
-            elif hub.settings.fixed_ranks != hello.settings.fixed_ranks:
+            ended = self._verdict_for(hello)
+            if ended is not None:
+                return self._farewell_for(hello, ended)
+            job = self._job_for(hello) or self._begin(hello)
+            if job.hub.settings.fixed_ranks != hello.settings.fixed_ranks:
                 raise HandshakeError(f"job {hello.job!r} is not static on all nodes; give all the same --rdzv-backend")
-            return hub
-
-    def _on_change(self) -> None:
-        self.on_change()
+            if 0 < len(hello.incarnation) <= _LONGEST_NAME and len(job.names) < _MOST_NAMES:
+                job.names.add(hello.incarnation)
+            return job.hub
 
     def now(self) -> float:
         """The time on which `wake_at` is, in seconds."""
@@ -67,23 +102,124 @@ class ManyJobs:
     def wake_at(self) -> float:
         """When `tick` should be called next; infinity for never."""
         with self._lock:
-            self._forget_the_old()
-            moments = [hub.wake_at() for hub in self._hubs.values()]
-            moments += [since + _KEPT for since in self._empty_since.values()]
-        return min(moments, default=float("inf"))
+            self._told = self._next_due()
+            return self._told
 
     def tick(self) -> None:
         """Time has passed."""
-        with self._lock:
-            hubs = list(self._hubs.values())
-        for hub in hubs:
-            hub.tick()
-
-    def _forget_the_old(self) -> None:
         now = self._clock.monotonic()
-        for job, hub in list(self._hubs.items()):
-            if hub.sessions:
-                self._empty_since.pop(job, None)
-            elif now - self._empty_since.setdefault(job, now) >= _KEPT:
-                del self._hubs[job], self._empty_since[job]
-                log.info("job %r has gone", job)
+        due: list[_Job] = []
+        with self._lock:
+            while self._next_due() <= now:
+                job = heapq.heappop(self._due)[2]
+                job.at = math.inf
+                due.append(job)
+        for job in due:
+            job.hub.tick()
+
+    # One job. With the lock held, but for `_look`.
+
+    def _job_for(self, hello: Hello) -> _Job | None:
+        """The job that a node asks for, unless it is over for this one."""
+        job = self._jobs.get(hello.job)
+        if job is None:
+            return None
+        newcomer = hello.incarnation not in job.names
+        if (newcomer and _is_over(job.hub)) or self._clock.monotonic() >= job.forgotten_at:
+            self._forget(hello.job, job)
+            return None
+        return job
+
+    def _begin(self, hello: Hello) -> _Job:
+        if len(self._jobs) >= MOST_JOBS:
+            raise HandshakeError(f"this control plane has {MOST_JOBS} jobs already; start another one")
+        job = self._jobs[hello.job] = self._watched(Hub(hello.settings._replace(run_id=hello.job), self._clock))
+        job.forgotten_at = self._clock.monotonic() + _KEPT
+        self._reckon(job)
+        log.info("job %r has come", hello.job)
+        return job
+
+    def _watched(self, hub: Hub) -> _Job:
+        job = _Job(hub)
+        hub.on_change = partial(self._look, job)
+        return job
+
+    def _look(self, job: _Job) -> None:
+        """Something has happened in a job: forget it if it is over, and see when it is due."""
+        with self._lock:
+            name = job.hub.settings.run_id
+            if self._jobs.get(name) is job:
+                self._look_at_end(name, job)
+            self._reckon(job)
+            sooner = self._next_due() < self._told
+        if sooner:
+            self.on_change()
+
+    def _look_at_end(self, name: str, job: _Job) -> None:
+        now = self._clock.monotonic()
+        if job.hub.members:
+            job.forgotten_at = math.inf
+        elif job.forgotten_at == math.inf:
+            job.forgotten_at = now + _KEPT
+        ended = job.hub.state.verdict is not None and not job.hub.members
+        if ended or now >= job.forgotten_at:
+            self._forget(name, job)
+
+    def _forget(self, name: str, job: _Job) -> None:
+        """Free the id. The hub goes on for the sessions that it may still have."""
+        del self._jobs[name]
+        job.forgotten_at = math.inf
+        verdict = job.hub.state.verdict
+        log.info("job %r has gone", name)
+        if verdict is None:
+            return
+        until = self._clock.monotonic() + _ENDED_KEPT
+        for incarnation in job.names:
+            self._ended[name, incarnation] = _Ended(job.hub.settings, verdict, until)
+        while len(self._ended) > _MOST_ENDED:
+            self._ended.popitem(last=False)
+
+    def _verdict_for(self, hello: Hello) -> _Ended | None:
+        now = self._clock.monotonic()
+        while self._ended and next(iter(self._ended.values())).until <= now:
+            self._ended.popitem(last=False)
+        return self._ended.get((hello.job, hello.incarnation))
+
+    def _farewell_for(self, hello: Hello, ended: _Ended) -> Hub:
+        """A hub for one node that comes back after the end, and finds nothing but that."""
+        return self._watched(Hub(ended.settings, self._clock, ended=(hello.incarnation, ended.verdict))).hub
+
+    # When what is due. With the lock held.
+
+    def _reckon(self, job: _Job) -> None:
+        at = min(job.hub.wake_at(), job.forgotten_at)
+        if at == job.at:
+            return
+        job.at = at
+        if at < math.inf:
+            heapq.heappush(self._due, (at, next(self._numbers), job))
+        if len(self._due) > 4 * MOST_JOBS:
+            self._due = list({id(each[2]): each for each in self._due if each[0] == each[2].at}.values())
+            heapq.heapify(self._due)
+
+    def _next_due(self) -> float:
+        while self._due and self._due[0][0] != self._due[0][2].at:
+            heapq.heappop(self._due)
+        return self._due[0][0] if self._due else math.inf
+
+
+def _is_over(hub: Hub) -> bool:
+    """Whether a newcomer may have the job's id: nobody is in it, and it has ended or knows of nobody."""
+    state = hub.state
+    known = state.participants or state.wait_list or state.redundancy_list or state.former
+    return not hub.members and (state.verdict is not None or not known)
+
+
+def _check(asked: Settings) -> None:
+    if not (1 <= asked.min_nodes <= asked.max_nodes and 0.1 <= asked.lease <= 86400):
+        raise HandshakeError("what this node asks of the rendezvous cannot be; look at its --nnodes and lease")
+    if asked.max_nodes > MOST_NODES:
+        raise HandshakeError(
+            f"a job of up to {asked.max_nodes} nodes is more than a control plane for many jobs takes ({MOST_NODES}); "
+            "give a lower --nnodes, or let a node of the job host its control plane"
+        )

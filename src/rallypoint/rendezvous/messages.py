@@ -37,9 +37,9 @@ class Holding(NamedTuple):
     """What a node holds, said again when its link was lost and is open once more; a new arbiter is filled by it.
 
     `incarnation` names the arbiter that it was known to, `node` is the name that it went by there. `round` is the last
-    round that it had a place in (-1 for none), `over` says whether it knows that this round has ended, `past` is the
-    newest round of which it knows that (-1 for none), `failures` how many restarts it knows the job to have used. For
-    `control_rank` see `Placement`.
+    round that it had a place in (-1 for none), `origin` the arbiter that has completed it, `over` says whether the node
+    knows that this round has ended, `past` is the newest round of which it knows that (-1 for none), `failures` how
+    many restarts it knows the job to have used. For `control_rank` see `Placement`.
     """
 
     incarnation: str
@@ -53,6 +53,7 @@ class Holding(NamedTuple):
     over: bool = True
     past: int = -1
     joining: bool = False
+    origin: str = ""
 
 
 Request = JoinRequest | Leave | Fail | Succeed | Drain | Preempt | Close | Beat | Inquire | Holding
@@ -62,7 +63,8 @@ class Placement(NamedTuple):
     """A node's own place in a complete round, and all that its workers need to know.
 
     `restarts` is the number of restarts that the job has used so far, `control_rank` the group rank of the node whose
-    agent hosts the control plane, -1 if none does.
+    agent hosts the control plane, -1 if none does. `origin` is the incarnation of the arbiter that has completed the
+    round; together with its number it names the round for good.
     """
 
     round: int
@@ -73,6 +75,7 @@ class Placement(NamedTuple):
     store_port: int
     restarts: int
     control_rank: int = -1
+    origin: str = ""
 
 
 class Placed(NamedTuple):

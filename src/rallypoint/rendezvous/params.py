@@ -6,6 +6,9 @@ from typing import Any
 
 from rallypoint.base.errors import UserError
 
+C10D_PORT = 29400
+"""Where a control plane is if its endpoint names no port."""
+
 _TRUE = frozenset({"1", "true", "t", "yes", "y"})
 _FALSE = frozenset({"0", "false", "f", "no", "n"})
 

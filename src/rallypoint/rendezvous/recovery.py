@@ -45,6 +45,8 @@ def recovered(state: State, node: NodeId, holding: Holding, settings: Settings) 
     )
     if holding.round > state.round or (holding.round == state.round and not state.complete):
         return _adopted(state, node, holding, settings)
+    if holding.origin != state.origin:
+        return state  # another round, which happens to have the same number
     if holding.round == state.round:
         return _joined_by(state, node, holding)
     if holding.round == state.round - 1 and not state.complete:
@@ -55,7 +57,7 @@ def recovered(state: State, node: NodeId, holding: Holding, settings: Settings) 
 def seated_before(state: State, node: NodeId, holding: Holding) -> NodeId | None:
     """Who `node` is in the state already, if what it says was heard in an earlier session of the same process."""
     ranks = {each: seat.rank for each, seat in state.participants.items()} if state.complete else state.former
-    if holding.round != (state.round if state.complete else state.round - 1):
+    if (holding.origin, holding.round) != (state.origin, state.round if state.complete else state.round - 1):
         return None
     same = (each for each, rank in ranks.items() if rank == holding.group_rank)
     return next((each for each in same if each[:2] == node[:2]), None)
@@ -78,7 +80,8 @@ def news(state: State, node: NodeId, holding: Holding) -> list[Notice]:
     if not holding.over:
         return [RoundEnded(end_of(state, holding.round))]
     last = state.round - 1
-    if holding.joining and last > max(holding.round, holding.past) and node not in state.participants:
+    waits = node in state.participants or node in state.wait_list or node in state.redundancy_list
+    if holding.joining and last > max(holding.round, holding.past) and not waits:
         # A place that it was given is lost again, and the worker store that it brought may have been used there.
         return [RoundEnded(end_of(state, last))]
     return []
@@ -106,6 +109,7 @@ def _adopted(state: State, node: NodeId, holding: Holding, settings: Settings) -
     spares = {each: newcomers[each] for each in sorted(newcomers)[seats:]}
     running = state._replace(
         round=holding.round,
+        origin=holding.origin,
         complete=True,
         last_call=0,
         hold=0.0,

@@ -1,14 +1,16 @@
 """The control server: sessions over TCP for one job (embedded in an agent) or for many (`jobs`).
 
 A stranger's bytes cost a log line, never the job: every connection must greet with the magic, say hello and prove the
-secret within a deadline, and each frame is bounded and typed. It runs on the process's loop thread.
+secret within a deadline, and each frame is bounded and typed. Of many `strangers` only some are told of, and the oldest
+make room. It runs on the process's loop thread.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
@@ -21,8 +23,12 @@ if TYPE_CHECKING:
 
     from rallypoint.rendezvous.connection import ControlConnection
     from rallypoint.rendezvous.handshake import Hello
+    from rallypoint.rendezvous.strangers import Strangers
 
 log = get_logger(__name__)
+
+_OTHER_FILES = 256
+"""Open files of a process besides its control connections, at most."""
 
 
 class Jobs(Protocol):
@@ -62,7 +68,7 @@ class ControlServer:
     def __init__(
         self,
         jobs: Jobs,
-        listener: socket.socket,
+        listener: socket.socket | Sequence[socket.socket],
         *,
         secret: bytes | None = None,
         loop: LoopThread | None = None,
@@ -73,7 +79,7 @@ class ControlServer:
 
         Args:
             jobs: where requests go.
-            listener: a listening socket (`base.endpoint.listening_socket`).
+            listener: a listening socket (`base.endpoint.listening_socket`), or some; `port` is that of the first.
             secret: what nodes must prove to hold; None if the job has none.
             loop: where to run; the process's shared loop if not given.
             fallback: makes the protocol for connections that do not greet as ours do, if something else is served
@@ -84,16 +90,19 @@ class ControlServer:
         self.secret = secret
         self.fallback = fallback
         self.home = home
-        self.host, self.port = listener.getsockname()[:2]
+        self._listeners = (listener,) if isinstance(listener, socket.socket) else tuple(listener)
+        self.host, self.port = self._listeners[0].getsockname()[:2]
         self.connections: set[ControlConnection] = set()
-        self._listener = listener
+        self.strangers: Strangers
         self._loop = loop or shared_loop()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
+        self._serves = False
+        self._arming = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
         self._emptied: asyncio.Event | None = None
         self._closed: Future[None] | None = None
-        jobs.on_change = lambda: self._loop.call(self._arm)
+        jobs.on_change = self._arm_soon
         self._loop.call(self._start)
 
     def close(self, linger: float = 2.0) -> None:
@@ -120,20 +129,26 @@ class ControlServer:
         import asyncio
 
         from rallypoint.rendezvous.connection import ControlConnection
+        from rallypoint.rendezvous.strangers import Strangers
+
+        self.strangers = Strangers()
 
         def protocol() -> asyncio.Protocol:
             return ControlConnection(self)
 
         loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(protocol, sock=self._listener, backlog=4096)
+        for listener in self._listeners:
+            self._servers.append(await loop.create_server(protocol, sock=listener, backlog=4096))
+        self._serves = True
         self._arm()
 
     async def _shut(self, linger: float) -> None:
         import asyncio
 
         await self._starting
-        assert self._server is not None
-        self._server.close()
+        self._serves = False
+        for server in self._servers:
+            server.close()
         self.jobs.on_change = do_nothing
         if self._timer is not None:
             self._timer.cancel()
@@ -148,19 +163,29 @@ class ControlServer:
         for connection in list(self.connections):
             connection.abort()
         await asyncio.sleep(0)  # let the aborted transports report that they are gone
-        self._listener.close()
+        self.strangers.close()
+        for listener in self._listeners:
+            listener.close()
 
     def forget(self, connection: ControlConnection) -> None:
         """A connection is gone."""
         self.connections.discard(connection)
+        self.strangers.let_go(connection)
         if not self.connections and self._emptied is not None:
             self._emptied.set()
+
+    def _arm_soon(self) -> None:
+        """See to the timer on the loop's thread; once for all that happens until then."""
+        if not self._arming:
+            self._arming = True
+            self._loop.call(self._arm)
 
     def _arm(self) -> None:
         """Set the timer to when the arbiter next has something to do. On the loop's thread."""
         import asyncio
 
-        if self._server is None or self._emptied is not None:
+        self._arming = False
+        if not self._serves:
             return
         at = self.jobs.wake_at()
         if at == self._timer_at:
@@ -176,4 +201,20 @@ class ControlServer:
     def _tick(self) -> None:
         self._timer = None
         self._timer_at = float("inf")
-        self.jobs.tick()
+        try:
+            self.jobs.tick()
+        finally:
+            self._arm()
+
+
+def allow_connections(wanted: float = float("inf")) -> None:
+    """See to it that this process may have so many connections, as far as its hard limit of open files allows.
+
+    The usual soft limit, 1024, is made for programs that use `select`. Processes started from here have the new limit.
+    """
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != resource.RLIM_INFINITY and soft < wanted + _OTHER_FILES:
+        with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it; then the old limit has to do
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

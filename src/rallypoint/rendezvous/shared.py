@@ -114,6 +114,7 @@ class SharedStateLink:
                 log.exception("the rendezvous over %s has come to an end that was not foreseen", self._backend.name)
                 self._deliver_if_open(LinkLost(f"the rendezvous broke off: {type(error).__name__}: {error}"))
                 break
+        self._ending.set()  # the watcher must not go on where nobody takes what it says
         watcher.join()
 
     def _turn_until_it_works(self, request: Request) -> None:

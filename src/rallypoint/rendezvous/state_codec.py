@@ -43,6 +43,7 @@ class _Blob:
     preempted: Preemption | None
     streak: Streak
     hold: float
+    origin: str
     next_round: int
     ended: RoundEnd | None
     verdict: Verdict | None
@@ -70,6 +71,7 @@ def encode_state(state: State) -> bytes:
         state.preempted,
         state.streak,
         state.hold,
+        state.origin,
         state.next_round,
         state.ended,
         state.verdict,
@@ -113,6 +115,7 @@ def decode_state(data: bytes) -> State:
         blob.preempted,
         blob.streak,
         blob.hold,
+        blob.origin,
         blob.next_round,
         blob.ended,
         blob.verdict,

@@ -194,3 +194,30 @@ def test_places_are_told_again_after_a_connection_that_broke_in_between() -> Non
     job.open(job.nodes[1])
     assert [type(each) for each in job.nodes[1].told] == [Placed]
     assert job.arbiter.state.ledger.lost == 0
+
+
+def test_a_node_with_a_place_knows_better_than_a_newcomer_what_the_job_was_started_with() -> None:
+    arbiter = Arbiter(Settings("job", 1, 2), "new")
+    arbiter.open(1, NodeId("late", 1, 0), 0.0, address="late", settings=Settings("job", 1, 2))
+    arbiter.receive(1, JoinRequest(Member("default", 1, "", 1), 600.0), 0.0)
+    for rank in range(3):
+        node = NodeId(f"h{rank}", 1, 0)
+        arbiter.open(rank + 2, node, 0.1, address=node.addr, settings=Settings("job", 1, 3))
+        held = Holding("old", node, Member("default", 1, "", 1), 4, rank, 3, failures=2, over=False, origin="old")
+        assert not [notice for _, notice in arbiter.receive(rank + 2, held, 0.1) if isinstance(notice, RoundEnded)]
+    assert (arbiter.state.round, arbiter.state.complete, arbiter.state.ledger.failures) == (4, True, 2)
+    assert len(arbiter.state.participants) == 3
+    assert len(arbiter.state.redundancy_list) == 1
+
+
+def test_two_rounds_that_happen_to_have_one_number_are_not_mixed() -> None:
+    arbiter = Arbiter(Settings("job", 1, 2), "c")
+    told = []
+    for session, (host, rank, origin) in enumerate([("h0", 0, "b"), ("h1", 1, "a")]):
+        node = NodeId(host, 1, 0)
+        arbiter.open(session, node, 0.0, address=host)
+        told += arbiter.receive(
+            session, Holding(origin, node, Member("default", 1, host, 1), 0, rank, 2, over=False, origin=origin), 0.0
+        )
+    assert [(session, type(notice)) for session, notice in told] == [(1, RoundEnded)]
+    assert [node.addr for node in arbiter.state.participants if not node.is_absent] == ["h0"]

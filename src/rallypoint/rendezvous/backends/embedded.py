@@ -26,15 +26,13 @@ from rallypoint.rendezvous.errors import RendezvousConnectionError
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.hub import Hub, LocalLink, Timekeeper
 from rallypoint.rendezvous.link import Deliver, Link
-from rallypoint.rendezvous.params import RendezvousParameters
+from rallypoint.rendezvous.params import C10D_PORT, RendezvousParameters
 from rallypoint.rendezvous.state import NodeId, Settings
 
 if TYPE_CHECKING:
     from rallypoint.rendezvous.server import ControlServer
 
 log = get_logger(__name__)
-
-DEFAULT_PORT = 29400
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
@@ -50,7 +48,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         return shared_file.create_handler(params)
     if store_type != "tcp":
         raise UserError(f"rendezvous option store_type={store_type!r} is unknown; choose tcp or file")
-    endpoint = parse_endpoint(params.endpoint, DEFAULT_PORT)
+    endpoint = parse_endpoint(params.endpoint, C10D_PORT)
     control = _Control(endpoint, settings_of(params), params.get_as_bool("is_host"), params.local_addr)
     return ElasticHandler(
         params.backend,
@@ -93,15 +91,20 @@ class _Control:
         )
 
     def _stand_in(self) -> None:
-        """Where the endpoint is this machine, one agent here may host what another one hosted until it died."""
+        """Where the endpoint is this machine, one agent here may host what another one hosted until it died.
+
+        The link asks for it only where the lost server lived in an agent of the job: the port of a control plane that
+        is outside the job is not ours to take.
+        """
         if self._server is not None:
             return
         try:
             listener = listening_socket("", self._endpoint.port)
         except OSError:  # somebody else listens, perhaps the server that was out of reach
             return
-        from rallypoint.rendezvous.server import ControlServer
+        from rallypoint.rendezvous.server import ControlServer, allow_connections
 
+        allow_connections(self.settings.max_nodes)
         self._server = ControlServer(Hub(self.settings), listener, secret=secret(), home=True)
         log.warning("the control plane's former host is gone; this agent hosts it now, on port %d", self._server.port)
 
@@ -129,8 +132,10 @@ class _Control:
                         "choose another port, or port 0 for a free one"
                     ) from None
                 return None
-            from rallypoint.rendezvous.server import ControlServer
+            from rallypoint.rendezvous.server import ControlServer, allow_connections
 
+            # The workers keep the limit that they would have had: their guardian was started before.
+            allow_connections(self.settings.max_nodes)
             hub = Hub(self.settings)
             self._server = ControlServer(hub, listener, secret=secret())
             log.info("control plane listens on port %d", self._server.port)

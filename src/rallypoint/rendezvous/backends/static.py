@@ -19,7 +19,7 @@ from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.hub import Hub, LocalLink
 from rallypoint.rendezvous.link import Deliver, Link
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.server import ControlServer
+from rallypoint.rendezvous.server import ControlServer, allow_connections
 from rallypoint.rendezvous.state import NodeId, Settings
 from rallypoint.store.rounds import RoundTables
 
@@ -72,6 +72,7 @@ class _Master:
             raise RendezvousConnectionError(
                 f"node rank 0 cannot listen at {self._endpoint}: {error.strerror}; give --master-port a free port"
             ) from None
+        allow_connections(self._settings.max_nodes)
         hub = Hub(self._settings)
         self._tables = RoundTables()
         self._server = ControlServer(hub, listener, secret=secret(), fallback=self._tables.connection)

@@ -1,0 +1,84 @@
+"""What a control server grants to connections that are no sessions yet: some room, and some log lines."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+from typing import TYPE_CHECKING
+
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.log import get_logger
+
+if TYPE_CHECKING:
+    from rallypoint.rendezvous.connection import ControlConnection
+
+log = get_logger(__name__)
+
+_MOST = 16384
+"""Connections that are no sessions yet, and of which none has to make room."""
+_GRACE = 1.0
+"""Seconds that each of them has in any case: many nodes may come at once."""
+_LINES, _WINDOW = 10, 10.0
+"""Log lines in so many seconds. Whoever reads standard error may be slow, and must not hold up the jobs."""
+
+
+class Strangers:
+    """All connections of a server that are no sessions yet, and what is said of those that never will be.
+
+    On the loop's thread.
+    """
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._room = _MOST if files == resource.RLIM_INFINITY else min(_MOST, max(8, files // 4))
+        self._clock = clock
+        self._waiting: dict[ControlConnection, float] = {}
+        """When each came, the oldest first."""
+        self._clearing: asyncio.TimerHandle | None = None
+        self._said = 0
+        self._unsaid = 0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def let_in(self, connection: ControlConnection) -> None:
+        """One more has come. The oldest make room if there are too many: who is one of ours is none for long."""
+        self._waiting[connection] = self._clock.monotonic()
+        if len(self._waiting) > self._room and self._clearing is None:
+            self._clear()
+
+    def let_go(self, connection: ControlConnection) -> None:
+        """It has become a session, or is gone. Idempotent."""
+        self._waiting.pop(connection, None)
+
+    def complain(self, line: str, *args: object) -> None:
+        """A log line about a connection that is of no use, if there were not too many just now."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(_WINDOW, self._sum_up)
+        if self._said < _LINES:
+            self._said += 1
+            log.warning(line, *args)
+        else:
+            self._unsaid += 1
+
+    def close(self) -> None:
+        """Say what is left to say."""
+        for timer in (self._timer, self._clearing):
+            if timer is not None:
+                timer.cancel()
+        self._sum_up()
+
+    def _clear(self) -> None:
+        self._clearing = None
+        while len(self._waiting) > self._room:
+            oldest, since = next(iter(self._waiting.items()))
+            left = since + _GRACE - self._clock.monotonic()
+            if left > 0:
+                self._clearing = asyncio.get_running_loop().call_later(left, self._clear)
+                return
+            del self._waiting[oldest]
+            oldest.make_room()
+
+    def _sum_up(self) -> None:
+        self._timer = None
+        if self._unsaid:
+            log.warning("and %d more control connections refused in %.0f s", self._unsaid, _WINDOW)
+        self._said = self._unsaid = 0

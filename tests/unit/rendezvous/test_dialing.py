@@ -1,0 +1,148 @@
+"""How a node finds a control server by name: slow look-ups, and names with several addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+import pytest
+
+from rallypoint.base.endpoint import Endpoint, free_port, listening_socket
+from rallypoint.rendezvous import dialing
+from rallypoint.rendezvous.dialing import Dialer
+from rallypoint.rendezvous.hub import Hub
+from rallypoint.rendezvous.server import ControlServer
+from rallypoint.rendezvous.state import Settings
+
+T = TypeVar("T")
+SETTINGS = Settings("job", 1, 1)
+
+
+class Resolving(asyncio.SelectorEventLoop):
+    """A loop on a machine whose resolver is slow, and knows a name by several addresses."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        super().__init__()
+        self.addresses = addresses
+        self.looked_up = 0
+        self.answer = asyncio.Event()
+
+    async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
+        """Answers once it is told to."""
+        if host != "control":
+            return await super().getaddrinfo(host, port, **options)
+        self.looked_up += 1
+        await self.answer.wait()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in self.addresses]
+
+
+def play(addresses: list[str], script: Callable[[Resolving], Coroutine[Any, Any, T]]) -> T:
+    loop = Resolving(addresses)
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(script(loop))
+
+
+@contextmanager
+def served() -> Iterator[int]:
+    server = ControlServer(Hub(SETTINGS), listening_socket("127.0.0.1", 0))
+    try:
+        yield server.port
+    finally:
+        server.close()
+
+
+@contextmanager
+def silent(address: str, port: int) -> Iterator[None]:
+    """Whoever connects there gets no answer: the queue of a service that takes nobody is full."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(0)
+        while True:
+            caller = stack.enter_context(socket.socket())
+            caller.settimeout(0.2)
+            try:
+                caller.connect((address, port))
+            except TimeoutError:
+                break
+        yield
+
+
+def test_a_look_up_that_takes_longer_than_an_attempt_serves_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialing, "_LOOK_UP", 0.05)
+    with served() as port:
+
+        async def script(loop: Resolving) -> int:
+            dialer = Dialer(Endpoint("control", port), SETTINGS, 0, None)
+            with pytest.raises(TimeoutError, match="the look-up of the name 'control' is not answered"):
+                await dialer.dial(5.0)
+            loop.answer.set()
+            session = await dialer.dial(5.0)
+            session.writer.close()
+            return loop.looked_up
+
+        assert play(["127.0.0.1"], script) == 1
+
+
+def test_a_look_up_has_time_of_its_own() -> None:
+    with served() as port:
+
+        async def script(loop: Resolving) -> None:
+            dialer = Dialer(Endpoint("control", port), SETTINGS, 0, None)
+            loop.call_later(1.5, loop.answer.set)
+            session = await dialer.dial(1.0)
+            session.writer.close()
+
+        play(["127.0.0.1"], script)
+
+
+def test_each_address_of_a_name_is_tried_and_the_silent_one_last() -> None:
+    with served() as port, silent("127.0.0.2", port):
+
+        async def script(loop: Resolving) -> None:
+            loop.answer.set()
+            dialer = Dialer(Endpoint("control", port), SETTINGS, 0, None)
+            first = await dialer.dial(1.0)
+            # The second time it costs nothing: a patience for ever would show if the silent one was tried first.
+            second = await asyncio.wait_for(dialer.dial(3600.0), 20.0)
+            for session in (first, second):
+                assert session.writer.get_extra_info("peername")[0] == "127.0.0.1"
+                session.writer.close()
+
+        play(["127.0.0.2", "127.0.0.1"], script)
+
+
+def test_an_attempt_that_is_cut_short_at_a_silent_address_goes_on_with_the_next() -> None:
+    with served() as port, silent("127.0.0.2", port):
+
+        async def script(loop: Resolving) -> None:
+            loop.answer.set()
+            dialer = Dialer(Endpoint("control", port), SETTINGS, 0, None)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await dialer.dial(3600.0)
+            assert dialer.unfinished == "127.0.0.2 does not answer a TCP connection"
+            session = await asyncio.wait_for(dialer.dial(3600.0), 20.0)
+            session.writer.close()
+
+        play(["127.0.0.2", "127.0.0.1"], script)
+
+
+def test_when_no_address_answers_each_is_named() -> None:
+    port = free_port()
+
+    async def script(loop: Resolving) -> str:
+        loop.answer.set()
+        with pytest.raises(OSError, match="127") as caught:
+            await Dialer(Endpoint("control", port), SETTINGS, 0, None).dial(0.2)
+        return str(caught.value)
+
+    with silent("127.0.0.2", port):
+        sentence = play(["127.0.0.2", "127.0.0.1"], script)
+    assert (
+        "127.0.0.2: 127.0.0.2 does not answer a TCP connection; 127.0.0.1: [Errno 111] Connection refused" in sentence
+    )

@@ -1,0 +1,69 @@
+"""What a node says again when its link is open once more."""
+
+from __future__ import annotations
+
+import math
+from queue import SimpleQueue
+
+import pytest
+
+from rallypoint.base.clock import Deadline
+from rallypoint.base.endpoint import Endpoint
+from rallypoint.rendezvous.client import TcpLink
+from rallypoint.rendezvous.holding import Held, after_notice, after_request, forget_join, greeted, said_again
+from rallypoint.rendezvous.messages import Holding, JoinRequest, LinkLost, Notice, Progress
+from rallypoint.rendezvous.operations import Fail
+from rallypoint.rendezvous.state import Member, NodeId, Settings
+from tests.unit.rendezvous.test_control import CAUSE, PATIENCE
+
+MEMBER = Member("default", 1, "h", 7000)
+FIRST, SECOND = NodeId("h", 1, 0), NodeId("h", 1, 1)
+
+
+def waiting(now: float = 0.0, timeout: float = 600.0) -> Held:
+    held = after_request(Held(), JoinRequest(MEMBER, timeout), now)
+    return greeted(held, "a", FIRST)
+
+
+def timeouts(held: Held, now: float) -> list[float]:
+    return [each.timeout for each in said_again(held, now) if isinstance(each, JoinRequest)]
+
+
+def progress(*, spare: bool) -> Progress:
+    return Progress(0, True, 2, 1, 2, (), spare)
+
+
+@pytest.mark.parametrize(("now", "left"), [(100.0, 500.0), (700.0, 0.0)])
+def test_a_join_waits_no_longer_for_being_said_again(now: float, left: float) -> None:
+    assert timeouts(waiting(), now) == [left]
+    assert timeouts(after_notice(waiting(), progress(spare=False)), now) == [left]
+    assert timeouts(waiting(timeout=math.inf), now) == [math.inf]
+
+
+def test_a_spare_waits_for_as_long_as_it_takes() -> None:
+    assert timeouts(after_notice(waiting(), progress(spare=True)), 7_000.0) == [600.0]
+
+
+def test_a_join_is_not_asked_of_a_second_arbiter() -> None:
+    assert forget_join(waiting(), "a") == waiting()
+    assert forget_join(waiting(), "b").join is None
+
+
+def test_a_name_stays_where_it_was_given() -> None:
+    """The session is called by another name while the former looks open; the former's is claimed, so it stays."""
+    held = after_notice(waiting(), progress(spare=False))
+    again = greeted(held, "a", SECOND)
+    assert said_again(again, 0.0)[0] == Holding("a", FIRST, MEMBER, joining=True)
+    elsewhere = after_notice(greeted(forget_join(held, "b"), "b", SECOND), progress(spare=False))
+    assert said_again(elsewhere, 0.0)[0] == Holding("b", SECOND, MEMBER)
+
+
+def test_what_cannot_be_sent_ends_the_link_with_a_sentence_instead_of_silence() -> None:
+    told: SimpleQueue[Notice] = SimpleQueue()
+    settings = Settings("job", 1, 1, join_timeout=20.0)
+    link = TcpLink(Endpoint("127.0.0.1", 1), settings, 0, told.put, Deadline.after(20.0))
+    link.send(Fail(0, CAUSE._replace(host="half a pair: \udcff"), 1))
+    notice = told.get(timeout=PATIENCE)
+    assert isinstance(notice, LinkLost)
+    assert "cannot be sent" in notice.detail
+    link.close()
