@@ -139,6 +139,7 @@ def _complete(state: State, settings: Settings) -> State:
     ranks = assign_group_ranks(nodes, None if settings.fixed_ranks else former, hints)
     return state._replace(
         complete=True,
+        restarts=state.ledger.failures,
         origin="",
         last_call=0,
         hold=0.0,

@@ -23,7 +23,7 @@ def placements(state: State) -> dict[NodeId, Placement]:
             ranks=own,
             store_address=host.address,
             store_port=host.store_port,
-            restarts=state.ledger.failures,
+            restarts=state.restarts,
         )
         for (node, each), own in zip(in_order, ranks, strict=True)
     }

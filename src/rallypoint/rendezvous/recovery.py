@@ -110,6 +110,7 @@ def _adopted(state: State, node: NodeId, holding: Holding, settings: Settings) -
     running = state._replace(
         round=holding.round,
         origin=holding.origin,
+        restarts=holding.failures,
         complete=True,
         last_call=0,
         hold=0.0,

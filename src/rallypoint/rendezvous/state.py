@@ -152,6 +152,8 @@ class State(NamedTuple):
     streak: Streak = Streak()
     hold: float = 0.0
     """Seconds for which the round that forms is held back, counted from when it began to form."""
+    restarts: int = 0
+    """How many restarts the job had used when this round was complete: what its workers are told."""
     origin: str = ""
     """Who completed the round that was taken over from an arbiter before; empty if that was none."""
     next_round: int = 0

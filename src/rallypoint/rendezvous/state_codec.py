@@ -43,6 +43,7 @@ class _Blob:
     preempted: Preemption | None
     streak: Streak
     hold: float
+    restarts: int
     origin: str
     next_round: int
     ended: RoundEnd | None
@@ -71,6 +72,7 @@ def encode_state(state: State) -> bytes:
         state.preempted,
         state.streak,
         state.hold,
+        state.restarts,
         state.origin,
         state.next_round,
         state.ended,
@@ -115,6 +117,7 @@ def decode_state(data: bytes) -> State:
         blob.preempted,
         blob.streak,
         blob.hold,
+        blob.restarts,
         blob.origin,
         blob.next_round,
         blob.ended,

@@ -221,3 +221,18 @@ def test_two_rounds_that_happen_to_have_one_number_are_not_mixed() -> None:
         )
     assert [(session, type(notice)) for session, notice in told] == [(1, RoundEnded)]
     assert [node.addr for node in arbiter.state.participants if not node.is_absent] == ["h0"]
+
+
+def test_all_workers_of_a_round_are_told_one_restart_count_whatever_is_heard_meanwhile() -> None:
+    job = Job(1)
+    first = job.nodes[0]
+    stranger = NodeId("old", 1, 0)
+    job.arbiter.open(99, stranger, 0.0, address="old")
+    job.arbiter.receive(99, Holding("before", stranger, Member("default", 1, "old", 1), 3, 0, 1, failures=2), 0.0)
+    unanswered = JoinRequest(Member("default", 1, "", first.port), 9.0)
+    first.held = first.held._replace(placement=None, over=True, join=(unanswered, 9.0))
+    first.told.clear()
+    job.open(first)
+    (placed,) = [notice for notice in first.told if isinstance(notice, Placed)]
+    assert placed.placement.restarts == 0
+    assert job.arbiter.state.ledger.failures == 2, "the next round's count goes on from there"
