@@ -16,9 +16,10 @@ Nothing has to be acknowledged: whoever does not is stopped at the deadline, wit
 acknowledgement a worker may go on; what it does then is done again from the checkpoint.
 
 Any language can do the same. The variable `RALLYPOINT_NOTICES` names a folder. A notice is the file `notice.json` in it
-(it is there whole or not at all), an object with `reason`, `node`, `round` and `deadline` (seconds on CLOCK_MONOTONIC,
-which is the same for all processes of a host). An acknowledgement is an empty file `ack.<LOCAL_RANK>` beside it. The
-folder is there only while there is, or was, a notice.
+(it is there whole or not at all), an object with `reason`, `node`, `round`, `deadline` (seconds on CLOCK_MONOTONIC,
+which is the same for all processes of a host) and `number`, another one for each notice. An acknowledgement is an empty
+file `ack.<LOCAL_RANK>.<number>` beside it: so one that comes late answers no later notice. The folder is there only
+while there is, or was, a notice.
 
 Nothing here raises, and outside of Rallypoint there is never a notice. Nothing of the rest of Rallypoint is imported.
 """
@@ -42,13 +43,15 @@ class Notice(NamedTuple):
     """The workers will soon be stopped.
 
     `reason` is "scale" (to be started again with more nodes) or "preemption" (`node` will be taken away; empty where it
-    is this one). `round` is the round that is to end. `deadline` is in seconds on CLOCK_MONOTONIC.
+    is this one). `round` is the round that is to end. `deadline` is in seconds on CLOCK_MONOTONIC. `number` is what
+    `acknowledge` answers to.
     """
 
     reason: str
     node: str
     round: int
     deadline: float
+    number: int
 
     def remaining(self) -> float:
         """Seconds until nobody waits any longer, never negative."""
@@ -58,10 +61,34 @@ class Notice(NamedTuple):
 _Known = tuple[tuple[int, int], Notice | None]
 _known: _Known = ((0, 0), None)
 """The last notice read, by number and time of its file."""
+_seen: Notice | None = None
+"""What `pending` gave last."""
 
 
 def pending() -> Notice | None:
     """The notice that is out for this worker, if there is one. Cheap enough for every step."""
+    global _seen
+    _seen = _look()
+    return _seen
+
+
+def acknowledge() -> None:
+    """Say that this worker has saved what it wants to keep. Idempotent; nothing happens while no notice is out.
+
+    It answers the notice that `pending` gave last, since what was saved was saved for that one; if it gave none, the
+    one that is out.
+    """
+    folder, rank, out = os.environ.get(VARIABLE), os.environ.get("LOCAL_RANK"), _look()
+    if not folder or not rank or out is None:
+        return
+    path = os.path.join(folder, f"{ACK_PREFIX}{rank}.{(_seen or out).number}")
+    try:
+        os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
+    except (OSError, ValueError):
+        return
+
+
+def _look() -> Notice | None:
     global _known
     folder = os.environ.get(VARIABLE)
     if not folder:
@@ -69,23 +96,12 @@ def pending() -> Notice | None:
     path = os.path.join(folder, NOTICE_FILE)
     try:
         seen = os.stat(path)
-    except OSError:
+    except (OSError, ValueError):
         return None
     mark = (seen.st_ino, seen.st_mtime_ns)
     if _known[0] != mark:
         _known = (mark, _read(path))
     return _known[1]
-
-
-def acknowledge() -> None:
-    """Say that this worker has saved what it wants to keep. Idempotent; nothing happens without a notice."""
-    folder, rank = os.environ.get(VARIABLE), os.environ.get("LOCAL_RANK")
-    if not folder or not rank:
-        return
-    try:
-        os.close(os.open(os.path.join(folder, ACK_PREFIX + rank), os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
-    except (OSError, ValueError):
-        return
 
 
 def _read(path: str) -> Notice | None:
@@ -94,6 +110,12 @@ def _read(path: str) -> Notice | None:
     try:
         with open(path, encoding="utf-8") as file:
             found = json.load(file)
-        return Notice(str(found["reason"]), str(found["node"]), int(found["round"]), float(found["deadline"]))
+        return Notice(
+            str(found["reason"]),
+            str(found["node"]),
+            int(found["round"]),
+            float(found["deadline"]),
+            int(found["number"]),
+        )
     except (OSError, ValueError, KeyError, TypeError):
         return None

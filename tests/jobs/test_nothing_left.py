@@ -18,6 +18,7 @@ import pytest
 
 from tests.jobs.launching import RALLYRUN, Launcher
 from tests.jobs.test_rough_ends import until_ended
+from tests.unit.workers.test_process import parent_of
 
 SPAWNING = """
 import os, signal, subprocess, sys, time
@@ -142,8 +143,9 @@ def test_what_a_leader_left_goes_when_the_others_have_ended(rallyrun: Launcher) 
         assert found.gone(1.0)
 
 
+@pytest.mark.parametrize("whom", ["guardian", "keeper"])
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_the_loss_of_the_guardian_is_a_failure_that_is_told(rallyrun: Launcher, restarts: int) -> None:
+def test_the_loss_of_the_guardian_is_a_failure_that_is_told(rallyrun: Launcher, restarts: int, whom: str) -> None:
     script = rallyrun.script(
         "import os, signal, subprocess\nsubprocess.Popen(['setsid', 'sleep', '600'])\n"
         "os.write(1, f'up {os.environ[\"RANK\"]} {os.getpid()} {os.getppid()}\\n'.encode())\n"
@@ -152,12 +154,39 @@ def test_the_loss_of_the_guardian_is_a_failure_that_is_told(rallyrun: Launcher, 
     job = rallyrun("--standalone", "--nproc-per-node=2", f"--max-restarts={restarts}", script)
     lines = job.until(lambda lines: len(lines) == 2, "two are up")
     guardian = int(lines[0].split()[3])
-    os.kill(guardian, signal.SIGKILL)
+    keeper = parent_of(guardian)
+    os.kill(guardian if whom == "guardian" else keeper, signal.SIGKILL)
     assert job.ends() == 1 - restarts, job.err
-    assert f"the guardian (process {guardian})" in job.err
+    assert f"the guardian (process {keeper})" in job.err
     assert "killed by SIGKILL" in job.err
+    if not restarts:
+        assert "exitcode  : -9 " in job.err
     assert len(job.out) == 2 + 2 * restarts
     assert not rallyrun.left()
+
+
+@pytest.mark.parametrize("whom", ["guardian", "keeper"])
+def test_what_workers_had_left_behind_goes_with_a_guardian_that_is_killed(rallyrun: Launcher, whom: str) -> None:
+    with family(rallyrun, "\nsignal.pause()") as found:
+        guardian = found.up()[0][1]
+        os.kill(guardian if whom == "guardian" else parent_of(guardian), signal.SIGKILL)
+        assert found.job.ends() == 1
+        assert found.gone(1.0), "the daemons among them too"
+
+
+KILLING = """
+import os, signal, sys
+def parent(pid):
+    return int(open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[1])
+if os.environ["RANK"] == "0":
+    os.kill(parent(parent(os.getppid())), signal.SIGKILL)
+signal.pause()
+"""
+
+
+def test_an_agent_that_is_killed_while_it_starts_its_workers_leaves_no_folder(rallyrun: Launcher) -> None:
+    job = rallyrun("--standalone", "--nproc-per-node=64", rallyrun.script(KILLING))
+    assert job.ends() == -signal.SIGKILL
 
 
 STUBBORN = """

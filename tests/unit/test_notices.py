@@ -19,6 +19,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     found = tmp_path / "notices"
     monkeypatch.setenv(notices.VARIABLE, str(found))
     monkeypatch.setenv("LOCAL_RANK", "2")
+    monkeypatch.setattr(notices, "_seen", None)
     return found
 
 
@@ -30,7 +31,8 @@ def hang(folder: Path, text: str) -> None:
 
 
 def notice(round_: int, deadline: float) -> str:
-    return json.dumps({"reason": "preemption", "node": "b", "round": round_, "deadline": deadline})
+    found = {"reason": "preemption", "node": "b", "round": round_, "deadline": deadline, "number": 10 + round_}
+    return json.dumps(found)
 
 
 def test_a_notice_is_seen_replaced_and_taken_back(folder: Path) -> None:
@@ -38,7 +40,7 @@ def test_a_notice_is_seen_replaced_and_taken_back(folder: Path) -> None:
     hang(folder, notice(3, time.monotonic() + 60))
     seen = notices.pending()
     assert seen is not None
-    assert (seen.reason, seen.node, seen.round) == (notices.PREEMPTION, "b", 3)
+    assert (seen.reason, seen.node, seen.round, seen.number) == (notices.PREEMPTION, "b", 3, 13)
     assert 50 < seen.remaining() <= 60
     assert notices.pending() is seen, "it is read once"
     hang(folder, notice(4, 0.0))
@@ -55,12 +57,40 @@ def test_an_acknowledgement_is_a_file_and_saying_it_again_changes_nothing(folder
     assert not folder.exists(), "nobody has asked"
     folder.mkdir()
     notices.acknowledge()
+    assert os.listdir(folder) == [], "nor now"
+    hang(folder, notice(3, time.monotonic() + 60))
     notices.acknowledge()
-    assert os.listdir(folder) == [notices.ACK_PREFIX + "2"]
+    notices.acknowledge()
+    assert sorted(os.listdir(folder)) == [notices.ACK_PREFIX + "2.13", notices.NOTICE_FILE]
+
+
+def test_an_acknowledgement_answers_the_notice_that_was_seen(folder: Path) -> None:
+    hang(folder, notice(3, time.monotonic() + 60))
+    assert notices.pending() is not None
+    (folder / notices.NOTICE_FILE).unlink()
+    notices.acknowledge()
+    assert os.listdir(folder) == [], "it was taken back meanwhile"
+    hang(folder, notice(4, time.monotonic() + 60))
+    notices.acknowledge()
+    assert (folder / "ack.2.13").exists(), "what was saved was saved before this one was out"
+    assert not (folder / "ack.2.14").exists()
+    assert notices.pending() is not None
+    notices.acknowledge()
+    assert (folder / "ack.2.14").exists()
+
+
+def test_who_has_not_seen_the_notice_and_saves_with_the_others_answers_it_too(folder: Path) -> None:
+    hang(folder, notice(3, time.monotonic() + 60))
+    assert notices.pending() is not None
+    (folder / notices.NOTICE_FILE).unlink()
+    assert notices.pending() is None
+    hang(folder, notice(4, time.monotonic() + 60))
+    notices.acknowledge()
+    assert sorted(os.listdir(folder)) == ["ack.2.14", notices.NOTICE_FILE]
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "3", '{"reason": 1}', '{"reason":"","node":"","round":"x","deadline":0}']
+    "text", ["", "{", "[]", "3", '{"reason": 1}', '{"reason":"","node":"","round":"x","deadline":0,"number":1}']
 )
 def test_what_cannot_be_read_is_no_notice(folder: Path, text: str) -> None:
     hang(folder, text)

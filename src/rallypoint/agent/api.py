@@ -16,7 +16,7 @@ from rallypoint.agent.loop import AgentLoop
 from rallypoint.agent.membership import Membership
 from rallypoint.agent.spec import DEFAULT_ROLE, RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.base.log import get_logger
-from rallypoint.base.signals import signal_number
+from rallypoint.base.signals import deaf_at_the_end, signal_number
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.errors import RendezvousGracefulExitError
 from rallypoint.rendezvous.messages import Placement
@@ -139,13 +139,14 @@ class SimpleElasticAgent(ElasticAgent):
             RendezvousError: no round could be agreed on.
             SignalException: this agent was asked to end; its workers have been.
         """
-        try:
-            return self._invoke_run(role)
-        except RendezvousGracefulExitError as ending:
-            log.info("%s", ending)
-            return RunResult(WorkerState.SUCCEEDED)
-        finally:
-            self._membership.shutdown()
+        with deaf_at_the_end():
+            try:
+                return self._invoke_run(role)
+            except RendezvousGracefulExitError as ending:
+                log.info("%s", ending)
+                return RunResult(WorkerState.SUCCEEDED)
+            finally:
+                self._membership.shutdown()
 
     def _invoke_run(self, role: str) -> RunResult:
         """The run itself; when it returns or raises, no worker is left."""
@@ -266,6 +267,12 @@ class SimpleElasticAgent(ElasticAgent):
 
 
 def _signals() -> list[int]:
-    """The signals that this agent handles; a name that is none was warned of by the command line."""
-    names = os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS).split(",")
-    return [number for number in map(signal_number, names) if number is not None]
+    """The signals that this agent handles; a name that is none was warned of by the command line.
+
+    Whoever started us with one of them ignored (`nohup`) meant that, unless the user has named others than the usual.
+    """
+    names = os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS)
+    numbers = [number for number in map(signal_number, names.split(",")) if number is not None]
+    if names != DEFAULT_SIGNALS:
+        return list(numbers)
+    return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]

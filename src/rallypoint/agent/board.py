@@ -6,6 +6,8 @@ Laws:
    something to post: a job without notices touches no disk.
 2. `WorkersReady` and `NoticeOver` come once for each notice that is waited for.
 3. When the workers are gone, so is the folder.
+4. Each notice has a number, which its acknowledgements bear. One that comes after its notice was withdrawn answers
+   nothing; one for a notice that another took the place of answers that too.
 """
 
 from __future__ import annotations
@@ -46,6 +48,9 @@ class NoticeBoard:
         self._look_at = math.inf
         self._waits = False
         self._seen = True
+        self._number = 0
+        self._first = 1
+        """The number of the first notice whose acknowledgements count."""
 
     def renew(self) -> str:
         """Begin with workers that know of nothing yet.
@@ -75,8 +80,9 @@ class NoticeBoard:
         if waits and reason == self._reason:
             over_at = min(over_at, self._over_at)
         self._seen = True
+        self._number += 1
         try:
-            self._hang({"reason": reason, "node": node, "round": round_, "deadline": over_at})
+            self._hang({"reason": reason, "node": node, "round": round_, "deadline": over_at, "number": self._number})
         except OSError as error:
             log.warning("the workers cannot be told of the %s, and are not waited for: %s", reason, error)
             self._seen = False
@@ -88,11 +94,11 @@ class NoticeBoard:
     def withdraw(self) -> None:
         """Take the notice down, and what was acknowledged with it."""
         self._waits, self._reason = False, ""
+        self._first = self._number + 1
         self._over_at = self._look_at = math.inf
         if self._made:
-            for path in (os.path.join(self._folder, NOTICE_FILE), *self._acknowledgements().values()):
-                with contextlib.suppress(OSError):
-                    os.unlink(path)
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self._folder, NOTICE_FILE))
 
     def clear(self) -> None:
         """The workers are gone: remove all. Idempotent."""
@@ -128,7 +134,7 @@ class NoticeBoard:
             if self._news is not None:
                 self._news.changed()
             self._look_at = math.inf if self._news is not None else now + _POLL
-            if over or not self._seen or not set(running()) - self._acknowledgements().keys():
+            if over or not self._seen or not set(running()) - self._acknowledged():
                 self._waits = False
                 self._look_at = math.inf
                 yield WorkersReady()
@@ -166,11 +172,12 @@ class NoticeBoard:
             return None
         return news
 
-    def _acknowledgements(self) -> dict[int, str]:
-        """Local rank to file."""
+    def _acknowledged(self) -> set[int]:
+        """Local ranks of those who have answered the notice."""
         try:
             names = os.listdir(self._folder) if self._made else []
         except OSError:
-            return {}
-        found = [name for name in names if name.startswith(ACK_PREFIX) and name[len(ACK_PREFIX) :].isdecimal()]
-        return {int(name[len(ACK_PREFIX) :]): os.path.join(self._folder, name) for name in found}
+            return set()
+        found = (name.removeprefix(ACK_PREFIX).partition(".") for name in names if name.startswith(ACK_PREFIX))
+        answers = ((rank, number) for rank, _, number in found if rank.isdecimal() and number.isdecimal())
+        return {int(rank) for rank, number in answers if self._first <= int(number) <= self._number}

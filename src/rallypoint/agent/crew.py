@@ -1,4 +1,17 @@
-"""The workers of one node, as the agent's loop sees them."""
+"""The workers of one node, as the agent's loop sees them.
+
+What a stop goes through, from the policy's word to the kernel; each layer knows only the next one:
+
+    agent/policy    Stop(signal, again)       one at a time; `WorkersStopped` follows
+    agent/loop      Crew.stop -> Stopping     waits on its `fds` until its `wake_at`, beside all else, and calls `step`
+    agent/api       _begin_stop               what users override; those who only have `_stop_workers` block in here
+    agent/local     PContext.begin_close
+    workers/context _Closing                  the ladder, then outputs carried through and descriptors given back
+    workers/stop    Ladder                    signal, grace, stacks, SIGKILL, giving up
+      WorkerProcess   a signal to the worker alone, through its pidfd
+      workers/sweep   all that workers have left: asks the guardian, or, where that is lost, looks into /proc
+    workers/guardian  SIGKILL to all below it, until nothing is left; its keeper does that for what a dead guardian left
+"""
 
 from __future__ import annotations
 

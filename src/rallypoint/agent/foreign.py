@@ -200,7 +200,12 @@ class ForeignMembership:
                 continue
             if work is None:
                 return
-            work()
+            try:
+                work()
+            except BaseException as error:  # a thread that ends unheard would leave the agent waiting for ever
+                log.exception("the rendezvous handler failed: %s", type(self._handler).__name__)
+                self._runs = False
+                self._tell(_notice_of(error))
 
     def _do(self, work: Callable[[], None]) -> None:
         if self._thread is None:
@@ -213,7 +218,7 @@ class ForeignMembership:
             self._deliver(notice)
 
 
-def _notice_of(error: Exception) -> Notice:
+def _notice_of(error: BaseException) -> Notice:
     for kind, refusal in _REFUSALS:
         if isinstance(error, kind):
             return JoinRefused(refusal, str(error) or type(error).__name__)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from collections.abc import Collection
@@ -15,7 +14,7 @@ from rallypoint.base.log import get_logger
 from rallypoint.logs.prefix import line_prefixes
 from rallypoint.logs.specs import LogsSpecs
 from rallypoint.workers.context import PContext, start_processes
-from rallypoint.workers.guardian.client import Guardian, GuardianLost
+from rallypoint.workers.guardian.client import Guardian
 from rallypoint.workers.guardian.early import take
 from rallypoint.workers.macros import macros
 from rallypoint.workers.stop import Stopping
@@ -67,14 +66,23 @@ class LocalElasticAgent(SimpleElasticAgent):
         log.info("use_agent_store: %s", spec.rdzv_handler.use_agent_store)
         guardian = self._guarded()
         self._pcontext = start_processes(
-            spec.role, spec.entrypoint, args, envs, self._logs_specs, prefixes, self._start_method, guardian=guardian
+            spec.role,
+            spec.entrypoint,
+            args,
+            envs,
+            self._logs_specs,
+            prefixes,
+            self._start_method,
+            guardian=guardian,
+            made=lambda: self._see_to_folders(guardian, worker_group.notices),
         )
-        with contextlib.suppress(GuardianLost):  # the next look at the workers finds that, and says it
-            guardian.remove_at_the_end(
-                empty=[self._logs_specs.temporary] if self._logs_specs.temporary else [],
-                whole=[worker_group.notices] if worker_group.notices else [],
-            )
+        guardian.shrink()
         return dict(self._pcontext.pids())
+
+    def _see_to_folders(self, guardian: Guardian, notices: str) -> None:
+        """Have removed what this run makes, should this process end without doing so."""
+        temporary = self._logs_specs.temporary
+        guardian.remove_at_the_end(empty=[temporary] if temporary else [], whole=[notices] if notices else [])
 
     def _guarded(self) -> Guardian:
         """The guardian of this run, which starts the workers of all rounds; a new one if that is lost."""
@@ -104,7 +112,9 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._pcontext.pass_on(number)
 
     def _exit_fds(self) -> list[int] | None:
-        return [] if self._pcontext is None else self._pcontext.exit_fds()
+        if self._pcontext is None:
+            return []
+        return None if self._pcontext.must_be_asked else self._pcontext.exit_fds()
 
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         if self._pcontext is None:

@@ -177,11 +177,11 @@ class AgentLoop:
 
     def _look_at_workers(self) -> Iterator[Event]:
         group = self._crew.group
+        result = self._crew.look()
         every = group.spec.monitor_interval
         if self._crew.exit_fds() is not None:
             every = max(every, _SAFETY_CHECK)
         self._look_at = self._clock.monotonic() + every
-        result = self._crew.look()
         group.state = result.state
         match result.state:
             case WorkerState.SUCCEEDED:

@@ -58,6 +58,7 @@ from rallypoint.agent.steps import (
     WorkersStopped,
     WorkersSucceeded,
 )
+from rallypoint.failures.cause import Cause
 from rallypoint.notices import PREEMPTION, SCALE
 from rallypoint.rendezvous.messages import (
     JobEnded,
@@ -72,6 +73,7 @@ from rallypoint.rendezvous.messages import (
     Progress,
     RoundEnded,
 )
+from rallypoint.rendezvous.state import Outcome, Verdict
 
 INTERRUPTS = frozenset({SIGINT, SIGQUIT})
 """What a person types; typed again, it means now."""
@@ -114,6 +116,8 @@ class Status(NamedTuple):
     """The place that waits for the workers of the round before to be gone."""
     last: Last | None = None
     """The step to end with, in ENDING."""
+    failure: Cause | None = None
+    """Why this node's workers have failed, in BROKEN."""
     asked: Asked | None = None
     leaving: int = 0
     """The signal after which this node departs when the round ends or the time of the notice is over; else 0."""
@@ -262,7 +266,7 @@ def _on_workers_succeeded(status: Status, _event: WorkersSucceeded) -> Decision:
 def _on_workers_failed(status: Status, event: WorkersFailed) -> Decision:
     if status.phase is not Phase.RUNNING:
         return status, ()
-    return status._replace(phase=Phase.BROKEN), (AnnounceFailure(event.cause),)
+    return status._replace(phase=Phase.BROKEN, failure=event.cause), (AnnounceFailure(event.cause),)
 
 
 # The end
@@ -279,6 +283,9 @@ def _on_refused(status: Status, event: JoinRefused) -> Decision:
 def _on_link_lost(status: Status, event: LinkLost) -> Decision:
     if status.phase is Phase.FINISHED:
         return _end(status, Finish(), Tell(f"{event.detail}; this node's workers had all succeeded", loud=True))
+    if status.phase is Phase.BROKEN:  # the failure of the line must not hide that of the workers
+        told = Tell(f"{event.detail}; the job ends here with the failure of this node's workers", loud=True)
+        return _end(status, End(JobEnded(Verdict(Outcome.FAILED, status.failure))), told)
     return _end(status, GiveUp(event))
 
 

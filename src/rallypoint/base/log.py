@@ -36,7 +36,8 @@ class _Stderr(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            print(self.format(record), file=sys.stderr, flush=True)
+            if sys.stderr is not None:  # as it is in a process without one; `print` would take standard output then
+                print(self.format(record), file=sys.stderr, flush=True)
         except Exception:
             self.handleError(record)
 

@@ -21,11 +21,11 @@ class ProcessStat:
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """The process's line, or None when there is no such process."""
+    """The process's line, or None when there is no such process, or none that this user may look at (`hidepid`)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             line = file.read()
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:
         return None
     # The command name stands in parentheses and may itself hold spaces and parentheses: split after the last one.
     fields = line[line.rindex(b")") + 2 :].split()
@@ -46,9 +46,21 @@ class OwnSettings(NamedTuple):
 
 
 def own_settings() -> OwnSettings:
-    """Which signals this process ignores, and its umask, which cannot be asked for without changing it."""
-    fields = _status("self")
-    return OwnSettings(_numbers(fields["SigIgn"]), int(fields["Umask"], 8))
+    """Which signals this process ignores, and its umask, which cannot be asked for elsewhere without changing it."""
+    try:
+        fields = _status("self")
+        return OwnSettings(_numbers(fields["SigIgn"]), int(fields["Umask"], 8))
+    except (OSError, KeyError, ValueError):  # no /proc, or a kernel before 4.7
+        return _asked_settings()
+
+
+def _asked_settings() -> OwnSettings:
+    import signal
+
+    umask = os.umask(0o077)
+    os.umask(umask)
+    ignored = (number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN)
+    return OwnSettings(frozenset(map(int, ignored)), umask)
 
 
 def catches(pid: int, number: int) -> bool:

@@ -63,7 +63,7 @@ def signals_to(post: Callable[[int], None], numbers: Iterable[int]) -> Iterator[
 
     Yields the bell that wakes who sleeps; None if no handlers are in place: Python lets only the main thread install
     them, so elsewhere this does nothing. Signals that the parent had set to be ignored stay ignored only if not named.
-    The former handlers are back at the end.
+    The former handlers are back at the end, or at that of `deaf_at_the_end`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield None
@@ -79,6 +79,38 @@ def signals_to(post: Callable[[int], None], numbers: Iterable[int]) -> Iterator[
             former[number] = signal.signal(number, handler)
         yield bell
     finally:
-        for number, old in former.items():
-            signal.signal(number, old if old is not None else signal.SIG_DFL)
+        if _kept is None:
+            _put_back(former)
+        else:
+            for number, old in former.items():
+                _kept.setdefault(number, old)
+                signal.signal(number, signal.SIG_IGN)
         bell.close()
+
+
+_kept: dict[int, Any] | None = None
+"""In `deaf_at_the_end`: the handlers to put back. The main thread's alone."""
+
+
+@contextmanager
+def deaf_at_the_end() -> Iterator[None]:
+    """While the block runs, signals that `signals_to` has had mean nothing any more once that has ended.
+
+    So what is to be let go of when the outcome is settled is let go of in peace, and no outcome is turned over. At the
+    end of the block, of the outermost of several, the former handlers are back. In other threads it does nothing.
+    """
+    global _kept
+    if _kept is not None or threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    _kept = {}
+    try:
+        yield
+    finally:
+        former, _kept = _kept, None
+        _put_back(former)
+
+
+def _put_back(former: dict[int, Any]) -> None:
+    for number, old in former.items():
+        signal.signal(number, old if old is not None else signal.SIG_DFL)

@@ -57,4 +57,5 @@ def _words(error: RallypointError, program: str) -> str:
 
 
 def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
+    if sys.stderr is not None:  # `print` would take standard output then
+        print(text, file=sys.stderr, flush=True)

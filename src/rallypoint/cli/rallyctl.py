@@ -29,6 +29,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: 2 after a usage error, 0 after help.
     """
+    if argv is None:
+        from rallypoint.cli.birth import become_command
+
+        become_command()
     options = _parser().parse_args(argv)
     work: Callable[[argparse.Namespace], None] = options.work
     from rallypoint.cli.outcome import exit_code_of

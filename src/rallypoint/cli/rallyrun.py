@@ -1,31 +1,44 @@
 """The command `rallyrun`, from its arguments to its exit code (contract sections 1 and 7.6).
 
-The way to `--help` and to a usage error imports argparse and the table of flags, and nothing else of Rallypoint.
+The way to `--help` and to a usage error imports argparse and the table of flags, and nothing else of Rallypoint. Before
+even that, the process is made ready (`birth`), so nothing is imported at the top of this file.
 """
 
 from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
-from functools import partial
 
-from rallypoint.base.errors import UserError
-from rallypoint.cli.parse import Options, parse
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rallypoint.base.errors import UserError
+    from rallypoint.cli.parse import Options
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run `rallyrun`.
 
     Args:
-        argv: the arguments after the program's name; None takes those of this process.
+        argv: the arguments after the program's name; None takes those of this process, which is then the command's.
 
     Returns:
-        The exit code: 0 when all workers succeeded, 1 when something failed, 130 after ^C.
+        The exit code: 0 when all workers succeeded, 1 when something failed or a signal that this agent handles ended
+        it (^C among them), 130 after a ^C that it does not handle, because it has not begun or was told not to.
 
     Raises:
         SystemExit: 2 after a usage error, 0 after help.
     """
+    if argv is None:
+        from rallypoint.cli.birth import become_command
+
+        become_command()
+    from functools import partial
+
+    from rallypoint.base.errors import UserError
+    from rallypoint.cli.parse import parse
+
     try:
         options = parse(sys.argv[1:] if argv is None else argv, os.environ)
     except UserError as error:
@@ -56,6 +69,10 @@ def _run(options: Options) -> None:
         log.warning("%s", sentence)
     config, program, arguments = config_from_options(options, os.environ)
     limit_threads(config, os.environ)
+    from rallypoint.cli.birth import hear_interrupts
     from rallypoint.launch.api import elastic_launch
 
+    # Where the run handles it, nothing may come between: in an import, a KeyboardInterrupt can leave a traceback.
+    if "SIGINT" not in map(str.strip, config.signals_to_handle.split(",")):
+        hear_interrupts()
     elastic_launch(config, program)(*arguments)

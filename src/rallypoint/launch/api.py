@@ -11,6 +11,7 @@ from rallypoint.agent.local import LocalElasticAgent
 from rallypoint.agent.spec import WorkerSpec
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
+from rallypoint.base.signals import deaf_at_the_end
 from rallypoint.launch.config import LaunchConfig, describe
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler
@@ -57,10 +58,11 @@ def launch_agent(config: LaunchConfig, entrypoint: Callable[..., Any] | str | No
     log.info("launching:\n%s", describe(config, _name(entrypoint, args)))
     os.environ[SIGNALS_VARIABLE] = config.signals_to_handle
     assert config.logs_specs is not None
-    try:
-        result = _agent(config, entrypoint, args, run_id).run(config.role)
-    finally:
-        config.logs_specs.tidy()
+    with deaf_at_the_end():
+        try:
+            result = _agent(config, entrypoint, args, run_id).run(config.role)
+        finally:
+            config.logs_specs.tidy()
     if result.is_failed():
         from rallypoint.failures.report import ChildFailedError
 

@@ -17,10 +17,13 @@ def temporary_folder() -> str:
         UserError: none of them can.
     """
     named = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
-    candidates = [*named, "/tmp", "/var/tmp", "/usr/tmp", os.getcwd()]
+    candidates = [*named, "/tmp", "/var/tmp", "/usr/tmp", "."]
     for folder in candidates:
         if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
-            return os.path.abspath(folder)
+            try:
+                return os.path.abspath(folder)
+            except FileNotFoundError:  # it is below the working directory, and that has been deleted
+                continue
     raise UserError(f"no folder for temporary files can be written to, of {', '.join(candidates)}; set TMPDIR to one")
 
 

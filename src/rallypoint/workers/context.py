@@ -5,7 +5,8 @@ Laws:
 1. A context is closed when all its processes, and whatever they have spawned, are gone, not before: a `close` that an
    exception cuts short (a ^C) has sent SIGKILL to all of them at least, and the next `close` finishes.
 2. From the moment that stopping begins, nobody is found to have failed: those who end then were asked to.
-3. If the guardian is lost, the workers that still run are killed with all that can be found, and have failed.
+3. If the guardian is lost, the workers that were not known to have ended have failed; they are killed with all that can
+   be found, as far as the guardian's keeper has not done that already.
 """
 
 from __future__ import annotations
@@ -118,6 +119,11 @@ class PContext(ABC):
         """Local ranks that have not ended; all for contexts that do not tell."""
         return tuple(range(self.nprocs))
 
+    @property
+    def must_be_asked(self) -> bool:
+        """Whether the end of a process can come that no descriptor tells of (see `WorkerProcess.held`)."""
+        return False
+
     def pass_on(self, number: int) -> None:
         """Send each process that runs a signal that means something to it; nothing where that cannot be done."""
         return
@@ -152,7 +158,7 @@ class PContext(ABC):
 
         Args:
             timeout: seconds; 0 looks once, negative waits for ever.
-            period: accepted for torch's callers; exits wake us by themselves.
+            period: seconds between looks where a debugger holds a process; else exits wake us by themselves.
 
         Returns:
             None if the time is up and all is well.
@@ -164,7 +170,7 @@ class PContext(ABC):
             poller = select.poll()
             for fd in self.exit_fds():
                 poller.register(fd, select.POLLIN)
-            remaining = deadline.remaining()
+            remaining = min(deadline.remaining(), period) if self.must_be_asked else deadline.remaining()
             poller.poll(None if remaining == float("inf") else remaining * 1000 + 1)
         if result is not None:
             self.close()
@@ -220,8 +226,9 @@ class SubprocessContext(PContext):
 
     def exit_fds(self) -> list[int]:
         """Descriptors of processes that had not ended at the last `poll`, and of their guardian."""
-        running = [] if self._closed else [each.fileno() for each in self._processes.values() if not each.seen_ended]
-        if running and self._guardian is not None and not self._guardian.lost:
+        waited = [] if self._closed else [each for each in self._processes.values() if not each.seen_ended]
+        running = [each.fileno() for each in waited if not each.held]
+        if waited and self._guardian is not None:  # also one that is lost: the next `poll` shall come at once
             running.append(self._guardian.fileno())
         return running
 
@@ -247,6 +254,11 @@ class SubprocessContext(PContext):
         """Local ranks that have not ended."""
         return () if self._closed else tuple(rank for rank, each in self._processes.items() if each.poll() is None)
 
+    @property
+    def must_be_asked(self) -> bool:
+        """Whether a debugger holds a process that has ended."""
+        return not self._closed and any(each.held and not each.seen_ended for each in self._processes.values())
+
     def pass_on(self, number: int) -> None:
         """Send each process that runs a signal that means something to it."""
         for process in self._processes.values():
@@ -254,9 +266,10 @@ class SubprocessContext(PContext):
 
     def _note_failures(self) -> None:
         """Remember who has failed by itself. The exits of those whom the ladder stops are never looked at here."""
+        exitcodes = {rank: process.poll() for rank, process in self._processes.items()}
         orphans = self._orphans()
         for rank, process in self._processes.items():
-            exitcode = -signal.SIGKILL if rank in orphans else process.poll()
+            exitcode = -signal.SIGKILL if rank in orphans else exitcodes[rank]
             if exitcode and rank not in self._failures:
                 self._failures[rank] = self._failure(rank, process.pid, exitcode)
                 if rank in orphans and self._guardian is not None:
@@ -264,10 +277,10 @@ class SubprocessContext(PContext):
 
     def _orphans(self) -> list[int]:
         """Local ranks of those who ran when the guardian was lost; they have been killed."""
-        if self._guardian is None or not self._guardian.lost or self._failures:
+        if self._guardian is None or not self._guardian.lost:
             return []
-        orphans = [rank for rank, process in self._processes.items() if process.poll() is None]
-        if orphans:
+        orphans = [rank for rank, each in self._processes.items() if each.poll() is None or each.orphaned]
+        if orphans and not self._failures:
             log.error("%s", self._guardian.why)
             end_trees(self._processes.values())
         return orphans
@@ -340,6 +353,7 @@ def start_processes(
     start_method: str = "spawn",
     *,
     guardian: Guardian | None = None,
+    made: Callable[[], None] | None = None,
 ) -> PContext:
     """Start one process for each local rank (contract section 6.1).
 
@@ -352,6 +366,7 @@ def start_processes(
         log_line_prefixes: local rank to what stands before each teed line.
         start_method: how functions are started; of no matter to programs.
         guardian: the process that starts them; None for one that ends with the context.
+        made: called when the folders have been made, and no process has been started yet.
 
     Raises:
         UserError: the ranks of `args` or `envs` are not 0 to n-1, the program cannot be run, or it is a function,
@@ -364,6 +379,8 @@ def start_processes(
             f"(start method {start_method}); put it into a script and run that"
         )
     context = SubprocessContext(name, entrypoint, args, envs, logs_specs, log_line_prefixes, guardian)
+    if made is not None:
+        made()
     context.start()
     return context
 

@@ -12,15 +12,11 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import select
 import signal
 from collections.abc import Mapping, Sequence
 
 from rallypoint.base.errors import RallypointError, UserError
-from rallypoint.base.log import get_logger
-from rallypoint.workers.guardian.client import Guardian, GuardianLost
-
-log = get_logger(__name__)
+from rallypoint.workers.guardian.client import Guardian, GuardianLost, readable
 
 UNKNOWN_EXIT = 255
 """What stands for an exit code that nobody can tell any more. It is no success."""
@@ -74,6 +70,10 @@ class WorkerProcess:
             self.pid, self._pidfd = guardian.spawn(argv, env, None, stdout, stderr)
         except OSError as error:
             raise _start_error(argv[0], error) from None
+        self.held = False
+        """Whether it has ended and a debugger holds it still, so that its descriptor tells nothing more."""
+        self.orphaned = False
+        """Whether it ended when its guardian was lost, who alone could have told how."""
         self.signalled = False
         """Whether it was asked to end while, as far as was known, it still ran."""
         self._killed = False
@@ -91,22 +91,22 @@ class WorkerProcess:
     def poll(self) -> int | None:
         """The exit code, -N for death by signal N; None while it runs.
 
-        It is `UNKNOWN_EXIT` if the guardian, who alone could tell, is lost, and we have not killed the process.
+        It is `UNKNOWN_EXIT` if it is `orphaned`, and we have not killed it.
         """
-        if self._exitcode is None and self._pidfd >= 0 and _readable(self._pidfd):
-            try:
-                self._exitcode = self._guardian.status(self.pid)
-            except GuardianLost:
-                self._exitcode = -signal.SIGKILL if self._killed else None
-            if self._exitcode is None:
-                self._exitcode = UNKNOWN_EXIT
-                log.warning(
-                    "Process %d has ended while its guardian was lost; how is unknown, so it counts as failed, "
-                    "with exit code %d",
-                    self.pid,
-                    UNKNOWN_EXIT,
-                )
+        if self._exitcode is None and self._pidfd >= 0 and readable(self._pidfd):
+            self._learn()
         return self._exitcode
+
+    def _learn(self) -> None:
+        try:
+            known = self._guardian.status(self.pid)
+        except GuardianLost:
+            self.orphaned = not self._killed
+            self._exitcode = -signal.SIGKILL if self._killed else UNKNOWN_EXIT
+        else:
+            self.held = not known.final
+            if known.final:
+                self._exitcode = UNKNOWN_EXIT if known.code is None else known.code
 
     def signal(self, number: int) -> None:
         """Send the worker a signal that shall end it. Nothing happens once it has ended."""
@@ -126,12 +126,6 @@ class WorkerProcess:
         pidfd, self._pidfd = self._pidfd, -1
         if pidfd >= 0:
             os.close(pidfd)
-
-
-def _readable(fd: int) -> bool:
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    return bool(poller.poll(0))
 
 
 def _start_error(program: str, error: OSError) -> RallypointError:

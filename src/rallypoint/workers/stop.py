@@ -12,6 +12,8 @@ Laws:
 1. Nothing here blocks: a loop waits on `fds` until `wake_at` and calls `step`.
 2. KILLED is never left out: what lingers after its worker's end is killed as soon as all workers have ended, without a
    grace of its own.
+3. Whatever the sweep comes to, the workers are sent SIGKILL.
+4. What was given up once costs no later stop its grace, and no sweep goes on that was given up.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ log = get_logger(__name__)
 
 SHOW_TIME = 1.0
 """Seconds in which a worker that was sent SIGABRT may write its stacks."""
+_HELD = 0.1
+"""Seconds between looks at a worker that has ended and is held by a debugger: nothing tells when that lets go."""
 
 
 class Stopping(Protocol):
@@ -58,6 +62,8 @@ class Stoppable(Protocol):
     """What the ladder needs of a worker."""
 
     pid: int
+    held: bool
+    """Whether it has ended and a debugger holds it still: its descriptor is readable, and it counts as running."""
 
     def fileno(self) -> int:
         """Becomes readable when the worker has ended."""
@@ -97,8 +103,8 @@ class Sweeping(Protocol):
         """Whether nothing is left of what could be found."""
         ...
 
-    def left(self) -> list[int]:
-        """The pids of what is left, for a message."""
+    def give_up(self) -> list[int]:
+        """Wait no longer for what is left, now or in a later sweep. Returns its pids, for a message."""
         ...
 
 
@@ -147,13 +153,17 @@ class Ladder:
         """Descriptors that become readable when there is something to do."""
         if self._rung is _Rung.DONE:
             return []
-        return [*(each.fileno() for each in self._running), *self._sweep.fds()]
+        return [*(each.fileno() for each in self._running if not each.held), *self._sweep.fds()]
 
     def wake_at(self) -> float:
         """When there is something to do by itself, in seconds on the clock; infinite when done."""
         if self._rung is _Rung.KILLED and self._sweep.heard and not self._running:
             return 0.0
-        return math.inf if self._rung is _Rung.DONE else self._until
+        if self._rung is _Rung.DONE:
+            return math.inf
+        if any(each.held for each in self._running):
+            return min(self._until, self._clock.monotonic() + _HELD)
+        return self._until
 
     def step(self) -> bool:
         """Do what is due. Returns whether the stop is done."""
@@ -193,15 +203,17 @@ class Ladder:
         # The workers after the rest: what a dead worker has left is harder to find. The rung last, so that whoever
         # is cut short in here can begin again.
         self._until = self._clock.monotonic() + max(self._grace, 1.0)
-        self._sweep.begin()
-        for each in self._running:
-            each.signal(SIGKILL)
+        try:
+            self._sweep.begin()
+        finally:
+            for each in self._running:
+                each.signal(SIGKILL)
         self._rung = _Rung.KILLED
 
     def _give_up(self) -> None:
         self._rung = _Rung.DONE
         self.stuck = self._running
-        for pid in sorted({each.pid for each in self._running} | set(self._sweep.left())):
+        for pid in sorted({each.pid for each in self._running} | set(self._sweep.give_up())):
             log.error("Process %d does not end even on SIGKILL; it may be stuck in the kernel", pid)
 
 

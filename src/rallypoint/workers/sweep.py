@@ -48,8 +48,10 @@ class Sweep:
 
     def fds(self) -> list[int]:
         """Readable when the sweep is done, or the guardian is gone."""
-        if self._over or self._guardian.lost:
+        if self._over:
             return []
+        if self._guardian.lost:
+            return [self._guardian.fileno()]
         return [self._guardian.fileno(), *([self._guardian.answers] if self._begun else [])]
 
     @property
@@ -66,9 +68,18 @@ class Sweep:
                 self._without_guardian()
         return self._over
 
-    def left(self) -> list[int]:
-        """The pids below the guardian that have not ended."""
-        return [] if self._over else [stat.pid for stat in _family({self._guardian.pid}) if stat.state not in "ZX"]
+    def give_up(self) -> list[int]:
+        """Wait no longer. Returns the pids below the guardian that have not ended."""
+        if self._over:
+            return []
+        self._over = True
+        self._guardian.give_up_sweep()
+        # The session is that of the guardian and its keeper; what they start is in others.
+        return [
+            stat.pid
+            for stat in _family({self._guardian.pid})
+            if stat.state not in "ZX" and stat.session != self._guardian.pid
+        ]
 
     def _without_guardian(self) -> None:
         self._over = True

@@ -33,6 +33,7 @@ def clock() -> HandClock:
 @pytest.fixture
 def board(tmp_path: Path, clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[NoticeBoard]:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
+    monkeypatch.setattr(notices, "_seen", None)
     board = NoticeBoard(clock)
     monkeypatch.setenv(notices.VARIABLE, board.renew())
     assert list(tmp_path.iterdir()) == [], "nothing is made before there is something to post"
@@ -119,6 +120,30 @@ def test_acknowledgements_count_for_the_next_notice_but_not_after_it_was_taken_b
     board.withdraw()
     assert notices.pending() is None
     board.post(SCALE, "", 0, 30, waits=True)
+    assert told(board, running=(0,)) == []
+
+
+def test_an_acknowledgement_that_comes_late_does_not_answer_the_next_notice(
+    board: NoticeBoard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    board.post(SCALE, "", 0, 30, waits=True)
+    assert notices.pending() is not None, "a worker has seen it, and begins to save"
+    board.withdraw()
+    acknowledge(0, monkeypatch)
+    board.post(SCALE, "", 0, 30, waits=True)
+    assert told(board, running=(0,)) == []
+    acknowledge(0, monkeypatch)
+    assert told(board, running=(0,)) == [], "it was still for the first"
+    assert notices.pending() is not None
+    acknowledge(0, monkeypatch)
+    assert told(board, running=(0,)) == [WorkersReady]
+
+
+@pytest.mark.parametrize("name", ["ack.", "ack.0", "ack.0.", "ack.x.1", "ack.0.x", "ack.0.1.1", "ack.0.2", "ack.0.0"])
+def test_other_files_are_no_acknowledgements(board: NoticeBoard, name: str) -> None:
+    folder = Path(board.renew())
+    board.post(SCALE, "", 0, 30, waits=True)
+    (folder / name).touch()
     assert told(board, running=(0,)) == []
 
 

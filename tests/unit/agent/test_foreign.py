@@ -185,6 +185,13 @@ def test_what_the_handler_raises_ends_the_agent(
     assert handler.shut == 1
 
 
+@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt()])
+def test_a_handler_that_would_end_its_thread_ends_the_agent(tmp_path: Path, raised: BaseException) -> None:
+    handler = RaisingHandler(HashStore(), raised)
+    with pytest.raises(RendezvousConnectionError, match=type(raised).__name__):
+        agent_over(handler, tmp_path, "").run()
+
+
 def test_a_spare_that_the_handler_sends_home_ends_well(tmp_path: Path) -> None:
     handler = RaisingHandler(HashStore(), RendezvousGracefulExitError("not needed"))
     assert agent_over(handler, tmp_path, "").run().state is WorkerState.SUCCEEDED

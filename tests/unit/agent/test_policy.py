@@ -157,6 +157,15 @@ def test_a_lost_control_plane_is_no_failure_of_workers_that_have_succeeded() -> 
     assert kinds(placed(0), LinkLost("gone"), STOPPED)[-2:] == [Stop, GiveUp]
 
 
+def test_the_failure_of_workers_is_not_hidden_by_that_of_the_line() -> None:
+    status, steps = after(placed(0), WorkersFailed(CAUSE), LinkLost("the control plane is gone"), STOPPED)
+    assert status.phase is Phase.ENDED
+    assert steps[-1] == End(JobEnded(Verdict(Outcome.FAILED, CAUSE)))
+    assert Tell("the control plane is gone; the job ends here with the failure of this node's workers", True) in steps
+    again = kinds(placed(0), WorkersFailed(CAUSE), ended(0), LinkLost("gone"), STOPPED)
+    assert again[-1] is GiveUp, "that failure has been told, and was to be followed by a restart"
+
+
 def test_a_line_that_is_down_stops_nothing_and_is_told_once() -> None:
     status, steps = after(placed(0), LinkDown("the server is away"), LinkDown("the server is away"))
     assert status.phase is Phase.RUNNING

@@ -12,9 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.agent.api import _signals
 from rallypoint.agent.local import LocalElasticAgent
 from rallypoint.agent.spec import WorkerGroup, WorkerSpec
 from rallypoint.base.errors import SignalException
+from rallypoint.launch.api import elastic_launch
+from rallypoint.launch.config import LaunchConfig
 from rallypoint.logs.specs import DefaultLogsSpecs
 from tests.unit.agent.test_subclass import Task, ThreadAgent, ours, spec
 
@@ -158,3 +161,39 @@ def test_an_interrupt_that_nobody_handles_leaves_no_worker(tmp_path: Path, monke
     assert len(pids) == 1
     with pytest.raises(ProcessLookupError):
         os.kill(pids[0], 0)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_after_the_end_turns_no_success_over(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    specs = DefaultLogsSpecs()
+    tidied: list[bool] = []
+
+    def tidy() -> None:
+        os.kill(os.getpid(), number)
+        DefaultLogsSpecs.tidy(specs)
+        tidied.append(True)
+
+    monkeypatch.setattr(specs, "tidy", tidy)
+    config = LaunchConfig(1, 1, 1, logs_specs=specs, rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id="late")
+    monkeypatch.delenv("TORCHELASTIC_SIGNALS_TO_HANDLE", raising=False)
+    before = signal.getsignal(number)
+    assert elastic_launch(config, sys.executable)("-c", "") == {0: None}
+    assert tidied
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(number) == before
+
+
+def test_signals_that_arrive_ignored_stay_so_unless_they_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TORCHELASTIC_SIGNALS_TO_HANDLE", raising=False)
+    former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        assert _signals() == [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT]
+        monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM, SIGHUP,SIGNOPE")
+        assert _signals() == [signal.SIGTERM, signal.SIGHUP]
+    finally:
+        signal.signal(signal.SIGHUP, former)
+    monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
+    assert signal.SIGHUP in _signals()

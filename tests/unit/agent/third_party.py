@@ -54,7 +54,7 @@ class CountingHandler(RendezvousHandler):
 class RaisingHandler(CountingHandler):
     """One whose rendezvous comes to nothing."""
 
-    def __init__(self, store: Store, error: Exception) -> None:
+    def __init__(self, store: Store, error: BaseException) -> None:
         super().__init__(store, "raising", 1)
         self._error = error
 

@@ -15,7 +15,7 @@ import pytest
 
 from rallypoint.base.loop import LoopError, LoopThread
 from rallypoint.base.mailbox import Mailbox
-from rallypoint.base.signals import Bell, signal_name, signal_number, signals_to
+from rallypoint.base.signals import Bell, deaf_at_the_end, signal_name, signal_number, signals_to
 
 
 def readable(mailbox: Mailbox[int]) -> bool:
@@ -65,6 +65,42 @@ def test_a_signal_becomes_a_letter_and_the_old_handler_comes_back() -> None:
         assert list(mailbox.drain()) == [signal.SIGUSR1]
     assert signal.getsignal(signal.SIGUSR1) == former
     mailbox.close()
+
+
+def test_signals_mean_nothing_between_the_end_of_the_handlers_and_that_of_the_block() -> None:
+    heard: list[int] = []
+    before: list[int] = []
+    former = signal.signal(signal.SIGUSR1, lambda number, _: before.append(number))
+    try:
+        with deaf_at_the_end():
+            os.kill(os.getpid(), signal.SIGUSR1)
+            for _ in range(2):
+                with deaf_at_the_end(), signals_to(heard.append, [signal.SIGUSR1]):
+                    os.kill(os.getpid(), signal.SIGUSR1)
+                os.kill(os.getpid(), signal.SIGUSR1)
+        os.kill(os.getpid(), signal.SIGUSR1)
+    finally:
+        signal.signal(signal.SIGUSR1, former)
+    assert heard == [signal.SIGUSR1] * 2
+    assert before == [signal.SIGUSR1] * 2, "the first and the last"
+
+
+def test_in_other_threads_nobody_is_deaf() -> None:
+    def work() -> None:
+        with deaf_at_the_end():
+            entered.set()
+            leave.wait(30)
+
+    entered, leave = threading.Event(), threading.Event()
+    thread = threading.Thread(target=work)
+    thread.start()
+    assert entered.wait(30)
+    former = signal.getsignal(signal.SIGUSR1)
+    with signals_to(lambda _: None, [signal.SIGUSR1]):
+        pass
+    assert signal.getsignal(signal.SIGUSR1) == former
+    leave.set()
+    thread.join()
 
 
 def test_other_threads_install_nothing() -> None:

@@ -18,6 +18,8 @@ from rallypoint.base.errors import UserError
 from rallypoint.logs.specs import DefaultLogsSpecs
 from rallypoint.logs.std import Std
 from rallypoint.workers.context import PContext, RunProcsResult, SubprocessContext, start_processes
+from tests.unit.workers.test_process import PATIENCE, guarded, parent_of
+from tests.unit.workers.tracing import TRACEABLE, traced, until
 
 
 def descriptors() -> set[str]:
@@ -198,3 +200,50 @@ def until_said(path: Path, word: str) -> None:
     while word not in path.read_text():
         assert time.monotonic() < deadline, f"{path} is still without {word!r}"
         os.sched_yield()
+
+
+def test_a_guardian_that_is_known_to_be_lost_wakes_whoever_waits(tmp_path: Path) -> None:
+    with guarded() as guardian:
+        specs = DefaultLogsSpecs(str(tmp_path))
+        context = SubprocessContext("group", "sleep", {0: ("600",)}, {0: {}}, specs, guardian=guardian)
+        context.start()
+        try:
+            os.kill(parent_of(context.pids()[0]), signal.SIGKILL)
+            assert until(lambda: guardian.lost)
+            assert select.select(context.exit_fds(), [], [], PATIENCE)[0]
+            result = context.poll()
+            assert result is not None
+            assert result.failures[0].exitcode == -signal.SIGKILL
+            assert "the guardian" in result.failures[0].message
+        finally:
+            context.close(signal.SIGKILL)
+
+
+def test_success_in_the_hands_of_a_debugger_is_success(tmp_path: Path) -> None:
+    now = tmp_path / "now"
+    text = TRACEABLE + f"import os, time\nprint('up')\nwhile not os.path.exists({str(now)!r}): time.sleep(0.01)"
+    with started(tmp_path / "logs", text) as context:
+        out = Path(context.stdouts[0])
+        assert until(lambda: out.read_text() == "up\n")
+        with traced(context.pids()[0]) as tracer:
+            now.touch()
+            tracer.holds()
+            assert context.wait(0.1, 0.01) is None
+            assert context.must_be_asked
+            assert len(context.exit_fds()) == 1, "its own descriptor would not let us sleep"
+            tracer.lets_go()
+            result = context.wait(30, 0.01)
+        assert result is not None
+        assert result.return_values == {0: None}
+        assert not context.must_be_asked
+
+
+def test_the_folders_are_told_of_before_anything_is_started(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path))
+    seen: list[list[str]] = []
+    with pytest.raises(UserError, match="no-such-program"):
+        start_processes(
+            "group", "no-such-program", {0: ()}, {0: {}}, specs, made=lambda: seen.append(os.listdir(tmp_path))
+        )
+    assert len(seen) == 1
+    assert len(seen[0]) == 1

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from rallypoint.workers.guardian.client import Guardian, GuardianLost
 from rallypoint.workers.guardian.program import below, frame, parse, remove
 from rallypoint.workers.process import WorkerProcess
-from tests.unit.workers.test_process import PATIENCE, ends
+from tests.unit.workers.test_process import PATIENCE, ends, parent_of
+from tests.unit.workers.tracing import TRACEABLE, traced
 
 
 @given(st.lists(st.tuples(st.integers(), st.binary() | st.lists(st.binary()))), st.integers(1, 50))
@@ -116,7 +117,8 @@ def test_an_exception_in_the_midst_of_a_call_breaks_the_connection(guardian: Gua
 
     process = WorkerProcess(guardian, ["sleep", "600"], os.environ)
     former = signal.signal(signal.SIGALRM, interrupt)
-    os.kill(guardian.pid, signal.SIGSTOP)
+    inner = parent_of(process.pid)
+    os.kill(inner, signal.SIGSTOP)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises(Interrupted):
@@ -124,10 +126,11 @@ def test_an_exception_in_the_midst_of_a_call_breaks_the_connection(guardian: Gua
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, former)
-        os.kill(guardian.pid, signal.SIGCONT)
+        os.kill(inner, signal.SIGCONT)
     assert guardian.lost
     with pytest.raises(GuardianLost, match="the connection to it broke"):
         guardian.remove_at_the_end()
+    assert "OOM" not in guardian.why
     assert select.select([process.fileno()], [], [], PATIENCE)[0], "and what runs below it ends"
     process.release()
 
@@ -165,3 +168,119 @@ def test_a_forked_child_that_holds_the_connection_does_not_hide_the_agents_end(t
             os.kill(pids[2], signal.SIGKILL)
             for fd in fds:
                 os.close(fd)
+
+
+OPEN_ONES = """
+import os, sys
+def is_open(fd):
+    try:
+        return bool(os.fstat(fd))
+    except OSError:
+        return False
+found = [fd for fd in range(3) if is_open(fd)]
+with open(sys.argv[1], "w") as file:
+    print(*found, file=file)
+"""
+
+WITHOUT = """
+import os, select, sys
+for fd in map(int, sys.argv[3:]):
+    os.close(fd)
+from rallypoint.workers.guardian.client import Guardian
+from rallypoint.workers.process import WorkerProcess
+guardian = Guardian()
+assert min(guardian.fileno(), guardian.answers) > 2
+others = [os.open("/dev/null", os.O_RDWR) for _ in range(3)]
+process = WorkerProcess(guardian, [sys.executable, "-c", sys.argv[1], sys.argv[2]], os.environ)
+select.select([process.fileno()], [], [])
+code = process.poll()
+process.release()
+guardian.close()
+os._exit(code)
+"""
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2", "0 1", "0 1 2"])
+def test_what_is_opened_in_the_place_of_a_standard_descriptor_is_not_handed_on_as_one(
+    closed: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "open"
+    command = [sys.executable, "-c", WITHOUT, OPEN_ONES, str(path), *closed.split()]
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    assert set(path.read_text().split()) == {"0", "1", "2"} - set(closed.split())
+
+
+NO_CLOSE_RANGE = """
+import ctypes, os, struct, sys
+def step(code, yes, no, value):
+    return struct.pack("HBBI", code, yes, no, value)
+text = step(0x20, 0, 0, 0) + step(0x15, 0, 1, 436) + step(6, 0, 0, 0x50000 | 38) + step(6, 0, 0, 0x7FFF0000)
+data = ctypes.create_string_buffer(text)
+class Filter(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("steps", ctypes.c_void_p)]
+libc = ctypes.CDLL(None, use_errno=True)
+libc.prctl(38, 1, 0, 0, 0)
+if libc.prctl(22, 2, ctypes.byref(Filter(4, ctypes.addressof(data))), 0, 0):
+    sys.exit(77)
+from rallypoint.workers.guardian.client import Guardian
+for fd in range(40):
+    os.dup(0)
+guardian = Guardian()
+guardian.remove_at_the_end()
+print(len(os.listdir(f"/proc/{guardian.pid}/fd")))
+guardian.close()
+"""
+
+
+def test_a_kernel_without_close_range_costs_no_time() -> None:
+    """As before Linux 5.9, and under some container runtimes."""
+    done = subprocess.run(
+        [sys.executable, "-c", NO_CLOSE_RANGE], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    if done.returncode == 77:
+        pytest.skip("no filter of system calls can be set here")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) <= 6, "and what was inherited is closed"
+
+
+WITHOUT_A_DESCRIPTOR = """
+import os, resource, sys
+from rallypoint.workers.guardian.program import Family, _hear_of_children
+family = Family(_hear_of_children())
+child = os.posix_spawnp("sleep", ["sleep", "600"], os.environ)
+family.started.add(child)
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+assert family.kill_all(), "it must look again"
+family.give_up()
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+family.end(30)
+print(family.exits[child])
+"""
+
+
+def test_a_sweep_goes_on_when_there_was_no_descriptor_to_look_with() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_A_DESCRIPTOR], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert done.stdout == f"{-signal.SIGKILL}\n", done.stderr
+
+
+def test_a_sweep_kills_nothing_that_is_started_after_it(guardian: Guardian) -> None:
+    read, write = os.pipe()
+    text = TRACEABLE + "import os, signal; os.write(1, b'up'); signal.pause()"
+    held = WorkerProcess(guardian, [sys.executable, "-c", text], os.environ, write)
+    os.close(write)
+    assert os.read(read, 2) == b"up"
+    os.close(read)
+    with traced(held.pid) as tracer:
+        number = guardian.begin_sweep()
+        tracer.holds()
+        assert not guardian.swept(number)
+        next_one = WorkerProcess(guardian, ["sleep", "0.3"], os.environ)
+        assert ends(next_one) == 0
+        assert guardian.swept(number), "it is over, as far as it came"
+    assert ends(held) == -signal.SIGKILL
+    held.release()
+    next_one.release()

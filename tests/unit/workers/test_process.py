@@ -15,10 +15,13 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.errors import RallypointError, UserError
+from rallypoint.base.procfs import read_stat
 from rallypoint.workers.guardian.client import Guardian, GuardianLost
 from rallypoint.workers.process import UNKNOWN_EXIT, WorkerProcess
+from tests.unit.workers.tracing import TRACEABLE, traced, until
 
 PATIENCE = 30.0
+"""Seconds."""
 
 
 @contextmanager
@@ -57,6 +60,13 @@ def ends(process: WorkerProcess) -> int:
     code = process.poll()
     assert code is not None
     return code
+
+
+def parent_of(pid: int) -> int:
+    """The guardian itself, of a worker; the keeper, of a guardian."""
+    stat = read_stat(pid)
+    assert stat is not None
+    return stat.parent
 
 
 def gone(fd: int) -> bool:
@@ -135,9 +145,9 @@ def test_arguments_that_are_too_long_are_told_as_such(guardian: Guardian) -> Non
 
 
 def test_an_argument_that_no_program_can_get(guardian: Guardian) -> None:
-    with pytest.raises(ValueError, match="null byte"):
+    with pytest.raises(UserError, match=r"'a\\x00b' holds a null byte"):
         WorkerProcess(guardian, ["true", "a\0b"], os.environ)
-    with pytest.raises(ValueError, match="variable name"):
+    with pytest.raises(UserError, match=r"'a=b' holds a '=', which no variable name can"):
         WorkerProcess(guardian, ["true"], {"a=b": ""})
 
 
@@ -195,17 +205,44 @@ def test_who_was_sent_a_signal_is_known() -> None:
 def test_where_the_guardian_is_lost_nobody_can_tell_how_it_ended(guardian: Guardian) -> None:
     ended = WorkerProcess(guardian, ["true"], os.environ)
     killed = WorkerProcess(guardian, ["sleep", "600"], os.environ)
-    ended_fd = select.select([ended.fileno()], [], [], PATIENCE)[0]
-    os.kill(guardian.pid, signal.SIGKILL)
-    assert ended_fd
+    assert select.select([ended.fileno()], [], [], PATIENCE)[0]
+    os.kill(parent_of(killed.pid), signal.SIGKILL)
     assert select.select([guardian.fileno()], [], [], PATIENCE)[0]
     assert guardian.lost
-    assert "killed by SIGKILL" in guardian.why
+    assert "killed by SIGKILL; " in guardian.why
+    assert "OOM killer" in guardian.why
     assert ended.poll() == UNKNOWN_EXIT
-    assert killed.poll() is None
+    assert ended.orphaned
     killed.signal(signal.SIGKILL)
     assert ends(killed) == -signal.SIGKILL
+    assert not killed.orphaned
     with pytest.raises(GuardianLost, match="which starts the workers and ends what they leave, is lost"):
         WorkerProcess(guardian, ["true"], os.environ)
     ended.release()
     killed.release()
+
+
+def test_who_ends_well_in_the_hands_of_a_debugger_has_ended_well(guardian: Guardian) -> None:
+    read, write = os.pipe()
+    text = TRACEABLE + "import os, sys; os.write(1, b'up'); sys.stdin.read()"
+    stdin, hold = os.pipe()
+    former = os.dup(0)
+    os.dup2(stdin, 0)
+    try:
+        process = WorkerProcess(guardian, python(text), os.environ, write)
+    finally:
+        os.dup2(former, 0)
+        for fd in (former, stdin, write):
+            os.close(fd)
+    assert os.read(read, 2) == b"up"
+    with traced(process.pid) as tracer:
+        os.close(hold)
+        tracer.holds()
+        assert select.select([process.fileno()], [], [], PATIENCE)[0]
+        assert process.poll() is None, "its parent cannot tell yet"
+        assert process.held
+        tracer.lets_go()
+        assert until(lambda: process.poll() is not None)
+    assert process.poll() == 0
+    process.release()
+    os.close(read)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,8 @@ from rallypoint.workers.guardian.client import Guardian
 from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.stop import Ladder, Stoppable, drive
 from rallypoint.workers.sweep import Sweep
-from tests.unit.workers.test_process import ends, gone
+from tests.unit.workers.test_process import PATIENCE, ends, gone, parent_of
+from tests.unit.workers.tracing import TRACEABLE, traced, until
 
 DEAF = "import os, signal; signal.signal(15, signal.SIG_IGN); os.write(1, b'up'); signal.pause()"
 GENTLE = "import os, signal; signal.signal(15, lambda *_: os._exit(0)); os.write(1, b'up'); signal.pause()"
@@ -54,6 +56,11 @@ def stopped(guardian: Guardian, processes: list[WorkerProcess], death_sig: int, 
     return ladder
 
 
+def readable(*fds: int) -> bool:
+    """Whether one of them is, within the patience of the test."""
+    return bool(select.select(fds, [], [], PATIENCE)[0])
+
+
 class NothingLeft:
     """A sweep that finds nothing."""
 
@@ -69,7 +76,7 @@ class NothingLeft:
     def done(self) -> bool:
         return True
 
-    def left(self) -> list[int]:
+    def give_up(self) -> list[int]:
         return []
 
 
@@ -77,6 +84,7 @@ class Stuck:
     """A process that the kernel does not let go, as after a disk has gone: nothing ends it."""
 
     pid = 4_000_000
+    held = False
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -240,3 +248,65 @@ def test_an_end_between_two_looks_does_not_keep_the_processor_busy(looks: int) -
     finally:
         for fd in (quiet, far, ended, other):
             os.close(fd)
+
+
+def test_a_sweep_that_was_given_up_kills_nothing_later_and_costs_no_later_stop_its_grace(
+    guardian: Guardian, up: Up, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = up(TRACEABLE + DEAF)
+    with traced(held.pid) as tracer:
+        ladder = stopped(guardian, [held], signal.SIGKILL, 0.1)
+        assert ladder.stuck == [held]
+        assert f"Process {held.pid} does not end even on SIGKILL" in caplog.text
+        assert f"Process {guardian.pid} " not in caplog.text
+        assert f"Process {parent_of(held.pid)} " not in caplog.text
+        tracer.holds()
+
+        next_round = WorkerProcess(guardian, ["sleep", "0.5"], os.environ)
+        assert ends(next_round) == 0, "nobody has killed it"
+        deaf = up(DEAF)
+        before = SYSTEM_CLOCK.monotonic()
+        assert stopped(guardian, [deaf], signal.SIGTERM, 0.1).stuck == []
+        assert deaf.poll() == -signal.SIGKILL
+        stopped(guardian, [], signal.SIGTERM, 30)
+        assert SYSTEM_CLOCK.monotonic() - before < 3
+        tracer.lets_go()
+    next_round.release()
+    assert ends(held) == -signal.SIGKILL
+
+
+def test_a_worker_that_is_held_by_a_debugger_is_waited_for_and_keeps_the_processor_free(
+    guardian: Guardian, up: Up
+) -> None:
+    process = up(TRACEABLE + GENTLE)
+    with traced(process.pid) as tracer:
+        ladder = Ladder([process], Sweep(guardian, [process]), signal.SIGTERM, 600)
+        tracer.holds()
+        assert not ladder.step()
+        assert process.held
+        assert process.fileno() not in ladder.fds()
+        assert ladder.wake_at() <= SYSTEM_CLOCK.monotonic() + 1
+        tracer.lets_go()
+        drive(ladder)
+        assert process.poll() == 0
+
+
+def test_whatever_the_sweep_comes_to_the_workers_are_killed(up: Up) -> None:
+    class Refused(NothingLeft):
+        def begin(self) -> None:
+            raise PermissionError("/proc cannot be read")
+
+    process = up(DEAF)
+    with pytest.raises(PermissionError):
+        Ladder([process], Refused(), signal.SIGKILL, 30)
+    assert ends(process) == -signal.SIGKILL
+
+
+def test_a_guardian_that_is_known_to_be_lost_wakes_whoever_waits_for_the_sweep(guardian: Guardian, up: Up) -> None:
+    process = up(DEAF)
+    sweep = Sweep(guardian, [process])
+    sweep.begin()
+    os.kill(parent_of(process.pid), signal.SIGKILL)
+    assert until(lambda: guardian.lost)
+    assert readable(*sweep.fds())
+    assert sweep.done()

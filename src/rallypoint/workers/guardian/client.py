@@ -5,22 +5,25 @@ Laws:
 1. `Guardian()` does not wait for the process to be ready; the first call does.
 2. A call that does not come to its end (an exception of a signal handler, a lost answer) breaks the connection, and the
    guardian then kills all that is below it: so no half-started worker is left.
-3. One object stands for one process. When that is gone, calls raise `GuardianLost`, and a new object is needed.
+3. One object stands for one guardian and its keeper. When either is gone, what they started is killed, calls raise
+   `GuardianLost`, and a new object is needed.
+4. No descriptor in here is 0, 1 or 2, whichever of these this process was started without.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import select
 import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from socket import MSG_CMSG_CLOEXEC, socketpair
+from socket import MSG_CMSG_CLOEXEC, socket, socketpair
 from typing import Any, NamedTuple
 
-from rallypoint.base.errors import RallypointError
+from rallypoint.base.errors import RallypointError, UserError
 from rallypoint.base.log import get_logger
 from rallypoint.base.procfs import own_settings
 from rallypoint.base.signals import signal_name
@@ -49,8 +52,19 @@ class Started(NamedTuple):
     pidfd: int
 
 
+class Status(NamedTuple):
+    """How a worker has ended.
+
+    `final` is False where the guardian, its parent, has not been told: it runs, or whoever traces it (a debugger) has
+    heard first, and holds it still. `code` is the exit code, -N for death by signal N; None if it is not known.
+    """
+
+    final: bool
+    code: int | None
+
+
 class Guardian:
-    """One guardian process.
+    """One guardian. `pid` is that of its keeper, which is our child.
 
     Raises:
         RallypointError: this machine has no room for another process.
@@ -64,18 +78,23 @@ class Guardian:
         self._closed = False
         self.why = ""
         """In words, once it is lost: how it ended."""
-        self._link, theirs = socketpair()
         self._pidfd = -1
+        link: socket | None = None
         try:
+            link, theirs = socketpair()
             with theirs:
                 self.pid = _start(theirs.fileno())
-            self._link.settimeout(PATIENCE)
+            if link.fileno() <= 2:
+                link = socket(fileno=_above_the_standard_ones(link.detach()))
+            link.settimeout(PATIENCE)
             try:
-                self._pidfd = os.pidfd_open(self.pid)
+                self._pidfd = _above_the_standard_ones(os.pidfd_open(self.pid))
             except ProcessLookupError:  # somebody has reaped it already
-                self._pidfd = os.eventfd(1)
+                self._pidfd = _above_the_standard_ones(os.eventfd(1))
+            self._link = link
         except BaseException as error:
-            self._link.close()
+            if link is not None:
+                link.close()
             if isinstance(error, OSError):
                 raise RallypointError(
                     f"the guardian of the workers could not be started by {sys.executable!r}: "
@@ -94,8 +113,8 @@ class Guardian:
 
     @property
     def lost(self) -> bool:
-        """Whether it has gone without having been closed."""
-        if not self._closed and not self.why and _readable(self._pidfd):
+        """Whether it, or its keeper, has gone without having been closed."""
+        if not self._closed and not self.why and (readable(self._pidfd) or _hung_up(self._link.fileno())):
             self._lose("")
         return bool(self.why)
 
@@ -107,13 +126,13 @@ class Guardian:
         Args:
             argv: the program and its arguments; the program is looked up on the PATH of `env`.
             env: its whole environment.
-            stdin: its standard input; None to hand on ours, as it is.
+            stdin: its standard input; None to hand on ours, as it is (if 0 is what any child of ours inherits).
             stdout: the same for standard output.
             stderr: the same for standard error.
 
         Raises:
             OSError: it cannot be started.
-            ValueError: a NUL byte in an argument, or a variable's name that none can have.
+            UserError: a NUL byte in an argument, or a variable's name that none can have.
             GuardianLost: see the class.
         """
         programs = [os.fsencode(each) for each in _candidates(argv[0], env)]
@@ -124,9 +143,10 @@ class Guardian:
         folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             sent, places = [folder], []
-            for fd in (default if given is None else given for default, given in enumerate((stdin, stdout, stderr))):
-                places.append(len(sent) - 1 if _is_open(fd) else program.CLOSED)
-                sent += [fd] * _is_open(fd)
+            for default, given in enumerate((stdin, stdout, stderr)):
+                fd, there = (default, _is_inherited(default)) if given is None else (given, True)
+                places.append(len(sent) - 1 if there else program.CLOSED)
+                sent += [fd] * there
             request = (programs, arguments, environment, places, sorted(ours.ignored), mask, ours.umask)
             pid, descriptors = self._ask(program.SPAWN, *request, descriptors=sent)
         finally:
@@ -135,17 +155,17 @@ class Guardian:
             raise OSError(-pid, os.strerror(-pid))
         if not descriptors:  # the kernel drops those for which we have no room
             self._ask(program.KILL, pid)
-            raise OSError(24, os.strerror(24))
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return Started(pid, descriptors[0])
 
-    def status(self, pid: int) -> int | None:
-        """The exit code of a worker that has ended, -N for death by signal N, once; None if it is not known.
+    def status(self, pid: int) -> Status:
+        """How a worker has ended. A code is told once; afterwards it is not known.
 
         Raises:
             GuardianLost: see the class.
         """
-        code: int | None = self._ask(program.STATUS, pid)[0]
-        return code
+        answer = self._ask(program.STATUS, pid)[0]
+        return Status(False, None) if answer == program.NOT_YET else Status(True, answer)
 
     def remove_at_the_end(self, empty: Sequence[str] = (), whole: Sequence[str] = ()) -> None:
         """What to remove should this process end without closing us. Takes the place of what was said before.
@@ -158,6 +178,11 @@ class Guardian:
             GuardianLost: see the class.
         """
         self._ask(program.CLEANUP, [os.fsencode(each) for each in empty], [os.fsencode(each) for each in whole])
+
+    def shrink(self) -> None:
+        """There is time: it may give back the memory that only its start needed."""
+        with contextlib.suppress(GuardianLost), self._lock, self._unbroken():
+            self._send(program.SHRINK)
 
     def begin_sweep(self) -> int:
         """Have everything killed that the workers are and have left. Returns a number for `swept`.
@@ -175,13 +200,18 @@ class Guardian:
             GuardianLost: see the class.
         """
         with self._lock, self._unbroken():
-            while number not in self._late and _readable(self._link.fileno()):
+            while number not in self._late and readable(self._link.fileno()):
                 found, _ = self._read()
                 self._late.add(found[0])
         if number in self._late:
             self._late.discard(number)
             return True
         return False
+
+    def give_up_sweep(self) -> None:
+        """End the sweep that was begun last, and never wait again for what is left now. Does not wait for an answer."""
+        with contextlib.suppress(GuardianLost), self._lock, self._unbroken():
+            self._send(program.GIVE_UP)
 
     def has_heard(self, number: int) -> bool:
         """Whether that sweep's end came beside another answer, so that `answers` does not tell of it any more."""
@@ -195,7 +225,7 @@ class Guardian:
         with contextlib.suppress(OSError), self._lock:
             self._send(program.CLOSE)
         self._link.close()
-        if not _readable(self._pidfd, _FAREWELL):
+        if not readable(self._pidfd, _FAREWELL):
             log.warning("The guardian (process %d) takes its time to end what the workers have left", self.pid)
         self._bury()
         os.close(self._pidfd)
@@ -251,11 +281,14 @@ class Guardian:
         if silence:
             with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
-        ended = _readable(self._pidfd, _FAREWELL)
-        how = silence or (_how(self._bury()) if ended else "the connection to it broke")
+        ended = readable(self._pidfd, _FAREWELL)
+        code = self._bury() if ended else None
+        how = silence or (_how(code) if ended else "the connection to it broke")
+        killed = code == -signal.SIGKILL and not silence
+        where = " (its kernel's log tells of the OOM killer)" if killed else ""
         self.why = (
             f"the guardian (process {self.pid}), which starts the workers and ends what they leave, is lost: {how}; "
-            "look at what else ends processes on this machine (its kernel's log tells of the OOM killer)"
+            f"look at what else ends processes on this machine{where}"
         )
 
     def _bury(self) -> int | None:
@@ -303,18 +336,37 @@ def _how(exitcode: int | None) -> str:
     return f"it was killed by {signal_name(exitcode)}" if exitcode < 0 else f"it ended with exit code {exitcode}"
 
 
-def _readable(fd: int, seconds: float = 0.0) -> bool:
+def readable(fd: int, seconds: float = 0.0) -> bool:
+    """Whether a descriptor is readable, or becomes so within this time."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
     return bool(poller.poll(seconds * 1000))
 
 
-def _is_open(fd: int) -> bool:
+def _hung_up(fd: int) -> bool:
+    poller = select.poll()
+    poller.register(fd, 0)
+    return bool(poller.poll(0))
+
+
+def _is_inherited(fd: int) -> bool:
+    """Whether every child of ours gets this descriptor. What we have opened in the place of a closed one is not."""
     try:
-        os.fstat(fd)
+        return os.get_inheritable(fd)
     except OSError:
         return False
-    return True
+
+
+def _above_the_standard_ones(fd: int) -> int:
+    """This descriptor under a number above 2."""
+    if fd > 2:
+        return fd
+    import fcntl
+
+    try:
+        return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    finally:
+        os.close(fd)
 
 
 def _candidates(name: str, env: Mapping[str, str]) -> list[str]:
@@ -325,11 +377,11 @@ def _candidates(name: str, env: Mapping[str, str]) -> list[str]:
 
 def _plain(data: bytes) -> bytes:
     if b"\0" in data:
-        raise ValueError("embedded null byte")
+        raise UserError(f"{os.fsdecode(data)!r} holds a null byte, which no program can be given; take it out")
     return data
 
 
 def _name(data: bytes) -> bytes:
     if b"=" in data:
-        raise ValueError("illegal environment variable name")
+        raise UserError(f"{os.fsdecode(data)!r} holds a '=', which no variable name can; take it out")
     return _plain(data)

@@ -1,15 +1,20 @@
 """The guardian's own program, and the frames in which it and its agent speak.
 
-agent -> guardian (in a session of its own) -> workers (each in a session of its own). The guardian is a subreaper:
-whatever a worker spawns stays below it, however it leaves (a session of its own, two forks, an empty environment).
+agent -> keeper -> guardian -> workers (each in a session of its own). The keeper is what the agent has started; it
+forks the guardian and does nothing but wait for its end. Both are subreapers in one session of their own: whatever a
+worker spawns stays below the guardian, however it leaves (a session of its own, two forks, an empty environment), and
+what a guardian that is killed leaves falls to the keeper.
 
 Laws:
 
 1. When the agent is gone, by whatever, all that is below the guardian is killed, then what the agent had asked to be
    removed is removed, then the guardian ends. It ends alike, without the removing, when the agent lets go of it.
-2. A child that has ended is reaped at once. The agent never uses a pid: it gets a pidfd with each worker.
-3. A worker starts with what the agent has at that moment: folder, umask, signal mask, ignored signals, descriptors.
-4. It wakes for a cause only: a request, the end of a child, the agent's end; while it kills, also by a timer.
+2. When the guardian is gone, all that it left is killed, then the keeper ends as the guardian did. When the keeper is
+   gone, the agent lets go. So there is no one process whose SIGKILL leaves anything.
+3. A child that has ended is reaped at once. The agent never uses a pid: it gets a pidfd with each worker.
+4. A worker starts with what the agent has at that moment: folder, umask, signal mask, ignored signals, descriptors.
+5. They wake for a cause only: a request, the end of a child, the agent's end; while they kill, also by a timer.
+6. A sweep kills nothing that is started after it was begun, and what has once outlived SIGKILL is not waited for again.
 
 The file runs by itself (`python -I -S`) and is imported by the agent for its frames, so it uses built-in modules only:
 `os`, `signal` and `socket` would double the time until it is ready. Frames are `marshal` behind a length: both ends are
@@ -30,15 +35,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-SPAWN, STATUS, KILL, SWEEP, CLEANUP, CLOSE = "spawn", "status", "kill", "sweep", "cleanup", "close"
-"""The requests `(number, name, *arguments)`; each but CLOSE is answered by `(number, answer)`, a sweep when it is done.
+SPAWN, STATUS, KILL, SWEEP, GIVE_UP = "spawn", "status", "kill", "sweep", "give up"
+CLEANUP, SHRINK, CLOSE = "cleanup", "shrink", "close"
+"""The requests `(number, name, *arguments)`; they are answered by `(number, answer)`, a sweep when it is over.
 
 SPAWN  programs, arguments, environment, descriptors, ignored signals, mask, umask -> pid and a pidfd, or minus errno
-STATUS pid  -> exit code (-N for a signal), and forgets it; None while it runs or if it is not known
+STATUS pid  -> exit code (-N for a signal), and forgets it; NOT_YET while it is not reaped, None if it is not known
 KILL   pid  -> nothing; SIGKILL to one worker
-SWEEP       -> nothing; SIGKILL to all that is below, again and again until nothing is left
+SWEEP       -> nothing; SIGKILL to all that is below, again and again until nothing is left, or until
+GIVE_UP     it is given up: no answer of its own
 CLEANUP folders to remove where they are empty, folders to remove whole -> nothing
+SHRINK      no answer; there is time to give memory back
+CLOSE       no answer
 """
+
+NOT_YET = "not yet"
 
 CLOSED = -1
 """In `descriptors` of SPAWN (for 0, 1 and 2, which of the sent ones it shall be): the worker starts without it."""
@@ -108,16 +119,30 @@ def below(root: int, parents: dict[int, int]) -> set[int]:
     return found - {root}
 
 
-def living_parents() -> dict[int, int]:
-    """Pid to parent's pid of every process that has not ended."""
-    parents = {}
+class Process:
+    """What /proc tells of a process."""
+
+    def __init__(self, parent: int, started: int, ended: bool) -> None:
+        self.parent = parent
+        self.started = started
+        """With the pid, it names one process for ever."""
+        self.ended = ended
+
+
+def processes() -> dict[int, Process]:
+    """Every process that can be seen, by pid.
+
+    Raises:
+        OSError: /proc cannot be read at the moment: no descriptor is free, say.
+    """
+    found = {}
     for name in posix.listdir("/proc"):
-        if name.isdigit() and (found := _parent(int(name))) is not None:
-            parents[int(name)] = found
-    return parents
+        if name.isdigit() and (process := _look_up(int(name))) is not None:
+            found[int(name)] = process
+    return found
 
 
-def _parent(pid: int) -> int | None:
+def _look_up(pid: int) -> Process | None:
     try:
         fd = posix.open(f"/proc/{pid}/stat", posix.O_RDONLY | posix.O_CLOEXEC)
     except OSError:
@@ -129,10 +154,11 @@ def _parent(pid: int) -> int | None:
     finally:
         posix.close(fd)
     # The command name stands in parentheses and may itself hold spaces and parentheses: split after the last one.
-    fields = line[line.rindex(b")") + 2 :].split()
+    fields = line[line.rfind(b")") + 2 :].split()
+    if len(fields) < 20:
+        return None
     # A process whose first thread has ended shows as a zombie while its other threads run.
-    ended = fields[0] in b"ZX" and int(fields[17]) <= 1
-    return None if ended else int(fields[1])
+    return Process(int(fields[1]), int(fields[19]), fields[0] in b"ZX" and int(fields[17]) <= 1)
 
 
 def _signals() -> Any:
@@ -140,51 +166,25 @@ def _signals() -> Any:
     return __import__("_signal")
 
 
-class Guardian:
-    """The one object of this process.
+class Family:
+    """All that is below this process.
 
     Args:
-        link: the connection to the agent.
-        agent: a pidfd of the agent.
         wake: the reading end of the pipe that tells of children which have ended.
     """
 
-    def __init__(self, link: socket, agent: int, wake: int) -> None:
-        self._link = link
-        self._agent = agent
-        self._wake = wake
-        self._signal = _signals()
-        self._inherited = {number for number in self._signal.valid_signals() if self._ignored(number)}
-        self._buffer = bytearray()
-        self._received: list[int] = []
-        self._workers: set[int] = set()
-        self._exits: dict[int, int] = {}
-        self._sweep: int | None = None
-        self._cleanup: tuple[list[bytes], list[bytes]] = ([], [])
-        self._let_go = False
+    def __init__(self, wake: int) -> None:
+        self.wake = wake
+        self.started: set[int] = set()
+        """Children whose ends matter, as long as they are not reaped."""
+        self.exits: dict[int, int] = {}
+        """Exit codes of those that were, -N for a signal."""
+        self._stuck: set[tuple[int, int]] = set()
 
-    def run(self) -> None:
-        """Serve until the agent is gone or lets go; then leave nothing."""
-        poller = select.poll()
-        for fd in (self._link.fileno(), self._agent, self._wake):
-            poller.register(fd, select.POLLIN)
-        gone = False
-        while not gone and not self._let_go:
-            events = poller.poll(None if self._sweep is None else _AGAIN * 1000)
-            self._reap()
-            for fd, _ in events:
-                gone |= fd == self._agent or (fd == self._link.fileno() and not self._receive())
-            if self._sweep is not None and not self._kill_all():
-                self._answer(self._sweep, None)
-                self._sweep = None
-        self._end()
-
-    # What is below
-
-    def _reap(self) -> bool:
+    def reap(self) -> bool:
         """Take notice of all children that have ended; returns whether there are others."""
         try:  # noqa: SIM105 - contextlib is not built in
-            posix.read(self._wake, 4096)
+            posix.read(self.wake, 4096)
         except BlockingIOError:
             pass
         while True:
@@ -194,52 +194,121 @@ class Guardian:
                 return False
             if pid == 0:
                 return True
-            if pid in self._workers:
-                self._workers.discard(pid)
-                self._exits[pid] = posix.waitstatus_to_exitcode(status)
+            if pid in self.started:
+                self.started.discard(pid)
+                self.exits[pid] = posix.waitstatus_to_exitcode(status)
 
-    def _kill_all(self) -> bool:
-        """SIGKILL to all that is below at this moment; returns whether there was anything."""
-        if not self._reap():  # no child at all: then nothing is below us, and nobody needs to look
+    def kill_all(self) -> bool:
+        """SIGKILL to all that is below at this moment; returns whether there was anything, but for what is stuck."""
+        if not self.reap():  # no child at all: then nothing is below us, and nobody needs to look
             return False
-        victims = below(posix.getpid(), living_parents())
-        for pid in victims:
-            self._kill(pid)
-        return bool(victims) or self._reap()
+        try:
+            found = processes()
+            victims = below(posix.getpid(), {pid: each.parent for pid, each in found.items() if not each.ended})
+            for pid in victims:
+                self._kill(pid)
+            if any((pid, found[pid].started) not in self._stuck for pid in victims):
+                return True
+            return self.reap() and self._has_others()
+        except OSError:  # no descriptor is free, say: look again
+            return True
 
-    def _kill(self, pid: int) -> None:
+    def give_up(self) -> None:
+        """Do not wait again for what is left now."""
+        try:
+            found = processes()
+        except OSError:
+            return
+        left = below(posix.getpid(), {pid: each.parent for pid, each in found.items()})
+        self._stuck = {(pid, found[pid].started) for pid in left}
+
+    def end(self, seconds: float) -> None:
+        """Kill all, and stay so long for what does not end at once."""
+        until = time.monotonic() + seconds
+        poller = select.poll()
+        poller.register(self.wake, select.POLLIN)
+        while self.kill_all() and time.monotonic() < until:
+            poller.poll(_AGAIN * 1000)
+
+    def _has_others(self) -> bool:
+        """Whether there is a child that is not stuck, where it is known that there is one."""
+        if not self._stuck:
+            return True
+        me = posix.getpid()
+        return any(each.parent == me and (pid, each.started) not in self._stuck for pid, each in processes().items())
+
+    @staticmethod
+    def _kill(pid: int) -> None:
         try:
             fd = posix.pidfd_open(pid)
         except OSError:
             return
         try:
             # Only now the number can no longer pass to another process: is it still one of ours?
-            if self._is_below(pid):
-                self._signal.pidfd_send_signal(fd, _SIGKILL)
+            if _is_below_us(pid):
+                _signals().pidfd_send_signal(fd, _SIGKILL)
         except OSError:  # it has ended, or runs as somebody whom we may not kill
             pass
         finally:
             posix.close(fd)
 
-    @staticmethod
-    def _is_below(pid: int) -> bool:
-        root = posix.getpid()
-        parent: int | None = pid
-        while parent is not None and parent > 1:
-            if (parent := _parent(parent)) == root:
-                return True
-        return False
+
+def _is_below_us(pid: int) -> bool:
+    root = posix.getpid()
+    while pid > 1 and (process := _look_up(pid)) is not None:
+        pid = process.parent
+        if pid == root:
+            return True
+    return False
+
+
+class Guardian:
+    """The one object of the guardian's process.
+
+    Args:
+        link: the connection to the agent.
+        agent: a pidfd of the agent.
+        family: what is below this process.
+    """
+
+    def __init__(self, link: socket, agent: int, family: Family) -> None:
+        self._link = link
+        self._agent = agent
+        self._family = family
+        self._signal = _signals()
+        self._inherited = {number for number in self._signal.valid_signals() if self._ignored(number)}
+        self._buffer = bytearray()
+        self._received: list[int] = []
+        self._sweep: int | None = None
+        self._cleanup: tuple[list[bytes], list[bytes]] = ([], [])
+        self._let_go = False
+
+    def run(self) -> None:
+        """Serve until the agent is gone or lets go; then leave nothing."""
+        poller = select.poll()
+        for fd in (self._link.fileno(), self._agent, self._family.wake):
+            poller.register(fd, select.POLLIN)
+        gone = False
+        while not gone and not self._let_go:
+            events = poller.poll(None if self._sweep is None else _AGAIN * 1000)
+            self._family.reap()
+            for fd, _ in events:
+                gone |= fd == self._agent or (fd == self._link.fileno() and not self._receive())
+            if self._sweep is not None and not self._family.kill_all():
+                self._end_sweep()
+        self._end()
+
+    def _end_sweep(self) -> None:
+        number, self._sweep = self._sweep, None
+        if number is not None:
+            self._answer(number, None)
 
     def _end(self) -> None:
         """Kill all; if the agent is gone too, remove what it wanted removed."""
-        until = time.monotonic() + _LAST_PATIENCE
-        poller = select.poll()
-        poller.register(self._wake, select.POLLIN)
-        while self._kill_all() and time.monotonic() < until:
-            poller.poll(_AGAIN * 1000)
+        self._family.end(_LAST_PATIENCE)
         if self._let_go:
             return
-        poller.unregister(self._wake)
+        poller = select.poll()
         poller.register(self._agent, select.POLLIN)
         if poller.poll(_FAREWELL * 1000):
             empty, whole = self._cleanup
@@ -270,19 +339,24 @@ class Guardian:
         if name == SPAWN:
             self._spawn(number, *arguments)
         elif name == STATUS:
-            self._reap()
-            self._answer(number, self._exits.pop(arguments[0], None))
+            self._family.reap()
+            unknown = NOT_YET if arguments[0] in self._family.started else None
+            self._answer(number, self._family.exits.pop(arguments[0], unknown))
         elif name == SWEEP:
             self._sweep = number
+        elif name == GIVE_UP:
+            self._family.give_up()
+            self._end_sweep()
         elif name == KILL:
-            self._reap()
-            if arguments[0] in self._workers:
+            self._family.reap()
+            if arguments[0] in self._family.started:
                 posix.kill(arguments[0], _SIGKILL)
             self._answer(number, None)
         elif name == CLEANUP:
             self._cleanup = (arguments[0], arguments[1])
             self._answer(number, None)
-            _shrink()  # it comes when all workers have been started, so that there is time
+        elif name == SHRINK:
+            _shrink()
         else:
             self._let_go = True
 
@@ -310,6 +384,7 @@ class Guardian:
         count = 1 + sum(place >= 0 for place in descriptors)
         sent, self._received = self._received[:count], self._received[count:]
         pidfd = -1
+        self._end_sweep()
         try:
             if len(sent) < count:
                 raise OSError(_EMFILE, "")
@@ -317,7 +392,7 @@ class Guardian:
             posix.umask(umask)
             self._ignore(set(ignored))
             pid = _start(programs, arguments, environment, _actions(descriptors, sent), mask)
-            self._workers.add(pid)
+            self._family.started.add(pid)
             pidfd = posix.pidfd_open(pid)
             self._answer(number, pid, [pidfd])
         except OSError as error:
@@ -471,11 +546,13 @@ def _hear_of_children() -> int:
 
 def _let_go_of_the_rest(kept: set[int]) -> None:
     """Close what the agent had inherited and is none of ours; 0 and 1 are /dev/null, 2 stays for a last word."""
-    last = 2
-    for fd in sorted(kept):
-        posix.closerange(last + 1, fd)
-        last = fd
-    posix.closerange(last + 1, 1 << 30)
+    # By name: where the kernel has no close_range(2), `closerange` tries every number there could be.
+    for fd in map(int, posix.listdir("/proc/self/fd")):
+        if fd > 2 and fd not in kept:
+            try:  # noqa: SIM105 - contextlib is not built in
+                posix.close(fd)
+            except OSError:  # the one by which they were listed
+                pass
     for target in (0, 1, 2):
         if target == 2 and _is_open(2):
             continue
@@ -493,16 +570,39 @@ def _is_open(fd: int) -> bool:
     return True
 
 
+def _keep(guardian: int) -> None:
+    """Be the keeper: wait for the guardian's end, leave nothing of what it left, and end as it did."""
+    family = Family(_hear_of_children())
+    family.started.add(guardian)
+    poller = select.poll()
+    poller.register(family.wake, select.POLLIN)
+    family.reap()
+    while guardian not in family.exits:
+        poller.poll()
+        family.reap()
+    code = family.exits[guardian]
+    family.end(_LAST_PATIENCE if code else 0.0)  # one that ended well has waited itself
+    if code == -_SIGKILL:
+        posix.kill(posix.getpid(), _SIGKILL)
+    posix._exit(code if code >= 0 else 128 - code)
+
+
 def main(arguments: list[str]) -> None:
-    """Be the guardian of the process whose connection and pidfd have these numbers."""
+    """Be the keeper, and by a fork the guardian, of the process whose connection and pidfd have these numbers."""
     link_fd, agent = map(int, arguments[:2])
     posix.setsid()
     _let_go_of_the_rest({link_fd, agent})
+    _become_subreaper()
+    guardian = posix.fork()
+    if guardian:
+        posix.close(link_fd)
+        posix.close(agent)
+        _keep(guardian)
+    _become_subreaper()  # that is not inherited
     for fd in (link_fd, agent):
         posix.set_inheritable(fd, False)
-    _become_subreaper()
-    wake = _hear_of_children()
+    family = Family(_hear_of_children())
     link = socket(fileno=link_fd)
     link.setblocking(False)
-    Guardian(link, agent, wake).run()
+    Guardian(link, agent, family).run()
     posix._exit(0)

@@ -1,0 +1,56 @@
+"""What a command sees to before it imports anything: the descriptors and signals that its process was born with.
+
+Only built-in modules are used, since until this is done a ^C would end an import in the middle, with a traceback.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_SIGINT, _SIGTERM = 2, 15
+
+
+def become_command() -> None:
+    """Make this process that of a command: call it first, once, and only where the process does nothing else.
+
+    Standard descriptors that are closed become /dev/null: else whatever is opened next would take their numbers, and
+    workers would write into it. A ^C ends this process at once and in silence, as it does any program that has not set
+    about anything yet, until `hear_interrupts`. When the interpreter shuts down nothing is left to be interrupted.
+    """
+    import atexit
+
+    signals = _signals()
+    if signals.getsignal(_SIGINT) is signals.default_int_handler:
+        signals.signal(_SIGINT, signals.SIG_DFL)
+    atexit.register(_be_deaf)
+    for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
+        try:
+            os.fstat(fd)
+        except OSError:
+            # All below it are open, so it gets this number.
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115 - as long as the process
+
+
+def hear_interrupts() -> None:
+    """From now on a ^C is a KeyboardInterrupt again."""
+    signals = _signals()
+    if signals.getsignal(_SIGINT) == signals.SIG_DFL:
+        signals.signal(_SIGINT, signals.default_int_handler)
+
+
+def _be_deaf() -> None:
+    signals = _signals()
+    for number in (_SIGINT, _SIGTERM):
+        signals.signal(number, signals.SIG_IGN)
+
+
+def _signals() -> Any:
+    # `signal` makes enums of all its constants. This is what it is made of.
+    return __import__("_signal")

@@ -1,0 +1,78 @@
+"""A debugger, as far as a worker's end is concerned: it hears of that before the parent, and can hold the process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+TRACEABLE = "import ctypes; ctypes.CDLL(None).prctl(0x59616d61, ctypes.c_long(-1), 0, 0, 0)\n"
+"""For the beginning of a worker: whoever has the same user may trace it."""
+
+_TRACER = """
+import ctypes, os, sys
+pid = int(sys.argv[1])
+libc = ctypes.CDLL(None, use_errno=True)
+if libc.ptrace(0x4206, pid, 0, 0):  # PTRACE_SEIZE
+    print(os.strerror(ctypes.get_errno()), flush=True)
+    raise SystemExit
+print("traces", flush=True)
+while True:
+    news = os.waitid(os.P_PID, pid, os.WEXITED | os.WSTOPPED | os.WNOWAIT)
+    if news.si_code in (os.CLD_EXITED, os.CLD_KILLED, os.CLD_DUMPED):
+        break
+    _, status = os.waitpid(pid, 0)
+    libc.ptrace(7, pid, 0, os.WSTOPSIG(status))  # PTRACE_CONT: hand the signal on
+print("holds", flush=True)
+sys.stdin.readline()
+"""
+
+
+class Tracer:
+    """What holds a process beyond its end."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self._process = process
+
+    def reads(self) -> str:
+        assert self._process.stdout is not None
+        return self._process.stdout.readline().strip()
+
+    def holds(self) -> None:
+        """Wait until the process has ended."""
+        assert self.reads() == "holds"
+
+    def lets_go(self) -> None:
+        self._process.communicate("\n", 30)
+
+
+@contextmanager
+def traced(pid: int) -> Iterator[Tracer]:
+    """Trace a process until told to let go, at the end of the block at the latest."""
+    with subprocess.Popen(
+        [sys.executable, "-c", _TRACER, str(pid)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        tracer = Tracer(process)
+        try:
+            said = tracer.reads()
+            if said != "traces":
+                pytest.skip(f"nobody may trace here: {said}")
+            yield tracer
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def until(holds: Callable[[], bool], seconds: float = 30.0) -> bool:
+    """Look until something holds."""
+    import time
+
+    deadline = time.monotonic() + seconds
+    while not holds():
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.005)
+    return True
