@@ -38,7 +38,7 @@ class WatchedArbiter(Arbiter):
 
     def present(self) -> Collection[NodeId]:
         """Nodes that have a session."""
-        return self._by_node.keys()
+        return self.roster.nodes
 
     @property
     def awaits_some(self) -> bool:

@@ -48,7 +48,9 @@ def hunt(bug: Bug, start: int, most: int) -> Found | None:
 
 def _departure_closes() -> AbstractContextManager[object]:
     def on_leave(self: Arbiter, _session: int, speaker: object, _request: Leave, now: float) -> None:
-        node = self._sessions[_session].node
+        speaker = self.roster.get(_session)
+        assert speaker is not None
+        node = speaker.node
         self._change(now, self._run, node, Close(), now)
 
     return patch.dict(Arbiter._RECEIVE, {Leave: on_leave})
@@ -60,8 +62,8 @@ def _wall_clock() -> AbstractContextManager[object]:
 
     def bad(self: Arbiter, session: int, request: Request, now: float) -> list[Send]:
         sends = receive(self, session, request, now)
-        speaker, running = self._sessions.get(session), job.running()
-        heard = self._liveness._heard
+        speaker, running = self.roster.get(session), job.running()
+        heard = self.roster.liveness._heard
         if speaker is not None and session in heard:
             sender = running.agents[int(speaker.node.addr.rpartition(".")[2])]
             heard[session] = now - (running.world.now - sender.wall_clock())
@@ -115,9 +117,9 @@ def _dead_node() -> AbstractContextManager[object]:
     end = Arbiter._end
 
     def bad(self: Arbiter, session: int, now: float, reason: Reason) -> None:
-        gone = self._sessions.get(session)
+        gone = self.roster.get(session)
         if gone is not None and not self.state.complete and gone.node in self.state.participants:
-            del self._sessions[session], self._by_node[gone.node]
+            self.roster.close(session)
             self._pending.pop(gone.node, None)
             return
         end(self, session, now, reason)

@@ -9,6 +9,9 @@ from __future__ import annotations
 import os
 import sys
 
+_SETTLED = 0.7
+"""Seconds after which a job has started."""
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -75,4 +78,19 @@ def _run(options: Options) -> None:
     # Where the run handles it, nothing may come between: in an import, a KeyboardInterrupt can leave a traceback.
     if "SIGINT" not in map(str.strip, config.signals_to_handle.split(",")):
         hear_interrupts()
+    _give_memory_back_soon()
     elastic_launch(config, program)(*arguments)
+
+
+def _give_memory_back_soon() -> None:
+    """Once the start is over, the agent needs little of the code that it took; workers want the memory."""
+    from threading import Timer
+
+    def give_back() -> None:
+        from rallypoint.workers.guardian.footing import shrink
+
+        shrink()
+
+    timer = Timer(_SETTLED, give_back)
+    timer.daemon = True
+    timer.start()

@@ -21,8 +21,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
 from typing import ParamSpec
 
 from rallypoint.base.endpoint import is_loopback
@@ -45,24 +44,13 @@ from rallypoint.rendezvous.observer import Observer
 from rallypoint.rendezvous.operations import Close, Drain, Exit, Fail, Join, Operation, Preempt, Succeed
 from rallypoint.rendezvous.placement import placements, progress
 from rallypoint.rendezvous.recovery import end_of, news, passed_over, patience, recovered, seated_before
+from rallypoint.rendezvous.roster import Roster, Session
 from rallypoint.rendezvous.state import NodeId, Reason, Settings, State
 from rallypoint.rendezvous.stepping import Ran, refusal, run
 from rallypoint.rendezvous.tidings import farewell, newly_complete, preemption, round_end
 
 P = ParamSpec("P")
 Send = tuple[int, Notice]
-
-
-@dataclass(slots=True)
-class _Session:
-    node: NodeId
-    address: str
-    """What the node itself sees as its address towards us."""
-    server_address: str
-    """What the node sees as ours; empty for the node that lives in our own process."""
-    settings: Settings | None
-    skips_join: bool = False
-    """Whether the join that it says next was overtaken by what it has just been told."""
 
 
 class Arbiter:
@@ -74,15 +62,9 @@ class Arbiter:
         self.incarnation = incarnation
         self.state = State()
         self._observer = Observer(settings)
-        self._sessions: dict[int, _Session] = {}
-        self._by_node: dict[NodeId, int] = {}
-        self._next_name: dict[tuple[str, int], int] = {}
-        """Address and process id to the lowest local id that was not given there yet."""
-        self._aliases: dict[NodeId, NodeId] = {}
-        """What a session was called to the name that it has claimed since."""
+        self.roster = Roster(Liveness(settings.lease, patience(settings)))
         self._pending: dict[NodeId, Join] = {}
         self._deadlines: list[tuple[float, NodeId]] = []
-        self._liveness = Liveness(settings.lease, patience(settings))
         self._all_let_go = False
         self._ticked_at = -math.inf
         self._sends: list[Send] = []
@@ -111,21 +93,12 @@ class Arbiter:
 
         Returns the name it goes by: its own, unless that was given before.
         """
-        node = self._unique(node)
-        self._sessions[session] = _Session(node, address, server_address, settings)
-        self._liveness.opened(session, now, leased=leased, at_home=at_home)
-        self._by_node[node] = session
-        return node
-
-    def _unique(self, node: NodeId) -> NodeId:
-        addr = node.addr or "?"
-        local_id = max(node.local_id, self._next_name.get((addr, node.pid), 0))
-        self._next_name[addr, node.pid] = local_id + 1
-        return NodeId(addr, node.pid, local_id)
+        opened = Session(node, address, server_address, settings)
+        return self.roster.open(session, opened, now, leased=leased, at_home=at_home)
 
     def receive(self, session: int, request: Request, now: float) -> list[Send]:
         """A node has sent a request."""
-        speaker = self._sessions.get(session)
+        speaker = self.roster.get(session)
         if speaker is None:
             return []
         self._hear(session, now)
@@ -140,7 +113,7 @@ class Arbiter:
     def tick(self, now: float) -> list[Send]:
         """Time has passed: end silent sessions, and look at the joins that wait for a moment."""
         self._ticked_at = now
-        silence = self._liveness.look(now)
+        silence = self.roster.liveness.look(now)
         for session in silence.over:
             self._ended.append(session)
             self._end(session, now, Reason.LOST)
@@ -160,7 +133,7 @@ class Arbiter:
 
     def wake_at(self) -> float:
         """When `tick` has something to do, in seconds on the clock of `now`; infinity for never."""
-        moments = [self._liveness.look_at()]
+        moments = [self.roster.liveness.look_at()]
         if self._deadlines:
             moments.append(self._deadlines[0][0])
         if self._absent_until is not None:
@@ -184,11 +157,11 @@ class Arbiter:
 
     def has_session(self, session: int) -> bool:
         """Whether the session is still open; one that was silent for too long is not."""
-        return session in self._sessions
+        return self.roster.get(session) is not None
 
     # Requests.
 
-    def _on_join(self, _session: int, speaker: _Session, request: JoinRequest, now: float) -> None:
+    def _on_join(self, _session: int, speaker: Session, request: JoinRequest, now: float) -> None:
         member = request.member
         if speaker.skips_join:
             speaker.skips_join = False
@@ -197,21 +170,22 @@ class Arbiter:
             member = member._replace(address=speaker.address)
         self._start_join(speaker.node, Join(member, now + request.timeout), now)
 
-    def _on_leave(self, _session: int, speaker: _Session, _request: Leave, now: float) -> None:
+    def _on_leave(self, _session: int, speaker: Session, _request: Leave, now: float) -> None:
         self._pending.pop(speaker.node, None)
         self._change(now, self._run, speaker.node, Exit(), now)
 
-    def _on_operation(self, _session: int, speaker: _Session, request: Operation, now: float) -> None:
+    def _on_operation(self, _session: int, speaker: Session, request: Operation, now: float) -> None:
         self._change(now, self._run, speaker.node, request, now)
 
-    def _on_holding(self, session: int, speaker: _Session, request: Holding, now: float) -> None:
+    def _on_holding(self, session: int, speaker: Session, request: Holding, now: float) -> None:
         if not request.member.address:
             request = request._replace(member=request.member._replace(address=speaker.address))
         former = request.node if request.incarnation == self.incarnation else None
         if former is None and not self._decided:
             former = seated_before(self.state, speaker.node, request)
         if former is not None:
-            self._take_over(session, speaker, former)
+            ended = self.roster.claim(session, former)
+            self._ended += [] if ended is None else [ended]
             if self._absent_until is not None and not self._unheard():
                 self._all_have_spoken()
         elif self._decided:
@@ -227,26 +201,12 @@ class Arbiter:
         if not told and self.state.complete and self.state.wait_list and self._absent_until is None:
             self._sends.append((session, NodesWaiting(self.state.round, len(self.state.wait_list))))
 
-    def _take_over(self, session: int, speaker: _Session, node: NodeId) -> None:
-        """Law 4. The session before may look open still, when only the node has noticed that it was lost."""
-        node = self._aliases.get(node, node)
-        if speaker.node == node:
-            return
-        self._aliases[speaker.node] = node
-        former = self._by_node.pop(node, None)
-        if former is not None:
-            del self._sessions[former]
-            self._liveness.closed(former)
-            self._ended.append(former)
-        del self._by_node[speaker.node]
-        speaker.node = node
-        self._by_node[node] = session
-
-    def _be_filled(self, speaker: _Session, holding: Holding, now: float) -> None:
+    def _be_filled(self, speaker: Session, holding: Holding, now: float) -> None:
         if holding.round >= 0 and not self._filled and speaker.settings is not None:
             # Who comes back knows what the job was started with; whoever came first may be a stranger to it.
             self.settings = speaker.settings._replace(run_id=self.settings.run_id)
-            self._liveness.lease, self._liveness.patience = self.settings.lease, patience(self.settings)
+            liveness = self.roster.liveness
+            liveness.lease, liveness.patience = self.settings.lease, patience(self.settings)
         self._filled = self._filled or holding.round >= 0
         before = self.state
         self.state = recovered(before, speaker.node, holding, self.settings)
@@ -257,7 +217,7 @@ class Arbiter:
             self._absent_until = now + patience(self.settings)
         if before.complete and self.state.round > before.round:
             end = RoundEnded(end_of(self.state, before.round))
-            self._sends += [(self._by_node[each], end) for each in before.participants if each in self._by_node]
+            self._send_to(before.participants, end)
         elif not newly_complete(before, self.state):
             self._tell(before, self.state)
         self._change(now, self._look_at_all, now)
@@ -271,10 +231,10 @@ class Arbiter:
         if state.complete and state.wait_list:
             self._tell_participants(NodesWaiting(state.round, len(state.wait_list)))
 
-    def _on_inquire(self, session: int, speaker: _Session, _request: Inquire, _now: float) -> None:
+    def _on_inquire(self, session: int, speaker: Session, _request: Inquire, _now: float) -> None:
         self._sends.append((session, progress(self.state, speaker.node, self.settings)))
 
-    def _on_beat(self, session: int, _speaker: _Session, request: Beat, _now: float) -> None:
+    def _on_beat(self, session: int, _speaker: Session, request: Beat, _now: float) -> None:
         self._sends.append((session, request))
 
     _RECEIVE: dict[type, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
@@ -306,8 +266,8 @@ class Arbiter:
         if ran.ended is not None:
             self._pending.pop(node, None)
             refused = refusal(ran, node, before, self.state, self.settings)
-            if refused is not None and node in self._by_node:
-                self._sends.append((self._by_node[node], refused))
+            if refused is not None:
+                self._send_to([node], refused)
         elif isinstance(ran.operation, Join) and ran.operation is not join:
             self._wait_on(node, ran.operation)
 
@@ -344,7 +304,7 @@ class Arbiter:
     def _tell(self, before: State, after: State) -> None:
         if after.verdict is not None and before.verdict is None:
             self._pending.clear()
-            for session, each in self._sessions.items():
+            for session, each in self.roster:
                 self._sends.append((session, farewell(after, each.node, after.verdict)))
             return
         if before.complete and after.round > before.round:
@@ -352,7 +312,7 @@ class Arbiter:
             survivors = [node for node in before.participants if after.knows(node)]
             # Who had succeeded and was out of reach for a while has no seat there any more, but waits for the rest.
             survivors += sorted(before.succeeded.difference(before.participants))
-            self._sends += [(self._by_node[node], end) for node in survivors if node in self._by_node]
+            self._send_to(survivors, end)
         if newly_complete(before, after):
             self._place(after)
         elif after.complete and len(after.wait_list) != len(before.wait_list) and self._absent_until is None:
@@ -362,23 +322,27 @@ class Arbiter:
             self._tell_participants(warning, but=warning.node)
 
     def _tell_participants(self, notice: Notice, but: str = "") -> None:
-        nodes = [node for node in self.state.participants if node in self._by_node]
-        self._sends += [(self._by_node[node], notice) for node in nodes if not but or str(node) != but]
+        self._send_to([node for node in self.state.participants if not but or str(node) != but], notice)
+
+    def _send_to(self, nodes: Iterable[NodeId], notice: Notice) -> None:
+        """Who has no session at the moment asks when it is back."""
+        sessions = (self.roster.of(node) for node in nodes)
+        self._sends += [(session, notice) for session in sessions if session is not None]
 
     def _place(self, state: State) -> None:
         self._decided = True
         control_rank = self._control_rank()
         for node, placement in placements(state).items():
             self._pending.pop(node, None)
-            if node in self._by_node:
+            if node in self.roster:
                 known = self._reachable(placement)._replace(origin=self.incarnation, control_rank=control_rank)
-                self._sends.append((self._by_node[node], Placed(known)))
+                self._send_to([node], Placed(known))
 
     def _reachable(self, placement: Placement) -> Placement:
         """A host that lives with us may know itself by a loopback address only: then use what remote nodes call us."""
         if not is_loopback(placement.store_address):
             return placement
-        outside = (each.server_address for each in self._sessions.values() if not is_loopback(each.address))
+        outside = (each.server_address for _, each in self.roster if not is_loopback(each.address))
         return placement._replace(store_address=next((each for each in outside if each), placement.store_address))
 
     def _completed(self, notice: Notice) -> Notice:
@@ -390,8 +354,7 @@ class Arbiter:
 
     def _control_rank(self) -> int:
         seats = self.state.participants
-        home = (self._sessions[session].node for session in self._liveness.home)
-        return next((seats[node].rank for node in home if node in seats), -1)
+        return next((seats[node].rank for node in self.roster.at_home if node in seats), -1)
 
     def _waits_for_a_moment(self) -> bool:
         """Whether the round that forms may be complete by the passing of time alone."""
@@ -403,28 +366,25 @@ class Arbiter:
     # The end of sessions.
 
     def _end(self, session: int, now: float, reason: Reason) -> None:
-        gone = self._sessions.pop(session, None)
+        gone = self.roster.close(session)
         if gone is None:
             return
-        self._forget(session, gone)
-        self._aliases = {called: node for called, node in self._aliases.items() if node != gone.node}
+        self._pending.pop(gone.node, None)
+        self.roster.forget(gone.node)
         self._change(now, self._run, gone.node, Exit(reason), now)
 
     def _let_go(self, session: int, now: float) -> None:
         """Law 5: a node of a round that runs may well run on. What others have asked for, they will ask again."""
-        if self.state.complete and self._sessions[session].node in self.state.participants:
-            self._forget(session, self._sessions.pop(session))
+        speaker = self.roster.get(session)
+        if speaker is not None and self.state.complete and speaker.node in self.state.participants:
+            self.roster.close(session)
+            self._pending.pop(speaker.node, None)
             self._all_let_go = True
         else:
             self._end(session, now, Reason.LOST)
 
-    def _forget(self, session: int, gone: _Session) -> None:
-        del self._by_node[gone.node]
-        self._pending.pop(gone.node, None)
-        self._liveness.closed(session)
-
     def _hear(self, session: int, now: float) -> None:
-        self._liveness.heard(session, now)
+        self.roster.liveness.heard(session, now)
         if self._all_let_go:
             self._all_let_go = False
             self._absent_until = now + patience(self.settings)
@@ -433,7 +393,7 @@ class Arbiter:
         """Those who take part and are yet to speak, in order."""
         state = self.state
         nodes = {*state.participants, *state.wait_list, *state.redundancy_list, *state.former}
-        return sorted(nodes.difference(self._by_node))
+        return sorted(nodes - self.roster.nodes)
 
     def _take_sends(self) -> list[Send]:
         sends, self._sends = self._sends, []

@@ -56,7 +56,8 @@ def recovered(state: State, node: NodeId, holding: Holding, settings: Settings) 
 
 def seated_before(state: State, node: NodeId, holding: Holding) -> NodeId | None:
     """Who `node` is in the state already, if what it says was heard in an earlier session of the same process."""
-    ranks = {each: seat.rank for each, seat in state.participants.items()} if state.complete else state.former
+    seats = state.participants.items()
+    ranks = {each: seat.rank if state.complete else seat.former for each, seat in seats} | dict(state.former)
     if (holding.origin, holding.round) != (state.origin, state.round if state.complete else state.round - 1):
         return None
     same = (each for each, rank in ranks.items() if rank == holding.group_rank)

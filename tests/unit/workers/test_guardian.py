@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import select
 import signal
 import subprocess
 import sys
+import termios
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.workers.guardian.client import Guardian, GuardianLost
-from rallypoint.workers.guardian.program import below, frame, parse, remove
+from rallypoint.workers.guardian import client
+from rallypoint.workers.guardian.client import Guardian, GuardianLost, readable
+from rallypoint.workers.guardian.family import below
+from rallypoint.workers.guardian.footing import remove
+from rallypoint.workers.guardian.protocol import SPAWN, frame, parse
 from rallypoint.workers.process import WorkerProcess
 from tests.unit.workers.test_process import PATIENCE, ends, parent_of
-from tests.unit.workers.tracing import TRACEABLE, traced
+from tests.unit.workers.tracing import TRACEABLE, traced, until
 
 
 @given(st.lists(st.tuples(st.integers(), st.binary() | st.lists(st.binary()))), st.integers(1, 50))
@@ -246,8 +252,9 @@ def test_a_kernel_without_close_range_costs_no_time() -> None:
 
 WITHOUT_A_DESCRIPTOR = """
 import os, resource, sys
-from rallypoint.workers.guardian.program import Family, _hear_of_children
-family = Family(_hear_of_children())
+from rallypoint.workers.guardian.family import Family
+from rallypoint.workers.guardian.footing import hear_of_children
+family = Family(hear_of_children())
 child = os.posix_spawnp("sleep", ["sleep", "600"], os.environ)
 family.started.add(child)
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -284,3 +291,66 @@ def test_a_sweep_kills_nothing_that_is_started_after_it(guardian: Guardian) -> N
     assert ends(held) == -signal.SIGKILL
     held.release()
     next_one.release()
+
+
+def test_it_runs_our_own_files_and_loads_nothing_that_is_costly(tmp_path: Path) -> None:
+    for name in ("rallypoint", "select", "_ctypes"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a wrong one')")
+    begin, _, _ = client._BEGIN.rpartition("; main(")
+    text = (
+        begin
+        + "; print(*(f'{name} {getattr(each, \"__file__\", None)}' for name, each in sys.modules.items()), sep='\\n')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", text, client._FOLDER],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    ours = {name.rpartition(".")[2]: path for name, path in loaded.items() if name.startswith("rallypoint.workers.g")}
+    del ours["guardian"]
+    assert ours == {
+        name: f"{client._FOLDER}/{name}.py" for name in ("keeper", "program", "protocol", "family", "footing")
+    }
+    assert not {"os", "signal", "socket", "typing", "warnings", "importlib", "ctypes"} & loaded.keys()
+
+
+def test_the_keeper_gives_memory_back_when_the_start_is_over(guardian: Guardian) -> None:
+    def kilobytes(field: str) -> int:
+        lines = Path(f"/proc/{guardian.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+    guardian.remove_at_the_end()
+    assert until(lambda: kilobytes("VmRSS") < 0.7 * kilobytes("VmHWM"))
+    assert not guardian.lost
+
+
+class Slow(Guardian):
+    """Reads the answer to SPAWN together with whatever has come before it."""
+
+    def _send(self, name: str, *arguments: object, descriptors: Sequence[int] = ()) -> int:
+        before = self._unread()
+        number = super()._send(name, *arguments, descriptors=descriptors)
+        assert name != SPAWN or until(lambda: self._unread() > before)
+        return number
+
+    def _unread(self) -> int:
+        return int.from_bytes(fcntl.ioctl(self.answers, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def test_a_worker_whose_start_is_told_together_with_the_end_of_a_sweep_is_not_lost() -> None:
+    guardian = Slow()
+    try:
+        number = guardian.begin_sweep()
+        assert readable(guardian.answers, PATIENCE)
+        process = WorkerProcess(guardian, ["true"], os.environ)
+        assert ends(process) == 0
+        process.release()
+        assert guardian.swept(number)
+    finally:
+        guardian.close()

@@ -27,13 +27,18 @@ from rallypoint.base.errors import RallypointError, UserError
 from rallypoint.base.log import get_logger
 from rallypoint.base.procfs import own_settings
 from rallypoint.base.signals import signal_name
-from rallypoint.workers.guardian import program
+from rallypoint.workers.guardian import protocol
 
 log = get_logger(__name__)
 
-_BEGIN = "import sys; sys.path.insert(0, sys.argv[1]); import program; program.main(sys.argv[2:])"
-"""Imported and not run as a script, so that it comes from its byte code."""
-_FOLDER = os.path.dirname(program.__file__)
+_BEGIN = (
+    "import sys; top, package = map(type(sys), ('rallypoint', 'rallypoint.workers.guardian')); "
+    "package.__path__ = [sys.argv[1]]; sys.modules.update({each.__name__: each for each in (top, package)}); "
+    "from rallypoint.workers.guardian.keeper import main; main(sys.argv[2:])"
+)
+"""Imported and not run as a script, so that it comes from its byte code; and from our own folder, whatever else is
+called `rallypoint` there. The packages above are empty (see `keeper`), and what lies beside them is not searched."""
+_FOLDER = os.path.dirname(__file__)
 
 PATIENCE = 30.0
 """Seconds for an answer. It comes in under a millisecond unless the machine is in deep trouble."""
@@ -145,16 +150,16 @@ class Guardian:
             sent, places = [folder], []
             for default, given in enumerate((stdin, stdout, stderr)):
                 fd, there = (default, _is_inherited(default)) if given is None else (given, True)
-                places.append(len(sent) - 1 if there else program.CLOSED)
+                places.append(len(sent) - 1 if there else protocol.CLOSED)
                 sent += [fd] * there
             request = (programs, arguments, environment, places, sorted(ours.ignored), mask, ours.umask)
-            pid, descriptors = self._ask(program.SPAWN, *request, descriptors=sent)
+            pid, descriptors = self._ask(protocol.SPAWN, *request, descriptors=sent)
         finally:
             os.close(folder)
         if pid < 0:
             raise OSError(-pid, os.strerror(-pid))
         if not descriptors:  # the kernel drops those for which we have no room
-            self._ask(program.KILL, pid)
+            self._ask(protocol.KILL, pid)
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
         return Started(pid, descriptors[0])
 
@@ -164,8 +169,8 @@ class Guardian:
         Raises:
             GuardianLost: see the class.
         """
-        answer = self._ask(program.STATUS, pid)[0]
-        return Status(False, None) if answer == program.NOT_YET else Status(True, answer)
+        answer = self._ask(protocol.STATUS, pid)[0]
+        return Status(False, None) if answer == protocol.NOT_YET else Status(True, answer)
 
     def remove_at_the_end(self, empty: Sequence[str] = (), whole: Sequence[str] = ()) -> None:
         """What to remove should this process end without closing us. Takes the place of what was said before.
@@ -177,12 +182,12 @@ class Guardian:
         Raises:
             GuardianLost: see the class.
         """
-        self._ask(program.CLEANUP, [os.fsencode(each) for each in empty], [os.fsencode(each) for each in whole])
+        self._ask(protocol.CLEANUP, [os.fsencode(each) for each in empty], [os.fsencode(each) for each in whole])
 
     def shrink(self) -> None:
         """There is time: it may give back the memory that only its start needed."""
         with contextlib.suppress(GuardianLost), self._lock, self._unbroken():
-            self._send(program.SHRINK)
+            self._send(protocol.SHRINK)
 
     def begin_sweep(self) -> int:
         """Have everything killed that the workers are and have left. Returns a number for `swept`.
@@ -191,7 +196,7 @@ class Guardian:
             GuardianLost: see the class.
         """
         with self._lock, self._unbroken():
-            return self._send(program.SWEEP)
+            return self._send(protocol.SWEEP)
 
     def swept(self, number: int) -> bool:
         """Whether the sweep of that number is done, without waiting.
@@ -211,7 +216,7 @@ class Guardian:
     def give_up_sweep(self) -> None:
         """End the sweep that was begun last, and never wait again for what is left now. Does not wait for an answer."""
         with contextlib.suppress(GuardianLost), self._lock, self._unbroken():
-            self._send(program.GIVE_UP)
+            self._send(protocol.GIVE_UP)
 
     def has_heard(self, number: int) -> bool:
         """Whether that sweep's end came beside another answer, so that `answers` does not tell of it any more."""
@@ -223,7 +228,7 @@ class Guardian:
             return
         self._closed = True
         with contextlib.suppress(OSError), self._lock:
-            self._send(program.CLOSE)
+            self._send(protocol.CLOSE)
         self._link.close()
         if not readable(self._pidfd, _FAREWELL):
             log.warning("The guardian (process %d) takes its time to end what the workers have left", self.pid)
@@ -235,19 +240,22 @@ class Guardian:
     def _ask(self, name: str, *arguments: object, descriptors: Sequence[int] = ()) -> tuple[Any, list[int]]:
         with self._lock, self._unbroken():
             number = self._send(name, *arguments, descriptors=descriptors)
+            received: list[int] = []
             while True:
-                message, received = self._read()
+                # The descriptors of our answer may have come with the end of a sweep before it.
+                message, more = self._read()
+                received += more
                 if message[0] == number:
                     # The end of a sweep that came with it would be told by no descriptor any more.
-                    while (beside := program.parse(self._buffer)) is not None:
+                    while (beside := protocol.parse(self._buffer)) is not None:
                         self._late.add(beside[0])
                     return message[1], received
                 self._late.add(message[0])
 
     def _send(self, name: str, *arguments: object, descriptors: Sequence[int] = ()) -> int:
         self._number += 1
-        data = program.frame((self._number, name, *arguments))
-        sent = self._link.sendmsg([data], program.packed(list(descriptors)))
+        data = protocol.frame((self._number, name, *arguments))
+        sent = self._link.sendmsg([data], protocol.packed(list(descriptors)))
         if sent < len(data):
             self._link.sendall(memoryview(data)[sent:])
         return self._number
@@ -255,12 +263,12 @@ class Guardian:
     def _read(self) -> tuple[tuple[Any, ...], list[int]]:
         """The next answer, waiting for it."""
         received: list[int] = []
-        while (message := program.parse(self._buffer)) is None:
-            data, ancillary, _, _ = self._link.recvmsg(4096, 32 * program.MOST_DESCRIPTORS, MSG_CMSG_CLOEXEC)
+        while (message := protocol.parse(self._buffer)) is None:
+            data, ancillary, _, _ = self._link.recvmsg(4096, 32 * protocol.MOST_DESCRIPTORS, MSG_CMSG_CLOEXEC)
             if not data:
                 raise ConnectionResetError
             self._buffer += data
-            received += program.descriptors_in(ancillary)
+            received += protocol.descriptors_in(ancillary)
         return message, received
 
     @contextlib.contextmanager

@@ -1,0 +1,110 @@
+"""The sessions of one arbiter, and the names of the nodes that they speak for. Pure: `now` is handed in.
+
+Laws:
+
+1. A name is given once. A node that has lost its session can so claim its name in the next one, and is surely itself.
+2. A session speaks for one node, and a node has one session at most: who claims a name ends the session that had it.
+3. Who is silent is found by `liveness`, which hears of every session here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rallypoint.rendezvous.liveness import Liveness
+from rallypoint.rendezvous.state import NodeId, Settings
+
+
+@dataclass(slots=True)
+class Session:
+    """What is known of who speaks in a session."""
+
+    node: NodeId
+    address: str
+    """What the node itself sees as its address towards us."""
+    server_address: str
+    """What the node sees as ours; empty for the node that lives in our own process."""
+    settings: Settings | None
+    """What the node was started with."""
+    skips_join: bool = False
+    """Whether the join that it says next was overtaken by what it has just been told."""
+
+
+class Roster:
+    """Sessions by number and by node."""
+
+    def __init__(self, liveness: Liveness) -> None:
+        self.liveness = liveness
+        self._sessions: dict[int, Session] = {}
+        self._by_node: dict[NodeId, int] = {}
+        self._next_local_id: dict[tuple[str, int], int] = {}
+        """Address and process id to the lowest local id that was not given there yet."""
+        self._claimed: dict[NodeId, NodeId] = {}
+        """What a session was called at first to the name that it has claimed."""
+
+    def open(self, number: int, session: Session, now: float, *, leased: bool, at_home: bool) -> NodeId:
+        """A session begins; `session.node` is the name that its node would like. Returns the one that it gets."""
+        session.node = self._unique(session.node)
+        self._sessions[number] = session
+        self._by_node[session.node] = number
+        self.liveness.opened(number, now, leased=leased, at_home=at_home)
+        return session.node
+
+    def claim(self, number: int, name: NodeId) -> int | None:
+        """The node of a session shows that it was here before, by that name. Returns the session that this ends."""
+        session = self._sessions[number]
+        name = self._claimed.get(name, name)
+        if session.node == name:
+            return None
+        former = self._by_node.get(name)
+        if former is not None:
+            self.close(former)
+        self._claimed[session.node] = name
+        del self._by_node[session.node]
+        session.node = name
+        self._by_node[name] = number
+        return former
+
+    def close(self, number: int) -> Session | None:
+        """A session ends; its node may come back. Returns what it was, None if there is none of that number."""
+        session = self._sessions.pop(number, None)
+        if session is not None:
+            del self._by_node[session.node]
+            self.liveness.closed(number)
+        return session
+
+    def forget(self, node: NodeId) -> None:
+        """Nothing is held for a node any more: what it has claimed needs not be known."""
+        self._claimed = {called: name for called, name in self._claimed.items() if name != node}
+
+    def get(self, number: int) -> Session | None:
+        """The session of that number, if it is open."""
+        return self._sessions.get(number)
+
+    def of(self, node: NodeId) -> int | None:
+        """The number of the node's session, if it has one."""
+        return self._by_node.get(node)
+
+    def __contains__(self, node: NodeId) -> bool:
+        return node in self._by_node
+
+    def __iter__(self) -> Iterator[tuple[int, Session]]:
+        """Numbers and sessions, in the order in which they came."""
+        return iter(self._sessions.items())
+
+    @property
+    def nodes(self) -> frozenset[NodeId]:
+        """All nodes that have a session."""
+        return frozenset(self._by_node)
+
+    @property
+    def at_home(self) -> list[NodeId]:
+        """The nodes whose agent is the process that we live in."""
+        return [self._sessions[number].node for number in self.liveness.home]
+
+    def _unique(self, node: NodeId) -> NodeId:
+        addr = node.addr or "?"
+        local_id = max(node.local_id, self._next_local_id.get((addr, node.pid), 0))
+        self._next_local_id[addr, node.pid] = local_id + 1
+        return NodeId(addr, node.pid, local_id)

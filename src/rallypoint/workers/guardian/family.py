@@ -1,0 +1,178 @@
+"""All that is below one process: finding it in /proc, killing it, reaping it.
+
+Laws:
+
+1. A child that has ended is reaped at once.
+2. A pid is killed by a pidfd, once it is known that this still names a process of ours.
+3. A sweep kills nothing that is started after it was begun, and what has once outlived SIGKILL is not waited for again.
+"""
+
+from __future__ import annotations
+
+import posix
+import select
+import time
+
+from rallypoint.workers.guardian.footing import SIGKILL, signals
+
+AGAIN = 0.05
+"""Seconds between two looks while something is being killed, beside the looks at each end of a child."""
+LAST_PATIENCE = 10.0
+"""Seconds that guardian and keeper stay, before they end, for what does not even end on SIGKILL."""
+
+
+def below(root: int, parents: dict[int, int]) -> set[int]:
+    """The descendants of a process. Pure.
+
+    Args:
+        root: its pid.
+        parents: pid to parent's pid, of all processes.
+    """
+    children: dict[int, list[int]] = {}
+    for pid, parent in parents.items():
+        children.setdefault(parent, []).append(pid)
+    found: set[int] = set()
+    frontier = [root]
+    while frontier:
+        new = [pid for parent in frontier for pid in children.get(parent, ()) if pid not in found]
+        found.update(new)
+        frontier = new
+    return found - {root}
+
+
+class Process:
+    """What /proc tells of a process."""
+
+    def __init__(self, parent: int, started: int, ended: bool) -> None:
+        self.parent = parent
+        self.started = started
+        """With the pid, it names one process for ever."""
+        self.ended = ended
+
+
+def processes() -> dict[int, Process]:
+    """Every process that can be seen, by pid.
+
+    Raises:
+        OSError: /proc cannot be read at the moment: no descriptor is free, say.
+    """
+    found = {}
+    for name in posix.listdir("/proc"):
+        if name.isdigit() and (process := _look_up(int(name))) is not None:
+            found[int(name)] = process
+    return found
+
+
+def _look_up(pid: int) -> Process | None:
+    try:
+        fd = posix.open(f"/proc/{pid}/stat", posix.O_RDONLY | posix.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        line = posix.read(fd, 1024)
+    except OSError:
+        return None
+    finally:
+        posix.close(fd)
+    # The command name stands in parentheses and may itself hold spaces and parentheses: split after the last one.
+    fields = line[line.rfind(b")") + 2 :].split()
+    if len(fields) < 20:
+        return None
+    # A process whose first thread has ended shows as a zombie while its other threads run.
+    return Process(int(fields[1]), int(fields[19]), fields[0] in b"ZX" and int(fields[17]) <= 1)
+
+
+class Family:
+    """All that is below this process.
+
+    Args:
+        wake: the reading end of the pipe that tells of children which have ended.
+    """
+
+    def __init__(self, wake: int) -> None:
+        self.wake = wake
+        self.started: set[int] = set()
+        """Children whose ends matter, as long as they are not reaped."""
+        self.exits: dict[int, int] = {}
+        """Exit codes of those that were, -N for a signal."""
+        self._stuck: set[tuple[int, int]] = set()
+
+    def reap(self) -> bool:
+        """Take notice of all children that have ended; returns whether there are others."""
+        try:  # noqa: SIM105 - contextlib is not built in
+            posix.read(self.wake, 4096)
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                pid, status = posix.waitpid(-1, posix.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            if pid in self.started:
+                self.started.discard(pid)
+                self.exits[pid] = posix.waitstatus_to_exitcode(status)
+
+    def kill_all(self) -> bool:
+        """SIGKILL to all that is below at this moment; returns whether there was anything, but for what is stuck."""
+        if not self.reap():  # no child at all: then nothing is below us, and nobody needs to look
+            return False
+        try:
+            found = processes()
+            victims = below(posix.getpid(), {pid: each.parent for pid, each in found.items() if not each.ended})
+            for pid in victims:
+                self._kill(pid)
+            if any((pid, found[pid].started) not in self._stuck for pid in victims):
+                return True
+            return self.reap() and self._has_others()
+        except OSError:  # no descriptor is free, say: look again
+            return True
+
+    def give_up(self) -> None:
+        """Do not wait again for what is left now."""
+        try:
+            found = processes()
+        except OSError:
+            return
+        left = below(posix.getpid(), {pid: each.parent for pid, each in found.items()})
+        self._stuck = {(pid, found[pid].started) for pid in left}
+
+    def end(self, seconds: float) -> None:
+        """Kill all, and stay so long for what does not end at once."""
+        until = time.monotonic() + seconds
+        poller = select.poll()
+        poller.register(self.wake, select.POLLIN)
+        while self.kill_all() and time.monotonic() < until:
+            poller.poll(AGAIN * 1000)
+
+    def _has_others(self) -> bool:
+        """Whether there is a child that is not stuck, where it is known that there is one."""
+        if not self._stuck:
+            return True
+        me = posix.getpid()
+        return any(each.parent == me and (pid, each.started) not in self._stuck for pid, each in processes().items())
+
+    @staticmethod
+    def _kill(pid: int) -> None:
+        try:
+            fd = posix.pidfd_open(pid)
+        except OSError:
+            return
+        try:
+            # Only now the number can no longer pass to another process: is it still one of ours?
+            if _is_below_us(pid):
+                signals().pidfd_send_signal(fd, SIGKILL)
+        except OSError:  # it has ended, or runs as somebody whom we may not kill
+            pass
+        finally:
+            posix.close(fd)
+
+
+def _is_below_us(pid: int) -> bool:
+    root = posix.getpid()
+    while pid > 1 and (process := _look_up(pid)) is not None:
+        pid = process.parent
+        if pid == root:
+            return True
+    return False

@@ -1,0 +1,73 @@
+"""The guardian and its keeper: the program that the agent starts, and what the two are for each other.
+
+agent -> keeper -> guardian -> workers (each in a session of its own). The keeper is what the agent has started; it
+forks the guardian and does nothing but wait for its end. Both are subreapers in one session of their own: whatever a
+worker spawns stays below the guardian, however it leaves (a session of its own, two forks, an empty environment), and
+what a guardian that is killed leaves falls to the keeper.
+
+    program   what the guardian does for the agent
+    protocol  what the two say to each other
+    family    all that is below a process: finding, killing, reaping it
+    footing   how guardian and keeper stand in the system: orphans, signals, descriptors, memory
+
+Laws:
+
+1. When the guardian is gone, all that it left is killed, then the keeper ends as the guardian did. When the keeper is
+   gone, the agent lets go. So there is no one process whose SIGKILL leaves anything.
+2. Guardian and keeper wake for a cause only: a request, the end of a child, the agent's end; while they kill, also by a
+   timer; and the keeper once by the clock, when the start is over.
+3. Nothing is imported but built-in modules and the files of this folder. The packages above it are empty here (see
+   `client`): to load them would take longer than all of these together. What only the guardian needs is imported above
+   the fork too: below it, each page that this touches would first have to be copied.
+"""
+
+from __future__ import annotations
+
+import posix
+import select
+
+from rallypoint.workers.guardian import footing
+from rallypoint.workers.guardian.family import LAST_PATIENCE, Family
+from rallypoint.workers.guardian.footing import SIGKILL
+from rallypoint.workers.guardian.program import guard
+
+_START = 0.5
+"""Seconds that the start of a job takes, so that the keeper's own work then comes after it."""
+
+
+def main(arguments: list[str]) -> None:
+    """Be the keeper, and by a fork the guardian, of the process whose connection and pidfd have these numbers."""
+    link, agent = map(int, arguments[:2])
+    posix.setsid()
+    footing.let_go_of_the_rest({link, agent})
+    footing.become_subreaper()
+    guardian = posix.fork()
+    if guardian:
+        posix.close(link)
+        posix.close(agent)
+        _keep(guardian)
+    footing.become_subreaper()  # that is not inherited
+    guard(link, agent)
+
+
+def _keep(guardian: int) -> None:
+    """Be the keeper: wait for the guardian's end, leave nothing of what it left, and end as it did."""
+    family = Family(footing.hear_of_children())
+    family.started.add(guardian)
+    poller = select.poll()
+    poller.register(family.wake, select.POLLIN)
+    # Nobody can ask the keeper to give its memory back, so it goes by the clock; and not at once, since that takes some
+    # milliseconds of a processor, of which a job that starts has none to spare.
+    wait: float | None = _START * 1000
+    family.reap()
+    while guardian not in family.exits:
+        if poller.poll(wait):
+            family.reap()
+        else:
+            footing.shrink()
+            wait = None
+    code = family.exits[guardian]
+    family.end(LAST_PATIENCE if code else 0.0)  # one that ended well has waited itself
+    if code == -SIGKILL:
+        posix.kill(posix.getpid(), SIGKILL)
+    posix._exit(code if code >= 0 else 128 - code)
