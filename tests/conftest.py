@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
+import signal
+
 import pytest
 from hypothesis import settings
+
+# A shell's script ignores these for what it runs in the background, and processes hand that down.
+for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+    if signal.getsignal(_number) == signal.SIG_IGN:
+        signal.signal(_number, _usual)
 
 # Speed is never tested: these machines are small, shared and noisy.
 settings.register_profile("rallypoint", deadline=None)

@@ -36,6 +36,17 @@ def test_signals_of_the_c_library_that_arrive_ignored_do_no_harm(rallyrun: Launc
     assert job.out == ["up"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGQUIT])
+def test_a_job_in_the_background_of_a_script_can_be_interrupted(rallyrun: Launcher, number: signal.Signals) -> None:
+    """The shell has these ignored for it."""
+    script = rallyrun.script("import signal\nprint('up', flush=True)\nsignal.pause()\n")
+    command = [*RALLYRUN, "--standalone", "--nproc-per-node=1", "--shutdown-timeout=1", script]
+    job = rallyrun.command(["bash", "-c", "trap '' INT QUIT; exec " + shlex.join(command)])
+    job.until(lambda lines: "up" in lines, "the worker is up")
+    job.signal(number)
+    assert job.ends() == 1, job.err
+
+
 def test_an_interrupt_while_workers_are_stopped_leaves_none(rallyrun: Launcher) -> None:
     script = rallyrun.script(
         "import os, signal\nsignal.signal(15, signal.SIG_IGN)\nsignal.signal(2, signal.SIG_IGN)\n"

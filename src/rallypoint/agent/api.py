@@ -269,10 +269,11 @@ class SimpleElasticAgent(ElasticAgent):
 def _signals() -> list[int]:
     """The signals that this agent handles; a name that is none was warned of by the command line.
 
-    Whoever started us with one of them ignored (`nohup`) meant that, unless the user has named others than the usual.
+    Whoever started us with SIGHUP ignored (`nohup`) meant that, unless the user has named others than the usual. Of SIGINT
+    and SIGQUIT that does not follow: a shell's script ignores them for all that it starts in the background.
     """
     names = os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS)
     numbers = [number for number in map(signal_number, names.split(",")) if number is not None]
     if names != DEFAULT_SIGNALS:
         return list(numbers)
-    return [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    return [number for number in numbers if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
