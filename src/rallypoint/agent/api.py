@@ -269,8 +269,8 @@ class SimpleElasticAgent(ElasticAgent):
 def _signals() -> list[int]:
     """The signals that this agent handles; a name that is none was warned of by the command line.
 
-    Whoever started us with SIGHUP ignored (`nohup`) meant that, unless the user has named others than the usual. Of SIGINT
-    and SIGQUIT that does not follow: a shell's script ignores them for all that it starts in the background.
+    Whoever started us with SIGHUP ignored (`nohup`) meant that, unless the user has named others than the usual. Of
+    SIGINT and SIGQUIT that does not follow: a shell's script ignores them for all that it starts in the background.
     """
     names = os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS)
     numbers = [number for number in map(signal_number, names.split(",")) if number is not None]
