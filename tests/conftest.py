@@ -7,8 +7,12 @@ import signal
 import pytest
 from hypothesis import settings
 
-# A shell's script ignores these for what it runs in the background, and processes hand that down.
-for _number, _usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGQUIT, signal.SIG_DFL)):
+# `nohup` and a shell's script ignore these for what they start, and processes hand that down.
+for _number, _usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGQUIT, signal.SIG_DFL),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, _usual)
 
