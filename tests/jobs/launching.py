@@ -108,7 +108,9 @@ class Launcher:
         """What a job finds around it: ours without what could disturb, and the mark."""
         disturbing = ("PET_", "TORCH", "OMP_", "LOGLEVEL", "RALLYPOINT", "MASTER_", "RANK", "WORLD_SIZE")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(disturbing)}
-        own = {_MARK: self.mark, "TMPDIR": str(self._temporary), "OMP_NUM_THREADS": "1"}
+        # torch's compiler may leave a cache in the temporary folder, which is not ours to take away.
+        cache = {"TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor")}
+        own = {_MARK: self.mark, "TMPDIR": str(self._temporary), "OMP_NUM_THREADS": "1", **cache}
         return {**kept, **own, **(env or {})}
 
     def __call__(self, *args: str, env: dict[str, str] | None = None) -> Job:
