@@ -6,7 +6,7 @@ import argparse
 import compileall
 import sys
 
-from benchmarks import first_line, help_time, memory, recovery, rendezvous, restart, results, store
+from benchmarks import first_line, help_time, logs, memory, recovery, rendezvous, restart, results, store
 from benchmarks.case import Case, Settings
 from benchmarks.machine import this_machine
 from benchmarks.table import Row, render
@@ -21,6 +21,7 @@ CASES: tuple[Case, ...] = (
     rendezvous.CASE,
     store.RAW_CASE,
     store.TORCH_CASE,
+    logs.CASE,
 )
 _ROUNDS = 5
 

@@ -7,22 +7,28 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rallypoint.agent.crew import Crew
+from rallypoint.agent.crew import Crew, Minding
 from rallypoint.agent.loop import AgentLoop
 from rallypoint.agent.membership import Membership
 from rallypoint.agent.spec import DEFAULT_ROLE, RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
+from rallypoint.agent.telling import Telling
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import deaf_at_the_end, signal_number
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.errors import RendezvousGracefulExitError
 from rallypoint.rendezvous.messages import Placement
+from rallypoint.telemetry.door import profiled
 
 if TYPE_CHECKING:
+    from rallypoint.health.pulse import Pulse
     from rallypoint.store.api import Store
+    from rallypoint.telemetry.events import Event
     from rallypoint.workers.stop import Stopping
 
 log = get_logger(__name__)
@@ -60,6 +66,8 @@ class SimpleElasticAgent(ElasticAgent):
         self._shutdown_timeout = shutdown_timeout
         self._membership = self._make_membership(spec, exit_barrier_timeout)
         self._placement: Placement | None = None
+        self._pulse: Pulse | None = None
+        self._telling = Telling(self._worker_group, lambda: self._restarts)
 
     # For subclasses
 
@@ -110,6 +118,10 @@ class SimpleElasticAgent(ElasticAgent):
         """Local ranks of the workers that have not ended, as far as is known."""
         return range(self._worker_group.spec.local_world_size)
 
+    def _watched_by(self) -> Minding | None:
+        """What else watches the workers that run now, if anything does."""
+        return None
+
     def _exit_fds(self) -> list[int] | None:
         """Descriptors that become readable when a worker ends; None if workers must be asked every so often."""
         return None
@@ -121,14 +133,41 @@ class SimpleElasticAgent(ElasticAgent):
     # What torch's users call and override
 
     @property
+    def _restarts(self) -> int:
+        return self._placement.restarts if self._placement is not None else 0
+
+    @property
     def _remaining_restarts(self) -> int:
-        used = self._placement.restarts if self._placement is not None else 0
-        return max(0, self._worker_group.spec.max_restarts - used)
+        return self._telling.remaining_restarts
+
+    def get_event_succeeded(self) -> Event:
+        """The event that this agent's run has returned."""
+        return self._telling.event("SUCCEEDED")
+
+    def get_event_failed(self) -> Event:
+        """The event that the exception which is being handled has ended this agent's run."""
+        import traceback
+
+        return self._telling.event("FAILED", traceback.format_exc())
+
+    @contextmanager
+    def record_duration(self, state: str) -> Iterator[None]:
+        """Tell the event of a state with the time that the inside of the `with` takes."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self._telling.took(state, began)
+
+    def tell(self, make: Callable[[], Event]) -> None:
+        """Record an event where this agent's events go; it is made only if anybody wants it."""
+        self._telling.tell(make)
 
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
         """The worker group, to look at and not to change."""
         return self._worker_group
 
+    @profiled
     def run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """Run the workers to the job's end.
 
@@ -141,14 +180,16 @@ class SimpleElasticAgent(ElasticAgent):
         """
         with deaf_at_the_end():
             try:
-                return self._invoke_run(role)
+                result = self._invoke_run(role)
+                self._telling.ended(result)
+                return result
             except RendezvousGracefulExitError as ending:
                 log.info("%s", ending)
                 return RunResult(WorkerState.SUCCEEDED)
             finally:
                 self._membership.shutdown()
 
-    def _invoke_run(self, role: str) -> RunResult:
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """The run itself; when it returns or raises, no worker is left."""
         group = self._worker_group
         log.info("[%s] starting workers for entrypoint: %s", role, group.spec.get_entrypoint_name())
@@ -159,13 +200,38 @@ class SimpleElasticAgent(ElasticAgent):
             stop=self._stop,
             shutdown=lambda number: self._shutdown(signal.Signals(number), self._shutdown_timeout),
             pass_on=self._pass_on,
-            look=lambda: self._monitor_workers(group),
+            look=self._look,
             running=self._running_ranks,
             exit_fds=self._exit_fds,
             finished=self._exit_barrier,
             stopped=self._stopped_ranks,
+            minder=self._watched_by,
+            shown=self._shown,
         )
-        return AgentLoop(crew, self._membership).run(_signals())
+        return AgentLoop(crew, self._membership, pulse=self._pulse).run(_signals())
+
+    def _look(self) -> RunResult:
+        result = self._monitor_workers(self._worker_group)
+        self._telling.looked(result)
+        return result
+
+    def _shown(self) -> Mapping[str, object]:
+        """What the health check shows of this agent."""
+        group = self._worker_group
+        return {
+            "run_id": group.spec.rdzv_handler.get_run_id(),
+            "role": group.spec.role,
+            "state": str(group.state),
+            "round": None if self._placement is None else self._placement.round,
+            "restarts": self._restarts,
+            "remaining_restarts": self._remaining_restarts,
+            "group_rank": group.group_rank,
+            "group_world_size": group.group_world_size,
+            "workers": [
+                {"local_rank": each.local_rank, "global_rank": each.global_rank, "pid": each.id}
+                for each in group.workers
+            ],
+        }
 
     def _start_round(self, placement: Placement) -> None:
         self._placement = placement
@@ -182,20 +248,24 @@ class SimpleElasticAgent(ElasticAgent):
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Take up the placement that the rendezvous has given: address of the store, group rank, worker ranks."""
         placement, spec = self._placed(), worker_group.spec
+        self._telling.met()
         self._membership.take_up(placement)
         info = self._membership.info(placement)
         worker_group.store = None
         worker_group.open_store = lambda: info.store
-        worker_group.group_rank = placement.group_rank
-        worker_group.group_world_size = placement.group_world_size
         worker_group.master_addr = spec.master_addr or placement.store_address
         worker_group.master_port = spec.master_port or placement.store_port
         # An override may want to talk over the round's store. Ours does not, and then none is opened.
         overridden = type(self)._assign_worker_ranks is not SimpleElasticAgent._assign_worker_ranks
         store = worker_group.store if overridden else None
-        worker_group.workers = self._assign_worker_ranks(store, placement.group_rank, placement.group_world_size, spec)
+        with self.record_duration("ASSIGN_WORKER_RANKS"):
+            workers = self._assign_worker_ranks(store, placement.group_rank, placement.group_world_size, spec)
+        worker_group.workers = workers
+        worker_group.group_rank = placement.group_rank
+        worker_group.group_world_size = placement.group_world_size
         log.info("[%s] Rendezvous complete for workers. Result:\n%s", spec.role, self._round_block())
 
+    @profiled
     def _assign_worker_ranks(
         self, store: Store | None, group_rank: int, group_world_size: int, spec: WorkerSpec
     ) -> list[Worker]:
@@ -212,14 +282,17 @@ class SimpleElasticAgent(ElasticAgent):
             for local_rank in range(spec.local_world_size)
         ]
 
+    @profiled
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
         """Take up the placement and start the workers."""
         self._rendezvous(worker_group)
         ids = self._start_workers(worker_group)
         for local_rank, worker_id in ids.items():
             worker_group.workers[local_rank].id = worker_id
+        self._telling.started()
         worker_group.state = WorkerState.HEALTHY
 
+    @profiled
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         """Stop the workers; they are started again when the next round, asked for already, is complete.
 

@@ -15,12 +15,29 @@ What a stop goes through, from the policy's word to the kernel; each layer knows
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
+from typing import Protocol
 
 from rallypoint.agent.spec import RunResult, WorkerGroup
 from rallypoint.rendezvous.messages import Placement
 from rallypoint.workers.stop import Stopping
+
+
+class Minding(Protocol):
+    """What watches workers beside their exits (`watchdog.minder`). Nothing here blocks."""
+
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when there is something to do."""
+        ...
+
+    def wake_at(self) -> float:
+        """When there is something to do by itself, in seconds on the monotonic clock; infinite for never."""
+        ...
+
+    def step(self) -> None:
+        """Do what is due; `look` tells what came of it."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -32,7 +49,8 @@ class Crew:
     gone; always called at the end. `pass_on` hands a signal to each that runs. `look` tells how they are, `running`
     which local ranks have not ended; `exit_fds` become readable when one ends (None: they must be asked). `finished` is
     called once all have succeeded; `stopped` gives the global ranks of those that were sent a signal to stop while they
-    ran. `grace` is how many seconds a stop leaves them.
+    ran. `grace` is how many seconds a stop leaves them. `minder` is what else watches them now, if anything does,
+    `shown` what the health check shows of them.
     """
 
     group: WorkerGroup
@@ -46,3 +64,5 @@ class Crew:
     exit_fds: Callable[[], list[int] | None]
     finished: Callable[[], None]
     stopped: Callable[[], tuple[int, ...]]
+    minder: Callable[[], Minding | None] = lambda: None
+    shown: Callable[[], Mapping[str, object]] = dict

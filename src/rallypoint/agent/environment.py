@@ -41,6 +41,11 @@ def worker_environment(
         "PYTHONFAULTHANDLER": agent_environment.get("PYTHONFAULTHANDLER", 1),
     }
     environment = {name: str(value) for name, value in numbers.items()}
+    if spec.virtual_local_rank:
+        from rallypoint.base.devices import VISIBLE, one_for_each
+
+        environment["LOCAL_RANK"] = "0"
+        environment[VISIBLE] = one_for_each(agent_environment, spec.local_world_size)[worker.local_rank]
     if group.notices:
         environment[NOTICES_VARIABLE] = group.notices
     if "OMP_NUM_THREADS" in agent_environment:

@@ -5,21 +5,31 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Collection
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rallypoint.agent.api import SimpleElasticAgent
 from rallypoint.agent.environment import worker_environment
-from rallypoint.agent.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from rallypoint.agent.spec import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.base.log import get_logger
 from rallypoint.logs.prefix import line_prefixes
 from rallypoint.logs.specs import LogsSpecs
+from rallypoint.telemetry.door import profiled
 from rallypoint.workers.context import PContext, start_processes
 from rallypoint.workers.guardian.client import Guardian
 from rallypoint.workers.guardian.early import take
 from rallypoint.workers.macros import macros
 from rallypoint.workers.stop import Stopping
 
+if TYPE_CHECKING:
+    from rallypoint.health.check import HealthCheckServer
+    from rallypoint.watchdog.minder import Minder
+
 log = get_logger(__name__)
+
+TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
+TORCHELASTIC_ENABLE_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
+TORCHELASTIC_TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
+TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 
 
 class LocalElasticAgent(SimpleElasticAgent):
@@ -33,6 +43,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         exit_barrier_timeout: float = 300,
         log_line_prefix_template: str | None = None,
         shutdown_timeout: int = 30,
+        health_check_server: HealthCheckServer | None = None,
+        uninterruptible_state_timeout: float | None = None,
     ) -> None:
         """Make an agent; nothing happens before `run`.
 
@@ -43,6 +55,10 @@ class LocalElasticAgent(SimpleElasticAgent):
             exit_barrier_timeout: see `SimpleElasticAgent`.
             log_line_prefix_template: what stands before each teed line (contract section 6.5).
             shutdown_timeout: seconds between the signal that stops workers and SIGKILL.
+            health_check_server: started with the run and stopped at its end; None for one on the port that
+                `TORCHELASTIC_HEALTH_CHECK_PORT` names, if it does.
+            uninterruptible_state_timeout: seconds that a worker may be stuck in the kernel; the environment's word if
+                not given, and 0 for ever.
         """
         super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
         self._start_method = start_method
@@ -50,18 +66,25 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._log_line_prefix_template = log_line_prefix_template
         self._pcontext: PContext | None = None
         self._guardian: Guardian | None = None
+        self._health_check_server = health_check_server
+        self._stuck_after = uninterruptible_state_timeout
+        self._minder: Minder | None = None
 
+    @profiled
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         spec = worker_group.spec
         assert spec.entrypoint is not None
         restarts = self._placed().restarts
+        minder = self._minder = self._mind()
         args, envs = {}, {}
         for worker in worker_group.workers:
             rank = worker.local_rank
             args[rank] = tuple(macros.substitute(spec.args, str(rank)))
             envs[rank] = worker_environment(worker_group, worker, restarts, os.environ)
+            if minder is not None:
+                envs[rank].update(minder.environment)
         ranks = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
-        prefixes = line_prefixes(self._log_line_prefix_template, spec.role, ranks)
+        prefixes = line_prefixes(self._log_line_prefix_template, spec.role, ranks, restarts)
         log.info("[%s] Starting worker group", spec.role)
         log.info("use_agent_store: %s", spec.rdzv_handler.use_agent_store)
         guardian = self._guarded()
@@ -73,16 +96,48 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._logs_specs,
             prefixes,
             self._start_method,
+            spec.numa_options,
+            spec.duplicate_stdout_filters,
+            spec.duplicate_stderr_filters,
             guardian=guardian,
             made=lambda: self._see_to_folders(guardian, worker_group.notices),
         )
+        if minder is not None:
+            minder.watch(self._pcontext.pids().values())
         guardian.shrink()
         return dict(self._pcontext.pids())
 
     def _see_to_folders(self, guardian: Guardian, notices: str) -> None:
         """Have removed what this run makes, should this process end without doing so."""
         temporary = self._logs_specs.temporary
-        guardian.remove_at_the_end(empty=[temporary] if temporary else [], whole=[notices] if notices else [])
+        pipes = [] if self._minder is None else self._minder.files
+        whole = [*([notices] if notices else []), *pipes]
+        guardian.remove_at_the_end(empty=[temporary] if temporary else [], whole=whole)
+
+    def _mind(self) -> Minder | None:
+        """What watches the workers that are to start, if the environment or our maker asks for any."""
+        self._unmind()
+        asked = (TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT)
+        if not self._stuck_after and not any(os.environ.get(name) for name in asked):
+            return None
+        from rallypoint.logs.folders import temporary_folder
+        from rallypoint.watchdog.minder import minder_of
+
+        return minder_of(
+            os.environ,
+            temporary_folder(),
+            stuck_after=self._stuck_after,
+            run_id=self._worker_group.spec.rdzv_handler.get_run_id(),
+            grace=self._shutdown_timeout,
+        )
+
+    def _unmind(self) -> None:
+        minder, self._minder = self._minder, None
+        if minder is not None:
+            minder.close()
+
+    def _watched_by(self) -> Minder | None:
+        return self._minder
 
     def _guarded(self) -> Guardian:
         """The guardian of this run, which starts the workers of all rounds; a new one if that is lost."""
@@ -97,12 +152,29 @@ class LocalElasticAgent(SimpleElasticAgent):
         if guardian is not None:
             guardian.close()
 
-    def _invoke_run(self, role: str) -> RunResult:
+    def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
         self._guarded()  # it gets ready while the nodes come together
+        server = self._health_check()
+        if server is not None:
+            server.start()
         try:
             return super()._invoke_run(role)
         finally:
+            if server is not None:
+                server.stop()
             self._dismiss()
+
+    def _health_check(self) -> HealthCheckServer | None:
+        if self._health_check_server is not None or TORCHELASTIC_HEALTH_CHECK_PORT not in os.environ:
+            return self._health_check_server
+        from rallypoint.health.check import DEFAULT_TIMEOUT, create_healthcheck_server, wanted_port
+        from rallypoint.health.pulse import Pulse
+
+        port = wanted_port()
+        if port is None:
+            return None
+        self._pulse = Pulse()
+        return create_healthcheck_server(self._pulse.last_progress, port, DEFAULT_TIMEOUT, self._pulse.status)
 
     def _running_ranks(self) -> Collection[int]:
         return () if self._pcontext is None else self._pcontext.running
@@ -116,22 +188,38 @@ class LocalElasticAgent(SimpleElasticAgent):
             return []
         return None if self._pcontext.must_be_asked else self._pcontext.exit_fds()
 
+    @profiled
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         if self._pcontext is None:
             return RunResult(WorkerState.UNKNOWN)
         if set(self._pcontext.pids().values()) != {worker.id for worker in worker_group.workers}:
             log.error("[%s] the workers' process ids are not those that were started", worker_group.spec.role)
             return RunResult(WorkerState.UNKNOWN)
+        by_rank = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
         result = self._pcontext.poll()
         if result is None:
-            return RunResult(WorkerState.HEALTHY)
-        by_rank = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
+            return self._while_they_run(by_rank)
         if result.is_failed():
+            for failure in result.failures.values():
+                if self._minder is not None and (why := self._minder.why(failure.pid)):
+                    failure.message = f"{why} ({failure.text})"
             failures = {by_rank[rank]: failure for rank, failure in result.failures.items()}
             return RunResult(WorkerState.FAILED, failures=failures)
         values = {by_rank[rank]: value for rank, value in result.return_values.items()}
         state = WorkerState.SUCCEEDED if len(values) == len(by_rank) else WorkerState.STOPPED
         return RunResult(state, return_values=values)
+
+    def _while_they_run(self, by_rank: dict[int, int]) -> RunResult:
+        if self._minder is None or self._pcontext is None or not (stuck := self._minder.stuck):
+            return RunResult(WorkerState.HEALTHY)
+        from rallypoint.failures.failure import ProcessFailure
+
+        failures = {}
+        for local_rank, pid in self._pcontext.pids().items():
+            if pid in stuck:
+                failure = failures[by_rank[local_rank]] = ProcessFailure(local_rank, pid, -signal.SIGKILL, "")
+                failure.message = stuck[pid].why
+        return RunResult(WorkerState.UNHEALTHY, failures=failures)
 
     def _stopped_ranks(self) -> tuple[int, ...]:
         if self._pcontext is None:
@@ -142,6 +230,8 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _begin_stop(self, death_sig: signal.Signals, timeout: int) -> Stopping | None:
         if self._stops_differently():
             return super()._begin_stop(death_sig, timeout)
+        if self._minder is not None:
+            self._minder.stand_down()
         if self._pcontext is None:
             return None
         stopping = self._pcontext.begin_close(death_sig, timeout)
@@ -152,11 +242,14 @@ class LocalElasticAgent(SimpleElasticAgent):
         ours = (LocalElasticAgent._stop_workers, LocalElasticAgent._shutdown)
         return (type(self)._stop_workers, type(self)._shutdown) != ours
 
+    @profiled
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         if self._pcontext is not None:
             self._pcontext.close(signal.SIGTERM, self._shutdown_timeout)
+        self._unmind()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         if self._pcontext is not None:
             self._pcontext.close(death_sig, timeout)
+        self._unmind()
         self._dismiss()

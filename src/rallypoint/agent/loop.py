@@ -13,6 +13,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
 from signal import SIGKILL, SIGTERM
+from typing import TYPE_CHECKING
 
 from rallypoint.agent.board import NoticeBoard
 from rallypoint.agent.crew import Crew
@@ -57,6 +58,9 @@ from rallypoint.rendezvous.errors import RendezvousClosedError
 from rallypoint.rendezvous.state import Outcome
 from rallypoint.workers.stop import Stopping
 
+if TYPE_CHECKING:
+    from rallypoint.health.pulse import Pulse
+
 log = get_logger(__name__)
 
 _PROGRESS_FIRST, _PROGRESS_MOST = 2.0, 60.0
@@ -70,8 +74,11 @@ _SAFETY_CHECK = 60.0
 class AgentLoop:
     """One run of an agent, from the first join to the end of the job."""
 
-    def __init__(self, crew: Crew, membership: Membership, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(
+        self, crew: Crew, membership: Membership, clock: Clock = SYSTEM_CLOCK, pulse: Pulse | None = None
+    ) -> None:
         self._crew = crew
+        self._pulse = pulse
         self._membership = membership
         self._clock = clock
         self._board = NoticeBoard(clock)
@@ -137,6 +144,8 @@ class AgentLoop:
         self._wait()
         yield from self._mailbox.drain()
         yield from self._look_at_stop()
+        if (minder := self._crew.minder()) is not None:
+            minder.step()
         if self._status.phase is Phase.RUNNING:
             yield from self._look_at_workers()
         yield from self._board.look(self._crew.running)
@@ -153,6 +162,9 @@ class AgentLoop:
         if self._stopping is not None:
             fds += self._stopping.fds()
             wake_at = min(wake_at, self._stopping.wake_at())
+        if (minder := self._crew.minder()) is not None:
+            fds += minder.fds()
+            wake_at = min(wake_at, minder.wake_at())
         if self._status.phase is Phase.RUNNING:
             fds += self._crew.exit_fds() or []
             wake_at = min(wake_at, self._look_at)
@@ -161,7 +173,11 @@ class AgentLoop:
         poller = select.poll()
         for fd in fds:
             poller.register(fd, select.POLLIN)
+        if self._pulse is not None:
+            self._pulse.sleeps(wake_at, self._crew.shown())
         poller.poll(None if math.isinf(wake_at) else max(0.0, wake_at - self._clock.monotonic()) * 1000 + 1)
+        if self._pulse is not None:
+            self._pulse.wakes()
         if self._bell is not None:
             self._bell.hush()
 
@@ -218,7 +234,8 @@ class AgentLoop:
     def _do_join(self, _step: Join) -> None:
         spec = self._crew.group.spec
         self._ask_every = _PROGRESS_FIRST
-        self._ask_at = self._clock.monotonic() + self._ask_every
+        self._crew.group.joined_at = self._clock.monotonic()
+        self._ask_at = self._crew.group.joined_at + self._ask_every
         log.info("[%s] Rendezvous'ing worker group", spec.role)
         self._membership.join(spec.role, spec.local_world_size)
 
@@ -230,7 +247,9 @@ class AgentLoop:
     def _do_announce_failure(self, step: AnnounceFailure) -> None:
         spec = self._crew.group.spec
         log.info("[%s] Worker group %s; telling the other agents", spec.role, WorkerState.FAILED)
-        self._membership.report_failure(self._status.round, step.cause, spec.max_restarts)
+        # A worker that is stuck in the kernel keeps its devices, so that starting again here cannot help.
+        allowed = 0 if self._crew.group.state is WorkerState.UNHEALTHY else spec.max_restarts
+        self._membership.report_failure(self._status.round, step.cause, allowed)
 
     def _do_announce_success(self, _step: AnnounceSuccess) -> None:
         self._finished_at = self._clock.monotonic()

@@ -14,6 +14,7 @@ from rallypoint.failures.cause import Cause
 from rallypoint.rendezvous.handler import RendezvousHandler
 
 if TYPE_CHECKING:
+    from rallypoint.base.numa import NumaOptions
     from rallypoint.failures.failure import ProcessFailure
     from rallypoint.store.api import Store
 
@@ -58,6 +59,10 @@ class WorkerSpec:
         master_addr: overrides the workers' MASTER_ADDR.
         local_addr: this node's address as others reach it.
         event_log_handler: where events go.
+        numa_options: which processors each worker is bound to; None for any.
+        duplicate_stdout_filters: texts; teed lines of standard output that hold one also go to a file of their own.
+        duplicate_stderr_filters: the same for standard error.
+        virtual_local_rank: every worker sees local rank 0 and one GPU.
 
     Raises:
         UserError: a number out of its bounds, or no entry point.
@@ -75,6 +80,10 @@ class WorkerSpec:
     master_addr: str | None = None
     local_addr: str | None = None
     event_log_handler: str = "null"
+    numa_options: NumaOptions | None = None
+    duplicate_stdout_filters: list[str] | None = None
+    duplicate_stderr_filters: list[str] | None = None
+    virtual_local_rank: bool = False
 
     def __post_init__(self) -> None:
         if self.local_world_size <= 0:
@@ -121,6 +130,8 @@ class WorkerGroup:
         self.state = WorkerState.INIT
         self.notices = ""
         """The folder where these workers find notices (`rallypoint.notices`); empty if there is none."""
+        self.joined_at = 0.0
+        """When the present round was asked for, on the clock of the agent's loop."""
         self.open_store: Callable[[], Store] | None = None
         self._store: Store | None = None
 

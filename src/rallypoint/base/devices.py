@@ -1,18 +1,34 @@
-"""How many processors and GPUs this process may use, asked of the kernel and the driver alone.
+"""How many processors, GPUs and XPUs this process may use, asked of the kernel and the driver alone.
 
-Nothing here loads a GPU library: the driver's files under /proc and /dev say which GPUs there are, and
-CUDA_VISIBLE_DEVICES says which of them a CUDA program would see. Its rules are those of the CUDA C++ Programming
-Guide, section "CUDA Environment Variables".
+No GPU framework is loaded: the driver's files under /proc, /dev and /sys say which devices there are, and
+CUDA_VISIBLE_DEVICES or ZE_AFFINITY_MASK says which of them a program would see. The rules of the first are those of the
+CUDA C++ Programming Guide, section "CUDA Environment Variables"; those of the second are in the Level Zero
+specification, section "Environment Variables".
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
+
+from rallypoint.base.errors import UserError
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 _INFORMATION = re.compile(r"^([^:\n]+?)[ \t]*:[ \t]*(.*?)[ \t]*$", re.MULTILINE)
+_INTEL = ("i915", "xe")
+_INTEGRATED = re.compile(r"[0-9a-f]{4}:00:[0-9a-f]{2}\.[0-7]")
+_AFFINITY_ENTRY = re.compile(r"[0-9]+(\.[0-9]+)?")
+
+
+class Gpu(NamedTuple):
+    """One GPU: its PCI address (`0000:07:00.0`) and its UUID, each an empty text where nobody tells."""
+
+    address: str
+    uuid: str
 
 
 def cpu_count() -> int:
@@ -21,55 +37,125 @@ def cpu_count() -> int:
 
 
 def cuda_count(environ: Mapping[str, str], root: Path = Path("/")) -> int:
-    """GPUs that a CUDA program started with `environ` would see; 0 without an NVIDIA driver.
+    """GPUs that a CUDA program started with `environ` would see; 0 without an NVIDIA driver. See `cuda_devices`."""
+    return len(cuda_devices(environ, root))
+
+
+def cuda_devices(environ: Mapping[str, str], root: Path = Path("/")) -> list[Gpu]:
+    """The GPUs that a CUDA program started with `environ` would see, in the order of their numbers there.
+
+    Without CUDA_VISIBLE_DEVICES that is the order of the PCI bus. A GPU behind a MIG instance is known only where the
+    instance's name tells.
 
     Args:
         environ: where CUDA_VISIBLE_DEVICES is looked up.
         root: the folder that holds `proc` and `dev`.
     """
-    uuids = _gpus(root)
-    visible = environ.get("CUDA_VISIBLE_DEVICES")
-    return len(uuids) if visible is None else _count_visible(visible, uuids)
+    gpus = _gpus(root)
+    visible = environ.get(VISIBLE)
+    return gpus if visible is None else _visible(visible, gpus)
 
 
-def _gpus(root: Path) -> list[str]:
-    """One entry for each GPU that this process could open: its UUID, or an empty text where the driver tells none."""
+def xpu_count(environ: Mapping[str, str], root: Path = Path("/"), *, integrated: bool = True) -> int:
+    """Intel GPUs that a program started with `environ` would see: those on cards, or else those in the processor.
+
+    Args:
+        environ: where ZE_AFFINITY_MASK is looked up.
+        root: the folder that holds `sys` and `dev`.
+        integrated: whether a GPU that is part of the processor counts where there is no other.
+    """
+    addresses = [address for driver in _INTEL for address in _bound(root / "sys/bus/pci/drivers" / driver, root)]
+    cards = [address for address in addresses if not _INTEGRATED.fullmatch(address)]
+    found = cards or (addresses if integrated else [])
+    mask = environ.get("ZE_AFFINITY_MASK")
+    return _count_masked(mask, len(found)) if mask else len(found)
+
+
+def one_for_each(environ: Mapping[str, str], workers: int) -> list[str]:
+    """What each worker's CUDA_VISIBLE_DEVICES is where every worker shall see one GPU (contract section 1.8).
+
+    Args:
+        environ: the agent's environment.
+        workers: how many workers this node has.
+
+    Raises:
+        UserError: CUDA_VISIBLE_DEVICES is set and names fewer devices than there are workers.
+    """
+    visible = environ.get(VISIBLE)
+    if visible is None:
+        return [str(number) for number in range(workers)]
+    named = [entry.strip() for entry in visible.split(",")]
+    if len(named) < workers:
+        raise UserError(
+            f"with virtual local ranks each worker gets one device of {VISIBLE}={visible!r}, which names "
+            f"{len(named)} for {workers} workers; name more, or start fewer workers"
+        )
+    return named[:workers]
+
+
+def _gpus(root: Path) -> list[Gpu]:
+    """The GPUs that this process could open."""
     folders = sorted((root / "proc/driver/nvidia/gpus").glob("*/information"))
-    found = [dict(_INFORMATION.findall(file.read_text(errors="replace"))) for file in folders]
+    found = {file.parent.name: dict(_INFORMATION.findall(file.read_text(errors="replace"))) for file in folders}
     nodes = {path.name for path in (root / "dev").glob("nvidia[0-9]*")}
-    if not found:
-        # Sandboxes often hide the driver's /proc but must show the device nodes.
-        return [""] * len(nodes)
-    # A container may see the whole machine's /proc and still have the nodes of a few GPUs only.
-    opened = [gpu for gpu in found if not nodes or _node(gpu) in nodes]
-    return [gpu.get("GPU UUID", "") for gpu in opened]
+    if found:
+        # A container may see the whole machine's /proc and still have the nodes of a few GPUs only.
+        return [
+            Gpu(address, facts.get("GPU UUID", ""))
+            for address, facts in found.items()
+            if not nodes or f"nvidia{facts.get('Device Minor', '')}" in nodes
+        ]
+    if nodes or (root / "dev/dxg").exists():  # a sandbox that hides the driver's /proc, or Windows's Linux
+        from rallypoint.base.nvml import nvml_devices
+
+        told = [Gpu(address, uuid) for address, uuid in nvml_devices()] if root == Path("/") else []
+        return told or [Gpu("", "")] * len(nodes)
+    return []
 
 
-def _node(gpu: Mapping[str, str]) -> str:
-    return f"nvidia{gpu.get('Device Minor', '')}"
-
-
-def _count_visible(visible: str, uuids: list[str]) -> int:
+def _visible(visible: str, gpus: Sequence[Gpu]) -> list[Gpu]:
     """CUDA reads the list up to the first entry that names no GPU; a GPU named twice makes the whole list void."""
     entries = [entry.strip() for entry in visible.split(",")]
-    if entries[0].startswith("MIG-"):
-        return min(1, len(uuids))  # a CUDA program sees one MIG instance, however many are named
+    if entries[0].startswith("MIG-"):  # a CUDA program sees one MIG instance, however many are named
+        return [_behind_mig(entries[0], gpus)] if gpus else []
     chosen: list[int] = []
     for entry in entries:
-        gpu = _index(entry, uuids)
+        gpu = _index(entry, gpus)
         if gpu is None:
             break
         if gpu in chosen:
-            return 0
+            return []
         chosen.append(gpu)
-    return len(chosen)
+    return [gpus[number] for number in chosen]
 
 
-def _index(entry: str, uuids: list[str]) -> int | None:
+def _behind_mig(entry: str, gpus: Sequence[Gpu]) -> Gpu:
+    """The GPU of `MIG-<GPU-UUID>/<instance>/<instance>`; newer names tell of no GPU."""
+    uuid = entry.removeprefix("MIG-").partition("/")[0]
+    return next((gpu for gpu in gpus if gpu.uuid and gpu.uuid == uuid), gpus[0] if len(gpus) == 1 else Gpu("", ""))
+
+
+def _index(entry: str, gpus: Sequence[Gpu]) -> int | None:
     """The GPU that `entry` names: by number, or by a UUID or the beginning of one that fits one GPU only."""
     if entry.startswith("GPU-"):
-        matches = [number for number, uuid in enumerate(uuids) if uuid.startswith(entry)]
+        matches = [number for number, gpu in enumerate(gpus) if gpu.uuid.startswith(entry)]
         return matches[0] if len(matches) == 1 else None
-    if entry.isascii() and entry.isdigit() and int(entry) < len(uuids):
+    if entry.isascii() and entry.isdigit() and int(entry) < len(gpus):
         return int(entry)
     return None
+
+
+def _bound(driver: Path, root: Path) -> list[str]:
+    """PCI addresses of the GPUs that this driver has and that have a node which this process could open, in order."""
+    return sorted(
+        device.name
+        for device in driver.glob("[0-9a-f]*:[0-9a-f]*:[0-9a-f]*.[0-7]")
+        if any((root / "dev/dri" / node.name).exists() for node in (device / "drm").glob("renderD*"))
+    )
+
+
+def _count_masked(mask: str, devices: int) -> int:
+    """`0,1.0`: devices by number, or a tile of one as a device; what names none that is there counts for none."""
+    entries = {entry.strip() for entry in mask.split(",")}
+    known = {entry for entry in entries if _AFFINITY_ENTRY.fullmatch(entry) and int(entry.split(".")[0]) < devices}
+    return len({entry.split(".")[0] for entry in known})

@@ -6,10 +6,12 @@ for themselves is left to them.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
-from collections.abc import Mapping, MutableMapping
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
@@ -21,6 +23,7 @@ from rallypoint.cli.sizes import local_world_size, parse_nnodes
 from rallypoint.launch.config import LaunchConfig
 
 if TYPE_CHECKING:
+    from rallypoint.base.numa import NumaOptions
     from rallypoint.logs.specs import LogsSpecs
     from rallypoint.logs.std import Std
 
@@ -29,7 +32,12 @@ _log = get_logger(__name__)
 _UNCATCHABLE = frozenset({signal.SIGKILL, signal.SIGSTOP})
 
 
-def config_from_options(options: Options, environ: Mapping[str, str]) -> tuple[LaunchConfig, str, tuple[str, ...]]:
+EntryPoint = str | Callable[..., None]
+
+
+def config_from_options(
+    options: Options, environ: Mapping[str, str]
+) -> tuple[LaunchConfig, EntryPoint, tuple[str, ...]]:
     """What to launch.
 
     Args:
@@ -37,7 +45,7 @@ def config_from_options(options: Options, environ: Mapping[str, str]) -> tuple[L
         environ: the agent's environment.
 
     Returns:
-        The configuration, the program to run, and its arguments (with `${local_rank}` still in them).
+        The configuration, the program or function to run, and its arguments (with `${local_rank}` still in them).
 
     Raises:
         UserError: a value that cannot work, or one whose work comes in a later release.
@@ -50,6 +58,8 @@ def config_from_options(options: Options, environ: Mapping[str, str]) -> tuple[L
     place = choose_place(options, high)
     size = local_world_size(options.nproc_per_node, environ, options.source("nproc_per_node"))
     _log.info("workers on this node: %d (--nproc-per-node=%s)", size, options.nproc_per_node)
+    _check_devices(options, environ, size)
+    _check_event_handler(options)
     config = LaunchConfig(
         min_nodes=low,
         max_nodes=high,
@@ -66,6 +76,7 @@ def config_from_options(options: Options, environ: Mapping[str, str]) -> tuple[L
         log_line_prefix_template=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
         local_addr=options.local_addr,
         event_log_handler=options.event_log_handler,
+        numa_options=_numa_options(options, environ, size),
         signals_to_handle=options.signals_to_handle,
         duplicate_stdout_filters=list(options.duplicate_stdout_filters),
         duplicate_stderr_filters=list(options.duplicate_stderr_filters),
@@ -76,13 +87,17 @@ def config_from_options(options: Options, environ: Mapping[str, str]) -> tuple[L
     return config, program, arguments
 
 
-def entry_point(options: Options, environ: Mapping[str, str]) -> tuple[str, tuple[str, ...]]:
-    """The program that each worker runs, and its arguments (contract section 1.7).
+def entry_point(options: Options, environ: Mapping[str, str]) -> tuple[EntryPoint, tuple[str, ...]]:
+    """The program or function that each worker runs, and its arguments (contract section 1.7).
 
     Raises:
         UserError: `--no-python` and `--module` together.
     """
     script, arguments = options.training_script, options.training_script_args
+    if options.run_path:
+        from rallypoint.workers.functions.script import run_script_path
+
+        return run_script_path, (script, *arguments)
     if options.no_python:
         if options.module:
             no_python, module = options.source("no_python"), options.source("module")
@@ -130,24 +145,77 @@ def _check_signals(options: Options) -> None:
             raise UserError(f"{source} names {number.name}, which no process can handle; leave it out")
 
 
+def _check_devices(options: Options, environ: Mapping[str, str], workers: int) -> None:
+    """Find out what every start of workers will need before there is a rendezvous to fail in."""
+    if options.virtual_local_rank:
+        from rallypoint.base.devices import one_for_each
+
+        with _named(options, "virtual_local_rank"):
+            one_for_each(environ, workers)
+
+
+def _numa_options(options: Options, environ: Mapping[str, str], workers: int) -> NumaOptions | None:
+    if options.numa_binding is None:
+        return None
+    from rallypoint.base.numa import NumaOptions
+    from rallypoint.base.topology import worker_cpus
+
+    with _named(options, "numa_binding", f"={options.numa_binding}"):
+        wanted = NumaOptions(options.numa_binding)
+        worker_cpus(wanted, workers, environ)
+    return wanted
+
+
+def _check_event_handler(options: Options) -> None:
+    if options.event_log_handler == "null":
+        return
+    from rallypoint.telemetry.handlers import get_logging_handler
+
+    with _named(options, "event_log_handler"):
+        get_logging_handler(options.event_log_handler)
+
+
 def _logs_specs(options: Options) -> LogsSpecs:
     from rallypoint.logs.specs import DefaultLogsSpecs
 
-    return DefaultLogsSpecs(
-        log_dir=options.log_dir or None,
-        redirects=_streams(options, "redirects"),
-        tee=_streams(options, "tee"),
-        local_ranks_filter=_local_ranks(options),
-    )
+    arguments: dict[str, Any] = {
+        "log_dir": options.log_dir or None,
+        "redirects": _streams(options, "redirects"),
+        "tee": _streams(options, "tee"),
+        "local_ranks_filter": _local_ranks(options),
+    }
+    if options.logs_specs in (None, "default"):
+        _check_filters(options)
+        return DefaultLogsSpecs(**arguments)
+    from rallypoint.logs.offered import offered_specs
+
+    with _named(options, "logs_specs", f"={options.logs_specs}"):
+        return offered_specs(options.logs_specs, **arguments)
+
+
+def _check_filters(options: Options) -> None:
+    for dest in ("duplicate_stdout_filters", "duplicate_stderr_filters"):
+        if getattr(options, dest) and options.log_dir == os.devnull:
+            raise UserError(
+                f"{options.source(dest)} needs a folder for the file of filtered lines, and "
+                f"{options.source('log_dir')}={options.log_dir} is none; name a folder there"
+            )
+
+
+@contextmanager
+def _named(options: Options, dest: str, value: str = "") -> Iterator[None]:
+    """Say of which flag an error inside the block speaks."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{options.source(dest)}{value}: {error}") from error
 
 
 def _streams(options: Options, dest: str) -> Std | dict[int, Std]:
     from rallypoint.logs.std import Std
 
-    try:
+    with _named(options, dest):
         return Std.from_str(getattr(options, dest))
-    except UserError as error:
-        raise UserError(f"{options.source(dest)}: {error}") from None
 
 
 def _local_ranks(options: Options) -> set[int] | None:

@@ -6,6 +6,7 @@ may give it. The parser, the reading of `PET_*` variables and the help page all 
 
 from __future__ import annotations
 
+from argparse import ArgumentTypeError
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -16,8 +17,8 @@ SWITCH = None
 class Flag(NamedTuple):
     """One row.
 
-    `name` is the dashed long spelling; `read` turns the text of a value into the value (ValueError if it cannot) and
-    is `SWITCH` for a flag without a value; `choices` bind the command line only, never the environment.
+    `name` is the dashed long spelling; `read` turns the text of a value into the value (ArgumentTypeError if it cannot)
+    and is `SWITCH` for a flag without a value; `choices` bind the command line only, never the environment.
     """
 
     name: str
@@ -44,6 +45,22 @@ class Flag(NamedTuple):
         return f"PET_{self.dest.upper()}"
 
 
+def whole_number(text: str) -> int:
+    """Read a whole number, as `int` does."""
+    try:
+        return int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not a whole number, such as 3") from None
+
+
+def number(text: str) -> float:
+    """Read a number, as `float` does."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not a number, such as 0.5") from None
+
+
 def split_filters(text: str) -> tuple[str, ...]:
     """Read texts with commas between; two commas in a row are one comma of the text (contract section 6.6)."""
     return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(","))
@@ -60,8 +77,8 @@ FLAGS = (
         "--nproc-per-node",
         str,
         "1",
-        "Workers on this node: a number; cpu or gpu for as many as this process may use; auto for gpu where there is "
-        "one, else cpu.",
+        "Workers on this node: a number; cpu, gpu or xpu for as many as this process may use; auto for the GPUs or "
+        "XPUs if there are any, else cpu.",
     ),
     Flag(
         "--rdzv-backend",
@@ -78,10 +95,10 @@ FLAGS = (
         False,
         "A job of this machine alone: meets at a free port under a fresh id, whatever the three flags above say.",
     ),
-    Flag("--max-restarts", int, 0, "How many failures the job survives before it gives up."),
+    Flag("--max-restarts", whole_number, 0, "How many failures the job survives before it gives up."),
     Flag(
         "--monitor-interval",
-        float,
+        number,
         0.1,
         "Bounds a safety check only, in seconds above 0: it runs once a minute, or this often if that is less often; "
         "workers are watched without polling.",
@@ -93,7 +110,7 @@ FLAGS = (
         "How workers that are functions are started; of no effect on scripts and programs.",
         choices=("spawn", "fork", "forkserver"),
     ),
-    Flag("--event-log-handler", str, "null", "Where events go. Only null so far."),
+    Flag("--event-log-handler", str, "null", "Where events go: null, console, or the name of an installed handler."),
     Flag("--role", str, "default", "The role of this node's workers."),
     Flag("--module", SWITCH, False, "Run the script as a module, as python -m does.", short="-m"),
     Flag("--no-python", SWITCH, False, "Run the script as a program of its own, without python before it."),
@@ -112,24 +129,32 @@ FLAGS = (
         "--duplicate-stdout-filters",
         split_filters,
         (),
-        "Texts with commas between; teed lines that hold one also go to a file of their own. Not yet.",
+        "Texts with commas between (two in a row are a comma of the text); teed lines that hold one also go to a file "
+        "of their own.",
     ),
-    Flag("--duplicate-stderr-filters", split_filters, (), "The same for stderr. Not yet."),
+    Flag("--duplicate-stderr-filters", split_filters, (), "The same for stderr."),
     Flag(
         "--node-rank",
-        int,
+        whole_number,
         0,
         "This node's rank. Required of nodes after the first with static; a wish with other backends.",
     ),
     Flag("--master-addr", str, "127.0.0.1", "Address of node 0, with static and no endpoint."),
-    Flag("--master-port", int, None, "Port of node 0, with static and no endpoint; 29500 if not given."),
+    Flag("--master-port", whole_number, None, "Port of node 0, with static and no endpoint; 29500 if not given."),
     Flag("--local-addr", str, None, "Address of this node that the others shall use; found out if not given."),
-    Flag("--logs-specs", str, None, "How output is laid out. Only default so far.", from_environment=False),
+    Flag(
+        "--logs-specs",
+        str,
+        None,
+        "How output is laid out: default, or the name of an installed plug-in.",
+        from_environment=False,
+    ),
     Flag(
         "--numa-binding",
         str,
         None,
-        "Bind workers to the processors near their GPU. Not yet.",
+        "Bind each worker to processors near its GPU: those of its NUMA node or socket, cores of its own, or those "
+        "behind one cache.",
         choices=("node", "socket", "exclusive", "core-complex"),
         from_environment=False,
     ),
@@ -141,10 +166,10 @@ FLAGS = (
     ),
     Flag(
         "--shutdown-timeout",
-        int,
+        whole_number,
         None,
         "Seconds from such a signal to SIGKILL; if not given, TORCH_ELASTIC_SHUTDOWN_TIMEOUT or 30.",
     ),
-    Flag("--virtual-local-rank", SWITCH, False, "Every worker sees local rank 0 and one GPU. Not yet."),
+    Flag("--virtual-local-rank", SWITCH, False, "Every worker sees local rank 0 and one GPU."),
 )
 """The flags, in the order of the help page."""

@@ -176,6 +176,5 @@ def _read_text(flag: Flag, text: str, parser: argparse.ArgumentParser) -> object
     assert flag.read is not None
     try:
         return flag.read(text)
-    except ValueError:
-        kind = flag.read.__name__
-        parser.error(f"argument {'/'.join(flag.spellings)}: invalid {kind} value in {flag.variable}: {text!r}")
+    except argparse.ArgumentTypeError as error:
+        parser.error(f"argument {'/'.join(flag.spellings)}: {flag.variable}: {error}")

@@ -59,17 +59,13 @@ def _refuse(error: UserError) -> None:
 
 def _run(options: Options) -> None:
     """Launch what `options` say; returns when all workers have succeeded."""
-    from rallypoint.base.log import configure, get_logger
+    from rallypoint.base.log import configure
     from rallypoint.workers.guardian.early import begin
 
     begin()  # it gets ready beside the imports that follow
     configure()
-    log = get_logger(__name__)
     from rallypoint.cli.convert import config_from_options, limit_threads
-    from rallypoint.cli.later import unfinished_switches
 
-    for sentence in unfinished_switches(os.environ):
-        log.warning("%s", sentence)
     config, program, arguments = config_from_options(options, os.environ)
     limit_threads(config, os.environ)
     from rallypoint.cli.birth import hear_interrupts

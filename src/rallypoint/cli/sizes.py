@@ -35,8 +35,8 @@ def local_world_size(text: str, environ: Mapping[str, str], source: str = "--npr
     """Read a number of workers, or count the devices that one worker each shall have.
 
     Args:
-        text: a number, `cpu`, `gpu` or `auto`.
-        environ: where CUDA_VISIBLE_DEVICES is looked up.
+        text: a number, `cpu`, `gpu`, `xpu` or `auto`.
+        environ: where CUDA_VISIBLE_DEVICES and ZE_AFFINITY_MASK are looked up.
         source: where it was written, for the message.
 
     Raises:
@@ -52,16 +52,23 @@ def local_world_size(text: str, environ: Mapping[str, str], source: str = "--npr
 
 
 def _count_devices(text: str, environ: Mapping[str, str], source: str) -> int:
-    from rallypoint.base.devices import cpu_count, cuda_count
+    from rallypoint.base.devices import cpu_count, cuda_count, xpu_count
 
     if text == "cpu":
         return cpu_count()
-    if text == "auto":
-        return cuda_count(environ) or cpu_count()
-    if text == "gpu":
-        if count := cuda_count(environ):
-            return count
-        visible = environ.get("CUDA_VISIBLE_DEVICES")
-        why = "no NVIDIA GPU on this machine" if visible is None else f"none with CUDA_VISIBLE_DEVICES={visible!r}"
-        raise UserError(f"{source}=gpu counts GPUs, and there is {why}; write a number, cpu or auto")
-    raise UserError(f"{source}={text!r} is not a number, and only cpu, gpu and auto are counted; write the number")
+    if text == "auto":  # a GPU that is part of the processor is no reason to start one worker only
+        return cuda_count(environ) or xpu_count(environ, integrated=False) or cpu_count()
+    if text not in _COUNTED:
+        raise UserError(f"{source}={text!r} is not a number, and only cpu, gpu, xpu and auto are counted; write one")
+    maker, variable = _COUNTED[text]
+    if count := (cuda_count if text == "gpu" else xpu_count)(environ):
+        return count
+    visible = f" with {variable}={environ[variable]!r}" if variable in environ else " on this machine"
+    raise UserError(
+        f"{source}={text} counts {maker} GPUs, and there is none that could be opened{visible}; "
+        "write a number, cpu or auto"
+    )
+
+
+_COUNTED = {"gpu": ("NVIDIA", "CUDA_VISIBLE_DEVICES"), "xpu": ("Intel", "ZE_AFFINITY_MASK")}
+"""Who makes what is counted, and which variable hides some of it."""

@@ -53,6 +53,10 @@ class ChildFailedError(RallypointError):
         first = min(failed, key=lambda rank: self.failures[rank].moment)
         return first, self.failures[first]
 
+    def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
+        """The report; what its lines are made of is accepted for code that gives it, and always the same."""
+        return str(self)
+
     def root_cause(self) -> Cause:
         """The first failure of the job, as far as it is known."""
         if self.cause is not None:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rallypoint.agent.api import SIGNALS_VARIABLE
 from rallypoint.agent.local import LocalElasticAgent
-from rallypoint.agent.spec import WorkerSpec
+from rallypoint.agent.spec import RunResult, WorkerSpec
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import deaf_at_the_end
 from rallypoint.launch.config import LaunchConfig, describe
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler
+
+if TYPE_CHECKING:
+    from rallypoint.health.check import HealthCheckServer
 
 log = get_logger(__name__)
 
@@ -26,22 +29,34 @@ class elastic_launch:
     global rank (None for programs).
     """
 
-    def __init__(self, config: LaunchConfig, entrypoint: Callable[..., Any] | str | None) -> None:
+    def __init__(
+        self,
+        config: LaunchConfig,
+        entrypoint: Callable[..., Any] | str | None,
+        health_check_server: HealthCheckServer | None = None,
+    ) -> None:
         self._config = config
         self._entrypoint = entrypoint
+        self._health_check_server = health_check_server
 
     def __call__(self, *args: Any) -> dict[int, Any]:
         """Run the job with these arguments for the entry point. Raises as `launch_agent` does."""
-        return launch_agent(self._config, self._entrypoint, list(args))
+        return launch_agent(self._config, self._entrypoint, list(args), self._health_check_server)
 
 
-def launch_agent(config: LaunchConfig, entrypoint: Callable[..., Any] | str | None, args: list[Any]) -> dict[int, Any]:
+def launch_agent(
+    config: LaunchConfig,
+    entrypoint: Callable[..., Any] | str | None,
+    args: list[Any],
+    health_check_server: HealthCheckServer | None = None,
+) -> dict[int, Any]:
     """Run this node's agent to the job's end.
 
     Args:
         config: what to launch under.
-        entrypoint: a program to run (the path of an interpreter, say).
-        args: its arguments.
+        entrypoint: a program to run (the path of an interpreter, say), or a function to call.
+        args: its arguments; for a function, what can be pickled, unless the start method is fork.
+        health_check_server: see `LocalElasticAgent`.
 
     Returns:
         Global rank to return value, of this node's workers.
@@ -53,14 +68,15 @@ def launch_agent(config: LaunchConfig, entrypoint: Callable[..., Any] | str | No
         SignalException: this agent was asked to end.
     """
     if entrypoint is None:
-        raise UserError("there is nothing to launch: the entry point is None; give a program")
+        raise UserError("there is nothing to launch: the entry point is None; give a program or a function")
     run_id = config.run_id or _random_run_id()
     log.info("launching:\n%s", describe(config, _name(entrypoint, args)))
     os.environ[SIGNALS_VARIABLE] = config.signals_to_handle
     assert config.logs_specs is not None
     with deaf_at_the_end():
         try:
-            result = _agent(config, entrypoint, args, run_id).run(config.role)
+            agent = _agent(config, entrypoint, args, run_id, health_check_server)
+            result = _run(agent, config.role)
         finally:
             config.logs_specs.tidy()
     if result.is_failed():
@@ -72,8 +88,22 @@ def launch_agent(config: LaunchConfig, entrypoint: Callable[..., Any] | str | No
     return result.return_values
 
 
+def _run(agent: LocalElasticAgent, role: str) -> RunResult:
+    try:
+        result = agent.run(role)
+    except Exception:
+        agent.tell(agent.get_event_failed)
+        raise
+    agent.tell(agent.get_event_succeeded)
+    return result
+
+
 def _agent(
-    config: LaunchConfig, entrypoint: Callable[..., Any] | str, args: list[Any], run_id: str
+    config: LaunchConfig,
+    entrypoint: Callable[..., Any] | str,
+    args: list[Any],
+    run_id: str,
+    health_check_server: HealthCheckServer | None,
 ) -> LocalElasticAgent:
     options = dict(config.rdzv_configs)
     if config.node_rank is not None:
@@ -97,6 +127,10 @@ def _agent(
         monitor_interval=config.monitor_interval,
         local_addr=config.local_addr,
         event_log_handler=config.event_log_handler,
+        numa_options=config.numa_options,
+        duplicate_stdout_filters=config.duplicate_stdout_filters,
+        duplicate_stderr_filters=config.duplicate_stderr_filters,
+        virtual_local_rank=config.virtual_local_rank,
     )
     assert config.logs_specs is not None
     assert config.shutdown_timeout is not None
@@ -106,6 +140,7 @@ def _agent(
         start_method=config.start_method,
         log_line_prefix_template=config.log_line_prefix_template,
         shutdown_timeout=config.shutdown_timeout,
+        health_check_server=health_check_server,
     )
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rallypoint.base.errors import UserError
 
 if TYPE_CHECKING:
+    from rallypoint.base.numa import NumaOptions
     from rallypoint.logs.specs import LogsSpecs
 
 DEFAULT_SHUTDOWN_TIMEOUT = 30
@@ -18,15 +19,6 @@ DEFAULT_RDZV_TIMEOUT = 900
 """Seconds in `rdzv_configs["timeout"]`, where nothing says otherwise."""
 
 _SHUTDOWN_VARIABLE = "TORCH_ELASTIC_SHUTDOWN_TIMEOUT"
-
-_NOT_YET: dict[str, tuple[object, ...]] = {
-    "event_log_handler": ("null",),
-    "numa_options": (None,),
-    "virtual_local_rank": (False,),
-    "duplicate_stdout_filters": (None, []),
-    "duplicate_stderr_filters": (None, []),
-}
-"""Fields whose work comes in a later release, and the values that ask for none of it."""
 
 
 @dataclass
@@ -50,8 +42,8 @@ class LaunchConfig:
         log_line_prefix_template: what stands before each teed line (contract section 6.5).
         metrics_cfg: accepted for torch's callers; unused, as there.
         local_addr: the address of this node that others shall use, None to find it out.
-        event_log_handler: where events go.
-        numa_options: which processors a worker is bound to.
+        event_log_handler: the name of where events go.
+        numa_options: which processors a worker is bound to; None for any.
         signals_to_handle: names of signals, with commas between, that the agent passes on to its workers.
         duplicate_stdout_filters: texts; lines of teed standard output that hold one are also written to one file.
         duplicate_stderr_filters: the same for standard error.
@@ -61,7 +53,7 @@ class LaunchConfig:
         node_rank: the group rank that this node would like where the rendezvous assigns ranks. Beyond torch.
 
     Raises:
-        UserError: a negative or unreadable shutdown timeout, or a field whose work comes in a later release.
+        UserError: a negative or unreadable shutdown timeout.
     """
 
     min_nodes: int
@@ -81,7 +73,7 @@ class LaunchConfig:
     metrics_cfg: dict[str, str] = field(default_factory=dict)
     local_addr: str | None = None
     event_log_handler: str = "null"
-    numa_options: object | None = None
+    numa_options: NumaOptions | None = None
     signals_to_handle: str = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
     duplicate_stdout_filters: list[str] | None = None
     duplicate_stderr_filters: list[str] | None = None
@@ -90,9 +82,6 @@ class LaunchConfig:
     node_rank: int | None = None
 
     def __post_init__(self) -> None:
-        for name, idle in _NOT_YET.items():
-            if (value := getattr(self, name)) not in idle:
-                raise UserError(f"LaunchConfig.{name}={value!r} asks for what this release cannot do yet; leave it out")
         self.rdzv_configs = self.rdzv_configs | self._timeout()
         self.shutdown_timeout = _shutdown_timeout(self.shutdown_timeout)
         if self.logs_specs is None:

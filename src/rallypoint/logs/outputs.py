@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from rallypoint.base.log import get_logger
 from rallypoint.logs.console import Console, Show
@@ -26,6 +27,9 @@ from rallypoint.logs.pump import Pump
 from rallypoint.logs.relay import KEPT, Relay
 from rallypoint.logs.specs import LogsDest
 from rallypoint.logs.tail import Tail
+
+if TYPE_CHECKING:
+    from rallypoint.logs.sieve import Sieve
 
 CLOSE_PATIENCE = 5.0
 """Seconds that `Outputs.close` waits for a console that takes no bytes."""
@@ -44,6 +48,9 @@ class Outputs:
             need no filter here.
         stdout: the descriptor that is this console's standard output; None means 1.
         stderr: the same for standard error; None means 2.
+        stdout_filters: teed lines of standard output that hold one of these texts also go to the file that `dest`
+            names for them; none means that there is no such file.
+        stderr_filters: the same for standard error.
 
     Raises:
         OSError: a file cannot be opened, or there are no descriptors left.
@@ -57,6 +64,8 @@ class Outputs:
         local_ranks_filter: Collection[int] | None = None,
         stdout: int | None = None,
         stderr: int | None = None,
+        stdout_filters: Sequence[str] | None = None,
+        stderr_filters: Sequence[str] | None = None,
     ) -> None:
         self._dest = dest
         self._hidden = set(range(nprocs)) - set(local_ranks_filter) if local_ranks_filter else set()
@@ -64,13 +73,16 @@ class Outputs:
         self._worker_ends: dict[int, list[int | None]] = {rank: [None, None] for rank in range(nprocs)}
         self._relays: dict[int, Relay] = {}
         self._tails: list[tuple[Tail, str, Show]] = []
+        self._sieves: list[Sieve] = []
         self._pump: Pump | None = None
         try:
+            self._out_sieve = self._sieve(dest.filtered_stdout, stdout_filters)
+            self._err_sieve = self._sieve(dest.filtered_stderr, stderr_filters)
             for rank in range(nprocs):
                 self._open_stdout(rank, prefixes.get(rank, ""))
                 self._open_stderr(rank, prefixes.get(rank, ""))
             if self._relays or self._tails:
-                self._pump = Pump(self._console, self._relays.values(), self._tails)
+                self._pump = Pump(self._console, self._relays.values(), self._tails, self._sieves)
         except BaseException:
             self._release()
             raise
@@ -106,6 +118,8 @@ class Outputs:
             self.started(rank)
         if self._pump is None:
             self._console.close()
+            for sieve in self._sieves:
+                sieve.close()
         elif not self._pump.stop(CLOSE_PATIENCE):
             _logger.warning("the console takes no more output; going on without waiting for it")
 
@@ -113,7 +127,7 @@ class Outputs:
         ends, path = self._worker_ends[rank], self._dest.stdouts.get(rank, "")
         if path:
             ends[0] = _open_log(path)
-            self._follow(rank, self._dest.tee_stdouts.get(rank, ""), prefix, self._console.out())
+            self._follow(rank, self._dest.tee_stdouts.get(rank, ""), prefix, self._console.out(), self._out_sieve)
         elif rank in self._hidden:
             ends[0] = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
@@ -121,15 +135,23 @@ class Outputs:
         ends, path = self._worker_ends[rank], self._dest.stderrs.get(rank, "")
         if path and path != os.devnull:
             ends[1] = _open_log(path)
-            self._follow(rank, self._dest.tee_stderrs.get(rank, ""), prefix, self._console.err())
+            self._follow(rank, self._dest.tee_stderrs.get(rank, ""), prefix, self._console.err(), self._err_sieve)
         else:
             hidden = rank in self._hidden or path == os.devnull
             self._relays[rank] = relay = Relay(None if hidden else self._console.err())
             ends[1] = relay.worker_end
 
-    def _follow(self, rank: int, path: str, prefix: str, show: Show) -> None:
+    def _follow(self, rank: int, path: str, prefix: str, show: Show, sieve: Sieve | None) -> None:
         if path and path != os.devnull and rank not in self._hidden:
-            self._tails.append((Tail(path, os.fsencode(prefix)), path, show))
+            self._tails.append((Tail(path, os.fsencode(prefix), sieve), path, show))
+
+    def _sieve(self, path: str, texts: Sequence[str] | None) -> Sieve | None:
+        if not path or not texts:
+            return None
+        from rallypoint.logs.sieve import Sieve
+
+        self._sieves.append(Sieve(path, texts))
+        return self._sieves[-1]
 
     def _release(self) -> None:
         """Undo a constructor that failed half-way."""
@@ -139,6 +161,8 @@ class Outputs:
             tail.close()
         for relay in self._relays.values():
             relay.close()
+        for sieve in self._sieves:
+            sieve.close()
         self._console.close()
 
 

@@ -24,6 +24,7 @@ from rallypoint.logs.tail import Tail
 
 if TYPE_CHECKING:
     from rallypoint.base.inotify import Inotify
+    from rallypoint.logs.sieve import Sieve
 
 BACKLOG = 256 * 1024
 """A source with so many bytes waiting for their turn is not read further."""
@@ -38,12 +39,14 @@ _logger = get_logger(__name__)
 
 
 class Pump:
-    """The thread, and all that it reads. It owns the reading ends, the files and the console, and closes them.
+    """The thread, and all that it reads. It owns the reading ends, the files, the sieves and the console,
+    and closes them.
 
     Args:
         console: where everything goes.
         relays: standard errors of workers, shown or only kept.
         tails: followed files with the path of each and where it is shown.
+        sieves: what the tails write filtered lines to.
     """
 
     def __init__(
@@ -51,9 +54,11 @@ class Pump:
         console: Console,
         relays: Iterable[Relay],
         tails: Iterable[tuple[Tail, str, Show]],
+        sieves: Iterable[Sieve] = (),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._console = console
+        self._sieves = list(sieves)
         self._clock = clock
         self._epoll = select.epoll()
         self._called = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -238,6 +243,7 @@ class Pump:
             os.close(self._called)
         closers: list[Callable[[], None]] = [tail.close for tail in self._shows]
         closers += [relay.close for relay in self._relays]
+        closers += [sieve.close for sieve in self._sieves]
         closers += [self._forget_news, self._epoll.close, self._console.close]
         for close in closers:
             close()

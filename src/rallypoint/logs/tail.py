@@ -12,6 +12,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rallypoint.logs.sieve import Sieve, Sifter
 
 BAR_PATIENCE = 1.0
 _CHUNK = 256 * 1024
@@ -23,14 +27,17 @@ class Tail:
     Args:
         path: the file; it must exist.
         prefix: bytes that stand before each line.
+        sieve: where lines that hold one of its texts go as well.
 
     Raises:
         OSError: the file cannot be opened.
     """
 
-    def __init__(self, path: str, prefix: bytes) -> None:
+    def __init__(self, path: str, prefix: bytes, sieve: Sieve | None = None) -> None:
         self._fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         self._prefix = prefix
+        self._between = b"\n" + prefix
+        self._sifter = None if sieve is None else self._sift(sieve)
         self._shown = 0  # everything before this offset has been handed out
         self._read = 0  # everything before this one has been searched for a newline
         self._bar_since: float | None = None  # when the unfinished line was first seen to be a progress bar
@@ -44,18 +51,21 @@ class Tail:
         if size < self._read:  # somebody has emptied it
             self._shown = self._read = 0
             self._bar_since = None
+            if self._sifter is not None:
+                self._sifter.forget()
         while self._read < size and (chunk := os.pread(self._fd, min(_CHUNK, size - self._read), self._read)):
             end = chunk.rfind(b"\n") + 1
+            if self._sifter is not None:
+                self._sifter.see(chunk[:end] if end else chunk)
             if not end:
                 self._read += len(chunk)
                 self._notice_bar(chunk, now)
                 continue
             yield from self._unfinished_line(self._read)
-            whole = chunk[:end]
             first = b"" if self._shown < self._read else self._prefix
             self._shown = self._read = self._read + end
             self._bar_since = None
-            yield first + whole[:-1].replace(b"\n", b"\n" + self._prefix) + b"\n"
+            yield b"".join((first, chunk[: end - 1].replace(b"\n", self._between), b"\n"))
 
     def behind(self) -> bool:
         """Whether the file holds bytes that `pieces` has not looked at."""
@@ -80,10 +90,17 @@ class Tail:
             yield from self._unfinished_line(self._read)
             self._shown = self._read
             yield b"\n"
+        if self._sifter is not None:
+            self._sifter.finish()
 
     def close(self) -> None:
         """Close the file."""
         os.close(self._fd)
+
+    def _sift(self, sieve: Sieve) -> Sifter:
+        from rallypoint.logs.sieve import Sifter
+
+        return Sifter(sieve, self._prefix, lambda length, offset: os.pread(self._fd, length, offset))
 
     def _unfinished_line(self, until: int) -> Iterator[bytes]:
         at = self._shown

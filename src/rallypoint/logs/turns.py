@@ -40,6 +40,11 @@ class Turns(Generic[S]):
 
     def offer(self, source: S, data: bytes, now: float) -> list[tuple[S, bytes]]:
         """`source` has said `data` (not empty)."""
+        if not self._waiting and self._holder in (None, source):  # what `tick` would do, without its copies
+            if self._holder is None:
+                self._held_since = now
+            self._note(source, data, now)
+            return [(source, data)]
         if (queued := self._waiting.get(source)) is not None:
             queued.data += data
         else:
@@ -90,6 +95,10 @@ class Turns(Generic[S]):
         if whole and self._waiting and whole < len(data):
             self._waiting[source] = _Waiting(data[whole:], now)  # the next line, behind those who wait already
             data = data[:whole]
+        self._note(source, data, now)
+        return data
+
+    def _note(self, source: S, data: bytes, now: float) -> None:
+        """`source` says `data`, and keeps the turn if that does not end a line."""
         self._holder = None if data.endswith(b"\n") else source
         self._last_bytes = now
-        return data

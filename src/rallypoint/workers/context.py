@@ -15,9 +15,9 @@ import math
 import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
 from rallypoint.base.errors import UserError
@@ -25,11 +25,12 @@ from rallypoint.base.log import get_logger
 from rallypoint.logs.outputs import Outputs
 from rallypoint.logs.specs import LogsDest, LogsSpecs
 from rallypoint.workers.guardian.client import Guardian
-from rallypoint.workers.process import WorkerProcess
-from rallypoint.workers.stop import Ladder, Stopping, drive
+from rallypoint.workers.process import Watched, WorkerProcess
+from rallypoint.workers.stop import Ladder, Stopping, Sweeping, drive
 from rallypoint.workers.sweep import Sweep, end_trees
 
 if TYPE_CHECKING:
+    from rallypoint.base.numa import NumaOptions
     from rallypoint.failures.failure import ProcessFailure
 
 log = get_logger(__name__)
@@ -50,6 +51,23 @@ class RunProcsResult:
     def is_failed(self) -> bool:
         """Whether any process failed."""
         return bool(self.failures)
+
+
+class Extras(NamedTuple):
+    """What a job may want of its processes beyond what all have: see `start_processes`."""
+
+    numa_options: NumaOptions | None = None
+    stdout_filters: Sequence[str] | None = None
+    stderr_filters: Sequence[str] | None = None
+
+    def cpus(self, workers: int) -> Sequence[Collection[int]]:
+        """The processors of each worker, none named for all. Raises UserError if there are none for one."""
+        found = None
+        if self.numa_options is not None:
+            from rallypoint.base.topology import worker_cpus
+
+            found = worker_cpus(self.numa_options, workers, os.environ)
+        return [()] * workers if found is None else found
 
 
 class PContext(ABC):
@@ -177,44 +195,71 @@ class PContext(ABC):
         return result
 
 
-class SubprocessContext(PContext):
-    """Workers that are commands.
+class ProcessesContext(PContext):
+    """What all contexts of ours share, however they start each of their workers.
 
     Args:
         guardian: what starts the workers; None for one of this context's own, which ends with it.
+        extras: what else is wanted of them.
     """
 
     def __init__(
         self,
         name: str,
-        entrypoint: str,
+        entrypoint: Callable[..., Any] | str,
         args: Mapping[int, Sequence[Any]],
         envs: Mapping[int, Mapping[str, str]],
         logs_specs: LogsSpecs,
         log_line_prefixes: Mapping[int, str] | None = None,
         guardian: Guardian | None = None,
+        extras: Extras | None = None,
     ) -> None:
         super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes)
-        self._program = entrypoint
         self._guardian = guardian
         self._owns_guardian = guardian is None
-        self._processes: dict[int, WorkerProcess] = {}
+        self._extras = extras or Extras()
+        self._processes: dict[int, Watched] = {}
         self._outputs: Outputs | None = None
         self._failures: dict[int, ProcessFailure] = {}
         self._closing: _Closing | None = None
         self._closed = False
 
+    @abstractmethod
+    def _start_one(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> Watched:
+        """Start the worker of a local rank with these descriptors, None for ours, on these processors."""
+
+    def _prepare(self) -> None:
+        """Make ready what `_start_one` needs."""
+        self._guardian = self._guardian or Guardian()
+
+    def _sweep(self) -> Sweeping | None:
+        """What ends all that the workers are and have left; None if nothing was ever started."""
+        return None if self._guardian is None else Sweep(self._guardian, list(self._processes.values()))
+
+    def _fault(self, rank: int) -> str:
+        """Why a worker that ended with exit code 0 has failed nevertheless; empty if it has not."""
+        return ""
+
+    def _value(self, rank: int) -> Any:
+        """What a worker that has succeeded has returned."""
+        return None
+
     def start(self) -> None:
         """Start all. If one cannot be started, those that were are ended, and the error goes on."""
         if self._outputs is not None:
             raise ValueError(f"the processes of {self.name!r} have been started before; make a new context")
-        guardian = self._guardian = self._guardian or Guardian()
         try:
-            self._outputs = outputs = Outputs(self.dest, self.nprocs, self.prefixes)
+            self._prepare()
+            self._outputs = outputs = Outputs(
+                self.dest,
+                self.nprocs,
+                self.prefixes,
+                stdout_filters=self._extras.stdout_filters,
+                stderr_filters=self._extras.stderr_filters,
+            )
+            cpus = self._extras.cpus(self.nprocs)
             for rank in range(self.nprocs):
-                argv = [self._program, *map(str, self.args[rank])]
-                stdout, stderr = outputs.stdio(rank)
-                self._processes[rank] = WorkerProcess(guardian, argv, {**os.environ, **self.envs[rank]}, stdout, stderr)
+                self._processes[rank] = self._start_one(rank, *outputs.stdio(rank), cpus[rank])
                 outputs.started(rank)
         except BaseException:
             self.close(signal.SIGKILL)
@@ -242,7 +287,8 @@ class SubprocessContext(PContext):
         if None in exitcodes.values() and not self._closed:
             return None
         succeeded = [rank for rank, exitcode in exitcodes.items() if exitcode == 0]
-        return RunProcsResult(dict.fromkeys(succeeded), {}, self.stdouts, self.stderrs)
+        values = {rank: self._value(rank) for rank in succeeded}
+        return RunProcsResult(values, {}, self.stdouts, self.stderrs)
 
     @property
     def stopped(self) -> tuple[int, ...]:
@@ -270,10 +316,14 @@ class SubprocessContext(PContext):
         orphans = self._orphans()
         for rank, process in self._processes.items():
             exitcode = -signal.SIGKILL if rank in orphans else exitcodes[rank]
-            if exitcode and rank not in self._failures:
+            if exitcode is None or rank in self._failures:
+                continue
+            fault = self._fault(rank) if exitcode == 0 else ""
+            if rank in orphans and self._guardian is not None:
+                fault = self._guardian.why
+            if exitcode or fault:
                 self._failures[rank] = self._failure(rank, process.pid, exitcode)
-                if rank in orphans and self._guardian is not None:
-                    self._failures[rank].message = self._guardian.why
+                self._failures[rank].message = fault or self._failures[rank].message
 
     def _orphans(self) -> list[int]:
         """Local ranks of those who ran when the guardian was lost; they have been killed."""
@@ -295,11 +345,9 @@ class SubprocessContext(PContext):
     def begin_close(self, death_sig: signal.Signals | None = None, timeout: float = 30) -> Stopping:
         """Begin to stop what still runs, and return what sees it through. If it has begun, the same again."""
         if self._closing is None:
+            sweep = self._sweep()
             processes = list(self._processes.values())
-            ladder = None
-            if self._guardian is not None:  # else nothing was ever started
-                sweep = Sweep(self._guardian, processes)
-                ladder = Ladder(processes, sweep, death_sig or signal.SIGTERM, timeout)
+            ladder = None if sweep is None else Ladder(processes, sweep, death_sig or signal.SIGTERM, timeout)
             self._closing = _Closing(ladder, self._finish)
         return self._closing
 
@@ -312,6 +360,15 @@ class SubprocessContext(PContext):
         if self._owns_guardian and self._guardian is not None:
             self._guardian.close()
         self._closed = True
+
+
+class SubprocessContext(ProcessesContext):
+    """Workers that are commands."""
+
+    def _start_one(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> Watched:
+        assert self._guardian is not None
+        argv = [str(self.entrypoint), *map(str, self.args[rank])]
+        return WorkerProcess(self._guardian, argv, {**os.environ, **self.envs[rank]}, stdout, stderr, cpus)
 
 
 class _Closing:
@@ -351,6 +408,9 @@ def start_processes(
     logs_specs: LogsSpecs,
     log_line_prefixes: Mapping[int, str] | None = None,
     start_method: str = "spawn",
+    numa_options: NumaOptions | None = None,
+    duplicate_stdout_filters: Sequence[str] | None = None,
+    duplicate_stderr_filters: Sequence[str] | None = None,
     *,
     guardian: Guardian | None = None,
     made: Callable[[], None] | None = None,
@@ -359,26 +419,33 @@ def start_processes(
 
     Args:
         name: what messages call the group.
-        entrypoint: a program to run.
-        args: local rank to its arguments, made strings by `str`.
+        entrypoint: a program to run, or a function to call.
+        args: local rank to its arguments; those of a program are made strings by `str`.
         envs: local rank to what is added to the agent's environment.
         logs_specs: where output goes.
         log_line_prefixes: local rank to what stands before each teed line.
         start_method: how functions are started; of no matter to programs.
+        numa_options: which processors each is bound to; None for any.
+        duplicate_stdout_filters: texts; teed lines of standard output that hold one also go to a file of their own.
+        duplicate_stderr_filters: the same for standard error.
         guardian: the process that starts them; None for one that ends with the context.
         made: called when the folders have been made, and no process has been started yet.
 
     Raises:
-        UserError: the ranks of `args` or `envs` are not 0 to n-1, the program cannot be run, or it is a function,
-            which this release cannot start yet.
+        UserError: the ranks of `args` or `envs` are not 0 to n-1, the program cannot be run, or the function or its
+            arguments cannot be handed to a process.
         GuardianLost: the guardian has ended.
     """
-    if not isinstance(entrypoint, str):
-        raise UserError(
-            f"the entry point {entrypoint!r} is a function, which this release cannot start yet "
-            f"(start method {start_method}); put it into a script and run that"
+    extras = Extras(numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
+    context: PContext
+    if isinstance(entrypoint, str):
+        context = SubprocessContext(name, entrypoint, args, envs, logs_specs, log_line_prefixes, guardian, extras)
+    else:
+        from rallypoint.workers.functions.context import MultiprocessContext
+
+        context = MultiprocessContext(
+            name, entrypoint, args, envs, start_method, logs_specs, log_line_prefixes, *extras, guardian=guardian
         )
-    context = SubprocessContext(name, entrypoint, args, envs, logs_specs, log_line_prefixes, guardian)
     if made is not None:
         made()
     context.start()

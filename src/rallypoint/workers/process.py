@@ -13,7 +13,8 @@ import contextlib
 import errno
 import os
 import signal
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
 
 from rallypoint.base.errors import RallypointError, UserError
 from rallypoint.workers.guardian.client import Guardian, GuardianLost, readable
@@ -40,36 +41,17 @@ _WHERE_TO_LOOK = {
 }
 
 
-class WorkerProcess:
-    """A running or ended process of the user's program."""
+class Watched(ABC):
+    """A process that somebody has started for us, and how it ended.
 
-    def __init__(
-        self,
-        guardian: Guardian,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        stdout: int | None = None,
-        stderr: int | None = None,
-    ) -> None:
-        """Start it.
+    Args:
+        pid: for people.
+        pidfd: which this object closes.
+    """
 
-        Args:
-            guardian: the process that starts it, and ends what it leaves.
-            argv: the program and its arguments; the program is looked up on PATH.
-            env: its whole environment.
-            stdout: the descriptor to write to; None to hand on ours.
-            stderr: the same for standard error.
-
-        Raises:
-            UserError: there is no such program, it cannot be executed, or its arguments are too long.
-            GuardianLost: the guardian has ended.
-            RallypointError: this machine has no room for another process, or its descriptor.
-        """
-        self._guardian = guardian
-        try:
-            self.pid, self._pidfd = guardian.spawn(argv, env, None, stdout, stderr)
-        except OSError as error:
-            raise _start_error(argv[0], error) from None
+    def __init__(self, pid: int, pidfd: int) -> None:
+        self.pid = pid
+        self._pidfd = pidfd
         self.held = False
         """Whether it has ended and a debugger holds it still, so that its descriptor tells nothing more."""
         self.orphaned = False
@@ -97,16 +79,18 @@ class WorkerProcess:
             self._learn()
         return self._exitcode
 
+    @abstractmethod
     def _learn(self) -> None:
-        try:
-            known = self._guardian.status(self.pid)
-        except GuardianLost:
-            self.orphaned = not self._killed
-            self._exitcode = -signal.SIGKILL if self._killed else UNKNOWN_EXIT
-        else:
-            self.held = not known.final
-            if known.final:
-                self._exitcode = UNKNOWN_EXIT if known.code is None else known.code
+        """It has ended, as its descriptor tells: `_end` with how, or say that it is `held`."""
+
+    def _end(self, code: int | None) -> None:
+        self.held = False
+        self._exitcode = UNKNOWN_EXIT if code is None else code
+
+    def _end_as_orphan(self) -> None:
+        """Nobody is left who could tell how it ended."""
+        self.orphaned = not self._killed
+        self._end(-signal.SIGKILL if self._killed else None)
 
     def signal(self, number: int) -> None:
         """Send the worker a signal that shall end it. Nothing happens once it has ended."""
@@ -126,6 +110,53 @@ class WorkerProcess:
         pidfd, self._pidfd = self._pidfd, -1
         if pidfd >= 0:
             os.close(pidfd)
+
+
+class WorkerProcess(Watched):
+    """A process of the user's program, started by the guardian."""
+
+    def __init__(
+        self,
+        guardian: Guardian,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        stdout: int | None = None,
+        stderr: int | None = None,
+        cpus: Collection[int] = (),
+        stdin: int | None = None,
+    ) -> None:
+        """Start it.
+
+        Args:
+            guardian: the process that starts it, and ends what it leaves.
+            argv: the program and its arguments; the program is looked up on PATH.
+            env: its whole environment.
+            stdout: the descriptor to write to; None to hand on ours.
+            stderr: the same for standard error.
+            cpus: the processors that it may run on; none named means all that we may use.
+            stdin: the descriptor to read from; None to hand on ours.
+
+        Raises:
+            UserError: there is no such program, it cannot be executed, or its arguments are too long.
+            GuardianLost: the guardian has ended.
+            RallypointError: this machine has no room for another process, or its descriptor.
+        """
+        self._guardian = guardian
+        try:
+            pid, pidfd = guardian.spawn(argv, env, stdin, stdout, stderr, cpus)
+        except OSError as error:
+            raise _start_error(argv[0], error) from None
+        super().__init__(pid, pidfd)
+
+    def _learn(self) -> None:
+        try:
+            known = self._guardian.status(self.pid)
+        except GuardianLost:
+            self._end_as_orphan()
+        else:
+            self.held = not known.final
+            if known.final:
+                self._end(known.code)
 
 
 def _start_error(program: str, error: OSError) -> RallypointError:

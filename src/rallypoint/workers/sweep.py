@@ -10,12 +10,12 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from rallypoint.base.log import get_logger
 from rallypoint.base.procfs import ProcessStat, all_pids, read_stat
 from rallypoint.workers.guardian.client import Guardian, GuardianLost
-from rallypoint.workers.process import WorkerProcess
+from rallypoint.workers.process import Watched
 
 log = get_logger(__name__)
 
@@ -26,7 +26,7 @@ _TREES_TIME = 1.0
 class Sweep:
     """One sweep below one guardian; see `stop.Sweeping`."""
 
-    def __init__(self, guardian: Guardian, processes: Sequence[WorkerProcess]) -> None:
+    def __init__(self, guardian: Guardian, processes: Sequence[Watched]) -> None:
         self._guardian = guardian
         self._processes = processes
         self._number = 0
@@ -86,10 +86,15 @@ class Sweep:
         end_trees(self._processes)
 
 
-def end_trees(processes: Iterable[WorkerProcess]) -> None:
-    """SIGKILL to the workers that still run, to what is below them, and to the sessions that any of these lead."""
+def end_trees(processes: Iterable[Watched], unburied: Collection[int] = ()) -> None:
+    """SIGKILL to the workers that still run, to what is below them, and to the sessions that any of these lead.
+
+    Args:
+        processes: the workers.
+        unburied: pids of workers that have ended and that nobody has reaped, so that their sessions are still ours.
+    """
     running = [each for each in processes if each.poll() is None]
-    known = {stat.pid: stat for stat in _family({each.pid for each in running})}
+    known = {stat.pid: stat for stat in _family({*(each.pid for each in running), *unburied}) if stat.state not in "ZX"}
     for each in running:
         each.signal(signal.SIGKILL)
     until = time.monotonic() + _TREES_TIME

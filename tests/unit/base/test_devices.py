@@ -1,13 +1,17 @@
 from __future__ import annotations
 
 import os
+import shutil
+import subprocess
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.base.devices import cpu_count, cuda_count
+from rallypoint.base.devices import cpu_count, cuda_count, cuda_devices, one_for_each, xpu_count
+from rallypoint.base.errors import UserError
+from rallypoint.base.nvml import nvml_devices
 
 _UUIDS = ["GPU-aaaa1111-0000", "GPU-aabb2222-0000", "GPU-cccc3333-0000"]
 
@@ -78,3 +82,97 @@ def test_visible_devices(tmp_path: Path, visible: str, count: int) -> None:
 @given(st.text(alphabet="0123,- GPUMIGabc", max_size=20))
 def test_never_more_than_there_are(visible: str) -> None:
     assert cuda_count({"CUDA_VISIBLE_DEVICES": visible}, Path("/nonexistent")) == 0
+
+
+@pytest.mark.parametrize(
+    ("visible", "addresses"),
+    [
+        (None, ["0000:00:00.0", "0000:01:00.0", "0000:02:00.0"]),
+        ("2,0", ["0000:02:00.0", "0000:00:00.0"]),
+        ("MIG-GPU-cccc3333-0000/1/0", ["0000:02:00.0"]),
+        ("MIG-0b4c3a2f", [""]),  # a name that tells of no GPU
+    ],
+)
+def test_where_the_visible_devices_are(tmp_path: Path, visible: str | None, addresses: list[str]) -> None:
+    root = _machine(tmp_path, [0, 1, 2], [0, 1, 2])
+    environ = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
+    assert [gpu.address for gpu in cuda_devices(environ, root)] == addresses
+
+
+def _intel(root: Path, addresses: list[str], nodes: list[str], driver: str = "xe") -> Path:
+    """A root folder with Intel GPUs at these addresses, the first of which is `renderD128`."""
+    for number, address in enumerate(addresses):
+        (root / f"sys/bus/pci/drivers/{driver}/{address}/drm/card{number}").mkdir(parents=True)
+        (root / f"sys/bus/pci/drivers/{driver}/{address}/drm/renderD{128 + number}").mkdir()
+    (root / f"sys/bus/pci/drivers/{driver}/module").mkdir(parents=True)
+    (root / "dev/dri").mkdir(parents=True)
+    for node in nodes:
+        (root / "dev/dri" / node).touch()
+    return root
+
+
+CARDS = ["0000:00:02.0", "0000:29:00.0", "0000:3a:00.0"]
+NODES = ["renderD128", "renderD129", "renderD130"]
+
+
+@pytest.mark.parametrize("driver", ["i915", "xe"])
+@pytest.mark.parametrize(
+    ("addresses", "nodes", "mask", "count", "cards"),
+    [
+        ([], [], None, 0, 0),
+        (CARDS, NODES, None, 2, 2),  # the one in the processor does not count beside cards
+        (CARDS[:1], NODES, None, 1, 0),
+        (CARDS, NODES[:2], None, 1, 1),  # a container that was given one card
+        (CARDS, [], None, 0, 0),
+        (CARDS, NODES, "1", 1, 1),
+        (CARDS, NODES, "0.1, 0.0,1.1", 2, 2),
+        (CARDS, NODES, "7,x", 0, 0),
+        (CARDS, NODES, "", 2, 2),
+    ],
+)
+def test_xpus_of_a_machine(
+    tmp_path: Path, driver: str, addresses: list[str], nodes: list[str], mask: str | None, count: int, cards: int
+) -> None:
+    root = _intel(tmp_path, addresses, nodes, driver)
+    environ = {} if mask is None else {"ZE_AFFINITY_MASK": mask}
+    assert xpu_count(environ, root) == count
+    assert xpu_count(environ, root, integrated=False) == cards
+
+
+def test_each_worker_gets_one_device() -> None:
+    assert one_for_each({}, 3) == ["0", "1", "2"]
+    assert one_for_each({"CUDA_VISIBLE_DEVICES": "4, GPU-aa ,2"}, 2) == ["4", "GPU-aa"]
+    with pytest.raises(UserError, match=r"CUDA_VISIBLE_DEVICES='4', which names 1 for 2 workers"):
+        one_for_each({"CUDA_VISIBLE_DEVICES": "4"}, 2)
+
+
+_LIBRARY = """
+#include <string.h>
+struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char address[32]; };
+int nvmlInit_v2(void) { return BROKEN; }
+int nvmlShutdown(void) { return 0; }
+int nvmlDeviceGetCount_v2(unsigned *count) { *count = 2; return 0; }
+int nvmlDeviceGetHandleByIndex_v2(unsigned n, void **handle) { *handle = (void *)(long)(n + 1); return 0; }
+int nvmlDeviceGetUUID(void *handle, char *text, unsigned size) {
+    strncpy(text, (long)handle == 1 ? "GPU-one" : "GPU-two", size);
+    return 0;
+}
+int nvmlDeviceGetPciInfo_v3(void *handle, struct pci *info) {
+    if ((long)handle == 2) return 3;
+    info->domain = 1; info->bus = 0xab; info->device = 0; memset(info->address, 'x', sizeof info->address);
+    return 0;
+}
+"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for a stand-in of the library")
+@pytest.mark.parametrize(("broken", "found"), [(0, [("0001:ab:00.0", "GPU-one"), ("", "GPU-two")]), (9, [])])
+def test_the_management_library(tmp_path: Path, broken: int, found: list[tuple[str, str]]) -> None:
+    library = tmp_path / "libnvidia-ml.so.1"
+    command = ["cc", "-shared", "-fPIC", f"-DBROKEN={broken}", "-x", "c", "-", "-o", str(library)]
+    subprocess.run(command, input=_LIBRARY, text=True, check=True)
+    assert nvml_devices(str(library)) == found
+
+
+def test_no_management_library(tmp_path: Path) -> None:
+    assert nvml_devices(str(tmp_path / "none.so")) == []

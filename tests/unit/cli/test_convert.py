@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from rallypoint.base.errors import UserError
-from rallypoint.cli.convert import config_from_options, limit_threads
+from rallypoint.cli.convert import EntryPoint, config_from_options, limit_threads
 from rallypoint.cli.parse import parse
 from rallypoint.launch.config import LaunchConfig
 from rallypoint.logs.specs import DefaultLogsSpecs, LogsDest
@@ -17,7 +17,7 @@ def _no_timeout_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", raising=False)
 
 
-def _convert(*arguments: str, **environ: str) -> tuple[LaunchConfig, str, tuple[str, ...]]:
+def _convert(*arguments: str, **environ: str) -> tuple[LaunchConfig, EntryPoint, tuple[str, ...]]:
     return config_from_options(parse(arguments, environ), environ)
 
 
@@ -108,11 +108,41 @@ def test_streams_and_ranks_shown(tmp_path_factory: pytest.TempPathFactory) -> No
         (["--rdzv-conf=foo"], "--rdzv-conf: .*'foo'"),
         (["--no-python", "-m"], "--no-python .* --module"),
         (["--signals-to-handle=SIGTERM,SIGKILL"], "--signals-to-handle names SIGKILL"),
+        (["--logs-specs=mine"], "--logs-specs=mine: .*'mine'; there are default"),
+        (["--logs-specs="], "--logs-specs=: .*''; there are default"),
+        (["--event-log-handler=x"], "--event-log-handler: there is no event handler 'x'; use one of console"),
+        (["--log-dir=/dev/null", "--duplicate-stdout-filters=a"], "--duplicate-stdout-filters .* --log-dir=/dev/null"),
     ],
 )
 def test_bad_values_are_named(arguments: list[str], said: str) -> None:
     with pytest.raises(UserError, match=said):
         _convert(*arguments, "s.py")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "environ", "said"),
+    [
+        (["--virtual-local-rank", "--nproc-per-node=2"], {"CUDA_VISIBLE_DEVICES": "3"}, "--virtual-local-rank: .*'3'"),
+        (["--numa-binding=node"], {"CUDA_VISIBLE_DEVICES": ""}, "--numa-binding=node: .* CUDA_VISIBLE_DEVICES=''"),
+    ],
+)
+def test_devices_that_are_missing_are_named(arguments: list[str], environ: dict[str, str], said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        _convert(*arguments, "s.py", **environ)
+
+
+def test_what_is_about_devices_and_output_arrives() -> None:
+    config, _, _ = _convert(
+        "--virtual-local-rank",
+        "--duplicate-stdout-filters=a,,b,c",
+        "--duplicate-stderr-filters=d",
+        "--event-log-handler=console",
+        "--logs-specs=default",
+        "s.py",
+    )
+    assert (config.virtual_local_rank, config.event_log_handler, config.numa_options) == (True, "console", None)
+    assert (config.duplicate_stdout_filters, config.duplicate_stderr_filters) == (["a,b", "c"], ["d"])
+    assert isinstance(config.logs_specs, DefaultLogsSpecs)
 
 
 def test_a_bad_value_from_the_environment_is_named_by_its_variable() -> None:
@@ -146,3 +176,12 @@ def test_threads(
     limit_threads(LaunchConfig(1, 1, workers), environ)
     assert environ == after
     assert [record.levelno for record in caplog.records] == [logging.WARNING] * changed
+
+
+@pytest.mark.parametrize("more", [[], ["--no-python"], ["--no-python", "--module"]])
+def test_run_path_is_a_function_and_wins(more: list[str]) -> None:
+    from rallypoint.workers.functions.script import run_script_path
+
+    _, function, arguments = _convert(*more, "--run-path", "s.py", "-x", "${local_rank}")
+    assert function is run_script_path
+    assert arguments == ("s.py", "-x", "${local_rank}")

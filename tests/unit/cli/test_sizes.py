@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.base.devices import cuda_count
+from rallypoint.base.devices import cuda_count, xpu_count
 from rallypoint.base.errors import UserError
 from rallypoint.cli.sizes import local_world_size, parse_nnodes
 
@@ -60,9 +60,21 @@ def test_gpus_are_counted_where_there_are_some() -> None:
     if count:
         assert local_world_size("gpu", {}) == local_world_size("auto", {}) == count
     else:
-        assert local_world_size("auto", {}) == len(os.sched_getaffinity(0))
-        with pytest.raises(UserError, match="no NVIDIA GPU"):
+        cards = xpu_count({}, integrated=False)
+        assert local_world_size("auto", {}) == (cards or len(os.sched_getaffinity(0)))
+        with pytest.raises(UserError, match=r"NVIDIA GPUs, and there is none.* on this machine"):
             local_world_size("gpu", {})
+
+
+def test_xpus_are_counted_where_there_are_some() -> None:
+    count = xpu_count({})
+    if count:
+        assert local_world_size("xpu", {}) == count
+    else:
+        with pytest.raises(UserError, match="Intel GPUs, and there is none"):
+            local_world_size("xpu", {})
+    with pytest.raises(UserError, match="ZE_AFFINITY_MASK='x'"):
+        local_world_size("xpu", {"ZE_AFFINITY_MASK": "x"})
 
 
 def test_hidden_gpus_are_not_counted() -> None:
@@ -70,7 +82,7 @@ def test_hidden_gpus_are_not_counted() -> None:
         local_world_size("gpu", {"CUDA_VISIBLE_DEVICES": ""})
 
 
-@pytest.mark.parametrize("text", ["xpu", "privateuseone", "GPU", "two", "", "1.5"])
+@pytest.mark.parametrize("text", ["mps", "privateuseone", "GPU", "two", "", "1.5"])
 def test_what_is_neither_number_nor_counted(text: str) -> None:
     with pytest.raises(UserError, match="PET_NPROC_PER_NODE=") as caught:
         local_world_size(text, {}, "PET_NPROC_PER_NODE")

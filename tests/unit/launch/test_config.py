@@ -1,8 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
-from typing import Any
-
 import pytest
 
 from rallypoint.base.errors import UserError
@@ -55,22 +52,6 @@ def test_bad_shutdown_timeout_in_the_environment(monkeypatch: pytest.MonkeyPatch
 def test_negative_shutdown_timeout() -> None:
     with pytest.raises(ValueError, match="shutdown_timeout=-1"):
         LaunchConfig(1, 1, 1, shutdown_timeout=-1)
-
-
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"event_log_handler": "console"},
-        {"numa_options": object()},
-        {"virtual_local_rank": True},
-        {"duplicate_stdout_filters": ["x"]},
-        {"duplicate_stderr_filters": ["x"]},
-    ],
-)
-def test_what_comes_later_is_refused(change: dict[str, Any]) -> None:
-    (name,) = change
-    with pytest.raises(UserError, match=f"LaunchConfig.{name}="):
-        dataclasses.replace(LaunchConfig(1, 1, 1), **change)
 
 
 def test_description_is_aligned() -> None:

@@ -132,11 +132,6 @@ def test_a_program_that_cannot_be_started_leaves_nothing(tmp_path: Path) -> None
     assert descriptors() == before
 
 
-def test_a_function_is_refused_in_words(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="is a function, which this release cannot start yet"):
-        start_processes("group", print, {0: ()}, {0: {}}, DefaultLogsSpecs(str(tmp_path)))
-
-
 class Interrupted(BaseException):
     """What a signal handler raises in the midst of closing."""
 

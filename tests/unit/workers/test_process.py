@@ -246,3 +246,21 @@ def test_who_ends_well_in_the_hands_of_a_debugger_has_ended_well(guardian: Guard
     assert process.poll() == 0
     process.release()
     os.close(read)
+
+
+def test_a_worker_runs_on_the_processors_that_are_named(guardian: Guardian) -> None:
+    allowed = os.sched_getaffinity(0)
+    text = "import os; print(sorted(os.sched_getaffinity(0)), flush=True)"
+    for cpus, expected in (({max(allowed)}, [max(allowed)]), ((), sorted(allowed))):
+        read, write = os.pipe()
+        process = WorkerProcess(guardian, python(text), os.environ, write, cpus=cpus)
+        os.close(write)
+        with open(read) as shown:
+            assert shown.read() == f"{expected}\n"
+        process.release()
+
+
+def test_processors_that_nobody_may_use_are_an_error_and_the_next_start_is_as_ever(guardian: Guardian) -> None:
+    with pytest.raises(RallypointError, match="Invalid argument"):
+        WorkerProcess(guardian, ["true"], os.environ, cpus={1023})
+    WorkerProcess(guardian, ["true"], os.environ).release()

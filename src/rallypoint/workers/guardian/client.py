@@ -19,7 +19,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from socket import MSG_CMSG_CLOEXEC, socket, socketpair
 from typing import Any, NamedTuple
 
@@ -124,7 +124,13 @@ class Guardian:
         return bool(self.why)
 
     def spawn(
-        self, argv: Sequence[str], env: Mapping[str, str], stdin: int | None, stdout: int | None, stderr: int | None
+        self,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        stdin: int | None,
+        stdout: int | None,
+        stderr: int | None,
+        cpus: Collection[int] = (),
     ) -> Started:
         """Start a worker in a session of its own, with our folder, umask, signal mask and ignored signals.
 
@@ -134,6 +140,7 @@ class Guardian:
             stdin: its standard input; None to hand on ours, as it is (if 0 is what any child of ours inherits).
             stdout: the same for standard output.
             stderr: the same for standard error.
+            cpus: the processors that it may run on; none named means those of the guardian, which had ours.
 
         Raises:
             OSError: it cannot be started.
@@ -152,7 +159,7 @@ class Guardian:
                 fd, there = (default, _is_inherited(default)) if given is None else (given, True)
                 places.append(len(sent) - 1 if there else protocol.CLOSED)
                 sent += [fd] * there
-            request = (programs, arguments, environment, places, sorted(ours.ignored), mask, ours.umask)
+            request = (programs, arguments, environment, places, sorted(ours.ignored), mask, ours.umask, sorted(cpus))
             pid, descriptors = self._ask(protocol.SPAWN, *request, descriptors=sent)
         finally:
             os.close(folder)

@@ -77,10 +77,21 @@ def _is_open(fd: int) -> bool:
     return True
 
 
+def _unlink(path: bytes) -> None:
+    try:  # noqa: SIM105 - contextlib is not built in
+        posix.unlink(path)
+    except OSError:
+        pass
+
+
 def remove(path: bytes, *, whole: bool) -> None:
     """Remove a folder and what is below it: folders as far as they are empty, or everything."""
     try:
         names = posix.listdir(path)
+    except NotADirectoryError:  # the watchdog's pipe
+        if whole:
+            _unlink(path)
+        return
     except OSError:
         return
     for name in names:

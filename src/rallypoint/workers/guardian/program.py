@@ -159,6 +159,7 @@ class Guardian:
         ignored: list[int],
         mask: list[int],
         umask: int,
+        cpus: list[int],
     ) -> None:
         """Start a worker in a session of its own. The first of the descriptors that were sent is its folder."""
         count = 1 + sum(place >= 0 for place in descriptors)
@@ -171,7 +172,7 @@ class Guardian:
             posix.fchdir(sent[0])
             posix.umask(umask)
             self._ignore(set(ignored))
-            pid = _start(programs, arguments, environment, _actions(descriptors, sent), mask)
+            pid = _start_on(cpus, programs, arguments, environment, _actions(descriptors, sent), mask)
             self._family.started.add(pid)
             pidfd = posix.pidfd_open(pid)
             self._answer(number, pid, [pidfd])
@@ -231,6 +232,18 @@ def _start(
                 reason = error
     assert reason is not None
     raise reason
+
+
+def _start_on(cpus: list[int], *request: Any) -> int:
+    """`_start`, with a process that may run on these processors alone; all that we may use, if none are named."""
+    if not cpus:
+        return _start(*request)
+    ours = posix.sched_getaffinity(0)
+    posix.sched_setaffinity(0, cpus)  # what is started inherits it
+    try:
+        return _start(*request)
+    finally:
+        posix.sched_setaffinity(0, ours)
 
 
 def guard(link: int, agent: int) -> None:

@@ -1,0 +1,91 @@
+"""What an agent tells of its run as events and metrics; nothing is made, or even imported, unless somebody wants it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rallypoint.agent.spec import RunResult, WorkerGroup
+from rallypoint.telemetry.door import metrics_wanted, put
+
+if TYPE_CHECKING:
+    from rallypoint.telemetry.events import Event
+    from rallypoint.telemetry.story import AgentStory
+
+
+class Telling:
+    """Of one agent.
+
+    Args:
+        group: its workers.
+        restarts: says how often they have been started again.
+    """
+
+    def __init__(self, group: WorkerGroup, restarts: Callable[[], int]) -> None:
+        self._group = group
+        self._restarts = restarts
+        self._began = time.monotonic()
+        self._told: AgentStory | None = None
+
+    @property
+    def remaining_restarts(self) -> int:
+        """How many failures the job would survive yet."""
+        return max(0, self._group.spec.max_restarts - self._restarts())
+
+    def event(self, state: str, raw_error: str | None = None) -> Event:
+        """An event about the agent itself."""
+        return self._story().of_agent(state, self._group, self._restarts(), raw_error=raw_error)
+
+    def tell(self, make: Callable[[], Event]) -> None:
+        """Record an event."""
+        if self._wanted:
+            self._story().tell(make())
+
+    def took(self, state: str, began: float) -> None:
+        """What `state` names is done; it began at that moment of `time.monotonic`."""
+        if self._wanted:
+            self._story().told(state, self._group, self._restarts(), time.monotonic() - began)
+
+    def met(self) -> None:
+        """The nodes have come together."""
+        began = self._group.joined_at
+        put("SimpleElasticAgent._rendezvous.success", 1)
+        put("SimpleElasticAgent._rendezvous.duration.ms", int((time.monotonic() - began) * 1000))
+        self.took("RENDEZVOUS", began)
+
+    def started(self) -> None:
+        """The workers have been started."""
+        if self._wanted:
+            self._story().started(self._group, self._restarts())
+
+    def looked(self, result: RunResult) -> None:
+        """The workers have been looked at."""
+        if metrics_wanted():
+            from rallypoint.telemetry.numbers import looked
+
+            looked(self._group.spec.role, result.state, self.remaining_restarts)
+
+    def ended(self, result: RunResult) -> None:
+        """The run is over."""
+        spec = self._group.spec
+        if metrics_wanted():
+            from rallypoint.telemetry.numbers import ended
+
+            ended(spec.role, result.is_failed(), self.remaining_restarts, spec.max_restarts)
+        if self._wanted:
+            self._story().ended(result.state, self._group, self._restarts(), result.failures)
+
+    @property
+    def _wanted(self) -> bool:
+        return self._group.spec.event_log_handler != "null"
+
+    def _story(self) -> AgentStory:
+        if self._told is None:
+            from rallypoint.telemetry.story import AgentStory
+
+            spec = self._group.spec
+            run_id, backend = spec.rdzv_handler.get_run_id(), spec.rdzv_handler.get_backend()
+            name = spec.get_entrypoint_name()
+            self._told = AgentStory(spec.event_log_handler, run_id, spec.role, backend, name, self._began)
+        return self._told

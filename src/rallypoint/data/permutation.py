@@ -1,0 +1,40 @@
+"""Shuffled numbers, the same as `torch.randperm` with a generator of the same seed gives on a processor.
+
+Workers that use torch's sampler and workers that use ours can so share an epoch.
+"""
+
+from __future__ import annotations
+
+from random import Random
+
+_WORDS = 624
+_WORD = 0xFFFFFFFF
+
+
+def permutation(n: int, seed: int) -> list[int]:
+    """The numbers from 0 to `n - 1`, shuffled.
+
+    Args:
+        n: how many; fewer than 2**32 / 20, beyond which torch draws differently.
+        seed: of it the lowest 32 bits count, as with torch.
+    """
+    shuffled = list(range(n))
+    draw = _generator(seed).getrandbits
+    for place in range(n - 1):
+        other = place + draw(32) % (n - place)
+        shuffled[place], shuffled[other] = shuffled[other], shuffled[place]
+    return shuffled
+
+
+def _generator(seed: int) -> Random:
+    """Python's Mersenne twister in the state that the algorithm's authors give it for a seed of 32 bits.
+
+    `Random(seed)` starts it differently.
+    """
+    words = [seed & _WORD]
+    for place in range(1, _WORDS):
+        last = words[-1]
+        words.append((1812433253 * (last ^ (last >> 30)) + place) & _WORD)
+    made = Random()
+    made.setstate((3, (*words, _WORDS), None))
+    return made

@@ -1,0 +1,74 @@
+"""A sampler for workers whose number changes from round to round."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sized
+from itertools import cycle, islice
+
+from rallypoint.base.errors import UserError
+from rallypoint.data.permutation import permutation
+
+
+class ElasticDistributedSampler:
+    """Gives each worker its share of the indices of a dataset from `start_index` on, shuffled anew in each epoch.
+
+    Every worker gets as many as every other: where they do not come out even, some are given twice. The order is that
+    of torch's sampler of the same name. A `DataLoader` takes it as its `sampler`.
+
+    Args:
+        dataset: what has a length.
+        num_replicas: how many workers share it; None for `WORLD_SIZE`.
+        rank: which of them this is; None for `RANK`.
+        start_index: the first index that is still to be worked on, for an epoch that goes on where it was.
+
+    Raises:
+        UserError: a number out of its bounds, or one that neither the caller nor the environment gives.
+    """
+
+    def __init__(
+        self, dataset: Sized, num_replicas: int | None = None, rank: int | None = None, start_index: int = 0
+    ) -> None:
+        self.dataset = dataset
+        self.num_replicas = _given(num_replicas, "num_replicas", "WORLD_SIZE")
+        self.rank = _given(rank, "rank", "RANK")
+        self.start_index = start_index
+        self.epoch = 0
+        self.seed = 0
+        self.shuffle = True
+        self.drop_last = False
+        if self.num_replicas < 1:
+            raise UserError(f"num_replicas={self.num_replicas} workers cannot share a dataset; give 1 or more")
+        if not 0 <= self.rank < self.num_replicas:
+            raise UserError(f"Invalid rank {self.rank}, rank should be in the interval [0, {self.num_replicas - 1}]")
+        if start_index < 0:
+            raise UserError(f"Start index {start_index} is negative; give the first index that is to be worked on")
+        if start_index >= len(dataset):
+            raise UserError(f"Start index {start_index} should be less than dataset size {len(dataset)}")
+        self.num_samples = -(-(len(dataset) - start_index) // self.num_replicas)
+        self.total_size = self.num_samples * self.num_replicas
+
+    def set_epoch(self, epoch: int) -> None:
+        """Say which epoch it is; every worker must say the same, for the order depends on it."""
+        self.epoch = epoch
+
+    def __iter__(self) -> Iterator[int]:
+        left = len(self.dataset) - self.start_index
+        order = [self.start_index + each for each in permutation(left, self.epoch)]
+        return islice(cycle(order), self.rank, self.total_size, self.num_replicas)
+
+    def __len__(self) -> int:
+        """How many indices this worker gets in an epoch."""
+        return self.num_samples
+
+
+def _given(value: int | None, argument: str, variable: str) -> int:
+    if value is not None:
+        return value
+    text = os.environ.get(variable)
+    if text is None:
+        raise UserError(f"{argument} is not given and {variable} is not set; give it, or run under a launcher")
+    try:
+        return int(text)
+    except ValueError:
+        raise UserError(f"{variable}={text!r} is not a whole number; give {argument}, or set it to one") from None

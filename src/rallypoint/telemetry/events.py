@@ -1,0 +1,133 @@
+"""Events: plain data with a form as JSON on one line (contract section 5.9)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from typing import Any, TypeAlias
+
+from rallypoint.base.errors import UserError
+
+EventMetadataValue: TypeAlias = str | int | float | bool | None
+
+
+class EventSource(StrEnum):
+    """Who an event is about."""
+
+    AGENT = "AGENT"
+    WORKER = "WORKER"
+
+
+class NodeState(StrEnum):
+    """What a node is at in a rendezvous."""
+
+    INIT = "INIT"
+    RUNNING = "RUNNING"
+    SUCCEEDED = "SUCCEEDED"
+    FAILED = "FAILED"
+
+
+@dataclass
+class Event:
+    """Something that happened to an agent or a worker.
+
+    Args:
+        name: what happened.
+        source: who it is about.
+        timestamp: whole epoch seconds; 0 where the line that carries the event has its own time.
+        metadata: more of it.
+    """
+
+    name: str
+    source: EventSource
+    timestamp: int = 0
+    metadata: dict[str, EventMetadataValue] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        return self.serialize()
+
+    def serialize(self) -> str:
+        """The event as JSON on one line."""
+        return json.dumps(asdict(self) | {"source": self.source.name})
+
+    @staticmethod
+    def deserialize(data: str | Event) -> Event:
+        """The event of which `data` is the line; an event is returned as it is.
+
+        Raises:
+            UserError: the line is not that of an event.
+        """
+        if isinstance(data, Event):
+            return data
+        with _refusing(data, "an event"):
+            fields = _fields(data)
+            return Event(**{**fields, "source": EventSource[fields["source"]]})
+
+
+@dataclass
+class RdzvEvent:
+    """Something that happened to a node in a rendezvous.
+
+    Args:
+        name: where in the program it was told.
+        run_id: the job.
+        message: what happened, in words.
+        hostname: the node's.
+        pid: of the agent.
+        node_state: what the node is at.
+        master_endpoint: of the worker store, if it is known.
+        rank: of the node, if it has one.
+        local_id: which of a host's agents it is.
+        error_trace: the traceback of a failure.
+    """
+
+    name: str
+    run_id: str
+    message: str
+    hostname: str
+    pid: int
+    node_state: NodeState
+    master_endpoint: str = ""
+    rank: int | None = None
+    local_id: int | None = None
+    error_trace: str = ""
+
+    def __str__(self) -> str:
+        return self.serialize()
+
+    def serialize(self) -> str:
+        """The event as JSON on one line."""
+        return json.dumps(asdict(self) | {"node_state": self.node_state.name})
+
+    @staticmethod
+    def deserialize(data: str | RdzvEvent) -> RdzvEvent:
+        """The event of which `data` is the line; an event is returned as it is.
+
+        Raises:
+            UserError: the line is not that of an event.
+        """
+        if isinstance(data, RdzvEvent):
+            return data
+        with _refusing(data, "a rendezvous event"):
+            fields = _fields(data)
+            return RdzvEvent(**{**fields, "node_state": NodeState[fields["node_state"]]})
+
+
+def _fields(line: str) -> dict[str, Any]:
+    found = json.loads(line)
+    if not isinstance(found, dict):
+        raise TypeError(f"a {type(found).__name__}, where an object should be")
+    return found
+
+
+@contextmanager
+def _refusing(line: str, what: str) -> Iterator[None]:
+    """Make one sentence of all the ways in which a line cannot be read."""
+    try:
+        yield
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        reason = f"{type(error).__name__}: {error}"
+        raise UserError(f"{line[:200]!r} is not {what} as JSON on one line ({reason})") from None

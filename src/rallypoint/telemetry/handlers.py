@@ -1,0 +1,72 @@
+"""Where events go: handlers of Python's logging, by name.
+
+Ours are in a table to which a program may add its own; other names are looked up among the entry points that installed
+packages offer in the group `rallypoint.event_handlers`. What such an entry point names is a handler, or something that
+makes one when it is called without arguments (a class, say).
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+
+from rallypoint.base.errors import UserError
+from rallypoint.base.plugins import entry_point, entry_point_names
+
+GROUP = "rallypoint.event_handlers"
+"""The entry point group of packages that bring a handler."""
+
+RENDEZVOUS = "dynamic_rendezvous"
+"""Where the events of the rendezvous go."""
+
+
+class ConsoleHandler(logging.Handler):
+    """Writes one line for each record to what `sys.stderr` is at that moment, without a prefix."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        try:
+            if sys.stderr is not None:
+                sys.stderr.write(self.format(record) + "\n")
+                sys.stderr.flush()
+        except Exception:
+            self.handleError(record)
+
+
+log_handlers: dict[str, logging.Handler] = {
+    "console": ConsoleHandler(),
+    RENDEZVOUS: logging.NullHandler(),
+    "null": logging.NullHandler(),
+}
+"""Handlers by name. A program may add to it or replace one, before the first event goes there."""
+
+
+def get_logging_handler(destination: str = "null") -> logging.Handler:
+    """The handler of a name; one from an entry point is loaded once.
+
+    Raises:
+        UserError: nobody offers the name, or what is offered cannot be used.
+    """
+    found = log_handlers.get(destination)
+    if found is None:
+        found = log_handlers[destination] = _offered(destination)
+    return found
+
+
+def _offered(destination: str) -> logging.Handler:
+    try:
+        offer = entry_point(GROUP, destination)
+        made = offer() if callable(offer) else offer
+    except Exception as error:  # somebody else's code, which may fail in any way
+        raise UserError(
+            f"the event handler {destination!r} cannot be loaded ({type(error).__name__}: {error}); "
+            f"look at the package that offers it in the entry point group {GROUP}"
+        ) from error
+    if made is None and offer is None:
+        known = ", ".join(sorted({*log_handlers, *entry_point_names(GROUP)}))
+        raise UserError(f"there is no event handler {destination!r}; use one of {known}")
+    if not isinstance(made, logging.Handler):
+        raise UserError(
+            f"the event handler {destination!r} is a {type(made).__name__}; its entry point must name a "
+            "logging.Handler, or something that makes one when it is called without arguments"
+        )
+    return made

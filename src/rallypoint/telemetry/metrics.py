@@ -1,0 +1,166 @@
+"""Metrics: numbers with a name, in groups; each group has a handler (contract sections 5.9 and 8).
+
+Nothing is done with them until a program calls `configure`.
+"""
+
+from __future__ import annotations
+
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import wraps
+from typing import NamedTuple, ParamSpec, Protocol, TypeVar, overload
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Q = ParamSpec("Q")
+T = TypeVar("T")
+
+DEFAULT_GROUP = "torchelastic"
+
+
+class _Decorator(Protocol):
+    def __call__(self, function: Callable[P, R], /) -> Callable[P, R]: ...
+
+
+class MetricData(NamedTuple):
+    """One number; `timestamp` is in epoch seconds."""
+
+    timestamp: float
+    group_name: str | None
+    name: str
+    value: float
+
+
+class MetricsConfig:
+    """Parameters for `initialize_metrics`."""
+
+    def __init__(self, params: dict[str, str] | None = None) -> None:
+        self.params = {} if params is None else params
+
+
+class MetricHandler(ABC):
+    """What is done with metrics."""
+
+    @abstractmethod
+    def emit(self, metric_data: MetricData) -> None:
+        """Take one number. Called on the thread that put it, which waits for it."""
+
+
+class ConsoleMetricHandler(MetricHandler):
+    """Prints each number on standard output: `[timestamp][group]: name=value`."""
+
+    def emit(self, metric_data: MetricData) -> None:
+        print(f"[{metric_data.timestamp}][{metric_data.group_name}]: {metric_data.name}={metric_data.value}")
+
+
+class NullMetricHandler(MetricHandler):
+    """Does nothing with them."""
+
+    def emit(self, metric_data: MetricData) -> None:
+        return
+
+
+class MetricStream:
+    """A group's numbers on their way to the handler that the group had when the stream was made."""
+
+    def __init__(self, group_name: str | None, handler: MetricHandler) -> None:
+        self.group_name = group_name
+        self.handler = handler
+
+    def add_value(self, metric_name: str, metric_value: float) -> None:
+        """Give the handler one number, with the time of now."""
+        self.handler.emit(MetricData(time.time(), self.group_name, metric_name, metric_value))
+
+
+_default_handler: MetricHandler = NullMetricHandler()
+_handlers: dict[str, MetricHandler] = {}
+
+
+def configure(handler: MetricHandler, group: str | None = None) -> None:
+    """Set the handler of a group, or of all groups that have none of their own."""
+    global _default_handler
+    if group is None:
+        _default_handler = handler
+    else:
+        _handlers[group] = handler
+
+
+def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
+    """Does nothing; there for programs that call torch's, which does nothing."""
+
+
+def getStream(group: str | None) -> MetricStream:
+    """A stream to the handler that the group has now."""
+    handler = _default_handler if group is None else _handlers.get(group, _default_handler)
+    return MetricStream(group, handler)
+
+
+def put_metric(metric_name: str, metric_value: float, metric_group: str = DEFAULT_GROUP) -> None:
+    """Put one number into a group."""
+    getStream(metric_group).add_value(metric_name, metric_value)
+
+
+def publish_metric(metric_group: str, metric_name: str, metric_value: float) -> None:
+    """Deprecated: `put_metric` with its arguments in another order."""
+    warnings.warn("publish_metric is deprecated; use put_metric", FutureWarning, stacklevel=2)
+    getStream(metric_group).add_value(metric_name, metric_value)
+
+
+def get_elapsed_time_ms(start_time_in_seconds: float) -> int:
+    """Whole milliseconds since a moment of `time.time()`."""
+    return int((time.time() - start_time_in_seconds) * 1000)
+
+
+@overload
+def prof(fn: Callable[P, R], group: str = DEFAULT_GROUP) -> Callable[P, R]: ...
+
+
+@overload
+def prof(fn: None = None, group: str = DEFAULT_GROUP) -> _Decorator: ...
+
+
+def prof(fn: Callable[P, R] | None = None, group: str = DEFAULT_GROUP) -> Callable[P, R] | _Decorator:
+    """Count the calls of a function, and time them: `@prof`, or `@prof(group="mine")`.
+
+    Each call puts `<name>.success` or `<name>.failure` (1), and `<name>.duration.ms`. The name is the function's
+    qualified one (`Class.method`), with its module before it where that has no class or function in it.
+    """
+
+    def measured(function: Callable[Q, T], /) -> Callable[Q, T]:
+        return _measured(function, _name(function), group)
+
+    return measured if fn is None else measured(fn)
+
+
+def profile(group: str | None = None) -> _Decorator:
+    """Deprecated: as `prof`, but under the function's bare name."""
+    warnings.warn("profile is deprecated; use prof", FutureWarning, stacklevel=2)
+
+    def measured(function: Callable[Q, T], /) -> Callable[Q, T]:
+        return _measured(function, function.__name__, group)
+
+    return measured
+
+
+def _name(function: Callable[..., object]) -> str:
+    qualified = function.__qualname__
+    return qualified if "." in qualified else f"{function.__module__}.{qualified}"
+
+
+def _measured(function: Callable[P, R], name: str, group: str | None) -> Callable[P, R]:
+    @wraps(function)
+    def measured(*args: P.args, **kwargs: P.kwargs) -> R:
+        began = time.monotonic()
+        outcome = "failure"
+        try:
+            result = function(*args, **kwargs)
+            outcome = "success"
+            return result
+        finally:
+            stream = getStream(group)
+            stream.add_value(f"{name}.{outcome}", 1)
+            stream.add_value(f"{name}.duration.ms", int((time.monotonic() - began) * 1000))
+
+    return measured

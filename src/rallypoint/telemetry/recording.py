@@ -1,0 +1,98 @@
+"""Events are recorded through loggers of Python's logging, one for each destination (contract section 5.9).
+
+A logger is named `torchelastic-events-<destination>`, so that what users hang on torch's hangs here too; its level is
+that of `LOGLEVEL`, or INFO.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+
+from rallypoint.base.log import log_level
+from rallypoint.telemetry.events import Event, NodeState, RdzvEvent
+from rallypoint.telemetry.handlers import RENDEZVOUS, get_logging_handler
+
+_loggers: dict[str, logging.Logger] = {}
+
+
+def record(event: Event, destination: str = "null") -> None:
+    """Send an event to the handler of a name.
+
+    Raises:
+        UserError: there is no such handler.
+    """
+    _send(_logger(destination), event)
+
+
+def record_rdzv_event(event: RdzvEvent) -> None:
+    """Send an event of the rendezvous to the handler `dynamic_rendezvous`."""
+    _send(_logger(RENDEZVOUS), event)
+
+
+def construct_and_record_rdzv_event(
+    run_id: str,
+    message: str,
+    node_state: NodeState,
+    name: str = "",
+    hostname: str = "",
+    pid: int | None = None,
+    master_endpoint: str = "",
+    local_id: int | None = None,
+    rank: int | None = None,
+) -> None:
+    """Make an event of the rendezvous and record it; nothing is made where nobody would hear it.
+
+    Args:
+        run_id: the job.
+        message: what happened, in words.
+        node_state: what the node is at. With FAILED, the exception that is being handled goes along.
+        name: what stands after the caller's file name in the event's name; by default the caller's function.
+        hostname: by default this host's.
+        pid: by default this process's.
+        master_endpoint: of the worker store, if it is known.
+        local_id: which of a host's agents it is.
+        rank: of the node, if it has one.
+    """
+    if isinstance(get_logging_handler(RENDEZVOUS), logging.NullHandler):
+        return
+    caller = sys._getframe(1).f_code
+    record_rdzv_event(
+        RdzvEvent(
+            name=f"{os.path.basename(caller.co_filename)}:{name or caller.co_name}",
+            run_id=run_id,
+            message=message,
+            hostname=hostname or socket.gethostname(),
+            pid=os.getpid() if pid is None else pid,
+            node_state=node_state,
+            master_endpoint=master_endpoint,
+            rank=rank,
+            local_id=local_id,
+            error_trace=_trace() if node_state is NodeState.FAILED else "",
+        )
+    )
+
+
+def _trace() -> str:
+    import traceback
+
+    return traceback.format_exc()
+
+
+def _logger(destination: str) -> logging.Logger:
+    found = _loggers.get(destination)
+    if found is None:
+        handler = get_logging_handler(destination)
+        found = logging.getLogger(f"torchelastic-events-{destination}")
+        found.setLevel(log_level() if "LOGLEVEL" in os.environ else logging.INFO)
+        found.propagate = False
+        found.addHandler(handler)
+        _loggers[destination] = found
+    return found
+
+
+def _send(logger: logging.Logger, event: Event | RdzvEvent) -> None:
+    if logger.isEnabledFor(logging.INFO):
+        logger.info(event.serialize())

@@ -1,0 +1,171 @@
+"""The events of an agent's run, with the fields of the contract's section 5.9.
+
+Telling never fails: whatever a handler raises becomes a log line. The agent's own things are taken by their shape, for
+they belong to rooms above.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.telemetry.door import quietly
+from rallypoint.telemetry.events import Event, EventMetadataValue, EventSource
+from rallypoint.telemetry.recording import record
+
+
+class WorkerLike(Protocol):
+    """A worker with its ranks; `id` is its process id."""
+
+    @property
+    def id(self) -> Any: ...
+    @property
+    def local_rank(self) -> int: ...
+    @property
+    def global_rank(self) -> int: ...
+    @property
+    def role_rank(self) -> int: ...
+    @property
+    def role_world_size(self) -> int: ...
+
+
+class GroupLike(Protocol):
+    """The workers of a node; rank and size are None before the first round."""
+
+    @property
+    def group_rank(self) -> int | None: ...
+    @property
+    def group_world_size(self) -> int | None: ...
+    @property
+    def workers(self) -> Sequence[WorkerLike]: ...
+
+
+class FailureLike(Protocol):
+    """A worker's failure; the data are those of its error file."""
+
+    @property
+    def exitcode(self) -> int: ...
+    @property
+    def pid(self) -> int: ...
+    @property
+    def error_file_data(self) -> Mapping[str, object]: ...
+
+
+class AgentStory:
+    """Makes the events of one run, and tells them.
+
+    Args:
+        destination: the name of the handler.
+        run_id: the job.
+        role: of the workers.
+        rdzv_backend: the rendezvous backend's name.
+        entry_point: what the workers run; of a program, the base name goes along.
+        began: when the run began, on `clock`; None for now.
+        clock: what the run is timed with.
+    """
+
+    def __init__(
+        self,
+        destination: str,
+        run_id: str,
+        role: str,
+        rdzv_backend: str,
+        entry_point: str,
+        began: float | None = None,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._destination = destination
+        self._run_id = run_id
+        self._role = role
+        self._backend = rdzv_backend
+        self._entry_point = os.path.basename(entry_point)
+        self._clock = clock
+        self._began = clock.monotonic() if began is None else began
+
+    def tell(self, event: Event) -> None:
+        """Record an event, whatever becomes of it."""
+        quietly(lambda: record(event, self._destination))
+
+    def told(self, state: str, group: GroupLike, restarts: int, seconds: float) -> None:
+        """The agent has done what `state` names (RENDEZVOUS, ASSIGN_WORKER_RANKS), and it took so many seconds."""
+        self.tell(self.of_agent(state, group, restarts, duration_ms=seconds * 1000))
+
+    def started(self, group: GroupLike, restarts: int) -> None:
+        """The workers of the group have been started."""
+        for worker in group.workers:
+            self.tell(self.of_worker("START", group, restarts, worker))
+
+    def ended(self, state: str, group: GroupLike, restarts: int, failures: Mapping[int, FailureLike]) -> None:
+        """The workers have ended for good.
+
+        Args:
+            state: of the group.
+            group: the workers.
+            restarts: how often they were started again.
+            failures: by global rank; in a group that has not succeeded, whoever is not among them was ended.
+        """
+        for worker in group.workers:
+            failure = failures.get(worker.global_rank)
+            own = "FAILED" if failure is not None else "SUCCEEDED" if state == "SUCCEEDED" else "TERMINATED"
+            self.tell(self.of_worker(own, group, restarts, worker, failure))
+
+    def of_agent(
+        self,
+        state: str,
+        group: GroupLike,
+        restarts: int,
+        *,
+        duration_ms: float | None = None,
+        raw_error: str | None = None,
+    ) -> Event:
+        """An event about the agent itself."""
+        return self._event(EventSource.AGENT, state, group, restarts, {}, None, None, raw_error, duration_ms)
+
+    def of_worker(
+        self, state: str, group: GroupLike, restarts: int, worker: WorkerLike, failure: FailureLike | None = None
+    ) -> Event:
+        """An event about a worker."""
+        more = {
+            "local_rank": [worker.local_rank],
+            "role_rank": [worker.role_rank],
+            "role_world_size": [worker.role_world_size],
+            "exit_code": [None if failure is None else failure.exitcode],
+            "worker_pid": [None if failure is None else failure.pid],
+        }
+        error = None if failure is None else json.dumps(failure.error_file_data)
+        source = EventSource.WORKER
+        return self._event(source, state, group, restarts, more, worker.global_rank, str(worker.id), error, None)
+
+    def _event(
+        self,
+        source: EventSource,
+        state: str,
+        group: GroupLike,
+        restarts: int,
+        more: Mapping[str, object],
+        global_rank: int | None,
+        worker_id: str | None,
+        raw_error: str | None,
+        duration_ms: float | None,
+    ) -> Event:
+        size = {"group_world_size": group.group_world_size, "entry_point": self._entry_point}
+        metadata: dict[str, EventMetadataValue] = {
+            "run_id": self._run_id,
+            "global_rank": global_rank,
+            "group_rank": group.group_rank,
+            "worker_id": worker_id,
+            "role": self._role,
+            "hostname": socket.gethostname(),
+            "state": state,
+            "total_run_time": int(self._clock.monotonic() - self._began),
+            "rdzv_backend": self._backend,
+            "raw_error": raw_error,
+            "metadata": json.dumps({**size, **more}),
+            "agent_restarts": restarts,
+            "duration_ms": duration_ms,
+        }
+        return Event(f"torchelastic.worker.status.{state}", source, metadata=metadata)

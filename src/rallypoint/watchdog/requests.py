@@ -1,0 +1,142 @@
+"""The file timer's protocol: one request is one line of JSON (contract section 5.11). Pure.
+
+Laws:
+
+1. Any bytes are taken. What is no request of this protocol gives a complaint, never an exception.
+2. A whole request counts even where another writer's half line stands before it: the kernel never tears a write of up
+   to `LONGEST` bytes apart, so what follows the rest of a dead writer's is complete.
+3. Never more than `LONGEST` bytes are kept for a line that has not ended.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from typing import Any, TypeGuard
+
+VERSION = 1
+LONGEST = 4096
+"""Bytes of one request with its newline: what Linux writes to a pipe in one piece (PIPE_BUF)."""
+_HIGHEST_SIGNAL = 64
+_STARTS = 16
+"""How many places in a damaged line are tried as the beginning of a request."""
+_SHOWN = 80
+"""Bytes of a damaged line that a complaint shows."""
+
+
+@dataclass
+class TimerRequest:
+    """A timer that a worker asks for, or, with a negative expiration time, lets go of.
+
+    `worker_id` says who asks, `scope_id` is the timer's name (one worker has one timer of a name), and
+    `expiration_time` is when it runs out, in epoch seconds.
+    """
+
+    worker_id: Any
+    scope_id: str
+    expiration_time: float
+
+
+@dataclass(init=False)
+class FileTimerRequest(TimerRequest):
+    """A request of the file timer; see `TimerRequest`."""
+
+    signal: int
+    version: int
+
+    def __init__(self, worker_pid: int, scope_id: str, expiration_time: float, signal: int = 0) -> None:
+        """A request of this version.
+
+        Args:
+            worker_pid: the process that asks.
+            scope_id: the timer's name.
+            expiration_time: epoch seconds at which it runs out; negative to let go of it.
+            signal: what the process is to be sent when it runs out; 0 or less to be told of only.
+        """
+        super().__init__(worker_pid, scope_id, expiration_time)
+        self.signal = signal
+        self.version = VERSION
+
+    @property
+    def worker_pid(self) -> int:
+        """The process that asks."""
+        pid: int = self.worker_id
+        return pid
+
+    def to_json(self) -> str:
+        """The request as it is written, without the newline."""
+        values = {
+            "version": self.version,
+            "pid": self.worker_pid,
+            "scope_id": self.scope_id,
+            "expiration_time": self.expiration_time,
+            "signal": int(self.signal),
+        }
+        return json.dumps(values)
+
+
+class Requests:
+    """Makes requests of the bytes that come out of the pipe."""
+
+    def __init__(self) -> None:
+        self._rest = b""
+
+    def feed(self, data: bytes) -> tuple[list[FileTimerRequest], list[str]]:
+        """Take bytes as they come.
+
+        Returns:
+            The requests that are complete now, in their order, and what was wrong with other lines.
+        """
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = rest[-LONGEST:]
+        requests, complaints = [], []
+        for line in lines:
+            request = _salvaged(line)
+            if request is not None:
+                requests.append(request)
+            elif line.strip():
+                complaints.append(f"no timer request: {line[:_SHOWN]!r}")
+        return requests, complaints
+
+
+def parse(line: bytes) -> FileTimerRequest | None:
+    """The request that a whole line is; None if it is none."""
+    try:
+        values = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(values, dict) or values.get("version") != VERSION:
+        return None
+    pid, scope, signal = values.get("pid"), values.get("scope_id"), values.get("signal")
+    expiration = _finite(values.get("expiration_time"))
+    if not _is_whole(pid) or not _is_whole(signal) or not isinstance(scope, str) or expiration is None:
+        return None
+    if not 0 < pid < 1 << 31 or signal > _HIGHEST_SIGNAL:
+        return None
+    return FileTimerRequest(pid, scope, expiration, max(0, signal))
+
+
+def _salvaged(line: bytes) -> FileTimerRequest | None:
+    """The request in a line, which may have something else before it."""
+    line = line[-LONGEST:]
+    request, start = parse(line), 0
+    for _ in range(_STARTS):
+        if request is not None or (start := line.find(b'{"', start + 1)) < 0:
+            break
+        request = parse(line[start:])
+    return request
+
+
+def _is_whole(value: object) -> TypeGuard[int]:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _finite(value: object) -> float | None:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) else None

@@ -1,0 +1,95 @@
+"""The file timer's server for those who have no agent: a `Watchdog` on a thread of its own (contract section 8).
+
+Unlike torch's, it does not end its own process when it has ended another.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import threading
+import time
+
+from rallypoint.base.clock import SYSTEM_CLOCK
+from rallypoint.base.log import get_logger
+from rallypoint.watchdog.watchdog import Report, Watchdog
+
+log = get_logger(__name__)
+
+
+class FileTimerServer:
+    """Enforces the timers of any process of this host that writes to its pipe."""
+
+    def __init__(
+        self,
+        file_path: str,
+        run_id: str,
+        max_interval: float = 10,
+        daemon: bool = True,
+        log_event: Report | None = None,
+    ) -> None:
+        """Nothing is opened before `start`.
+
+        Args:
+            file_path: of the pipe; a file of that name is removed.
+            run_id: of the job, for the log.
+            max_interval: seconds at most between two turns.
+            daemon: whether the thread lets the program end.
+            log_event: hears what happens, with the timer if there is one.
+        """
+        self._path = file_path
+        self._run_id = run_id
+        self._max_interval = max_interval
+        self._daemon = daemon
+        self._log_event = log_event
+        self._turned = time.time()
+        self._running: tuple[Watchdog, threading.Thread, int] | None = None
+
+    def start(self) -> None:
+        """Make the pipe and begin to listen. Nothing happens if that is done.
+
+        Raises:
+            UserError: the pipe cannot be made; says why.
+        """
+        if self._running is not None:
+            return
+        own = os.getpid()
+        watchdog = Watchdog(self._path, lambda pid: pid not in (1, own), run_id=self._run_id, report=self._log_event)
+        ending = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        thread = threading.Thread(
+            target=self._turn, args=(watchdog, ending), name="rallypoint-watchdog", daemon=self._daemon
+        )
+        self._running = watchdog, thread, ending
+        thread.start()
+
+    def stop(self) -> None:
+        """End the thread and remove the pipe. Idempotent."""
+        if self._running is None:
+            return
+        watchdog, thread, ending = self._running
+        self._running = None
+        os.eventfd_write(ending, 1)
+        thread.join()
+        os.close(ending)
+        watchdog.close()
+
+    def get_last_progress_time(self) -> int:
+        """Epoch seconds of the last turn once a client was heard, else of now."""
+        heard = self._running is not None and self._running[0].heard
+        return int(self._turned if heard else time.time())
+
+    def _turn(self, watchdog: Watchdog, ending: int) -> None:
+        while True:
+            poller = select.poll()
+            for fd in (ending, *watchdog.fds()):
+                poller.register(fd, select.POLLIN)
+            seconds = min(self._max_interval, watchdog.wake_at() - SYSTEM_CLOCK.monotonic())
+            ready = poller.poll(math.ceil(max(0.0, seconds) * 1000))
+            if any(fd == ending for fd, _ in ready):
+                return
+            try:
+                watchdog.step()
+            except Exception:
+                log.exception("the watchdog goes on after an error")
+            self._turned = time.time()

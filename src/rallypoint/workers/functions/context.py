@@ -1,0 +1,179 @@
+"""Workers that are functions, as one thing (contract section 6.1).
+
+Laws:
+
+1. What cannot be handed to a worker is found before any is started.
+2. A worker has succeeded when it has ended with exit code 0 and its value is here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Callable, Collection, Mapping, Sequence
+from multiprocessing import spawn, util
+from typing import TYPE_CHECKING, Any
+
+from rallypoint.base.errors import UserError
+from rallypoint.logs.specs import LogsSpecs
+from rallypoint.workers.context import Extras, ProcessesContext
+from rallypoint.workers.functions.parcel import NothingReturned, Parcel, errand
+from rallypoint.workers.guardian.client import Guardian
+from rallypoint.workers.process import Watched, WorkerProcess
+from rallypoint.workers.stop import Sweeping
+
+if TYPE_CHECKING:
+    from rallypoint.base.numa import NumaOptions
+    from rallypoint.failures.failure import ProcessFailure
+    from rallypoint.workers.functions.served import ForkServer
+
+START_METHODS = ("spawn", "fork", "forkserver")
+
+
+GONE = (
+    "the fork server, of which this worker was a copy, has ended, so that nobody knows how the worker did; look at "
+    "what else ends processes on this machine"
+)
+
+
+class MultiprocessContext(ProcessesContext):
+    """Workers that call a function.
+
+    Args:
+        start_method: how their processes are made: `spawn`, `fork` or `forkserver`, as in multiprocessing.
+        guardian: what starts them; None for one of this context's own. Those of `fork` start without.
+
+    Raises:
+        UserError: there is no such start method.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any],
+        args: Mapping[int, Sequence[Any]],
+        envs: Mapping[int, Mapping[str, str]],
+        start_method: str,
+        logs_specs: LogsSpecs,
+        log_line_prefixes: Mapping[int, str] | None = None,
+        numa_options: NumaOptions | None = None,
+        duplicate_stdout_filters: Sequence[str] | None = None,
+        duplicate_stderr_filters: Sequence[str] | None = None,
+        *,
+        guardian: Guardian | None = None,
+    ) -> None:
+        if start_method not in START_METHODS:
+            raise UserError(f"start_method={start_method!r} is none; use one of {', '.join(START_METHODS)}")
+        extras = Extras(numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
+        super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, guardian, extras)
+        self.start_method = start_method
+        self._function = entrypoint
+        self._parcels: dict[int, Parcel] = {}
+        self._server: ForkServer | None = None
+        self._forking = start_method == "fork"
+        if self._forking and guardian is not None:
+            self._guardian = None
+
+    def _prepare(self) -> None:
+        if self._forking:
+            return
+        super()._prepare()
+        method = self.start_method
+        cpus = self._extras.cpus(self.nprocs) if method == "forkserver" else [()] * self.nprocs
+        for rank in range(self.nprocs):
+            environ = {**os.environ, **self.envs[rank]} if method == "forkserver" else None
+            self._parcels[rank] = parcel = Parcel()
+            parcel.pack(errand(self._function, method, rank, environ, cpus[rank]), self._function, self.args[rank])
+
+    def _start_one(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> Watched:
+        how = {"spawn": self._spawned, "fork": self._forked, "forkserver": self._served}
+        return how[self.start_method](rank, stdout, stderr, cpus)
+
+    def _spawned(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> Watched:
+        assert self._guardian is not None
+        with self._parcels[rank].channel() as channel:
+            environ = {**os.environ, **self.envs[rank]}
+            return WorkerProcess(
+                self._guardian, _command("worker"), environ, stdout, stderr, cpus, stdin=channel.fileno()
+            )
+
+    def _forked(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> Watched:
+        from rallypoint.workers.functions.forked import ForkedProcess
+
+        self._parcels[rank] = parcel = Parcel()
+        environ = {**os.environ, **self.envs[rank]}
+        return ForkedProcess(self._function, self.args[rank], environ, parcel.fd, stdout, stderr, cpus)
+
+    def _served(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> Watched:
+        from rallypoint.workers.functions.served import ForkServer, ServedProcess
+
+        assert self._guardian is not None
+        parcel = self._parcels[rank]
+        if self._server is None:
+            self._server = server = ForkServer()
+            process = WorkerProcess(self._guardian, _command("server"), os.environ, stdin=server.theirs.fileno())
+            server.started(process, parcel.fd)
+        with parcel.channel() as channel, open(os.devnull, "wb") as nowhere:
+            out, err = (_open_or(nowhere.fileno(), *each) for each in ((1, stdout), (2, stderr)))
+            return ServedProcess(self._server, channel, out, err)
+
+    def _sweep(self) -> Sweeping | None:
+        if not self._forking:
+            return super()._sweep()
+        if not self._processes:
+            return None
+        from rallypoint.workers.functions.forked import ForkedSweep
+
+        return ForkedSweep(list(self._processes.values()))
+
+    def _fault(self, rank: int) -> str:
+        try:
+            self._parcels[rank].open()
+        except NothingReturned as error:
+            return str(error)
+        return ""
+
+    def _failure(self, rank: int, pid: int, exitcode: int) -> ProcessFailure:
+        failure = super()._failure(rank, pid, exitcode)
+        fault = self._fault(rank) if exitcode == 0 else self._lost(rank)
+        if fault:  # in `damaged` too, since the report tells that whatever the exit code
+            failure.message = failure.damaged = fault
+        return failure
+
+    def _lost(self, rank: int) -> str:
+        return GONE if self._server is not None and self._processes[rank].orphaned else ""
+
+    def _value(self, rank: int) -> Any:
+        with contextlib.suppress(NothingReturned):  # it ended while it was being stopped
+            return self._parcels[rank].open()
+        return None
+
+    def _finish(self) -> None:
+        for rank, process in self._processes.items():
+            if process.poll() == 0:
+                self._value(rank)
+        super()._finish()
+        if self._server is not None:
+            self._server.close()
+        for parcel in self._parcels.values():
+            parcel.close()
+
+
+def _command(module: str) -> list[str]:
+    """A command that runs the main function of a file of this folder, in the interpreter multiprocessing would take."""
+    path, room = list(map(str, sys.path)), __name__.rpartition(".")[0]
+    program = f"import sys; sys.path[:] = {path!r}; from {room}.{module} import main; main()"
+    flags: list[str] = getattr(util, "_args_from_interpreter_flags", list)()
+    return [os.fsdecode(spawn.get_executable()), *flags, "-u", "-c", program]
+
+
+def _open_or(otherwise: int, standard: int, given: int | None) -> int:
+    """The descriptor that was given, else the standard one if this process has it, else another."""
+    if given is not None:
+        return given
+    try:
+        os.fstat(standard)
+    except OSError:
+        return otherwise
+    return standard

@@ -1,0 +1,228 @@
+"""Start method fork: each worker is a copy of the agent's process, made by multiprocessing.
+
+The agent is the parent, so the guardian cannot find what such a worker leaves. Instead:
+
+- the kernel ends the worker when the agent's thread that started it ends (PR_SET_PDEATHSIG), where that is the main
+  thread, which lives as long as the agent; elsewhere a thread of the worker waits for the agent's end;
+- a stop ends what is below the workers and in their sessions. What has left its session and lost its parents is not
+  found, and when the agent gets SIGKILL, nor is what the workers have spawned.
+
+The agent has threads (it pumps output, it may serve a store). In the copy these are gone, and a lock that one of them
+held at that moment is never released: a function that needs what the agent's process had open in other threads must use
+another start method. The copy holds the agent's descriptors until it ends.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import io
+import os
+import select
+import signal
+import sys
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from multiprocessing import get_context
+from multiprocessing.process import BaseProcess
+from typing import Any, NamedTuple, TextIO
+
+from rallypoint.base.errors import RallypointError
+from rallypoint.failures.record import record
+from rallypoint.workers.functions.worker import become, call
+from rallypoint.workers.process import Watched
+from rallypoint.workers.sweep import end_trees
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None, use_errno=True)  # here, since to load it in a copy of a process with threads may hang
+
+
+class _Start(NamedTuple):
+    """What the copy does before it calls the function."""
+
+    agent: int
+    pidfd: int
+    by_main_thread: bool
+    mask: Collection[int]
+    stdout: int | None
+    stderr: int | None
+    environ: dict[str, str]
+    cpus: Sequence[int]
+
+
+class ForkedProcess(Watched):
+    """A worker that is a copy of this process. It is reaped when it is released, so that its session stays its own."""
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        args: Sequence[Any],
+        environ: Mapping[str, str],
+        parcel: int,
+        stdout: int | None,
+        stderr: int | None,
+        cpus: Collection[int],
+    ) -> None:
+        """Start it.
+
+        Args:
+            function: what it calls.
+            args: with these.
+            environ: its whole environment.
+            parcel: where it puts what the function returns.
+            stdout: the descriptor to write to; None to hand on ours.
+            stderr: the same for standard error.
+            cpus: the processors that it may run on; none for all that we may use.
+
+        Raises:
+            RallypointError: this machine has no room for another process.
+        """
+        mine = os.pidfd_open(os.getpid())
+        # No handler of ours may run in the copy.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        try:
+            start = _Start(
+                os.getpid(),
+                mine,
+                threading.current_thread() is threading.main_thread(),
+                [int(each) for each in mask],
+                stdout,
+                stderr,
+                dict(environ),
+                sorted(cpus),
+            )
+            self._process = get_context("fork").Process(target=_live, args=(start, function, args, parcel))
+            self._process.start()
+            pidfd = _pidfd(self._process)
+        except OSError as error:
+            raise RallypointError(
+                f"no process could be started by fork: {error.strerror or error}; look at the limits of this process "
+                "(`ulimit -a`) and of its control group"
+            ) from None
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+            os.close(mine)
+        super().__init__(_pid(self._process), pidfd)
+
+    def _learn(self) -> None:
+        try:
+            found = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
+        except OSError:  # multiprocessing has reaped it on some other occasion, and knows
+            self._end(self._process.exitcode)
+        else:
+            self.held = found is None
+            if found is not None:
+                self._end(found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
+
+    def release(self) -> None:
+        """Let go of it. Idempotent."""
+        super().release()
+        with contextlib.suppress(ValueError):  # closed already, or it does not end
+            self._process.join(0)
+            self._process.close()
+
+
+class ForkedSweep:
+    """Ends what forked workers are and have left, as far as /proc shows it; see `stop.Sweeping`."""
+
+    helpless = False
+    heard = True
+
+    def __init__(self, processes: Sequence[Watched]) -> None:
+        self._processes = processes
+
+    def begin(self) -> None:
+        """Kill; all that can be found is gone on return."""
+        end_trees(self._processes, [each.pid for each in self._processes if each.fileno() >= 0])
+
+    def fds(self) -> list[int]:
+        """None: nothing is waited for."""
+        return []
+
+    def done(self) -> bool:
+        """Always: `begin` waits."""
+        return True
+
+    def give_up(self) -> list[int]:
+        """Nothing is waited for."""
+        return []
+
+
+def _pid(process: BaseProcess) -> int:
+    assert process.pid is not None
+    return process.pid
+
+
+def _pidfd(process: BaseProcess) -> int:
+    try:
+        return os.pidfd_open(_pid(process))
+    except ProcessLookupError:  # somebody has reaped it already
+        return os.eventfd(1)
+    except OSError:
+        process.kill()
+        process.join()
+        raise
+
+
+def _live(start: _Start, function: Callable[..., Any], args: Sequence[Any], parcel: int) -> None:
+    """The life of the copy."""
+    os.setsid()
+    _die_with(start)
+    signal.set_wakeup_fd(-1)
+    for number in signal.valid_signals():
+        if callable(signal.getsignal(number)):
+            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
+            signal.signal(number, default)
+    signal.pthread_sigmask(signal.SIG_SETMASK, start.mask)
+    sys.stdout = _writing(1, start.stdout, sys.stdout)
+    sys.stderr = _writing(2, start.stderr, sys.stderr)
+    _no_input()
+    become(start.environ, start.cpus)
+    record(call)(function, args, parcel)
+
+
+def _writing(target: int, fd: int | None, stream: TextIO) -> TextIO:
+    """Put a descriptor in the place of a standard one, if one is given. Returns the stream that writes to it at once.
+
+    Whatever the agent's process had put in the place of its stream (a notebook, a test) is not the worker's.
+    """
+    if fd is None:
+        return stream
+    os.dup2(fd, target)
+    if isinstance(stream, io.TextIOWrapper) and _number(stream) == target:
+        stream.reconfigure(write_through=True)
+        return stream
+    binary = open(target, "wb", buffering=0, closefd=False)  # noqa: SIM115 - it stays open
+    return io.TextIOWrapper(binary, errors="backslashreplace", write_through=True)
+
+
+def _number(stream: TextIO) -> int:
+    try:
+        return stream.fileno()
+    except (OSError, ValueError):
+        return -1
+
+
+def _no_input() -> None:
+    null = os.open(os.devnull, os.O_RDONLY)
+    if null != 0:  # multiprocessing may have closed it
+        os.dup2(null, 0)
+        os.close(null)
+
+
+def _die_with(start: _Start) -> None:
+    """Be killed when the agent is gone."""
+    if start.by_main_thread:
+        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != start.agent:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return
+    waiter = threading.Thread(target=_wait_for_the_end, args=(start.pidfd,), daemon=True)
+    waiter.start()
+
+
+def _wait_for_the_end(pidfd: int) -> None:
+    poller = select.poll()
+    poller.register(pidfd, select.POLLIN)
+    poller.poll()
+    os.kill(os.getpid(), signal.SIGKILL)

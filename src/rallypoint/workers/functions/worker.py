@@ -1,0 +1,102 @@
+"""What runs in the process of a worker that is a function.
+
+Law: by the time the function is called, this is a process like that of a program: a session, an environment, outputs
+and processors of its own, no standard input, and `record` around it.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import io
+import os
+import pickle
+from collections.abc import Callable, Sequence
+from multiprocessing import process, spawn
+from socket import recv_fds, socket
+from typing import Any
+
+from rallypoint.failures.record import record
+from rallypoint.workers.functions.parcel import MOST_AT_ONCE, SEAL, Errand, Received, write_all
+
+
+def main() -> None:
+    """Be a worker of the start method spawn, to whom the channel is its standard input."""
+    serve_errand(channel_at_stdin())
+
+
+def channel_at_stdin() -> socket:
+    """Take the connection away from descriptor 0, which nothing comes from then."""
+    channel = socket(fileno=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3))
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    return channel
+
+
+def serve_errand(channel: socket) -> None:
+    """Take the parcel, call what is in it, and return what that returns. An exception ends the process."""
+    parcel, *descriptors = _received(channel)
+    Received.here = tuple(descriptors)
+    record(_unpack_and_call)(parcel)
+
+
+def call(function: Callable[..., Any], args: Sequence[Any], parcel: int) -> None:
+    """Call the function, and put what it returns into the parcel. `sys.exit(0)` returns None."""
+    try:
+        value = function(*args)
+    except SystemExit as leave:
+        if leave.code not in (0, None):
+            raise
+        value = None
+    # A plain pickle: what multiprocessing's own hands over by reference would be gone with this process.
+    write_all(parcel, pickle.dumps(value, pickle.HIGHEST_PROTOCOL), SEAL)
+
+
+def become(environ: dict[str, str] | None, cpus: Sequence[int]) -> None:
+    """Take on an environment, if one is given, and processors, if any are named."""
+    if environ is not None:
+        for name in os.environ.keys() - environ.keys():
+            del os.environ[name]
+        os.environ.update(environ)
+    if cpus:
+        from rallypoint.base.topology import bind_this_process
+
+        bind_this_process(frozenset(cpus))
+
+
+def prepare(preparation: dict[str, Any]) -> None:
+    """Have the main module and paths of whoever launched us, as multiprocessing does it."""
+    # Whoever starts processes at the top of the main module is told so by multiprocessing while this is set.
+    me: Any = process.current_process()
+    me._inheriting = True
+    try:
+        spawn.prepare(preparation)
+    finally:
+        del me._inheriting
+
+
+def _unpack_and_call(parcel: int) -> None:
+    with io.FileIO(os.dup(parcel)) as file:
+        file.seek(0)
+        packed = io.BytesIO(file.readall())
+    errand = Errand(*pickle.load(packed))
+    become(None if errand.environ is None else dict(errand.environ), errand.cpus)
+    prepare(dict(errand.preparation))
+    function, args = pickle.load(packed)
+    for fd in Received.here:
+        os.close(fd)
+    call(function, args, parcel)
+
+
+def _received(channel: socket) -> list[int]:
+    with channel:
+        count = int.from_bytes(channel.recv(4), "little")
+        found: list[int] = []
+        while len(found) < count:
+            _, descriptors, _, _ = recv_fds(channel, 1, MOST_AT_ONCE)
+            if not descriptors:
+                raise OSError("the descriptors of this worker did not come; look at the limit of open files")
+            found += descriptors
+    for fd in found:
+        os.set_inheritable(fd, False)
+    return found

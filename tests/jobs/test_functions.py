@@ -1,0 +1,135 @@
+"""Jobs whose workers are functions, from a user's program and from `--run-path`."""
+
+from __future__ import annotations
+
+import json
+import signal
+import sys
+
+import pytest
+
+from tests.jobs.launching import Launcher
+from tests.jobs.test_rough_ends import until_ended
+
+every_method = pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+
+PROGRAM = """
+import json, os, sys, time
+from pathlib import Path
+from rallypoint import LaunchConfig, elastic_launch
+from rallypoint.logs.specs import DefaultLogsSpecs
+
+def told(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+
+def train(base):
+    rank = int(os.environ["RANK"])
+    return {"rank": rank, "value": base + rank, "restarts": os.environ["TORCHELASTIC_RESTART_COUNT"]}
+
+def fails_once(base):
+    if os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        raise ValueError("the first time")
+    return train(base)
+
+def hangs(base):
+    told("up", os.getpid())
+    time.sleep(600)
+
+def waits_for_sigterm(base):
+    import signal
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    told("up", os.getpid())
+    while True:
+        signal.pause()
+
+def main(function, method, restarts):
+    config = LaunchConfig(1, 1, 2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id="job",
+                          max_restarts=int(restarts), start_method=method, logs_specs=DefaultLogsSpecs("logs"))
+    print("result", json.dumps(elastic_launch(config, globals()[function])(10)), flush=True)
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
+"""
+
+WITHOUT_A_GUARD = """
+from rallypoint import LaunchConfig, elastic_launch
+from rallypoint.logs.specs import DefaultLogsSpecs
+def train():
+    return 1
+config = LaunchConfig(1, 1, 1, rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id="job", max_restarts=0,
+                      logs_specs=DefaultLogsSpecs("logs"))
+elastic_launch(config, train)()
+"""
+
+SCRIPT = """
+import json, os, sys
+facts = {"argv": sys.argv, "name": __name__, "rank": os.environ["RANK"]}
+os.write(1, (json.dumps(facts) + "\\n").encode())
+sys.exit(int(sys.argv[2]))
+"""
+
+
+def program(rallyrun: Launcher, *arguments: str) -> list[str]:
+    return [sys.executable, rallyrun.script(PROGRAM, "program.py"), *arguments]
+
+
+@every_method
+@pytest.mark.parametrize(("function", "restarts"), [("train", "0"), ("fails_once", "1")])
+def test_values_by_global_rank(rallyrun: Launcher, method: str, function: str, restarts: str) -> None:
+    job = rallyrun.command(program(rallyrun, function, method, restarts))
+    assert job.ends() == 0, job.err
+    (line,) = [line for line in job.out if line.startswith("result ")]
+    expected = {str(rank): {"rank": rank, "value": 10 + rank, "restarts": restarts} for rank in (0, 1)}
+    assert json.loads(line.removeprefix("result ")) == expected
+
+
+@every_method
+def test_a_failure_is_reported_with_its_traceback(rallyrun: Launcher, method: str) -> None:
+    job = rallyrun.command(program(rallyrun, "fails_once", method, "0"))
+    assert job.ends() == 1
+    report = job.err[job.err.index("fails_once FAILED") :]
+    assert "rank      : 1 (local_rank: 1)" in report
+    assert "ValueError: the first time" in report
+    assert "in fails_once" in report
+
+
+@every_method
+def test_sigkill_to_the_agent_leaves_nothing(rallyrun: Launcher, method: str) -> None:
+    job = rallyrun.command(program(rallyrun, "hangs", method, "0"))
+    lines = job.until(lambda lines: len(lines) == 2, "both workers are up")
+    job.signal(signal.SIGKILL)
+    assert job.ends() == -signal.SIGKILL
+    for line in lines:
+        until_ended(int(line.split()[1]))
+
+
+@every_method
+def test_sigterm_to_the_agent_is_handed_on(rallyrun: Launcher, method: str) -> None:
+    job = rallyrun.command(program(rallyrun, "waits_for_sigterm", method, "0"))
+    job.until(lambda lines: len(lines) == 2, "both workers are up")
+    job.signal(signal.SIGTERM)
+    assert job.ends() != 0
+    assert "SignalException" in job.err
+    assert "did not end" not in job.err
+
+
+def test_a_main_module_without_a_guard_is_told_so(rallyrun: Launcher) -> None:
+    job = rallyrun.command([sys.executable, rallyrun.script(WITHOUT_A_GUARD)])
+    assert job.ends() == 1
+    assert "__name__ == '__main__'" in job.err
+
+
+@every_method
+@pytest.mark.parametrize("code", [0, 3])
+def test_run_path(rallyrun: Launcher, method: str, code: int) -> None:
+    script = rallyrun.script(SCRIPT)
+    flags = ["--standalone", "--nproc-per-node=2", "--run-path", f"--start-method={method}"]
+    job = rallyrun(*flags, script, "${local_rank}", str(code))
+    assert job.ends() == (1 if code else 0), job.err
+    facts = [json.loads(line) for line in job.out]
+    for fact in facts:
+        assert fact == {"argv": [script, fact["rank"], str(code)], "name": "__main__", "rank": fact["rank"]}
+    if code:
+        assert f"exitcode  : {code} (pid: " in job.err
+    else:
+        assert {fact["rank"] for fact in facts} == {"0", "1"}

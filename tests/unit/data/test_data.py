@@ -1,0 +1,99 @@
+"""Samplers and iterators, without torch."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.base.errors import UserError
+from rallypoint.data.cycling import CyclingIterator
+from rallypoint.data.permutation import permutation
+from rallypoint.data.sampler import ElasticDistributedSampler
+
+
+def test_epochs_follow_one_another() -> None:
+    assert list(CyclingIterator(3, lambda epoch: [epoch, 10 + epoch])) == [0, 10, 1, 11, 2, 12]
+    assert list(CyclingIterator(3, lambda epoch: [epoch], start_epoch=1)) == [1, 2]
+
+
+def test_an_epoch_may_be_empty_and_many_may() -> None:
+    assert list(CyclingIterator(3, lambda epoch: [] if epoch == 1 else [epoch])) == [0, 2]
+    assert list(CyclingIterator(100_000, lambda epoch: [epoch] if epoch == 99_999 else [])) == [99_999]
+
+
+def test_an_epoch_begins_when_the_last_one_is_over() -> None:
+    begun: list[int] = []
+
+    def items(epoch: int) -> Iterator[int]:
+        begun.append(epoch)
+        return iter([epoch])
+
+    cycling = CyclingIterator(2, items)
+    assert begun == [0]
+    assert (next(cycling), begun) == (0, [0])
+    assert (next(cycling), begun) == (1, [0, 1])
+    for _ in range(2):
+        with pytest.raises(StopIteration):
+            next(cycling)
+    assert begun == [0, 1]
+
+
+@given(st.integers(0, 300), st.integers(-(2**70), 2**70))
+def test_a_permutation_holds_each_number_once(n: int, seed: int) -> None:
+    assert sorted(permutation(n, seed)) == list(range(n))
+    assert permutation(n, seed) == permutation(n, seed + 2**32)
+
+
+@given(st.integers(1, 60), st.integers(1, 9), st.integers(0, 59), st.integers(0, 3))
+def test_all_is_shared_out_and_everybody_gets_as_many(size: int, workers: int, start: int, epoch: int) -> None:
+    start = min(start, size - 1)
+    shares = []
+    for rank in range(workers):
+        sampler = ElasticDistributedSampler(range(size), workers, rank, start)
+        sampler.set_epoch(epoch)
+        shares.append(list(sampler))
+        assert len(shares[-1]) == len(sampler) == sampler.num_samples
+    given_out = Counter(index for share in shares for index in share)
+    assert set(given_out) == set(range(start, size))
+    assert len({len(share) for share in shares}) == 1
+    assert max(given_out.values()) - min(given_out.values()) <= 1
+
+
+def test_each_epoch_has_its_own_order() -> None:
+    sampler = ElasticDistributedSampler(range(100), 1, 0)
+    first = list(sampler)
+    assert list(sampler) == first
+    sampler.set_epoch(1)
+    assert list(sampler) != first
+
+
+def test_the_environment_says_who_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    sampler = ElasticDistributedSampler(range(8))
+    assert (sampler.rank, sampler.num_replicas) == (1, 4)
+    monkeypatch.setenv("RANK", "x")
+    with pytest.raises(UserError, match="RANK='x' is not a whole number"):
+        ElasticDistributedSampler(range(8))
+    monkeypatch.delenv("RANK")
+    with pytest.raises(UserError, match="rank is not given and RANK is not set"):
+        ElasticDistributedSampler(range(8))
+
+
+@pytest.mark.parametrize(
+    ("workers", "rank", "start", "sentence"),
+    [
+        (2, 2, 0, "Invalid rank 2"),
+        (2, -1, 0, "Invalid rank -1"),
+        (0, 0, 0, "num_replicas=0"),
+        (2, 0, 3, "Start index 3 should be less than dataset size 3"),
+        (2, 0, -1, "Start index -1 is negative"),
+    ],
+)
+def test_numbers_out_of_bounds(workers: int, rank: int, start: int, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        ElasticDistributedSampler(range(3), workers, rank, start)

@@ -1,0 +1,249 @@
+"""The health server over real sockets: probes, and those who are none."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import logging
+import os
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rallypoint.base.loop import LoopThread
+from rallypoint.health import serving
+from rallypoint.health.check import HealthCheckServer, create_healthcheck_server, wanted_port
+from rallypoint.health.pulse import Pulse
+
+PATIENCE = 30.0
+
+
+async def _nothing() -> None:
+    return
+
+
+@pytest.fixture(name="loop")
+def _loop() -> Iterator[LoopThread]:
+    loop_once = LoopThread("first")  # uvloop keeps some files for the process when the first loop is made
+    loop_once.submit(_nothing()).result()
+    loop_once.stop()
+    files = len(os.listdir("/proc/self/fd"))
+    loop = LoopThread("health-test")
+    yield loop
+    loop.stop()
+    assert len(os.listdir("/proc/self/fd")) <= files
+
+
+@contextlib.contextmanager
+def serving_on(loop: LoopThread, alive: Callable[[], float] = time.time, timeout: float = 60) -> Iterator[int]:
+    server = HealthCheckServer(alive, 0, timeout, lambda: {"state": "HEALTHY"}, loop)
+    server.start()
+    try:
+        yield server.port
+    finally:
+        server.stop()
+        server.stop()
+    with pytest.raises(ConnectionRefusedError):
+        dial(server.port)
+
+
+def dial(port: int) -> socket.socket:
+    return socket.create_connection(("127.0.0.1", port), PATIENCE)
+
+
+def get(port: int, path: str, method: str = "GET") -> tuple[int, bytes]:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    try:
+        connection.request(method, path)
+        response = connection.getresponse()
+        return response.status, response.read()
+    finally:
+        connection.close()
+
+
+def sent_back(port: int, data: bytes) -> bytes:
+    with dial(port) as sock:
+        sock.sendall(data)
+        sock.shutdown(socket.SHUT_WR)
+        return b"".join(iter(lambda: sock.recv(65536), b""))
+
+
+def test_probes_are_answered(loop: LoopThread) -> None:
+    with serving_on(loop) as port:
+        code, body = get(port, "/healthz")
+        assert (code, json.loads(body)["healthy"]) == (200, True)
+        code, body = get(port, "/status")
+        assert (code, json.loads(body)["state"]) == (200, "HEALTHY")
+        assert get(port, "/healthz", "HEAD") == (200, b"")
+        assert [get(port, "/")[0], get(port, "/healthz", "POST")[0]] == [404, 405]
+
+
+def test_an_old_progress_is_503(loop: LoopThread) -> None:
+    with serving_on(loop, lambda: time.time() - 61) as port:
+        assert get(port, "/healthz")[0] == 503
+        assert get(port, "/status")[0] == 200
+
+
+def test_a_callback_that_fails_is_503_and_says_why(loop: LoopThread) -> None:
+    def broken() -> float:
+        raise OSError("no watchdog")
+
+    with serving_on(loop, broken) as port:
+        code, body = get(port, "/healthz")
+        assert code == 503
+        assert json.loads(body)["trouble"] == "the agent cannot be asked (OSError: no watchdog)"
+
+
+def test_it_can_be_started_again_and_a_second_start_does_nothing(loop: LoopThread) -> None:
+    server = HealthCheckServer(time.time, 0, 60, loop=loop)
+    for _ in range(3):
+        server.start()
+        port = server.port
+        server.start()
+        assert server.port == port
+        assert get(port, "/healthz")[0] == 200
+        server.stop()
+        assert server.port == 0
+
+
+def test_a_port_that_is_taken_is_one_warning(loop: LoopThread, caplog: pytest.LogCaptureFixture) -> None:
+    with serving_on(loop) as port:
+        second = HealthCheckServer(time.time, port, 60, loop=loop)
+        second.start()
+        second.stop()
+        assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == [
+            f"there is no health check: port {port} cannot be listened on ([Errno 98] Address already in use)"
+        ]
+        assert get(port, "/healthz")[0] == 200
+
+
+def test_probes_are_answered_while_the_agents_thread_is_busy(loop: LoopThread) -> None:
+    """The agent is at something for ever: the server says so, by the pulse, and is not held up."""
+    pulse = Pulse()
+    busy, done = threading.Event(), threading.Event()
+
+    def agent() -> None:
+        pulse.sleeps(float("inf"), {})
+        pulse.wakes()
+        busy.set()
+        done.wait(PATIENCE)
+
+    thread = threading.Thread(target=agent)
+    thread.start()
+    try:
+        assert busy.wait(PATIENCE)
+        with serving_on(loop, pulse.last_progress, timeout=0) as port:
+            assert get(port, "/healthz")[0] == 503
+        with serving_on(loop, pulse.last_progress) as port:
+            assert get(port, "/healthz")[0] == 200
+    finally:
+        done.set()
+        thread.join()
+
+
+@pytest.mark.parametrize(
+    ("data", "first"),
+    [
+        (b"", b""),
+        (b"GET /healthz HTTP/1.1\r\n", b""),
+        (b"\x16\x03\x01\x00\xa5\r\n\r\n", b"HTTP/1.1 400 "),
+        (b"GET /healthz HTTP/1.1\r\nA: " + b"a" * 20000 + b"\r\n\r\n", b"HTTP/1.1 431 "),
+        (b"x" * 30000, b"HTTP/1.1 431 "),
+        (b"GET /../../etc/passwd HTTP/1.1\r\n\r\n", b"HTTP/1.1 404 "),
+        (b"GET /healthz HTTP/1.1\r\n\r\n" * 100, b"HTTP/1.1 200 "),
+    ],
+)
+def test_strange_bytes(loop: LoopThread, data: bytes, first: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    with serving_on(loop) as port:
+        reply = sent_back(port, data)
+        assert reply[: len(first)] == first
+        assert (reply == b"") == (first == b"")
+        assert get(port, "/healthz")[0] == 200
+    assert caplog.records == []
+
+
+def test_resets_and_floods_cost_nothing(loop: LoopThread, caplog: pytest.LogCaptureFixture) -> None:
+    with serving_on(loop) as port:
+        for data in (b"", b"GET /hea", b"GET /healthz HTTP/1.1\r\n\r\n"):
+            for _ in range(50):
+                with dial(port) as sock:
+                    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+                    sock.sendall(data)
+        with dial(port) as sock, pytest.raises(ConnectionError):
+            sock.sendall(bytes(64 * 1024 * 1024))  # more than any buffer on the way holds
+        assert get(port, "/healthz")[0] == 200
+    assert caplog.records == []
+
+
+def test_a_crowd_that_says_nothing_keeps_no_probe_out(loop: LoopThread) -> None:
+    """The oldest make room: with more silent connections than there is room for, a probe is answered all the same."""
+    with serving_on(loop) as port, contextlib.ExitStack() as crowd:
+        silent = [crowd.enter_context(dial(port)) for _ in range(3 * serving._MOST)]
+        assert get(port, "/healthz")[0] == 200
+        ended = [sock for sock in silent[: serving._MOST] if sock.recv(1) == b""]
+        assert len(ended) == serving._MOST
+
+
+def test_silence_is_not_listened_to_for_ever(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "_PATIENCE", 0.1)
+    with serving_on(loop) as port, dial(port) as sock:
+        sock.sendall(b"GET /healthz")
+        assert sock.recv(1) == b""
+
+
+def test_open_connections_do_not_hold_up_the_end(loop: LoopThread) -> None:
+    with contextlib.ExitStack() as crowd:
+        with serving_on(loop) as port:
+            silent = [crowd.enter_context(dial(port)) for _ in range(10)]
+            assert get(port, "/healthz")[0] == 200
+        assert [sock.recv(1) for sock in silent] == [b""] * 10
+
+
+def test_a_loop_that_is_stuck_does_not_hold_up_the_agent(
+    loop: LoopThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("rallypoint.health.server._CLOSING", 0.1)
+    stuck, free = threading.Event(), threading.Event()
+
+    def hang() -> None:
+        stuck.set()
+        free.wait(PATIENCE)
+
+    server = HealthCheckServer(time.time, 0, 60, loop=loop)
+    server.start()
+    assert get(server.port, "/healthz")[0] == 200
+    loop.call(hang)
+    assert stuck.wait(PATIENCE)
+    server.stop()
+    assert "is stuck" in caplog.text
+    free.set()
+
+
+@pytest.mark.parametrize(
+    ("text", "port"), [("8080", 8080), ("0", 0), ("", None), ("x", None), ("-1", None), ("65536", None)]
+)
+def test_the_port_of_the_environment(text: str, port: int | None, caplog: pytest.LogCaptureFixture) -> None:
+    assert wanted_port({"TORCHELASTIC_HEALTH_CHECK_PORT": text}) == port
+    assert (repr(text) in caplog.text) == (port is None and text != "")
+
+
+def test_no_port_no_server() -> None:
+    assert wanted_port({}) is None
+
+
+def test_the_factory_starts_nothing() -> None:
+    server = create_healthcheck_server(time.time, 12345, 60)
+    assert (server.port, server.alive_callback) == (12345, time.time)
+    server.stop()
+
+
+def test_the_room_is_light_until_it_serves() -> None:
+    from tests.unit.test_start_up import HEAVY, imported_by
+
+    assert not imported_by("import rallypoint.health.pulse") & (HEAVY | {"json"})
+    assert "asyncio" not in imported_by("import rallypoint.health.check, rallypoint.health.server")

@@ -1,0 +1,181 @@
+"""What an agent tells: its door at start-up, the events of its run, and its numbers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+import pytest
+
+from rallypoint.telemetry import metrics, numbers, recording
+from rallypoint.telemetry.door import profiled, put
+from rallypoint.telemetry.events import Event, EventSource
+from rallypoint.telemetry.handlers import log_handlers
+from rallypoint.telemetry.story import AgentStory
+from tests.unit.health.test_pulse import HandClock
+from tests.unit.telemetry.test_events import Kept as KeptEvents
+from tests.unit.telemetry.test_metrics import Kept as KeptNumbers
+
+
+class Worker(NamedTuple):
+    local_rank: int
+    global_rank: int
+    role_rank: int
+    role_world_size: int
+    id: int
+
+
+class Group(NamedTuple):
+    group_rank: int | None
+    group_world_size: int | None
+    workers: tuple[Worker, ...]
+
+
+class Failure(NamedTuple):
+    exitcode: int
+    pid: int
+    error_file_data: Mapping[str, object]
+
+
+GROUP = Group(1, 2, (Worker(0, 2, 2, 4, 70), Worker(1, 3, 3, 4, 71)))
+
+
+@pytest.fixture(name="events")
+def _events() -> Iterator[KeptEvents]:
+    kept = log_handlers["kept"] = KeptEvents()
+    yield kept
+    del log_handlers["kept"]
+    recording._loggers.pop("kept", None)
+    logging.getLogger("torchelastic-events-kept").handlers.clear()
+
+
+@pytest.fixture(name="seen")
+def _seen() -> Iterator[KeptNumbers]:
+    kept = KeptNumbers()
+    metrics.configure(kept)
+    yield kept
+    metrics.configure(metrics.NullMetricHandler())
+
+
+def a_story(clock: HandClock | None = None, destination: str = "kept") -> AgentStory:
+    return AgentStory(destination, "job", "trainer", "c10d", "/usr/bin/python3", clock=clock or HandClock())
+
+
+def told(events: KeptEvents) -> list[tuple[str, str, object]]:
+    found = map(Event.deserialize, events.lines)
+    return [(each.source, str(each.metadata["state"]), each.metadata["global_rank"]) for each in found]
+
+
+def test_the_fields_of_an_agents_event(events: KeptEvents) -> None:
+    clock = HandClock()
+    story = a_story(clock)
+    clock.now += 7.9
+    story.told("RENDEZVOUS", Group(None, None, ()), 1, 0.25)
+    (event,) = map(Event.deserialize, events.lines)
+    assert (event.name, event.source) == ("torchelastic.worker.status.RENDEZVOUS", EventSource.AGENT)
+    assert event.metadata["total_run_time"] == 7
+    assert (event.metadata["duration_ms"], event.metadata["agent_restarts"]) == (250.0, 1)
+    assert event.metadata["metadata"] == json.dumps({"group_world_size": None, "entry_point": "python3"})
+
+
+def test_the_end_of_workers(events: KeptEvents) -> None:
+    story = a_story()
+    story.started(GROUP, 0)
+    story.ended("SUCCEEDED", GROUP, 0, {})
+    story.ended("FAILED", GROUP, 0, {3: Failure(-9, 71, {"message": "é"})})
+    story.tell(story.of_agent("SUCCEEDED", GROUP, 0))
+    assert told(events) == [
+        ("WORKER", "START", 2),
+        ("WORKER", "START", 3),
+        ("WORKER", "SUCCEEDED", 2),
+        ("WORKER", "SUCCEEDED", 3),
+        ("WORKER", "TERMINATED", 2),
+        ("WORKER", "FAILED", 3),
+        ("AGENT", "SUCCEEDED", None),
+    ]
+    failed = Event.deserialize(events.lines[5])
+    assert failed.metadata["raw_error"] == json.dumps({"message": "é"})
+    more = json.loads(str(failed.metadata["metadata"]))
+    assert (more["exit_code"], more["worker_pid"], more["local_rank"]) == ([-9], [71], [1])
+
+
+def test_a_handler_that_fails_costs_a_log_line(events: KeptEvents, caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise OSError("full")
+
+    log_handlers["kept"] = Broken()
+    a_story().started(GROUP, 0)
+    lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
+    assert lines == ["a handler of events or metrics failed (OSError: full); the job goes on"] * 2
+
+
+class Agent:
+    """Something with a method that is profiled."""
+
+    @profiled
+    def run(self, fails: bool) -> int:
+        if fails:
+            raise KeyError("x")
+        return 5
+
+
+def test_the_door_counts_calls_and_puts_numbers(seen: KeptNumbers) -> None:
+    assert Agent().run(False) == 5
+    with pytest.raises(KeyError):
+        Agent().run(True)
+    put("a", 1)
+    names = ["Agent.run.success", "Agent.run.duration.ms", "Agent.run.failure", "Agent.run.duration.ms", "a"]
+    assert [name for _, name, _ in seen.seen] == names
+    assert {group for group, _, _ in seen.seen} == {"torchelastic"}
+
+
+def test_a_metric_handler_that_fails_costs_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(metrics.MetricHandler):
+        def emit(self, metric_data: metrics.MetricData) -> None:
+            raise OSError("full")
+
+    metrics.configure(Broken())
+    try:
+        assert Agent().run(False) == 5
+    finally:
+        metrics.configure(metrics.NullMetricHandler())
+    assert len(caplog.messages) == 2
+
+
+def test_the_door_loads_nothing() -> None:
+    code = (
+        "import rallypoint.telemetry.door as door, sys\n"
+        "door.put('a', 1)\n"
+        "door.profiled(lambda: None)()\n"
+        "print(sorted(each for each in sys.modules if each.startswith('rallypoint.telemetry')))"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert shown == "['rallypoint.telemetry', 'rallypoint.telemetry.door']\n"
+
+
+@pytest.mark.parametrize(
+    ("failed", "remaining", "most", "percent"),
+    [(False, 3, 3, 0), (False, 0, 1, 50), (False, 0, 0, 0), (False, 1, 3, 50), (True, 3, 3, 100), (False, 2, 3, 25)],
+)
+def test_flakiness(failed: bool, remaining: int, most: int, percent: int) -> None:
+    assert numbers.flakiness(failed, remaining, most) == percent
+
+
+def test_the_numbers_of_a_run(seen: KeptNumbers) -> None:
+    numbers.looked("trainer", "HEALTHY", 2)
+    numbers.ended("trainer", True, 2, 3)
+    assert [(name, value) for _, name, value in seen.seen] == [
+        ("workers.trainer.remaining_restarts", 2),
+        ("workers.trainer.healthy", 1),
+        ("workers.trainer.flakiness", 100),
+        ("workers.trainer.run_total", 1),
+        ("workers.trainer.run_success_with_retries", 0),
+        ("workers.trainer.run_success_no_retries", 0),
+        ("workers.trainer.run_failed_with_retries", 1),
+        ("workers.trainer.run_failed_no_retries", 0),
+    ]

@@ -1,0 +1,151 @@
+"""Events: their lines, where they go, and handlers by name."""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rallypoint.base.errors import UserError
+from rallypoint.telemetry import handlers, recording
+from rallypoint.telemetry.events import Event, EventSource, NodeState, RdzvEvent
+from rallypoint.telemetry.handlers import RENDEZVOUS, get_logging_handler, log_handlers
+from rallypoint.telemetry.recording import construct_and_record_rdzv_event, record, record_rdzv_event
+
+
+class Kept(logging.Handler):
+    """Keeps the lines."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        assert record.msg == record.getMessage()
+        self.lines.append(record.getMessage())
+
+
+@pytest.fixture(autouse=True)
+def _as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Each test finds the table of handlers and the loggers as in a new process."""
+    monkeypatch.delenv("LOGLEVEL", raising=False)
+    before = dict(log_handlers)
+    recording._loggers.clear()
+    yield
+    for name in recording._loggers:
+        logging.getLogger(f"torchelastic-events-{name}").handlers.clear()
+    recording._loggers.clear()
+    log_handlers.clear()
+    log_handlers.update(before)
+
+
+def test_lines_and_back() -> None:
+    event = Event("n", EventSource.WORKER, 5, {"a": 1, "b": None, "c": 1.5, "d": True, "e": "é\n"})
+    assert "\n" not in event.serialize()
+    assert str(event) == event.serialize()
+    assert Event.deserialize(event.serialize()) == Event.deserialize(event) == event
+    node = RdzvEvent("n", "id", "m", "h", 3, NodeState.RUNNING, rank=4)
+    assert RdzvEvent.deserialize(node.serialize()) == RdzvEvent.deserialize(node) == node
+    assert json.loads(str(node))["node_state"] == "RUNNING"
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["", "x", "[]", "{}", '{"name": "n", "source": "NOBODY"}', '{"name": "n", "source": "AGENT", "z": 1}', "[" * 9999],
+)
+def test_a_line_that_is_none_is_one_sentence(line: str) -> None:
+    with pytest.raises(UserError, match=r"is not an event as JSON on one line"):
+        Event.deserialize(line)
+    with pytest.raises(UserError, match=r"is not a rendezvous event as JSON"):
+        RdzvEvent.deserialize(line)
+
+
+def test_null_is_silent_and_console_writes_lines(capsys: pytest.CaptureFixture[str]) -> None:
+    event = Event("n", EventSource.AGENT)
+    record(event)
+    record(event, "console")
+    record(event, "console")
+    assert capsys.readouterr().err == f"{event}\n{event}\n"
+
+
+def test_loglevel_is_the_threshold(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("LOGLEVEL", "warning")
+    record(Event("n", EventSource.AGENT), "console")
+    assert capsys.readouterr().err == ""
+
+
+def test_a_program_adds_its_own_handler() -> None:
+    log_handlers["mine"] = kept = Kept()
+    record(Event("n", EventSource.AGENT), "mine")
+    assert [Event.deserialize(line).name for line in kept.lines] == ["n"]
+
+
+def test_an_unknown_handler_is_one_sentence() -> None:
+    with pytest.raises(
+        UserError, match=r"^there is no event handler 'zz'; use one of console, dynamic_rendezvous, nul"
+    ):
+        record(Event("n", EventSource.AGENT), "zz")
+
+
+@pytest.fixture(name="package")
+def _package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An installed package that offers handlers."""
+    (tmp_path / "theirs.py").write_text(
+        "import logging\nclass Mine(logging.NullHandler): pass\n"
+        "made = Mine()\nnumber = 5\ndef broken(): raise OSError('no')\n"
+    )
+    info = tmp_path / "theirs-1.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: theirs\nVersion: 1\n")
+    offers = ["a_class = theirs:Mine", "made = theirs:made", "number = theirs:number", "broken = theirs:broken"]
+    (info / "entry_points.txt").write_text("\n".join([f"[{handlers.GROUP}]", *offers, "gone = theirs:gone"]))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "theirs", raising=False)
+
+
+@pytest.mark.usefixtures("package")
+def test_handlers_of_installed_packages() -> None:
+    assert type(get_logging_handler("a_class")).__name__ == "Mine"
+    assert get_logging_handler("a_class") is get_logging_handler("a_class")
+    assert type(get_logging_handler("made")).__name__ == "Mine"
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("number", r"'number' is a int; its entry point must name a logging.Handler"),
+        ("broken", r"'broken' cannot be loaded \(OSError: no\)"),
+        ("gone", r"'gone' cannot be loaded \(AttributeError"),
+        ("zz", r"use one of a_class, broken, console, dynamic_rendezvous, gone, made, null, number$"),
+    ],
+)
+def test_handlers_that_cannot_be_used(name: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        get_logging_handler(name)
+
+
+def test_events_of_the_rendezvous_are_not_even_made_where_nobody_hears_them() -> None:
+    construct_and_record_rdzv_event("id", "m", NodeState.INIT)
+    assert not recording._loggers
+
+
+def test_events_of_the_rendezvous() -> None:
+    log_handlers[RENDEZVOUS] = kept = Kept()
+    construct_and_record_rdzv_event("id", "joined", NodeState.RUNNING, rank=3, master_endpoint="h:1", local_id=2)
+    try:
+        raise ValueError("boom")
+    except ValueError:
+        construct_and_record_rdzv_event("id", "lost", NodeState.FAILED, name="there", hostname="h", pid=7)
+    record_rdzv_event(RdzvEvent("n", "id", "m", "h", 3, NodeState.INIT))
+    joined, lost, last = map(RdzvEvent.deserialize, kept.lines)
+    assert joined.name == "test_events.py:test_events_of_the_rendezvous"
+    assert (joined.message, joined.rank, joined.master_endpoint, joined.local_id) == ("joined", 3, "h:1", 2)
+    assert joined.error_trace == ""
+    assert (lost.name, lost.hostname, lost.pid) == ("test_events.py:there", "h", 7)
+    assert lost.error_trace.endswith("ValueError: boom\n")
+    assert last.node_state is NodeState.INIT

@@ -1,0 +1,140 @@
+"""Timers over a queue of `multiprocessing`."""
+
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from multiprocessing.queues import Queue
+from typing import Any
+
+import pytest
+
+from rallypoint.watchdog.client import expires
+from rallypoint.watchdog.local import LocalTimerClient, LocalTimerServer, MultiprocessingRequestQueue
+from rallypoint.watchdog.queueing import RequestQueue, TimerServer
+from rallypoint.watchdog.requests import TimerRequest
+from tests.unit.watchdog.waiting import PATIENCE
+
+SPAWN = multiprocessing.get_context("spawn")
+
+
+@pytest.fixture
+def queue() -> Iterator[Queue[Any]]:
+    made = SPAWN.Queue()
+    yield made
+    made.close()
+    made.join_thread()
+
+
+def late(queue: Queue[Any], seconds: float) -> None:
+    """A worker that hangs in a timer."""
+    with expires(seconds, "late", LocalTimerClient(queue)):
+        signal.pause()
+
+
+def in_time(queue: Queue[Any]) -> None:
+    """A worker that does not."""
+    for number in range(20):
+        with expires(60, str(number), LocalTimerClient(queue)):
+            pass
+
+
+def test_who_is_late_is_killed_long_before_the_interval_is_over(queue: Queue[Any]) -> None:
+    server = LocalTimerServer(queue, max_interval=1000)
+    server.start()
+    server.start()
+    workers = [SPAWN.Process(target=late, args=(queue, 0.1)), SPAWN.Process(target=in_time, args=(queue,))]
+    try:
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join(PATIENCE)
+        assert [worker.exitcode for worker in workers] == [-signal.SIGKILL, 0]
+    finally:
+        server.stop()
+        server.stop()
+        for worker in workers:
+            worker.kill()
+            worker.join()
+            worker.close()
+
+
+def test_requests_come_off_the_queue(queue: Queue[Any]) -> None:
+    requests = MultiprocessingRequestQueue(queue)
+    assert requests.get(3, 0.0) == []
+    sent = [TimerRequest(os.getpid(), str(number), 5.0) for number in range(3)]
+    for request in sent:
+        queue.put(request)
+    found: list[TimerRequest] = []
+    while len(found) < 3:
+        found += requests.get(2, PATIENCE)
+    assert found == sent
+    requests.wake()
+    assert requests.get(1, PATIENCE) == []
+
+
+def test_the_timers_of_a_server(queue: Queue[Any]) -> None:
+    server, now = LocalTimerServer(queue), time.time()
+    early, later = TimerRequest(5, "early", now - 1), TimerRequest(5, "later", now + 1000)
+    server.register_timers([later, early, TimerRequest(6, "gone", now - 1), TimerRequest(6, "gone", -1)])
+    assert server.get_expired_timers(now) == {5: [early]}
+    assert server.get_expired_timers(now + 2000) == {5: [early, later]}
+    server.clear_timers({5})
+    assert server.get_expired_timers(now + 2000) == {}
+
+
+@pytest.mark.parametrize("worker", [0, -1, 1, "7", None])
+def test_what_is_no_single_process_is_never_killed(queue: Queue[Any], worker: object) -> None:
+    assert not LocalTimerServer(queue)._reap_worker(worker)
+
+
+class Given(RequestQueue):
+    """Gives one batch of requests, and then nothing."""
+
+    def __init__(self, requests: list[TimerRequest]) -> None:
+        self.requests = requests
+
+    def size(self) -> int:
+        return len(self.requests)
+
+    def get(self, size: int, timeout: float) -> list[TimerRequest]:
+        taken, self.requests = self.requests[:size], self.requests[size:]
+        return taken
+
+
+class Own(TimerServer):
+    """A server as a user might write it."""
+
+    def __init__(self, requests: list[TimerRequest], reaps: dict[str, bool | Exception]) -> None:
+        super().__init__(Given(requests), 0.01)
+        self.timers: dict[str, TimerRequest] = {}
+        self.reaps = reaps
+        self.cleared: list[set[Any]] = []
+
+    def register_timers(self, timer_requests: list[TimerRequest]) -> None:
+        self.timers.update({each.worker_id: each for each in timer_requests})
+
+    def clear_timers(self, worker_ids: set[Any]) -> None:
+        self.cleared.append(worker_ids)
+
+    def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
+        return {worker: [each] for worker, each in self.timers.items() if each.expiration_time <= deadline}
+
+    def _reap_worker(self, worker_id: Any) -> bool:
+        result = self.reaps[worker_id]
+        if isinstance(result, Exception):
+            raise result
+        return result
+
+
+def test_a_server_of_ones_own() -> None:
+    requests = [TimerRequest("gone", "s", 1), TimerRequest("stays", "s", 1), TimerRequest("breaks", "s", 1)]
+    server = Own([*requests, TimerRequest("good", "s", math.inf)], {"gone": True, "stays": False, "breaks": OSError()})
+    server._run_watchdog()
+    assert server.cleared == [{"gone"}]
+    server.start()
+    server.stop()

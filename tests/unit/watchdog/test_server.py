@@ -1,0 +1,71 @@
+"""The file timer's server on a thread."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rallypoint.watchdog.client import FileTimerClient
+from rallypoint.watchdog.requests import FileTimerRequest
+from rallypoint.watchdog.server import FileTimerServer
+from tests.unit.watchdog.waiting import HOLDS, PATIENCE, holder
+
+
+def test_it_ends_who_is_late_and_stays_alive_itself(tmp_path: Path) -> None:
+    told: list[str] = []
+    stopped = threading.Event()
+
+    def note(name: str, _request: FileTimerRequest | None) -> None:
+        told.append(name)
+        if name == "kill worker process":
+            stopped.set()
+
+    path = str(tmp_path / "timers")
+    server = FileTimerServer(path, "job", log_event=note)
+    server.start()
+    server.start()
+    try:
+        with holder(HOLDS + "hangs_here()", path, 0.1, 9) as late:
+            assert stopped.wait(PATIENCE)
+            code, errors = late.ends()
+            assert code < 0
+            assert "hangs_here" in errors
+    finally:
+        server.stop()
+        server.stop()
+    assert told == ["watchdog started", "timer expired", "kill worker process", "watchdog stopped"]
+    assert not os.path.exists(path)
+
+
+def test_it_never_ends_itself(tmp_path: Path) -> None:
+    path = str(tmp_path / "timers")
+    server = FileTimerServer(path, "job")
+    server.start()
+    try:
+        assert abs(server.get_last_progress_time() - time.time()) < PATIENCE
+        FileTimerClient(path).acquire("own", time.time() - 1)
+        with holder(HOLDS + "hangs_here()", path, 0.1, 9) as late:  # its end shows that the other was dealt with
+            assert late.ends()[0] < 0
+        assert abs(server.get_last_progress_time() - time.time()) < PATIENCE
+    finally:
+        server.stop()
+
+
+def test_an_error_of_who_hears_of_it_saves_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    def broken(_name: str, _request: FileTimerRequest | None) -> None:
+        raise ValueError("a handler of the user's")
+
+    path = str(tmp_path / "timers")
+    server = FileTimerServer(path, "job", log_event=broken)
+    server.start()
+    try:
+        with holder(HOLDS + "hangs_here()", path, 0.1, 9) as late:
+            assert late.ends()[0] < 0
+    finally:
+        server.stop()
+    told = [line for line in caplog.messages if "could not be reported" in line]
+    assert len(told) == 4

@@ -1,0 +1,407 @@
+"""The file timer's server, on real processes and a real pipe."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import stat
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rallypoint.base.errors import UserError
+from rallypoint.watchdog import clients, watchdog
+from rallypoint.watchdog.client import FileTimerClient
+from rallypoint.watchdog.clients import Clients, is_below
+from rallypoint.watchdog.requests import FileTimerRequest
+from rallypoint.watchdog.watchdog import EXPIRED, KILLED, STARTED, STOPPED, Expiry, Watchdog
+from tests.unit.watchdog.waiting import HOLDS, holder, until
+
+HANGS = HOLDS + "hangs_here()"
+
+
+def ours(_pid: int) -> bool:
+    return True
+
+
+class HandClock:
+    """A clock that is moved by hand, or runs with the host's."""
+
+    def __init__(self) -> None:
+        self.ahead = 0.0
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.ahead
+
+
+class Run:
+    """A watchdog and what it has told."""
+
+    def __init__(self, path: str, may_kill: Callable[[int], bool], grace: float) -> None:
+        self.told: list[tuple[str, FileTimerRequest | None]] = []
+        self.clock = HandClock()
+        self.wall_ahead = 0.0
+        self.watchdog = Watchdog(
+            path,
+            may_kill,
+            run_id="job",
+            grace=grace,
+            report=lambda name, request: self.told.append((name, request)),
+            clock=self.clock,
+            wall=lambda: time.time() + self.wall_ahead,
+        )
+        self.expired: list[Expiry] = []
+
+    def step(self) -> None:
+        self.expired += self.watchdog.step()
+
+    def until(self, holds: Callable[[], bool], *also: int) -> None:
+        def stepped() -> bool:
+            self.step()
+            return holds()
+
+        until(self.watchdog, stepped, *also)
+
+    def names(self) -> list[str]:
+        return [name for name, _ in self.told]
+
+
+@contextmanager
+def running(folder: Path, may_kill: Callable[[int], bool] = ours, grace: float = 30.0) -> Iterator[Run]:
+    before = set(os.listdir("/proc/self/fd"))
+    run = Run(str(folder / "timers"), may_kill, grace)
+    try:
+        yield run
+    finally:
+        run.watchdog.close()
+        run.watchdog.close()
+    assert run.names()[-1] == STOPPED
+    assert run.watchdog.fds() == []
+    assert run.watchdog.step() == []
+    assert not os.path.exists(run.watchdog.path)
+    assert set(os.listdir("/proc/self/fd")) == before
+
+
+def request(pid: int, scope: str, seconds: float, number: int = 9) -> bytes:
+    return FileTimerRequest(pid, scope, time.time() + seconds, number).to_json().encode() + b"\n"
+
+
+def write(run: Run, data: bytes) -> None:
+    fd = os.open(run.watchdog.path, os.O_WRONLY | os.O_NONBLOCK)
+    try:
+        assert os.write(fd, data) == len(data)
+    finally:
+        os.close(fd)
+
+
+def test_who_is_late_leaves_its_stacks_and_is_killed(tmp_path: Path) -> None:
+    with running(tmp_path) as run, holder(HANGS, run.watchdog.path, 0.2, 9) as late:
+        run.until(late.ended)
+        code, errors = late.ends()
+        assert code == -signal.SIGABRT
+        assert "hangs_here" in errors
+        assert [(each.pid, each.scope, each.signal) for each in run.expired] == [(late.pid, "scope", 9)]
+        assert 0 < run.expired[0].seconds <= 0.2
+        assert run.expired[0].why == "its timer 'scope' of 0.2 s ran out"
+        assert run.names() == [STARTED, EXPIRED, KILLED]
+        told = run.told[-1][1]
+        assert told is not None
+        assert (told.worker_pid, told.signal) == (late.pid, 9)
+
+
+def test_who_has_no_faulthandler_is_killed_at_once(tmp_path: Path) -> None:
+    with (
+        running(tmp_path) as run,
+        holder(HANGS.replace("faulthandler.enable()", ""), run.watchdog.path, 0.1, 9) as late,
+    ):
+        run.until(late.ended)
+        assert late.ends() == (-signal.SIGKILL, "")
+
+
+def test_stacks_that_take_too_long_cost_nobody_the_end(tmp_path: Path) -> None:
+    deaf = HANGS.replace("faulthandler.enable()", "signal.signal(signal.SIGABRT, lambda *_: time.sleep(1000))")
+    with running(tmp_path) as run, holder(deaf, run.watchdog.path, 0.1, 9) as late:
+        run.until(late.ended)
+        assert late.ends()[0] == -signal.SIGKILL
+
+
+def test_a_release_in_time_ends_nobody(tmp_path: Path) -> None:
+    text = HOLDS + "client.release('scope'); print('released', flush=True); hangs_here()"
+    with running(tmp_path) as run, holder(text, run.watchdog.path, 60, 9) as good:
+        good.is_up()
+        assert good.says() == "released\n"
+        run.clock.ahead = 100
+        run.step()
+        assert run.expired == []
+        assert run.watchdog.wake_at() == math.inf
+        assert not good.ended()
+
+
+def test_a_release_counts_however_late_the_loop_comes(tmp_path: Path) -> None:
+    """Both lines wait in the pipe, and the timer's time is over, when the loop looks."""
+    with running(tmp_path) as run, holder("import signal; print('up', flush=True); signal.pause()") as good:
+        good.is_up()
+        write(run, request(good.pid, "scope", -5))
+        write(run, FileTimerRequest(good.pid, "scope", -1).to_json().encode() + b"\n")
+        run.step()
+        run.step()
+        assert run.expired == []
+        assert not good.ended()
+
+
+def test_a_jump_of_the_wall_clock_ends_nobody(tmp_path: Path) -> None:
+    with running(tmp_path) as run, holder(HANGS, run.watchdog.path, 60, 9) as good:
+        good.is_up()
+        run.step()
+        for run.wall_ahead in (1e6, -1e6):
+            run.step()
+            assert run.expired == []
+        assert 0 < run.watchdog.wake_at() - time.monotonic() <= 60
+
+
+def test_a_signal_of_the_workers_own_choice_and_what_follows_if_it_does_not_help(tmp_path: Path) -> None:
+    gentle = HOLDS.replace(
+        "import faulthandler", "import signal; signal.signal(15, lambda *_: os._exit(7))\nimport faulthandler"
+    )
+    deaf = HOLDS.replace("import faulthandler", "import signal; signal.signal(15, signal.SIG_IGN)\nimport faulthandler")
+    with (
+        running(tmp_path, grace=0.2) as run,
+        holder(gentle + "hangs_here()", run.watchdog.path, 0.1, 15) as one,
+        holder(deaf + "hangs_here()", run.watchdog.path, 0.1, 15) as other,
+    ):
+        run.until(lambda: one.ended() and other.ended())
+        assert one.ends()[0] == 7
+        code, errors = other.ends()
+        assert code == -signal.SIGABRT
+        assert "hangs_here" in errors
+
+
+def test_a_signal_of_zero_only_tells(tmp_path: Path) -> None:
+    with running(tmp_path) as run, holder(HANGS, run.watchdog.path, 0.1, 0) as told:
+        told.is_up()
+        run.until(lambda: bool(run.expired))
+        assert run.expired[0].signal == 0
+        assert run.names() == [STARTED, EXPIRED]
+        assert run.watchdog.wake_at() == math.inf
+        assert not told.ended()
+
+
+def test_the_first_deadly_timer_of_a_process_counts(tmp_path: Path) -> None:
+    with running(tmp_path) as run, holder("import signal; print('up', flush=True); signal.pause()") as late:
+        late.is_up()
+        for line in (
+            request(late.pid, "third", -1, 9),
+            request(late.pid, "first", -3, 0),
+            request(late.pid, "second", -2, 10),
+            request(late.pid, "never", 1000, 9),
+        ):
+            write(run, line)
+        run.until(late.ended)
+        assert late.ends()[0] == -signal.SIGUSR1
+        assert [each.scope for each in run.expired] == ["second", "first", "third"]
+        assert run.watchdog.wake_at() == math.inf
+
+
+def test_only_our_own_are_ended(tmp_path: Path) -> None:
+    text = "import signal; print('up', flush=True); signal.pause()"
+    with holder(text) as ours_, holder(text) as stranger:
+        ours_.is_up()
+        stranger.is_up()
+        with running(tmp_path, lambda pid: is_below(pid, {ours_.pid})) as run:
+            for pid in (stranger.pid, 1, os.getpid(), ours_.pid):
+                write(run, request(pid, "scope", -1))
+            run.until(ours_.ended)
+            assert {each.pid for each in run.expired} == {ours_.pid}
+            assert not stranger.ended()
+
+
+def test_what_a_worker_has_started_may_hold_timers_too(tmp_path: Path) -> None:
+    start = f"subprocess.run([sys.executable, '-c', {HANGS!r}, *sys.argv[1:]], start_new_session=True)"
+    child = f"import subprocess, sys; {start}"
+    pids: set[int] = set()
+    with running(tmp_path, lambda pid: is_below(pid, pids)) as run:
+        with holder(child + "; print('outlived', flush=True)", run.watchdog.path, 0.1, 9) as worker:
+            pids.add(worker.pid)
+            run.until(worker.ended, worker.pidfd)
+            assert worker.ends()[0] == 0
+        assert len(run.expired) == 1
+        assert run.expired[0].pid not in pids
+
+
+def test_those_that_have_ended_are_forgotten(tmp_path: Path) -> None:
+    with running(tmp_path) as run:
+        with holder(HOLDS, run.watchdog.path, 1000, 9) as brief:
+            run.until(lambda: run.watchdog.heard)
+            brief.ends()
+            write(run, request(brief.pid, "late", 1000))
+            run.step()
+        run.clock.ahead = 2000
+        run.step()
+        assert run.expired == []
+        assert run.watchdog.wake_at() == math.inf
+
+
+def test_rubbish_in_the_pipe_costs_some_lines_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with running(tmp_path) as run, holder(HANGS, run.watchdog.path, 0.5, 9) as late:
+        late.is_up()
+        write(run, b"\xff" * 3000)
+        write(run, b"\n" + b"rubbish\n" * 1000 + b'{"version": 1, "pid": ')
+        write(run, request(late.pid, "other", -1))
+        run.until(late.ended)
+        assert run.expired[0].scope == "other"
+    assert sum("no timer request" in line for line in caplog.messages) == watchdog._COMPLAINTS
+
+
+def test_a_client_that_dies_in_the_middle_of_a_line(tmp_path: Path) -> None:
+    half = (
+        "import os, sys\n"
+        'os.write(os.open(sys.argv[1], os.O_WRONLY), b\'{"version": 1, "pid": 12\')\n'
+        "os.kill(os.getpid(), 9)\n"
+    )
+    with running(tmp_path) as run:
+        with holder(half, run.watchdog.path) as dead:
+            assert dead.ends()[0] == -signal.SIGKILL
+        with holder(HANGS, run.watchdog.path, 0.1, 9) as late:
+            run.until(late.ended)
+            assert [each.pid for each in run.expired] == [late.pid]
+
+
+def test_a_flood_holds_nobody_up(tmp_path: Path) -> None:
+    """A step takes in what was there when it began, however fast somebody writes, and judges then."""
+    flood = (
+        "import os, sys\n"
+        "fd = os.open(sys.argv[1], os.O_WRONLY)\n"
+        "print('up', flush=True)\n"
+        "while True: os.write(fd, b'x' * 4095 + b'\\n')\n"
+    )
+    with running(tmp_path) as run, holder(HANGS, run.watchdog.path, 0.3, 9) as late:
+        late.is_up()
+        with holder(flood, run.watchdog.path) as flooding:
+            flooding.is_up()
+            run.until(late.ended)
+            assert [each.pid for each in run.expired] == [late.pid]
+            assert not flooding.ended()
+
+
+def test_many_clients(tmp_path: Path) -> None:
+    """Each of ten threads sets and lets go of a hundred timers; one forgets its last."""
+    text = """
+import os, signal, sys, threading, time
+from rallypoint.watchdog.client import FileTimerClient
+client = FileTimerClient(sys.argv[1])
+def work(name):
+    for number in range(100):
+        client.acquire(f"{name}.{number}", time.time() + (1000 if number < 99 or name else 0.3))
+        if number < 99 or name:
+            client.release(f"{name}.{number}")
+threads = [threading.Thread(target=work, args=(name,)) for name in range(10)]
+[each.start() for each in threads]
+[each.join() for each in threads]
+signal.pause()
+"""
+    with running(tmp_path) as run, holder(text, run.watchdog.path) as one, holder(text, run.watchdog.path) as other:
+        run.until(lambda: one.ended() and other.ended())
+        assert {(each.pid, each.scope) for each in run.expired} == {(one.pid, "0.99"), (other.pid, "0.99")}
+
+
+def test_there_is_a_bound_to_timers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with running(tmp_path) as run, holder("import signal; print('up', flush=True); signal.pause()") as hoarder:
+        hoarder.is_up()
+        for start in range(0, 5000, 500):
+            write(run, b"".join(request(hoarder.pid, str(number), 1000) for number in range(start, start + 500)))
+            run.step()
+    assert any("too many timers" in line for line in caplog.messages)
+
+
+def test_after_standing_down_requests_are_read_and_nobody_is_judged(tmp_path: Path) -> None:
+    with running(tmp_path) as run, holder(HANGS, run.watchdog.path, -1, 9) as late:
+        late.is_up()
+        run.watchdog.stand_down()
+        run.step()
+        assert run.watchdog.heard
+        assert run.watchdog.wake_at() == math.inf
+        assert not late.ended()
+
+
+def test_descriptors_of_those_that_have_ended_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(clients, "_TIDY_AT", 2)
+    gone: list[int] = []
+    admitted = Clients(ours, lambda _pid: True, gone.append)
+    pids = []
+    for _ in range(5):
+        with holder("print('up', flush=True); input()") as brief:
+            brief.is_up()
+            assert admitted.admit(brief.pid)
+            pids.append(brief.pid)
+        assert len(admitted) <= 3
+    assert gone == pids[:4]
+    assert not admitted.admit(pids[-1])
+    admitted.close()
+    assert len(admitted) == 0
+
+
+def test_there_is_a_bound_to_processes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(clients, "LIMIT", 0)
+    admitted = Clients(ours, lambda _pid: True, lambda _pid: None)
+    for _ in range(100):
+        assert not admitted.admit(os.getpid())
+    assert len(caplog.messages) == clients._REFUSALS
+
+
+def test_the_pipe_takes_the_place_of_a_file_and_is_for_this_user_alone(tmp_path: Path) -> None:
+    (tmp_path / "timers").write_text("mktemp made it")
+    with running(tmp_path) as run:
+        mode = os.stat(run.watchdog.path).st_mode
+        assert stat.S_ISFIFO(mode)
+        assert stat.S_IMODE(mode) == 0o600
+
+
+def test_a_pipe_that_took_the_place_of_ours_is_left(tmp_path: Path) -> None:
+    first = Watchdog(str(tmp_path / "timers"), ours)
+    second = Watchdog(str(tmp_path / "timers"), ours)
+    first.close()
+    assert os.path.exists(second.path)
+    second.close()
+    assert not os.path.exists(second.path)
+
+
+@pytest.mark.parametrize("place", ["folder", "nowhere/timers"])
+def test_a_place_that_cannot_hold_a_pipe(tmp_path: Path, place: str) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match="of the watchdog cannot be made") as raised:
+        Watchdog(str(tmp_path / place), ours)
+    assert place in str(raised.value)
+
+
+def test_the_client_without_a_server(tmp_path: Path) -> None:
+    client = FileTimerClient(str(tmp_path / "timers"))
+    with pytest.raises(BrokenPipeError, match="timers"):
+        client.acquire("scope", 1.0)
+    os.mkfifo(tmp_path / "timers")
+    with pytest.raises(BrokenPipeError, match="timers"):
+        client.release("scope")
+
+
+def test_the_client_with_too_long_a_name(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="4096 bytes"):
+        FileTimerClient(str(tmp_path / "timers")).acquire("s" * 5000, 1.0)
+
+
+def test_what_the_client_writes(tmp_path: Path) -> None:
+    path = str(tmp_path / "timers")
+    os.mkfifo(path)
+    fd = os.open(path, os.O_RDWR | os.O_NONBLOCK)
+    try:
+        FileTimerClient(path).acquire("scope", 1.25)
+        FileTimerClient(path).release("scope")
+        acquired, released = os.read(fd, 4096).splitlines()
+    finally:
+        os.close(fd)
+    common = {"version": 1, "pid": os.getpid(), "scope_id": "scope"}
+    assert json.loads(acquired) == {**common, "expiration_time": 1.25, "signal": 9}
+    assert json.loads(released) == {**common, "expiration_time": -1, "signal": 0}

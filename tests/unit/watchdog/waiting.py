@@ -1,0 +1,126 @@
+"""Real processes that hold timers, and the wait for what comes of them."""
+
+from __future__ import annotations
+
+import os
+import select
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Protocol
+
+PATIENCE = 30.0
+"""Seconds."""
+
+HOLDS = """
+import faulthandler, os, signal, sys, time
+from rallypoint.watchdog.client import FileTimerClient
+faulthandler.enable()
+def hangs_here(): signal.pause()
+client = FileTimerClient(sys.argv[1], int(sys.argv[3]))
+client.acquire("scope", time.time() + float(sys.argv[2]))
+print("up", flush=True)
+"""
+"""Sets a timer; to be followed by what happens then. Arguments: pipe, seconds, signal."""
+
+
+class Driven(Protocol):
+    """What has a loop."""
+
+    def fds(self) -> list[int]: ...
+
+    def wake_at(self) -> float: ...
+
+
+def until(what: Driven, holds: Callable[[], bool], *also: int) -> None:
+    """Drive something until something holds; `holds` takes the steps, and descriptors that `also` count wake it."""
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline, "it does not come"
+        poller = select.poll()
+        for fd in (*what.fds(), *also):
+            poller.register(fd, select.POLLIN)
+        seconds = min(what.wake_at(), deadline) - time.monotonic()
+        poller.poll(max(0.0, seconds) * 1000 + 1)
+
+
+class Holder:
+    """A process that holds a timer."""
+
+    def __init__(self, text: str, *args: str) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", text, *args],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.pid = self._process.pid
+        self.pidfd = os.pidfd_open(self.pid)
+
+    def is_up(self) -> None:
+        """Wait until it says so."""
+        assert self.says() == "up\n"
+
+    def says(self) -> str:
+        """Its next line of standard output."""
+        assert self._process.stdout is not None
+        return self._process.stdout.readline()
+
+    def ended(self) -> bool:
+        """Whether it has ended."""
+        return self._process.poll() is not None
+
+    def ends(self) -> tuple[int, str]:
+        """Its exit code and standard error, once it has ended."""
+        _, errors = self._process.communicate(timeout=PATIENCE)
+        return self._process.returncode, errors
+
+    def finishes(self) -> tuple[int, str]:
+        """The same, of one that waits for the end of its standard input."""
+        assert self._process.stdin is not None
+        self._process.stdin.close()
+        self._process.stdin = None
+        return self.ends()
+
+    def stop(self) -> None:
+        """End it, and close what it wrote to."""
+        self._process.kill()
+        self._process.communicate(timeout=PATIENCE)
+        os.close(self.pidfd)
+
+
+@contextmanager
+def holder(text: str, *args: object) -> Iterator[Holder]:
+    """A process, ended afterwards."""
+    process = Holder(text, *map(str, args))
+    try:
+        yield process
+    finally:
+        process.stop()
+
+
+@contextmanager
+def in_state_d(folder: Path) -> Iterator[int]:
+    """The pid of a process in uninterruptible sleep: it waits for a child that cannot reach its own program."""
+    pipe = str(folder / "held")
+    os.mkfifo(pipe)
+    text = (
+        "import os, sys\n"
+        "actions = [(os.POSIX_SPAWN_OPEN, 0, sys.argv[1], os.O_RDONLY, 0)]\n"
+        "os.waitpid(os.posix_spawn('/bin/true', ['true'], {}, file_actions=actions), 0)\n"
+    )
+    process = subprocess.Popen([sys.executable, "-c", text, pipe])
+    try:
+        state = Path(f"/proc/{process.pid}/stat")
+        deadline = time.monotonic() + PATIENCE
+        while state.read_text().rpartition(")")[2].split()[0] != "D":
+            assert time.monotonic() < deadline
+            os.sched_yield()
+        yield process.pid
+    finally:
+        os.close(os.open(pipe, os.O_WRONLY))
+        assert process.wait(PATIENCE) == 0
