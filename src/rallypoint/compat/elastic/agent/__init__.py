@@ -1,0 +1,1 @@
+"""In the place of `torch.distributed.elastic.agent`."""

@@ -1,0 +1,64 @@
+"""In the place of `torch.distributed.elastic.multiprocessing.api`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+from rallypoint.base.errors import SignalException
+from rallypoint.failures.failure import ProcessFailure
+from rallypoint.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
+from rallypoint.logs.std import Std
+from rallypoint.logs.std import to_map as _to_map
+from rallypoint.workers import context
+from rallypoint.workers.context import PContext, RunProcsResult, start_processes
+from rallypoint.workers.functions.context import MultiprocessContext
+
+if TYPE_CHECKING:
+    from rallypoint.base.numa import NumaOptions
+
+__all__ = [
+    "DefaultLogsSpecs",
+    "LogsDest",
+    "LogsSpecs",
+    "MultiprocessContext",
+    "PContext",
+    "ProcessFailure",
+    "RunProcsResult",
+    "SignalException",
+    "Std",
+    "SubprocessContext",
+    "get_std_cm",
+    "start_processes",
+    "to_map",
+]
+
+
+class SubprocessContext(context.SubprocessContext):
+    """Workers that are commands, made with torch's arguments; see `start_processes` for what they mean."""
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: str,
+        args: Mapping[int, Sequence[Any]],
+        envs: Mapping[int, Mapping[str, str]],
+        logs_specs: LogsSpecs,
+        log_line_prefixes: Mapping[int, str] | None = None,
+        numa_options: NumaOptions | None = None,
+        duplicate_stdout_filters: Sequence[str] | None = None,
+        duplicate_stderr_filters: Sequence[str] | None = None,
+    ) -> None:
+        extras = context.Extras(numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
+        super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, extras=extras)
+
+
+def to_map(val_or_map: Std | Mapping[int, Std], local_world_size: int) -> dict[int, Std]:
+    """One value for each local rank; see `rallypoint.logs.std.to_map`."""
+    return _to_map(val_or_map, local_world_size)
+
+
+def get_std_cm(std_rd: str, redirect_fn: Callable[[str], AbstractContextManager[Any]]) -> AbstractContextManager[Any]:
+    """What `redirect_fn` makes of the file `std_rd`, or a context that does nothing where none is named."""
+    return redirect_fn(std_rd) if std_rd else nullcontext()

@@ -1,0 +1,10 @@
+"""In the place of `torch.distributed.elastic.multiprocessing.errors`."""
+
+from __future__ import annotations
+
+from rallypoint.failures.failure import ProcessFailure
+from rallypoint.failures.handler import ErrorHandler, get_error_handler
+from rallypoint.failures.record import record
+from rallypoint.failures.report import ChildFailedError
+
+__all__ = ["ChildFailedError", "ErrorHandler", "ProcessFailure", "get_error_handler", "record"]

@@ -1,0 +1,7 @@
+"""In the place of `torch.distributed.elastic.multiprocessing.errors.handlers`."""
+
+from __future__ import annotations
+
+from rallypoint.failures.handler import get_error_handler
+
+__all__ = ["get_error_handler"]

@@ -1,0 +1,206 @@
+"""In the place of `torch.distributed.elastic.rendezvous.dynamic_rendezvous`: a rendezvous over anybody's backend.
+
+Where torch's counts on the clocks of all hosts, this one counts beats (`rallypoint.rendezvous.observer`); what the
+backend is given to keep is bytes of Rallypoint's own form, not pickled objects.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from rallypoint.base.clock import Deadline
+from rallypoint.base.endpoint import Endpoint, own_address
+from rallypoint.base.errors import UserError
+from rallypoint.compat.elastic.rendezvous.given_store import given
+from rallypoint.rendezvous.backend import RendezvousBackend, Token
+from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
+from rallypoint.rendezvous.elastic import ElasticHandler, local_id
+from rallypoint.rendezvous.handler import RendezvousInfo
+from rallypoint.rendezvous.link import Deliver, Link
+from rallypoint.rendezvous.messages import Placement
+from rallypoint.rendezvous.params import RendezvousParameters
+from rallypoint.rendezvous.shared import SharedStateLink
+from rallypoint.rendezvous.state import NodeId
+from rallypoint.store.api import Store
+from rallypoint.store.prefix import PrefixStore
+
+__all__ = [
+    "DynamicRendezvousHandler",
+    "RendezvousBackend",
+    "RendezvousSettings",
+    "RendezvousTimeout",
+    "Token",
+    "create_handler",
+]
+
+_DEFAULTS = {"join": 600, "last_call": 30, "close": 30, "heartbeat": 5}
+
+_ANYWHERE = Endpoint("192.0.2.1", 9)
+"""An address kept for documentation (RFC 5737): asking for the route there sends nothing."""
+
+
+class RendezvousTimeout:
+    """How long the steps of a rendezvous may take.
+
+    Args:
+        join: until the smallest number of nodes has come; 600 s where it is not given.
+        last_call: for more to come after that; 30 s.
+        close: for the rendezvous to be closed; 30 s.
+        heartbeat: for one sign of life; 5 s.
+
+    Raises:
+        UserError: one is not positive.
+    """
+
+    def __init__(
+        self,
+        join: timedelta | None = None,
+        last_call: timedelta | None = None,
+        close: timedelta | None = None,
+        heartbeat: timedelta | None = None,
+    ) -> None:
+        given_times = {"join": join, "last_call": last_call, "close": close, "heartbeat": heartbeat}
+        self._times = {name: _positive(name, time) for name, time in given_times.items()}
+
+    @property
+    def join(self) -> timedelta:
+        """Until the smallest number of nodes has come."""
+        return self._times["join"]
+
+    @property
+    def last_call(self) -> timedelta:
+        """For more to come after that."""
+        return self._times["last_call"]
+
+    @property
+    def close(self) -> timedelta:
+        """For the rendezvous to be closed."""
+        return self._times["close"]
+
+    @property
+    def heartbeat(self) -> timedelta:
+        """For one sign of life."""
+        return self._times["heartbeat"]
+
+
+def _positive(name: str, time: timedelta | None) -> timedelta:
+    if time is None:
+        return timedelta(seconds=_DEFAULTS[name])
+    if time <= timedelta(0):
+        raise UserError(f"the {name} timeout {time} is not positive; give one, or None for {_DEFAULTS[name]} s")
+    return time
+
+
+@dataclass(repr=False, eq=False, frozen=True)
+class RendezvousSettings:
+    """What a rendezvous was made with."""
+
+    run_id: str
+    min_nodes: int
+    max_nodes: int
+    timeout: RendezvousTimeout
+    keep_alive_interval: timedelta
+    keep_alive_max_attempt: int
+
+
+class DynamicRendezvousHandler(ElasticHandler):
+    """One node's part in a rendezvous whose state is in a backend. Make it with `from_backend`."""
+
+    def __init__(self, params: RendezvousParameters, store: Store, backend: RendezvousBackend) -> None:
+        """`store` is what `RendezvousInfo.store` leads to; `backend` is this handler's alone from now on."""
+        settings = settings_of(params, counts_beats=True)
+        super().__init__(
+            params.backend, settings, self._open_backend, worker_stores(params), rank_hint=rank_hint(params)
+        )
+        self._own_settings = settings
+        self._address = params.local_addr
+        self._given_store = store
+        self._given_backend = backend
+
+    @classmethod
+    def from_backend(
+        cls,
+        run_id: str,
+        store: Any,
+        backend: RendezvousBackend,
+        min_nodes: int,
+        max_nodes: int,
+        local_addr: str | None = None,
+        timeout: RendezvousTimeout | None = None,
+        keep_alive_interval: int = 5,
+        keep_alive_max_attempt: int = 3,
+    ) -> DynamicRendezvousHandler:
+        """A handler that agrees with the others through `backend`.
+
+        Args:
+            run_id: the job's id.
+            store: what all nodes share, Rallypoint's or torch's; each round has a prefix of its own in it.
+            backend: where the state of the rendezvous is.
+            min_nodes: a round needs at least so many nodes.
+            max_nodes: a round takes at most so many nodes.
+            local_addr: this node's address as others reach it; None to find it out.
+            timeout: of the steps, None for the defaults; times are rounded up to whole seconds.
+            keep_alive_interval: seconds between two signs of life.
+            keep_alive_max_attempt: how many of them may fail to come.
+
+        Raises:
+            UserError: a number out of its bounds.
+        """
+        times = timeout or RendezvousTimeout()
+        options = {f"{name}_timeout": _whole(getattr(times, name)) for name in _DEFAULTS} | {
+            "keep_alive_interval": keep_alive_interval,
+            "keep_alive_max_attempt": keep_alive_max_attempt,
+        }
+        params = RendezvousParameters(backend.name, "", run_id, min_nodes, max_nodes, local_addr, **options)
+        return cls(params, given(store), backend)
+
+    @property
+    def settings(self) -> RendezvousSettings:  # type: ignore[override]  # nobody but torch's users asks a handler
+        """What the handler was made with."""
+        own = self._own_settings
+        return RendezvousSettings(
+            own.run_id,
+            own.min_nodes,
+            own.max_nodes,
+            RendezvousTimeout(
+                timedelta(seconds=own.join_timeout),
+                timedelta(seconds=own.last_call_timeout),
+                timedelta(seconds=own.close_timeout),
+                timedelta(seconds=own.heartbeat_timeout),
+            ),
+            timedelta(seconds=own.keep_alive_interval),
+            own.keep_alive_max_attempt,
+        )
+
+    def info(self, placement: Placement) -> RendezvousInfo:
+        """A placement as torch's users know it; the store is the one that was given, not the workers'."""
+        info = super().info(placement)
+        prefix = f"torch.rendezvous.{self._own_settings.run_id}.{placement.round}"
+        store = PrefixStore(prefix, self._given_store)
+        return RendezvousInfo(store, info.rank, info.world_size, info.bootstrap_store_info)
+
+    def _open_backend(self, deliver: Deliver, deadline: Deadline) -> Link:
+        address = self._address or own_address(_ANYWHERE)
+        node = NodeId(address, os.getpid(), local_id())
+        return SharedStateLink(self._given_backend, self._own_settings, node, address, deliver)
+
+
+def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:
+    """A handler over `backend` with the options in `params` (contract section 4.2).
+
+    Args:
+        store: what all nodes share, Rallypoint's or torch's.
+        backend: where the state of the rendezvous is.
+        params: the job, its bounds, and times.
+
+    Raises:
+        UserError: an option cannot work.
+    """
+    return DynamicRendezvousHandler(params, given(store), backend)
+
+
+def _whole(time: timedelta) -> int:
+    return -(-time // timedelta(seconds=1))

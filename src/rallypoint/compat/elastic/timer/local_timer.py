@@ -1,0 +1,7 @@
+"""In the place of `torch.distributed.elastic.timer.local_timer`."""
+
+from __future__ import annotations
+
+from rallypoint.watchdog.local import LocalTimerClient, LocalTimerServer, MultiprocessingRequestQueue
+
+__all__ = ["LocalTimerClient", "LocalTimerServer", "MultiprocessingRequestQueue"]

@@ -1,0 +1,8 @@
+"""In the place of `torch.distributed.elastic.utils.distributed`."""
+
+from __future__ import annotations
+
+from rallypoint.base.ports import get_free_port, get_socket_with_port
+from rallypoint.store.opening import create_c10d_store
+
+__all__ = ["create_c10d_store", "get_free_port", "get_socket_with_port"]

@@ -1,0 +1,53 @@
+"""In the place of `torch.distributed.launch`, the deprecated form of `rallypoint.compat.run`.
+
+Unless `--use-env` is given, each worker's first argument is `--local-rank=<local rank>`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Sequence
+
+from rallypoint.base.errors import UserError
+from rallypoint.compat.run import get_args_parser, get_use_env, run
+
+__all__ = ["launch", "main", "parse_args"]
+
+
+def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
+    """Read a command line with `--use-env`; None is this process's own. Raises SystemExit after a usage error."""
+    parser = get_args_parser()
+    parser.add_argument(
+        "--use-env",
+        "--use_env",
+        default=False,
+        action="store_true",
+        help="Workers learn their local rank from LOCAL_RANK alone, not from an argument as well.",
+    )
+    return parser.parse_args(args)
+
+
+def launch(args: argparse.Namespace) -> None:
+    """Run this node's part of the job. Raises as `rallypoint.compat.run.run` does."""
+    if not get_use_env(args):
+        if args.no_python:
+            raise UserError("--no-python gives programs no --local-rank argument; give --use-env as well")
+        script_args = ["--local-rank=${local_rank}", *args.training_script_args]
+        args = argparse.Namespace(**{**vars(args), "training_script_args": script_args})
+    run(args)
+
+
+def main(args: Sequence[str] | None = None) -> None:
+    """Read a command line and run it; None is this process's own."""
+    warnings.warn(
+        "rallypoint.compat.launch is deprecated, as torch.distributed.launch is; use rallyrun, and LOCAL_RANK instead "
+        "of the argument --local-rank",
+        FutureWarning,
+        stacklevel=2,
+    )
+    launch(parse_args(args))
+
+
+if __name__ == "__main__":
+    main()

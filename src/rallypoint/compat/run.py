@@ -1,0 +1,135 @@
+"""In the place of `torch.distributed.run`: the command line as functions.
+
+Flags are read by the table of `rallyrun`; an `argparse.Namespace` carries them here, as torch's callers expect.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import runpy
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from rallypoint.cli.convert import config_from_options, limit_threads
+from rallypoint.cli.flags import FLAGS
+from rallypoint.cli.parse import Options, build_parser, parse
+from rallypoint.cli.place import STATIC_PORT
+from rallypoint.cli.sizes import local_world_size, parse_nnodes
+from rallypoint.failures.record import record
+from rallypoint.launch.api import elastic_launch
+from rallypoint.launch.config import LaunchConfig
+
+__all__ = [
+    "config_from_args",
+    "determine_local_world_size",
+    "get_args_parser",
+    "get_rdzv_endpoint",
+    "get_use_env",
+    "main",
+    "parse_args",
+    "parse_min_max_nnodes",
+    "run",
+    "run_script_path",
+]
+
+_SOURCES = "rallypoint_sources"
+"""Where a namespace keeps which of its values the user wrote, and where; no flag has that name."""
+
+_POSITIONAL = ("training_script", "training_script_args")
+
+
+def get_args_parser() -> argparse.ArgumentParser:
+    """The parser of all flags, to add some of one's own to. `PET_*` variables are its defaults."""
+    parser = build_parser()
+    defaults = vars(_namespace(parse(["no script"], os.environ)))
+    parser.set_defaults(**{name: value for name, value in defaults.items() if name not in (*_POSITIONAL, _SOURCES)})
+    return parser
+
+
+def parse_args(args: Sequence[str] | None) -> argparse.Namespace:
+    """Read a command line; None is this process's own. Raises SystemExit after a usage error."""
+    return _namespace(parse(sys.argv[1:] if args is None else args, os.environ))
+
+
+def parse_min_max_nnodes(nnodes: str) -> tuple[int, int]:
+    """The least and the largest number of nodes in `--nnodes`. Raises UserError."""
+    return parse_nnodes(nnodes)
+
+
+def determine_local_world_size(nproc_per_node: str) -> int:
+    """How many workers `--nproc-per-node` means on this node. Raises UserError."""
+    return local_world_size(nproc_per_node, os.environ)
+
+
+def get_rdzv_endpoint(args: argparse.Namespace) -> str:
+    """Where the nodes meet: for static without an endpoint it is `--master-addr` and `--master-port`."""
+    if args.rdzv_backend == "static" and not args.rdzv_endpoint:
+        return f"{args.master_addr}:{STATIC_PORT if args.master_port is None else args.master_port}"
+    return str(args.rdzv_endpoint)
+
+
+def get_use_env(args: argparse.Namespace) -> bool:
+    """Whether workers learn their local rank from the environment alone."""
+    return bool(getattr(args, "use_env", True))
+
+
+def config_from_args(args: argparse.Namespace) -> tuple[LaunchConfig, Callable[..., Any] | str, list[str]]:
+    """What to launch: the configuration, the entry point, and its arguments. Raises UserError."""
+    config, program, arguments = config_from_options(_options(args), os.environ)
+    return config, program, list(arguments)
+
+
+def run_script_path(training_script: str, *training_script_args: str) -> None:
+    """Run a script as `__main__` in this process.
+
+    Args:
+        training_script: its path.
+        training_script_args: what it finds in `sys.argv` after its name.
+    """
+    sys.argv = [training_script, *training_script_args]
+    runpy.run_path(training_script, run_name="__main__")
+
+
+def run(args: argparse.Namespace) -> None:
+    """Run this node's part of the job to its end.
+
+    Raises:
+        UserError: a flag has a value that cannot work.
+        ChildFailedError: workers failed.
+        RendezvousError: the nodes did not come together.
+        SignalException: this process was asked to end.
+    """
+    config, program, arguments = config_from_args(args)
+    limit_threads(config, os.environ)
+    elastic_launch(config, program)(*arguments)
+
+
+@record
+def main(args: Sequence[str] | None = None) -> None:
+    """Read a command line and run it; None is this process's own. Raises as `run` does."""
+    run(parse_args(args))
+
+
+def _namespace(options: Options) -> argparse.Namespace:
+    values = {name: list(value) if isinstance(value, tuple) else value for name, value in options._asdict().items()}
+    sources = values.pop("sources")
+    return argparse.Namespace(**values, **{_SOURCES: sources})
+
+
+def _options(args: argparse.Namespace) -> Options:
+    """`Options` from a namespace, which may be a parser's that knows nothing of sources, or be changed since."""
+    values: dict[str, Any] = {
+        name: tuple(value) if isinstance(value, list) else value
+        for name, value in vars(args).items()
+        if name in Options._fields
+    }
+    changed = {flag.dest: flag.name for flag in FLAGS if values[flag.dest] != flag.default}
+    return Options(**{**values, "sources": {**changed, **getattr(args, _SOURCES, {})}})
+
+
+if __name__ == "__main__":
+    from rallypoint.cli.rallyrun import main as command
+
+    sys.exit(command())

@@ -1,0 +1,303 @@
+"""Module for module, `rallypoint.compat` beside torch: the same names, of the same kinds, called the same way."""
+
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+from enum import Enum
+from importlib import import_module
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+_AGENT = "ElasticAgent RunResult SimpleElasticAgent Worker WorkerGroup WorkerSpec WorkerState"
+_TIMER_NAMES = "TORCHELASTIC_ENABLE_FILE_TIMER TORCHELASTIC_TIMER_FILE"
+_PROCESSES = (
+    "MultiprocessContext PContext ProcessFailure RunProcsResult SignalException Std LogsDest LogsSpecs "
+    "DefaultLogsSpecs SubprocessContext to_map"
+)
+_RENDEZVOUS = (
+    "RendezvousClosedError RendezvousConnectionError RendezvousError RendezvousGracefulExitError RendezvousStateError "
+    "RendezvousTimeoutError RendezvousHandler RendezvousHandlerCreator RendezvousHandlerRegistry RendezvousInfo "
+    "RendezvousParameters RendezvousStoreInfo rendezvous_handler_registry"
+)
+_METRICS = (
+    "configure ConsoleMetricHandler NullMetricHandler MetricHandler MetricData MetricsConfig getStream prof profile "
+    "put_metric publish_metric get_elapsed_time_ms"
+)
+_EVENTS = "Event EventSource EventMetadataValue NodeState RdzvEvent"
+_UTILS = "get_env_variable_or_raise get_socket_with_port macros"
+
+PUBLIC = {
+    "distributed.launcher": "LaunchConfig elastic_launch launch_agent",
+    "distributed.launcher.api": "LaunchConfig elastic_launch launch_agent",
+    "distributed.run": (
+        "get_args_parser parse_args parse_min_max_nnodes determine_local_world_size get_rdzv_endpoint get_use_env "
+        "config_from_args run_script_path run main"
+    ),
+    "distributed.launch": "parse_args launch main",
+    "distributed.argparse_util": "env check_env",
+    "distributed.elastic.agent.server": f"{_AGENT} {_TIMER_NAMES}",
+    "distributed.elastic.agent.server.api": f"{_AGENT} DEFAULT_ROLE",
+    "distributed.elastic.agent.server.local_elastic_agent": (
+        f"LocalElasticAgent {_TIMER_NAMES} TORCHELASTIC_HEALTH_CHECK_PORT TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+    ),
+    "distributed.elastic.agent.server.health_check_server": "HealthCheckServer create_healthcheck_server",
+    "distributed.elastic.multiprocessing": f"start_processes {_PROCESSES}",
+    "distributed.elastic.multiprocessing.api": f"{_PROCESSES} get_std_cm",
+    "distributed.elastic.multiprocessing.errors": (
+        "ProcessFailure ChildFailedError record ErrorHandler get_error_handler"
+    ),
+    "distributed.elastic.multiprocessing.errors.error_handler": "ErrorHandler",
+    "distributed.elastic.multiprocessing.errors.handlers": "get_error_handler",
+    "distributed.elastic.multiprocessing.redirects": "redirect redirect_stdout redirect_stderr get_libc",
+    "distributed.elastic.multiprocessing.tail_log": "tail_logfile TailLog",
+    "distributed.elastic.multiprocessing.subprocess_handler": "SubprocessHandler get_subprocess_handler",
+    "distributed.elastic.rendezvous": _RENDEZVOUS,
+    "distributed.elastic.rendezvous.api": _RENDEZVOUS,
+    "distributed.elastic.rendezvous.registry": "get_rendezvous_handler",
+    "distributed.elastic.rendezvous.dynamic_rendezvous": (
+        "RendezvousBackend RendezvousTimeout RendezvousSettings DynamicRendezvousHandler create_handler Token"
+    ),
+    "distributed.elastic.rendezvous.c10d_rendezvous_backend": "C10dRendezvousBackend create_backend DEFAULT_PORT",
+    "distributed.elastic.rendezvous.etcd_rendezvous_backend": "EtcdRendezvousBackend create_backend",
+    "distributed.elastic.rendezvous.etcd_rendezvous": (
+        "EtcdRendezvous EtcdRendezvousHandler EtcdRendezvousRetryableFailure EtcdRendezvousRetryImmediately "
+        "create_rdzv_handler"
+    ),
+    "distributed.elastic.rendezvous.etcd_store": "EtcdStore",
+    "distributed.elastic.rendezvous.etcd_server": "EtcdServer",
+    "distributed.elastic.rendezvous.static_tcp_rendezvous": "StaticTCPRendezvous create_rdzv_handler",
+    "distributed.elastic.rendezvous.utils": "parse_rendezvous_endpoint",
+    "distributed.elastic.timer": (
+        "configure expires TimerClient TimerRequest TimerServer FileTimerClient FileTimerRequest FileTimerServer "
+        "LocalTimerClient LocalTimerServer"
+    ),
+    "distributed.elastic.timer.api": "RequestQueue TimerClient TimerRequest TimerServer configure expires",
+    "distributed.elastic.timer.file_based_local_timer": "FileTimerClient FileTimerRequest FileTimerServer",
+    "distributed.elastic.timer.local_timer": "LocalTimerClient LocalTimerServer MultiprocessingRequestQueue",
+    "distributed.elastic.metrics": f"{_METRICS} initialize_metrics",
+    "distributed.elastic.metrics.api": f"{_METRICS} MetricStream",
+    "distributed.elastic.events": (
+        f"{_EVENTS} record record_rdzv_event construct_and_record_rdzv_event get_logging_handler"
+    ),
+    "distributed.elastic.events.api": _EVENTS,
+    "distributed.elastic.events.handlers": "get_logging_handler",
+    "distributed.elastic.utils": _UTILS,
+    "distributed.elastic.utils.api": _UTILS,
+    "distributed.elastic.utils.distributed": "create_c10d_store get_free_port get_socket_with_port",
+    "distributed.elastic.utils.store": "store_timeout get_all synchronize barrier",
+    "distributed.elastic.utils.logging": "get_logger",
+    "distributed.elastic.utils.log_level": "get_log_level",
+    "distributed.elastic.utils.process_state": "read_proc_state is_uninterruptible_state",
+    "distributed.elastic.utils.data": "CyclingIterator ElasticDistributedSampler",
+    "distributed.elastic.utils.data.cycling_iterator": "CyclingIterator",
+    "distributed.elastic.utils.data.elastic_distributed_sampler": "ElasticDistributedSampler",
+    "distributed.elastic.control_plane": "worker_main",
+    "numa.binding": "AffinityMode NumaOptions",
+}
+"""The contract's section 8: modules below `torch`, and their public names."""
+
+NOT_THERE = {
+    "etcd_rendezvous_backend": "there is no etcd backend yet",
+    "etcd_rendezvous": "there is no etcd backend yet",
+    "etcd_store": "there is no etcd backend yet",
+    "etcd_server": "there is no etcd backend yet",
+}
+"""Modules and names that are missing, by the last part of the module or by the name, and why."""
+
+_PLUMBING = (
+    "torch builds it from objects of its own that are not public; `from_backend` and `create_handler` are the way"
+)
+_EXTRAS = "made by `start_processes`, which takes them; nobody else makes or derives from it"
+_SERVER = "a step of torch's own server; here `start` and `stop` are all there is to call"
+
+DIFFERENT: dict[str, str] = {
+    "DynamicRendezvousHandler: parameter 0 is ['params'], not node": _PLUMBING,
+    "DynamicRendezvousHandler: parameter 1 is ['store'], not settings": _PLUMBING,
+    "DynamicRendezvousHandler: parameter 2 is ['backend'], not backend_name": _PLUMBING,
+    "DynamicRendezvousHandler: parameter 3 is [], not store": _PLUMBING,
+    "DynamicRendezvousHandler: parameter 4 is [], not state_holder": _PLUMBING,
+    "PContext: parameter 6 is [], not duplicate_stdout_filters": _EXTRAS,
+    "PContext: parameter 7 is [], not duplicate_stderr_filters": _EXTRAS,
+    "FileTimerServer: has no clear_timers": _SERVER,
+    "FileTimerServer: has no get_expired_timers": _SERVER,
+    "FileTimerServer: has no is_process_running": _SERVER,
+    "FileTimerServer: has no register_timers": _SERVER,
+    "FileTimerServer: has no run_once": _SERVER,
+}
+"""What is called differently, and why."""
+
+_OVERRIDDEN = (
+    "_start_workers _stop_workers _monitor_workers _shutdown _rendezvous _assign_worker_ranks _initialize_workers "
+    "_restart_workers _invoke_run _exit_barrier"
+)
+"""What agents of third parties override."""
+
+
+def cases() -> Iterator[tuple[str, str]]:
+    for module, names in PUBLIC.items():
+        for name in names.split():
+            yield module, name
+
+
+def module_of_torch(module: str) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return import_module(f"torch.{module}")
+
+
+def module_of_ours(module: str) -> Any:
+    return import_module(f"rallypoint.compat.{module.removeprefix('distributed.')}")
+
+
+def is_missing(module: str, name: str) -> bool:
+    return module.rpartition(".")[2] in NOT_THERE or name in NOT_THERE
+
+
+def kind(thing: object) -> str:
+    if isinstance(thing, type):
+        return "class"
+    return "function" if callable(thing) else "constant"
+
+
+def parameters(thing: Any) -> list[inspect.Parameter] | None:
+    """Of a call; None where Python cannot tell."""
+    try:
+        return list(inspect.signature(thing).parameters.values())
+    except ValueError:
+        return None
+
+
+VARIADIC = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
+SIMPLE = (bool, int, float, str, type(None), Enum)
+
+
+def differences(ours: Any, theirs: Any) -> list[str]:
+    """In what a call that torch takes would not be taken the same way."""
+    expected, found = parameters(theirs), parameters(ours)
+    if expected is None or found is None:
+        return []
+    told = []
+    for place, parameter in enumerate(expected):
+        if parameter.kind in VARIADIC:
+            if not any(each.kind is parameter.kind for each in found):
+                told.append(f"takes no *{parameter.name}")
+            continue
+        if place >= len(found) or found[place].name != parameter.name:
+            told.append(
+                f"parameter {place} is {[each.name for each in found[place : place + 1]]}, not {parameter.name}"
+            )
+            continue
+        had, has = parameter.default, found[place].default
+        if had is not parameter.empty and (
+            has is parameter.empty or (isinstance(had, SIMPLE) and str(had) != str(has))
+        ):
+            told.append(f"{parameter.name}={has!r}, not {had!r}")
+    told += [
+        f"{each.name} has no default"
+        for each in found[len(expected) :]
+        if each.default is each.empty and each.kind not in VARIADIC
+    ]
+    return told
+
+
+def members(kind_of_torch: type) -> list[str]:
+    """What torch itself defines in a class and users see."""
+    own = [each for each in kind_of_torch.__mro__ if each.__module__.startswith("torch.distributed")]
+    return sorted({name for each in own for name in vars(each) if not name.startswith("_")})
+
+
+def has_member(ours: type, name: str) -> bool:
+    """Whether a class has it, declares it, or gives it to each instance when that is made."""
+    ways = [vars(each).get("__init__") for each in ours.__mro__]
+    made = [way.__code__.co_names for way in ways if inspect.isfunction(way)]
+    declared = [getattr(each, "__annotations__", {}) for each in ours.__mro__]
+    return hasattr(ours, name) or any(name in names for names in [*made, *declared])
+
+
+def all_differences(ours: Any, theirs: Any) -> list[str]:
+    if not callable(theirs) or kind(theirs) == "constant":
+        return []
+    if isinstance(theirs, type) and issubclass(theirs, Enum):
+        members_there = {each.name for each in ours}
+        return [f"has no {each.name}" for each in theirs if each.name not in members_there]
+    told = differences(ours, theirs)
+    if not isinstance(theirs, type):
+        return told
+    for name in members(theirs):
+        if not has_member(ours, name):
+            told.append(f"has no {name}")
+        elif inspect.isfunction(getattr(theirs, name)):
+            told += [f"{name}: {text}" for text in differences(getattr(ours, name), getattr(theirs, name))]
+    return told
+
+
+@pytest.mark.parametrize(("module", "name"), [each for each in cases() if not is_missing(*each)])
+def test_a_name_is_there_and_called_the_same_way(module: str, name: str) -> None:
+    theirs, ours = getattr(module_of_torch(module), name), getattr(module_of_ours(module), name)
+    assert kind(ours) == kind(theirs)
+    if isinstance(theirs, (str, int)):
+        assert ours == theirs
+    told = [text for text in all_differences(ours, theirs) if f"{name}: {text}" not in DIFFERENT]
+    assert told == []
+
+
+@pytest.mark.parametrize(("module", "name"), [each for each in cases() if is_missing(*each)])
+def test_a_name_that_is_listed_as_missing_is(module: str, name: str) -> None:
+    """Whoever adds it takes it off the list."""
+    try:
+        found = module_of_ours(module)
+    except ModuleNotFoundError:
+        return
+    assert not hasattr(found, name)
+
+
+def test_each_listed_difference_is_one() -> None:
+    found = {
+        f"{name}: {text}"
+        for module, name in cases()
+        if not is_missing(module, name)
+        for text in all_differences(getattr(module_of_ours(module), name), getattr(module_of_torch(module), name))
+    }
+    found |= {f"{name}: {text}" for name in _OVERRIDDEN.split() for text in differences_of_override(name)}
+    assert set(DIFFERENT) <= found
+
+
+@pytest.mark.parametrize("name", _OVERRIDDEN.split())
+def test_methods_that_agents_of_third_parties_override(name: str) -> None:
+    assert [text for text in differences_of_override(name) if f"{name}: {text}" not in DIFFERENT] == []
+
+
+def differences_of_override(name: str) -> list[str]:
+    module = "distributed.elastic.agent.server"
+    agents = [get(module).SimpleElasticAgent for get in (module_of_ours, module_of_torch)]
+    return differences(getattr(agents[0], name), getattr(agents[1], name))
+
+
+def test_whatever_a_module_says_is_public_is_there() -> None:
+    for module, names in PUBLIC.items():
+        if module.rpartition(".")[2] in NOT_THERE:
+            continue
+        ours = module_of_ours(module)
+        assert set(ours.__all__) >= {name for name in names.split() if name not in NOT_THERE}, module
+        assert all(hasattr(ours, name) for name in ours.__all__), module
+
+
+def test_nothing_of_torch_is_imported() -> None:
+    modules = [module for module in PUBLIC if module.rpartition(".")[2] not in NOT_THERE]
+    names = [f"rallypoint.compat.{module.removeprefix('distributed.')}" for module in modules]
+    program = (
+        f"import sys, importlib\nfor name in {names!r}: importlib.import_module(name)\nprint('torch' in sys.modules)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n"
+
+
+def test_rallypoint_itself_does_without() -> None:
+    program = "import sys, rallypoint.launch.api, rallypoint.cli.rallyrun\nprint('rallypoint.compat' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "False\n"
