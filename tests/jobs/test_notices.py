@@ -54,6 +54,13 @@ class Pair:
     def start(self, name: str) -> Job:
         return self._jobs.start(name).job
 
+    def both_up(self) -> tuple[Job, Job]:
+        """Both agents, in one round of two."""
+        a, b = self.host(), self.start("B")
+        for each in (a, b):
+            hears(each, "up 2")
+        return a, b
+
     def say(self, what: str) -> None:
         self._jobs.say(what)
 
@@ -114,10 +121,7 @@ def test_a_newcomer_that_goes_away_takes_the_notice_along(rallyrun: Launcher) ->
 
 def test_all_save_before_a_node_is_taken_away(rallyrun: Launcher) -> None:
     job = Pair(rallyrun, "1:2", LONG)
-    a = job.host()
-    b = job.start("B")
-    for each in (a, b):
-        hears(each, "up 2")
+    a, b = job.both_up()
     b.signal(signal.SIGTERM)
     hears(b, "notice preemption self 0 True")
     hears(a, "notice preemption")
@@ -137,10 +141,7 @@ def test_all_save_before_a_node_is_taken_away(rallyrun: Launcher) -> None:
 
 def test_a_node_that_is_taken_away_goes_at_the_deadline(rallyrun: Launcher) -> None:
     job = Pair(rallyrun, "1:2", "last_call_timeout=1,notice_timeout=1")
-    a = job.host()
-    b = job.start("B")
-    for each in (a, b):
-        hears(each, "up 2")
+    a, b = job.both_up()
     b.signal(signal.SIGTERM)
     assert b.ends() == 1
     assert b.out[-1] == "stopped after nothing"
@@ -151,10 +152,7 @@ def test_a_node_that_is_taken_away_goes_at_the_deadline(rallyrun: Launcher) -> N
 
 def test_an_interrupt_cuts_the_time_of_the_notice_short(rallyrun: Launcher) -> None:
     job = Pair(rallyrun, "1:2", LONG)
-    a = job.host()
-    b = job.start("B")
-    for each in (a, b):
-        hears(each, "up 2")
+    a, b = job.both_up()
     b.signal(signal.SIGTERM)
     hears(b, "notice preemption self 0 True")
     b.signal(signal.SIGINT)

@@ -346,7 +346,7 @@ def _signals() -> list[int]:
     SIGINT and SIGQUIT that does not follow: a shell's script ignores them for all that it starts in the background.
     """
     names = os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS)
-    numbers = [number for number in map(signal_number, names.split(",")) if number is not None]
+    numbers: list[int] = [number for number in map(signal_number, names.split(",")) if number is not None]
     if names != DEFAULT_SIGNALS:
-        return list(numbers)
+        return numbers
     return [number for number in numbers if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]

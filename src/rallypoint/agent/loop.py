@@ -6,9 +6,7 @@ a stop that is under way, and does nothing else between events. What the steps m
 
 from __future__ import annotations
 
-import math
 import os
-import select
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -51,6 +49,7 @@ from rallypoint.base.errors import SignalException
 from rallypoint.base.log import get_logger
 from rallypoint.base.mailbox import Mailbox
 from rallypoint.base.signals import Bell, signal_name, signals_to
+from rallypoint.base.waiting import until_readable
 from rallypoint.failures.cause import Cause
 from rallypoint.notices import PREEMPTION
 from rallypoint.rendezvous.elastic import error_of
@@ -170,12 +169,9 @@ class AgentLoop:
             wake_at = min(wake_at, self._look_at)
         elif self._status.phase is Phase.FORMING:
             wake_at = min(wake_at, self._ask_at)
-        poller = select.poll()
-        for fd in fds:
-            poller.register(fd, select.POLLIN)
         if self._pulse is not None:
             self._pulse.sleeps(wake_at, self._crew.shown())
-        poller.poll(None if math.isinf(wake_at) else max(0.0, wake_at - self._clock.monotonic()) * 1000 + 1)
+        until_readable(fds, wake_at - self._clock.monotonic())
         if self._pulse is not None:
             self._pulse.wakes()
         if self._bell is not None:

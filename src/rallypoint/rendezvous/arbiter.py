@@ -124,7 +124,7 @@ class Arbiter:
             _, node = heapq.heappop(self._deadlines)
             self._change(now, self._look_again, node, now)
         if self._absent_until is not None and now >= self._absent_until:
-            for node in self._unheard():
+            for node in sorted(self._unheard()):
                 self._change(now, self._run, node, Exit(Reason.LOST), now)
             self._all_have_spoken()
         if self._waits_for_a_moment():
@@ -389,11 +389,11 @@ class Arbiter:
             self._all_let_go = False
             self._absent_until = now + patience(self.settings)
 
-    def _unheard(self) -> list[NodeId]:
-        """Those who take part and are yet to speak, in order."""
+    def _unheard(self) -> set[NodeId]:
+        """Those who take part and are yet to speak."""
         state = self.state
-        nodes = {*state.participants, *state.wait_list, *state.redundancy_list, *state.former}
-        return sorted(nodes - self.roster.nodes)
+        everybody = (*state.participants, *state.wait_list, *state.redundancy_list, *state.former)
+        return {node for node in everybody if node not in self.roster}
 
     def _take_sends(self) -> list[Send]:
         sends, self._sends = self._sends, []

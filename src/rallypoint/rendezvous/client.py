@@ -103,13 +103,13 @@ class TcpLink:
 
     def _send(self, request: Request) -> None:
         try:
-            frame(codec.encode(request))
+            data = _framed(request)
         except (FrameError, ValueError) as error:  # text that UTF-8 has no place for is a ValueError
             self._end(f"what this node had to tell the control plane cannot be sent ({error}): {str(request)[:200]}")
             return
         self._hold(after_request(self._held, request, SYSTEM_CLOCK.monotonic()))
         if self._writer is not None:
-            self._write(self._writer, request)
+            self._write(self._writer, data)
 
     def _hold(self, held: Held) -> None:
         if held.waits != self._held.waits:
@@ -117,13 +117,13 @@ class TcpLink:
         self._held = held
 
     @staticmethod
-    def _write(writer: asyncio.StreamWriter, request: Request) -> None:
+    def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
         if not writer.is_closing():
-            writer.write(frame(codec.encode(request)))
+            writer.write(data)
 
     async def _goodbye(self) -> None:
         if self._writer is not None:
-            self._write(self._writer, Leave())
+            self._write(self._writer, _framed(Leave()))
             self._writer.close()
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(_GOODBYE):
@@ -160,7 +160,7 @@ class TcpLink:
         welcome = session.welcome
         self._embedded = welcome.embedded
         for request in said_again(self._held, SYSTEM_CLOCK.monotonic()):
-            self._write(session.writer, request)
+            self._write(session.writer, _framed(request))
         self._hold(greeted(self._held, welcome.incarnation, welcome.node))
         self._writer = session.writer
         beats = asyncio.ensure_future(self._beat(session.writer, welcome.lease))
@@ -202,11 +202,10 @@ class TcpLink:
             self._deliver(notice)
 
     async def _beat(self, writer: asyncio.StreamWriter, lease: float) -> None:
-        beat = frame(codec.encode(Beat()))
+        beat = _framed(Beat())
         while True:
             await asyncio.sleep(lease / 3)
-            if not writer.is_closing():
-                writer.write(beat)
+            self._write(writer, beat)
 
     # Dialing
 
@@ -272,6 +271,10 @@ class TcpLink:
     def _remind(self, why: str, remaining: float) -> None:
         limit = "the workers run on" if remaining == float("inf") else f"giving up in {remaining:.0f} s"
         log.warning("waiting for the control plane at %s (%s); %s", self._endpoint, why, limit)
+
+
+def _framed(request: Request) -> bytes:
+    return frame(codec.encode(request))
 
 
 def _told(error: Exception) -> str:

@@ -149,8 +149,15 @@ def _complete(state: State, settings: Settings) -> State:
 
 
 def _end_round(action: Action, state: State, node: NodeId, settings: Settings) -> State:
-    """End a complete round; `state` no longer holds those who go."""
-    failed = action.reason is Reason.FAILURE
+    """End a complete round by an action; `state` no longer holds those who go."""
+    after = end_round(state, RoundEnd(state.round, action.reason, str(node), action.cause))
+    if action.reason is not Reason.FAILURE:
+        return after
+    return after._replace(streak=action.streak, hold=hold_for(action.streak, settings))
+
+
+def end_round(state: State, end: RoundEnd) -> State:
+    """The state once the round that it holds is over: those who were in it keep their seats until they come back."""
     return state._replace(
         round=max(state.round + 1, state.next_round),
         complete=False,
@@ -159,10 +166,9 @@ def _end_round(action: Action, state: State, node: NodeId, settings: Settings) -
         succeeded=frozenset(),
         consents=frozenset(),
         preempted=None,
-        streak=action.streak if failed else state.streak,
-        hold=hold_for(action.streak, settings) if failed else 0.0,
-        ledger=_entered(state.ledger, action.reason),
-        ended=RoundEnd(state.round, action.reason, str(node), action.cause),
+        hold=0.0,
+        ledger=_entered(state.ledger, end.reason),
+        ended=end,
     )
 
 

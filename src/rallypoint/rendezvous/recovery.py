@@ -17,6 +17,7 @@ Laws:
 
 from __future__ import annotations
 
+from rallypoint.rendezvous.effects import end_round
 from rallypoint.rendezvous.messages import Holding, Notice, Placed, RoundEnded
 from rallypoint.rendezvous.placement import placements
 from rallypoint.rendezvous.state import Member, NodeId, Participant, Reason, RoundEnd, Settings, State
@@ -94,11 +95,6 @@ def end_of(state: State, round_: int) -> RoundEnd:
     return ended if ended is not None and ended.round == round_ else RoundEnd(round_, Reason.FORGOTTEN, "")
 
 
-def absents(state: State) -> list[NodeId]:
-    """Those who are yet to speak, in order."""
-    return sorted(node for node in (*state.participants, *state.former) if node.is_absent)
-
-
 def _adopted(state: State, node: NodeId, holding: Holding, settings: Settings) -> State:
     """The first to speak of its round: all seats of that round are taken, those who came before wait."""
     ranks = range(holding.group_world_size)
@@ -125,9 +121,9 @@ def _adopted(state: State, node: NodeId, holding: Holding, settings: Settings) -
     )
     host = NodeId.absent(holding.control_rank)
     if host in held:
-        return _over(_without(running, host), RoundEnd(holding.round, Reason.LOST, str(host)))
+        return end_round(_without(running, host), RoundEnd(holding.round, Reason.LOST, str(host)))
     if holding.over:
-        return _over(running, RoundEnd(holding.round, Reason.FORGOTTEN, str(node)))
+        return end_round(running, RoundEnd(holding.round, Reason.FORGOTTEN, str(node)))
     return running
 
 
@@ -141,7 +137,7 @@ def _joined_by(state: State, node: NodeId, holding: Holding) -> State:
     participants[node] = Participant(holding.member, holding.group_rank)
     after = state._replace(participants=participants)
     if holding.over:
-        return _over(after, RoundEnd(holding.round, Reason.FORGOTTEN, str(node)))
+        return end_round(after, RoundEnd(holding.round, Reason.FORGOTTEN, str(node)))
     return after
 
 
@@ -153,22 +149,6 @@ def _seat_kept(state: State, node: NodeId, holding: Holding) -> State:
     former = dict(state.former)
     former[node] = former.pop(absent)
     return state._replace(former=former)
-
-
-def _over(state: State, end: RoundEnd) -> State:
-    """The round is over, for a reason that costs no restart."""
-    lost = state.ledger.lost + (end.reason is Reason.LOST)
-    return state._replace(
-        ledger=state.ledger._replace(lost=lost),
-        round=state.round + 1,
-        complete=False,
-        participants={},
-        former={each: participant.rank for each, participant in state.participants.items()},
-        succeeded=frozenset(),
-        consents=frozenset(),
-        preempted=None,
-        ended=end,
-    )
 
 
 def _without(state: State, node: NodeId) -> State:

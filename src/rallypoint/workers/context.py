@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
+from rallypoint.base.waiting import until_readable
 from rallypoint.logs.outputs import Outputs
 from rallypoint.logs.specs import LogsDest, LogsSpecs
 from rallypoint.workers.guardian.client import Guardian
@@ -181,15 +182,10 @@ class PContext(ABC):
         Returns:
             None if the time is up and all is well.
         """
-        import select
-
         deadline = Deadline(float("inf") if timeout < 0 else SYSTEM_CLOCK.monotonic() + timeout, SYSTEM_CLOCK)
         while (result := self.poll()) is None and not deadline.expired:
-            poller = select.poll()
-            for fd in self.exit_fds():
-                poller.register(fd, select.POLLIN)
             remaining = min(deadline.remaining(), period) if self.must_be_asked else deadline.remaining()
-            poller.poll(None if remaining == float("inf") else remaining * 1000 + 1)
+            until_readable(self.exit_fds(), remaining)
         if result is not None:
             self.close()
         return result

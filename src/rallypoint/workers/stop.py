@@ -19,7 +19,6 @@ Laws:
 from __future__ import annotations
 
 import math
-import select
 from collections.abc import Sequence
 from enum import Enum
 from signal import SIGABRT, SIGKILL
@@ -29,6 +28,7 @@ from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.log import get_logger
 from rallypoint.base.procfs import catches
 from rallypoint.base.signals import signal_name
+from rallypoint.base.waiting import until_readable
 
 log = get_logger(__name__)
 
@@ -220,8 +220,4 @@ class Ladder:
 def drive(stopping: Stopping, clock: Clock = SYSTEM_CLOCK) -> None:
     """See a stop through to its end, where there is nothing else to wait for."""
     while not stopping.step():
-        poller = select.poll()
-        for fd in stopping.fds():
-            poller.register(fd, select.POLLIN)
-        wake_at = stopping.wake_at()
-        poller.poll(None if math.isinf(wake_at) else max(0.0, wake_at - clock.monotonic()) * 1000 + 1)
+        until_readable(stopping.fds(), stopping.wake_at() - clock.monotonic())

@@ -10,8 +10,7 @@ from rallypoint.rendezvous.arbiter import Arbiter, Send
 from rallypoint.rendezvous.holding import Held, after_notice, after_request, forget_join, greeted, said_again
 from rallypoint.rendezvous.messages import Beat, Holding, JoinRequest, Notice, Placed, Request, RoundEnded
 from rallypoint.rendezvous.operations import Fail, Succeed
-from rallypoint.rendezvous.recovery import absents
-from rallypoint.rendezvous.state import Member, NodeId, Outcome, Settings
+from rallypoint.rendezvous.state import Member, NodeId, Outcome, Settings, State
 
 CAUSE = Cause(0, 0, "h", 42, 1, "boom", "", 0.0, "")
 
@@ -25,6 +24,11 @@ class Node:
         self.held = Held()
         self.session = 0
         self.told: list[Notice] = []
+
+
+def absents(state: State) -> list[NodeId]:
+    """Those who are yet to speak."""
+    return [node for node in (*state.participants, *state.former) if node.is_absent]
 
 
 class Job:
