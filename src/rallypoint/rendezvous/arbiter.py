@@ -15,6 +15,8 @@ Laws:
    name is given twice.
 5. Where it is we who are cut off, the sessions are let go after a while. A round that runs then runs on: who comes back
    has its place still, and the others are waited for like those who are yet to speak to a new arbiter.
+6. Who succeeds an arbiter with all that it knew (`take_over`) goes by its name: to the nodes it is the same one, which
+   had lost all its sessions.
 """
 
 from __future__ import annotations
@@ -45,7 +47,7 @@ from rallypoint.rendezvous.operations import Close, Drain, Exit, Fail, Join, Ope
 from rallypoint.rendezvous.placement import placements, progress
 from rallypoint.rendezvous.recovery import end_of, news, passed_over, patience, recovered, seated_before
 from rallypoint.rendezvous.roster import Roster, Session
-from rallypoint.rendezvous.state import NodeId, Reason, Settings, State
+from rallypoint.rendezvous.state import NodeId, Reason, Settings, State, known_to
 from rallypoint.rendezvous.stepping import Ran, refusal, run
 from rallypoint.rendezvous.tidings import farewell, newly_complete, preemption, round_end
 
@@ -74,6 +76,16 @@ class Arbiter:
         self._filled = False
         """Whether a node has said that it had a place."""
         self._absent_until: float | None = None
+
+    def take_over(self, state: State, now: float) -> None:
+        """Go on where an arbiter of our incarnation, which is no more, had left the state."""
+        self.state = state
+        self._decided = True
+        self._observer.look(state, now)
+        for node in known_to(state):
+            self.roster.reserve(node)
+        if self._unheard():
+            self._absent_until = now + patience(self.settings)
 
     # What happens to the arbiter. Each returns what is to be sent.
 
@@ -108,6 +120,15 @@ class Arbiter:
     def close(self, session: int, now: float, reason: Reason = Reason.LOST) -> list[Send]:
         """A session has ended; its node is gone, unless it had said goodbye before."""
         self._end(session, now, reason)
+        return self._take_sends()
+
+    def lost(self, nodes: Iterable[NodeId], now: float) -> list[Send]:
+        """These nodes are no more, as others know; of those that have a session, the session is the better witness."""
+        for node in nodes:
+            if node not in self.roster:
+                self._change(now, self._run, node, Exit(Reason.LOST), now)
+        if self._absent_until is not None and not self._unheard():
+            self._all_have_spoken()
         return self._take_sends()
 
     def tick(self, now: float) -> list[Send]:
@@ -391,9 +412,7 @@ class Arbiter:
 
     def _unheard(self) -> set[NodeId]:
         """Those who take part and are yet to speak."""
-        state = self.state
-        everybody = (*state.participants, *state.wait_list, *state.redundancy_list, *state.former)
-        return {node for node in everybody if node not in self.roster}
+        return {node for node in known_to(self.state) if node not in self.roster}
 
     def _take_sends(self) -> list[Send]:
         sends, self._sends = self._sends, []

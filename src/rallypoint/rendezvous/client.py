@@ -7,7 +7,9 @@ Laws:
 2. The link gives up only when the node can do nothing more without the control plane (it waits for a place, or for what
    follows from a failure or from success) and has been without it for the whole patience.
 3. The first session is the exception: what will not get better by waiting (`HandshakeError`) ends the link at once.
-4. A connection that has only fallen silent is kept until the server has spoken in the next one: hanging up would be the
+4. Where the control plane moves, the link follows: it looks for it anew before each attempt (`whereabouts`), and lets
+   go of a session at the former place when it is told to (`follow`).
+5. A connection that has only fallen silent is kept until the server has spoken in the next one: hanging up would be the
    first thing that the server hears when the silence ends, and is the end of a node.
 """
 
@@ -30,6 +32,7 @@ from rallypoint.rendezvous.holding import Held, after_notice, after_request, for
 from rallypoint.rendezvous.link import Deliver
 from rallypoint.rendezvous.messages import Beat, Leave, LinkDown, LinkLost, LinkUp, Notice, Request
 from rallypoint.rendezvous.state import Settings
+from rallypoint.rendezvous.whereabouts import Fixed, Place, Whereabouts
 
 log = get_logger(__name__)
 
@@ -50,7 +53,7 @@ class TcpLink:
 
     def __init__(
         self,
-        endpoint: Endpoint,
+        endpoint: Endpoint | Whereabouts,
         settings: Settings,
         local_id: int,
         deliver: Deliver,
@@ -63,18 +66,23 @@ class TcpLink:
         """Begin to connect; returns at once.
 
         Args:
-            endpoint: where the control server listens.
+            endpoint: where the control server listens, or what knows that from moment to moment.
             settings: of the job, which the server must share; `join_timeout` is the patience of law 2.
             local_id: which handler of this process this is.
             deliver: is handed every notice, `LinkLost` last if the link ends by itself.
             deadline: until when to try to open the first session.
-            secret: the job's, if it has one.
+            secret: the job's, if it has one; for an endpoint that is given as such.
             loop: where to run; the process's shared loop if not given.
             stand_in: called before each new attempt once a session was lost with a server that lived in an agent: may
                 open a server in its place.
         """
-        self._endpoint = endpoint
-        self._dialer = Dialer(endpoint, settings, local_id, secret)
+        self._where: Whereabouts = Fixed(Place(endpoint, secret)) if isinstance(endpoint, Endpoint) else endpoint
+        self._settings = settings
+        self._local_id = local_id
+        self._place: Place | None = None
+        """Where the last attempt was made; the dialer is for there."""
+        self._dialer: Dialer | None = None
+        self._moved = asyncio.Event()
         self._patience = settings.join_timeout
         self._deliver = deliver
         self._deadline = deadline
@@ -93,6 +101,10 @@ class TcpLink:
         """Say something, now or as soon as a session is open."""
         self._loop.call(lambda: self._send(request))
 
+    def follow(self) -> None:
+        """The control plane may be elsewhere by now: look at once."""
+        self._loop.call(self._follow)
+
     def close(self) -> None:
         """Say goodbye, hang up and wait until that is done. Idempotent."""
         if not self._closed:
@@ -110,6 +122,11 @@ class TcpLink:
         self._hold(after_request(self._held, request, SYSTEM_CLOCK.monotonic()))
         if self._writer is not None:
             self._write(self._writer, data)
+
+    def _follow(self) -> None:
+        self._moved.set()
+        if self._writer is not None and self._where.find() != self._place:
+            self._writer.close()
 
     def _hold(self, held: Held) -> None:
         if held.waits != self._held.waits:
@@ -138,7 +155,7 @@ class TcpLink:
                 lost_at, why = await self._talk(session)
                 if self._closed or self._held.ended:
                     return
-                self._deliver(LinkDown(f"the control plane at {self._endpoint} was lost ({why})"))
+                self._deliver(LinkDown(f"the control plane at {self._where} was lost ({why})"))
                 session = await self._again(lost_at)
                 before = self._held
                 self._hold(forget_join(before, session.welcome.incarnation))
@@ -146,8 +163,8 @@ class TcpLink:
         except (HandshakeError, TimeoutError) as error:
             self._end(str(error))
         except Exception as error:  # whatever it is, the agent must not wait for ever for what will not come
-            log.exception("the link to %s has come to an end that was not foreseen", self._endpoint)
-            self._end(f"no control plane could be reached at {self._endpoint}: {type(error).__name__}: {error}")
+            log.exception("the link to %s has come to an end that was not foreseen", self._where)
+            self._end(f"no control plane could be reached at {self._where}: {type(error).__name__}: {error}")
 
     def _end(self, sentence: str) -> None:
         if not self._closed:
@@ -162,6 +179,8 @@ class TcpLink:
         for request in said_again(self._held, SYSTEM_CLOCK.monotonic()):
             self._write(session.writer, _framed(request))
         self._hold(greeted(self._held, welcome.incarnation, welcome.node))
+        if self._held.greeted_as is not None:
+            self._where.greeted(self._held.greeted_as[1])
         self._writer = session.writer
         beats = asyncio.ensure_future(self._beat(session.writer, welcome.lease))
         kept = False
@@ -212,8 +231,7 @@ class TcpLink:
     async def _first(self) -> Session:
         return await self._dial_until(
             self._deadline.remaining,
-            "no control plane could be reached at {endpoint} before the join deadline: {why}; "
-            "check --rdzv-endpoint, and that the node that hosts it has started",
+            "no control plane could be reached at {endpoint} before the join deadline: {why}; {advice}",
             gives_in=True,
         )
 
@@ -243,12 +261,13 @@ class TcpLink:
         while True:
             if self._embedded and self._stand_in is not None:
                 self._stand_in()
+            self._moved.clear()
             try:
                 # Not wait_for: it may swallow a cancellation that comes in the very moment of success.
                 async with asyncio.timeout(max(0.1, min(remaining(), 60.0))):
-                    return await self._dialer.dial(_CONNECT_FIRST if gives_in else _CONNECT_AGAIN, self._last_met())
+                    return await self._dial(_CONNECT_FIRST if gives_in else _CONNECT_AGAIN)
             except TimeoutError as error:
-                why = str(error) or self._dialer.unfinished
+                why = str(error) or ("" if self._dialer is None else self._dialer.unfinished)
             except TRY_AGAIN as error:
                 why = _told(error)
             except HandshakeError as error:
@@ -256,12 +275,32 @@ class TcpLink:
                     raise
                 why = str(error)
             if remaining() <= 0:
-                raise TimeoutError(failure.format(endpoint=self._endpoint, why=why))
+                raise TimeoutError(failure.format(endpoint=self._where, why=why, advice=self._where.advice))
             if SYSTEM_CLOCK.monotonic() - said_at >= remind:
                 said_at, remind = SYSTEM_CLOCK.monotonic(), min(2 * remind, _REMIND_MOST)
                 self._remind(why, remaining())
-            await asyncio.sleep(min(delay * random.uniform(0.5, 1.0), remaining()))
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(delay * random.uniform(0.5, 1.0), remaining())):
+                    await self._moved.wait()
             delay = min(delay * 1.5, _LONGEST_DELAY)
+
+    async def _dial(self, patience: float) -> Session:
+        """One attempt, at where the control plane is now."""
+        place = self._where.find()
+        if place is None:
+            raise OSError(self._where.why_not())
+        if self._dialer is None or place != self._place:
+            self._place = place
+            self._dialer = Dialer(place.endpoint, self._settings, self._local_id, place.secret)
+        try:
+            return await self._dialer.dial(patience, self._last_met())
+        except ConnectionRefusedError:
+            self._where.refused(place)
+            raise
+        except HandshakeError as error:
+            if self._where.lasting:
+                raise
+            raise OSError(str(error)) from None
 
     def _last_met(self) -> str:
         """The arbiter of the last session, by its incarnation; empty if there was none."""
@@ -270,7 +309,7 @@ class TcpLink:
 
     def _remind(self, why: str, remaining: float) -> None:
         limit = "the workers run on" if remaining == float("inf") else f"giving up in {remaining:.0f} s"
-        log.warning("waiting for the control plane at %s (%s); %s", self._endpoint, why, limit)
+        log.warning("waiting for the control plane at %s (%s); %s", self._where, why, limit)
 
 
 def _framed(request: Request) -> bytes:

@@ -5,23 +5,27 @@ Laws:
 1. The arbiter is only touched with the lock held; notices are handed over only with it released.
 2. One thread delivers at a time, from one queue, so that a session hears of things in the order in which they happened.
 3. A session that cannot be told something is ended. Neither that nor a tick that goes wrong costs the others theirs.
+4. Where there is a `Memory`, nobody is told anything before the state from which it follows is kept there. Beats are
+   answered all the same: that we live does not depend on it.
 """
 
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from typing import NamedTuple, Protocol
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.log import get_logger
 from rallypoint.rendezvous.arbiter import Arbiter, Send
 from rallypoint.rendezvous.handshake import Hello
 from rallypoint.rendezvous.link import Deliver
-from rallypoint.rendezvous.messages import Request
+from rallypoint.rendezvous.messages import Beat, Notice, Request
 from rallypoint.rendezvous.state import NodeId, Reason, Settings, State, Verdict
 
 log = get_logger(__name__)
@@ -30,11 +34,43 @@ _PAUSE = 5.0
 """Seconds until a tick that went wrong is tried again."""
 
 
+class Memory(Protocol):
+    """Where an arbiter's state is kept so that another may take over."""
+
+    def keep(self, number: int, state: State) -> None:
+        """Begin to keep the newest state; `Hub.kept` is to be called with its number when that is done.
+
+        Numbers grow by one. Who is asked again meanwhile need only keep the newest.
+        """
+        ...
+
+
+class Former(NamedTuple):
+    """What an arbiter before us has left: the name that it went by, and its state."""
+
+    incarnation: str
+    state: State
+
+
+class _Due(NamedTuple):
+    """A notice, and the state that has to be kept before it may be told."""
+
+    number: int
+    session: int
+    notice: Notice
+
+
 class Hub:
     """The arbiter of one job, for use from several threads."""
 
     def __init__(
-        self, settings: Settings, clock: Clock = SYSTEM_CLOCK, *, ended: tuple[str, Verdict] | None = None
+        self,
+        settings: Settings,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        ended: tuple[str, Verdict] | None = None,
+        former: Former | None = None,
+        memory: Memory | None = None,
     ) -> None:
         """Begin a job.
 
@@ -42,16 +78,28 @@ class Hub:
             settings: what the job asks of its rendezvous.
             clock: on which everything is timed.
             ended: incarnation and verdict of the arbiter whose job has ended, if this hub is only to say so.
+            former: the arbiter that this one succeeds, if there was one.
+            memory: where to keep the state before anybody is told of it.
         """
-        self._arbiter = Arbiter(settings, os.urandom(8).hex() if ended is None else ended[0])
+        name = ended[0] if ended is not None else former.incarnation if former is not None else os.urandom(8).hex()
+        self._arbiter = Arbiter(settings, name)
         if ended is not None:
             self._arbiter.state = State(closed=True, verdict=ended[1])
+        if former is not None:
+            self._arbiter.take_over(former.state, clock.monotonic())
         self._clock = clock
+        self._memory = memory
+        self._number = 0
+        """Of the newest state; each has its own."""
+        self._numbered = self._arbiter.state
+        self._asked_to_keep = 0
+        self._kept: float = math.inf if memory is None else 0
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._deliver: dict[int, Deliver] = {}
         self._hang_up: dict[int, Callable[[], None]] = {}
-        self._outbox: deque[Send] = deque()
+        self._outbox: deque[_Due] = deque()
+        self._beats: deque[Send] = deque()
         self._late: set[int] = set()
         """Sessions that began after the end of the job."""
         self._tick_again_at = float("-inf")
@@ -145,7 +193,7 @@ class Hub:
         """
         with self._lock:
             known = self._arbiter.has_session(session)
-            self._outbox.extend(self._arbiter.receive(session, request, self._clock.monotonic()))
+            self._post(self._arbiter.receive(session, request, self._clock.monotonic()))
             hang_ups = self._take_hang_ups()
         self._flush(hang_ups)
         return known
@@ -156,7 +204,18 @@ class Hub:
             self._deliver.pop(session, None)
             self._hang_up.pop(session, None)
             self._late.discard(session)
-            self._outbox.extend(self._arbiter.close(session, self._clock.monotonic(), reason))
+            self._post(self._arbiter.close(session, self._clock.monotonic(), reason))
+        self._flush()
+
+    def lost(self, nodes: Iterable[NodeId]) -> None:
+        """These nodes are no more, as others know. See `Arbiter.lost`."""
+        with self._lock:
+            self._post(self._arbiter.lost(nodes, self._clock.monotonic()))
+        self._flush()
+
+    def kept(self, number: int) -> None:
+        """The memory holds the state of that number: what follows from it may be told."""
+        self._kept = max(self._kept, number)
         self._flush()
 
     def tick(self) -> None:
@@ -164,7 +223,7 @@ class Hub:
         with self._lock:
             now = self._clock.monotonic()
             try:
-                self._outbox.extend(self._arbiter.tick(now))
+                self._post(self._arbiter.tick(now))
             except Exception:
                 log.exception("job %r: what was due now has gone wrong and is tried again", self.settings.run_id)
                 self._tick_again_at = now + _PAUSE
@@ -183,19 +242,47 @@ class Hub:
             self._late.discard(session)
         return [self._hang_up.pop(session) for session in ended if session in self._hang_up]
 
+    def _post(self, sends: Iterable[Send]) -> None:
+        """What is to be told waits for the state that it follows from. With the lock held."""
+        if self._arbiter.state is not self._numbered:
+            self._numbered = self._arbiter.state
+            self._number += 1
+        for session, notice in sends:
+            if isinstance(notice, Beat):
+                self._beats.append((session, notice))
+            else:
+                self._outbox.append(_Due(self._number, session, notice))
+
     def _flush(self, hang_ups: Sequence[Callable[[], None]] = ()) -> None:
         for hang_up in hang_ups:
             self._protected(hang_up)
-        while self._outbox and self._delivering.acquire(blocking=False):
+        self._ask_to_keep()
+        while (self._beats or self._is_ripe()) and self._delivering.acquire(blocking=False):
             try:
-                while self._outbox:
-                    session, notice = self._outbox.popleft()
-                    deliver = self._deliver.get(session)
-                    if deliver is not None and not self._protected(partial(deliver, notice)):
-                        self._protected(self._hang_up.get(session, do_nothing))
+                while self._beats or self._is_ripe():
+                    self._tell(*(self._beats.popleft() if self._beats else self._outbox.popleft()[1:]))
             finally:
                 self._delivering.release()
         self.on_change()
+
+    def _ask_to_keep(self) -> None:
+        if self._memory is None:
+            return
+        with self._lock:
+            number, state = self._number, self._numbered
+            if number == self._asked_to_keep:
+                return
+            self._asked_to_keep = number
+        self._memory.keep(number, state)
+
+    def _is_ripe(self) -> bool:
+        """Whether the next notice may be told."""
+        return bool(self._outbox) and self._outbox[0].number <= self._kept
+
+    def _tell(self, session: int, notice: Notice) -> None:
+        deliver = self._deliver.get(session)
+        if deliver is not None and not self._protected(partial(deliver, notice)):
+            self._protected(self._hang_up.get(session, do_nothing))
 
     def _protected(self, call: Callable[[], None]) -> bool:
         """Call what belongs to one session; returns whether that went well."""

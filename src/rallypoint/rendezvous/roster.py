@@ -51,6 +51,11 @@ class Roster:
         self.liveness.opened(number, now, leased=leased, at_home=at_home)
         return session.node
 
+    def reserve(self, name: NodeId) -> None:
+        """A name was given by an arbiter before us: nobody else gets it."""
+        taken = max(name.local_id + 1, self._next_local_id.get((name.addr, name.pid), 0))
+        self._next_local_id[name.addr, name.pid] = taken
+
     def claim(self, number: int, name: NodeId) -> int | None:
         """The node of a session shows that it was here before, by that name. Returns the session that this ends."""
         session = self._sessions[number]

@@ -169,6 +169,11 @@ class State(NamedTuple):
         )
 
 
+def known_to(state: State) -> tuple[NodeId, ...]:
+    """All nodes that stand in any list, each once."""
+    return (*state.participants, *state.wait_list, *state.redundancy_list, *state.former)
+
+
 class Settings(NamedTuple):
     """What the job asks of its rendezvous. All times are in seconds.
 
