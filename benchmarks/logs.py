@@ -1,7 +1,10 @@
 """What `--tee 3` carries from 8 workers to the console: lines and bytes a second, and whether all of it arrived.
 
-The console is a pair of files. Time runs from the moment when all workers may write until all bytes are there, or the
-launcher has ended.
+The console is a pair of files, and so are the workers' logs, all in memory where there is room. Time runs from the
+moment when all workers may write until all bytes are there, or the launcher has ended. So it holds, for both launchers
+alike, that the workers write a text that they made before, 64 KiB at a time, into files (nothing holds them up), and
+that nobody reads the console; a terminal, or a program behind a pipe, has a pace of its own, which is not shown here.
+Workers and launcher share the processors: with few of them, the writing itself is a good part of the time.
 """
 
 from __future__ import annotations

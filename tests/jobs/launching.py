@@ -19,6 +19,8 @@ from pathlib import Path
 
 PATIENCE = 60.0
 _MARK = "RALLYPOINT_TEST_MARK"
+WARM = os.environ.get("RALLYPOINT_TEST_WARM", "")
+"""What each rallyrun under test is to import ahead (`make conformance-warm`); torchrun does not know the variable."""
 RALLYRUN = [sys.executable, "-m", "rallypoint.run"]
 
 
@@ -27,10 +29,18 @@ class Job:
 
     def __init__(self, command: list[str], env: dict[str, str], cwd: Path) -> None:
         self._process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env, cwd=cwd, start_new_session=True
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            encoding="utf-8",
+            errors="surrogateescape",  # workers may write any bytes; `os.fsencode` gives them back
+            env=env,
+            cwd=cwd,
+            start_new_session=True,
         )
         self.pid = self._process.pid
         self._lines: dict[str, list[str]] = {"out": [], "err": []}
+        self._over: set[str] = set()
         self._changed = threading.Condition()
         self._readers = [
             threading.Thread(target=self._read, args=(name, stream), daemon=True)
@@ -44,6 +54,9 @@ class Job:
             with self._changed:
                 self._lines[name].append(line.rstrip("\n"))
                 self._changed.notify_all()
+        with self._changed:
+            self._over.add(name)
+            self._changed.notify_all()
 
     @property
     def out(self) -> list[str]:
@@ -66,6 +79,14 @@ class Job:
         """Wait until standard error holds a text."""
         with self._changed:
             if not self._changed.wait_for(lambda: any(text in line for line in self._lines["err"]), PATIENCE):
+                raise AssertionError(f"after {PATIENCE:.0f} s standard error is still without {text!r}:\n{self.err}")
+
+    def until_err_or_end(self, text: str) -> None:
+        """Wait until standard error holds a text, or ends."""
+        with self._changed:
+            if not self._changed.wait_for(
+                lambda: any(text in line for line in self._lines["err"]) or "err" in self._over, PATIENCE
+            ):
                 raise AssertionError(f"after {PATIENCE:.0f} s standard error is still without {text!r}:\n{self.err}")
 
     def signal(self, number: int) -> None:
@@ -111,7 +132,8 @@ class Launcher:
         # torch's compiler may leave a cache in the temporary folder, which is not ours to take away.
         cache = {"TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor")}
         own = {_MARK: self.mark, "TMPDIR": str(self._temporary), "OMP_NUM_THREADS": "1", **cache}
-        return {**kept, **own, **(env or {})}
+        warm = {"PET_WARM": WARM} if WARM else {}
+        return {**kept, **own, **warm, **(env or {})}
 
     def __call__(self, *args: str, env: dict[str, str] | None = None) -> Job:
         """Start `rallyrun` with these arguments."""

@@ -9,11 +9,58 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from rallypoint.base.errors import UserError
 
 _ROOT = "rallypoint"
+
+_PATIENCE = 5.0
+"""Seconds that a line of ours waits for what is being written to standard error; a console may take nothing at all."""
+
+
+class Turn:
+    """The right of one thread to write to a place that threads share, first come, first served."""
+
+    def __init__(self) -> None:
+        self.in_line = False
+        """Whether what was written last there has not ended its line."""
+        self.renew()
+
+    def renew(self) -> None:
+        """Nobody has it: so it is in a forked child, whose other threads are gone."""
+        self._door = threading.RLock()  # held while waiting, so that who writes on and on does not come back before us
+        self._held = threading.RLock()
+
+    @contextmanager
+    def taken(self, patience: float = -1) -> Iterator[None]:
+        """Have it inside the `with`, or after so many seconds go on without; negative waits for ever."""
+        with self._door:
+            has_it = self._held.acquire(timeout=patience)
+        try:
+            yield
+        finally:
+            if has_it:
+                self._held.release()
+
+
+STDERR_TURN = Turn()
+"""For descriptor 2: whoever writes lines there in several pieces has it until a line has ended."""
+
+os.register_at_fork(after_in_child=STDERR_TURN.renew)
+
+
+def say(text: str) -> None:
+    """Write a line to what `sys.stderr` is at this moment, as redirections and tests expect; whole, and in its turn."""
+    if sys.stderr is None:  # as it is in a process without one; `print` would take standard output then
+        return
+    with STDERR_TURN.taken(_PATIENCE):
+        begun, STDERR_TURN.in_line = STDERR_TURN.in_line, False
+        sys.stderr.write(("\n" if begun else "") + text + "\n")  # in one piece: agents share a terminal
+        sys.stderr.flush()
 
 
 class _Lines(logging.Formatter):
@@ -32,12 +79,9 @@ class _Lines(logging.Formatter):
 
 
 class _Stderr(logging.Handler):
-    """Writes to what `sys.stderr` is at that moment, as redirections and tests expect."""
-
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            if sys.stderr is not None:  # as it is in a process without one; `print` would take standard output then
-                print(self.format(record), file=sys.stderr, flush=True)
+            say(self.format(record))
         except Exception:
             self.handleError(record)
 

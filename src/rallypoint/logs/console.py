@@ -2,7 +2,8 @@
 
 Laws:
 - the descriptors are duplicates, so that nobody can close or reuse them under us;
-- where both lead to the same terminal, pipe or file, they share one turn (`turns.py`);
+- where both lead to the same terminal, pipe or file, they are one place, with one turn (`turns.py`);
+- who writes there, workers' lines or lines of our own log, does so in turn (`Place.turn`);
 - a console that fails (closed, disk full) costs the bytes that could not be written, and nothing else.
 """
 
@@ -11,21 +12,41 @@ from __future__ import annotations
 import fcntl
 import os
 import select
+from typing import NamedTuple
 
+from rallypoint.base.log import STDERR_TURN, Turn
 from rallypoint.logs.turns import PATIENCE, QUIET, Turns
+
+Buffer = bytes | bytearray | memoryview
+
+_MOST_PARTS = min(1024, os.sysconf("SC_IOV_MAX"))  # that the kernel takes in one call
+
+
+class Piece(NamedTuple):
+    """Bytes in several parts, so that what lies in a buffer needs no copy on its way out."""
+
+    parts: list[Buffer]
+    ends: bool
+    """Whether the last byte ends a line."""
+
+    def size(self) -> int:
+        """Number of bytes."""
+        return sum(map(len, self.parts))
 
 
 class Show:
-    """One worker's stream as it is seen on a console. Only one thread may write to the shows of a console.
+    """One worker's stream as it is seen at a place. Only one thread may write to the shows of a place.
 
     Args:
         turns: whose turn it is there.
         fd: the descriptor to write to; None if it is closed.
+        turn: told whether a line is left unfinished there.
     """
 
-    def __init__(self, turns: Turns[Show], fd: int | None) -> None:
+    def __init__(self, turns: Turns[Show], fd: int | None, turn: Turn) -> None:
         self._turns = turns
         self._fd = fd
+        self._turn = turn
 
     @property
     def fd(self) -> int | None:
@@ -41,66 +62,104 @@ class Show:
         if data:
             write_all(self._turns.offer(self, data, now))
 
+    def offer_piece(self, piece: Piece, now: float) -> None:
+        """Show a piece (not empty) in its turn, without a copy if that is at once."""
+        if self._turns.free_for(self):
+            self._turns.spoken(self, piece.ends, now)
+            self.write(*piece.parts)
+        else:
+            self.offer(b"".join(piece.parts), now)
+
     def backlog(self) -> int:
         """Bytes that wait for their turn."""
         return self._turns.backlog(self)
 
-    def write(self, data: bytes) -> None:
-        """Write all of `data` now, waiting as long as the console makes us wait. Never raises."""
+    def write(self, *parts: Buffer) -> None:
+        """Write all parts now, one after the other, waiting as long as the console makes us wait. Never raises."""
         if self._fd is None:
             return
-        left = memoryview(data)
+        left: list[Buffer] = list(parts)
+        if left:
+            self._turn.in_line = bytes(left[-1][-1:]) != b"\n"
         while left:
             try:
-                left = left[os.write(self._fd, left) :]
+                written = os.writev(self._fd, left[:_MOST_PARTS])
             except BlockingIOError:  # somebody who shares the open file has made it non-blocking
                 _wait_writable(self._fd)
             except OSError:
                 return
+            else:
+                left = _after(left, written)
 
 
-class Console:
-    """Two descriptors of this process, which need not be open: normally 1 and 2."""
+class Place:
+    """One terminal, pipe or file, as many workers are seen on it. It is for one thread.
 
-    def __init__(self, stdout: int, stderr: int) -> None:
-        self._out, self._err = _duplicate(stdout), _duplicate(stderr)
-        places = 1 if _same_place(self._out, self._err) else 2
-        self._turns = [Turns[Show](QUIET, PATIENCE) for _ in range(places)]
+    Args:
+        fds: descriptors that lead to it, which it owns from now on; None where there is none.
+        turn: to be taken while anything is written there; None where nobody else writes.
+    """
 
-    def out(self) -> Show:
-        """A new way to be seen on standard output."""
-        return Show(self._turns[0], self._out)
+    def __init__(self, *fds: int | None, turn: Turn | None = None) -> None:
+        self._fds = fds
+        self.turn = turn or Turn()
+        self._turns = Turns[Show](QUIET, PATIENCE)
 
-    def err(self) -> Show:
-        """A new way to be seen on standard error."""
-        return Show(self._turns[-1], self._err)
+    def show(self, which: int) -> Show:
+        """A new way to be seen here, by way of the descriptor of this number (-1 is the last)."""
+        return Show(self._turns, self._fds[which], self.turn)
 
     def tick(self, now: float) -> None:
-        """Pass on turns whose time is over."""
-        for turns in self._turns:
-            write_all(turns.tick(now))
+        """Pass on the turn if its time is over."""
+        write_all(self._turns.tick(now))
 
     def deadline(self) -> float | None:
         """When `tick` is due; None while nobody waits."""
-        return min((due for turns in self._turns if (due := turns.deadline()) is not None), default=None)
+        return self._turns.deadline()
 
     def flush(self) -> None:
         """Write whatever waits."""
-        for turns in self._turns:
-            write_all(turns.flush())
+        write_all(self._turns.flush())
 
     def close(self) -> None:
-        """Give the duplicates back. Idempotent."""
-        for fd in (self._out, self._err):
+        """Close the descriptors. Idempotent."""
+        for fd in self._fds:
             if fd is not None:
                 os.close(fd)
-        self._out = self._err = None
+        self._fds = ()
+
+
+class Console:
+    """Two descriptors of this process, which need not be open: normally 1 and 2. They lead to one place or to two."""
+
+    def __init__(self, stdout: int, stderr: int) -> None:
+        out, err = _duplicate(stdout), _duplicate(stderr)
+        turn = STDERR_TURN if stderr == 2 else None
+        same = _same_place(out, err)
+        self.places = [Place(out, err, turn=turn)] if same else [Place(out), Place(err, turn=turn)]
+
+    def out(self) -> Show:
+        """A new way to be seen on standard output."""
+        return self.places[0].show(0)
+
+    def err(self) -> Show:
+        """A new way to be seen on standard error."""
+        return self.places[-1].show(-1)
 
 
 def write_all(pieces: list[tuple[Show, bytes]]) -> None:
     """Write what `Turns` has handed out, in order."""
     for show, data in pieces:
         show.write(data)
+
+
+def _after(parts: list[Buffer], written: int) -> list[Buffer]:
+    """What is left of the parts when so many bytes have been written."""
+    for number, part in enumerate(parts):
+        if written < len(part):
+            return [memoryview(part)[written:], *parts[number + 1 :]]
+        written -= len(part)
+    return []
 
 
 def _duplicate(fd: int) -> int | None:

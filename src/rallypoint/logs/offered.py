@@ -36,7 +36,7 @@ def offered_specs(name: str, **arguments: Any) -> LogsSpecs:
         ) from error
     if offer is None:
         known = ", ".join(sorted({DEFAULT, *entry_point_names(GROUP)}))
-        raise UserError(f"no installed package offers the log specs {name!r}; there are {known}")
+        raise UserError(f"no installed package offers the log specs {name!r}; use one of {known}")
     if not isinstance(specs, LogsSpecs):
         raise UserError(
             f"the log specs {name!r} are a {type(specs).__module__}.{type(specs).__qualname__}, which is no LogsSpecs "

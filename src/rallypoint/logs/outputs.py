@@ -17,12 +17,15 @@ Laws:
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
+from rallypoint.base.clock import Deadline
+from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
-from rallypoint.logs.console import Console, Show
+from rallypoint.logs.console import Console, Place, Show
 from rallypoint.logs.pump import Pump
 from rallypoint.logs.relay import KEPT, Relay
 from rallypoint.logs.specs import LogsDest
@@ -35,6 +38,29 @@ CLOSE_PATIENCE = 5.0
 """Seconds that `Outputs.close` waits for a console that takes no bytes."""
 
 _logger = get_logger(__name__)
+
+
+class _Seen(NamedTuple):
+    """What is seen at one place."""
+
+    place: Place
+    relays: list[Relay]
+    tails: list[tuple[Tail, str, Show]]
+    sieves: list[Sieve]
+
+    def pump(self) -> Pump | None:
+        """Who carries it, and owns it from now on; None if there is nothing to carry."""
+        return Pump(*self) if self.relays or self.tails else None
+
+    def close(self) -> None:
+        """Let go of what no pump owns."""
+        for tail, _, _ in self.tails:
+            tail.close()
+        for relay in self.relays:
+            relay.close()
+        for sieve in self.sieves:
+            sieve.close()
+        self.place.close()
 
 
 class Outputs:
@@ -53,7 +79,7 @@ class Outputs:
         stderr_filters: the same for standard error.
 
     Raises:
-        OSError: a file cannot be opened, or there are no descriptors left.
+        UserError: a file cannot be opened, or there are no descriptors left; says which and what to do.
     """
 
     def __init__(
@@ -69,22 +95,25 @@ class Outputs:
     ) -> None:
         self._dest = dest
         self._hidden = set(range(nprocs)) - set(local_ranks_filter) if local_ranks_filter else set()
-        self._console = Console(1 if stdout is None else stdout, 2 if stderr is None else stderr)
         self._worker_ends: dict[int, list[int | None]] = {rank: [None, None] for rank in range(nprocs)}
         self._relays: dict[int, Relay] = {}
-        self._tails: list[tuple[Tail, str, Show]] = []
-        self._sieves: list[Sieve] = []
-        self._pump: Pump | None = None
+        self._console = Console(1 if stdout is None else stdout, 2 if stderr is None else stderr)
+        self._seen = [_Seen(place, [], [], []) for place in self._console.places]
+        self._pumps: list[Pump] = []
         try:
-            self._out_sieve = self._sieve(dest.filtered_stdout, stdout_filters)
-            self._err_sieve = self._sieve(dest.filtered_stderr, stderr_filters)
+            out_sieve = self._sieve(self._seen[0], dest.filtered_stdout, stdout_filters)
+            err_sieve = self._sieve(self._seen[-1], dest.filtered_stderr, stderr_filters)
             for rank in range(nprocs):
-                self._open_stdout(rank, prefixes.get(rank, ""))
-                self._open_stderr(rank, prefixes.get(rank, ""))
-            if self._relays or self._tails:
-                self._pump = Pump(self._console, self._relays.values(), self._tails, self._sieves)
-        except BaseException:
-            self._release()
+                self._open_stdout(rank, prefixes.get(rank, ""), out_sieve)
+                self._open_stderr(rank, prefixes.get(rank, ""), err_sieve)
+            for seen in list(self._seen):
+                if (pump := seen.pump()) is not None:
+                    self._pumps.append(pump)
+                    self._seen.remove(seen)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, OSError):
+                raise _refused(error) from error
             raise
 
     def stdio(self, local_rank: int) -> tuple[int | None, int | None]:
@@ -108,62 +137,69 @@ class Outputs:
         if relay is None:
             return _end_of(self._dest.stderrs.get(local_rank, ""))
         last = relay.last_lines()
-        if self._pump is not None:
-            self._pump.wake()
+        for pump in self._pumps:
+            pump.wake()
         return last
 
     def close(self) -> None:
         """Show all that dead workers have written, then let go of everything. Idempotent."""
         for rank in list(self._worker_ends):
             self.started(rank)
-        if self._pump is None:
-            self._console.close()
-            for sieve in self._sieves:
-                sieve.close()
-        elif not self._pump.stop(CLOSE_PATIENCE):
+        while self._seen:
+            self._seen.pop().close()
+        for pump in self._pumps:
+            pump.stop()
+        patience = Deadline.after(CLOSE_PATIENCE)
+        if not all(pump.join(patience.remaining()) for pump in self._pumps):
             _logger.warning("the console takes no more output; going on without waiting for it")
 
-    def _open_stdout(self, rank: int, prefix: str) -> None:
+    def _open_stdout(self, rank: int, prefix: str, sieve: Sieve | None) -> None:
         ends, path = self._worker_ends[rank], self._dest.stdouts.get(rank, "")
         if path:
             ends[0] = _open_log(path)
-            self._follow(rank, self._dest.tee_stdouts.get(rank, ""), prefix, self._console.out(), self._out_sieve)
+            self._follow(self._seen[0], rank, self._dest.tee_stdouts, prefix, self._console.out(), sieve)
         elif rank in self._hidden:
             ends[0] = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
-    def _open_stderr(self, rank: int, prefix: str) -> None:
+    def _open_stderr(self, rank: int, prefix: str, sieve: Sieve | None) -> None:
         ends, path = self._worker_ends[rank], self._dest.stderrs.get(rank, "")
         if path and path != os.devnull:
             ends[1] = _open_log(path)
-            self._follow(rank, self._dest.tee_stderrs.get(rank, ""), prefix, self._console.err(), self._err_sieve)
+            self._follow(self._seen[-1], rank, self._dest.tee_stderrs, prefix, self._console.err(), sieve)
         else:
             hidden = rank in self._hidden or path == os.devnull
             self._relays[rank] = relay = Relay(None if hidden else self._console.err())
+            self._seen[-1].relays.append(relay)
             ends[1] = relay.worker_end
 
-    def _follow(self, rank: int, path: str, prefix: str, show: Show, sieve: Sieve | None) -> None:
+    def _follow(
+        self, seen: _Seen, rank: int, teed: Mapping[int, str], prefix: str, show: Show, sieve: Sieve | None
+    ) -> None:
+        path = teed.get(rank, "")
         if path and path != os.devnull and rank not in self._hidden:
-            self._tails.append((Tail(path, os.fsencode(prefix), sieve), path, show))
+            seen.tails.append((Tail(path, os.fsencode(prefix), sieve), path, show))
 
-    def _sieve(self, path: str, texts: Sequence[str] | None) -> Sieve | None:
+    def _sieve(self, seen: _Seen, path: str, texts: Sequence[str] | None) -> Sieve | None:
         if not path or not texts:
             return None
         from rallypoint.logs.sieve import Sieve
 
-        self._sieves.append(Sieve(path, texts))
-        return self._sieves[-1]
+        seen.sieves.append(Sieve(path, texts))
+        return seen.sieves[-1]
 
-    def _release(self) -> None:
-        """Undo a constructor that failed half-way."""
-        for rank in self._worker_ends:
-            self.started(rank)
-        for tail, _, _ in self._tails:
-            tail.close()
-        for relay in self._relays.values():
-            relay.close()
-        for sieve in self._sieves:
-            sieve.close()
-        self._console.close()
+
+_REMEDIES = {
+    errno.EMFILE: "start fewer workers, or raise this process's limit of open files (`ulimit -n`)",
+    errno.ENFILE: "raise the machine's limit of open files (`sysctl fs.file-max`)",
+}
+
+
+def _refused(error: OSError) -> UserError:
+    what = (
+        f"the log file {error.filename!r} cannot be made" if error.filename else "the workers' output has no way to us"
+    )
+    remedy = _REMEDIES.get(error.errno or 0, "name another folder with --log-dir")
+    return UserError(f"{what}: {error.strerror or error}; {remedy}")
 
 
 def _open_log(path: str) -> int:

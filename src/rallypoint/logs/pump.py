@@ -1,4 +1,4 @@
-"""One thread that carries the output of all workers of one start to the console, and sleeps when there is none.
+"""One thread that carries the output of the workers of one start to one place, and sleeps when there is none.
 
 Laws:
 - it waits in one place (epoll) for pipes, pseudo-terminals, news of followed files and calls from other threads;
@@ -18,9 +18,9 @@ from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.log import get_logger
-from rallypoint.logs.console import Console, Show
+from rallypoint.logs.console import Piece, Place, Show
 from rallypoint.logs.relay import CAPACITY, Relay
-from rallypoint.logs.tail import Tail
+from rallypoint.logs.tail import ROOM, Tail
 
 if TYPE_CHECKING:
     from rallypoint.base.inotify import Inotify
@@ -39,11 +39,11 @@ _logger = get_logger(__name__)
 
 
 class Pump:
-    """The thread, and all that it reads. It owns the reading ends, the files, the sieves and the console,
+    """The thread, and all that it reads. It owns the reading ends, the files, the sieves and the place,
     and closes them.
 
     Args:
-        console: where everything goes.
+        place: where everything goes.
         relays: standard errors of workers, shown or only kept.
         tails: followed files with the path of each and where it is shown.
         sieves: what the tails write filtered lines to.
@@ -51,13 +51,13 @@ class Pump:
 
     def __init__(
         self,
-        console: Console,
+        place: Place,
         relays: Iterable[Relay],
         tails: Iterable[tuple[Tail, str, Show]],
         sieves: Iterable[Sieve] = (),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._console = console
+        self._place = place
         self._sieves = list(sieves)
         self._clock = clock
         self._epoll = select.epoll()
@@ -71,7 +71,9 @@ class Pump:
         self._watches: dict[int, Tail] = {}
         self._behind: dict[Tail, None] = {}  # files with news, in the order in which it came
         self._news: Inotify | None = None
-        self._add_tails(list(tails))
+        followed = list(tails)
+        self._room = bytearray(ROOM if followed else 0)
+        self._add_tails(followed)
         self._epoll.register(self._called, select.EPOLLIN)
         self._thread = threading.Thread(target=self._run, name="rallypoint-output", daemon=True)
         self._thread.start()
@@ -82,14 +84,17 @@ class Pump:
             if not self._closed:
                 os.eventfd_write(self._called, 1)
 
-    def stop(self, seconds: float) -> bool:
-        """Carry what is left, end the thread and close everything.
-
-        Returns whether that was done within `seconds`. If not, a console that takes no bytes holds it up, and the
-        thread goes on by itself.
-        """
+    def stop(self) -> None:
+        """Have it carry what is left, end the thread and close everything. Does not wait."""
         self._stopping = True
         self.wake()
+
+    def join(self, seconds: float) -> bool:
+        """Wait until `stop` has done its work.
+
+        Returns whether that was within `seconds`. If not, a console that takes no bytes holds it up, and the thread
+        goes on by itself.
+        """
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
@@ -132,14 +137,15 @@ class Pump:
         self._listen()
         events = self._epoll.poll(self._timeout())
         now = self._clock.monotonic()
-        self._console.tick(now)
+        with self._place.turn.taken():
+            self._place.tick(now)
         for fd, _ in events:
             if (relay := self._listening.get(fd)) is not None:
                 self._carry(relay, now)
             elif fd == self._called:
                 os.eventfd_read(self._called)
                 for each in self._relays:
-                    _show(each, now)
+                    self._show(each, now)
             else:
                 self._note_news()
         if self._shows and self._news is None:
@@ -165,7 +171,7 @@ class Pump:
         if any(self._shows[tail].backlog() < BACKLOG for tail in self._behind):
             return 0.0
         due = [bar for tail in self._shows if (bar := tail.bar_deadline()) is not None]
-        if (turn := self._console.deadline()) is not None:
+        if (turn := self._place.deadline()) is not None:
             due.append(turn)
         wait = max(0.0, min(due) - self._clock.monotonic()) if due else None
         if self._shows and self._news is None:
@@ -175,12 +181,17 @@ class Pump:
     def _carry(self, relay: Relay, now: float) -> None:
         goes_on = relay.pull()
         relay.follow_window()
-        _show(relay, now)
+        self._show(relay, now)
         if not goes_on:
             self._epoll.unregister(relay.fileno())
             del self._listening[relay.fileno()]
             self._relays.discard(relay)
             relay.close()
+
+    def _show(self, relay: Relay, now: float) -> None:
+        if relay.show is not None and (parts := relay.take()):
+            with self._place.turn.taken():
+                relay.show.offer_piece(Piece([*parts], parts[-1].endswith(b"\n")), now)
 
     def _note_news(self) -> None:
         if self._news is None:
@@ -198,10 +209,10 @@ class Pump:
             return
         del self._behind[tail]
         left = SLICE
-        for piece in tail.pieces(now):
-            show.offer(piece, now)
-            left -= len(piece)
-            if piece.endswith(b"\n") and (left <= 0 or show.backlog() >= BACKLOG):
+        for piece in tail.pieces(now, self._room):
+            show.offer_piece(piece, now)
+            left -= piece.size()
+            if piece.ends and (left <= 0 or show.backlog() >= BACKLOG):
                 break
         if tail.behind():
             self._behind[tail] = None
@@ -213,7 +224,8 @@ class Pump:
     def _guarded(self, tail: Tail, act: Callable[[Tail, float], None], now: float) -> None:
         """Let a file that can no longer be read (a lost network disk, say) cost its own output only."""
         try:
-            act(tail, now)
+            with self._place.turn.taken():  # until a line has ended
+                act(tail, now)
         except OSError as error:
             _logger.warning("a worker's log file cannot be read, so its output is no longer shown here: %s", error)
             self._behind.pop(tail, None)
@@ -228,14 +240,15 @@ class Pump:
         now = self._clock.monotonic()
         for relay in self._relays:
             relay.pull(CAPACITY)
-            _show(relay, now)
-        self._console.flush()
+            self._show(relay, now)
+        with self._place.turn.taken():
+            self._place.flush()
         for tail in list(self._shows):
             self._guarded(tail, self._write_rest, now)
 
     def _write_rest(self, tail: Tail, now: float) -> None:
-        for piece in tail.finish(now):
-            self._shows[tail].write(piece)
+        for piece in tail.finish(now, self._room):
+            self._shows[tail].write(*piece.parts)
 
     def _close(self) -> None:
         with self._lock:
@@ -244,11 +257,6 @@ class Pump:
         closers: list[Callable[[], None]] = [tail.close for tail in self._shows]
         closers += [relay.close for relay in self._relays]
         closers += [sieve.close for sieve in self._sieves]
-        closers += [self._forget_news, self._epoll.close, self._console.close]
+        closers += [self._forget_news, self._epoll.close, self._place.close]
         for close in closers:
             close()
-
-
-def _show(relay: Relay, now: float) -> None:
-    if relay.show is not None:
-        relay.show.offer(relay.take(), now)

@@ -20,6 +20,7 @@ CAPACITY = 1024 * 1024
 """Bytes that a worker can write ahead of us, where the system allows it; also the most that a dead one leaves."""
 
 _CHUNK = 64 * 1024
+_TURN = 4 * _CHUNK  # read at once, so that one waking carries much of what a fast worker writes
 
 
 class Relay:
@@ -35,7 +36,7 @@ class Relay:
         self.show = show
         self._fd, self.worker_end, self._terminal = _open_channel(show)
         self._lock = threading.Lock()
-        self._unsent = bytearray()
+        self._unsent: list[bytes] = []
         self._last = bytearray()
         self._ended = False
 
@@ -43,7 +44,7 @@ class Relay:
         """The descriptor to wait on; readable when the worker has written, or has closed its end."""
         return self._fd
 
-    def pull(self, limit: int = _CHUNK) -> bool:
+    def pull(self, limit: int = _TURN) -> bool:
         """Read what is there, at most about `limit` bytes. Returns whether there may ever be more."""
         with self._lock:
             while limit > 0 and not self._ended:
@@ -54,15 +55,15 @@ class Relay:
                 except OSError:  # a pseudo-terminal says EIO where a pipe says end of file
                     chunk = b""
                 self._ended = not chunk
-                self._keep(chunk)
-                limit -= len(chunk)
+                if chunk:
+                    self._keep(chunk)
+                    limit -= len(chunk)
             return not self._ended
 
-    def take(self) -> bytes:
-        """What has been read and not yet taken, for the console."""
+    def take(self) -> list[bytes]:
+        """What has been read and not yet taken, for the console: parts, none of them empty."""
         with self._lock:
-            taken = bytes(self._unsent)
-            self._unsent.clear()
+            taken, self._unsent = self._unsent, []
             return taken
 
     def last_lines(self) -> bytes:
@@ -86,7 +87,7 @@ class Relay:
 
     def _keep(self, chunk: bytes) -> None:
         if self.show is not None:
-            self._unsent += chunk
+            self._unsent.append(chunk)
         self._last += chunk
         if len(self._last) > 4 * KEPT:  # rarely, since cutting the front costs a copy
             del self._last[:-KEPT]

@@ -21,6 +21,9 @@ from rallypoint.logs.std import Std, to_map
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
+_LONGEST_NAME = 200
+"""Bytes of a run id that its folder is named after; file systems take 255 for a name."""
+
 
 @dataclass(frozen=True)
 class LogsDest:
@@ -164,11 +167,20 @@ class DefaultLogsSpecs(LogsSpecs):
             self._root_log_dir = None
 
     def _attempt_folder(self, run_id: str, attempt: str) -> str:
+        self._forget_what_is_gone()
         if self._root_log_dir is None:
             self._root_log_dir = make_unique(temporary_folder(), "torchelastic_")
         if self._run_log_dir is None:
-            self._run_log_dir = make_unique(self._root_log_dir, run_id.replace(os.sep, "_") + "_")
+            name = os.fsencode(run_id.replace(os.sep, "_"))[:_LONGEST_NAME].decode(errors="ignore")
+            self._run_log_dir = make_unique(self._root_log_dir, name + "_")
         return make_next(self._run_log_dir, f"attempt_{attempt}")
+
+    def _forget_what_is_gone(self) -> None:
+        """A job may outlive the patience of whoever cleans the temporary files; its next start gets new folders."""
+        if self._run_log_dir is not None and not os.path.isdir(self._run_log_dir):
+            self._run_log_dir = None
+        if (root := self.temporary) is not None and not os.path.isdir(root):
+            self._root_log_dir = None
 
     def _stream(self, std: Std, name: str, attempt: str, nprocs: int) -> tuple[dict[int, str], dict[int, str]]:
         """Files of one stream, and those of them that are also shown: the table of contract section 6.4."""

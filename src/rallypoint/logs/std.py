@@ -21,21 +21,21 @@ class Std(IntFlag):
     ALL = OUT | ERR
 
     @classmethod
-    def from_str(cls, text: str) -> Std | dict[int, Std]:
+    def from_str(cls, vm: str) -> Std | dict[int, Std]:
         """What the user wrote: one digit for all local ranks, or `local rank:digit` pairs.
 
-        A rank that is named twice keeps its last value, as in torchrun.
+        A rank that is named twice keeps its last value, as in torchrun. (The argument's name is torch's.)
 
         Raises:
             UserError: the text is neither.
         """
-        if _ONE.fullmatch(text):
-            return cls(int(text))
-        if _PER_RANK.fullmatch(text):
-            pairs = (pair.split(":") for pair in text.split(","))
+        if _ONE.fullmatch(vm):
+            return cls(int(vm))
+        if _PER_RANK.fullmatch(vm):
+            pairs = (pair.split(":") for pair in vm.split(","))
             return {int(rank): cls(int(value)) for rank, value in pairs}
         raise UserError(
-            f"{text!r} names no output streams; write one digit for all workers ([0-3]: 0 none, 1 stdout, 2 stderr, "
+            f"{vm!r} names no output streams; write one digit for all workers ([0-3]: 0 none, 1 stdout, 2 stderr, "
             "3 both), or pairs of a local rank and a digit, separated by commas ([0-9]:[0-3], as in 0:1,1:3)"
         )
 

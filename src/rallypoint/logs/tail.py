@@ -3,6 +3,7 @@
 Laws:
 - bytes are never decoded, and a line is cut at newlines only, however long it is. A line that has not ended is not
   kept in memory: it is read again once its end is known;
+- long lines are not copied on their way from one buffer, which all files of a thread share, to the console;
 - what the worker has written before it died is there when `finish` is called;
 - a line in which a progress bar draws (it holds carriage returns) is not kept back for ever: after `BAR_PATIENCE`
   seconds what it has drawn so far is shown as a line of its own.
@@ -14,11 +15,18 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from rallypoint.logs.console import Buffer, Piece
+
 if TYPE_CHECKING:
     from rallypoint.logs.sieve import Sieve, Sifter
 
 BAR_PATIENCE = 1.0
-_CHUNK = 256 * 1024
+ROOM = 256 * 1024
+"""A good size for the buffer that `Tail.pieces` reads into."""
+
+_BAR = 256 * 1024  # bytes of a progress bar that are shown at once
+_LONG = 2048  # lines of so many bytes on average go out from where they lie; for shorter ones a copy is cheaper
+_FEW = 16  # lines, however short
 
 
 class Tail:
@@ -42,10 +50,14 @@ class Tail:
         self._read = 0  # everything before this one has been searched for a newline
         self._bar_since: float | None = None  # when the unfinished line was first seen to be a progress bar
 
-    def pieces(self, now: float) -> Iterator[bytes]:
-        """What can be shown of what is in the file now, in pieces of bounded size.
+    def pieces(self, now: float, room: bytearray) -> Iterator[Piece]:
+        """What can be shown of what is in the file now, in pieces not much larger than `room`.
 
-        A piece that ends a line ends with a newline, and no other does: stop only after such a piece.
+        Stop only after a piece that ends a line.
+
+        Args:
+            now: the moment, on the clock of `bar_deadline`.
+            room: what is read into. A piece may lie in it, and holds until the next one is asked for.
         """
         size = os.fstat(self._fd).st_size
         if size < self._read:  # somebody has emptied it
@@ -53,19 +65,21 @@ class Tail:
             self._bar_since = None
             if self._sifter is not None:
                 self._sifter.forget()
-        while self._read < size and (chunk := os.pread(self._fd, min(_CHUNK, size - self._read), self._read)):
-            end = chunk.rfind(b"\n") + 1
+        view = memoryview(room)
+        while self._read < size and (got := os.preadv(self._fd, [view[: size - self._read]], self._read)):
+            end = room.rfind(b"\n", 0, got) + 1
             if self._sifter is not None:
-                self._sifter.see(chunk[:end] if end else chunk)
+                self._sifter.see(bytes(view[: end or got]))
             if not end:
-                self._read += len(chunk)
-                self._notice_bar(chunk, now)
+                self._read += got
+                self._notice_bar(room, got, now)
                 continue
-            yield from self._unfinished_line(self._read)
-            first = b"" if self._shown < self._read else self._prefix
+            yield from self._unfinished_line(self._read, len(room))
+            parts: list[Buffer] = [] if self._shown < self._read else [self._prefix]
             self._shown = self._read = self._read + end
             self._bar_since = None
-            yield b"".join((first, chunk[: end - 1].replace(b"\n", self._between), b"\n"))
+            parts += self._long_lines(room, end) or self._short_lines(room, end, got)
+            yield Piece(parts, ends=True)
 
     def behind(self) -> bool:
         """Whether the file holds bytes that `pieces` has not looked at."""
@@ -78,18 +92,18 @@ class Tail:
     def bar(self) -> bytes:
         """What an unfinished progress bar has drawn so far, as a line of its own."""
         self._bar_since = None
-        drawn = os.pread(self._fd, _CHUNK, self._shown)[: self._read - self._shown]
+        drawn = os.pread(self._fd, _BAR, self._shown)[: self._read - self._shown]
         end = drawn.rfind(b"\r") + 1
         self._shown += end
         return self._prefix + drawn[:end] + b"\n" if end else b""
 
-    def finish(self, now: float) -> Iterator[bytes]:
-        """All that is left, a last line without newline included: it is given one."""
-        yield from self.pieces(now)
+    def finish(self, now: float, room: bytearray) -> Iterator[Piece]:
+        """All that is left, a last line without newline included: it is given one. For the rest see `pieces`."""
+        yield from self.pieces(now, room)
         if self._shown < self._read:
-            yield from self._unfinished_line(self._read)
+            yield from self._unfinished_line(self._read, len(room))
             self._shown = self._read
-            yield b"\n"
+            yield Piece([b"\n"], ends=True)
         if self._sifter is not None:
             self._sifter.finish()
 
@@ -102,14 +116,33 @@ class Tail:
 
         return Sifter(sieve, self._prefix, lambda length, offset: os.pread(self._fd, length, offset))
 
-    def _unfinished_line(self, until: int) -> Iterator[bytes]:
+    def _unfinished_line(self, until: int, most: int) -> Iterator[Piece]:
         at = self._shown
         if at < until:
-            yield self._prefix
-        while at < until and (piece := os.pread(self._fd, min(_CHUNK, until - at), at)):
+            yield Piece([self._prefix], ends=False)
+        while at < until and (piece := os.pread(self._fd, min(most, until - at), at)):
             at += len(piece)
-            yield piece
+            yield Piece([piece], ends=False)
 
-    def _notice_bar(self, chunk: bytes, now: float) -> None:
-        if self._bar_since is None and b"\r" in chunk:
+    def _long_lines(self, room: bytearray, end: int) -> list[Buffer]:
+        """The lines up to `end` where they lie, with the prefix between them; nothing if they turn out to be short."""
+        parts: list[Buffer] = []
+        view, at, count = memoryview(room), 0, 0
+        while at < end:
+            if count >= _FEW and at < count * _LONG:
+                return []
+            if count:
+                parts.append(self._prefix)
+            begin, at = at, room.find(b"\n", at, end) + 1
+            parts.append(view[begin:at])
+            count += 1
+        return parts
+
+    def _short_lines(self, room: bytearray, end: int, got: int) -> list[Buffer]:
+        """The lines up to `end`, copied, with the prefix between them; `got` bytes are in the room."""
+        text = (room if got == len(room) else room[:got]).replace(b"\n", self._between)
+        return [memoryview(text)[: len(text) - len(self._prefix) - (got - end)]]
+
+    def _notice_bar(self, room: bytearray, got: int, now: float) -> None:
+        if self._bar_since is None and room.find(b"\r", 0, got) >= 0:
             self._bar_since = now

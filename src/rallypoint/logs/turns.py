@@ -40,16 +40,24 @@ class Turns(Generic[S]):
 
     def offer(self, source: S, data: bytes, now: float) -> list[tuple[S, bytes]]:
         """`source` has said `data` (not empty)."""
-        if not self._waiting and self._holder in (None, source):  # what `tick` would do, without its copies
-            if self._holder is None:
-                self._held_since = now
-            self._note(source, data, now)
+        if self.free_for(source):  # what `tick` would do, without its copies
+            self.spoken(source, data.endswith(b"\n"), now)
             return [(source, data)]
         if (queued := self._waiting.get(source)) is not None:
             queued.data += data
         else:
             self._waiting[source] = _Waiting(data, now)
         return self.tick(now)
+
+    def free_for(self, source: S) -> bool:
+        """Whether `source` may write at once, and then call `spoken`."""
+        return not self._waiting and self._holder in (None, source)
+
+    def spoken(self, source: S, ends: bool, now: float) -> None:
+        """`source`, which was free to, has written something; `ends` if that ended a line."""
+        if self._holder is None:
+            self._held_since = now
+        self._note(source, ends, now)
 
     def tick(self, now: float) -> list[tuple[S, bytes]]:
         """What may be written now that time has passed. Call it when `deadline` has come."""
@@ -95,10 +103,10 @@ class Turns(Generic[S]):
         if whole and self._waiting and whole < len(data):
             self._waiting[source] = _Waiting(data[whole:], now)  # the next line, behind those who wait already
             data = data[:whole]
-        self._note(source, data, now)
+        self._note(source, data.endswith(b"\n"), now)
         return data
 
-    def _note(self, source: S, data: bytes, now: float) -> None:
-        """`source` says `data`, and keeps the turn if that does not end a line."""
-        self._holder = None if data.endswith(b"\n") else source
+    def _note(self, source: S, ends: bool, now: float) -> None:
+        """`source` says something, and keeps the turn if that does not end a line."""
+        self._holder = None if ends else source
         self._last_bytes = now

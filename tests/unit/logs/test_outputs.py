@@ -15,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.base.errors import UserError
 from rallypoint.logs import console as console_module
 from rallypoint.logs import outputs as module
 from rallypoint.logs.outputs import Outputs
@@ -396,6 +397,44 @@ def test_a_console_that_somebody_made_nonblocking_gets_everything(out: Console, 
     assert _digest(err.end()) == _digest(_garbage() * 20)
 
 
+def test_long_lines_are_carried_to_a_console_that_takes_them_bit_by_bit(tmp_path: Path, out: Console) -> None:
+    """A pipe takes less than is offered at once, and a non-blocking one sometimes nothing."""
+    files = _files(tmp_path, 2)
+    os.set_blocking(out.fd, False)
+    outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), 2, {0: "[0]:", 1: "[1]:"}, None, out.fd, 2)
+    code = """
+import os, sys
+name, at = sys.argv[1].encode(), 0
+data = b"".join(name * (number * 37 % 20_000) + b" %d\\n" % number for number in range(500))
+while at < len(data):
+    at += os.write(1, data[at:at + 100_000])
+"""
+    for worker in [_start(outputs, rank, code, name) for rank, name in enumerate("ab")]:
+        assert worker.wait(DEADLINE) == 0
+    outputs.close()
+    got = out.end().split(b"\n")
+    for prefix, name in ((b"[0]:", b"a"), (b"[1]:", b"b")):
+        expected = [prefix + name * (number * 37 % 20_000) + b" %d" % number for number in range(500)]
+        assert [line for line in got if line.startswith(prefix)] == expected
+    assert len(got) == 1001
+
+
+def test_a_standard_output_that_takes_no_bytes_does_not_hold_up_standard_error(tmp_path: Path, err: Console) -> None:
+    reading, writing = os.pipe()
+    outs, errs = {0: str(tmp_path / "out")}, {0: str(tmp_path / "err")}
+    dest = LogsDest(stdouts=outs, tee_stdouts=outs, stderrs=errs, tee_stderrs=errs)
+    outputs = Outputs(dest, 1, {0: "[0]:"}, None, writing, err.fd)
+    os.close(writing)
+    code = "import os; [os.write(1, b'x' * 99_999 + b'\\n') for _ in range(10)]; os.write(2, b'seen\\n')"
+    _start(outputs, 0, code).wait(DEADLINE)
+    err.wait_for(lambda got: got == b"[0]:seen\n")
+    with open(reading, "rb") as console:
+        closer = threading.Thread(target=outputs.close)
+        closer.start()
+        assert console.read() == (b"[0]:" + b"x" * 99_999 + b"\n") * 10
+        closer.join(DEADLINE)
+
+
 def test_a_console_that_takes_no_bytes_does_not_hold_us_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "CLOSE_PATIENCE", 0.2)
     reading, writing = os.pipe()
@@ -416,7 +455,7 @@ def test_everything_is_given_back(tmp_path: Path, out: Console, err: Console) ->
         _start(outputs, 0, "print('x')").wait(DEADLINE)  # the other worker is never started
         outputs.close()
         outputs.close()
-    with pytest.raises(OSError, match="missing"):
+    with pytest.raises(UserError, match=r"missing.*No such file.*--log-dir"):
         Outputs(LogsDest(stdouts={0: files[0], 1: str(tmp_path / "missing" / "log")}), 2, {}, None, out.fd, err.fd)
     assert (set(os.listdir("/proc/self/fd")), threading.active_count()) == before
 
@@ -461,18 +500,52 @@ def test_both_streams_on_one_console_share_the_turn(tmp_path: Path, out: Console
     outputs.close()
 
 
+FLOOD_AND_LOG = """
+import os, subprocess, sys
+from rallypoint.base.log import configure, get_logger
+from rallypoint.logs.outputs import Outputs
+from rallypoint.logs.specs import LogsDest
+configure()
+file = {0: sys.argv[1]}
+outputs = Outputs(LogsDest(stdouts=file, tee_stdouts=file), 1, {0: "[0]:"}, stdout=2, stderr=2)
+flood = "import os; os.write(1, b''.join(b'%d of the flood, which is long\\\\n' % each for each in range(60_000)))"
+worker = subprocess.Popen([sys.executable, "-c", flood], stdout=outputs.stdio(0)[0])
+worker.wait()
+print("written", flush=True)
+for number in range(300):
+    get_logger("rallypoint.test").warning("word %d of ours", number)
+outputs.close()
+"""
+
+
+def test_our_own_log_lines_stand_between_the_lines_of_workers(tmp_path: Path) -> None:
+    """The console is a pipe that takes less than is offered at once."""
+    command = [sys.executable, "-c", FLOOD_AND_LOG, str(tmp_path / "file")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as agent:
+        assert agent.stdout is not None
+        assert agent.stderr is not None
+        assert agent.stdout.readline() == b"written\n"
+        got = agent.stderr.read().decode().splitlines()
+    assert agent.returncode == 0
+    teed = [line for line in got if line.startswith("[0]:")]
+    assert teed == [f"[0]:{each} of the flood, which is long" for each in range(60_000)]
+    ours = [line for line in got if not line.startswith("[0]:")]
+    assert [line.partition("] ")[2] for line in ours] == [f"word {number} of ours" for number in range(300)]
+
+
 def test_where_the_kernel_tells_no_news_files_are_looked_at(tmp_path: Path, out: Console) -> None:
     path = tmp_path / "log"
     path.touch()
     console = console_module.Console(out.fd, out.fd)
-    pump = Pump(console, [], [(Tail(str(path), b"[0]:"), str(tmp_path / "missing"), console.out())])
+    pump = Pump(console.places[0], [], [(Tail(str(path), b"[0]:"), str(tmp_path / "missing"), console.out())])
     with path.open("ab", buffering=0) as file:
         file.write(b"one\n")
         out.wait_for(lambda got: got == b"[0]:one\n")
         file.write(b"two\n")
         out.wait_for(lambda got: got == b"[0]:one\n[0]:two\n")
         file.write(b"three\n")
-    assert pump.stop(DEADLINE)
+    pump.stop()
+    assert pump.join(DEADLINE)
     assert out.end().endswith(b"[0]:three\n")
 
 
@@ -482,10 +555,11 @@ def test_a_file_that_cannot_be_read_costs_its_own_output_only(tmp_path: Path, ou
     console = console_module.Console(out.fd, out.fd)
     # A folder can be opened like a file, and says EISDIR when it is read.
     lost, good = Tail(str(tmp_path), b"lost"), Tail(str(path), b"[0]:")
-    pump = Pump(console, [], [(lost, str(tmp_path), console.out()), (good, str(path), console.out())])
+    pump = Pump(console.places[0], [], [(lost, str(tmp_path), console.out()), (good, str(path), console.out())])
     path.write_bytes(b"one\n")
     out.wait_for(lambda got: got == b"[0]:one\n")
-    assert pump.stop(DEADLINE)
+    pump.stop()
+    assert pump.join(DEADLINE)
 
 
 def test_what_is_not_used_is_not_imported() -> None:

@@ -11,7 +11,6 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from rallypoint.logs import sieve as sieve_module
-from rallypoint.logs import tail as tail_module
 from rallypoint.logs.outputs import Outputs
 from rallypoint.logs.sieve import Sieve
 from rallypoint.logs.specs import LogsDest
@@ -26,7 +25,7 @@ LETTERS = st.text(alphabet="ab\n\udcff", max_size=30)
 def test_lines_pass_whole_and_prefixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: list[str], texts: list[str]
 ) -> None:
-    monkeypatch.setattr(tail_module, "_CHUNK", 7)  # so that lines are longer than a chunk
+    room = bytearray(7)  # so that lines are longer than what is read at once
     monkeypatch.setattr(sieve_module, "_CHUNK", 5)
     path, kept = tmp_path / "log", tmp_path / "kept"
     path.write_bytes(b"")
@@ -35,9 +34,9 @@ def test_lines_pass_whole_and_prefixed(
     with path.open("ab", buffering=0) as file:
         for text in writes:
             file.write(text.encode(errors="surrogateescape"))
-            list(followed.pieces(0.0))
+            list(followed.pieces(0.0, room))
             assert kept.read_bytes() in (b"", kept.read_bytes()[: kept.read_bytes().rfind(b"\n") + 1])
-    list(followed.finish(0.0))
+    list(followed.finish(0.0, room))
     followed.close()
     sieve.close()
     lines = "".join(writes).split("\n")
@@ -50,10 +49,10 @@ def test_an_emptied_file_is_sifted_from_its_start(tmp_path: Path) -> None:
     path, kept = tmp_path / "log", tmp_path / "kept"
     path.write_bytes(b"half a line")
     sieve = Sieve(str(kept), ["a"])
-    followed = Tail(str(path), b"", sieve)
-    list(followed.pieces(0.0))
+    followed, room = Tail(str(path), b"", sieve), bytearray(7)
+    list(followed.pieces(0.0, room))
     path.write_bytes(b"an\n")
-    list(followed.pieces(0.0))
+    list(followed.pieces(0.0, room))
     assert kept.read_bytes() == b"an\n"
     followed.close()
     sieve.close()

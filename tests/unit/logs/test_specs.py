@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,14 @@ def test_a_run_id_cannot_lead_out_of_the_log_folder(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["logs"]
 
 
+def test_a_run_id_may_be_longer_than_the_name_of_a_folder(tmp_path: Path) -> None:
+    envs = _envs(1, run_id="ü" * 300)
+    DefaultLogsSpecs(str(tmp_path)).reify(envs)
+    (folder,) = tmp_path.iterdir()
+    assert folder.name.startswith("ü" * 100 + "_")
+    assert os.path.isdir(os.path.dirname(envs[0]["TORCHELASTIC_ERROR_FILE"]))
+
+
 def test_a_relative_folder_stays_relative(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     envs = _envs(1)
@@ -91,6 +100,22 @@ def test_without_a_folder_a_temporary_one_is_made_and_tidied(tmp_path: Path, mon
     specs.reify(_envs(2))  # the same specs serve again
     specs.tidy()
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_folders_that_were_removed_meanwhile_are_made_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, named: bool
+) -> None:
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    specs = DefaultLogsSpecs(str(tmp_path / "logs") if named else None)
+    specs.reify(_envs(1))
+    (root,) = tmp_path.iterdir()
+    shutil.rmtree(root)
+    error_file = specs.reify(_envs(1, attempt="1")).error_files[0]
+    assert os.path.isdir(os.path.dirname(error_file))
+    assert error_file.endswith("/attempt_1/0/error.json")
+    specs.tidy()
+    assert list(tmp_path.iterdir()) == ([root] if named else [])
 
 
 def test_tidying_removes_no_file_and_no_folder_of_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rallypoint.logs import tail as module
-from rallypoint.logs.tail import BAR_PATIENCE, Tail
+from rallypoint.logs.console import Piece
+from rallypoint.logs.tail import BAR_PATIENCE, ROOM, Tail
 
 WRITES = st.lists(st.binary(max_size=30).map(lambda data: data.replace(b"\x00", b"\n")), max_size=12)
 
@@ -23,33 +25,63 @@ def _twin(text: bytes, prefix: bytes) -> bytes:
     return b"".join(prefix + line + b"\n" for line in lines)
 
 
-@given(writes=WRITES)
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=50)
-def test_lines_come_whole_and_prefixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: list[bytes]) -> None:
-    monkeypatch.setattr(module, "_CHUNK", 7)  # so that lines are longer than a chunk
-    path = tmp_path / "log"
+def _joined(pieces: Iterator[Piece]) -> bytes:
+    """What the pieces say, each looked at before the next is asked for, as a console does."""
+    said = b""
+    for piece in pieces:
+        data = b"".join(piece.parts)
+        assert piece.size() == len(data) > 0
+        assert piece.ends == data.endswith(b"\n")
+        said += data
+    return said
+
+
+@given(writes=WRITES, room=st.sampled_from([7, 40, 1000]), few=st.sampled_from([1, 3, 1000]))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+def test_lines_come_whole_and_prefixed(tmp_path: Path, writes: list[bytes], room: int, few: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_FEW", few)  # so that few lines are short lines, some times
+        _follow_all(tmp_path / "log", writes, bytearray(room))
+
+
+def _follow_all(path: Path, writes: list[bytes], room: bytearray) -> None:
     path.write_bytes(b"")
     followed = Tail(str(path), b"[p]:")
     shown = b""
     with path.open("ab", buffering=0) as file:
         for data in writes:
             file.write(data)
-            shown += b"".join(followed.pieces(0.0))
+            shown += _joined(followed.pieces(0.0, room))
             assert shown == b"" or shown.endswith(b"\n"), "half a line was shown"
             assert not followed.behind()
-    shown += b"".join(followed.finish(0.0))
+    shown += _joined(followed.finish(0.0, room))
     assert shown == _twin(b"".join(writes), b"[p]:")
     followed.close()
 
 
-def test_only_the_last_piece_of_a_line_ends_with_a_newline(tmp_path: Path) -> None:
+@pytest.mark.parametrize("length", [1, 10, 100, 2000, 3000, 16 * 1024, 300_000])
+def test_lines_of_any_length_come_whole_and_prefixed(tmp_path: Path, length: int) -> None:
+    text = b"".join(b"%d" % (number % 10) * (length - 1) + b"\n" for number in range(1 + 600_000 // length)) + b"rest"
+    _follow_all(tmp_path / "log", [text], bytearray(ROOM))
+
+
+def test_long_lines_go_out_from_where_they_lie(tmp_path: Path) -> None:
+    path = tmp_path / "log"
+    path.write_bytes((b"x" * 5000 + b"\n") * 100)
+    followed, room = Tail(str(path), b"[p]:"), bytearray(ROOM)
+    for piece in followed.pieces(0.0, room):
+        assert all(part == b"[p]:" or (isinstance(part, memoryview) and part.obj is room) for part in piece.parts)
+    followed.close()
+
+
+def test_only_the_last_piece_of_a_line_ends_it(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"x" * 1_000_000 + b"\ny\n")
-    followed = Tail(str(path), b"[p]:")
-    pieces = list(followed.pieces(0.0))
-    assert [piece.endswith(b"\n") for piece in pieces] == [False] * (len(pieces) - 1) + [True]
-    assert max(map(len, pieces)) <= 300_000
-    assert b"".join(pieces) == b"[p]:" + b"x" * 1_000_000 + b"\n[p]:y\n"
+    followed, room = Tail(str(path), b"[p]:"), bytearray(ROOM)
+    pieces = [(piece.ends, piece.size(), b"".join(piece.parts)) for piece in followed.pieces(0.0, room)]
+    assert [ends for ends, _, _ in pieces] == [False] * (len(pieces) - 1) + [True]
+    assert max(size for _, size, _ in pieces) <= 300_000
+    assert b"".join(data for _, _, data in pieces) == b"[p]:" + b"x" * 1_000_000 + b"\n[p]:y\n"
     followed.close()
 
 
@@ -57,11 +89,11 @@ def test_an_emptied_file_is_followed_from_its_start(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"a long line\n")
     followed = Tail(str(path), b"")
-    assert b"".join(followed.pieces(0.0)) == b"a long line\n"
+    assert _joined(followed.pieces(0.0, bytearray(ROOM))) == b"a long line\n"
     os.truncate(path, 0)
     with path.open("ab") as file:
         file.write(b"new\n")
-    assert b"".join(followed.pieces(0.0)) == b"new\n"
+    assert _joined(followed.pieces(0.0, bytearray(ROOM))) == b"new\n"
     followed.close()
 
 
@@ -71,11 +103,11 @@ def test_a_progress_bar_is_shown_after_a_while_and_nothing_of_it_twice(tmp_path:
     followed = Tail(str(path), b"[p]:")
     with path.open("ab", buffering=0) as file:
         file.write(b"\r10%\r20%")
-        assert list(followed.pieces(5.0)) == []
+        assert list(followed.pieces(5.0, bytearray(ROOM))) == []
         assert followed.bar_deadline() == 5.0 + BAR_PATIENCE
         assert followed.bar() == b"[p]:\r10%\r\n"
         assert followed.bar_deadline() is None
         file.write(b"\r30%\n")
-        assert b"".join(followed.pieces(7.0)) == b"[p]:20%\r30%\n"
+        assert _joined(followed.pieces(7.0, bytearray(ROOM))) == b"[p]:20%\r30%\n"
         assert followed.bar_deadline() is None
     followed.close()

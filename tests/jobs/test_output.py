@@ -1,0 +1,274 @@
+"""What becomes of the output of workers, whatever they write and however they end: real jobs, files and consoles."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import shlex
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rallypoint.base.endpoint import free_port
+from tests.jobs.launching import RALLYRUN, Job, Launcher
+
+SAY = """
+import os, signal, sys
+def say(stream, data):
+    while data:
+        data = data[os.write(stream, data):]
+"""
+
+ANY_BYTES = bytes(byte for byte in range(256) if byte not in b"\r\n")  # the test's own reader makes a newline of \\r
+
+
+def _files(logs: Path) -> dict[str, bytes]:
+    """Path below the job's folder to what is in it, of a folder of one job."""
+    (job,) = logs.iterdir()
+    return {str(path.relative_to(job)): path.read_bytes() for path in logs.rglob("*.log")}
+
+
+def _lines(job: Job) -> tuple[list[bytes], list[bytes]]:
+    """Lines of standard output and standard error as bytes."""
+    return [os.fsencode(line) for line in job.out], [os.fsencode(line) for line in job.err.split("\n")]
+
+
+def _to_file(rallyrun: Launcher, shown: Path, stream: int, *args: str) -> Job:
+    """Start `rallyrun` with one of its streams led to a file."""
+    command = shlex.join([*RALLYRUN, *args])
+    return rallyrun.command(["/bin/sh", "-c", f"exec {command} {stream}>{shlex.quote(str(shown))}"])
+
+
+# Whose files
+
+
+def test_an_attempt_leaves_the_files_of_the_one_before_it_alone(rallyrun: Launcher) -> None:
+    logs = rallyrun.folder / "logs"
+    script = rallyrun.script(
+        SAY
+        + """
+attempt = os.environ["TORCHELASTIC_RESTART_COUNT"]
+for stream in (1, 2):
+    say(stream, f"attempt {attempt} stream {stream}\\n".encode())
+sys.exit(attempt != "2")
+"""
+    )
+    job = rallyrun(f"--log-dir={logs}", "--standalone", "--max-restarts=2", "--tee=3", script)
+    assert job.ends() == 0, job.err
+    assert _files(logs) == {
+        f"attempt_{attempt}/0/{name}.log": f"attempt {attempt} stream {stream}\n".encode()
+        for attempt in range(3)
+        for stream, name in ((1, "stdout"), (2, "stderr"))
+    }
+
+
+def test_a_round_leaves_the_files_of_the_one_before_it_alone(rallyrun: Launcher) -> None:
+    """A newcomer ends the first round; no restart is counted, so both rounds are attempt 0."""
+    script = rallyrun.script(
+        SAY
+        + """
+say(1, b"in a world of %s\\n" % os.environb[b"WORLD_SIZE"])
+if os.environ["WORLD_SIZE"] == "1":
+    signal.pause()
+"""
+    )
+    meeting = ["--nnodes=1:2", "--rdzv-backend=c10d", "--rdzv-id=x", "--rdzv-conf=last_call_timeout=1", "--tee=1"]
+    endpoint = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
+    first = rallyrun(*meeting, endpoint, f"--log-dir={rallyrun.folder / 'first'}", script)
+    first.until(lambda lines: lines == ["[default0]:in a world of 1"], "the first node is alone")
+    second = rallyrun(*meeting, endpoint, f"--log-dir={rallyrun.folder / 'second'}", script)
+    assert [first.ends(), second.ends()] == [0, 0]
+    assert _files(rallyrun.folder / "first") == {
+        "attempt_0/0/stdout.log": b"in a world of 1\n",
+        "attempt_0.1/0/stdout.log": b"in a world of 2\n",
+    }
+    assert _files(rallyrun.folder / "second") == {"attempt_0/0/stdout.log": b"in a world of 2\n"}
+
+
+def test_jobs_with_one_name_and_one_folder_have_files_of_their_own(rallyrun: Launcher) -> None:
+    logs = rallyrun.folder / "logs"
+    script = rallyrun.script(SAY + 'say(1, f"I am {sys.argv[1]}\\n".encode())\nassert input() == "end"\n')
+    flags = [f"--log-dir={logs}", "--standalone", "--rdzv-id=same", "--tee=1"]
+    jobs, gates = [], []
+    for name in ("one", "two"):
+        os.mkfifo(rallyrun.folder / name)
+        command = shlex.join([*RALLYRUN, *flags, script, name])
+        jobs.append(rallyrun.command(["/bin/sh", "-c", f"exec {command} <{name}"]))
+        gates.append((rallyrun.folder / name).open("w"))
+    for job in jobs:
+        job.until(bool, "it has spoken, so both are there at once")
+    for gate in gates:
+        gate.write("end\n")
+        gate.close()
+    assert [job.ends() for job in jobs] == [0, 0]
+    later = rallyrun(*flags, rallyrun.script(SAY + 'say(1, b"I am three\\n")', "later.py"))
+    assert later.ends() == 0
+    found = {path: path.read_text() for path in logs.rglob("stdout.log")}
+    assert sorted(found.values()) == ["I am one\n", "I am three\n", "I am two\n"]
+    assert len({path.relative_to(logs).parts[0] for path in found}) == 3
+
+
+# What is written
+
+
+@pytest.mark.parametrize("flag", ["--tee=3", "--redirects=0"])
+def test_bytes_that_are_not_utf_8_are_carried(rallyrun: Launcher, flag: str) -> None:
+    logs = rallyrun.folder / "logs"
+    script = rallyrun.script(SAY + f"for stream in (1, 2):\n    say(stream, {ANY_BYTES!r} + b'\\n')\n")
+    job = rallyrun(f"--log-dir={logs}", "--standalone", flag, script)
+    assert job.ends() == 0, job.err
+    prefix = b"[default0]:" if flag == "--tee=3" else b""
+    for lines in _lines(job):
+        assert prefix + ANY_BYTES in lines
+    if prefix:
+        assert set(_files(logs).values()) == {ANY_BYTES + b"\n"}
+
+
+@pytest.mark.parametrize("end", ["\\n", ""])
+def test_a_line_of_ten_megabytes_is_carried_beside_others(rallyrun: Launcher, end: str) -> None:
+    script = rallyrun.script(
+        SAY
+        + f"""
+if os.environ["RANK"] == "0":
+    for number in range(1000):
+        say(2, b"x" * 10_000)
+    say(2, b"{end}")
+else:
+    for number in range(2000):
+        say(2, b"line %d\\n" % number)
+"""
+    )
+    logs = rallyrun.folder / "logs"
+    job = rallyrun(f"--log-dir={logs}", "--standalone", "--nproc-per-node=2", "--tee=3", script)
+    assert job.ends() == 0
+    lines = job.err.split("\n")
+    assert [len(line) for line in lines if line.startswith("[default0]:x")] == [10_000_011]
+    assert [line for line in lines if line.startswith("[default1]:")] == [f"[default1]:line {n}" for n in range(2000)]
+
+
+def test_ten_megabytes_without_a_newline_pass_through(rallyrun: Launcher) -> None:
+    script = rallyrun.script(SAY + "for number in range(1000):\n    say(2, b'x' * 10_000)\n")
+    job = rallyrun("--standalone", script)
+    assert job.ends() == 0
+    assert "x" * 10_000_000 in job.err
+
+
+@pytest.mark.parametrize(("flag", "stream"), [("--tee=3", 1), ("--tee=3", 2), ("--redirects=0", 2)])
+def test_two_hundred_megabytes_of_one_worker_are_carried(rallyrun: Launcher, flag: str, stream: int) -> None:
+    script = rallyrun.script(
+        SAY
+        + f"""
+block = b"".join(b"%06d " % number + b"y" * (number % 3000) + b"\\n" for number in range(667))
+for number in range(200_000_000 // len(block)):
+    say({stream}, block)
+"""
+    )
+    block = b"".join(b"%06d " % number + b"y" * (number % 3000) + b"\n" for number in range(667))
+    written = hashlib.sha256(block * (200_000_000 // len(block))).hexdigest()
+    logs, shown = rallyrun.folder / "logs", rallyrun.folder / "shown"
+    job = _to_file(rallyrun, shown, stream, f"--log-dir={logs}", "--standalone", flag, script)
+    assert job.ends() == 0, job.err
+    prefix, arrived = b"[default0]:" if flag == "--tee=3" else b"", hashlib.sha256()
+    with shown.open("rb") as lines:
+        for line in lines:
+            assert line.startswith(prefix)
+            arrived.update(line[len(prefix) :])
+    assert arrived.hexdigest() == written
+    for path in (shown, *logs.rglob("*.log")):
+        path.unlink()
+
+
+def test_lines_that_come_in_parts_from_many_workers_are_never_mixed(rallyrun: Launcher) -> None:
+    script = rallyrun.script(
+        SAY
+        + """
+name = b"abcdefgh"[int(os.environ["RANK"]):][:1]
+for number in range(300):
+    say(1 + number % 2, name * 40)
+    say(1 + number % 2, name * (number % 50) + b" %d" % number)
+    say(1 + number % 2, b"\\n")
+"""
+    )
+    flags = [f"--log-dir={rallyrun.folder / 'logs'}", "--standalone", "--nproc-per-node=8", "--tee=3"]
+    job = rallyrun.command(["/bin/sh", "-c", f"exec {shlex.join([*RALLYRUN, *flags, script])} 2>&1"])
+    assert job.ends() == 0
+    ours = [line for line in job.out if line.startswith("[default")]
+    assert len(ours) == 8 * 300
+    for rank, name in enumerate("abcdefgh"):
+        mine = {line for line in ours if line.startswith(f"[default{rank}]:")}
+        assert mine == {f"[default{rank}]:{name * (40 + number % 50)} {number}" for number in range(300)}
+
+
+# How they end
+
+
+@pytest.mark.parametrize("death", ["os.kill(os.getpid(), signal.SIGKILL)", "os._exit(3)"])
+@pytest.mark.parametrize("flags", [["--tee=3"], ["--redirects=3"], []])
+@pytest.mark.parametrize("end", ["\\n", ""])
+def test_the_last_bytes_before_a_death_are_never_lost(
+    rallyrun: Launcher, flags: list[str], death: str, end: str
+) -> None:
+    # Less than a pipe holds: our own log lines come by another way, and could cut what has to wait for the reader.
+    logs = rallyrun.folder / "logs"
+    script = rallyrun.script(
+        SAY + f'for stream in (1, 2):\n    say(stream, b"z" * 30_000 + b"\\nlast words{end}")\n{death}\n'
+    )
+    job = rallyrun(f"--log-dir={logs}", "--standalone", *flags, script)
+    assert job.ends() == 1
+    report = job.err[job.err.index("Root Cause") :]
+    assert "last words" in report, "the report shows them"
+    written = b"z" * 30_000 + b"\nlast words" + (b"\n" if end else b"")
+    if flags:
+        assert _files(logs) == {f"attempt_0/0/std{stream}.log": written for stream in ("out", "err")}
+    if flags != ["--redirects=3"]:
+        prefix = "[default0]:" if flags else ""
+        assert job.out == [prefix + "z" * 30_000, prefix + "last words"]
+        assert prefix + "z" * 30_000 in job.err.split("\n")
+        before = job.err[: job.err.index("Root Cause")]
+        assert re.search(rf"^{re.escape(prefix)}last words", before, re.MULTILINE), "and so does the console"
+
+
+def test_the_last_words_of_the_launcher_s_victims_are_carried_too(rallyrun: Launcher) -> None:
+    """A worker that is stopped because another has failed may still say something."""
+    script = rallyrun.script(
+        SAY
+        + """
+import pathlib, time
+if os.environ["RANK"] == "0":
+    while not pathlib.Path("ready").exists():
+        time.sleep(0.01)
+    sys.exit(1)
+def stopped(*_):
+    say(1, b"stopped in the middle")
+    os._exit(0)
+signal.signal(signal.SIGTERM, stopped)
+pathlib.Path("ready").touch()
+signal.pause()
+"""
+    )
+    logs = rallyrun.folder / "logs"
+    job = rallyrun(f"--log-dir={logs}", "--standalone", "--nproc-per-node=2", "--tee=1", script)
+    assert job.ends() == 1
+    assert job.out == ["[default1]:stopped in the middle"]
+
+
+def test_a_console_that_closes_early_costs_the_job_nothing(rallyrun: Launcher) -> None:
+    """`rallyrun | head -1`: the files are complete, and the job ends well."""
+    logs, done = rallyrun.folder / "logs", rallyrun.folder / "done"
+    script = rallyrun.script(SAY + "for number in range(100_000):\n    say(1, b'line %d\\n' % number)\n")
+    command = shlex.join([*RALLYRUN, f"--log-dir={logs}", "--standalone", "--tee=3", script])
+    shell = f"({command}; echo $? >{shlex.quote(str(done))}) | head -n 1"
+    ran = subprocess.run(
+        ["/bin/sh", "-c", shell],
+        check=False,
+        env=rallyrun.environment(),
+        cwd=rallyrun.folder,
+        capture_output=True,
+        timeout=100,
+    )
+    assert ran.stdout == b"[default0]:line 0\n"
+    assert done.read_text() == "0\n", ran.stderr.decode(errors="replace")
+    (file,) = logs.rglob("stdout.log")
+    assert file.read_bytes() == b"".join(b"line %d\n" % number for number in range(100_000))
