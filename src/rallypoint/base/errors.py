@@ -7,6 +7,11 @@
     │   ├── StoreConnectionError           the server cannot be reached, or has gone
     │   ├── StoreProtocolError             bytes that are not the store's protocol, or beyond its bounds
     │   └── QueueEmptyError                a pop that does not wait found nothing
+    ├── EtcdError                          etcd/
+    │   ├── EtcdUnreachable                no member answered in time; `outcome_unknown` says if it may have been done
+    │   ├── EtcdRefused                    password, certificate, permission, another protocol
+    │   ├── EtcdLeaseGone                  the lease has ended
+    │   └── EtcdMissing                    the extra `rallypoint[etcd]` is not installed
     ├── RendezvousError                    rendezvous/
     │   ├── RendezvousClosedError          the job is over; nobody may join
     │   ├── RendezvousTimeoutError         not enough nodes came before the join deadline

@@ -38,8 +38,9 @@ class Cause(NamedTuple):
         """What is to be told of `failure`.
 
         The traceback comes from the error file; without one, an exit by code is explained by the last Python
-        traceback on standard error, and a death by signal by the last lines there (a traceback further up was an
-        exception that the worker survived).
+        traceback on standard error, and a death by signal by the last lines there, with the stacks that the
+        interpreter has left (a traceback further up was an exception that the worker survived). A failure's `reason`
+        is its message whatever else is known.
         """
         from rallypoint.failures.failure import NO_FILE
         from rallypoint.failures.last_words import is_traceback
@@ -47,6 +48,8 @@ class Cause(NamedTuple):
         message, traceback = failure.text, failure.callstack
         if not traceback:
             message, traceback = _from_standard_error(failure, message, failure.error_file != NO_FILE)
+        elif failure.beside:
+            traceback = f"{traceback.rstrip()}\n{failure.beside}"
         return cls(
             rank=rank,
             local_rank=failure.local_rank,
@@ -67,20 +70,28 @@ class Cause(NamedTuple):
         return signal_name(-self.exitcode) if self.exitcode < 0 else "<N/A>"
 
 
+def exited(exitcode: int) -> str:
+    """What is said of an exit of which nothing more is known than its code."""
+    return f"it exited with code {exitcode}"
+
+
 def _from_standard_error(failure: ProcessFailure, message: str, recorded: bool) -> tuple[str, str]:
     """Message and traceback where no error file holds a traceback; `recorded` if one holds the message at least."""
-    from rallypoint.failures.last_words import clean_lines, closing_line, last_lines, last_traceback
+    from rallypoint.failures.last_words import clean_lines, closing_line, last_lines, last_stacks, last_traceback
 
     lines = clean_lines(failure.last_lines)
-    traceback = last_traceback(lines) if failure.exitcode >= 0 else ""
+    by_code = failure.exitcode >= 0
+    traceback = last_traceback(lines) if by_code else ""
     if recorded:
         return message, traceback
-    told = "\n".join(text for text in (traceback or last_lines(lines), failure.damaged, failure.full) if text)
+    words = traceback if by_code else last_stacks(lines)
+    words = words or last_lines(lines)
+    told = "\n".join(text for text in (words, failure.damaged, failure.beside) if text)
+    if failure.reason or not by_code:
+        return message, told
     if traceback:
-        message = closing_line(traceback)
-    elif failure.exitcode >= 0:
-        message = f"it exited with code {failure.exitcode}" + ("" if told else " and said nothing on standard error")
-    return message, told
+        return closing_line(traceback), told
+    return exited(failure.exitcode) + ("" if told else " and said nothing on standard error"), told
 
 
 # Whatever UTF-8 has no room for (half a surrogate pair out of a worker's JSON) becomes a question mark in both.

@@ -26,9 +26,9 @@ class ProcessFailure:
         noticed: when the failure was noticed, in epoch seconds with fractions.
 
     `error_file_data`, `message` and `timestamp` (whole epoch seconds) are the contract's; `callstack` is the traceback
-    from the error file or empty, `damaged` the text of an error file that cannot be read, `full` a sentence if the
-    worker had no room to write. `moment` is the best knowledge of when the worker failed, with fractions: it orders
-    failures within one node.
+    from the error file or empty, `damaged` the text of an error file that cannot be read, `reason` what somebody else
+    knows of why it failed (see `blame`), `beside` what else was found that may have to do with it, such as a full
+    disk. `moment` is the best knowledge of when the worker failed, with fractions: it orders failures within one node.
     """
 
     local_rank: int
@@ -43,7 +43,8 @@ class ProcessFailure:
     moment: float = field(init=False)
     callstack: str = field(init=False, default="", repr=False)
     damaged: str = field(init=False, default="", repr=False)
-    full: str = field(init=False, default="", repr=False)
+    beside: str = field(init=False, default="", repr=False)
+    reason: str = field(init=False, default="", repr=False)
 
     def __post_init__(self) -> None:
         reply = read_error_file(self.error_file)
@@ -57,7 +58,7 @@ class ProcessFailure:
             return
         if isinstance(reply, Unreadable):
             self.damaged = f"the error file {reply.path} is damaged; it begins with {reply.raw!r}"
-        self.full = _no_room(os.path.dirname(self.error_file))
+        self.beside = _no_room(os.path.dirname(self.error_file))
         self.error_file = NO_FILE
         self.error_file_data = {"message": "<NONE>"}
         self.timestamp = int(self.noticed)
@@ -67,6 +68,15 @@ class ProcessFailure:
         else:
             self.error_file_data["errorTraits"] = {"category": "system_terminated_error", "retryability": "False"}
             self.message = _HOW_TO_TRACE
+
+    def blame(self, reason: str) -> None:
+        """Take this for the message, since it tells more than the worker's own end and words do.
+
+        Args:
+            reason: why it failed, in words; nothing happens if it is empty.
+        """
+        if reason:
+            self.reason = self.message = reason
 
     @property
     def text(self) -> str:

@@ -65,7 +65,10 @@ class ErrorHandler:
         if not path:
             _logger.info("rank %d left no error file to pass on", cause.rank)
             return
-        data = error_data(cause.message, cause.traceback, cause.timestamp)
+        from rallypoint.failures.report import last_words
+
+        # A launcher above us shows the call stack and nothing else.
+        data = error_data(cause.message, last_words(cause), cause.timestamp)
         self.override_error_code_in_rootcause_data(cause.error_file, data, cause.exitcode)
         self._replace(path, data)
 

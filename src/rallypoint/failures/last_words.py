@@ -4,7 +4,8 @@ Laws:
 - a traceback is what Python prints for an exception that ended the program: from the first `Traceback` of its chain
   to the exception's own text. One that Python itself calls ignored, or that ended a thread only, counts if there is
   no better one;
-- what was drawn over by a carriage return, and colours, are not shown again.
+- what was drawn over by a carriage return, and colours, are not shown again;
+- where the interpreter has left the stacks of many threads, that of the thread which died is shown before all others.
 """
 
 from __future__ import annotations
@@ -25,8 +26,17 @@ _CHAIN = (
 )
 _LESSER = ("Exception ignored in", "Exception in thread", "--- Logging error ---")
 
+_FATAL = "Fatal Python error: "
+_STACK = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):$")
+
 LINES = 30
 """Lines of standard error that are shown where there is no traceback."""
+_BEFORE = 10
+"""Lines above a fatal error that are shown with it: a C library says there what it did not like."""
+_MOST = 50
+"""Lines that are shown of a fatal error and its stacks."""
+_WIDE = 200
+"""Characters that are shown of each of these lines, so that what a `Cause` has room for holds them all."""
 
 
 def clean_lines(last_bytes: bytes) -> list[str]:
@@ -43,6 +53,27 @@ def clean_lines(last_bytes: bytes) -> list[str]:
 def last_lines(lines: list[str]) -> str:
     """The last `LINES` of them."""
     return "\n".join(lines[-LINES:])
+
+
+def last_stacks(lines: list[str]) -> str:
+    """What the interpreter said when a signal ended it, with the stack of the thread that died before the others.
+
+    Empty if it said nothing, or if that is among the last `LINES` of the cleaned lines anyway.
+    """
+    fatal = next((number for number in range(len(lines) - 1, -1, -1) if lines[number].startswith(_FATAL)), None)
+    if fatal is None or len(lines) - fatal <= LINES:
+        return ""
+    starts = [number for number in range(fatal, len(lines)) if _STACK.match(lines[number])]
+    current = next((number for number in starts if lines[number].startswith("Current")), None)
+    if current is None:
+        shown = lines[fatal:]
+    else:
+        behind = next((number for number in starts if number > current), len(lines))
+        stack = [*lines[current:behind], *([""] if lines[behind - 1] else [])]
+        shown = [lines[fatal], "", *stack, *lines[fatal + 2 : current], *lines[behind:]]
+    above = lines[max(0, fatal - _BEFORE) : fatal]
+    cut = [*shown[:_MOST], "[...]"] if len(shown) > _MOST else shown
+    return "\n".join(line if len(line) <= _WIDE else line[:_WIDE] + "[...]" for line in [*above, *cut]).rstrip()
 
 
 def last_traceback(lines: list[str]) -> str:
@@ -63,12 +94,29 @@ def is_traceback(text: str) -> bool:
 
 
 def closing_line(traceback: str) -> str:
-    """The line of a traceback that names its (last) exception: the first after the frames."""
+    """The line of a traceback that names its (last) exception: the first after the frames.
+
+    Where the worker was itself a launcher, whose exception has nothing in that line, what its report says in short.
+    """
     lines = traceback.split("\n")
     header = max(number for number, line in enumerate(lines) if _HEADER.match(line))
     gutter = "  | " if lines[header].startswith("  +") else ""
     after = (line.removeprefix(gutter) for line in lines[header + 1 :])
-    return next((line for line in after if line and not line.startswith(" ")), lines[-1])
+    found = next((line for line in after if line and not line.startswith(" ")), lines[-1])
+    return _reported(lines) or found if found.endswith("ChildFailedError:") else found
+
+
+def _reported(lines: list[str]) -> str:
+    """What failed, with which rank and exit code, by the report of a launcher; empty if this is none."""
+    title = next((line for line in lines if line.endswith(" FAILED")), "")
+    told: dict[str, str] = {}
+    for line in lines:  # the root cause comes last
+        name, colon, value = line.partition(" : ")
+        if colon:
+            told[name.strip()] = value.strip()
+    if not title or not {"rank", "exitcode"} <= told.keys():
+        return ""
+    return f"{title}: rank {told['rank']}, exitcode {told['exitcode']}"
 
 
 def _whole(lines: list[str], header: int) -> tuple[int, str]:

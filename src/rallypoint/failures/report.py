@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from rallypoint.base.errors import RallypointError
-from rallypoint.failures.cause import Cause
+from rallypoint.failures.cause import Cause, exited
 from rallypoint.failures.failure import NO_FILE, ProcessFailure, iso_time
 from rallypoint.failures.last_words import is_traceback
 
@@ -111,17 +111,18 @@ def _block(index: int, cause: Cause, elsewhere: bool = False) -> str:
             f"  rank      : {cause.rank} (local_rank: {cause.local_rank})",
             f"  exitcode  : {cause.exitcode} (pid: {cause.pid}) {signal}",
             f"  error_file: {cause.error_file or NO_FILE}",
-            "  traceback : " + _last_words(cause).rstrip("\n").replace("\n", "\n  "),
+            "  traceback : " + last_words(cause).rstrip("\n").replace("\n", "\n  "),
         )
     )
 
 
-def _last_words(cause: Cause) -> str:
+def last_words(cause: Cause) -> str:
+    """All that is known of why a worker failed: its traceback, or in words and then its last lines."""
     if not cause.traceback:
         return cause.message
-    if cause.error_file or is_traceback(cause.traceback):
+    if cause.error_file or (is_traceback(cause.traceback) and cause.message in cause.traceback):
         return cause.traceback
-    how = f"{cause.message}; the" if cause.exitcode < 0 else "The"
+    how = "The" if cause.message == exited(cause.exitcode) else f"{cause.message}; the"
     return f"{how} last lines of standard error:\n{cause.traceback}"
 
 
@@ -142,4 +143,4 @@ def _ranges(ranks: Iterable[int]) -> str:
 def _this_host() -> str:
     import socket
 
-    return socket.getfqdn()
+    return socket.gethostname()

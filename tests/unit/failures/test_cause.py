@@ -77,3 +77,57 @@ def test_it_is_bounded_and_can_be_encoded(words: str, more: str, times: int) -> 
     assert len(cause.message.encode()) <= MAX_MESSAGE
     assert len(cause.traceback.encode()) <= MAX_TRACEBACK
     assert Cause(**json.loads(json.dumps(cause._asdict()))) == cause
+
+
+def test_a_reason_is_the_message_whatever_the_worker_s_end_and_words_tell() -> None:
+    for exitcode, last_lines in ((0, b""), (3, f"{TRACE}\n".encode()), (-9, b"words\n")):
+        failure = ProcessFailure(1, 77, exitcode, "", last_lines=last_lines, noticed=1000.5)
+        failure.blame("")
+        assert failure.reason == ""
+        failure.blame("a bird flew in")
+        cause = Cause.of(failure, 5, "node7")
+        assert (failure.message, cause.message) == ("a bird flew in", "a bird flew in")
+        assert cause.traceback == last_lines.decode().rstrip()
+
+
+def test_a_crash_of_many_threads_shows_the_one_that_died() -> None:
+    folder = "/a/long/way/to/the/library" * 9
+    frames = "".join(f'  File "{folder}/lib.py", line {number} in wait\n' for number in range(12))
+    others = "".join(f"Thread 0x0000{number:04x} (most recent call first):\n{frames}\n" for number in range(40))
+    own = 'Current thread 0x00ff (most recent call first):\n  File "x.py", line 7 in main\n'
+    words = f"noise\nfree(): invalid pointer\nFatal Python error: Aborted\n\n{others}{own}\nExtension modules: a, b\n"
+    shown = _of(-6, words.encode()).traceback.split("\n")
+    assert shown[1:6] == [
+        "free(): invalid pointer",
+        "Fatal Python error: Aborted",
+        "",
+        "Current thread 0x00ff (most recent call first):",
+        '  File "x.py", line 7 in main',
+    ]
+    assert shown[-1] == "[...]"
+
+
+def test_a_launcher_that_failed_is_told_by_its_report() -> None:
+    report = """Traceback (most recent call last):
+  File "/bin/torchrun", line 8, in <module>
+    sys.exit(main())
+torch.distributed.elastic.multiprocessing.errors.ChildFailedError: 
+====================
+inner.py FAILED
+--------------------
+Failures:
+[1]:
+  rank      : 1 (local_rank: 1)
+  exitcode  : -15 (pid: 12)  (SIGTERM)
+--------------------
+Root Cause (first observed failure):
+[0]:
+  rank      : 0 (local_rank: 0)
+  exitcode  : 3 (pid: 11) 
+  error_file: <N/A>
+====================
+"""  # noqa: W291 - as it is printed
+    cause = _of(1, report.encode())
+    assert cause.message == "inner.py FAILED: rank 0 (local_rank: 0), exitcode 3 (pid: 11)"
+    assert "inner.py FAILED" in cause.traceback
+    assert _of(1, report.partition("====")[0].encode()).message.endswith("ChildFailedError:")

@@ -128,8 +128,9 @@ def test_without_a_child_s_file_the_cause_is_written(own: Path) -> None:
     failure = ProcessFailure(0, 1, -9, "", last_lines=b"words\n", noticed=12.5)
     with pytest.raises(ChildFailedError):
         _failing(ChildFailedError("x", {0: failure}))
-    extra = {"py_callstack": "words", "timestamp": "12"}
-    message = {"message": "Signal 9 (SIGKILL) received by PID 1", "extraInfo": extra, "errorCode": -9}
+    signalled = "Signal 9 (SIGKILL) received by PID 1"
+    extra = {"py_callstack": f"{signalled}; the last lines of standard error:\nwords", "timestamp": "12"}
+    message = {"message": signalled, "extraInfo": extra, "errorCode": -9}
     assert json.loads(own.read_text()) == {"message": message}
 
 

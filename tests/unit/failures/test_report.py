@@ -40,7 +40,7 @@ exit.py FAILED
 Failures:
 [2]:
   time      : {_time(1000)}
-  host      : {socket.getfqdn()}
+  host      : {socket.gethostname()}
   rank      : 1 (local_rank: 1)
   exitcode  : -11 (pid: 101)  (SIGSEGV)
   error_file: <N/A>
@@ -53,7 +53,7 @@ Stopped by rallyrun: ranks 2-3, 5
 Root Cause (first observed failure):
 [1]:
   time      : {_time(1000)}
-  host      : {socket.getfqdn()}
+  host      : {socket.gethostname()}
   rank      : 0 (local_rank: 0)
   exitcode  : 3 (pid: 100)\x20
   error_file: <N/A>
@@ -137,3 +137,15 @@ def test_bars_are_as_wide_as_the_text_up_to_sixty() -> None:
 def test_a_report_needs_something_to_report() -> None:
     with pytest.raises(AssertionError):
         ChildFailedError("x", {})
+
+
+def test_a_reason_stands_before_the_worker_s_words_also_where_these_are_a_traceback() -> None:
+    failure = _failure(0, 0, 1.0, f"{TRACE}\n".encode())
+    failure.blame("it ended before its time")
+    text = str(ChildFailedError("x", {0: failure}))
+    assert "  traceback : it ended before its time; the last lines of standard error:\n  Traceback (most" in text
+
+
+def test_a_traceback_above_a_death_by_signal_does_not_hide_the_signal() -> None:
+    text = str(ChildFailedError("x", {0: _failure(0, -9, 1.0, f"{TRACE}\n".encode())}))
+    assert "  traceback : Signal 9 (SIGKILL) received by PID 100; the last lines of standard error:\n" in text

@@ -1,0 +1,162 @@
+"""Whether the kernel's out-of-memory killer ended a worker, as far as the counters of its control group tell.
+
+Laws:
+
+1. The counters tell how many were killed, and not whom, and what a worker has spawned is in its group too. So nothing
+   is said without a doubt unless the kernel's log, where it may be read, names the worker.
+2. Where the kernel tells nothing (no /proc, no control groups), nothing is claimed, and nothing raises.
+
+The first version of control groups counts in `memory.oom_control` what happens in the group itself, the second in
+`memory.events` what happens in it and below it. Without either there is the counter of the whole machine.
+"""
+
+from __future__ import annotations
+
+import os
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_WHO = "killed by the kernel's out-of-memory killer"
+_KILLS = b"oom_kill"
+_NO_LIMIT = 1 << 60
+"""The first version says some number near 2**63 where there is none."""
+
+
+class Kills:
+    """What the out-of-memory killer does from now on to what runs in this process's control group.
+
+    Two small files are read to make one.
+
+    Args:
+        proc: where the proc file system is.
+        mounted: where the control groups are mounted.
+    """
+
+    def __init__(self, proc: str = "/proc", mounted: str = "/sys/fs/cgroup") -> None:
+        self._vmstat = f"{proc}/vmstat"
+        self._group = _own_group(proc, mounted)
+        self._before = self._count()
+
+    def reason(self, pid: int, killed: int) -> str:
+        """Why a worker that had SIGKILL was killed; empty if nothing speaks for this killer.
+
+        Args:
+            pid: the worker's.
+            killed: how many workers have died of a SIGKILL that was not ours, since this object was made.
+        """
+        before, now = self._before, self._count()
+        if now <= before:
+            return ""
+        from rallypoint.failures.kernel_log import killed_for_memory
+
+        told = killed_for_memory()
+        facts = self._facts(before, now)
+        if told is None:
+            sure = self._group is not None and now - before >= killed
+            return f"{'most likely' if sure else 'perhaps'} {_WHO} ({facts})"
+        if pid in told:
+            return f"{_WHO} (it held {megabytes(told[pid])}, {facts})"
+        return f"killed by somebody, after another process was {_WHO} ({facts})" if self._group is not None else ""
+
+    def beside(self) -> str:
+        """A sentence for a worker that ended otherwise, if others of its group were killed: its children, say."""
+        if self._group is None or self._count() <= self._before:
+            return ""
+        where = f"control group {self._group.name}, {self._group.limit()}"
+        return f"since it was started, the kernel's out-of-memory killer has killed other processes ({where})"
+
+    def _facts(self, before: int, now: int) -> str:
+        if self._group is None:
+            return f"the machine's oom_kill rose from {before} to {now}"
+        return f"control group {self._group.name}: oom_kill rose from {before} to {now}, {self._group.limit()}"
+
+    def _count(self) -> int:
+        return _number(self._vmstat if self._group is None else self._group.counter, _KILLS) or 0
+
+
+class _Group:
+    """A control group.
+
+    Args:
+        name: its path among the groups.
+        folder: its folder.
+        top: the folder that the groups are mounted on.
+        second: whether it is one of the second version.
+    """
+
+    def __init__(self, name: str, folder: str, top: str, second: bool) -> None:
+        self.name = name
+        self._folder = folder
+        self._top = top
+        self._second = second
+        self.counter = f"{folder}/memory.events" if second else f"{folder}/memory.oom_control"
+
+    def limit(self) -> str:
+        """How much memory it may use, in words."""
+        limits = [limit for limit in self._limits() if limit < _NO_LIMIT]
+        return f"limit {megabytes(min(limits))}" if limits else "no limit but the machine's memory"
+
+    def _limits(self) -> Iterator[int]:
+        if not self._second:
+            yield _number(f"{self._folder}/memory.stat", b"hierarchical_memory_limit") or _NO_LIMIT
+            return
+        folder = self._folder
+        while len(folder) >= len(self._top):
+            text = _read(f"{folder}/memory.max").strip()
+            yield int(text) if text.isdigit() else _NO_LIMIT
+            folder = os.path.dirname(folder)
+
+
+def megabytes(count: int) -> str:
+    """A number of bytes, for people."""
+    return f"{count / (1 << 20):.0f} MB"
+
+
+def _own_group(proc: str, mounted: str) -> _Group | None:
+    """The control group of this process that counts memory, if its counter can be read."""
+    name, second = _own_name(_read(f"{proc}/self/cgroup"))
+    top = mounted if second else f"{mounted}/memory"
+    # A container sees its own group at the top, and may be told the name that it has outside.
+    for folder in (top + name.rstrip("/"), top) if name else ():
+        group = _Group(name, folder, top, second)
+        if _number(group.counter, _KILLS) is not None:
+            return group
+    return None
+
+
+def _own_name(told: bytes) -> tuple[str, bool]:
+    """The path of the group, and whether it is of the second version; an empty path if it is not told."""
+    name = b""
+    for line in told.split(b"\n"):
+        number, _, rest = line.partition(b":")
+        controllers, _, path = rest.partition(b":")
+        if b"memory" in controllers.split(b","):
+            return os.fsdecode(path), False
+        if number == b"0":
+            name = path
+    return os.fsdecode(name), True
+
+
+def _number(path: str, key: bytes) -> int | None:
+    """The number behind a key in a file of such lines."""
+    for line in _read(path).split(b"\n"):
+        name, _, value = line.partition(b" ")
+        if name == key and value.isdigit():
+            return int(value)
+    return None
+
+
+def _read(path: str) -> bytes:
+    """A file of the kernel's; empty if it cannot be read."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    except OSError:
+        return b""
+    try:
+        return b"".join(iter(lambda: os.read(fd, 1 << 16), b""))
+    except OSError:
+        return b""
+    finally:
+        os.close(fd)

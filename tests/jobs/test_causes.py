@@ -1,0 +1,254 @@
+"""What killed a worker, as the report of a real job tells it: crashes with stacks, bus errors, who was only stopped."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from rallypoint.base.endpoint import free_port
+from tests.jobs.launching import RALLYRUN, Job, Launcher
+from tests.jobs.test_rough_ends import until_ended
+
+CRASHES = {
+    signal.SIGSEGV: "import ctypes; ctypes.string_at(0)",
+    signal.SIGABRT: "os.abort()",
+    signal.SIGFPE: "os.kill(os.getpid(), signal.SIGFPE)",
+    signal.SIGILL: "os.kill(os.getpid(), signal.SIGILL)",
+}
+CUT_SHORT = """
+import mmap, os
+with open(os.path.join({folder!r}, "mapped"), "w+b") as file:
+    file.truncate(1 << 20)
+    memory = mmap.mmap(file.fileno(), 1 << 20)
+    file.truncate(0)
+    memory[0] = 1
+"""
+FILLED = """
+import mmap
+with open("/dev/shm/batch", "w+b") as file:
+    file.truncate(8 << 20)
+    memory = mmap.mmap(file.fileno(), 8 << 20)
+    for at in range(0, 8 << 20, 4096):
+        memory[at] = 1
+"""
+
+
+def _root(job: Job) -> str:
+    """The report's root cause."""
+    assert job.ends() == 1, job.err
+    return job.err[job.err.index("Root Cause") :]
+
+
+@pytest.mark.parametrize("number", CRASHES)
+@pytest.mark.parametrize("flags", [(), ("--redirects=3", "--log-dir=logs")], ids=["shown", "in a file"])
+def test_a_crash_shows_the_python_stack(rallyrun: Launcher, number: signal.Signals, flags: tuple[str, ...]) -> None:
+    script = rallyrun.script(f"import os, signal\ndef inner():\n    {CRASHES[number]}\ninner()\n")
+    root = _root(rallyrun("--standalone", *flags, script))
+    assert re.search(rf"exitcode  : -{int(number)} \(pid: \d+\)  \({number.name}\)", root)
+    assert f"Signal {int(number)} ({number.name}) received by PID " in root
+    assert "Fatal Python error: " in root
+    assert f'  File "{script}", line 3 in inner\n' in root
+    assert f'  File "{script}", line 4 in <module>\n' in root
+
+
+def test_the_thread_that_crashed_is_shown_however_many_there_are(rallyrun: Launcher) -> None:
+    script = rallyrun.script(
+        """
+import ctypes, threading
+started = threading.Barrier(31)
+def wait(depth=9):
+    if depth:
+        wait(depth - 1)
+    else:
+        started.wait()
+        threading.Event().wait()
+def crash():
+    ctypes.string_at(0)
+for _ in range(30):
+    threading.Thread(target=wait, daemon=True).start()
+started.wait()
+crash()
+"""
+    )
+    root = _root(rallyrun("--standalone", script))
+    assert f'  File "{script}", line 11 in crash\n' in root
+    assert root.index("in crash") < root.index("in wait")
+    assert len(root.splitlines()) < 80
+
+
+def test_a_bus_error_says_what_it_means(rallyrun: Launcher) -> None:
+    root = _root(rallyrun("--standalone", rallyrun.script(CUT_SHORT.format(folder=str(rallyrun.folder)))))
+    assert "Signal 7 (SIGBUS) received by PID " in root
+    assert "it touched mapped memory with nothing behind it" in root
+    assert "Fatal Python error: Bus error" in root
+
+
+@pytest.fixture
+def small_shared_memory() -> list[str]:
+    """What a command line begins with to have 4 MB of shared memory, and nobody else's."""
+    mount = "mount -t tmpfs -o size=4m tmpfs /dev/shm"
+    entry = ["unshare", "-m", "sh", "-c", f'{mount} && exec "$@"', "sh"]
+    if shutil.which("unshare") is None:
+        pytest.skip("A FULL /dev/shm WAS NOT TESTED: needs `unshare` (Debian: apt-get install util-linux)")
+    done = subprocess.run([*entry, "true"], capture_output=True, text=True, check=False, timeout=30)
+    if done.returncode:
+        pytest.skip(f"A FULL /dev/shm WAS NOT TESTED: needs root, to mount one: {done.stderr.strip()}")
+    return entry
+
+
+def test_a_bus_error_from_full_shared_memory_says_so(rallyrun: Launcher, small_shared_memory: list[str]) -> None:
+    job = rallyrun.command([*small_shared_memory, *RALLYRUN, "--standalone", rallyrun.script(FILLED)])
+    assert "(SIGBUS) received by PID " in (root := _root(job))
+    assert "/dev/shm is nearly full (0 MB of 4 MB free)" in root
+
+
+WITNESS = """
+import os, pathlib, signal, sys, time
+from rallypoint import record
+rank = os.environ["RANK"]
+def until(name):
+    while not pathlib.Path(name).exists():
+        time.sleep(0.01)
+@record
+def main():
+    pathlib.Path("up-" + rank).touch()
+    if rank == "0":
+        until("up-1"), until("up-2"), until("up-3")
+        raise ValueError("the first")
+    if rank == "1":
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))
+    if rank == "2":
+        def complain(*_):
+            raise KeyError("only because it was stopped")
+        signal.signal(signal.SIGTERM, complain)
+    time.sleep(600)
+main()
+"""
+
+
+def test_whom_the_launcher_ended_is_listed_and_never_a_cause(rallyrun: Launcher) -> None:
+    """One ends by its signal, one exits with a code of its own, one even leaves an error file on its way."""
+    file = rallyrun.folder / "error.json"
+    job = rallyrun(
+        "--standalone",
+        "--nproc-per-node=4",
+        "--log-dir=logs",
+        rallyrun.script(WITNESS),
+        env={"TORCHELASTIC_ERROR_FILE": str(file)},
+    )
+    root = _root(job)
+    report = job.err[job.err.index(" FAILED\n") :]
+    assert "rank      : 0 (local_rank: 0)" in root
+    assert "ValueError: the first" in root
+    assert "Failures:\n  <NO_OTHER_FAILURES>\n" in report
+    assert "Stopped by rallyrun: ranks 1-3\n" in report
+    assert "only because" not in report
+    assert list(rallyrun.folder.glob("logs/*/attempt_0/2/error.json")), "the stopped one has left its file"
+    message = json.loads(file.read_text())["message"]
+    assert (message["message"], message["errorCode"]) == ("ValueError: the first", 1)
+
+
+RACE = """
+import os, pathlib, sys, time
+from rallypoint import record
+def until(name):
+    while not pathlib.Path(name).exists():
+        time.sleep(0.01)
+@record
+def first():
+    raise ValueError("the first")
+os.write(1, f"pid {os.getpid()}\\n".encode())
+if os.environ["RANK"] == "1":
+    until("held")
+    try:
+        first()
+    finally:
+        pathlib.Path("recorded").touch()
+until("recorded")
+sys.exit(3)
+"""
+
+
+def test_of_those_who_failed_together_the_first_is_the_cause(rallyrun: Launcher) -> None:
+    """The agent is held while both fail, so that it finds both at once; the error file tells who was first."""
+    job = rallyrun("--standalone", "--nproc-per-node=2", "--log-dir=logs", rallyrun.script(RACE))
+    lines = job.until(lambda lines: len(lines) == 2, "both are up")
+    job.signal(signal.SIGSTOP)
+    try:
+        (rallyrun.folder / "held").touch()
+        for line in lines:
+            until_ended(int(line.split()[1]))
+    finally:
+        job.signal(signal.SIGCONT)
+    root = _root(job)
+    assert "rank      : 1 (local_rank: 1)" in root
+    assert "ValueError: the first" in root
+    others = job.err[job.err.index("Failures:\n") : job.err.index("Root Cause")]
+    assert "rank      : 0 (local_rank: 0)" in others
+    assert "exitcode  : 3 (pid: " in others
+    assert "Stopped by" not in others
+
+
+@pytest.mark.parametrize("method", ["spawn", "fork", "forkserver"])
+def test_a_function_that_crashes_shows_its_stack_too(rallyrun: Launcher, method: str) -> None:
+    program = rallyrun.script(
+        f"""
+import ctypes, sys
+from rallypoint import ChildFailedError, LaunchConfig, elastic_launch
+
+def crash():
+    ctypes.string_at(0)
+
+if __name__ == "__main__":
+    config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=1, rdzv_backend="c10d", run_id="job",
+                          rdzv_endpoint="localhost:0", max_restarts=0, start_method={method!r})
+    try:
+        elastic_launch(config, crash)()
+    except ChildFailedError as error:
+        print(error, file=sys.stderr)
+        sys.exit(1)
+"""
+    )
+    root = _root(rallyrun.command([sys.executable, program]))
+    assert "Signal 11 (SIGSEGV) received by PID " in root
+    assert f'  File "{program}", line 6 in crash\n' in root
+
+
+@pytest.mark.parametrize("end", ["recorded", "plain", "killed"])
+def test_a_node_without_a_failure_of_its_own_writes_the_other_one_s(rallyrun: Launcher, end: str) -> None:
+    script = rallyrun.script(
+        f"""
+import os, sys, time
+from rallypoint import record
+def fail():
+    if {end!r} == "killed":
+        os.kill(os.getpid(), 9)
+    raise ValueError("boom")
+if os.environ["FAILS"] == "yes":
+    record(fail)() if {end!r} == "recorded" else fail()
+time.sleep(600)
+"""
+    )
+    port, jobs = free_port(), []
+    for fails in ("yes", "no"):
+        flags = ["--nnodes=2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=job"]
+        env = {"FAILS": fails, "TORCHELASTIC_ERROR_FILE": str(rallyrun.folder / f"{fails}.json")}
+        jobs.append(rallyrun(*flags, f"--log-dir=logs-{fails}", script, env=env))
+    roots = [_root(job) for job in jobs]
+    messages = [json.loads((rallyrun.folder / f"{fails}.json").read_text())["message"] for fails in ("yes", "no")]
+    words = "Signal 9 (SIGKILL) received by PID " if end == "killed" else "ValueError: boom"
+    assert messages[0]["message"] == messages[1]["message"]
+    assert messages[0]["message"].startswith(words)
+    assert {message["errorCode"] for message in messages} == {-9 if end == "killed" else 1}
+    assert all(words in message["extraInfo"]["py_callstack"] for message in messages)
+    assert all(words in root for root in roots)
+    assert "(another node)" in roots[1]
+    assert "(another node)" not in roots[0]
+    assert "Stopped by rallyrun: rank " in jobs[1].err
+    assert "Stopped by rallyrun: rank " not in jobs[0].err
