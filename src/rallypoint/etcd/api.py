@@ -1,0 +1,179 @@
+"""What is said to etcd and what it answers, as plain data; and what can go wrong.
+
+    EtcdError                 anything that etcd or the way to it refuses
+    ├── EtcdUnreachable       no member answered in time, or none has a leader: trying again later may help
+    ├── EtcdRefused           trying again cannot help: password, certificate, permission, another protocol, no space
+    ├── EtcdLeaseGone         the lease named in a request has ended or was never granted
+    └── EtcdMissing           the package that carries gRPC is not installed
+
+Keys and values are bytes. Revisions are etcd's: one number for the whole cluster, which each change makes larger.
+Nothing here imports more than the standard library.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+from rallypoint.base.errors import RallypointError
+
+
+class EtcdError(RallypointError):
+    """Root of the tree above; the message is one sentence."""
+
+
+class EtcdUnreachable(EtcdError):
+    """No member answered in time, or the cluster has no leader. Trying again may help.
+
+    `outcome_unknown` is whether what was asked for may have happened all the same: a request that changes something
+    was sent, and its answer was lost. False means that nothing was changed.
+    """
+
+    def __init__(self, message: str, outcome_unknown: bool = False) -> None:
+        super().__init__(message)
+        self.outcome_unknown = outcome_unknown
+
+
+class EtcdRefused(EtcdError):
+    """Trying again cannot help: somebody has to change a password, a certificate, a permission or an endpoint."""
+
+
+class EtcdLeaseGone(EtcdError):
+    """The lease named in a request has ended or was never granted. Nothing was changed."""
+
+
+class EtcdMissing(EtcdError):
+    """The package that carries gRPC is not installed."""
+
+
+class Credentials(NamedTuple):
+    """A user of etcd's own."""
+
+    user: str
+    password: str
+
+    def __repr__(self) -> str:
+        return f"Credentials(user={self.user!r}, password=...)"
+
+
+class Tls(NamedTuple):
+    """Files for a connection over TLS, in PEM.
+
+    `cacert`: whom to trust, None for the authorities that the system trusts. `cert` and `key`: who we are, both or
+    neither; without `key`, the key is in `cert`.
+    """
+
+    cacert: str | None = None
+    cert: str | None = None
+    key: str | None = None
+
+
+class KeyValue(NamedTuple):
+    """A key as it is stored. Of a deleted key only `key` and `mod_revision` (when it was deleted) mean something.
+
+    `version` counts the changes since the key was created: 1 at its creation. `lease` is 0 without one.
+    """
+
+    key: bytes
+    value: bytes
+    create_revision: int
+    mod_revision: int
+    version: int
+    lease: int
+
+
+class Compare(NamedTuple):
+    """A condition of a transaction: `Compare(key, "mod_revision", "==", 17)`.
+
+    A key that does not exist has 0 for all its numbers, and no value: a comparison with its value does not hold.
+    """
+
+    key: bytes
+    field: Literal["create_revision", "mod_revision", "version", "value", "lease"]
+    relation: Literal["==", "!=", "<", ">"]
+    operand: int | bytes
+
+
+class Put(NamedTuple):
+    """Store a value; with a lease, only for as long as that lives."""
+
+    key: bytes
+    value: bytes
+    lease: int = 0
+
+
+class Delete(NamedTuple):
+    """Delete a key, or with `prefix` all keys that begin with it."""
+
+    key: bytes
+    prefix: bool = False
+
+
+class Range(NamedTuple):
+    """Read a key, or with `prefix` all keys that begin with it, by name; `limit` 0 means all of them.
+
+    With `last_before`, of those that were created before that revision, the last `limit` (or one), youngest first.
+    """
+
+    key: bytes
+    prefix: bool = False
+    limit: int = 0
+    last_before: int = 0
+
+
+Operation: TypeAlias = Put | Delete | Range
+
+
+class Stored(NamedTuple):
+    """The answer to a `Put`."""
+
+
+class Deleted(NamedTuple):
+    """The answer to a `Delete`: how many keys there were."""
+
+    keys: int
+
+
+class Found(NamedTuple):
+    """The answer to a `Range`: the cluster's revision then, and what was there, by name."""
+
+    revision: int
+    kvs: tuple[KeyValue, ...]
+
+
+Response: TypeAlias = Stored | Deleted | Found
+
+
+class TxnResult(NamedTuple):
+    """The answer to a transaction.
+
+    `succeeded`: whether all comparisons held, so that `then` was done, and not `otherwise`. `revision`: the cluster's
+    after it. `responses`: one for each operation done, in order. `sent_again`: whether it had been sent before without
+    an answer; then `succeeded=False` may be the work of its own earlier sending, and what is stored tells.
+    """
+
+    succeeded: bool
+    revision: int
+    responses: tuple[Response, ...]
+    sent_again: bool = False
+
+
+class WatchEvent(NamedTuple):
+    """One change of one key."""
+
+    kind: Literal["put", "delete"]
+    kv: KeyValue
+
+
+class Compacted(NamedTuple):
+    """A watch ended: changes from before `revision` that it has not told are no longer kept. Read all, watch anew."""
+
+    revision: int
+
+
+class Cancelled(NamedTuple):
+    """A watch ended: etcd will not go on with it (a permission was taken away, say). One sentence says why."""
+
+    reason: str
+
+
+Lost: TypeAlias = Compacted | Cancelled

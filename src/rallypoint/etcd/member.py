@@ -1,0 +1,355 @@
+"""One member of the cluster, over one connection: login, requests, streams, and whether it is still there.
+
+Laws:
+
+- a member that says nothing is found out: whoever waits for it has it asked for its status, and if that is not answered
+  either, everybody who waits for it is told (a paused process or a cut link ends no connection);
+- what went wrong is told as a `Trouble`, which knows whether the request may have been done;
+- after a trouble that `ends` it, a member is of no further use: open a new one.
+
+All of it runs on the loop. grpclib is imported by this module only.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import ssl
+from collections.abc import AsyncIterator, Coroutine, Iterator
+from typing import Any, TypeVar
+
+from grpclib.client import Channel, Stream, StreamStreamMethod, UnaryUnaryMethod
+from grpclib.encoding.base import CodecBase
+from grpclib.exceptions import GRPCError, StreamTerminatedError
+
+from rallypoint.base.endpoint import Endpoint
+from rallypoint.etcd import messages, sniffing
+from rallypoint.etcd.answers import Fate, Verdict, judge
+from rallypoint.etcd.api import Credentials
+from rallypoint.etcd.messages import Method
+from rallypoint.etcd.protobuf import DecodingError
+
+T = TypeVar("T")
+
+QUIET = 0.4
+"""Seconds that a request waits before the member is asked whether it is still there."""
+IDLE_QUIET = 1.1
+"""Seconds that a stream on which nothing need come waits before that: no longer than a lease of 3 s is kept silent."""
+GRACE = 0.6
+"""Seconds that a member has to say that it is still there, and to take a new connection; more where all are slow."""
+
+
+def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """A task whose failure need not be looked at.
+
+    Whatever uses grpclib runs in a task of its own: it cancels the task that waits when a connection ends and turns
+    that into an error, after which `asyncio.timeout` in the same task would no longer know its own cancellation.
+    """
+    task = asyncio.get_running_loop().create_task(work)
+    task.add_done_callback(lambda done: None if done.cancelled() else done.exception() and None)
+    return task
+
+
+async def apart(work: Coroutine[Any, Any, T]) -> T:
+    """What `work` returns, from a task of its own. Whoever waits can be cancelled even if the work would not be."""
+    task = begin(work)
+    try:
+        await asyncio.wait({task})
+        return task.result()
+    finally:
+        task.cancel()
+
+
+class Trouble(Exception):
+    """Something went wrong with a member. `ends` is whether the connection is of no further use."""
+
+    def __init__(self, endpoint: Endpoint, verdict: Verdict, ends: bool) -> None:
+        super().__init__(f"{endpoint} {verdict.wrong}")
+        self.endpoint = endpoint
+        self.verdict = verdict
+        self.ends = ends
+
+    @property
+    def fate(self) -> Fate:
+        """Whether the request may have been done."""
+        return self.verdict.fate
+
+
+class _Bytes(CodecBase):
+    """Messages are made and read by `messages`."""
+
+    __content_subtype__ = "proto"
+
+    def encode(self, message: Any, message_type: Any) -> bytes:
+        return bytes(message)
+
+    def decode(self, data: bytes, message_type: Any) -> bytes:
+        return data
+
+
+class Member:
+    """A connection to one member. Made by `open_member`, ended by `close`."""
+
+    def __init__(
+        self, endpoint: Endpoint, tls: ssl.SSLContext | None, credentials: Credentials | None, patience: float
+    ) -> None:
+        self.endpoint = endpoint
+        self._patience = patience
+        self.closed = False
+        self._credentials = credentials
+        self._tls = tls
+        self._channel = Channel(endpoint.host, endpoint.port, codec=_Bytes(), ssl=tls)
+        self._token: str | None = None
+        self._heard = 0.0
+        self._probe: asyncio.Task[bool] | None = None
+        self._login: asyncio.Task[None] | None = None
+
+    async def greet(self) -> None:
+        """Connect, and see that this is a member that can be used.
+
+        Raises:
+            Trouble: it is not.
+        """
+        try:
+            async with asyncio.timeout(self._patience):
+                await apart(self._greet())
+        except TimeoutError:
+            raise self._trouble(Fate.NOT_DONE, f"did not answer within {self._patience:g} s") from None
+        except Trouble as trouble:
+            if trouble.fate is Fate.UNKNOWN:  # nothing was asked for that could have been done
+                raise await self._look_closer(trouble) from None
+            raise
+
+    async def _greet(self) -> None:
+        if self._credentials is not None:
+            await self._log_in(self._credentials)
+        try:
+            status = messages.decode_status(await self._exchange(messages.STATUS, b""))
+        except Trouble as trouble:
+            if trouble.fate is not Fate.REFUSED or trouble.ends or self._credentials is not None:
+                raise
+            return  # it knows its users and does not say more; what it is asked for next shows who may do that
+        if not status.leader:
+            raise self._trouble(Fate.NOT_DONE, "has no leader", "see whether most of its members run")
+
+    async def log_in(self) -> None:
+        """Fetch a new token, once for all who ask at the same time.
+
+        Raises:
+            Trouble: the user is refused, or the member is gone.
+        """
+        if self._credentials is None:
+            raise self._trouble(Fate.REFUSED, "wants a user and a password", "give both", ends=False)
+        if self._login is None or self._login.done():
+            self._login = begin(self._log_in(self._credentials))
+        await self._until(self._login)
+        self._login.result()
+
+    async def _log_in(self, credentials: Credentials) -> None:
+        self._token = None
+        try:
+            answer = await self._exchange(messages.AUTHENTICATE, messages.encode_authenticate(*credentials))
+        except Trouble as trouble:
+            if trouble.fate is not Fate.NO_USERS:
+                raise
+            return  # as etcd's own clients do: whoever may do everything may also give a password
+        self._token = messages.decode_token(answer)
+
+    async def ask(self, method: Method, request: bytes) -> bytes:
+        """The answer to one request, however long it takes; the caller sets the limit.
+
+        Raises:
+            Trouble: there is none.
+        """
+        task = begin(self._exchange(method, request))
+        try:
+            await self._until(task)
+            return task.result()
+        finally:
+            task.cancel()
+
+    async def _until(self, task: asyncio.Task[Any]) -> None:
+        """Wait for it, as long as the member is there."""
+        while not (await asyncio.wait({task}, timeout=QUIET))[0]:
+            await self.check(task)
+
+    async def check(self, waiting: asyncio.Task[Any]) -> None:
+        """Make sure that the member is still there while `waiting` is; returns at once when that is done.
+
+        Raises:
+            Trouble: it says nothing any more.
+        """
+        if self._probe is None or self._probe.done():
+            self._probe = begin(self._answers())
+        probe = self._probe
+        await asyncio.wait({waiting, probe}, return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done() and not probe.result():
+            self.close()
+            raise self._trouble(Fate.UNKNOWN, f"has been silent for {QUIET + self._patience:.1f} s")
+
+    async def _answers(self) -> bool:
+        """Whether the member answers anything at all, be it that we may not know."""
+        asked = asyncio.get_running_loop().time()
+        task = begin(self._exchange(messages.STATUS, b""))
+        try:
+            for _ in range(2):  # in two parts: had this process itself been asleep, the first would be over at once
+                if (await asyncio.wait({task}, timeout=self._patience / 2))[0]:
+                    self._patience = max(GRACE, 2 * (asyncio.get_running_loop().time() - asked))
+                    failure = task.exception()
+                    return not (isinstance(failure, Trouble) and failure.ends)
+            return False
+        finally:
+            task.cancel()
+
+    def silence(self) -> float:
+        """Seconds since it said anything."""
+        return asyncio.get_running_loop().time() - self._heard
+
+    @contextlib.asynccontextmanager
+    async def stream(self, method: Method) -> AsyncIterator[MemberStream]:
+        """A stream on which both sides say what they like, until the block is left.
+
+        Raises:
+            Trouble: it cannot be opened.
+        """
+        call = StreamStreamMethod(self._channel, method.path, bytes, bytes)
+        with self._troubles():
+            async with call.open(metadata=self._metadata()) as stream:
+                try:
+                    yield MemberStream(self, stream)
+                finally:
+                    if not self.closed:
+                        with contextlib.suppress(Exception):
+                            await stream.cancel()
+
+    async def _exchange(self, method: Method, request: bytes) -> bytes:
+        with self._troubles():
+            if method.both_stream:
+                answers = await StreamStreamMethod(self._channel, method.path, bytes, bytes)(
+                    [request], metadata=self._metadata()
+                )
+                if not answers:
+                    raise self._trouble(Fate.UNKNOWN, "ended a stream without an answer")
+                answer = answers[0]
+            else:
+                answer = await UnaryUnaryMethod(self._channel, method.path, bytes, bytes)(
+                    request, metadata=self._metadata()
+                )
+        self.heard()
+        return answer
+
+    def _metadata(self) -> dict[str, str | bytes]:
+        metadata: dict[str, str | bytes] = {"hasleader": "true"}  # a member that is cut off from the others says so
+        if self._token is not None:
+            metadata["token"] = self._token
+        return metadata
+
+    def heard(self) -> None:
+        """It has said something."""
+        self._heard = asyncio.get_running_loop().time()
+
+    @contextlib.contextmanager
+    def _troubles(self) -> Iterator[None]:
+        """Whatever goes wrong in the block, as a `Trouble`."""
+        try:
+            yield
+        except Trouble:
+            raise
+        except GRPCError as error:
+            self.heard()
+            verdict = judge(
+                error.status.value, error.message or error.status.name.lower(), self._credentials is not None
+            )
+            raise Trouble(self.endpoint, verdict, ends=False) from None
+        except ssl.SSLCertVerificationError as error:
+            wrong = f"has a certificate that is not to be trusted ({error.verify_message})"
+            raise self._trouble(Fate.REFUSED, wrong, "check `cacert`, and the name in the endpoint") from None
+        except ssl.SSLError as error:
+            wrong = f"cannot be spoken to over TLS ({sniffing.reason(error)})"
+            raise self._trouble(Fate.REFUSED, wrong, "check the protocol, `cert` and `key`") from None
+        except StreamTerminatedError as error:
+            raise self._trouble(Fate.UNKNOWN, f"ended the connection ({error})") from None
+        except DecodingError as error:
+            raise self._trouble(Fate.REFUSED, f"said what etcd does not say ({error})", "check the endpoint") from None
+        except ConnectionError as error:
+            advice = "see whether it speaks TLS" if self._tls and not isinstance(error, ConnectionRefusedError) else ""
+            raise self._trouble(Fate.NOT_DONE, f"cannot be reached ({_reason(error)})", advice) from None
+        except OSError as error:
+            raise self._trouble(Fate.NOT_DONE, f"cannot be reached ({_reason(error)})") from None
+        except Exception as error:  # grpclib and h2 let through whatever they trip over in what the other side sends
+            wrong = f"broke the connection ({type(error).__name__}: {error})"
+            raise self._trouble(Fate.UNKNOWN, wrong) from error
+        finally:
+            if self.closed:  # while this was still connecting, which closing the channel does not prevent
+                self._channel.close()
+
+    def _trouble(self, fate: Fate, wrong: str, advice: str = "", ends: bool = True) -> Trouble:
+        return Trouble(self.endpoint, Verdict(fate, wrong, advice), ends)
+
+    async def _look_closer(self, trouble: Trouble) -> Trouble:
+        """The connection broke before it was of any use: a reason that waiting will not change, if there is one."""
+        found = await sniffing.what_is_there(self.endpoint, self._tls, self._patience)
+        if found is None:
+            advice = "see whether it wants TLS" if self._tls is None and trouble.ends else trouble.verdict.advice
+            return self._trouble(Fate.NOT_DONE, trouble.verdict.wrong, advice)
+        return self._trouble(Fate.REFUSED, found.wrong, found.advice)
+
+    def close(self) -> None:
+        """End the connection; whoever waits for an answer is told. Idempotent."""
+        if not self.closed:
+            self.closed = True
+            self._channel.close()
+
+
+class MemberStream:
+    """A stream within `Member.stream`."""
+
+    def __init__(self, member: Member, stream: Stream[bytes, bytes]) -> None:
+        self._member = member
+        self._stream = stream
+
+    async def send(self, message: bytes) -> None:
+        """Say something."""
+        await self._stream.send_message(message)
+
+    async def receive(self) -> bytes | None:
+        """The next thing that the member says, None at the end; waits as long as the member is there.
+
+        Raises:
+            Trouble: it is gone, or says nothing any more when asked.
+        """
+        task = begin(self._stream.recv_message())
+        try:
+            while True:
+                wait = max(IDLE_QUIET - self._member.silence(), 0.05)
+                if (await asyncio.wait({task}, timeout=wait))[0]:
+                    self._member.heard()
+                    return task.result()
+                if self._member.silence() >= IDLE_QUIET:
+                    await self._member.check(task)
+        finally:
+            task.cancel()
+
+
+def _reason(error: OSError) -> str:
+    if error.errno is not None and error.errno > 0:
+        return os.strerror(error.errno)  # asyncio puts other words into `strerror`
+    return error.strerror or str(error) or type(error).__name__
+
+
+async def open_member(
+    endpoint: Endpoint, tls: ssl.SSLContext | None, credentials: Credentials | None, patience: float
+) -> Member:
+    """A member that is there, has a leader and knows us.
+
+    Raises:
+        Trouble: it is not, within `patience` seconds.
+    """
+    member = Member(endpoint, tls, credentials, patience)
+    try:
+        await member.greet()
+    except BaseException:
+        member.close()
+        raise
+    return member

@@ -1,0 +1,246 @@
+"""etcd's messages (rpc.proto, kv.proto) as far as we speak them: requests to bytes, bytes to answers. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rallypoint.etcd.api import (
+    Compare,
+    Delete,
+    Deleted,
+    Found,
+    KeyValue,
+    Operation,
+    Put,
+    Range,
+    Response,
+    Stored,
+    TxnResult,
+    WatchEvent,
+)
+from rallypoint.etcd.protobuf import DecodingError, Fields, message, number, string
+
+
+class Method(NamedTuple):
+    """A procedure of etcd. `both_stream`: both sides may say more than one thing."""
+
+    path: str
+    both_stream: bool = False
+
+
+RANGE = Method("/etcdserverpb.KV/Range")
+PUT = Method("/etcdserverpb.KV/Put")
+DELETE = Method("/etcdserverpb.KV/DeleteRange")
+TXN = Method("/etcdserverpb.KV/Txn")
+COMPACT = Method("/etcdserverpb.KV/Compact")
+GRANT = Method("/etcdserverpb.Lease/LeaseGrant")
+REVOKE = Method("/etcdserverpb.Lease/LeaseRevoke")
+KEEP_ALIVE = Method("/etcdserverpb.Lease/LeaseKeepAlive", both_stream=True)
+WATCH = Method("/etcdserverpb.Watch/Watch", both_stream=True)
+AUTHENTICATE = Method("/etcdserverpb.Auth/Authenticate")
+STATUS = Method("/etcdserverpb.Maintenance/Status")
+
+
+def range_end(key: bytes, prefix: bool) -> tuple[bytes, bytes]:
+    """Where a range begins and ends: for a prefix, before the first key that no longer begins with it."""
+    if not prefix:
+        return key, b""
+    for index in range(len(key) - 1, -1, -1):
+        if key[index] < 0xFF:
+            return key, key[:index] + bytes([key[index] + 1])
+    return key or b"\0", b"\0"  # to the very end; for an empty prefix, from the very beginning
+
+
+def encode_range(key: bytes, prefix: bool, limit: int, last_before: int = 0) -> bytes:
+    """RangeRequest. It asks the cluster, not only the member."""
+    begin, end = range_end(key, prefix)
+    if not last_before:
+        return string(1, begin) + string(2, end) + number(3, limit)
+    last = number(3, limit or 1) + number(5, _DESCENDING) + number(6, _BY_CREATION)
+    return string(1, begin) + string(2, end) + last + number(13, last_before - 1)
+
+
+_DESCENDING, _BY_CREATION = 2, 2
+"""RangeRequest.SortOrder and SortTarget."""
+
+
+def encode_put(key: bytes, value: bytes, lease: int) -> bytes:
+    """PutRequest."""
+    return string(1, key) + string(2, value) + number(3, lease)
+
+
+def encode_delete(key: bytes, prefix: bool) -> bytes:
+    """DeleteRangeRequest."""
+    begin, end = range_end(key, prefix)
+    return string(1, begin) + string(2, end)
+
+
+def encode_txn(compares: Sequence[Compare], then: Sequence[Operation], otherwise: Sequence[Operation]) -> bytes:
+    """TxnRequest."""
+    return b"".join(
+        [
+            *(message(1, _encode_compare(compare)) for compare in compares),
+            *(message(2, _encode_operation(operation)) for operation in then),
+            *(message(3, _encode_operation(operation)) for operation in otherwise),
+        ]
+    )
+
+
+_RELATIONS = {"==": 0, ">": 1, "<": 2, "!=": 3}
+_FIELDS = {
+    "version": (0, 4),
+    "create_revision": (1, 5),
+    "mod_revision": (2, 6),
+    "value": (3, 7),
+    "lease": (4, 8),
+}
+"""What is compared: its enum, and the field that the operand is in."""
+
+
+def _encode_compare(compare: Compare) -> bytes:
+    target, field = _FIELDS[compare.field]
+    operand = compare.operand
+    # The operand is one of a `oneof`: it must be there even where it is zero, which `number` would leave out.
+    encoded = (
+        message(field, operand) if isinstance(operand, bytes) else number(field, operand) or bytes([field << 3, 0])
+    )
+    return number(1, _RELATIONS[compare.relation]) + number(2, target) + string(3, compare.key) + encoded
+
+
+def _encode_operation(operation: Operation) -> bytes:
+    match operation:
+        case Range(key, prefix, limit, last_before):
+            return message(1, encode_range(key, prefix, limit, last_before))
+        case Put(key, value, lease):
+            return message(2, encode_put(key, value, lease))
+        case Delete(key, prefix):
+            return message(3, encode_delete(key, prefix))
+
+
+def encode_grant(ttl_s: int, lease: int) -> bytes:
+    """LeaseGrantRequest, with the id that the lease shall have."""
+    return number(1, ttl_s) + number(2, lease)
+
+
+def encode_lease(lease: int) -> bytes:
+    """LeaseRevokeRequest or LeaseKeepAliveRequest."""
+    return number(1, lease)
+
+
+def encode_watch(key: bytes, prefix: bool, from_revision: int) -> bytes:
+    """WatchRequest that creates a watch."""
+    begin, end = range_end(key, prefix)
+    return message(1, string(1, begin) + string(2, end) + number(3, from_revision))
+
+
+def encode_authenticate(user: str, password: str) -> bytes:
+    """AuthenticateRequest."""
+    return string(1, user.encode()) + string(2, password.encode())
+
+
+def encode_compact(revision: int) -> bytes:
+    """CompactionRequest."""
+    return number(1, revision)
+
+
+def decode_range(data: bytes) -> Found:
+    """RangeResponse."""
+    read = Fields(data)
+    return Found(_revision(read), tuple(_key_value(kv) for kv in read.strings(2)))
+
+
+def decode_put(data: bytes) -> int:
+    """PutResponse: the cluster's revision."""
+    return _revision(Fields(data))
+
+
+def decode_delete(data: bytes) -> int:
+    """DeleteRangeResponse: how many keys there were."""
+    return Fields(data).number(2)
+
+
+def decode_txn(data: bytes) -> TxnResult:
+    """TxnResponse."""
+    read = Fields(data)
+    revision = _revision(read)
+    responses = tuple(_response(Fields(response), revision) for response in read.strings(3))
+    return TxnResult(bool(read.number(2)), revision, responses)
+
+
+def _response(read: Fields, revision: int) -> Response:
+    if 1 in read:
+        return Found(revision, decode_range(read.string(1)).kvs)
+    if 2 in read:
+        return Stored()
+    if 3 in read:
+        return Deleted(decode_delete(read.string(3)))
+    raise DecodingError("an answer to no operation of a transaction")
+
+
+def decode_lease(data: bytes) -> tuple[int, int]:
+    """LeaseGrantResponse or LeaseKeepAliveResponse: the lease's id and its seconds (0: it is gone)."""
+    read = Fields(data)
+    return read.number(2), read.number(3)
+
+
+def decode_token(data: bytes) -> str:
+    """AuthenticateResponse."""
+    return Fields(data).text(2)
+
+
+class Status(NamedTuple):
+    """What a member says of itself; `leader` is 0 if it knows of none."""
+
+    version: str
+    leader: int
+
+
+def decode_status(data: bytes) -> Status:
+    """StatusResponse."""
+    read = Fields(data)
+    return Status(read.text(2), read.number(4))
+
+
+class WatchAnswer(NamedTuple):
+    """One message of a watch. `compacted` is 0 unless the watch ended because what it wants is no longer kept."""
+
+    revision: int
+    created: bool
+    cancelled: bool
+    compacted: int
+    reason: str
+    events: tuple[WatchEvent, ...]
+
+
+def decode_watch(data: bytes) -> WatchAnswer:
+    """WatchResponse."""
+    read = Fields(data)
+    return WatchAnswer(
+        revision=_revision(read),
+        created=bool(read.number(3)),
+        cancelled=bool(read.number(4)),
+        compacted=read.number(5),
+        reason=read.text(6),
+        events=tuple(_event(Fields(event)) for event in read.strings(11)),
+    )
+
+
+def _event(read: Fields) -> WatchEvent:
+    return WatchEvent("delete" if read.number(1) else "put", _key_value(read.string(2)))
+
+
+def _key_value(data: bytes) -> KeyValue:
+    read = Fields(data)
+    return KeyValue(
+        key=read.string(1),
+        value=read.string(5),
+        create_revision=read.number(2),
+        mod_revision=read.number(3),
+        version=read.number(4),
+        lease=read.number(6),
+    )
+
+
+def _revision(read: Fields) -> int:
+    return Fields(read.string(1)).number(3)

@@ -1,0 +1,35 @@
+"""Clients of the real cluster, and a prefix that no other test writes under."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from rallypoint.etcd.client import EtcdClient
+from tests.etcd_cluster import EtcdCluster, Member
+
+
+@pytest.fixture(name="prefix")
+def _prefix() -> bytes:
+    return f"/{uuid.uuid4().hex}/".encode()
+
+
+@pytest.fixture(name="client")
+def _client(etcd: EtcdCluster) -> Iterator[EtcdClient]:
+    client = EtcdClient(etcd.endpoints, timeout_s=20.0)
+    yield client
+    client.close()
+
+
+@pytest.fixture(name="used")
+def _used(etcd: EtcdCluster, client: EtcdClient) -> Callable[[], Member]:
+    """Finds the member that `client` is connected to, which may be another after each request."""
+
+    def find() -> Member:
+        while (endpoint := client.connected_to) is None:
+            client.range(b"?")
+        return etcd.at(endpoint)
+
+    return find

@@ -1,0 +1,353 @@
+"""Agents that stand for election in a real etcd, while what they ask of it goes wrong in one way each."""
+
+from __future__ import annotations
+
+import queue
+import shutil
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rallypoint.etcd.api import (
+    Compacted,
+    EtcdRefused,
+    EtcdUnreachable,
+    Lost,
+    Operation,
+    Put,
+    TxnResult,
+    WatchEvent,
+)
+from rallypoint.etcd.client import EtcdClient
+from rallypoint.etcd.telling import Watch
+from rallypoint.rendezvous.etcd.candidate import Candidate
+from rallypoint.rendezvous.etcd.keys import Kept, Keys, decode_post, encode_kept, encode_node
+from rallypoint.rendezvous.etcd.memory import EtcdMemory, Fence
+from rallypoint.rendezvous.etcd.posted import Posted
+from rallypoint.rendezvous.etcd.term import Standing, Term
+from rallypoint.rendezvous.recovery import patience
+from rallypoint.rendezvous.state import Member, NodeId, Outcome, Participant, Settings, State, Verdict
+from rallypoint.rendezvous.state_codec import encode_state
+from tests.etcd_cluster import EtcdCluster, running
+
+PATIENCE = 30.0
+SOON = 0.05
+
+
+@pytest.fixture(name="keys")
+def _keys(prefix: bytes) -> Keys:
+    return Keys.of(prefix.decode(), "job")
+
+
+class Agent:
+    """A candidate, and what it knows of the arbiter."""
+
+    def __init__(
+        self, connect: Callable[[], EtcdClient], keys: Keys, lease: float, find_addresses: Callable[[], list[str]]
+    ) -> None:
+        self.posted = Posted("here")
+        self.told: queue.SimpleQueue[None] = queue.SimpleQueue()
+        self.posted.on_move = lambda: self.told.put(None)
+        settings = Settings("job", 1, 4, lease=lease)
+        self.candidate = Candidate(connect, keys, settings, self.posted, find_addresses, 0)
+
+    def sees_an_arbiter(self) -> None:
+        self.told.get(timeout=PATIENCE)
+        assert self.posted.find() is not None
+
+
+@contextmanager
+def standing(
+    connect: Callable[[], EtcdClient],
+    keys: Keys,
+    lease: float = 2.0,
+    find_addresses: Callable[[], list[str]] = lambda: ["127.0.0.1"],
+) -> Iterator[Agent]:
+    agent = Agent(connect, keys, lease, find_addresses)
+    agent.candidate.start()
+    try:
+        yield agent
+    finally:
+        agent.candidate.close()
+
+
+def until(holds: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + PATIENCE
+    while not holds():
+        assert time.monotonic() < deadline
+        threading.Event().wait(SOON)
+
+
+def registers(keys: Keys, then: Sequence[Operation]) -> bool:
+    return any(isinstance(each, Put) and each.key.startswith(keys.nodes) for each in then)
+
+
+@pytest.mark.parametrize("others", [1, 2])
+def test_who_was_registered_by_a_sending_whose_answer_was_lost_is_as_old_as_that(
+    etcd: EtcdCluster, client: EtcdClient, keys: Keys, others: int
+) -> None:
+    """Others came before the second sending: they wait for us, so we must not wait for them."""
+    later = [client.lease_grant(60) for _ in range(others)]
+
+    class Twice(EtcdClient):
+        def txn(self, compares: Any, then: Sequence[Operation], *more: Any, **named: Any) -> TxnResult:
+            first = registers(keys, then) and not compares
+            if first:
+                super().txn(compares, then, *more, **named)
+                for lease in later:
+                    client.put(keys.node(lease), encode_node(NodeId("other", lease, 0), "h"), lease)
+            return super().txn(compares, then, *more, **named)
+
+    with standing(lambda: Twice(etcd.endpoints), keys) as agent:
+        agent.sees_an_arbiter()
+        found = client.range(keys.arbiter).kvs
+        post = decode_post(found[0].value)
+        assert post is not None
+        assert post.lease not in later
+    for lease in later:
+        client.lease_revoke(lease)
+
+
+def test_who_cannot_register_yet_waits_quietly(etcd: EtcdCluster, keys: Keys) -> None:
+    tried = []
+
+    class Deaf(EtcdClient):
+        def txn(self, *given: Any, **named: Any) -> TxnResult:
+            tried.append(time.thread_time())
+            raise EtcdUnreachable("it is away")
+
+    with standing(lambda: Deaf(etcd.endpoints), keys, lease=1.0):
+        until(lambda: len(tried) > 4)
+    assert tried[-1] - tried[0] < 0.3, "seconds of the processor for four requests"
+
+
+def test_what_nobody_foresaw_is_told_and_tried_again(
+    etcd: EtcdCluster, keys: Keys, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Odd(EtcdClient):
+        odd = 1
+
+        def lease_grant(self, *given: Any, **named: Any) -> int:
+            if Odd.odd:
+                Odd.odd -= 1
+                raise RuntimeError("can't start new thread")
+            return super().lease_grant(*given, **named)
+
+    with standing(lambda: Odd(etcd.endpoints), keys) as agent:
+        until(lambda: "can't start new thread" in agent.posted.why_not())
+        agent.sees_an_arbiter()
+    assert "can't start new thread" in caplog.text
+
+
+def test_who_cannot_even_begin_says_so(keys: Keys) -> None:
+    def connect() -> EtcdClient:
+        raise OSError(24, "Too many open files")
+
+    with standing(connect, keys) as agent:
+        agent.told.get(timeout=PATIENCE)
+        assert "Too many open files" in agent.posted.why_not()
+
+
+def test_who_is_refused_for_now_does_not_take_the_job_s_state_away(
+    etcd: EtcdCluster, client: EtcdClient, keys: Keys
+) -> None:
+    refusing = threading.Event()
+    refused = threading.Event()
+
+    class Refused(EtcdClient):
+        def lease_keep_alive(self, *given: Any, **named: Any) -> int:
+            if refusing.is_set():
+                raise EtcdRefused("etcd answered 'database space exceeded'")
+            return super().lease_keep_alive(*given, **named)
+
+        def lease_revoke(self, lease: int, **named: Any) -> None:
+            super().lease_revoke(lease, **named)
+            if refusing.is_set():
+                refused.set()
+
+    client.put(keys.state, encode_kept(Kept("met", 1, encode_state(State()))))
+    with standing(lambda: Refused(etcd.endpoints), keys, lease=1.0) as agent:
+        agent.posted.met = "met"
+        agent.sees_an_arbiter()
+        refusing.set()
+        assert refused.wait(PATIENCE)
+        assert client.range(keys.state).kvs
+        refusing.clear()
+        agent.sees_an_arbiter()
+    assert not client.range(keys.state).kvs
+
+
+def test_the_same_refusal_is_not_told_every_few_seconds(
+    etcd: EtcdCluster, keys: Keys, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("rallypoint.rendezvous.etcd.candidate._LONG_PAUSE", 0.05)
+    asked = []
+
+    class Refused(EtcdClient):
+        def lease_grant(self, *given: Any, **named: Any) -> int:
+            asked.append(1)
+            raise EtcdRefused("etcd answered 'permission denied'")
+
+    with standing(lambda: Refused(etcd.endpoints), keys):
+        until(lambda: len(asked) > 20)
+    assert 0 < caplog.text.count("permission denied") < 3
+
+
+def test_a_compacted_watch_over_the_nodes_reads_again_and_goes_on(
+    etcd: EtcdCluster, client: EtcdClient, keys: Keys
+) -> None:
+    watched: queue.SimpleQueue[int] = queue.SimpleQueue()
+    lost: list[Callable[[Lost], None]] = []
+
+    class Compacting(EtcdClient):
+        def watch(
+            self,
+            key: bytes,
+            from_revision: int,
+            on_events: Callable[[Sequence[WatchEvent]], None],
+            on_lost: Callable[[Lost], None],
+            *,
+            prefix: bool = True,
+        ) -> Watch:
+            watch = super().watch(key, from_revision, on_events, on_lost, prefix=prefix)
+            if key == keys.nodes:
+                lost.append(on_lost)
+                watched.put(from_revision)
+            return watch
+
+    with standing(lambda: Compacting(etcd.endpoints), keys, lease=1.0):
+        first = watched.get(timeout=PATIENCE)
+        made = client.put(keys.nodes + b"another", encode_node(NodeId("other", 1, 0), "h"))
+        lost.pop()(Compacted(made))
+        assert watched.get(timeout=PATIENCE) > made >= first
+    client.delete(keys.nodes + b"another")
+
+
+def test_the_state_s_lease_is_renewed_by_who_takes_over(etcd: EtcdCluster, client: EtcdClient, keys: Keys) -> None:
+    renewed: queue.SimpleQueue[int] = queue.SimpleQueue()
+
+    class Noted(EtcdClient):
+        def lease_keep_alive(self, lease: int, **named: Any) -> int:
+            renewed.put(lease)
+            return super().lease_keep_alive(lease, **named)
+
+    lease = client.lease_grant(600)
+    client.put(keys.state, encode_kept(Kept("met", 1, encode_state(State()))), lease)
+    with ExitStack() as stack:
+        stack.callback(client.lease_revoke, lease)
+        stack.enter_context(standing(lambda: Noted(etcd.endpoints), keys, lease=1.0))
+        seen = {renewed.get(timeout=PATIENCE) for _ in range(3)}
+    assert lease in seen
+
+
+def test_addresses_are_looked_for_again_where_etcd_s_name_was_not_known_at_first(
+    etcd: EtcdCluster, client: EtcdClient, keys: Keys
+) -> None:
+    known = threading.Event()
+
+    class Late(EtcdClient):
+        def lease_grant(self, *given: Any, **named: Any) -> int:
+            if not known.is_set():
+                known.set()
+                raise EtcdUnreachable("its name is not known yet")
+            return super().lease_grant(*given, **named)
+
+    with standing(
+        lambda: Late(etcd.endpoints), keys, find_addresses=lambda: ["192.0.2.1"] if known.is_set() else ["127.0.0.1"]
+    ) as agent:
+        agent.sees_an_arbiter()
+        post = decode_post(client.range(keys.arbiter).kvs[0].value)
+        assert post is not None
+        assert post.addresses == ("192.0.2.1",)
+
+
+def test_an_etcd_that_has_lost_everything_is_used_again(tmp_path: Path) -> None:
+    keys = Keys.of("/x", "job")
+    with running(tmp_path, 1) as cluster:
+        (member,) = cluster.members
+        writer = EtcdClient(cluster.endpoints)
+        for _ in range(50):
+            writer.put(b"filler", b"")
+        with standing(lambda: EtcdClient(cluster.endpoints), keys) as agent:
+            agent.sees_an_arbiter()
+            member.kill()
+            shutil.rmtree(tmp_path / "etcd-0" / member.name)
+            member.start()
+            member.wait_ready()
+            agent.sees_an_arbiter()
+        writer.close()
+
+
+def test_who_lives_and_ceases_to_be_the_arbiter_ends_its_lease_before_its_port_refuses(
+    etcd: EtcdCluster, client: EtcdClient, keys: Keys
+) -> None:
+    refusing = threading.Event()
+    listened: queue.SimpleQueue[bool] = queue.SimpleQueue()
+
+    class Refused(EtcdClient):
+        def lease_keep_alive(self, *given: Any, **named: Any) -> int:
+            if refusing.is_set():
+                raise EtcdRefused("etcd answered 'permission denied'")
+            return super().lease_keep_alive(*given, **named)
+
+        def lease_revoke(self, lease: int, **named: Any) -> None:
+            with socket.socket() as probe:
+                listened.put(probe.connect_ex(("127.0.0.1", port)) == 0)
+            super().lease_revoke(lease, **named)
+
+    with standing(lambda: Refused(etcd.endpoints), keys, lease=1.0) as agent:
+        agent.sees_an_arbiter()
+        place = agent.posted.find()
+        assert place is not None
+        port = place.endpoint.port
+        refusing.set()
+        assert listened.get(timeout=PATIENCE)
+        refusing.clear()
+
+
+def test_a_memory_that_breaks_is_no_arbiter_s(etcd: EtcdCluster, client: EtcdClient, keys: Keys) -> None:
+    why: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def breaks(_number: int) -> None:
+        raise RuntimeError("nobody foresaw this")
+
+    made = client.put(keys.arbiter, b"")
+    memory = EtcdMemory(
+        client, keys, Fence((keys.arbiter, made)), "me", revision=0, number=0, lease=0, kept=breaks, deposed=why.put
+    )
+    memory.keep(1, State(round=1))
+    assert "nobody foresaw this" in why.get(timeout=PATIENCE)
+    memory.close()
+    client.delete(keys.root.encode(), prefix=True)
+
+
+@pytest.mark.parametrize("ended", [False, True])
+def test_what_an_earlier_launch_left_is_not_gone_on_with_and_its_nodes_may_still_come_back(
+    etcd: EtcdCluster, client: EtcdClient, keys: Keys, ended: bool
+) -> None:
+    """Its leases may have ended because etcd was away; where it had ended itself, there is nobody to wait for."""
+    node = NodeId("10.0.0.1", 7, 0)
+    state = State(round=3, complete=True, participants={node: Participant(Member("default", 1, "10.0.0.1", 1))})
+    state = state._replace(closed=ended, verdict=Verdict(Outcome.SUCCEEDED) if ended else None)
+    client.put(keys.state, encode_kept(Kept("earlier", 5, encode_state(state))))
+    lease = client.lease_grant(30)
+    key = keys.node(lease)
+    client.put(key, encode_node(NodeId("10.0.0.2", 7, 0), "host"), lease)
+    fence = Fence((key, client.range(key).kvs[0].create_revision))
+    settings = Settings("job", 1, 4)
+    who = Standing(fence, lease, waited=True, met="", dead=frozenset())
+    term = Term(client, keys, settings, who, addresses=["127.0.0.1"], deposed=lambda _why: None)
+    try:
+        assert term.hub.incarnation != "earlier"
+        assert term.hub.state == State(hold=0.0 if ended else patience(settings))
+    finally:
+        term.close(0.0)
+        client.lease_revoke(lease)
+        client.lease_revoke(term.state_lease)
+        client.delete(keys.state)

@@ -1,0 +1,178 @@
+"""Members that die and members that fall silent, under a client that goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from rallypoint.base.endpoint import Endpoint, free_port
+from rallypoint.etcd.api import Compare, EtcdUnreachable, Put
+from rallypoint.etcd.client import EtcdClient
+from tests.etcd_cluster import EtcdCluster, Member
+
+WELL_BEFORE = 10.0
+"""Seconds, far more than a silent member may cost, and far fewer than the clients' deadline of 20 s."""
+
+
+def test_requests_go_on_when_the_member_is_killed(
+    client: EtcdClient, prefix: bytes, used: Callable[[], Member]
+) -> None:
+    client.put(prefix, b"before")
+    member = used()
+    member.kill()
+    assert client.range(prefix).kvs[0].value == b"before"
+    client.put(prefix, b"after", repeatable=True)
+    assert client.connected_to != member.endpoint
+
+
+def test_requests_go_on_when_the_leader_is_killed(etcd: EtcdCluster, client: EtcdClient, prefix: bytes) -> None:
+    client.put(prefix, b"before")
+    etcd.leader().kill()
+    client.put(prefix, b"after", repeatable=True)
+    assert client.range(prefix).kvs[0].value == b"after"
+
+
+def test_requests_go_on_when_the_member_falls_silent(
+    client: EtcdClient, prefix: bytes, used: Callable[[], Member]
+) -> None:
+    client.put(prefix, b"before")
+    member = used()
+    member.pause()
+    begun = time.monotonic()
+    assert client.range(prefix).kvs[0].value == b"before"
+    client.put(prefix, b"after", repeatable=True)
+    assert time.monotonic() - begun < WELL_BEFORE
+    assert client.connected_to != member.endpoint
+
+
+def test_a_new_client_passes_over_a_silent_and_a_dead_member(etcd: EtcdCluster, prefix: bytes) -> None:
+    nobody = Endpoint("127.0.0.1", free_port())
+    etcd.members[0].pause()
+    for _ in range(4):  # each begins with a member at random
+        client = EtcdClient([etcd.members[0].endpoint, nobody, etcd.members[1].endpoint], timeout_s=20.0)
+        client.put(prefix, b"", repeatable=True)
+        assert client.connected_to == etcd.members[1].endpoint
+        client.close()
+
+
+def test_a_request_whose_answer_is_lost_is_not_sent_again_unasked(
+    client: EtcdClient, prefix: bytes, used: Callable[[], Member]
+) -> None:
+    client.put(prefix, b"before")
+    member = used()
+    member.pause()
+    with pytest.raises(EtcdUnreachable, match=r"silent.*may have been done") as caught:
+        client.put(prefix, b"after")
+    assert caught.value.outcome_unknown
+    assert client.range(prefix).kvs[0].value == b"before"
+
+
+def test_a_transaction_that_fences_itself_is_sent_again_and_done_once(
+    etcd: EtcdCluster, client: EtcdClient, prefix: bytes, used: Callable[[], Member]
+) -> None:
+    member = used()
+    member.pause()
+    made = client.txn([Compare(prefix, "version", "==", 0)], [Put(prefix, b"v")], repeatable=True)
+    assert made.succeeded
+    assert made.sent_again
+    etcd.mend()
+    assert client.range(prefix).kvs[0].version == 1
+
+
+def test_a_lease_lives_on_when_its_member_is_paused(client: EtcdClient, used: Callable[[], Member]) -> None:
+    lease = client.lease_grant(60)
+    member = used()
+    member.pause()
+    assert client.lease_keep_alive(lease) == 60
+    client.lease_revoke(lease)
+
+
+def test_a_lease_is_granted_once_though_asked_for_twice(client: EtcdClient, used: Callable[[], Member]) -> None:
+    member = used()
+    member.pause()
+    lease = client.lease_grant(60)
+    assert client.lease_keep_alive(lease) == 60
+    client.lease_revoke(lease)
+
+
+def test_when_all_are_silent_the_deadline_holds(etcd: EtcdCluster, prefix: bytes) -> None:
+    client = EtcdClient(etcd.endpoints, timeout_s=2.0)
+    client.range(prefix)
+    for member in etcd.members:
+        member.pause()
+    for _ in range(2):
+        begun = time.monotonic()
+        with pytest.raises(
+            EtcdUnreachable, match=r"gave no answer within 2 s \(127.0.0.1:\d+ (has been silent|did not)"
+        ) as caught:
+            client.range(prefix)
+        assert time.monotonic() - begun < WELL_BEFORE
+        assert not caught.value.outcome_unknown
+    client.close()
+
+
+def test_without_a_quorum_nothing_is_answered_and_then_again(
+    etcd: EtcdCluster, client: EtcdClient, prefix: bytes
+) -> None:
+    client.put(prefix, b"before")
+    survivor = etcd.leader()
+    for member in etcd.members:
+        if member is not survivor:
+            member.kill()
+    with pytest.raises(EtcdUnreachable, match=str(survivor.endpoint)):
+        client.range(prefix, timeout_s=3.0)
+    etcd.mend()
+    assert client.range(prefix).kvs[0].value == b"before"
+
+
+def test_nobody_there(etcd: EtcdCluster) -> None:
+    where = Endpoint("127.0.0.1", free_port())
+    client = EtcdClient([where], timeout_s=0.5)
+    with pytest.raises(EtcdUnreachable, match=f"{where}.*Connection refused") as caught:
+        client.put(b"k", b"")
+    assert not caught.value.outcome_unknown
+    client.close()
+
+
+def test_a_name_that_nobody_knows() -> None:
+    client = EtcdClient([Endpoint("no-such-host.invalid", 2379)], timeout_s=0.5)
+    with pytest.raises(EtcdUnreachable, match=r"no-such-host\.invalid:2379"):
+        client.range(b"k")
+    client.close()
+
+
+def test_threads_that_ask_while_members_fall_are_all_answered(
+    etcd: EtcdCluster, client: EtcdClient, prefix: bytes, used: Callable[[], Member]
+) -> None:
+    stop = threading.Event()
+    failures: list[BaseException] = []
+    counts = [0] * 4
+
+    def count(index: int) -> None:
+        key = prefix + b"%d" % index
+        try:
+            while not stop.is_set():
+                client.txn(
+                    [Compare(key, "version", "==", counts[index])], [Put(key, b"")], repeatable=True, timeout_s=60.0
+                )
+                counts[index] += 1
+        except BaseException as failure:
+            failures.append(failure)
+
+    threads = [threading.Thread(target=count, args=(index,)) for index in range(len(counts))]
+    for thread in threads:
+        thread.start()
+    member = used()
+    member.pause()
+    client.range(prefix)
+    etcd.mend()
+    etcd.leader().kill()
+    client.range(prefix)
+    stop.set()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    assert [kv.version for kv in client.range(prefix, prefix=True).kvs] == counts

@@ -1,0 +1,94 @@
+"""Protocol buffers and etcd's messages, without etcd: what any bytes may do to the decoders, and where prefixes end."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.etcd import messages
+from rallypoint.etcd.answers import Fate, judge
+from rallypoint.etcd.api import Compare
+from rallypoint.etcd.protobuf import DecodingError, Fields, fields, message, number, string
+
+DECODERS: list[Callable[[bytes], object]] = [
+    messages.decode_range,
+    messages.decode_put,
+    messages.decode_delete,
+    messages.decode_txn,
+    messages.decode_lease,
+    messages.decode_token,
+    messages.decode_status,
+    messages.decode_watch,
+]
+
+int64 = st.integers(-(2**63), 2**63 - 1)
+field_numbers = st.integers(1, 2**20)
+
+
+@given(st.lists(st.tuples(field_numbers, int64 | st.binary())))
+def test_what_is_written_is_read(written: list[tuple[int, int | bytes]]) -> None:
+    data = b"".join(
+        message(field, value) if isinstance(value, bytes) else number(field, value) for field, value in written
+    )
+    expected = [
+        (field, value if isinstance(value, bytes) else value % 2**64)
+        for field, value in written
+        if isinstance(value, bytes) or value
+    ]
+    assert list(fields(data)) == expected
+
+
+@given(field_numbers, int64)
+def test_numbers_have_their_sign(field: int, value: int) -> None:
+    assert Fields(number(field, value)).number(field) == value
+
+
+def test_known_bytes() -> None:
+    assert number(1, 150) == bytes.fromhex("089601")
+    assert number(1, 0) == string(2, b"") == b""
+    assert string(2, b"testing") == bytes.fromhex("120774657374696e67")
+    assert message(3, number(1, 150)) == bytes.fromhex("1a03089601")
+    assert number(2, -1) == bytes.fromhex("10ffffffffffffffffff01")
+
+
+def test_fixed_widths_are_passed_over() -> None:
+    data = bytes.fromhex("0d01020304") + bytes.fromhex("110102030405060708") + number(3, 7)
+    assert list(fields(data)) == [(3, 7)]
+
+
+@given(st.binary() | st.lists(st.binary(max_size=8).map(lambda part: message(1, part))).map(b"".join))
+def test_no_bytes_raise_anything_else(data: bytes) -> None:
+    for decode in DECODERS:
+        with contextlib.suppress(DecodingError):
+            decode(data)
+
+
+@pytest.mark.parametrize("data", [b"\x08", b"\x0a\x05abc", b"\x0b", b"\x09abc", b"\xff" * 11])
+def test_half_a_message_is_none(data: bytes) -> None:
+    with pytest.raises(DecodingError):
+        list(fields(data))
+
+
+@given(st.binary(max_size=4), st.binary(max_size=6))
+def test_a_range_has_exactly_what_begins_with_the_prefix(prefix: bytes, key: bytes) -> None:
+    begin, end = messages.range_end(prefix, prefix=True)
+    within = begin <= key and (end == b"\0" or key < end)
+    if key:  # no key is empty
+        assert within == key.startswith(prefix)
+
+
+def test_an_operand_of_zero_is_there() -> None:
+    data = messages.encode_txn([Compare(b"k", "create_revision", "==", 0)], [], [])
+    assert 5 in Fields(Fields(data).string(1))
+
+
+def test_what_is_unknown_may_have_been_done() -> None:
+    assert judge(14, "etcdserver: leader changed", named=True).fate is Fate.UNKNOWN
+    assert judge(14, "etcdserver: request timed out", named=True).fate is Fate.UNKNOWN
+    assert judge(14, "etcdserver: no leader", named=True).fate is Fate.NOT_DONE
+    assert judge(3, "something new", named=True).fate is Fate.REFUSED
+    assert judge(12, "unknown service", named=True).wrong == "does not speak the v3 API of etcd"

@@ -1,0 +1,231 @@
+"""TLS, users and passwords; and everything that cannot work, each with one sentence that says why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from rallypoint.base.endpoint import Endpoint, listening_socket
+from rallypoint.base.errors import UserError
+from rallypoint.etcd.api import Cancelled, Credentials, EtcdError, EtcdRefused, EtcdUnreachable, Tls
+from rallypoint.etcd.client import EtcdClient
+from tests.etcd_cluster import EtcdCluster, ServerTls, running
+from tests.unit.etcd.watching import Told
+
+JOB = Credentials("job", "its-password")
+TOKEN_LIFE_S = 1
+
+
+class Secured:
+    """A cluster with TLS and users, whose tokens live for a second, and the files to get in."""
+
+    def __init__(self, cluster: EtcdCluster, folder: Path) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        self.tls = Tls(self.file("ca.pem"), self.file("client.pem"), self.file("client.key"))
+
+    def file(self, name: str) -> str:
+        return str(self.folder / name)
+
+    def client(self, tls: Tls | None, credentials: Credentials | None, timeout_s: float = 20.0) -> EtcdClient:
+        return EtcdClient(self.cluster.endpoints, tls, credentials, timeout_s)
+
+
+def issue(ca: trustme.CA, folder: Path, name: str, *identities: str) -> None:
+    made = ca.issue_cert(*identities, common_name=name)
+    made.private_key_pem.write_to_path(str(folder / f"{name}.key"))
+    made.cert_chain_pems[0].write_to_path(str(folder / f"{name}.pem"))
+
+
+@pytest.fixture(name="secured", scope="module")
+def _secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
+    folder = tmp_path_factory.mktemp("secured")
+    ca, stranger = trustme.CA(), trustme.CA()
+    ca.cert_pem.write_to_path(str(folder / "ca.pem"))
+    stranger.cert_pem.write_to_path(str(folder / "stranger-ca.pem"))
+    issue(ca, folder, "server", "127.0.0.1")
+    issue(ca, folder, "client", "agent.example")
+    issue(stranger, folder, "stranger", "agent.example")
+    files = ServerTls(folder / "ca.pem", folder / "server.pem", folder / "server.key")
+    with running(folder, 3, tls=files, arguments=[f"--auth-token-ttl={TOKEN_LIFE_S}"]) as cluster:
+        cluster.enable_auth({JOB.user: JOB.password})
+        yield Secured(cluster, folder)
+
+
+@pytest.fixture(name="insider")
+def _insider(secured: Secured) -> Iterator[EtcdClient]:
+    client = secured.client(secured.tls, JOB)
+    yield client
+    client.close()
+    secured.cluster.mend()
+
+
+def refusal(client: EtcdClient) -> str:
+    """Why the client is refused, which does not take it until its deadline."""
+    with pytest.raises(EtcdRefused) as caught:
+        client.put(b"k", b"")
+    client.close()
+    return str(caught.value)
+
+
+def test_with_certificate_and_password_all_goes_as_without(insider: EtcdClient, prefix: bytes) -> None:
+    told = Told()
+    insider.watch(prefix, insider.put(prefix, b"1"), told.on_events, told.on_lost)
+    insider.put(prefix, b"2")
+    assert [event.kv.value for event in told.events(2)] == [b"1", b"2"]
+    lease = insider.lease_grant(60)
+    assert insider.lease_keep_alive(lease) == 60
+    insider.lease_revoke(lease)
+
+
+def forget_tokens(secured: Secured) -> None:
+    """The cluster drops all tokens of a user who gets a password, be it the same one."""
+    as_root = "--user=root:root-password"
+    secured.cluster.ctl(as_root, "user", "passwd", JOB.user, "--interactive=false", told=JOB.password)
+
+
+def let_tokens_age(secured: Secured) -> None:
+    """Those that nobody uses go when their time is over, within a second more."""
+    time.sleep(TOKEN_LIFE_S + 2)
+
+
+@pytest.mark.parametrize("lose_tokens", [forget_tokens, let_tokens_age])
+def test_a_token_that_is_no_longer_good_is_replaced(
+    secured: Secured, insider: EtcdClient, prefix: bytes, lose_tokens: Callable[[Secured], None]
+) -> None:
+    told, late = Told(), Told()
+    begin = insider.put(prefix, b"1")
+    member = insider.connected_to
+    insider.watch(prefix, begin, told.on_events, told.on_lost)
+    assert told.event().kv.value == b"1"
+    lose_tokens(secured)
+    insider.watch(prefix, begin, late.on_events, late.on_lost)
+    assert late.event().kv.value == b"1"
+    lose_tokens(secured)
+    insider.put(prefix, b"2")
+    assert told.event().kv.value == late.event().kv.value == b"2"
+    lose_tokens(secured)
+    lease = insider.lease_grant(60)
+    assert insider.lease_keep_alive(lease) == 60
+    insider.lease_revoke(lease)
+    assert insider.connected_to == member
+
+
+def test_a_cluster_started_anew_takes_the_password_again(secured: Secured, insider: EtcdClient, prefix: bytes) -> None:
+    told = Told()
+    insider.watch(prefix, insider.put(prefix, b"1"), told.on_events, told.on_lost)
+    told.event()
+    for member in secured.cluster.members:
+        member.kill()
+    secured.cluster.mend()
+    insider.put(prefix, b"2", repeatable=True)
+    assert told.event().kv.value == b"2"
+
+
+def test_a_wrong_password(secured: Secured) -> None:
+    said = refusal(secured.client(secured.tls, JOB._replace(password="another")))
+    assert "invalid user ID or password'; check user and password" in said
+
+
+def test_no_user(secured: Secured) -> None:
+    assert "give a user and a password" in refusal(secured.client(secured.tls, None))
+
+
+def test_a_user_who_may_do_nothing(secured: Secured, prefix: bytes) -> None:
+    nobody = Credentials("nobody", "x")
+    secured.cluster.ctl("--user=root:root-password", "user", "add", ":".join(nobody))
+    assert "permission denied'; grant the user" in refusal(secured.client(secured.tls, nobody))
+    client = secured.client(secured.tls, nobody)
+    told = Told()
+    client.watch(prefix, 1, told.on_events, told.on_lost)
+    lost = told.lost()
+    assert isinstance(lost, Cancelled)
+    assert "permission denied'; grant the user" in lost.reason
+    client.close()
+
+
+def test_a_wrong_ca(secured: Secured) -> None:
+    wrong = secured.tls._replace(cacert=secured.file("stranger-ca.pem"))
+    assert "certificate that is not to be trusted" in refusal(secured.client(wrong, JOB))
+
+
+def test_no_certificate_of_ours(secured: Secured) -> None:
+    said = refusal(secured.client(Tls(secured.tls.cacert), JOB))
+    assert "TLS" in said
+    assert "check" in said
+    assert "`cert`" in said
+
+
+def test_a_certificate_of_a_stranger(secured: Secured) -> None:
+    wrong = Tls(secured.tls.cacert, secured.file("stranger.pem"), secured.file("stranger.key"))
+    assert "TLS" in refusal(secured.client(wrong, JOB))
+
+
+def test_no_tls_where_it_is_wanted(secured: Secured) -> None:
+    client = secured.client(None, JOB, timeout_s=1.0)
+    with pytest.raises(EtcdUnreachable, match="see whether it wants TLS"):
+        client.range(b"k")
+    client.close()
+
+
+def test_tls_where_none_is_spoken(etcd: EtcdCluster, secured: Secured) -> None:
+    client = EtcdClient(etcd.endpoints, secured.tls, timeout_s=1.0)
+    with pytest.raises(EtcdError, match="TLS"):
+        client.range(b"k")
+    client.close()
+
+
+def test_a_password_where_there_are_no_users(etcd: EtcdCluster, prefix: bytes) -> None:
+    client = EtcdClient(etcd.endpoints, credentials=JOB)
+    client.put(prefix, b"v")
+    client.close()
+
+
+def test_something_else_listens_there(etcd: EtcdCluster) -> None:
+    client = EtcdClient([Endpoint("127.0.0.1", etcd.members[0].metrics_port)])
+    assert "HTTP/1, and not the v3 API of etcd; check the endpoint" in refusal(client)
+
+
+def test_one_wrong_endpoint_of_several_does_no_harm(etcd: EtcdCluster, prefix: bytes) -> None:
+    wrong = Endpoint("127.0.0.1", etcd.members[0].metrics_port)
+    for _ in range(4):  # each begins with an endpoint at random
+        client = EtcdClient([wrong, *etcd.endpoints[:2]])
+        client.put(prefix, b"")
+        client.close()
+
+
+def test_somebody_who_listens_and_says_nothing() -> None:
+    with listening_socket("127.0.0.1", 0) as silent:
+        where = Endpoint("127.0.0.1", silent.getsockname()[1])
+        client = EtcdClient([where], timeout_s=1.5)
+        with pytest.raises(EtcdUnreachable, match=f"{where} did not answer"):
+            client.range(b"k")
+        client.close()
+
+
+@pytest.mark.parametrize(
+    ("tls", "said"),
+    [
+        (Tls("missing.pem"), "`cacert` missing.pem cannot be used"),
+        (Tls(None, "missing.pem"), "`cert` missing.pem cannot be used"),
+        (Tls(None, None, "some.key"), "a key .*some.key.* and no certificate"),
+        (Tls(__file__), "`cacert` .*test_secured.py cannot be used"),
+    ],
+)
+def test_files_that_cannot_be_used(etcd: EtcdCluster, tls: Tls, said: str) -> None:
+    with pytest.raises(UserError, match=said):
+        EtcdClient(etcd.endpoints, tls)
+
+
+def test_a_key_of_another_certificate(secured: Secured) -> None:
+    wrong = Tls(None, secured.tls.cert, secured.file("stranger.key"))
+    with pytest.raises(UserError, match=r"key.*cannot be used \(key values mismatch\)"):
+        secured.client(wrong, None)
+
+
+def test_a_password_is_not_shown() -> None:
+    assert JOB.password not in repr(JOB)

@@ -1,0 +1,172 @@
+"""Watches: every change once and in order, whatever becomes of members; and the ends that a watch can have."""
+
+from __future__ import annotations
+
+import queue
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from rallypoint.etcd.api import Compacted, Compare, Found, Put, WatchEvent
+from rallypoint.etcd.client import EtcdClient
+from tests.etcd_cluster import EtcdCluster, Member
+from tests.unit.etcd.watching import PATIENCE, Told
+
+
+def write(client: EtcdClient, key: bytes, numbers: range) -> None:
+    """Store the numbers, each exactly once, whatever becomes of answers."""
+    for number in numbers:
+        client.txn([Compare(key, "version", "==", number)], [Put(key, b"%d" % number)], repeatable=True)
+
+
+def test_changes_are_told_from_a_revision_on(client: EtcdClient, prefix: bytes) -> None:
+    client.put(prefix + b"a", b"1")
+    begin = client.put(prefix + b"a", b"2")
+    told = Told()
+    client.watch(prefix, begin, told.on_events, told.on_lost)
+    client.delete(prefix + b"a")
+    client.put(prefix[:-1], b"not below it")
+    client.put(prefix + b"b", b"3")
+    events = told.events(3)
+    assert [(event.kind, event.kv.key, event.kv.value) for event in events] == [
+        ("put", prefix + b"a", b"2"),
+        ("delete", prefix + b"a", b""),
+        ("put", prefix + b"b", b"3"),
+    ]
+    assert events[0].kv.mod_revision == begin
+    assert told.silent
+
+
+def test_one_key_is_watched_from_now_on(client: EtcdClient, prefix: bytes) -> None:
+    client.put(prefix, b"before")
+    told = Told()
+    client.watch(prefix, client.range(prefix).revision + 1, told.on_events, told.on_lost, prefix=False)
+    client.put(prefix + b"below", b"")
+    client.put(prefix, b"after")
+    assert told.event().kv.value == b"after"
+
+
+def test_all_changes_of_a_revision_are_told_at_once(client: EtcdClient, prefix: bytes) -> None:
+    batches: queue.SimpleQueue[Sequence[WatchEvent]] = queue.SimpleQueue()
+    client.watch(prefix, client.range(prefix).revision + 1, batches.put, lambda lost: None)
+    client.txn([], [Put(prefix + b"%d" % index, b"") for index in range(5)])
+    assert len(batches.get(timeout=PATIENCE)) == 5
+
+
+@pytest.mark.parametrize("blow", ["kill", "pause"])
+def test_a_watch_goes_on_over_the_loss_of_its_member(
+    etcd: EtcdCluster, client: EtcdClient, prefix: bytes, used: Callable[[], Member], blow: str
+) -> None:
+    told = Told()
+    client.watch(prefix, client.range(prefix).revision + 1, told.on_events, told.on_lost)
+    write(client, prefix, range(5))
+    lost = used()
+    getattr(lost, blow)()
+    other = EtcdClient([member.endpoint for member in etcd.members if member is not lost], timeout_s=20.0)
+    write(other, prefix, range(5, 20))
+    other.close()
+    assert [event.kv.value for event in told.events(20)] == [b"%d" % number for number in range(20)]
+    etcd.mend()
+    write(client, prefix, range(20, 25))
+    assert [event.kv.version for event in told.events(5)] == [21, 22, 23, 24, 25]
+    assert told.silent
+
+
+def test_a_watch_goes_on_while_every_member_is_killed_in_turn(
+    etcd: EtcdCluster, client: EtcdClient, prefix: bytes
+) -> None:
+    told = Told()
+    client.watch(prefix, client.range(prefix).revision + 1, told.on_events, told.on_lost)
+    for turn, member in enumerate(etcd.members):
+        member.kill()
+        write(client, prefix, range(turn * 10, turn * 10 + 10))
+        etcd.mend()
+    assert [event.kv.version for event in told.events(30)] == list(range(1, 31))
+    assert told.silent
+
+
+def test_what_is_no_longer_kept_is_told_as_such(client: EtcdClient, prefix: bytes) -> None:
+    first = client.put(prefix, b"1")
+    last = client.put(prefix, b"2")
+    client.compact(last)
+    told = Told()
+    client.watch(prefix, first, told.on_events, told.on_lost)
+    assert told.lost() == Compacted(last)
+    assert told.silent
+    found = client.range(prefix, prefix=True)
+    client.watch(prefix, found.revision + 1, told.on_events, told.on_lost)
+    client.put(prefix, b"3")
+    assert told.event().kv.value == b"3"
+
+
+def test_what_was_compacted_while_the_watch_was_cut_off_is_not_skipped(
+    etcd: EtcdCluster, client: EtcdClient, prefix: bytes, used: Callable[[], Member]
+) -> None:
+    told = Told()
+    member = used()
+    alone = EtcdClient([member.endpoint], timeout_s=20.0)
+    alone.watch(prefix, alone.range(prefix).revision + 1, told.on_events, told.on_lost)
+    client.put(prefix, b"1")
+    assert told.event().kv.value == b"1"
+    member.kill()
+    client.put(prefix, b"2", repeatable=True)
+    last = client.put(prefix, b"3", repeatable=True)
+    client.compact(last)
+    etcd.mend()
+    first = told.next()
+    if isinstance(first, WatchEvent):  # the member had not yet learned of the compaction: it still had everything
+        assert [first.kv.value, told.event().kv.value] == [b"2", b"3"]
+    else:
+        assert first == Compacted(last)
+    alone.close()
+
+
+def test_a_closed_watch_tells_nothing_more(client: EtcdClient, prefix: bytes) -> None:
+    told, still = Told(), Told()
+    begin = client.range(prefix).revision + 1
+    watch = client.watch(prefix, begin, told.on_events, told.on_lost)
+    client.watch(prefix, begin, still.on_events, still.on_lost)
+    client.put(prefix, b"1")
+    told.event()
+    watch.close()
+    watch.close()
+    client.put(prefix, b"2")
+    still.events(2)
+    assert told.silent
+
+
+def test_a_callback_may_use_the_client_and_close_its_watch(client: EtcdClient, prefix: bytes) -> None:
+    read: queue.SimpleQueue[Found] = queue.SimpleQueue()
+
+    def on_events(events: Sequence[WatchEvent]) -> None:
+        watch.close()
+        read.put(client.range(events[0].kv.key))
+
+    watch = client.watch(prefix, client.range(prefix).revision + 1, on_events, lambda lost: None)
+    client.put(prefix, b"v")
+    assert read.get(timeout=PATIENCE).kvs[0].value == b"v"
+
+
+def test_a_callback_may_close_the_client(etcd: EtcdCluster, client: EtcdClient, prefix: bytes) -> None:
+    closed: queue.SimpleQueue[bool] = queue.SimpleQueue()
+    other = EtcdClient(etcd.endpoints)
+
+    def on_events(events: Sequence[WatchEvent]) -> None:
+        other.close()
+        closed.put(True)
+
+    other.watch(prefix, client.range(prefix).revision + 1, on_events, lambda lost: None)
+    client.put(prefix, b"")
+    assert closed.get(timeout=PATIENCE)
+
+
+def test_a_callback_that_fails_costs_only_its_own_call(client: EtcdClient, prefix: bytes) -> None:
+    told = Told()
+
+    def on_events(events: Sequence[WatchEvent]) -> None:
+        told.on_events(events)
+        raise ValueError("a mistake of the caller's")
+
+    client.watch(prefix, client.range(prefix).revision + 1, on_events, told.on_lost)
+    write(client, prefix, range(3))
+    assert [event.kv.value for event in told.events(3)] == [b"0", b"1", b"2"]
