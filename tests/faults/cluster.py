@@ -88,6 +88,9 @@ class Cluster:
         self.nnodes = "2:3"
         self.lease: float | None = LEASE
         self.conf = ""
+        self.backend = "c10d"
+        self.where = ""
+        """Where agents meet, if not at a control plane on the first host."""
         self._script = launcher.script(SCRIPT)
         self.agents: list[Agent] = []
         self._hosts: dict[str, Host] = {}
@@ -100,8 +103,8 @@ class Cluster:
 
     @property
     def endpoint(self) -> str:
-        """The control plane's: on the first host."""
-        return f"{self.net.hosts[0].address}:{PORT}"
+        """The control plane's: on the first host, unless it is said to be elsewhere."""
+        return self.where or f"{self.net.hosts[0].address}:{PORT}"
 
     def start(self, name: str, *flags: str, on: str | None = None, env: dict[str, str] | None = None) -> Agent:
         """Start an agent with one obedient worker, on the host of its own name unless another is named."""
@@ -114,7 +117,8 @@ class Cluster:
         host = self.host(on or name)
         conf = [f"lease={self.lease}"] if self.lease is not None else []
         conf += [self.conf] if self.conf else []
-        flags = [f"--nnodes={self.nnodes}", "--rdzv-backend=c10d", "--rdzv-id=job", f"--rdzv-endpoint={self.endpoint}"]
+        flags = [f"--nnodes={self.nnodes}", f"--rdzv-backend={self.backend}", "--rdzv-id=job"]
+        flags += [f"--rdzv-endpoint={self.endpoint}"]
         flags += [f"--rdzv-conf={','.join(conf)}"] if conf else []
         merged = {"NODE": name, "LOGLEVEL": "INFO", **(env or {})}
         agent = Agent(name, self.launcher.command([*host.entry, *RALLYRUN, *flags, *command], merged), host)

@@ -24,6 +24,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable
+from itertools import chain
 from typing import ParamSpec
 
 from rallypoint.base.endpoint import is_loopback
@@ -80,11 +81,12 @@ class Arbiter:
     def take_over(self, state: State, now: float) -> None:
         """Go on where an arbiter of our incarnation, which is no more, had left the state."""
         self.state = state
-        self._decided = True
+        self._filled = bool(state.origin)
+        self._decided = not self._filled and (state.complete or state.round > 0)
         self._observer.look(state, now)
         for node in known_to(state):
             self.roster.reserve(node)
-        if self._unheard():
+        if self._some_are_unheard():
             self._absent_until = now + patience(self.settings)
 
     # What happens to the arbiter. Each returns what is to be sent.
@@ -117,6 +119,13 @@ class Arbiter:
         self._RECEIVE[type(request)](self, session, speaker, request, now)
         return self._take_sends()
 
+    def beat(self, session: int, now: float) -> bool:
+        """A node lives. Returns whether the session is one; the answer is left to who asks."""
+        if self.roster.get(session) is None:
+            return False
+        self._hear(session, now)
+        return True
+
     def close(self, session: int, now: float, reason: Reason = Reason.LOST) -> list[Send]:
         """A session has ended; its node is gone, unless it had said goodbye before."""
         self._end(session, now, reason)
@@ -127,7 +136,7 @@ class Arbiter:
         for node in nodes:
             if node not in self.roster:
                 self._change(now, self._run, node, Exit(Reason.LOST), now)
-        if self._absent_until is not None and not self._unheard():
+        if self._absent_until is not None and not self._some_are_unheard():
             self._all_have_spoken()
         return self._take_sends()
 
@@ -184,6 +193,7 @@ class Arbiter:
 
     def _on_join(self, _session: int, speaker: Session, request: JoinRequest, now: float) -> None:
         member = request.member
+        speaker.says_join_again = False
         if speaker.skips_join:
             speaker.skips_join = False
             return
@@ -202,22 +212,25 @@ class Arbiter:
         if not request.member.address:
             request = request._replace(member=request.member._replace(address=speaker.address))
         former = request.node if request.incarnation == self.incarnation else None
-        if former is None and not self._decided:
-            former = seated_before(self.state, speaker.node, request)
+        if former is None:  # it may have met another arbiter since, whose round never was
+            ours = self.state._replace(origin=self.state.origin or self.incarnation)
+            former = seated_before(ours, speaker.node, request)
         if former is not None:
             ended = self.roster.claim(session, former)
             self._ended += [] if ended is None else [ended]
-            if self._absent_until is not None and not self._unheard():
+            if self._absent_until is not None and not self._some_are_unheard():
                 self._all_have_spoken()
         elif self._decided:
             self.state = passed_over(self.state, request)
-        else:
+        # What it told an arbiter of our name may not have been kept: the name is known to it by a beat alone.
+        if not self._decided and (former is None or (request.round >= 0 and not self.state.knows(former))):
             self._be_filled(speaker, request, now)
         if self.state.verdict is not None:
             self._sends.append((session, farewell(self.state, speaker.node, self.state.verdict)))
             return
         told = news(self.state, speaker.node, request)
         speaker.skips_join = request.joining and bool(told)
+        speaker.says_join_again = request.joining and not told
         self._sends += [(session, self._completed(each)) for each in told]
         if not told and self.state.complete and self.state.wait_list and self._absent_until is None:
             self._sends.append((session, NodesWaiting(self.state.round, len(self.state.wait_list))))
@@ -234,7 +247,7 @@ class Arbiter:
         if self.state is before:
             return
         self._observer.look(self.state, now)
-        if self._unheard() and self._absent_until is None:
+        if self._some_are_unheard() and self._absent_until is None:
             self._absent_until = now + patience(self.settings)
         if before.complete and self.state.round > before.round:
             end = RoundEnded(end_of(self.state, before.round))
@@ -242,7 +255,7 @@ class Arbiter:
         elif not newly_complete(before, self.state):
             self._tell(before, self.state)
         self._change(now, self._look_at_all, now)
-        if not self._unheard():
+        if not self._some_are_unheard():
             self._all_have_spoken()
 
     def _all_have_spoken(self) -> None:
@@ -356,15 +369,22 @@ class Arbiter:
         for node, placement in placements(state).items():
             self._pending.pop(node, None)
             if node in self.roster:
+                self._overtake(node)
                 known = self._reachable(placement)._replace(origin=self.incarnation, control_rank=control_rank)
                 self._send_to([node], Placed(known))
+
+    def _overtake(self, node: NodeId) -> None:
+        """A node has its place by the join that it had said before; the one that it says again means no other."""
+        session = self.roster.of(node)
+        speaker = None if session is None else self.roster.get(session)
+        if speaker is not None and speaker.says_join_again:
+            speaker.skips_join, speaker.says_join_again = True, False
 
     def _reachable(self, placement: Placement) -> Placement:
         """A host that lives with us may know itself by a loopback address only: then use what remote nodes call us."""
         if not is_loopback(placement.store_address):
             return placement
-        outside = (each.server_address for _, each in self.roster if not is_loopback(each.address))
-        return placement._replace(store_address=next((each for each in outside if each), placement.store_address))
+        return placement._replace(store_address=self.roster.outer_address or placement.store_address)
 
     def _completed(self, notice: Notice) -> Notice:
         """What the pure rooms say of a place, with what only sessions tell."""
@@ -413,6 +433,11 @@ class Arbiter:
     def _unheard(self) -> set[NodeId]:
         """Those who take part and are yet to speak."""
         return {node for node in known_to(self.state) if node not in self.roster}
+
+    def _some_are_unheard(self) -> bool:
+        state = self.state
+        known = chain(state.participants, state.wait_list, state.redundancy_list, state.former)
+        return any(node not in self.roster for node in known)
 
     def _take_sends(self) -> list[Send]:
         sends, self._sends = self._sends, []

@@ -180,7 +180,7 @@ class TcpLink:
             self._write(session.writer, _framed(request))
         self._hold(greeted(self._held, welcome.incarnation, welcome.node))
         if self._held.greeted_as is not None:
-            self._where.greeted(self._held.greeted_as[1])
+            self._where.greeted(self._held.greeted_as[1], welcome.incarnation)
         self._writer = session.writer
         beats = asyncio.ensure_future(self._beat(session.writer, welcome.lease))
         kept = False
@@ -294,10 +294,11 @@ class TcpLink:
             self._dialer = Dialer(place.endpoint, self._settings, self._local_id, place.secret)
         try:
             return await self._dialer.dial(patience, self._last_met())
-        except ConnectionRefusedError:
-            self._where.refused(place)
+        except TRY_AGAIN as error:
+            self._where.failed(place, error)
             raise
         except HandshakeError as error:
+            self._where.failed(place, error)
             if self._where.lasting:
                 raise
             raise OSError(str(error)) from None

@@ -21,7 +21,7 @@ from rallypoint.rendezvous.handshake import (
     Welcome,
     objection_to,
 )
-from rallypoint.rendezvous.messages import JoinRequest, Leave, Notice, Request
+from rallypoint.rendezvous.messages import Beat, JoinRequest, Leave, Notice, Request
 from rallypoint.rendezvous.state import NodeId, Reason
 
 if TYPE_CHECKING:
@@ -36,6 +36,14 @@ HANDSHAKE_TIMEOUT = 10.0
 _UNREAD_LIMIT = 4 * 1024 * 1024
 """Bytes of notices that a node may leave unread before it counts as gone."""
 
+_BEAT = frame(codec.encode(Beat()))
+"""A beat as it comes and goes: nearly all that is ever said in a large job, and the same bytes each time."""
+
+_MANY = 256
+"""Where a server has more connections, it answers every second beat of each. That it lives can be told from these."""
+
+_TAKEN_OUT = "its node was silent for longer than its lease and has been taken out"
+
 
 class ControlConnection(asyncio.Protocol):
     """A stranger at first, a node's session after the handshake."""
@@ -47,6 +55,8 @@ class ControlConnection(asyncio.Protocol):
         self._hub: Hub | None = None
         self._session = 0
         self._leaving = False
+        self._answered = False
+        """Whether the last beat was."""
         self._done = False
 
     # asyncio's side
@@ -63,6 +73,9 @@ class ControlConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes have come in."""
+        if data == _BEAT and self._hub is not None and not self._done and not self._reader.holds_some:
+            self._on_beat(self._hub)
+            return
         if self._done:
             return
         if not self._reader.greeted and self._is_for_the_fallback(data):
@@ -111,7 +124,7 @@ class ControlConnection(asyncio.Protocol):
                 answer = self._handshake.hello(codec.decode(payload, Hello))
             else:
                 answer = Refused(objection_to(version))
-            self._write(MAGIC)
+            self.write(MAGIC)
             return self._say_or_refuse(answer)
         refused = self._handshake.proof(codec.decode(payload, Proof))
         if refused is not None:
@@ -159,17 +172,31 @@ class ControlConnection(asyncio.Protocol):
                 ours.max_nodes,
             )
 
+    def _on_beat(self, hub: Hub) -> None:
+        if not hub.beat(self._session):
+            self._drop(_TAKEN_OUT)
+            return
+        self._answered = not self._answered or len(self._server.connections) <= _MANY
+        if self._answered:
+            # At once: an answer may overtake what else is told, and means only that we live and have heard all so far.
+            self.write(_BEAT)
+
     def _on_request(self, hub: Hub, request: Request) -> None:
+        if isinstance(request, Beat):
+            self._on_beat(hub)
+            return
         if isinstance(request, Leave):
             self._leaving = True
         elif isinstance(request, JoinRequest):
             self._leaving = False
         if not hub.receive(self._session, request):
-            self._drop("its node was silent for longer than its lease and has been taken out")
+            self._drop(_TAKEN_OUT)
 
     def _deliver(self, notice: Notice) -> None:
-        data = frame(codec.encode(notice))
-        self._loop.call_soon_threadsafe(self._write, data)
+        told = self._server.told
+        if told is None or told[0] is not notice:
+            told = self._server.told = (notice, frame(codec.encode(notice)))
+        self._server.post(self, told[1])
 
     def _hang_up(self) -> None:
         log.warning(
@@ -182,10 +209,11 @@ class ControlConnection(asyncio.Protocol):
     # Sending and ending
 
     def _say(self, message: object) -> None:
-        self._write(frame(codec.encode(message)))
+        self.write(frame(codec.encode(message)))
 
-    def _write(self, data: bytes) -> None:
-        if self._transport.is_closing():
+    def write(self, data: bytes) -> None:
+        """Send bytes, unless it was said that nothing more comes. On the loop's thread."""
+        if self._done or self._transport.is_closing():
             return
         self._transport.write(data)
         if self._transport.get_write_buffer_size() > _UNREAD_LIMIT:

@@ -114,7 +114,9 @@ class Dialer:
                 return connected
         if len(failures) == 1:
             raise failures[0]
-        raise OSError("; ".join(f"{place[3][0]}: {error}" for place, error in zip(places, failures, strict=True)))
+        refused = all(isinstance(each, ConnectionRefusedError) for each in failures)
+        kind = ConnectionRefusedError if failures and refused else OSError
+        raise kind("; ".join(f"{place[3][0]}: {error}" for place, error in zip(places, failures, strict=True)))
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, incarnation: str) -> Session:
         handshake = ClientHandshake(self._settings.run_id, self._secret, os.urandom(16), self._settings)

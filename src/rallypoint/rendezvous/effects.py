@@ -111,7 +111,7 @@ def _mark_succeeded(_action: Action, state: State, node: NodeId, _settings: Sett
 
 def _mark_consent(_action: Action, state: State, node: NodeId, settings: Settings) -> State:
     after = state._replace(consents=state.consents | {node})
-    if not after.consents.issuperset(after.participants):
+    if len(after.consents) < len(after.participants) or not after.consents.issuperset(after.participants):
         return after
     return _end_round(Action(Act.END_ROUND, reason=Reason.DRAINED), after, node, settings)
 

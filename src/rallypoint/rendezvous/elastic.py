@@ -18,6 +18,7 @@ from rallypoint.rendezvous.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousGracefulExitError,
+    RendezvousStateError,
     RendezvousTimeoutError,
 )
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
@@ -40,6 +41,7 @@ from rallypoint.rendezvous.messages import (
 )
 from rallypoint.rendezvous.operations import Close, Drain, Fail, Preempt, Succeed
 from rallypoint.rendezvous.state import Member, Outcome, Settings, Verdict
+from rallypoint.rendezvous.telling import Telling
 from rallypoint.rendezvous.worker_stores import WorkerStores
 
 if TYPE_CHECKING:
@@ -89,9 +91,14 @@ class ElasticHandler(RendezvousHandler):
         self._placement: Placement | None = None
         self._waiting = 0
         self._verdict: Verdict | None = None
+        self._told: Placement | None = None
         self._told_round = -1
+        self._ended_round = -1
         self._taken_round = -1
         self._join_used_up = False
+        self._last_word: Notice | None = None
+        """The notice after which no round will come for this node, if there was one."""
+        self._telling = Telling(settings.run_id)
 
     # What torch's handlers have
 
@@ -117,11 +124,30 @@ class ElasticHandler(RendezvousHandler):
         self._send(Close())
 
     def num_nodes_waiting(self) -> int:
-        """How many nodes wait for the next round, as last told; asks nobody."""
-        return self._waiting
+        """How many nodes wait for the next round, as last told; asks nobody.
+
+        It is never 0 once the round that this node was placed in is over, for then there is only the next one.
+
+        Raises:
+            RendezvousConnectionError: the control plane is out of reach for good.
+        """
+        if isinstance(self._last_word, LinkLost):
+            raise RendezvousConnectionError(self._last_word.detail)
+        return self._waiting or int(self._is_over)
+
+    @property
+    def _is_over(self) -> bool:
+        if self._verdict is not None:
+            return self._verdict.outcome is not Outcome.SUCCEEDED
+        return self._ended_round >= self._told_round >= 0
 
     def next_rendezvous(self) -> RendezvousInfo:
-        """Take part in the next round and wait until it is complete. See `RendezvousHandler.next_rendezvous`."""
+        """Take part in the next round and wait until it is complete. See `RendezvousHandler.next_rendezvous`.
+
+        Where an agent listens, its loop has done that: what it has been placed in is taken up and given, once.
+        """
+        if self._listener is not None:
+            return self._met_by_the_agent()
         if self._placement is not None:
             self._send(Drain(self._placement.round))
         self.join("default", 1)
@@ -142,10 +168,15 @@ class ElasticHandler(RendezvousHandler):
                 self.join("default", 1)
             error = error_of(notice)
             if error is not None:
+                self._telling.failed(error)
                 raise error
 
     def shutdown(self) -> bool:
         """Leave, end the worker store and, where it lives here, the control server. The job goes on without us."""
+        if self._last_word is not None and (error := error_of(self._last_word)) is not None:
+            self._telling.failed(error)
+        if self._verdict is not None:
+            self._telling.closed(self._verdict)
         if self._link is not None:
             self._link.close()
         self._stores.close()
@@ -154,11 +185,6 @@ class ElasticHandler(RendezvousHandler):
         return True
 
     # What an agent of ours uses
-
-    @property
-    def settings(self) -> Settings:
-        """Bounds and times of this rendezvous."""
-        return self._settings
 
     def listen(self, deliver: Deliver | None) -> None:
         """From now on hand every notice to `deliver`, from whatever thread it comes; None ends that."""
@@ -175,15 +201,21 @@ class ElasticHandler(RendezvousHandler):
             self._join_used_up = False
             self._taken_round = self._told_round
             self._stores.discard()
+        self._telling.joins()
         address, port = self._stores.prepare()
         member = Member(role, local_world_size, address, port, self._rank_hint)
-        self._send(JoinRequest(member, self._settings.join_timeout))
+        try:
+            self._send(JoinRequest(member, self._settings.join_timeout))
+        except RallypointError as error:
+            self._telling.failed(error)
+            raise
 
     def take_up(self, placement: Placement) -> None:
         """The workers of the round before are gone: only now may its store go, and this round's begin."""
         self._placement = placement
         self._taken_round = placement.round
         self._stores.begin(is_host=placement.group_rank == 0)
+        self._telling.joined(placement)
 
     def info(self, placement: Placement) -> RendezvousInfo:
         """A placement as torch's users know it."""
@@ -234,6 +266,16 @@ class ElasticHandler(RendezvousHandler):
 
     # Inside
 
+    def _met_by_the_agent(self) -> RendezvousInfo:
+        placement = self._told
+        if placement is None or placement.round <= self._taken_round:
+            raise RendezvousStateError(
+                f"the agent of job {self._settings.run_id!r} meets the others by itself; ask for the next rendezvous "
+                "once in each call of its `_rendezvous`, instead of calling the base class's, and nowhere else"
+            )
+        self.take_up(placement)
+        return self.info(placement)
+
     def _send(self, request: JoinRequest | Fail | Succeed | Drain | Preempt | Close | Inquire) -> None:
         if self._link is None:
             self._link = self._open_link(self._on_notice, Deadline.after(self._settings.join_timeout))
@@ -245,9 +287,10 @@ class ElasticHandler(RendezvousHandler):
                 self._waiting = waiting
             case Placed(placement=placement):
                 self._waiting = 0
-                self._told_round = placement.round
+                self._told, self._told_round = placement, placement.round
             case RoundEnded(end=end):
                 self._waiting = 0
+                self._ended_round = end.round
                 self._join_used_up = self._join_used_up or end.round > self._told_round
                 self._stores.round_ended()
             case LinkUp(join_lost=True):
@@ -256,6 +299,8 @@ class ElasticHandler(RendezvousHandler):
                 self._verdict = verdict
             case LinkLost() if self._verdict is not None:
                 return  # the server may go once the verdict is told
+            case JoinRefused() | LinkLost():
+                self._last_word = notice
             case _:
                 pass
         listener = self._listener

@@ -39,6 +39,11 @@ class FrameReader:
         """Whether the magic has been seen."""
         return self._greeted
 
+    @property
+    def holds_some(self) -> bool:
+        """Whether there are bytes of a frame that is not whole yet."""
+        return bool(self._buffer)
+
     def feed(self, data: bytes) -> list[bytes]:
         """Take in bytes and return the frames that are now whole.
 

@@ -198,6 +198,11 @@ class Hub:
         self._flush(hang_ups)
         return known
 
+    def beat(self, session: int) -> bool:
+        """As `receive` of a beat, for who answers it himself. Nothing is told to anybody and nothing is due sooner."""
+        with self._lock:
+            return self._arbiter.beat(session, self._clock.monotonic())
+
     def detach(self, session: int, reason: Reason = Reason.LOST) -> None:
         """A session has ended."""
         with self._lock:

@@ -13,6 +13,9 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
+_SLEEPS = 3
+"""So many sleeps in a row are excused: who always sleeps must judge some day."""
+
 
 class Silence(NamedTuple):
     """What a look found: sessions that are `over` because their nodes are lost, or `out_of_reach` because we are."""
@@ -38,7 +41,8 @@ class Liveness:
         self._at_home: set[int] = set()
         self._heard_at = -math.inf
         self._looked_at = -math.inf
-        self._woke = False
+        self._woke = 0
+        """How many looks in a row came after a sleep, and found nobody for that."""
 
     def opened(self, session: int, now: float, *, leased: bool, at_home: bool) -> None:
         """A session begins; `at_home` if its node lives with us."""
@@ -80,7 +84,7 @@ class Liveness:
         self._excuse(now, late)
         self._heard_at = min(now, self._heard_at + late)
         # After a sleep, look a little later: until then what waits unread is read.
-        self._woke = late > self.lease / 8 and not self._woke
+        self._woke = self._woke + 1 if late > self.lease / 8 and self._woke < _SLEEPS else 0
         self._looked_at = now - (self.lease * 3 / 16 if self._woke else 0.0)
         if self._woke:
             return Silence()

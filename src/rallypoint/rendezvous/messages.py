@@ -26,7 +26,7 @@ class Leave(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """I live. The arbiter sends the same back, so that both sides know it of each other."""
+    """I live. The arbiter sends the same back, in a large job to every second one: both sides know it of each other."""
 
 
 class Inquire(NamedTuple):

@@ -14,6 +14,7 @@ class Observer:
     """One observer's memory. `look` at each new state before asking anything of it."""
 
     def __init__(self, settings: Settings) -> None:
+        self._interval = settings.keep_alive_interval
         self._allowance = settings.keep_alive_interval * settings.keep_alive_max_attempt
         self._beats: dict[NodeId, tuple[int, float]] = {}
         self._last_call: tuple[int, float] | None = None
@@ -23,12 +24,14 @@ class Observer:
 
     def look(self, state: State, now: float) -> None:
         """Take in a state seen at `now`, in seconds on the observer's clock."""
-        if self._looked_at is not None and now - self._looked_at > self._allowance:
-            # The observer itself slept: what stood still meanwhile may only look so. Start timing anew.
-            self._beats.clear()
+        unseen = 0.0
+        if self._looked_at is not None:
+            # While the observer slept, or the service was out of reach, nobody's beats could be seen: that time is
+            # held against nobody.
+            unseen = max(0.0, now - self._looked_at - self._interval / 2)
         self._looked_at = now
         self._beats = {
-            node: seen if (seen := self._beats.get(node)) and seen[0] == count else (count, now)
+            node: (count, seen[1] + unseen) if (seen := self._beats.get(node)) and seen[0] == count else (count, now)
             for node, count in state.beats.items()
         }
         if self._round is None or self._round[0] != state.round:

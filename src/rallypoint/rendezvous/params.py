@@ -72,7 +72,9 @@ class RendezvousParameters:
         try:
             return int(value)
         except (TypeError, ValueError, OverflowError):
-            raise UserError(f"rendezvous option {key}={value!r} is not a whole number; write {key}=30, say") from None
+            raise UserError(
+                f"rendezvous option {key}={value!r} is not a whole number; write {key}=30 in --rdzv-conf, say"
+            ) from None
 
     def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
         """The option `key` as yes or no, or `default` where it was not given.

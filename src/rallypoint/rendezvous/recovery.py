@@ -57,6 +57,9 @@ def recovered(state: State, node: NodeId, holding: Holding, settings: Settings) 
 
 def seated_before(state: State, node: NodeId, holding: Holding) -> NodeId | None:
     """Who `node` is in the state already, if what it says was heard in an earlier session of the same process."""
+    absent = NodeId.absent(holding.group_rank)
+    if absent in state.participants or absent in state.former:
+        return None  # nobody has spoken for this seat yet: found so, thousands of nodes come back in linear time
     seats = state.participants.items()
     ranks = {each: seat.rank if state.complete else seat.former for each, seat in seats} | dict(state.former)
     if (holding.origin, holding.round) != (state.origin, state.round if state.complete else state.round - 1):

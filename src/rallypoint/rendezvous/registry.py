@@ -43,6 +43,19 @@ class RendezvousHandlerRegistry:
             raise UserError(f"the rendezvous backend {backend!r} is registered already, with another creator")
         self._creators[backend] = creator
 
+    def find(self, backend: str) -> RendezvousHandlerCreator | str:
+        """What makes the handlers of a backend; an installed package's is asked for once.
+
+        Raises:
+            UserError: there is no such backend.
+        """
+        creator = self._creators.get(backend) or _plugin(backend)
+        if creator is None:
+            known = ", ".join(sorted({*self._creators, *entry_point_names(ENTRY_POINT_GROUP)}))
+            raise UserError(f"rendezvous backend {backend!r} is unknown; choose one of {known}")
+        self._creators[backend] = creator
+        return creator
+
     def create_handler(self, params: RendezvousParameters) -> RendezvousHandler:
         """A handler for the backend that `params` names.
 
@@ -50,10 +63,7 @@ class RendezvousHandlerRegistry:
             UserError: there is no such backend, or its parameters cannot work.
             RuntimeError: the handler goes by another name than it was asked for.
         """
-        creator = self._creators.get(params.backend) or _plugin(params.backend)
-        if creator is None:
-            known = ", ".join(sorted({*self._creators, *entry_point_names(ENTRY_POINT_GROUP)}))
-            raise UserError(f"rendezvous backend {params.backend!r} is unknown; choose one of {known}")
+        creator = self.find(params.backend)
         if isinstance(creator, str):
             creator = load(creator)
         handler: RendezvousHandler = creator(params)
@@ -77,7 +87,9 @@ def _plugin(backend: str) -> RendezvousHandlerCreator | None:
 
 rendezvous_handler_registry = RendezvousHandlerRegistry()
 rendezvous_handler_registry.register("c10d", "rallypoint.rendezvous.backends.embedded:create_handler")
+rendezvous_handler_registry.register("etcd", "rallypoint.rendezvous.backends.etcd:create_handler")
 rendezvous_handler_registry.register("static", "rallypoint.rendezvous.backends.static:create_handler")
+rendezvous_handler_registry.register("etcd-v2", "rallypoint.rendezvous.backends.etcd_v2:create_handler")
 
 
 def get_rendezvous_handler(params: RendezvousParameters) -> RendezvousHandler:

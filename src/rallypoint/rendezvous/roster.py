@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from rallypoint.base.endpoint import is_loopback
 from rallypoint.rendezvous.liveness import Liveness
 from rallypoint.rendezvous.state import NodeId, Settings
 
@@ -27,6 +28,8 @@ class Session:
     """What the node sees as ours; empty for the node that lives in our own process."""
     settings: Settings | None
     """What the node was started with."""
+    says_join_again: bool = False
+    """Whether the node has said at the beginning of the session that it waits for a place, and has not asked yet."""
     skips_join: bool = False
     """Whether the join that it says next was overtaken by what it has just been told."""
 
@@ -42,12 +45,18 @@ class Roster:
         """Address and process id to the lowest local id that was not given there yet."""
         self._claimed: dict[NodeId, NodeId] = {}
         """What a session was called at first to the name that it has claimed."""
+        self._claims: dict[NodeId, list[NodeId]] = {}
+        """The same the other way round."""
+        self._outside: dict[int, str] = {}
+        """What nodes of other machines call us."""
 
     def open(self, number: int, session: Session, now: float, *, leased: bool, at_home: bool) -> NodeId:
         """A session begins; `session.node` is the name that its node would like. Returns the one that it gets."""
         session.node = self._unique(session.node)
         self._sessions[number] = session
         self._by_node[session.node] = number
+        if session.server_address and not is_loopback(session.address):
+            self._outside[number] = session.server_address
         self.liveness.opened(number, now, leased=leased, at_home=at_home)
         return session.node
 
@@ -66,6 +75,7 @@ class Roster:
         if former is not None:
             self.close(former)
         self._claimed[session.node] = name
+        self._claims.setdefault(name, []).append(session.node)
         del self._by_node[session.node]
         session.node = name
         self._by_node[name] = number
@@ -76,12 +86,15 @@ class Roster:
         session = self._sessions.pop(number, None)
         if session is not None:
             del self._by_node[session.node]
+            self._outside.pop(number, None)
             self.liveness.closed(number)
         return session
 
     def forget(self, node: NodeId) -> None:
         """Nothing is held for a node any more: what it has claimed needs not be known."""
-        self._claimed = {called: name for called, name in self._claimed.items() if name != node}
+        for called in self._claims.pop(node, ()):
+            if self._claimed.get(called) == node:
+                del self._claimed[called]
 
     def get(self, number: int) -> Session | None:
         """The session of that number, if it is open."""
@@ -102,6 +115,11 @@ class Roster:
     def nodes(self) -> frozenset[NodeId]:
         """All nodes that have a session."""
         return frozenset(self._by_node)
+
+    @property
+    def outer_address(self) -> str:
+        """What a node of another machine calls us; empty if there is none."""
+        return next(iter(self._outside.values()), "")
 
     @property
     def at_home(self) -> list[NodeId]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     from rallypoint.rendezvous.connection import ControlConnection
     from rallypoint.rendezvous.handshake import Hello
+    from rallypoint.rendezvous.messages import Notice
     from rallypoint.rendezvous.strangers import Strangers
 
 log = get_logger(__name__)
@@ -93,6 +95,10 @@ class ControlServer:
         self._listeners = (listener,) if isinstance(listener, socket.socket) else tuple(listener)
         self.host, self.port = self._listeners[0].getsockname()[:2]
         self.connections: set[ControlConnection] = set()
+        self._outbox: deque[tuple[ControlConnection, bytes]] = deque()
+        self._posting = False
+        self.told: tuple[Notice, bytes] | None = None
+        """The notice that was told last, and its frame: often many are told the same."""
         self.strangers: Strangers
         self._loop = loop or shared_loop()
         self._servers: list[asyncio.Server] = []
@@ -114,6 +120,22 @@ class ControlServer:
         if self._closed is None:
             self._closed = self._loop.submit(self._shut(linger))
         self._closed.result()
+
+    def post(self, connection: ControlConnection, data: bytes) -> None:
+        """Have `data` written on the loop's thread, in the order of the calls; from any thread.
+
+        The loop is woken once for all that it has not got to yet.
+        """
+        self._outbox.append((connection, data))
+        if not self._posting:
+            self._posting = True
+            self._loop.call(self._write_posted)
+
+    def _write_posted(self) -> None:
+        self._posting = False  # first: who appends from now on has us called again
+        while self._outbox:
+            connection, data = self._outbox.popleft()
+            connection.write(data)
 
     @staticmethod
     def nonce() -> bytes:

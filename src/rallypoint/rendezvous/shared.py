@@ -46,7 +46,7 @@ log = get_logger(__name__)
 _READ_EVERY = 1.0
 """Seconds between two looks at a backend that cannot say when it has changed."""
 _GIVE_UP = 60.0
-"""Seconds for which a backend that was in reach before may be out of reach."""
+"""Seconds for which a backend may be out of reach when a node that takes part has something to say to it."""
 
 
 class SharedStateLink:
@@ -120,12 +120,13 @@ class SharedStateLink:
     def _turn_until_it_works(self, request: Request) -> None:
         """A backend out of reach is tried again: what was asked for must not be lost. A damaged state stays damaged."""
         since = self._clock.monotonic()
+        patience = request.timeout if isinstance(request, JoinRequest) else _GIVE_UP
         while True:
             try:
                 self._turn(request)
                 return
             except RendezvousConnectionError as error:
-                if self._ending.is_set() or self._clock.monotonic() - since > _GIVE_UP:
+                if self._ending.is_set() or self._clock.monotonic() - since > patience:
                     raise
                 log.warning("the rendezvous state is out of reach: %s; trying again", error)
                 self._ending.wait(_READ_EVERY)

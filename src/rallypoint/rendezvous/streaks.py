@@ -36,5 +36,7 @@ def hold_for(streak: Streak, settings: Settings) -> float:
 
 
 def _last_line(cause: Cause) -> str:
+    if cause.exitcode < 0:
+        return f"signal {-cause.exitcode}"  # what is said of such a death may name the process, another each time
     lines = (cause.traceback or cause.message).rstrip().splitlines()
     return lines[-1].strip()[:_LINE] if lines else ""

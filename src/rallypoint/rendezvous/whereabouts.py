@@ -38,12 +38,12 @@ class Whereabouts(Protocol):
         """What there is to say while nobody knows."""
         ...
 
-    def greeted(self, node: NodeId) -> None:
-        """A session is open, in which this node is called so."""
+    def greeted(self, node: NodeId, incarnation: str) -> None:
+        """A session is open, in which this node is called so, with the arbiter of that name."""
         ...
 
-    def refused(self, place: Place) -> None:
-        """The machine is there, and nobody listens at that port."""
+    def failed(self, place: Place, error: Exception) -> None:
+        """No session could be opened there."""
         ...
 
 
@@ -67,8 +67,8 @@ class Fixed:
         """Nothing: it is known."""
         return ""
 
-    def greeted(self, node: NodeId) -> None:
+    def greeted(self, node: NodeId, incarnation: str) -> None:
         """Nobody else needs to know the name."""
 
-    def refused(self, place: Place) -> None:
+    def failed(self, place: Place, error: Exception) -> None:
         """It may be there yet."""

@@ -146,3 +146,14 @@ def test_when_no_address_answers_each_is_named() -> None:
     assert (
         "127.0.0.2: 127.0.0.2 does not answer a TCP connection; 127.0.0.1: [Errno 111] Connection refused" in sentence
     )
+
+
+def test_when_all_addresses_refuse_that_is_a_refusal() -> None:
+    port = free_port()
+
+    async def script(loop: Resolving) -> None:
+        loop.answer.set()
+        with pytest.raises(ConnectionRefusedError, match=r"127\.0\.0\.2: .*127\.0\.0\.1: "):
+            await Dialer(Endpoint("control", port), SETTINGS, 0, None).dial(5.0)
+
+    play(["127.0.0.2", "127.0.0.1"], script)

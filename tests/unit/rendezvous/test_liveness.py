@@ -79,3 +79,30 @@ def test_a_sleep_of_ours_is_nobodys_silence(asleep: float, heard: float) -> None
     liveness.heard(1, woken)
     liveness.heard(2, woken)
     assert awake(liveness, woken, woken + 10.0, beats=(1, 2))[1] == Silence()
+
+
+def test_one_sleep_after_the_other_is_nobodys_silence_either() -> None:
+    """What came in the first sleep was not read before the second began."""
+    liveness = watched(1, 2)
+    awake(liveness, 0.0, 1.0, beats=(1, 2))
+    now = liveness.look_at() + LEASE
+    assert liveness.look(now) == Silence()
+    now = liveness.look_at() + LEASE
+    assert liveness.look(now) == Silence()
+    liveness.heard(1, now)
+    liveness.heard(2, now)
+    assert awake(liveness, now, now + 10.0, beats=(1, 2))[1] == Silence()
+
+
+def test_who_always_sleeps_finds_the_silent_all_the_same() -> None:
+    liveness = watched(1, 2)
+    liveness.look(0.0)
+    found = Silence()
+    for _ in range(100):
+        liveness.heard(1, liveness.look_at())
+        now = liveness.look_at() + LEASE / 4
+        liveness.heard(1, now)
+        found = liveness.look(now)
+        if found.over:
+            break
+    assert found == Silence(over=(2,))

@@ -240,3 +240,35 @@ def test_all_workers_of_a_round_are_told_one_restart_count_whatever_is_heard_mea
     (placed,) = [notice for notice in first.told if isinstance(notice, Placed)]
     assert placed.placement.restarts == 0
     assert job.arbiter.state.ledger.failures == 2, "the next round's count goes on from there"
+
+
+def test_a_join_that_is_said_again_means_no_round_after_the_one_that_it_was_answered_with() -> None:
+    """It was on its way when the round began by the join that was said before, and the round is over when it comes."""
+    settings = Settings("job", 2, 2)
+    arbiter = Arbiter(settings, "0")
+    names = [NodeId("a", 1, 0), NodeId("b", 1, 0)]
+    member = Member("default", 1, "", 7001)
+    for session, name in enumerate(names):
+        arbiter.open(session, name, 0.0, address=name.addr)
+    arbiter.receive(0, JoinRequest(member, 600.0), 0.0)
+    arbiter.open(2, NodeId("a", 1, 0), 0.0, address="a")
+    arbiter.receive(2, Holding("0", names[0], member, joining=True), 0.0)
+    told = arbiter.receive(1, JoinRequest(Member("default", 1, "", 7002), 600.0), 0.0)
+    assert {session for session, notice in told if isinstance(notice, Placed)} == {1, 2}
+    arbiter.receive(1, Fail(0, CAUSE, 9), 0.0)
+    arbiter.receive(2, JoinRequest(member, 600.0), 0.0)  # the one said again
+    arbiter.receive(1, JoinRequest(Member("default", 1, "", 7004), 600.0), 0.0)
+    told = arbiter.receive(2, JoinRequest(member._replace(store_port=7003), 600.0), 0.0)
+    stores = {notice.placement.store_port for _, notice in told if isinstance(notice, Placed)}
+    assert stores == {7003}
+
+
+def test_a_node_that_has_met_another_arbiter_since_is_known_by_the_round_that_it_is_in() -> None:
+    job = Job(2, 2)
+    before = job.arbiter.state
+    for node in job.nodes:
+        node.told.clear()
+        node.held = node.held._replace(known_as=("another", NodeId("elsewhere", 9, 0)))
+        job.open(node)
+    assert job.arbiter.state == before
+    assert not any(node.told for node in job.nodes)

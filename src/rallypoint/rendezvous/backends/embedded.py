@@ -28,6 +28,7 @@ from rallypoint.rendezvous.hub import Hub, LocalLink, Timekeeper
 from rallypoint.rendezvous.link import Deliver, Link
 from rallypoint.rendezvous.params import C10D_PORT, RendezvousParameters
 from rallypoint.rendezvous.state import NodeId, Settings
+from rallypoint.rendezvous.telling import tell_hosting
 
 if TYPE_CHECKING:
     from rallypoint.rendezvous.server import ControlServer
@@ -139,4 +140,5 @@ class _Control:
             hub = Hub(self.settings)
             self._server = ControlServer(hub, listener, secret=secret())
             log.info("control plane listens on port %d", self._server.port)
+        tell_hosting(self.settings.run_id)
         return LocalLink(hub, NodeId(address, os.getpid(), local_id()), deliver, address)

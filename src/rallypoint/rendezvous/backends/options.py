@@ -71,7 +71,7 @@ def _positive(params: RendezvousParameters, name: str, default: int) -> int:
     value = params.get_as_int(name, default)
     assert value is not None
     if value <= 0:
-        raise UserError(f"rendezvous option {name}={value} must be positive")
+        raise UserError(f"rendezvous option {name}={value} must be positive; write {name}=30 in --rdzv-conf, say")
     return value
 
 

@@ -1,0 +1,128 @@
+"""`etcd`: the arbiter lives in an agent that etcd elects, and its memory in etcd (the v3 API).
+
+No machine is special: whichever is lost, the others go on. A round costs each node what it costs with the embedded
+server, and etcd a few writes, whatever the number of nodes (decision 18).
+"""
+
+from __future__ import annotations
+
+import socket
+from functools import partial
+from typing import TYPE_CHECKING
+
+from rallypoint.base.clock import Deadline
+from rallypoint.base.endpoint import Endpoint, is_loopback, own_address
+from rallypoint.rendezvous.backends.etcd_options import credentials_of, endpoints_of, tls_of
+from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
+from rallypoint.rendezvous.elastic import ElasticHandler, local_id
+from rallypoint.rendezvous.etcd.keys import Keys
+from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo
+from rallypoint.rendezvous.link import Deliver, Link
+from rallypoint.rendezvous.messages import Placement
+from rallypoint.rendezvous.params import RendezvousParameters
+
+if TYPE_CHECKING:
+    from rallypoint.etcd.client import EtcdClient
+    from rallypoint.rendezvous.etcd.candidate import Candidate
+    from rallypoint.store.api import Store
+
+DEFAULT_PREFIX = "/rallypoint"
+_TIMEOUT = 3.0
+"""Seconds that a request has, over all members together."""
+
+
+def create_handler(params: RendezvousParameters) -> RendezvousHandler:
+    """The handler for `etcd` parameters. Nothing is opened before the first join.
+
+    Raises:
+        UserError: an option or an endpoint cannot work.
+    """
+    return _Handler(params, _Control(params))
+
+
+class _Handler(ElasticHandler):
+    """The handler of every rendezvous, but that the agents' own store is in etcd, and no machine's."""
+
+    def __init__(self, params: RendezvousParameters, control: _Control) -> None:
+        super().__init__(
+            params.backend,
+            control.settings,
+            control.open,
+            worker_stores(params),
+            rank_hint=rank_hint(params),
+            shut=control.close,
+        )
+        self._control = control
+
+    def info(self, placement: Placement) -> RendezvousInfo:
+        """A placement as torch's users know it."""
+        info = super().info(placement)
+        store = partial(self._control.store, placement.round)
+        return RendezvousInfo(store, info.rank, info.world_size, info.bootstrap_store_info)
+
+
+class _Control:
+    """This node's end of the control plane: its standing in etcd, and the link to whoever is the arbiter."""
+
+    def __init__(self, params: RendezvousParameters) -> None:
+        self.settings = settings_of(params)
+        self._endpoints = endpoints_of(params.endpoint)
+        self._tls = tls_of(params)
+        self._credentials = credentials_of(params)
+        self._keys = Keys.of(str(params.get("prefix", DEFAULT_PREFIX)), params.run_id)
+        self._local_addr = params.local_addr
+        self._candidate: Candidate | None = None
+        self._client: EtcdClient | None = None
+        """The agents' store's, once somebody has asked for that."""
+
+    def open(self, deliver: Deliver, deadline: Deadline) -> Link:
+        """Stand for election, and connect to whoever is elected; returns at once."""
+        from rallypoint.rendezvous.client import TcpLink
+        from rallypoint.rendezvous.etcd.candidate import Candidate
+        from rallypoint.rendezvous.etcd.posted import Posted
+
+        number = local_id()
+        posted = Posted(", ".join(str(each) for each in self._endpoints))
+        self._candidate = Candidate(self._connect, self._keys, self.settings, posted, self._addresses, number)
+        link = TcpLink(posted, self.settings, number, deliver, deadline)
+        posted.on_move = link.follow
+        self._candidate.start()
+        return link
+
+    def store(self, round_: int) -> Store:
+        """The agents' store of a round. It goes with the job."""
+        from rallypoint.store.etcd import EtcdStore
+
+        if self._client is None:
+            self._client = self._connect()
+        state = self._client.range(self._keys.state).kvs
+        return EtcdStore(self._client, self._keys.store + b"%d/" % round_, state[0].lease if state else 0)
+
+    def close(self) -> None:
+        """Leave etcd. Idempotent."""
+        if self._client is not None:
+            self._client.close()
+        if self._candidate is not None:
+            self._candidate.close()
+
+    def _addresses(self) -> list[str]:
+        return own_addresses(self._endpoints, self._local_addr)
+
+    def _connect(self) -> EtcdClient:
+        from rallypoint.etcd.client import EtcdClient
+
+        return EtcdClient(self._endpoints, self._tls, self._credentials, _TIMEOUT)
+
+
+def own_addresses(endpoints: list[Endpoint], local_addr: str | None) -> list[str]:
+    """Addresses of this machine as other agents may reach it, the likeliest first: those that it uses towards etcd.
+
+    Where etcd is reached at this machine only, there may be a member of it on each: then also the machine's name.
+    """
+    if local_addr:
+        return [local_addr]
+    found = list(dict.fromkeys(own_address(each) for each in endpoints))
+    outside = [each for each in found if not is_loopback(each)]
+    if outside:
+        return outside
+    return [*found, socket.gethostname()]

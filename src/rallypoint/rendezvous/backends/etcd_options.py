@@ -1,0 +1,73 @@
+"""From a backend's parameters to what a client of etcd needs: endpoints, certificates, a user."""
+
+from __future__ import annotations
+
+import os
+
+from rallypoint.base.endpoint import Endpoint, parse_endpoint
+from rallypoint.base.errors import UserError
+from rallypoint.etcd.api import Credentials, Tls
+from rallypoint.rendezvous.params import RendezvousParameters
+
+DEFAULT_PORT = 2379
+PASSWORD_VARIABLE = "RALLYPOINT_ETCD_PASSWORD"
+
+
+def endpoints_of(text: str) -> list[Endpoint]:
+    """One or several endpoints, separated by commas; each may begin with a scheme.
+
+    Raises:
+        UserError: one of them cannot be an endpoint.
+    """
+    parts = [part.strip() for part in text.split(",")]
+    bare = [part.removeprefix("http://").removeprefix("https://") for part in parts]
+    return list(dict.fromkeys(parse_endpoint(part, DEFAULT_PORT) for part in bare))
+
+
+def tls_of(params: RendezvousParameters) -> Tls | None:
+    """The certificates, by the names of either of torch's etcd backends; None for plain connections.
+
+    Raises:
+        UserError: they do not go together.
+    """
+    cacert = _file(params, "cacert", "ca_cert")
+    cert = _file(params, "cert", "ssl_cert")
+    key = _file(params, "key", "ssl_cert_key")
+    given = cacert is not None or cert is not None or key is not None
+    protocol = str(params.get("protocol", "https" if given else "http")).strip().lower()
+    if protocol not in ("http", "https"):
+        raise UserError(f"rendezvous option protocol={protocol!r} is unknown; choose http or https")
+    if protocol == "http":
+        if given:
+            raise UserError(
+                "rendezvous option protocol=http uses no certificates; give protocol=https or leave them out"
+            )
+        return None
+    if key is not None and cert is None:
+        raise UserError(f"rendezvous option key={key!r} is the key of no certificate; give cert too")
+    return Tls(cacert, cert, key)
+
+
+def credentials_of(params: RendezvousParameters) -> Credentials | None:
+    """User and password; None where no user is named. The password may stand in `RALLYPOINT_ETCD_PASSWORD`, where
+    other users of the machine cannot read it.
+
+    Raises:
+        UserError: there is a password and no user, or one of them is no text.
+    """
+    user, password = params.get("user"), params.get("password")
+    if user is None:
+        if password is not None:
+            raise UserError("rendezvous option password is of no user; give user too")
+        return None
+    found = Credentials(str(user), os.environ.get(PASSWORD_VARIABLE, "") if password is None else str(password))
+    try:
+        "".join(found).encode()
+    except UnicodeEncodeError:
+        raise UserError("rendezvous options user and password must be text in UTF-8, and one of them is not") from None
+    return found
+
+
+def _file(params: RendezvousParameters, *names: str) -> str | None:
+    found = (params.get(name) for name in names)
+    return next((str(each) for each in found if each is not None), None)

@@ -1,0 +1,230 @@
+"""The v2 API of etcd over HTTP (etcd up to 3.5 with `--enable-v2`): read, compare and set, delete.
+
+Laws:
+
+1. Each request has a deadline at each member, and goes to the next member when one does not answer.
+2. A request that changes something is sent again only where its condition lets it happen once (`if_index`, `if_new`).
+   Whether it was sent before without an answer is in `Written.sent_again`: a refusal may then come from its own first
+   sending, and what is stored tells.
+
+A client is for one thread; `long_poll` gives something with a connection of its own, for another.
+"""
+
+from __future__ import annotations
+
+import http.client
+from collections.abc import Sequence
+from typing import NamedTuple
+from urllib.parse import urlencode
+
+from rallypoint.base.endpoint import Endpoint
+from rallypoint.etcd.api import Credentials, EtcdRefused, EtcdUnreachable, Tls
+from rallypoint.rendezvous.backends.etcd_v2_poll import LongPoll
+from rallypoint.rendezvous.backends.etcd_v2_wire import (
+    HUNG_UP,
+    KEY_NOT_FOUND,
+    NODE_EXISTS,
+    TEST_FAILED,
+    Answer,
+    Dialer,
+    Node,
+    fault_of,
+    headers_of,
+    node_of,
+    path_of,
+    read,
+)
+
+_BRIEF = 2.0
+"""Seconds that a member may take where there are others to ask."""
+
+
+class Found(NamedTuple):
+    """The answer to a read: what is there, or None, as of etcd's index `as_of`."""
+
+    node: Node | None
+    as_of: int
+
+
+class Written(NamedTuple):
+    """The answer to a write with a condition: the node as written, or None where the condition does not hold.
+
+    `sent_again`: see law 2. `there` is False where `if_index` was asked of a key that is not there.
+    """
+
+    node: Node | None
+    there: bool
+    sent_again: bool
+
+
+class EtcdV2Client:
+    """The members of one etcd cluster.
+
+    Args:
+        endpoints: the members; one that answers is asked on.
+        tls: None for plain HTTP.
+        credentials: None where etcd knows no users.
+        timeout: seconds that a request may take at one member; less where there are others to ask.
+
+    Raises:
+        UserError: a file of `tls` cannot be used.
+    """
+
+    def __init__(
+        self,
+        endpoints: Sequence[Endpoint],
+        tls: Tls | None = None,
+        credentials: Credentials | None = None,
+        timeout: float = 5.0,
+    ) -> None:
+        self._endpoints = list(endpoints)
+        self._dial = Dialer(tls, min(timeout, _BRIEF) if len(self._endpoints) > 1 else timeout)
+        self._headers = headers_of(credentials)
+        self._at = 0
+        self._connection: http.client.HTTPConnection | None = None
+
+    def again(self) -> EtcdV2Client:
+        """Another client of the same cluster, for another thread."""
+        twin = object.__new__(EtcdV2Client)
+        vars(twin).update(vars(self), _connection=None)
+        return twin
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """The member that is asked first."""
+        return self._endpoints[self._at]
+
+    def get(self, key: str, *, quorum: bool = False) -> Found:
+        """What is at a key; a directory comes with what is in it.
+
+        Args:
+            key: such as `/a/b`.
+            quorum: have the cluster agree on the answer; else the member that is asked may lag behind.
+
+        Raises:
+            EtcdUnreachable: no member answers.
+            EtcdRefused: the cluster, or what is at the endpoint, will not do it.
+        """
+        answer = self._ask("GET", path_of(key) + ("?quorum=true" if quorum else ""))
+        if answer.code == KEY_NOT_FOUND:
+            return Found(None, answer.as_of)
+        if answer.code:
+            raise answer.refusal(f"read {key!r}")
+        return Found(node_of(answer.body["node"]), answer.as_of)
+
+    def put(
+        self,
+        key: str,
+        value: str,
+        *,
+        ttl: int | None = None,
+        if_index: int | None = None,
+        if_new: bool = False,
+        repeatable: bool = False,
+    ) -> Written:
+        """Store a value.
+
+        Args:
+            key: such as `/a/b`; directories above it are made.
+            value: any text.
+            ttl: seconds after which it goes away unless it is written again; None for never.
+            if_index: only if the key was last changed at this index.
+            if_new: only if the key is not there.
+            repeatable: it may happen twice also without a condition.
+
+        Raises:
+            EtcdUnreachable: no member answers; the value may have been stored.
+            EtcdRefused: the cluster, or what is at the endpoint, will not do it.
+        """
+        fields = {"value": value}
+        if ttl is not None:
+            fields["ttl"] = str(ttl)
+        if if_index is not None:
+            fields["prevIndex"] = str(if_index)
+        if if_new:
+            fields["prevExist"] = "false"
+        repeatable = repeatable or if_new or if_index is not None
+        answer = self._ask("PUT", path_of(key), urlencode(fields), repeatable=repeatable)
+        if not answer.code:
+            return Written(node_of(answer.body["node"]), True, answer.sent_again)
+        if answer.code in (TEST_FAILED, NODE_EXISTS, KEY_NOT_FOUND):
+            return Written(None, answer.code != KEY_NOT_FOUND, answer.sent_again)
+        raise answer.refusal(f"write {key!r}")
+
+    def delete(self, key: str) -> bool:
+        """Remove a value; whether it was there.
+
+        Raises:
+            EtcdUnreachable: no member answers; the value may have been removed.
+            EtcdRefused: the cluster, or what is at the endpoint, will not do it.
+        """
+        answer = self._ask("DELETE", path_of(key), repeatable=False)
+        if answer.code not in (0, KEY_NOT_FOUND):
+            raise answer.refusal(f"delete {key!r}")
+        return not answer.code
+
+    def long_poll(self) -> LongPoll:
+        """Something that waits for changes, for another thread; it asks the member that this client asks."""
+        return LongPoll(lambda: self.endpoint, self._dial, self._headers)
+
+    def close(self) -> None:
+        """Hang up. The client can be used on."""
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    # Inside
+
+    def _ask(self, method: str, path: str, form: str | None = None, *, repeatable: bool = True) -> Answer:
+        """Ask one member after the other until one has an answer; raises what all of them together mean."""
+        faults: list[EtcdUnreachable | EtcdRefused] = []
+        for _ in self._endpoints:
+            try:
+                answer = self._ask_one(method, path, form, repeatable)
+                return answer._replace(sent_again=answer.sent_again or any(map(_is_doubtful, faults)))
+            except (EtcdUnreachable, EtcdRefused) as fault:
+                self.close()
+                faults.append(fault)
+                self._at = (self._at + 1) % len(self._endpoints)
+                if not repeatable and _is_doubtful(fault):
+                    break
+        words = "; ".join(str(fault) for fault in faults)
+        if all(isinstance(fault, EtcdRefused) for fault in faults):
+            raise EtcdRefused(words)
+        raise EtcdUnreachable(words, any(map(_is_doubtful, faults)))
+
+    def _ask_one(self, method: str, path: str, form: str | None, repeatable: bool) -> Answer:
+        endpoint = self.endpoint
+        changes, sent_again = method != "GET", False
+        kept = self._connection
+        if kept is not None:
+            try:
+                return self._exchange(kept, endpoint, method, path, form)
+            except (ConnectionError, *HUNG_UP) as error:  # such a one may have been closed while nobody used it
+                self.close()
+                if changes and not repeatable:
+                    raise EtcdUnreachable(f"etcd at {endpoint} has hung up ({error})", True) from None
+                sent_again = changes
+            except (OSError, http.client.HTTPException) as error:
+                raise fault_of(endpoint, error, self._dial.secure, sent=True) from None
+        sent = False
+        try:
+            connection = self._connection = self._dial(endpoint)
+            sent = True
+            return self._exchange(connection, endpoint, method, path, form)._replace(sent_again=sent_again)
+        except (OSError, http.client.HTTPException) as error:
+            raise fault_of(endpoint, error, self._dial.secure, sent=sent or sent_again) from None
+
+    def _exchange(
+        self, connection: http.client.HTTPConnection, endpoint: Endpoint, method: str, path: str, form: str | None
+    ) -> Answer:
+        headers = dict(self._headers)
+        if form is not None:
+            headers["Content-Type"] = "application/x-www-form-urlencoded"
+        connection.request(method, path, form, headers)
+        response = connection.getresponse()
+        return read(endpoint, response, response.read())
+
+
+def _is_doubtful(fault: EtcdUnreachable | EtcdRefused) -> bool:
+    return isinstance(fault, EtcdUnreachable) and fault.outcome_unknown

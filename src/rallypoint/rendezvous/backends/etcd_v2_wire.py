@@ -1,0 +1,168 @@
+"""What the v2 API of etcd looks like on the wire: connections, answers, and what those that went wrong mean.
+
+What may get better by waiting is `EtcdUnreachable`, what needs somebody to change something is `EtcdRefused`.
+"""
+
+from __future__ import annotations
+
+import base64
+import http.client
+import json
+import ssl
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+from urllib.parse import quote
+
+from rallypoint.base.endpoint import Endpoint
+from rallypoint.base.errors import UserError
+from rallypoint.etcd.api import Credentials, EtcdRefused, EtcdUnreachable, Tls
+
+KEY_NOT_FOUND, TEST_FAILED, NODE_EXISTS, UNAUTHORIZED, EVENT_INDEX_CLEARED = 100, 101, 105, 110, 401
+"""Of the v2 API's error codes."""
+
+HUNG_UP = (http.client.RemoteDisconnected, http.client.IncompleteRead)
+
+_RAFT_ERRORS = range(300, 400)
+
+
+class Node(NamedTuple):
+    """A key as it is stored; `value` is None for a directory."""
+
+    key: str
+    value: str | None
+    modified: int
+    children: tuple[Node, ...] = ()
+
+
+class Answer(NamedTuple):
+    status: int
+    body: Mapping[str, Any]
+    as_of: int
+    endpoint: Endpoint
+    sent_again: bool
+
+    @property
+    def code(self) -> int:
+        return int(self.body.get("errorCode", 0))
+
+    def refusal(self, what: str) -> EtcdRefused | EtcdUnreachable:
+        said = f"{self.body.get('message', f'status {self.status}')} ({self.body.get('cause', '')})"
+        return EtcdRefused(f"etcd at {self.endpoint} refuses to {what}: {said}")
+
+
+class Dialer:
+    """Makes connections that are up."""
+
+    def __init__(self, tls: Tls | None, timeout: float) -> None:
+        self._timeout = timeout
+        self._context = None if tls is None else _context(tls)
+        self.secure = tls is not None
+
+    def __call__(self, endpoint: Endpoint) -> http.client.HTTPConnection:
+        if self._context is None:
+            made = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=self._timeout)
+        else:
+            made = http.client.HTTPSConnection(
+                endpoint.host, endpoint.port, timeout=self._timeout, context=self._context
+            )
+        made.connect()
+        return made
+
+
+def _context(tls: Tls) -> ssl.SSLContext:
+    try:
+        context = ssl.create_default_context(cafile=tls.cacert)
+    except (OSError, ssl.SSLError) as error:
+        raise UserError(f"the CA certificates in {tls.cacert!r} cannot be used: {error}; give a PEM file") from None
+    if tls.cert is not None:
+        try:
+            context.load_cert_chain(tls.cert, tls.key)
+        except (OSError, ssl.SSLError) as error:
+            files = tls.cert if tls.key is None else f"{tls.cert} and {tls.key}"
+            raise UserError(
+                f"the certificate and key in {files} cannot be used: {error}; give PEM files that belong together"
+            ) from None
+    return context
+
+
+def headers_of(credentials: Credentials | None) -> dict[str, str]:
+    if credentials is None:
+        return {}
+    text = f"{credentials.user}:{credentials.password}".encode()
+    return {"Authorization": f"Basic {base64.b64encode(text).decode()}"}
+
+
+def path_of(key: str) -> str:
+    return "/v2/keys/" + quote(key.lstrip("/"), safe="/")
+
+
+def node_of(body: Mapping[str, Any]) -> Node:
+    return Node(
+        str(body.get("key", "/")),
+        None if body.get("dir") else str(body.get("value", "")),
+        int(body.get("modifiedIndex", 0)),
+        tuple(node_of(each) for each in body.get("nodes", ())),
+    )
+
+
+def read(endpoint: Endpoint, response: http.client.HTTPResponse, data: bytes) -> Answer:
+    """An answer of etcd's v2 API. Raises EtcdUnreachable or EtcdRefused for what is none, or no answer yet."""
+    try:
+        body = json.loads(data)
+    except ValueError:
+        body = None
+    known = isinstance(body, dict) and ("node" in body or "errorCode" in body)
+    if response.status >= 500 or (known and body.get("errorCode") in _RAFT_ERRORS):
+        words = body.get("message") if isinstance(body, dict) else data[:80].decode(errors="replace").strip()
+        raise EtcdUnreachable(f"etcd at {endpoint} cannot answer now ({words or f'status {response.status}'})", True)
+    if not known or not isinstance(body, dict) or body.get("errorCode") == UNAUTHORIZED:
+        raise EtcdRefused(_not_v2(endpoint, response.status, data))
+    try:
+        index = int(response.getheader("X-Etcd-Index") or body.get("index", 0))
+    except ValueError:
+        index = 0
+    return Answer(response.status, body, index, endpoint, False)
+
+
+def _not_v2(endpoint: Endpoint, status: int, data: bytes) -> str:
+    text = data[:80].decode(errors="replace").strip()
+    if b"HTTP request to an HTTPS server" in data:
+        return f"etcd at {endpoint} speaks only TLS; give protocol=https, and ca_cert where it needs one"
+    if status == 401:
+        return f"etcd at {endpoint} wants a user that may do this; give the options user and password of one"
+    if status == 404:
+        return (
+            f"what listens at {endpoint} has no v2 API of etcd: use --rdzv-backend=etcd, which needs none "
+            "(etcd has had v2 switched off since 3.4, --enable-v2 brings it back, and 3.6 has removed it)"
+        )
+    return f"what listens at {endpoint} is not etcd: it answers with status {status} and {text!r}; check the endpoint"
+
+
+def fault_of(endpoint: Endpoint, error: Exception, secure: bool, *, sent: bool) -> EtcdUnreachable | EtcdRefused:
+    """What a failed exchange means."""
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return EtcdRefused(
+            f"the certificate of etcd at {endpoint} cannot be trusted ({error.verify_message}); "
+            "give the CA that has signed it as ca_cert, and the name that it is for as the endpoint"
+        )
+    if isinstance(error, (*HUNG_UP, ssl.SSLEOFError, ConnectionResetError, BrokenPipeError)):
+        if secure and not sent:
+            return EtcdUnreachable(f"etcd at {endpoint} hangs up on TLS; if it speaks none, give protocol=http")
+        hint = "" if secure else "; if it speaks only TLS, give protocol=https"
+        return EtcdUnreachable(f"etcd at {endpoint} hangs up without an answer{hint}", sent)
+    if isinstance(error, ssl.SSLError):
+        reason = str(error.reason or error)
+        if "ALERT" in reason:
+            return EtcdRefused(
+                f"etcd at {endpoint} does not accept this node's certificate ({reason.lower().replace('_', ' ')}); "
+                "give one that it trusts as ssl_cert, with its key as ssl_cert_key"
+            )
+        return EtcdRefused(f"what listens at {endpoint} speaks no TLS ({reason.lower()}); give protocol=http")
+    if isinstance(error, http.client.HTTPException):
+        return EtcdRefused(
+            f"what listens at {endpoint} does not answer as etcd does ({type(error).__name__}); check the endpoint"
+        )
+    if isinstance(error, TimeoutError):
+        return EtcdUnreachable(f"etcd at {endpoint} does not answer", sent)
+    words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    return EtcdUnreachable(f"no etcd answers at {endpoint} ({words})", sent)

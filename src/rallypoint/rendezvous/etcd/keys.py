@@ -1,0 +1,138 @@
+"""What a job keeps in etcd: names of keys, and what stands under them. Pure.
+
+    PREFIX/JOB/nodes/LEASE    one for each agent, for as long as its lease lives; the oldest of them is the arbiter's
+    PREFIX/JOB/arbiter        where the arbiter listens; lives with the arbiter's lease
+    PREFIX/JOB/state          what the arbiter knows; outlives it
+    PREFIX/JOB/store/...      the agents' store, for those who want one
+
+Everything but the state is JSON, for people with `etcdctl`.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import NamedTuple
+from urllib.parse import quote
+
+from rallypoint.base.errors import UserError
+from rallypoint.rendezvous.errors import RendezvousStateError
+from rallypoint.rendezvous.state import NodeId
+
+_STATE = b"rallypoint-etcd-1 "
+_NAME = 32
+"""Characters that the name of an arbiter may have."""
+
+
+class Keys(NamedTuple):
+    """The keys of one job."""
+
+    root: str
+
+    @classmethod
+    def of(cls, prefix: str, run_id: str) -> Keys:
+        """The keys of the job `run_id` under `prefix`, which may begin and end with any number of slashes.
+
+        Raises:
+            UserError: the prefix is no text.
+        """
+        try:
+            prefix.encode()
+        except UnicodeEncodeError:
+            raise UserError(f"rendezvous option prefix={prefix!r} is no text in UTF-8; choose another") from None
+        job = quote(run_id, safe="", errors="surrogatepass")  # ids may be any bytes, as with every backend
+        return cls(f"{'/' + prefix.strip('/') if prefix.strip('/') else ''}/{job}/")
+
+    @property
+    def nodes(self) -> bytes:
+        """What the keys of all agents begin with."""
+        return f"{self.root}nodes/".encode()
+
+    def node(self, lease: int) -> bytes:
+        """The key of the agent that holds this lease."""
+        return self.nodes + f"{lease:016x}".encode()
+
+    @property
+    def arbiter(self) -> bytes:
+        """The key that says where the arbiter is."""
+        return f"{self.root}arbiter".encode()
+
+    @property
+    def state(self) -> bytes:
+        """The key of what the arbiter knows."""
+        return f"{self.root}state".encode()
+
+    @property
+    def store(self) -> bytes:
+        """What the keys of the agents' store begin with."""
+        return f"{self.root}store/".encode()
+
+
+class Post(NamedTuple):
+    """Where the arbiter is: addresses of its machine, the likeliest first; whose lease it is; and the job's secret."""
+
+    addresses: tuple[str, ...]
+    port: int
+    lease: int
+    secret: str
+
+
+class Kept(NamedTuple):
+    """What an arbiter keeps: the name that it goes by, how often it was written, and the encoded state."""
+
+    incarnation: str
+    number: int
+    state: bytes
+
+
+def encode_node(name: NodeId, host: str) -> bytes:
+    """What stands under an agent's key."""
+    return json.dumps({"name": name, "host": host}).encode()
+
+
+def decode_node(value: bytes) -> NodeId | None:
+    """The name of the agent that wrote this; None if it is not one of ours."""
+    try:
+        addr, pid, local_id = json.loads(value)["name"]
+        return NodeId(str(addr), int(pid), int(local_id))
+    except (ValueError, TypeError, KeyError):
+        return None
+
+
+def encode_post(post: Post) -> bytes:
+    """What stands under the arbiter's key."""
+    return json.dumps(post._asdict()).encode()
+
+
+def decode_post(value: bytes) -> Post | None:
+    """Where the arbiter is; None if an arbiter of ours did not write this."""
+    try:
+        found = json.loads(value)
+        addresses = tuple(str(each) for each in found["addresses"])
+        post = Post(addresses, int(found["port"]), int(found["lease"]), str(found["secret"]))
+    except (ValueError, TypeError, KeyError):
+        return None
+    return post if addresses and 0 < post.port < 65536 else None
+
+
+def encode_kept(kept: Kept) -> bytes:
+    """What stands under the state's key."""
+    return _STATE + f"{kept.incarnation} {kept.number} ".encode() + kept.state
+
+
+def decode_kept(key: bytes, value: bytes) -> Kept:
+    """What an arbiter has kept.
+
+    Raises:
+        RendezvousStateError: this was not written by an arbiter of this version.
+    """
+    try:
+        header, incarnation, number, state = value.split(b" ", 3)
+        kept = Kept(incarnation.decode("ascii"), int(number), state)
+    except ValueError:
+        header, kept = b"", Kept("", 0, b"")
+    if header + b" " != _STATE or not 0 < len(kept.incarnation) <= _NAME:
+        raise RendezvousStateError(
+            f"the key {key.decode(errors='replace')!r} in etcd holds {value[:24]!r}, which this version of Rallypoint "
+            "did not write; use the same version on all nodes, or another --rdzv-id or prefix (--rdzv-conf prefix=...)"
+        )
+    return kept

@@ -1,0 +1,127 @@
+"""A control plane on etcd, with hosts that lose their way to it, or are lost altogether."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.faults.cluster import LEASE, SOON, Agent, Cluster, settle, stays
+from tests.faults.etcd import cut_from, endpoints, etcd_on, joined_to
+from tests.faults.network import Host
+from tests.faults.test_training import FATAL, MODEL, final_loss, reached, undisturbed
+from tests.jobs.nodes import common
+
+EXPIRY = 3.5
+"""Seconds beyond a lease: etcd's own least is two, it looks twice in one, and a node without a key has a moment."""
+
+
+@pytest.fixture
+def etcd(cluster: Cluster, tmp_path: Path) -> Host:
+    """An etcd of one member, on a host of its own, where the agents of the job meet."""
+    host = cluster.host("etcd")
+    etcd_on(cluster, [host], tmp_path)
+    on_etcd(cluster, [host])
+    return host
+
+
+def on_etcd(cluster: Cluster, hosts: list[Host]) -> None:
+    cluster.backend = "etcd"
+    cluster.where = endpoints(hosts)
+
+
+def arbiter_of(agents: list[Agent]) -> tuple[Agent, list[Agent]]:
+    """The one that was elected first, and the others."""
+    (arbiter,) = [agent for agent in agents if "this agent is the arbiter" in agent.job.err]
+    return arbiter, [agent for agent in agents if agent is not arbiter]
+
+
+@pytest.mark.parametrize("leases", [0.5, 4.0])
+def test_an_agent_without_etcd_goes_on_while_the_arbiter_hears_it(cluster: Cluster, etcd: Host, leases: float) -> None:
+    agents = cluster.three()
+    _, (one, _) = arbiter_of(agents)
+    cut_from(one.host, etcd)
+    stays(agents, leases * LEASE)
+    joined_to(one.host, etcd)
+    stays(agents, 2 * LEASE)
+    cluster.finish(agents)
+
+
+def test_an_arbiter_without_etcd_for_less_than_its_lease_remains_it(cluster: Cluster, etcd: Host) -> None:
+    cluster.lease = 4.0
+    agents = cluster.three()
+    arbiter, others = arbiter_of(agents)
+    cut_from(arbiter.host, etcd)
+    stays(agents, 1.0)
+    joined_to(arbiter.host, etcd)
+    stays(agents, 1.0)
+    assert not [agent for agent in others if "this agent is the arbiter" in agent.job.err]
+    cluster.finish(agents)
+
+
+def test_an_arbiter_without_etcd_for_longer_is_succeeded_and_comes_back(cluster: Cluster, etcd: Host) -> None:
+    agents = cluster.three()
+    arbiter, others = arbiter_of(agents)
+    cut_from(arbiter.host, etcd)
+    cluster.all_up(others, starts=2)
+    joined_to(arbiter.host, etcd)
+    arbiter.comes_up(1, starts=2, world_size=3)
+    for agent in others:
+        agent.comes_up(1, starts=3, world_size=3)
+    assert common(agents, [1, 1, 1], "TORCHELASTIC_RESTART_COUNT") == "0"
+    cluster.finish(agents)
+
+
+def test_a_host_that_is_cut_off_from_all_is_lost_and_comes_back(cluster: Cluster, etcd: Host) -> None:
+    agents = cluster.three()
+    arbiter, others = arbiter_of(agents)
+    with arbiter.host.unplugged():
+        cluster.all_up(others, starts=2)
+    arbiter.comes_up(1, starts=2, world_size=3)
+    for agent in others:
+        agent.comes_up(1, starts=3, world_size=3)
+    cluster.finish(agents)
+
+
+def test_the_arbiter_and_another_are_killed_at_once(cluster: Cluster, etcd: Host) -> None:
+    cluster.nnodes = "1:3"
+    agents = cluster.three()
+    arbiter, (one, left) = arbiter_of(agents)
+    arbiter.is_killed()
+    killed = one.is_killed()
+    left.comes_up(1, starts=2, world_size=1)
+    assert left.up_at - killed < SOON + LEASE + EXPIRY
+    cluster.finish([left])
+
+
+@pytest.mark.torch
+def test_training_goes_on_when_the_host_of_group_rank_0_is_lost_with_its_member(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    """Each host has an agent and a member of etcd; the host whose agent has group rank 0 dies as a whole."""
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "GLOO_SOCKET_IFNAME": "eth0"}
+    expected = undisturbed(cluster.launcher, env)
+    hosts = [cluster.host(name) for name in "ABC"]
+    members = etcd_on(cluster, hosts, tmp_path)
+    on_etcd(cluster, hosts)
+    progress = tmp_path / "progress"
+    command = ["--max-restarts=3", *MODEL, f"--checkpoint-dir={tmp_path / 'checkpoint'}", f"--progress={progress}"]
+    temporary = {name: tmp_path / f"tmp-{name}" for name in "ABC"}
+    for folder in temporary.values():
+        folder.mkdir()  # a host that is lost keeps what it had
+    agents = [cluster.run(name, command, env={**env, "TMPDIR": str(temporary[name])}) for name in "ABC"]
+    settle(lambda: reached(progress, "step", FATAL), f"step {FATAL}")
+    (first,) = [agent for agent in agents if "group_rank=0" in agent.job.err]
+    for pid in first.host.pids():
+        os.kill(pid, signal.SIGKILL)
+    settle(lambda: reached(progress, "training", 20, times=2), "two workers have resumed from a checkpoint")
+    others = [agent for agent in agents if agent is not first]
+    for agent in others:
+        assert agent.job.ends() == 0, agent.job.err
+    found = final_loss("\n".join(line for agent in agents for line in agent.job.out))
+    assert found == pytest.approx(expected, abs=1e-6)
+    settle(lambda: not any(list(temporary[agent.name].iterdir()) for agent in others), "nothing temporary is left")
+    for member in members:
+        member.stop()

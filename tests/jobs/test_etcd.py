@@ -1,0 +1,240 @@
+"""Jobs whose control plane is a real etcd of three members."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import shutil
+import signal
+import threading
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from rallypoint.etcd.api import EtcdRefused
+from rallypoint.etcd.client import EtcdClient
+from tests.etcd_cluster import EtcdCluster, running
+from tests.jobs.launching import Launcher
+from tests.jobs.nodes import Node, Nodes, all_end, all_ranks, common
+
+LEASE = 2
+PREFIX = "/tests/of/rallypoint"
+
+
+def job(rallyrun: Launcher, etcd: EtcdCluster, nnodes: str, *flags: str, lease: int = LEASE) -> Nodes:
+    endpoints = ",".join(str(each) for each in etcd.endpoints)
+    name = rallyrun.mark[:8]
+    return Nodes(
+        rallyrun,
+        f"--nnodes={nnodes}",
+        "--rdzv-backend=etcd",
+        f"--rdzv-id={name}",
+        f"--rdzv-endpoint={endpoints}",
+        f"--rdzv-conf=lease={lease},last_call_timeout=2,prefix={PREFIX}",
+        *flags,
+        env={"LOGLEVEL": "INFO"},
+    )
+
+
+def kept(rallyrun: Launcher, etcd: EtcdCluster) -> list[str]:
+    """The keys of the job of this test."""
+    found = etcd.ctl("get", "--prefix", f"{PREFIX}/{rallyrun.mark[:8]}/", "--keys-only")
+    return [line for line in found.splitlines() if line]
+
+
+def arbiters(nodes: list[Node]) -> list[Node]:
+    """Those who say that they have been the arbiter."""
+    return [node for node in nodes if "this agent is the arbiter" in node.job.err]
+
+
+def started(nodes: Nodes, names: str) -> tuple[list[Node], Node, list[Node]]:
+    """Nodes with one worker each, up in one world; the arbiter among them, and the others."""
+    made = [nodes.start(name) for name in names]
+    for node in made:
+        node.comes_up(1, world_size=len(names))
+    (arbiter,) = arbiters(made)
+    return made, arbiter, [node for node in made if node is not arbiter]
+
+
+def test_forms_restarts_scales_and_finishes_and_nothing_is_left(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+    nodes = job(rallyrun, etcd, "2:3", "--max-restarts=1")
+    two, _, _ = started(nodes, "AB")
+    nodes.say("fail-A-0")
+    for node in two:
+        node.comes_up(1, starts=2, world_size=2)
+    assert common(two, [1, 1], "TORCHELASTIC_RESTART_COUNT") == "1"
+    third = nodes.start("C")
+    three = [*two, third]
+    third.comes_up(1, world_size=3)
+    for node in two:
+        node.comes_up(1, starts=3, world_size=3)
+    assert all_ranks(three, [1, 1, 1]) == [0, 1, 2]
+    nodes.say("finish")
+    all_end(three, 0)
+    assert kept(rallyrun, etcd) == []
+
+
+def test_a_job_that_fails_says_the_same_everywhere_and_leaves_nothing(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+    nodes = job(rallyrun, etcd, "2")
+    two, _, _ = started(nodes, "AB")
+    nodes.say("fail-B-0")
+    all_end(two, 1)
+    assert all("B fails in 0" in node.job.err for node in two)
+    assert kept(rallyrun, etcd) == []
+
+
+def test_the_arbiter_s_agent_is_killed_and_the_next_takes_over_at_once(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+    nodes = job(rallyrun, etcd, "2:3", lease=30)
+    _, arbiter, others = started(nodes, "ABC")
+    arbiter.dies()
+    for node in others:
+        node.comes_up(1, starts=2, world_size=2)
+    assert common(others, [1, 1], "TORCHELASTIC_RESTART_COUNT") == "0"
+    assert len(arbiters(others)) == 1
+    nodes.say("finish")
+    all_end(others, 0)
+    assert not [key for key in kept(rallyrun, etcd) if "/nodes/" not in key]
+
+
+def test_an_arbiter_that_is_paused_is_deposed_and_writes_nothing(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+    nodes = job(rallyrun, etcd, "2:3")
+    _, arbiter, others = started(nodes, "ABC")
+    arbiter.job.signal(signal.SIGSTOP)
+    try:
+        for node in others:
+            node.comes_up(1, starts=2, world_size=2)
+    finally:
+        arbiter.job.signal(signal.SIGCONT)
+    everybody = [arbiter, *others]
+    arbiter.comes_up(1, starts=2, world_size=3)
+    for node in others:
+        node.comes_up(1, starts=3, world_size=3)
+    assert all_ranks(everybody, [1, 1, 1]) == [0, 1, 2]
+    nodes.say("finish")
+    all_end(everybody, 0)
+    assert kept(rallyrun, etcd) == []
+
+
+def test_the_arbiter_leaves_in_order_and_the_others_go_on(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+    nodes = job(rallyrun, etcd, "1:3")
+    _, arbiter, others = started(nodes, "ABC")
+    arbiter.job.signal(signal.SIGTERM)
+    assert arbiter.job.ends() == 1
+    for node in others:
+        node.comes_up(1, starts=2, world_size=2)
+    threading.Event().wait(LEASE)
+    nodes.say("finish")
+    all_end(others, 0)
+    assert [len(node.ups) for node in others] == [2, 2]
+    assert kept(rallyrun, etcd) == []
+
+
+def test_the_leader_of_etcd_is_killed_while_workers_run(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+    nodes = job(rallyrun, etcd, "2", "--max-restarts=1")
+    two, _, _ = started(nodes, "AB")
+    etcd.leader().kill()
+    nodes.say("fail-B-0")
+    for node in two:
+        node.comes_up(1, starts=2, world_size=2)
+    nodes.say("finish")
+    all_end(two, 0)
+    assert [len(node.ups) for node in two] == [2, 2]
+
+
+def test_the_leader_of_etcd_is_killed_while_a_rendezvous_waits(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+    nodes = job(rallyrun, etcd, "2")
+    first = nodes.start("A")
+    first.job.until_err("this agent is the arbiter")
+    etcd.leader().kill()
+    second = nodes.start("B")
+    for node in (first, second):
+        node.comes_up(1, world_size=2)
+    nodes.say("finish")
+    all_end([first, second], 0)
+
+
+def test_all_of_etcd_is_away_for_longer_than_a_lease_and_no_worker_notices(
+    rallyrun: Launcher, etcd: EtcdCluster
+) -> None:
+    nodes = job(rallyrun, etcd, "2:3", "--max-restarts=1")
+    three, _, _ = started(nodes, "ABC")
+    for member in etcd.members:
+        member.pause()
+    nodes.say("fail-B-0")  # nobody can be told of it, and nobody does anything rash
+    three[1].job.until_err("telling the other agents")
+    threading.Event().wait(2 * LEASE)
+    assert [len(node.ups) for node in three] == [1, 1, 1]
+    for member in etcd.members:
+        os.kill(member.pid, signal.SIGCONT)
+    for node in three:
+        node.comes_up(1, starts=2, world_size=3)
+    assert common(three, [1, 1, 1], "TORCHELASTIC_RESTART_COUNT") == "1"
+    nodes.say("finish")
+    all_end(three, 0)
+    assert [len(node.ups) for node in three] == [2, 2, 2]
+
+
+def test_an_etcd_without_space_costs_nothing_that_it_holds_of_the_job(rallyrun: Launcher, tmp_path: Path) -> None:
+    """It refuses every write, so that no agent can be the arbiter; once there is space, they go on where they were."""
+    with running(tmp_path / "own", 1, arguments=["--quota-backend-bytes=4000000"]) as etcd:
+        nodes = job(rallyrun, etcd, "2", "--max-restarts=1")
+        two, _, _ = started(nodes, "AB")
+        fill(etcd)
+        nodes.say("fail-B-0")
+        for node in two:
+            node.job.until_err("database space exceeded")
+        threading.Event().wait(2 * LEASE)
+        assert any(key.endswith("/state") for key in kept(rallyrun, etcd))
+        make_space(etcd)
+        for node in two:
+            node.comes_up(1, starts=2, world_size=2)
+        assert common(two, [1, 1], "TORCHELASTIC_RESTART_COUNT") == "1"
+        nodes.say("finish")
+        all_end(two, 0)
+        assert kept(rallyrun, etcd) == []
+
+
+def test_an_etcd_that_has_forgotten_everything_is_told_anew_and_no_worker_notices(
+    rallyrun: Launcher, tmp_path: Path
+) -> None:
+    """It was set up again in the same place, and counts its revisions from the beginning."""
+    with running(tmp_path / "own", 1) as etcd:
+        nodes = job(rallyrun, etcd, "2", "--max-restarts=1")
+        with closing(EtcdClient(etcd.endpoints)) as client:
+            for _ in range(100):
+                client.put(b"/filler", b"")
+        two, _, _ = started(nodes, "AB")
+        (member,) = etcd.members
+        member.kill()
+        shutil.rmtree(tmp_path / "own" / "etcd-0" / member.name)
+        member.start()
+        member.wait_ready()
+        for node in two:
+            node.job.until_err("etcd has lost what it held")
+        threading.Event().wait(2 * LEASE)
+        assert [len(node.ups) for node in two] == [1, 1]
+        nodes.say("fail-B-0")
+        for node in two:
+            node.comes_up(1, starts=2, world_size=2)
+        assert common(two, [1, 1], "TORCHELASTIC_RESTART_COUNT") == "1"
+        nodes.say("finish")
+        all_end(two, 0)
+        assert kept(rallyrun, etcd) == []
+
+
+def fill(etcd: EtcdCluster) -> None:
+    """Write until etcd has no space any more."""
+    with closing(EtcdClient(etcd.endpoints)) as client:
+        writes = (client.put(b"/filler", bytes(500_000)) for _ in itertools.count())
+        with pytest.raises(EtcdRefused, match="space exceeded"):
+            list(writes)
+
+
+def make_space(etcd: EtcdCluster) -> None:
+    """What etcd's keeper does where there is none."""
+    with closing(EtcdClient(etcd.endpoints)) as client:
+        client.delete(b"/filler")
+        client.compact(client.range(b"/filler").revision)
+    etcd.ctl("defrag")
+    etcd.ctl("alarm", "disarm")

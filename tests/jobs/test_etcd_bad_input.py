@@ -1,0 +1,166 @@
+"""What can be wrong with an etcd: one sentence each, patience where that can help, and nobody else's keys touched."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trustme
+
+from rallypoint.base.endpoint import free_port
+from tests.etcd_cluster import EtcdCluster, ServerTls, running
+from tests.jobs.launching import Launcher
+from tests.jobs.nodes import Nodes, all_end
+from tests.jobs.test_bad_input import FINE, refused
+
+PATIENCE = 4
+"""Seconds of the join timeout, where it is to be waited out."""
+
+
+def flags(endpoints: str, conf: str = "", *, job: str = "job", join_timeout: int = 60) -> list[str]:
+    options = ",".join(["lease=2", f"join_timeout={join_timeout}", *([conf] if conf else [])])
+    return [
+        "--nnodes=2",
+        "--rdzv-backend=etcd",
+        f"--rdzv-id={job}",
+        f"--rdzv-endpoint={endpoints}",
+        f"--rdzv-conf={options}",
+    ]
+
+
+def at(etcd: EtcdCluster) -> str:
+    return ",".join(str(each) for each in etcd.endpoints)
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "conf", "words"),
+    [
+        ("host:port", "", ["'host:port'", "--rdzv-endpoint"]),
+        ("127.0.0.1:1,a b", "", ["'a b'", "host:port", "--rdzv-endpoint"]),
+        ("127.0.0.1:1", "protocol=ftp", ["protocol", "'ftp'", "http or https"]),
+        ("127.0.0.1:1", "key=k.pem", ["'k.pem'", "cert"]),
+        ("127.0.0.1:1", "protocol=http,cacert=c.pem", ["protocol", "https"]),
+        ("127.0.0.1:1", "cacert=no-such-file.pem", ["no-such-file.pem", "cacert"]),
+        ("127.0.0.1:1", "password=x", ["password", "user"]),
+        ("127.0.0.1:1", "lease=soon", ["lease", "'soon'"]),
+        ("127.0.0.1:1", "prefix=a\udcff", ["prefix", "UTF-8"]),
+        ("127.0.0.1:1", "user=u,password=a\udcff", ["password", "UTF-8"]),
+    ],
+)
+def test_an_option_that_cannot_work(rallyrun: Launcher, endpoint: str, conf: str, words: list[str]) -> None:
+    refused(rallyrun(*flags(endpoint, conf), rallyrun.script(FINE)), *words)
+
+
+def test_no_etcd_there_is_waited_for_until_the_join_deadline(rallyrun: Launcher) -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    job = rallyrun(*flags(endpoint, join_timeout=PATIENCE), rallyrun.script(FINE))
+    refused(job, endpoint, "before the join deadline", "etcd")
+
+
+def test_one_wrong_endpoint_of_several_does_no_harm(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+    endpoints = f"127.0.0.1:{free_port()},{at(etcd)}"
+    jobs = [rallyrun(*flags(endpoints, job=rallyrun.mark), rallyrun.script(FINE)) for _ in range(2)]
+    assert [job.ends() for job in jobs] == [0, 0], [job.err for job in jobs]
+    assert [job.out for job in jobs] == [["ran"], ["ran"]]
+
+
+def test_without_a_quorum_it_is_waited_until_the_join_deadline(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+    for member in etcd.members[:2]:
+        member.pause()
+    refused(
+        rallyrun(*flags(at(etcd), join_timeout=PATIENCE), rallyrun.script(FINE)), "before the join deadline", "etcd"
+    )
+
+
+def test_a_quorum_that_comes_back_in_time_is_used(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+    nodes = Nodes(rallyrun, *flags(at(etcd), job=rallyrun.mark), env={"LOGLEVEL": "DEBUG"})
+    for member in etcd.members[:2]:
+        member.pause()
+    two = [nodes.start(name) for name in "AB"]
+    for node in two:
+        node.job.until_err("Rendezvous'ing worker group")
+    for member in etcd.members[:2]:
+        os.kill(member.pid, signal.SIGCONT)
+    for node in two:
+        node.comes_up(1, world_size=2)
+    nodes.say("finish")
+    all_end(two, 0)
+
+
+@pytest.mark.parametrize("value", ["", "rallypoint-etcd-9 x 1 y", "rallypoint-etcd-1 abc 1 damaged", "somebody's"])
+def test_a_state_that_is_not_ours_is_left_as_it_is(rallyrun: Launcher, etcd: EtcdCluster, value: str) -> None:
+    prefix = f"/{rallyrun.mark}"
+    etcd.ctl("put", f"{prefix}/job/state", value)
+    etcd.ctl("put", f"{prefix}/job-of-others/state", "theirs")
+    refused(rallyrun(*flags(at(etcd), f"prefix={prefix}"), rallyrun.script(FINE)), f"{prefix}/job/state", "--rdzv-id")
+    found = etcd.ctl("get", "--prefix", prefix).splitlines()
+    assert found == [f"{prefix}/job-of-others/state", "theirs", f"{prefix}/job/state", value]
+
+
+def test_keys_that_others_have_among_ours_do_no_harm(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+    prefix = f"/{rallyrun.mark}"
+    etcd.ctl("put", f"{prefix}/job/arbiter", "somebody's")
+    jobs = [rallyrun(*flags(at(etcd), f"prefix={prefix}"), rallyrun.script(FINE)) for _ in range(2)]
+    assert [job.ends() for job in jobs] == [0, 0], [job.err for job in jobs]
+
+
+def test_without_the_package_the_sentence_says_what_to_install(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+    hidden = "import sys, importlib.util as u; f = u.find_spec\n"
+    hidden += "u.find_spec = lambda name, *more: None if name == 'grpclib' else f(name, *more)\n"
+    hidden += "from rallypoint.cli.rallyrun import main; sys.exit(main())"
+    command = [sys.executable, "-c", hidden, *flags(at(etcd)), rallyrun.script(FINE)]
+    refused(rallyrun.command(command), "grpclib", "pip install 'rallypoint[etcd]'")
+
+
+@pytest.fixture(name="secured", scope="module")
+def _secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EtcdCluster, Path]]:
+    """A member that wants a certificate and a password, and the folder with the files."""
+    folder = tmp_path_factory.mktemp("secured")
+    ca, stranger = trustme.CA(), trustme.CA()
+    ca.cert_pem.write_to_path(str(folder / "ca.pem"))
+    stranger.cert_pem.write_to_path(str(folder / "stranger.pem"))
+    for name, identity in (("server", "127.0.0.1"), ("client", "agent.example")):
+        made = ca.issue_cert(identity, common_name=name)
+        made.private_key_pem.write_to_path(str(folder / f"{name}.key"))
+        made.cert_chain_pems[0].write_to_path(str(folder / f"{name}.pem"))
+    files = ServerTls(folder / "ca.pem", folder / "server.pem", folder / "server.key")
+    with running(folder, 1, tls=files) as cluster:
+        cluster.enable_auth({"job": "its-password"})
+        yield cluster, folder
+
+
+def secrets(folder: Path, *, ca: str = "ca.pem", user: str = "user=job,password=its-password") -> str:
+    return ",".join(
+        [f"cacert={folder / ca},cert={folder / 'client.pem'},key={folder / 'client.key'}", *([user] if user else [])]
+    )
+
+
+def test_certificates_and_a_password_from_the_environment(
+    rallyrun: Launcher, secured: tuple[EtcdCluster, Path]
+) -> None:
+    cluster, folder = secured
+    conf = secrets(folder, user="user=job")
+    env = {"RALLYPOINT_ETCD_PASSWORD": "its-password"}
+    jobs = [rallyrun(*flags(at(cluster), conf), rallyrun.script(FINE), env=env) for _ in range(2)]
+    assert [job.ends() for job in jobs] == [0, 0], [job.err for job in jobs]
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"user": "user=job,password=wrong"}, ["authentication failed", "user and password"]),
+        ({"user": ""}, ["user"]),
+        ({"ca": "stranger.pem"}, ["cacert"]),
+    ],
+    ids=["a wrong password", "no user", "a wrong CA"],
+)
+def test_who_is_not_let_in_is_told_at_once(
+    rallyrun: Launcher, secured: tuple[EtcdCluster, Path], given: dict[str, str], words: list[str]
+) -> None:
+    cluster, folder = secured
+    job = rallyrun(*flags(at(cluster), secrets(folder, **given)), rallyrun.script(FINE))
+    refused(job, *words, str(cluster.endpoints[0]))

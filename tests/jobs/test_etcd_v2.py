@@ -1,0 +1,168 @@
+"""Whole jobs with `--rdzv-backend=etcd-v2` over a real etcd."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rallypoint.base.endpoint import Endpoint, free_port
+from tests.etcd_cluster import EtcdCluster, running
+from tests.jobs.launching import Launcher
+from tests.jobs.nodes import Nodes, all_end, all_ranks, common, root_cause
+
+
+@pytest.fixture
+def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
+    with running(tmp_path_factory.mktemp("etcd"), 1, arguments=["--enable-v2"]) as cluster:
+        yield cluster
+
+
+def job(rallyrun: Launcher, nnodes: str, *endpoints: Endpoint, conf: str = "", flags: tuple[str, ...] = ()) -> Nodes:
+    place = ",".join(map(str, endpoints))
+    told = f"--rdzv-conf=last_call_timeout=2,{conf}".rstrip(",")
+    return Nodes(
+        rallyrun,
+        f"--nnodes={nnodes}",
+        "--rdzv-backend=etcd-v2",
+        f"--rdzv-endpoint={place}",
+        "--rdzv-id=job",
+        told,
+        *flags,
+    )
+
+
+def test_a_worker_fails_and_the_job_finishes(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+    made = job(rallyrun, "2", *etcd.endpoints, flags=("--nproc-per-node=2", "--max-restarts=1"))
+    nodes = [made.start("A"), made.start("B")]
+    for node in nodes:
+        node.comes_up(2, world_size=4)
+    assert all_ranks(nodes, [2, 2]) == [0, 1, 2, 3]
+    made.say("fail-A-0")
+    for node in nodes:
+        node.comes_up(2, starts=2, world_size=4)
+    assert common(nodes, [2, 2], "TORCHELASTIC_RESTART_COUNT") == "1"
+    assert common(nodes, [2, 2], "TORCHELASTIC_USE_AGENT_STORE") == "True"
+    made.say("finish")
+    all_end(nodes, 0)
+
+
+def test_all_nodes_tell_the_same_cause(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+    made = job(rallyrun, "2", *etcd.endpoints)
+    nodes = [made.start("A"), made.start("B")]
+    for node in nodes:
+        node.comes_up(1, world_size=2)
+    made.say("fail-B-0")
+    all_end(nodes, 1)
+    assert root_cause(nodes[0]) == root_cause(nodes[1])
+    late = made.start("C")
+    assert late.job.ends() == 1
+    assert "the job has ended, nobody may join it any more: it has failed" in late.job.err
+
+
+def test_an_agent_is_killed_and_another_comes(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+    conf = "keep_alive_interval=1,keep_alive_max_attempt=5"
+    made = job(rallyrun, "1:2", *etcd.endpoints, conf=conf)
+    nodes = [made.start("A"), made.start("B")]
+    for node in nodes:
+        node.comes_up(1, world_size=2)
+    lost = nodes.pop()
+    lost.dies()
+    nodes[0].comes_up(1, starts=2, world_size=1)
+    nodes.append(made.start("C"))
+    nodes[0].comes_up(1, starts=3, world_size=2)
+    nodes[1].comes_up(1, world_size=2)
+    assert common(nodes, [1, 1], "TORCHELASTIC_RESTART_COUNT") == "0", "nobody's workers have failed"
+    made.say("finish")
+    all_end(nodes, 0)
+
+
+def test_workers_run_on_while_etcd_is_away(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+    made = job(rallyrun, "2", *etcd.endpoints, flags=("--max-restarts=1",))
+    nodes = [made.start("A"), made.start("B")]
+    for node in nodes:
+        node.comes_up(1, world_size=2)
+    member = etcd.members[0]
+    member.kill()
+    for node in nodes:
+        node.job.until_err("is out of reach")
+    made.say("fail-A-0")
+    nodes[0].job.until_err("failed (exitcode: 1)")
+    member.start()
+    for node in nodes:
+        node.comes_up(1, starts=2, world_size=2)
+    assert common(nodes, [1, 1], "TORCHELASTIC_RESTART_COUNT") == "1", "the failure is counted once"
+    made.say("finish")
+    all_end(nodes, 0)
+
+
+def test_a_member_of_three_is_lost(rallyrun: Launcher, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with running(tmp_path_factory.mktemp("etcd"), 3, arguments=["--enable-v2"]) as cluster:
+        made = job(rallyrun, "2", *cluster.endpoints, flags=("--max-restarts=1",))
+        nodes = [made.start("A"), made.start("B")]
+        for node in nodes:
+            node.comes_up(1, world_size=2)
+        cluster.members[0].kill()  # the one that all have asked
+        made.say("fail-B-0")
+        for node in nodes:
+            node.comes_up(1, starts=2, world_size=2)
+        made.say("finish")
+        all_end(nodes, 0)
+
+
+def test_an_etcd_that_comes_late(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+    member = etcd.members[0]
+    member.kill()
+    made = job(rallyrun, "1", *etcd.endpoints)
+    node = made.start("A")
+    node.job.until_err(f"no etcd answers at {member.endpoint} (Connection refused); trying again for another")
+    member.start()
+    node.comes_up(1)
+    made.say("finish")
+    all_end([node], 0)
+
+
+def test_no_etcd_at_the_endpoint(rallyrun: Launcher) -> None:
+    place = Endpoint("127.0.0.1", free_port())
+    node = job(rallyrun, "1", place, conf="join_timeout=2").start("A")
+    assert node.job.ends() == 1
+    last = node.job.err.splitlines()[-1]
+    assert last.startswith(f"rallyrun: error: no etcd answers at {place} (Connection refused); it has not answered")
+    assert "Traceback" not in node.job.err
+
+
+def test_an_interrupt_while_there_is_no_etcd(rallyrun: Launcher) -> None:
+    node = job(rallyrun, "1", Endpoint("127.0.0.1", free_port())).start("A")
+    node.job.until_err("trying again for another")
+    began = time.monotonic()
+    node.job.signal(signal.SIGINT)
+    assert node.job.ends() == 1
+    assert time.monotonic() - began < 5
+
+
+def test_an_etcd_without_the_v2_api(rallyrun: Launcher, tmp_path_factory: pytest.TempPathFactory) -> None:
+    with running(tmp_path_factory.mktemp("etcd"), 1) as cluster:
+        node = job(rallyrun, "1", *cluster.endpoints).start("A")
+        assert node.job.ends() == 1
+    assert "has no v2 API of etcd: use --rdzv-backend=etcd" in node.job.err
+    assert len(node.job.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "conf", "said"),
+    [
+        ("h1:2379,h2:x", "", "endpoint 'h2:x' has the port 'x'"),
+        ("h1", "protocol=ftp", "protocol='ftp' is unknown"),
+        ("h1", "ca_cert=/nowhere", "the CA certificates in '/nowhere' cannot be used"),
+    ],
+)
+def test_options_that_cannot_work(rallyrun: Launcher, tmp_path: Path, endpoint: str, conf: str, said: str) -> None:
+    flags = ["--rdzv-backend=etcd-v2", f"--rdzv-endpoint={endpoint}", "--rdzv-id=job"]
+    run = rallyrun(*flags, *([f"--rdzv-conf={conf}"] if conf else []), rallyrun.script("print('up')"))
+    assert run.ends() == 1
+    assert said in run.err
+    assert len(run.err.splitlines()) == 1
+    assert run.out == []

@@ -1,0 +1,72 @@
+"""What stands in etcd for a job: everything read back is what was written, and strangers' bytes are a sentence."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.base.errors import UserError
+from rallypoint.rendezvous.errors import RendezvousStateError
+from rallypoint.rendezvous.etcd.keys import (
+    Kept,
+    Keys,
+    Post,
+    decode_kept,
+    decode_node,
+    decode_post,
+    encode_kept,
+    encode_node,
+    encode_post,
+)
+from rallypoint.rendezvous.state import NodeId
+
+NAMES = st.text(st.characters(exclude_categories=["Cs"]))
+
+
+@given(st.text(), NAMES, st.text(), NAMES)
+def test_no_job_can_reach_into_the_keys_of_another(prefix: str, job: str, other_prefix: str, other: str) -> None:
+    ours, theirs = Keys.of(prefix, job), Keys.of(prefix, other)
+    assert (ours == theirs) == (job == other)
+    assert job == other or not theirs.state.startswith(ours.root.encode())
+
+
+def test_ids_that_are_no_text_have_keys_of_their_own() -> None:
+    roots = [Keys.of("p", job).root for job in ("a\udcff", "a\udcfe", "a\ud800", "a", "a%FF")]
+    assert len(set(roots)) == 5
+    assert all(root.isascii() for root in roots)
+
+
+def test_a_prefix_that_is_no_text_is_a_sentence() -> None:
+    with pytest.raises(UserError, match="prefix='a"):
+        Keys.of("a\udcff", "job")
+
+
+def test_a_prefix_may_be_written_in_any_way() -> None:
+    assert {Keys.of(each, "j").root for each in ("a/b", "/a/b", "/a/b/", "//a/b//")} == {"/a/b/j/"}
+    assert Keys.of("", "j").root == "/j/"
+
+
+@given(st.builds(NodeId, NAMES, st.integers(0), st.integers(0)), NAMES)
+def test_a_node_is_read_as_it_was_written(name: NodeId, host: str) -> None:
+    assert decode_node(encode_node(name, host)) == name
+
+
+@given(st.lists(NAMES, min_size=1).map(tuple), st.integers(1, 65535), st.integers(0), NAMES)
+def test_a_post_is_read_as_it_was_written(addresses: tuple[str, ...], port: int, lease: int, secret: str) -> None:
+    post = Post(addresses, port, lease, secret)
+    assert decode_post(encode_post(post)) == post
+
+
+@given(st.text("0123456789abcdef", min_size=1, max_size=32), st.integers(0), st.binary())
+def test_what_is_kept_is_read_as_it_was_written(incarnation: str, number: int, state: bytes) -> None:
+    kept = Kept(incarnation, number, state)
+    assert decode_kept(b"key", encode_kept(kept)) == kept
+
+
+@given(st.binary())
+def test_bytes_of_others_are_none_of_ours(value: bytes) -> None:
+    assert decode_node(value) is None
+    assert decode_post(value) is None
+    with pytest.raises(RendezvousStateError, match="did not write"):
+        decode_kept(b"key", value)

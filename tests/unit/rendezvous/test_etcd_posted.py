@@ -1,0 +1,97 @@
+"""What a link's failures say of the arbiter: that its port is shut, or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+import pytest
+
+from rallypoint.base.clock import Deadline
+from rallypoint.base.endpoint import listening_socket
+from rallypoint.rendezvous.client import TcpLink
+from rallypoint.rendezvous.etcd.keys import Post
+from rallypoint.rendezvous.etcd.posted import Posted
+from rallypoint.rendezvous.handshake import HandshakeError
+from rallypoint.rendezvous.hub import Hub
+from rallypoint.rendezvous.server import ControlServer
+from rallypoint.rendezvous.state import Settings
+
+LEASE = 7
+REFUSED = ConnectionRefusedError("Connection refused")
+UNKNOWN = socket.gaierror("Name or service not known")
+SILENT = TimeoutError("it does not answer a TCP connection")
+STRANGER = HandshakeError("what listens there is not ours")
+
+
+def posted_at(*addresses: str) -> Posted:
+    posted = Posted("etcd")
+    posted.see(Post(addresses, 2000, LEASE, "s"), 1)
+    return posted
+
+
+def attempts(posted: Posted, **outcomes: Exception) -> int:
+    """As many attempts as there are outcomes, of which those at a host have its outcome, twice over."""
+    for _ in range(2 * len(outcomes)):
+        place = posted.find()
+        assert place is not None
+        posted.failed(place, outcomes[place.endpoint.host])
+    return posted.refused
+
+
+def test_a_port_that_refuses_at_all_addresses_is_shut() -> None:
+    assert attempts(posted_at("one"), one=REFUSED) == LEASE
+    assert attempts(posted_at("here", "host"), here=REFUSED, host=REFUSED) == LEASE
+
+
+@pytest.mark.parametrize("else_", [UNKNOWN, SILENT, STRANGER])
+def test_a_port_that_refuses_at_our_own_machine_proves_nothing_of_another(else_: Exception) -> None:
+    """The arbiter's first address is loopback, where etcd has a member on each machine."""
+    assert attempts(posted_at("here", "host"), here=REFUSED, host=else_) == 0
+
+
+def test_refusals_before_the_arbiter_was_met_are_not_counted() -> None:
+    posted = posted_at("here", "host")
+    attempts(posted, here=REFUSED, host=SILENT)
+    while (place := posted.find()) is None or place.endpoint.host != "host":
+        assert place is not None
+        posted.failed(place, REFUSED)
+    assert posted.refused == 0
+
+
+def test_after_a_stranger_the_next_address_is_tried() -> None:
+    posted = posted_at("here", "host")
+    for host in ("here", "host", "here"):
+        place = posted.find()
+        assert place is not None
+        assert place.endpoint.host == host
+        posted.failed(place, STRANGER)
+
+
+def test_a_link_passes_over_a_stranger_at_the_arbiter_s_port_on_our_own_machine() -> None:
+    settings = Settings("job", 1, 1)
+    server = ControlServer(Hub(settings), listening_socket("127.0.0.2", 0), secret=b"s")
+    posted = Posted("etcd")
+    posted.see(Post(("127.0.0.1", "127.0.0.2"), server.port, LEASE, "s"), 1)
+    greeted = threading.Event()
+    posted.on_news = greeted.set
+    with socket.create_server(("127.0.0.1", server.port)) as stranger:
+        answering = threading.Thread(target=_answer_all, args=(stranger,))
+        answering.start()
+        link = TcpLink(posted, settings, 0, lambda _notice: None, Deadline.after(30.0))
+        met = greeted.wait(10.0)
+        stranger.shutdown(socket.SHUT_RDWR)
+        answering.join()
+    link.close()
+    server.close()
+    assert met
+
+
+def _answer_all(stranger: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it is shut
+        while True:
+            connection, _ = stranger.accept()
+            with connection:
+                connection.recv(16)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 100)

@@ -1,0 +1,57 @@
+"""Who speaks for whom, and what the nodes of other machines call us."""
+
+from __future__ import annotations
+
+from rallypoint.rendezvous.liveness import Liveness
+from rallypoint.rendezvous.roster import Roster, Session
+from rallypoint.rendezvous.state import NodeId
+
+
+def opened(roster: Roster, number: int, address: str, server_address: str) -> NodeId:
+    session = Session(NodeId(address, 1, 0), address, server_address, None)
+    return roster.open(number, session, 0.0, leased=True, at_home=False)
+
+
+def roster() -> Roster:
+    return Roster(Liveness(3.0, 60.0))
+
+
+def test_only_nodes_of_other_machines_tell_what_we_are_called_outside() -> None:
+    known = roster()
+    opened(known, 1, "127.0.0.1", "127.0.0.1")
+    opened(known, 2, "10.0.0.2", "")
+    assert known.outer_address == ""
+    opened(known, 3, "10.0.0.3", "10.0.0.254")
+    opened(known, 4, "10.1.0.4", "10.1.0.254")
+    assert known.outer_address == "10.0.0.254"
+    known.close(3)
+    assert known.outer_address == "10.1.0.254"
+    known.close(4)
+    assert known.outer_address == ""
+
+
+def test_a_name_that_was_claimed_is_found_by_what_its_node_was_called_since() -> None:
+    known = roster()
+    first = opened(known, 1, "10.0.0.1", "a")
+    second = opened(known, 2, "10.0.0.1", "a")
+    assert known.claim(2, first) == 1
+    third = opened(known, 3, "10.0.0.1", "a")
+    assert known.claim(3, second) == 2
+    assert known.of(first) == 3
+    assert len({first, second, third}) == 3
+
+
+def test_what_is_forgotten_is_no_name_any_more_and_others_stay() -> None:
+    known = roster()
+    first, other = opened(known, 1, "10.0.0.1", "a"), opened(known, 2, "10.0.0.2", "a")
+    again, beside = opened(known, 3, "10.0.0.1", "a"), opened(known, 4, "10.0.0.2", "a")
+    known.claim(3, first)
+    known.claim(4, other)
+    known.close(3)
+    known.forget(first)
+    opened(known, 5, "10.0.0.1", "a")
+    opened(known, 6, "10.0.0.2", "a")
+    assert known.claim(5, again) is None
+    assert (known.of(first), known.of(again)) == (None, 5)
+    assert known.claim(6, beside) == 4
+    assert known.of(other) == 6
