@@ -13,7 +13,7 @@ import pytest
 from rallypoint.base.endpoint import free_port
 from rallypoint.rendezvous.frames import MAGIC, frame
 from rallypoint.store.server import StoreServer
-from tests.jobs.launching import Job, Launcher
+from tests.jobs.launching import RALLYRUN, Job, Launcher
 from tests.jobs.nodes import Nodes, all_end, common
 
 FINE = "print('ran')"
@@ -35,7 +35,7 @@ def refused(job: Job, *words: str, code: int = 1) -> None:
 @pytest.mark.parametrize(
     ("flags", "words"),
     [
-        (["--rdzv-backend=zookeeper"], ["'zookeeper'", "c10d", "static"]),
+        (["--rdzv-backend=zookeeper"], ["--rdzv-backend=zookeeper", "c10d", "static"]),
         (["--rdzv-backend=c10d", "--rdzv-endpoint=host:port"], ["'host:port'", "'port'", "--rdzv-endpoint"]),
         (["--rdzv-backend=c10d", "--rdzv-endpoint=host:99999"], ["'99999'", "65535"]),
         (["--rdzv-backend=c10d", "--rdzv-endpoint=a b:1"], ["'a b'", "host:port"]),
@@ -67,6 +67,12 @@ def test_a_script_that_does_not_exist_is_named_by_python_in_the_report(rallyrun:
     assert "exitcode  : 2 " in report
     assert "no_such_script.py" in report
     assert "Traceback" not in job.err
+
+
+def test_more_workers_than_descriptors_are_refused_with_the_limit(rallyrun: Launcher) -> None:
+    command = [*RALLYRUN, "--standalone", "--nproc-per-node=60", rallyrun.script(FINE)]
+    job = rallyrun.command(["bash", "-c", 'ulimit -n 100; exec "$@"', "-", *command])
+    refused(job, "Too many open files", "fewer workers", "ulimit -n")
 
 
 # Places that cannot be had or found

@@ -14,6 +14,8 @@ if TYPE_CHECKING:
 
 _SIGINT, _SIGTERM = 2, 15
 
+_by_interrupt = False
+
 
 def become_command() -> None:
     """Make this process that of a command: call it first, once, and only where the process does nothing else.
@@ -45,8 +47,26 @@ def hear_interrupts() -> None:
         signals.signal(_SIGINT, signals.default_int_handler)
 
 
+def end_by_interrupt() -> None:
+    """Let this command's process end, when it does, as a ^C ends any program: by the signal.
+
+    A shell whose script runs the command stops then too, which an exit code would not make it do.
+    """
+    global _by_interrupt
+    _by_interrupt = True
+
+
 def _be_deaf() -> None:
+    """The last that runs before the interpreter goes, as the first that was registered."""
     signals = _signals()
+    if _by_interrupt:
+        from contextlib import suppress
+
+        for stream in (sys.stdout, sys.stderr):
+            with suppress(OSError, ValueError):  # who read it may have gone
+                stream.flush()
+        signals.signal(_SIGINT, signals.SIG_DFL)
+        os.kill(os.getpid(), _SIGINT)
     for number in (_SIGINT, _SIGTERM):
         signals.signal(number, signals.SIG_IGN)
 

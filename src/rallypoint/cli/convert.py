@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_number
-from rallypoint.cli.later import refuse_unfinished
 from rallypoint.cli.parse import Options
 from rallypoint.cli.place import choose_place
 from rallypoint.cli.sizes import local_world_size, parse_nnodes
@@ -50,10 +49,10 @@ def config_from_options(
     Raises:
         UserError: a value that cannot work, or one whose work comes in a later release.
     """
-    refuse_unfinished(options)
     low, high = parse_nnodes(options.nnodes, options.source("nnodes"))
     _check_bounds(options)
     _check_signals(options)
+    _check_backend(options)
     program, arguments = entry_point(options, environ)
     place = choose_place(options, high)
     size = local_world_size(options.nproc_per_node, environ, options.source("nproc_per_node"))
@@ -83,6 +82,7 @@ def config_from_options(
         virtual_local_rank=options.virtual_local_rank,
         shutdown_timeout=options.shutdown_timeout,
         node_rank=place.node_rank,
+        warm=options.warm,
     )
     return config, program, arguments
 
@@ -133,6 +133,15 @@ def _check_bounds(options: Options) -> None:
         refuse("monitor_interval", "above 0 seconds")
     if options.shutdown_timeout is not None and options.shutdown_timeout < 0:
         refuse("shutdown_timeout", "0 seconds or more")
+
+
+def _check_backend(options: Options) -> None:
+    if options.standalone:
+        return
+    from rallypoint.rendezvous.registry import rendezvous_handler_registry
+
+    with _named(options, "rdzv_backend", f"={options.rdzv_backend}"):
+        rendezvous_handler_registry.find(options.rdzv_backend)
 
 
 def _check_signals(options: Options) -> None:

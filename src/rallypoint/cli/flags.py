@@ -66,6 +66,16 @@ def split_filters(text: str) -> tuple[str, ...]:
     return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(","))
 
 
+def module_names(text: str) -> tuple[str, ...]:
+    """Read names of modules with commas between; none in an empty text."""
+    names = tuple(part.strip() for part in text.split(",")) if text else ()
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            where = f" in {text!r}" if name != text else ""
+            raise ArgumentTypeError(f"{name!r}{where} is not the name of a module, such as torch or torch.distributed")
+    return names
+
+
 FLAGS = (
     Flag(
         "--nnodes",
@@ -171,5 +181,12 @@ FLAGS = (
         "Seconds from such a signal to SIGKILL; if not given, TORCH_ELASTIC_SHUTDOWN_TIMEOUT or 30.",
     ),
     Flag("--virtual-local-rank", SWITCH, False, "Every worker sees local rank 0 and one GPU."),
+    Flag(
+        "--warm",
+        module_names,
+        (),
+        "Modules with commas between, such as torch, that are imported once on this node; restarted workers are forked "
+        "from there, in milliseconds.",
+    ),
 )
 """The flags, in the order of the help page."""

@@ -63,6 +63,7 @@ class Options(NamedTuple):
     signals_to_handle: str
     shutdown_timeout: int | None
     virtual_local_rank: bool
+    warm: tuple[str, ...]
     training_script: str
     training_script_args: tuple[str, ...]
     sources: Mapping[str, str]
@@ -83,9 +84,29 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
         SystemExit: code 2 after a usage error, code 0 after help; the text has been printed.
         UserError: a `PET_*` variable of a flag without a value is not a whole number.
     """
+    return parse_with(build_parser(), arguments, environ)[0]
+
+
+def parse_with(
+    parser: Parser, arguments: Sequence[str], environ: Mapping[str, str]
+) -> tuple[Options, Mapping[str, Any]]:
+    """Read a command line that may hold more flags than the table's.
+
+    Args:
+        parser: one of `build_parser`, with flags added that need not be given.
+        arguments: what stands after the program's name.
+        environ: where the `PET_*` variables are looked up.
+
+    Returns:
+        What the table's flags say, and what the others say that were given.
+
+    Raises:
+        SystemExit: as `parse` does.
+        UserError: as `parse` does.
+    """
     switches = {flag.dest: _read_switch(flag, environ[flag.variable]) for flag in FLAGS if _is_set(flag, environ, True)}
-    parser = build_parser()
     values = _up_to_the_script(parser, arguments)
+    more = {dest: values.pop(dest) for dest in values.keys() - set(Options._fields)}
     sources = {flag.dest: flag.name for flag in FLAGS if flag.dest in values}
     for flag in FLAGS:
         if flag.dest in values:
@@ -98,7 +119,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
             values[flag.dest] = flag.default
             continue
         sources[flag.dest] = flag.variable
-    return Options(**values, sources=sources)
+    return Options(**values, sources=sources), more
 
 
 class _Unfinished(Exception):
@@ -124,7 +145,8 @@ class Parser(argparse.ArgumentParser):
         """End the process with a usage error and code 2, but not in an attempt."""
         if self._trying:
             raise _Unfinished
-        super().error(message)
+        about, needless, value = message.partition("ignored explicit argument ")
+        super().error(f"{about}it takes no value, and was given {value}; leave that out" if needless else message)
 
 
 def build_parser() -> Parser:

@@ -15,6 +15,8 @@ _log = get_logger(__name__)
 
 STATIC_PORT = 29500
 
+_ON_ETCD = ("etcd", "etcd-v2")
+
 _RESERVED = ("backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_addr")
 """Options that the launcher itself gives the backend."""
 
@@ -52,6 +54,8 @@ def choose_place(options: Options, max_nodes: int) -> Place:
         )
     elif options.rdzv_backend == "c10d" and str(configs.get("store_type", "tcp")).lower() == "tcp":
         _check_endpoint(options, C10D_PORT)
+    elif options.rdzv_backend in _ON_ETCD:
+        _check_etcd_endpoints(options)
     wish = options.node_rank if "node_rank" in options.sources else None
     return Place(options.rdzv_backend, options.rdzv_endpoint, options.rdzv_id, configs, wish)
 
@@ -106,6 +110,15 @@ def _static(options: Options, configs: dict[str, Any], max_nodes: int) -> Place:
 def _check_endpoint(options: Options, default_port: int | None) -> None:
     try:
         parse_endpoint(options.rdzv_endpoint, default_port)
+    except UserError as error:
+        raise UserError(f"{options.source('rdzv_endpoint')}: {error}") from None
+
+
+def _check_etcd_endpoints(options: Options) -> None:
+    from rallypoint.rendezvous.backends.etcd_options import endpoints_of
+
+    try:
+        endpoints_of(options.rdzv_endpoint)
     except UserError as error:
         raise UserError(f"{options.source('rdzv_endpoint')}: {error}") from None
 

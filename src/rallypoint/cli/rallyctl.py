@@ -1,6 +1,7 @@
 """The command `rallyctl`: what runs beside a job and not in it.
 
 rallyctl serve --endpoint HOST:PORT     a control plane outside the training nodes, for many jobs
+rallyctl etcd                           a throw-away etcd on this machine, for trials and tests
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from rallypoint.base.errors import RallypointError, UserError
+from rallypoint.cli.etcd import add_verb as add_etcd_verb
 from rallypoint.rendezvous.params import C10D_PORT
 
 
@@ -62,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
         f"one (default: all, port {C10D_PORT})",
     )
     serve.set_defaults(work=_serve)
+    add_etcd_verb(verbs)
     return parser
 
 

@@ -14,7 +14,7 @@ _SETTLED = 0.7
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from rallypoint.base.errors import UserError
     from rallypoint.cli.parse import Options
@@ -28,10 +28,25 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0 when all workers succeeded, 1 when something failed or a signal that this agent handles ended
-        it (^C among them), 130 after a ^C that it does not handle, because it has not begun or was told not to.
+        it (^C among them), 130 after a ^C that it does not handle, because it has not begun or was told not to. (The
+        command's process ends by SIGINT then.)
 
     Raises:
         SystemExit: 2 after a usage error, 0 after help.
+    """
+
+    def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
+        from rallypoint.cli.parse import parse
+
+        return parse(arguments, environ)
+
+    return run_command(argv, read)
+
+
+def run_command(argv: Sequence[str] | None, read: Callable[[Sequence[str], Mapping[str, str]], Options]) -> int:
+    """Run a command of which only `read` may differ from `rallyrun`: it is given arguments and environment.
+
+    Arguments and results are those of `main`. `read` is called when the process is ready, and may raise UserError.
     """
     if argv is None:
         from rallypoint.cli.birth import become_command
@@ -40,17 +55,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     from functools import partial
 
     from rallypoint.base.errors import UserError
-    from rallypoint.cli.parse import parse
 
     try:
-        options = parse(sys.argv[1:] if argv is None else argv, os.environ)
+        options = read(sys.argv[1:] if argv is None else argv, os.environ)
     except UserError as error:
         work = partial(_refuse, error)
     else:
         work = partial(_run, options)
-    from rallypoint.cli.outcome import exit_code_of
+    from rallypoint.cli.outcome import INTERRUPTED, exit_code_of
 
-    return exit_code_of(work)
+    code = exit_code_of(work)
+    if code == INTERRUPTED and argv is None:
+        from rallypoint.cli.birth import end_by_interrupt
+
+        end_by_interrupt()
+    return code
 
 
 def _refuse(error: UserError) -> None:

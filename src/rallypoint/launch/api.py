@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from rallypoint.agent.api import SIGNALS_VARIABLE
+from rallypoint.agent.handled import SIGNALS_VARIABLE
 from rallypoint.agent.local import LocalElasticAgent
 from rallypoint.agent.spec import RunResult, WorkerSpec
 from rallypoint.base.errors import UserError
@@ -131,6 +131,7 @@ def _agent(
         duplicate_stdout_filters=config.duplicate_stdout_filters,
         duplicate_stderr_filters=config.duplicate_stderr_filters,
         virtual_local_rank=config.virtual_local_rank,
+        warm=tuple(config.warm),
     )
     assert config.logs_specs is not None
     assert config.shutdown_timeout is not None

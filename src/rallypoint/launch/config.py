@@ -50,6 +50,8 @@ class LaunchConfig:
         virtual_local_rank: every worker sees local rank 0 and one GPU.
         shutdown_timeout: seconds between the signal to stop and SIGKILL; None is what `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`
             says, or 30.
+        warm: modules that are imported once; workers that are Python scripts are forked from there, as far as they can,
+            and start in milliseconds. Beyond torch.
         node_rank: the group rank that this node would like where the rendezvous assigns ranks. Beyond torch.
 
     Raises:
@@ -80,6 +82,7 @@ class LaunchConfig:
     virtual_local_rank: bool = False
     shutdown_timeout: int | None = None
     node_rank: int | None = None
+    warm: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         self.rdzv_configs = self.rdzv_configs | self._timeout()
@@ -122,7 +125,8 @@ def describe(config: LaunchConfig, entrypoint: str) -> str:
         entrypoint: the name of what runs, as a person would call it.
     """
     log_dir = config.logs_specs.root_log_dir if config.logs_specs else None
-    rows: dict[str, object] = {"entrypoint": entrypoint, "log_dir": log_dir}
+    options = {name: "..." if name == "password" else value for name, value in config.rdzv_configs.items()}
+    rows: dict[str, object] = {"entrypoint": entrypoint, "log_dir": log_dir, "rdzv_configs": options}
     shown = {name: rows[name] if name in rows else getattr(config, name) for name in _DESCRIBED}
     width = max(map(len, shown))
     return "\n".join(f"  {name:<{width}} : {value}" for name, value in shown.items())

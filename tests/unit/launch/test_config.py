@@ -63,3 +63,10 @@ def test_description_is_aligned() -> None:
     assert rows["max_nodes"] == "2"
     assert rows["log_dir"] == "/logs"
     assert list(rows)[-1] == "duplicate_stderr_filters"
+
+
+def test_a_password_is_not_described() -> None:
+    config = LaunchConfig(1, 1, 1, run_id="job", rdzv_configs={"user": "me", "password": "secret"})
+    text = describe(config, "train.py")
+    assert "secret" not in text
+    assert "'user': 'me', 'password': '...'" in text

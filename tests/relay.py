@@ -1,0 +1,68 @@
+"""A relay between a client and a server over TCP, which loses what a test wants it to lose."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+from types import TracebackType
+
+from rallypoint.base.endpoint import Endpoint, listening_socket
+
+
+class Relay:
+    """Hands on to `server` whatever arrives at `endpoint`, and back."""
+
+    def __init__(self, server: Endpoint) -> None:
+        self._server = server
+        self._listener = listening_socket("127.0.0.1", 0)
+        self._listener.setblocking(True)
+        self.endpoint = Endpoint("127.0.0.1", self._listener.getsockname()[1])
+        self._swallow = False
+        self._open: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+
+    def swallow_next_answer(self) -> None:
+        """The next answer is taken from the server, and the client's connection ends instead."""
+        self._swallow = True
+
+    def __enter__(self) -> Relay:
+        self._threads[0].start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join(10)
+        for each in self._open:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(10)
+            assert not thread.is_alive()
+        for each in (*self._open, self._listener):
+            each.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                client, _ = self._listener.accept()
+                server = socket.create_connection(self._server, timeout=10)
+                self._open += [client, server]
+                for source, target, back in ((client, server, False), (server, client, True)):
+                    thread = threading.Thread(target=self._hand_on, args=(source, target, back))
+                    self._threads.append(thread)
+                    thread.start()
+
+    def _hand_on(self, source: socket.socket, target: socket.socket, back: bool) -> None:
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if back and self._swallow:
+                    self._swallow = False
+                    break
+                target.sendall(data)
+        for each in (source, target):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
