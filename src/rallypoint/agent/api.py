@@ -1,40 +1,41 @@
 """The agent: rendezvous, ranks and the restart of its worker group, under the method names of the contract's section 8.
 
-`SimpleElasticAgent` leaves processes to a subclass. What happens when is decided in `loop` and `policy`.
+`SimpleElasticAgent` leaves processes to a subclass. What happens when is decided in `loop` and `policy`. A subclass
+with a loop of its own, in `_invoke_run`, calls the same methods; `asking` is its line to the others.
 """
 
 from __future__ import annotations
 
-import os
 import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rallypoint.agent.crew import Crew, Minding
+from rallypoint.agent.crew import Crew, Minding, Warmth
+from rallypoint.agent.handled import handled_signals
 from rallypoint.agent.loop import AgentLoop
 from rallypoint.agent.membership import Membership
+from rallypoint.agent.shown import round_block, status
 from rallypoint.agent.spec import DEFAULT_ROLE, RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.agent.telling import Telling
+from rallypoint.base.errors import SignalException
 from rallypoint.base.log import get_logger
-from rallypoint.base.signals import deaf_at_the_end, signal_number
+from rallypoint.base.signals import deaf_at_the_end
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.errors import RendezvousGracefulExitError
 from rallypoint.rendezvous.messages import Placement
 from rallypoint.telemetry.door import profiled
 
 if TYPE_CHECKING:
+    from rallypoint.agent.asking import Asking
     from rallypoint.health.pulse import Pulse
     from rallypoint.store.api import Store
     from rallypoint.telemetry.events import Event
     from rallypoint.workers.stop import Stopping
 
 log = get_logger(__name__)
-
-SIGNALS_VARIABLE = "TORCHELASTIC_SIGNALS_TO_HANDLE"
-DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 
 
 class ElasticAgent(ABC):
@@ -63,11 +64,19 @@ class SimpleElasticAgent(ElasticAgent):
         """
         self._worker_group = WorkerGroup(spec)
         self._exit_barrier_timeout = exit_barrier_timeout
+        self._runs = False
+        """Whether `run` is under way."""
         self._shutdown_timeout = shutdown_timeout
         self._membership = self._make_membership(spec, exit_barrier_timeout)
         self._placement: Placement | None = None
         self._pulse: Pulse | None = None
         self._telling = Telling(self._worker_group, lambda: self._restarts)
+        self._driven = False
+        """Whether our own loop runs this agent, and not one of a subclass."""
+        self._asking: Asking | None = None
+        self._until_the_end = ExitStack()
+        self._restarts_left: int | None = None
+        self._failed_with = RunResult(WorkerState.FAILED)
 
     # For subclasses
 
@@ -122,6 +131,10 @@ class SimpleElasticAgent(ElasticAgent):
         """What else watches the workers that run now, if anything does."""
         return None
 
+    def _warmth(self) -> Warmth | None:
+        """What the workers are forked from, if they are."""
+        return None
+
     def _exit_fds(self) -> list[int] | None:
         """Descriptors that become readable when a worker ends; None if workers must be asked every so often."""
         return None
@@ -134,11 +147,19 @@ class SimpleElasticAgent(ElasticAgent):
 
     @property
     def _restarts(self) -> int:
-        return self._placement.restarts if self._placement is not None else 0
+        if self._placement is not None:
+            return self._placement.restarts
+        return 0 if self._restarts_left is None else max(0, self._worker_group.spec.max_restarts - self._restarts_left)
 
     @property
     def _remaining_restarts(self) -> int:
-        return self._telling.remaining_restarts
+        """How many failures the job would survive yet. A loop of a subclass's own may count them down."""
+        left = self._telling.remaining_restarts
+        return left if self._restarts_left is None else min(left, self._restarts_left)
+
+    @_remaining_restarts.setter
+    def _remaining_restarts(self, left: int) -> None:
+        self._restarts_left = left
 
     def get_event_succeeded(self) -> Event:
         """The event that this agent's run has returned."""
@@ -178,19 +199,44 @@ class SimpleElasticAgent(ElasticAgent):
             RendezvousError: no round could be agreed on.
             SignalException: this agent was asked to end; its workers have been.
         """
+        self._runs = True
         with deaf_at_the_end():
             try:
-                result = self._invoke_run(role)
+                result = self._run(role)
                 self._telling.ended(result)
                 return result
             except RendezvousGracefulExitError as ending:
                 log.info("%s", ending)
                 return RunResult(WorkerState.SUCCEEDED)
             finally:
-                self._membership.shutdown()
+                try:
+                    self._membership.shutdown()
+                finally:
+                    self._runs = False
+                    self._let_go()
+
+    def _let_go(self) -> None:
+        """The run is over, for the other nodes too: what has stood by until here can go. Does nothing here."""
+
+    def _run(self, role: str) -> RunResult:
+        """The run, and, after a loop that is not ours, what ours would have done at its end."""
+        death_sig = signal.SIGTERM
+        try:
+            with self._until_the_end:
+                result = self._invoke_run(role)
+            if self._asking is not None:
+                self._asking.end_with(result, self._exit_barrier_timeout)
+            return result
+        except SignalException as asked:
+            death_sig = signal.Signals(asked.sigval)
+            raise
+        finally:
+            if not self._driven:
+                self._shutdown(death_sig, self._shutdown_timeout)
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
         """The run itself; when it returns or raises, no worker is left."""
+        self._driven = True
         group = self._worker_group
         log.info("[%s] starting workers for entrypoint: %s", role, group.spec.get_entrypoint_name())
         crew = Crew(
@@ -206,9 +252,10 @@ class SimpleElasticAgent(ElasticAgent):
             finished=self._exit_barrier,
             stopped=self._stopped_ranks,
             minder=self._watched_by,
+            warmth=self._warmth,
             shown=self._shown,
         )
-        return AgentLoop(crew, self._membership, pulse=self._pulse).run(_signals())
+        return AgentLoop(crew, self._membership, pulse=self._pulse).run(handled_signals())
 
     def _look(self) -> RunResult:
         result = self._monitor_workers(self._worker_group)
@@ -217,21 +264,7 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _shown(self) -> Mapping[str, object]:
         """What the health check shows of this agent."""
-        group = self._worker_group
-        return {
-            "run_id": group.spec.rdzv_handler.get_run_id(),
-            "role": group.spec.role,
-            "state": str(group.state),
-            "round": None if self._placement is None else self._placement.round,
-            "restarts": self._restarts,
-            "remaining_restarts": self._remaining_restarts,
-            "group_rank": group.group_rank,
-            "group_world_size": group.group_world_size,
-            "workers": [
-                {"local_rank": each.local_rank, "global_rank": each.global_rank, "pid": each.id}
-                for each in group.workers
-            ],
-        }
+        return status(self._worker_group, self._placement, self._restarts, self._remaining_restarts)
 
     def _start_round(self, placement: Placement) -> None:
         self._placement = placement
@@ -246,10 +279,14 @@ class SimpleElasticAgent(ElasticAgent):
         return self._begin_stop(signal.Signals(number), self._shutdown_timeout)
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        """Take up the placement that the rendezvous has given: address of the store, group rank, worker ranks."""
-        placement, spec = self._placed(), worker_group.spec
-        self._telling.met()
+        """Take up a placement: address of the store, group rank, worker ranks.
+
+        Our loop has been given it by then; for a loop of a subclass's own, this waits until the round is complete.
+        """
+        spec = worker_group.spec
+        placement = self._placement = self._placed() if self._driven else self._meet()
         self._membership.take_up(placement)
+        self._telling.met()
         info = self._membership.info(placement)
         worker_group.store = None
         worker_group.open_store = lambda: info.store
@@ -263,14 +300,28 @@ class SimpleElasticAgent(ElasticAgent):
         worker_group.workers = workers
         worker_group.group_rank = placement.group_rank
         worker_group.group_world_size = placement.group_world_size
-        log.info("[%s] Rendezvous complete for workers. Result:\n%s", spec.role, self._round_block())
+        log.info(
+            "[%s] Rendezvous complete for workers. Result:\n%s",
+            spec.role,
+            round_block(worker_group, placement.restarts),
+        )
 
     @profiled
     def _assign_worker_ranks(
         self, store: Store | None, group_rank: int, group_world_size: int, spec: WorkerSpec
     ) -> list[Worker]:
-        """The workers of this node with their ranks. The placement holds them, so the store is not used."""
-        ranks = self._placed().ranks
+        """The workers of this node with their ranks.
+
+        The placement holds them, so that the store is not used; only where a subclass has met the others by itself are
+        they exchanged over it.
+        """
+        if self._placement is not None:
+            ranks = self._placement.ranks
+        else:
+            from rallypoint.agent.exchange import exchange_ranks
+
+            assert store is not None, "ranks are exchanged over a store where no placement holds them"
+            ranks = exchange_ranks(store, group_rank, group_world_size, spec.role, spec.local_world_size)
         return [
             Worker(
                 local_rank=local_rank,
@@ -294,18 +345,32 @@ class SimpleElasticAgent(ElasticAgent):
 
     @profiled
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
-        """Stop the workers; they are started again when the next round, asked for already, is complete.
+        """Stop the workers, and start them again in the next round.
 
-        Called only where it is overridden: else the stop is begun by `_begin_stop`, and waited for with all the rest.
+        Our loop calls this only where it is overridden, and does the second half itself: it has asked for the round
+        already, and starts the workers when that is complete. Otherwise it begins the stop by `_begin_stop`.
         """
         log.info("[%s] Stopping worker group", worker_group.spec.role)
+        if self._asking is not None:
+            failed = worker_group.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)
+            self._asking.end_round(self._failed_with if failed else None)
         self._stop_workers(worker_group)
         worker_group.state = WorkerState.STOPPED
+        if not self._driven:
+            self._initialize_workers(worker_group)
 
     def _exit_barrier(self) -> None:
-        """Tell the others that this node is done. The verdict, once all are, ends the run."""
+        """Tell the others that this node is done. The verdict, once all are, ends our loop; any other waits here."""
         log.info("Local worker group finished (%s). Waiting for the other agents.", self._worker_group.state)
-        self._membership.report_success(self._placed().round)
+        if self._asking is not None:
+            self._asking.finish(self._exit_barrier_timeout)
+        elif self._placement is not None:
+            self._membership.report_success(self._placement.round)
+        else:
+            from rallypoint.agent.exchange import meet_at_the_end
+
+            group = self._worker_group
+            meet_at_the_end(group.store, group.group_world_size, self._exit_barrier_timeout)
 
     # Inside
 
@@ -321,32 +386,10 @@ class SimpleElasticAgent(ElasticAgent):
         assert self._placement is not None, "no placement before the first round"
         return self._placement
 
-    def _round_block(self) -> str:
-        group = self._worker_group
-        rows = {
-            "restart_count": self._placed().restarts,
-            "master_addr": group.master_addr,
-            "master_port": group.master_port,
-            "group_rank": group.group_rank,
-            "group_world_size": group.group_world_size,
-            "local_ranks": [each.local_rank for each in group.workers],
-            "role_ranks": [each.role_rank for each in group.workers],
-            "global_ranks": [each.global_rank for each in group.workers],
-            "role_world_sizes": [each.role_world_size for each in group.workers],
-            "global_world_sizes": [each.world_size for each in group.workers],
-            "event_log_handler": group.spec.event_log_handler,
-        }
-        return "\n".join(f"  {name}={value}" for name, value in rows.items())
+    def _meet(self) -> Placement:
+        if self._asking is None:
+            from rallypoint.agent.asking import Asking
 
-
-def _signals() -> list[int]:
-    """The signals that this agent handles; a name that is none was warned of by the command line.
-
-    Whoever started us with SIGHUP ignored (`nohup`) meant that, unless the user has named others than the usual. Of
-    SIGINT and SIGQUIT that does not follow: a shell's script ignores them for all that it starts in the background.
-    """
-    names = os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS)
-    numbers: list[int] = [number for number in map(signal_number, names.split(",")) if number is not None]
-    if names != DEFAULT_SIGNALS:
-        return numbers
-    return [number for number in numbers if number != signal.SIGHUP or signal.getsignal(number) != signal.SIG_IGN]
+            self._asking = Asking(self._membership, self._worker_group.spec)
+        self._worker_group.joined_at = time.monotonic()
+        return self._asking.meet()

@@ -40,6 +40,15 @@ class Minding(Protocol):
         ...
 
 
+class Warmth(Minding, Protocol):
+    """What workers are forked from (`workers.warm.starts`)."""
+
+    @property
+    def importing(self) -> bool:
+        """Whether workers that are to start shall wait, since it will start them sooner than they would start cold."""
+        ...
+
+
 @dataclass(frozen=True)
 class Crew:
     """What can be done with them. No call waits for other nodes.
@@ -50,7 +59,7 @@ class Crew:
     which local ranks have not ended; `exit_fds` become readable when one ends (None: they must be asked). `finished` is
     called once all have succeeded; `stopped` gives the global ranks of those that were sent a signal to stop while they
     ran. `grace` is how many seconds a stop leaves them. `minder` is what else watches them now, if anything does,
-    `shown` what the health check shows of them.
+    `warmth` what they are forked from, if they are, `shown` what the health check shows of them.
     """
 
     group: WorkerGroup
@@ -65,4 +74,5 @@ class Crew:
     finished: Callable[[], None]
     stopped: Callable[[], tuple[int, ...]]
     minder: Callable[[], Minding | None] = lambda: None
+    warmth: Callable[[], Warmth | None] = lambda: None
     shown: Callable[[], Mapping[str, object]] = dict

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rallypoint.agent.spec import Worker, WorkerGroup
+from rallypoint.agent.spec import Worker, WorkerGroup, WorkerSpec
 from rallypoint.notices import VARIABLE as NOTICES_VARIABLE
 
 
@@ -21,24 +21,17 @@ def worker_environment(
     """
     spec = group.spec
     numbers: dict[str, object] = {
+        **constant_environment(spec, agent_environment),
         "LOCAL_RANK": worker.local_rank,
         "RANK": worker.global_rank,
         "GROUP_RANK": group.group_rank,
         "ROLE_RANK": worker.role_rank,
-        "ROLE_NAME": spec.role,
-        "LOCAL_WORLD_SIZE": spec.local_world_size,
         "WORLD_SIZE": worker.world_size,
         "GROUP_WORLD_SIZE": group.group_world_size,
         "ROLE_WORLD_SIZE": worker.role_world_size,
         "MASTER_ADDR": group.master_addr,
         "MASTER_PORT": group.master_port,
         "TORCHELASTIC_RESTART_COUNT": restarts,
-        "TORCHELASTIC_MAX_RESTARTS": spec.max_restarts,
-        "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
-        "TORCHELASTIC_USE_AGENT_STORE": spec.rdzv_handler.use_agent_store,
-        "TORCH_NCCL_ASYNC_ERROR_HANDLING": agent_environment.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", 1),
-        # So that SIGSEGV, and the SIGABRT of a stop that takes too long, leave the stacks of all threads.
-        "PYTHONFAULTHANDLER": agent_environment.get("PYTHONFAULTHANDLER", 1),
     }
     environment = {name: str(value) for name, value in numbers.items()}
     if spec.virtual_local_rank:
@@ -48,6 +41,26 @@ def worker_environment(
         environment[VISIBLE] = one_for_each(agent_environment, spec.local_world_size)[worker.local_rank]
     if group.notices:
         environment[NOTICES_VARIABLE] = group.notices
-    if "OMP_NUM_THREADS" in agent_environment:
-        environment["OMP_NUM_THREADS"] = agent_environment["OMP_NUM_THREADS"]
     return environment
+
+
+def constant_environment(spec: WorkerSpec, agent_environment: Mapping[str, str]) -> dict[str, str]:
+    """The variables among these that are the same for all workers of this node in all rounds.
+
+    Args:
+        spec: what the workers are.
+        agent_environment: the agent's own environment.
+    """
+    constants: dict[str, object] = {
+        "ROLE_NAME": spec.role,
+        "LOCAL_WORLD_SIZE": spec.local_world_size,
+        "TORCHELASTIC_MAX_RESTARTS": spec.max_restarts,
+        "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
+        "TORCHELASTIC_USE_AGENT_STORE": spec.rdzv_handler.use_agent_store,
+        "TORCH_NCCL_ASYNC_ERROR_HANDLING": agent_environment.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", 1),
+        # So that SIGSEGV, and the SIGABRT of a stop that takes too long, leave the stacks of all threads.
+        "PYTHONFAULTHANDLER": agent_environment.get("PYTHONFAULTHANDLER", 1),
+    }
+    if "OMP_NUM_THREADS" in agent_environment:
+        constants["OMP_NUM_THREADS"] = agent_environment["OMP_NUM_THREADS"]
+    return {name: str(value) for name, value in constants.items()}

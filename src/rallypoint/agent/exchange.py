@@ -12,8 +12,11 @@ from collections.abc import Callable
 from datetime import timedelta
 from functools import partial
 
+from rallypoint.base.log import get_logger
 from rallypoint.ranks.assign import NodeRanks, assign_worker_ranks
 from rallypoint.store.api import Store
+
+log = get_logger(__name__)
 
 _ROLE_INFO = "torchelastic/role_info/"
 _ASSIGNED = "torchelastic/assigned_ranks/"
@@ -118,3 +121,13 @@ def exit_barrier(store: Store, group_world_size: int, timeout: float) -> None:
     if store.add(f"{_TERMINAL}/num_members", 1) == group_world_size:
         store.set(f"{_TERMINAL}/last_member", "<val_ignored>")
     store.wait([f"{_TERMINAL}/last_member"], timedelta(seconds=timeout))
+
+
+def meet_at_the_end(store: Store | None, group_world_size: int | None, timeout: float) -> None:
+    """`exit_barrier` where all have succeeded: a barrier that fails does not turn that into failure; it is logged."""
+    if store is None or group_world_size is None:
+        return
+    try:
+        exit_barrier(store, group_world_size, timeout)
+    except Exception:
+        log.exception("the other agents did not come to the exit barrier; this node's workers had all succeeded")

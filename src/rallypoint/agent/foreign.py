@@ -15,7 +15,7 @@ import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from rallypoint.agent.exchange import exchange, exit_barrier
+from rallypoint.agent.exchange import exchange, meet_at_the_end
 from rallypoint.base.log import get_logger
 from rallypoint.failures.cause import Cause
 from rallypoint.rendezvous.errors import RendezvousClosedError, RendezvousGracefulExitError, RendezvousTimeoutError
@@ -69,6 +69,9 @@ class ForeignMembership:
         self._failures = 0
         self._restarts = 0
         self._info: RendezvousInfo | None = None
+        self.looks_for_newcomers = True
+        """Whether to ask every so often if nodes wait. An agent with a loop of its own asks the handler itself, on its
+        own thread; as it waits for all else that is done here, the two never meet."""
 
     def listen(self, deliver: Deliver | None) -> None:
         """Hand every notice to `deliver`; None ends that."""
@@ -174,10 +177,7 @@ class ForeignMembership:
     def _barrier(self) -> None:
         assert self._info is not None
         self._runs = False
-        try:
-            exit_barrier(self._info.store, self._info.world_size, self._exit_barrier_timeout)
-        except Exception:
-            log.exception("the other agents did not come to the exit barrier; this node's workers had all succeeded")
+        meet_at_the_end(self._info.store, self._info.world_size, self._exit_barrier_timeout)
         self._tell(JobEnded(Verdict(Outcome.SUCCEEDED)))
 
     def _look_for_newcomers(self) -> None:
@@ -193,9 +193,10 @@ class ForeignMembership:
     def _run(self) -> None:
         while True:
             try:
-                work = self._work.get(timeout=self._interval if self._runs else None)
+                looks = self._runs and self.looks_for_newcomers
+                work = self._work.get(timeout=self._interval if looks else None)
             except queue.Empty:
-                if self._runs:
+                if self._runs and self.looks_for_newcomers:
                     self._look_for_newcomers()
                 continue
             if work is None:

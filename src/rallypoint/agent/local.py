@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from rallypoint.agent.api import SimpleElasticAgent
 from rallypoint.agent.environment import worker_environment
+from rallypoint.agent.handled import handled_signals
 from rallypoint.agent.spec import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
+from rallypoint.base.errors import SignalException
 from rallypoint.base.log import get_logger
+from rallypoint.base.signals import signal_name, signals_to
 from rallypoint.logs.prefix import line_prefixes
 from rallypoint.logs.specs import LogsSpecs
 from rallypoint.telemetry.door import profiled
@@ -23,6 +27,7 @@ from rallypoint.workers.stop import Stopping
 if TYPE_CHECKING:
     from rallypoint.health.check import HealthCheckServer
     from rallypoint.watchdog.minder import Minder
+    from rallypoint.workers.warm.starts import WarmStarts
 
 log = get_logger(__name__)
 
@@ -66,15 +71,19 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._log_line_prefix_template = log_line_prefix_template
         self._pcontext: PContext | None = None
         self._guardian: Guardian | None = None
+        self._warm: WarmStarts | None = None
         self._health_check_server = health_check_server
         self._stuck_after = uninterruptible_state_timeout
         self._minder: Minder | None = None
+        self._alone = False
 
     @profiled
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         spec = worker_group.spec
         assert spec.entrypoint is not None
-        restarts = self._placed().restarts
+        restarts = self._restarts
+        if not self._driven:
+            self._begin_alone()
         minder = self._minder = self._mind()
         args, envs = {}, {}
         for worker in worker_group.workers:
@@ -88,6 +97,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         log.info("[%s] Starting worker group", spec.role)
         log.info("use_agent_store: %s", spec.rdzv_handler.use_agent_store)
         guardian = self._guarded()
+        if self._warm is not None:
+            self._warm.prepare(guardian)
         self._pcontext = start_processes(
             spec.role,
             spec.entrypoint,
@@ -101,6 +112,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             spec.duplicate_stderr_filters,
             guardian=guardian,
             made=lambda: self._see_to_folders(guardian, worker_group.notices),
+            warm=self._warm,
         )
         if minder is not None:
             minder.watch(self._pcontext.pids().values())
@@ -129,6 +141,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             stuck_after=self._stuck_after,
             run_id=self._worker_group.spec.rdzv_handler.get_run_id(),
             grace=self._shutdown_timeout,
+            report=self._telling.watched,
         )
 
     def _unmind(self) -> None:
@@ -147,13 +160,24 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._guardian = take()
         return self._guardian
 
+    def _warm_up(self, guardian: Guardian) -> None:
+        if self._worker_group.spec.warm:
+            from rallypoint.agent.warmth import warm_starts
+
+            self._warm = warm_starts(self._worker_group.spec, guardian)
+
+    def _warmth(self) -> WarmStarts | None:
+        return self._warm
+
     def _dismiss(self) -> None:
+        if self._warm is not None:
+            self._warm.let_go()
         guardian, self._guardian = self._guardian, None
         if guardian is not None:
             guardian.close()
 
     def _invoke_run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        self._guarded()  # it gets ready while the nodes come together
+        self._warm_up(self._guarded())  # both get ready while the nodes come together
         server = self._health_check()
         if server is not None:
             server.start()
@@ -162,7 +186,28 @@ class LocalElasticAgent(SimpleElasticAgent):
         finally:
             if server is not None:
                 server.stop()
-            self._dismiss()
+
+    def _let_go(self) -> None:
+        # Until here the guardian would have taken away what we leave, should we be killed while we say goodbye.
+        self._dismiss()
+
+    def _begin_alone(self) -> None:
+        """For a loop that is not ours: what ours and `_invoke_run` see to."""
+        if self._alone:
+            return
+        self._alone = True
+        self._warm_up(self._guarded())
+        self._until_the_end.enter_context(signals_to(_raise, handled_signals()))
+        server = self._health_check()
+        if server is not None:
+            server.start()
+            self._until_the_end.callback(server.stop)
+
+    def _step_alone(self) -> None:
+        if self._minder is not None:
+            self._minder.step()
+        if self._pulse is not None:
+            self._pulse.sleeps(time.monotonic(), self._shown())
 
     def _health_check(self) -> HealthCheckServer | None:
         if self._health_check_server is not None or TORCHELASTIC_HEALTH_CHECK_PORT not in os.environ:
@@ -195,16 +240,20 @@ class LocalElasticAgent(SimpleElasticAgent):
         if set(self._pcontext.pids().values()) != {worker.id for worker in worker_group.workers}:
             log.error("[%s] the workers' process ids are not those that were started", worker_group.spec.role)
             return RunResult(WorkerState.UNKNOWN)
+        if not self._driven:
+            self._step_alone()
         by_rank = {worker.local_rank: worker.global_rank for worker in worker_group.workers}
         result = self._pcontext.poll()
         if result is None:
             return self._while_they_run(by_rank)
         if result.is_failed():
             for failure in result.failures.values():
-                if self._minder is not None and (why := self._minder.why(failure.pid)):
-                    failure.message = f"{why} ({failure.text})"
+                why = "" if self._minder is None else self._minder.why(failure.pid)
+                if why and not failure.reason.startswith(why):  # this may be the second look at it
+                    failure.blame(f"{why} ({failure.text})")
             failures = {by_rank[rank]: failure for rank, failure in result.failures.items()}
-            return RunResult(WorkerState.FAILED, failures=failures)
+            self._failed_with = RunResult(WorkerState.FAILED, failures=failures)
+            return self._failed_with
         values = {by_rank[rank]: value for rank, value in result.return_values.items()}
         state = WorkerState.SUCCEEDED if len(values) == len(by_rank) else WorkerState.STOPPED
         return RunResult(state, return_values=values)
@@ -218,7 +267,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         for local_rank, pid in self._pcontext.pids().items():
             if pid in stuck:
                 failure = failures[by_rank[local_rank]] = ProcessFailure(local_rank, pid, -signal.SIGKILL, "")
-                failure.message = stuck[pid].why
+                failure.blame(stuck[pid].why)
         return RunResult(WorkerState.UNHEALTHY, failures=failures)
 
     def _stopped_ranks(self) -> tuple[int, ...]:
@@ -252,4 +301,9 @@ class LocalElasticAgent(SimpleElasticAgent):
         if self._pcontext is not None:
             self._pcontext.close(death_sig, timeout)
         self._unmind()
-        self._dismiss()
+        if not self._runs:
+            self._let_go()
+
+
+def _raise(number: int) -> None:
+    raise SignalException(f"Process {os.getpid()} got signal {signal_name(number)}", number)

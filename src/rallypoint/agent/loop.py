@@ -14,7 +14,7 @@ from signal import SIGKILL, SIGTERM
 from typing import TYPE_CHECKING
 
 from rallypoint.agent.board import NoticeBoard
-from rallypoint.agent.crew import Crew
+from rallypoint.agent.crew import Crew, Minding
 from rallypoint.agent.membership import Membership
 from rallypoint.agent.policy import Phase, Status, decide
 from rallypoint.agent.spec import RunResult, WorkerState
@@ -85,6 +85,7 @@ class AgentLoop:
         self._bell: Bell | None = None
         self._status = Status(notice=membership.notice_timeout)
         self._stopping: Stopping | None = None
+        self._starting: Start | None = None
         self._last: RunResult | None = None
         self._result: RunResult | None = None
         self._ask_at = 0.0
@@ -143,9 +144,10 @@ class AgentLoop:
         self._wait()
         yield from self._mailbox.drain()
         yield from self._look_at_stop()
-        if (minder := self._crew.minder()) is not None:
+        for minder in self._minders():
             minder.step()
-        if self._status.phase is Phase.RUNNING:
+        self._start_once_warm()
+        if self._status.phase is Phase.RUNNING and self._starting is None:
             yield from self._look_at_workers()
         yield from self._board.look(self._crew.running)
         if self._status.phase is Phase.FORMING and self._clock.monotonic() >= self._ask_at:
@@ -161,10 +163,10 @@ class AgentLoop:
         if self._stopping is not None:
             fds += self._stopping.fds()
             wake_at = min(wake_at, self._stopping.wake_at())
-        if (minder := self._crew.minder()) is not None:
+        for minder in self._minders():
             fds += minder.fds()
             wake_at = min(wake_at, minder.wake_at())
-        if self._status.phase is Phase.RUNNING:
+        if self._status.phase is Phase.RUNNING and self._starting is None:
             fds += self._crew.exit_fds() or []
             wake_at = min(wake_at, self._look_at)
         elif self._status.phase is Phase.FORMING:
@@ -176,6 +178,9 @@ class AgentLoop:
             self._pulse.wakes()
         if self._bell is not None:
             self._bell.hush()
+
+    def _minders(self) -> list[Minding]:
+        return [each for each in (self._crew.minder(), self._crew.warmth()) if each is not None]
 
     def _look_at_stop(self) -> Iterator[Event]:
         if self._stopping is not None and self._stopping.step():
@@ -238,6 +243,15 @@ class AgentLoop:
     def _do_start(self, step: Start) -> None:
         self._last = None
         self._crew.group.notices = self._board.renew()
+        self._starting = step
+        self._start_once_warm()
+
+    def _start_once_warm(self) -> None:
+        """Start the workers, if they are to start; but not while what they are forked from gets ready."""
+        warmth = self._crew.warmth()
+        if self._starting is None or (warmth is not None and warmth.importing):
+            return
+        step, self._starting = self._starting, None
         self._crew.start(step.placement)
 
     def _do_announce_failure(self, step: AnnounceFailure) -> None:
@@ -270,6 +284,7 @@ class AgentLoop:
     # Steps: the workers
 
     def _do_stop(self, step: Stop) -> None:
+        self._starting = None
         self._stopping = self._crew.stop(step.signal, step.again)
         if self._stopping is None or self._stopping.step():
             self._stopping = None

@@ -63,6 +63,7 @@ class WorkerSpec:
         duplicate_stdout_filters: texts; teed lines of standard output that hold one also go to a file of their own.
         duplicate_stderr_filters: the same for standard error.
         virtual_local_rank: every worker sees local rank 0 and one GPU.
+        warm: modules that are imported once; workers that are Python scripts are forked from there, as far as they can.
 
     Raises:
         UserError: a number out of its bounds, or no entry point.
@@ -84,6 +85,7 @@ class WorkerSpec:
     duplicate_stdout_filters: list[str] | None = None
     duplicate_stderr_filters: list[str] | None = None
     virtual_local_rank: bool = False
+    warm: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.local_world_size <= 0:

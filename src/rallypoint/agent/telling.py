@@ -12,6 +12,7 @@ from rallypoint.telemetry.door import metrics_wanted, put
 if TYPE_CHECKING:
     from rallypoint.telemetry.events import Event
     from rallypoint.telemetry.story import AgentStory
+    from rallypoint.watchdog.requests import FileTimerRequest
 
 
 class Telling:
@@ -58,6 +59,12 @@ class Telling:
         """The workers have been started."""
         if self._wanted:
             self._story().started(self._group, self._restarts())
+
+    def watched(self, name: str, timer: FileTimerRequest | None) -> None:
+        """The watchdog has done what `name` says, to the worker of a timer if it is about one."""
+        if self._wanted:
+            story = self._story()
+            story.tell(story.of_watchdog(name, self._group, self._restarts(), timer))
 
     def looked(self, result: RunResult) -> None:
         """The workers have been looked at."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import select
 from collections.abc import Iterable
 
+_LONGEST = 86_400.0
+"""Seconds; the kernel is told milliseconds in 31 bits."""
+
 
 def until_readable(fds: Iterable[int], seconds: float) -> None:
-    """Sleep until one of the descriptors is readable, or so many seconds are over; infinite for no limit.
+    """Sleep until one of the descriptors is readable, or so many seconds are over, of which a day may count as all.
 
-    What was due at a moment is due when this returns: a part of a millisecond is slept as a whole one.
+    What was due at a moment within a day is due when this returns: a part of a millisecond is slept as a whole one.
     """
     poller = select.poll()
     for fd in fds:
         poller.register(fd, select.POLLIN)
-    poller.poll(None if math.isinf(seconds) else max(0.0, seconds) * 1000 + 1)
+    poller.poll(min(max(0.0, seconds), _LONGEST) * 1000 + 1)

@@ -33,6 +33,8 @@ from rallypoint.workers.sweep import Sweep, end_trees
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
     from rallypoint.failures.failure import ProcessFailure
+    from rallypoint.failures.out_of_memory import Kills
+    from rallypoint.workers.warm.starts import WarmStarts
 
 log = get_logger(__name__)
 
@@ -217,6 +219,7 @@ class ProcessesContext(PContext):
         self._processes: dict[int, Watched] = {}
         self._outputs: Outputs | None = None
         self._failures: dict[int, ProcessFailure] = {}
+        self._kills: Kills | None = None
         self._closing: _Closing | None = None
         self._closed = False
 
@@ -232,8 +235,8 @@ class ProcessesContext(PContext):
         """What ends all that the workers are and have left; None if nothing was ever started."""
         return None if self._guardian is None else Sweep(self._guardian, list(self._processes.values()))
 
-    def _fault(self, rank: int) -> str:
-        """Why a worker that ended with exit code 0 has failed nevertheless; empty if it has not."""
+    def _fault(self, rank: int, exitcode: int) -> str:
+        """Why a worker has failed, where its exit code does not tell; empty if it does, and for one that has not."""
         return ""
 
     def _value(self, rank: int) -> Any:
@@ -257,6 +260,9 @@ class ProcessesContext(PContext):
             for rank in range(self.nprocs):
                 self._processes[rank] = self._start_one(rank, *outputs.stdio(rank), cpus[rank])
                 outputs.started(rank)
+            from rallypoint.failures.out_of_memory import Kills
+
+            self._kills = Kills()
         except BaseException:
             self.close(signal.SIGKILL)
             raise
@@ -314,12 +320,12 @@ class ProcessesContext(PContext):
             exitcode = -signal.SIGKILL if rank in orphans else exitcodes[rank]
             if exitcode is None or rank in self._failures:
                 continue
-            fault = self._fault(rank) if exitcode == 0 else ""
+            fault = self._fault(rank, exitcode)
             if rank in orphans and self._guardian is not None:
                 fault = self._guardian.why
             if exitcode or fault:
                 self._failures[rank] = self._failure(rank, process.pid, exitcode)
-                self._failures[rank].message = fault or self._failures[rank].message
+                self._failures[rank].blame(fault)
 
     def _orphans(self) -> list[int]:
         """Local ranks of those who ran when the guardian was lost; they have been killed."""
@@ -336,7 +342,13 @@ class ProcessesContext(PContext):
 
         assert self._outputs is not None
         last_lines = self._outputs.last_lines(rank)
-        return ProcessFailure(rank, pid, exitcode, self.error_files.get(rank, ""), last_lines=last_lines)
+        failure = ProcessFailure(rank, pid, exitcode, self.error_files.get(rank, ""), last_lines=last_lines)
+        if exitcode:
+            from rallypoint.failures.machine import explain
+
+            ended = [each for each in self._processes.values() if each.poll() == -signal.SIGKILL]
+            explain(failure, self._kills, sum(not each.signalled for each in ended))
+        return failure
 
     def begin_close(self, death_sig: signal.Signals | None = None, timeout: float = 30) -> Stopping:
         """Begin to stop what still runs, and return what sees it through. If it has begun, the same again."""
@@ -361,10 +373,15 @@ class ProcessesContext(PContext):
 class SubprocessContext(ProcessesContext):
     """Workers that are commands."""
 
+    warm: WarmStarts | None = None
+    """What they are forked from, as far as they can be; None if they all start cold."""
+
     def _start_one(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> Watched:
         assert self._guardian is not None
         argv = [str(self.entrypoint), *map(str, self.args[rank])]
-        return WorkerProcess(self._guardian, argv, {**os.environ, **self.envs[rank]}, stdout, stderr, cpus)
+        environ = {**os.environ, **self.envs[rank]}
+        started = None if self.warm is None else self.warm.start(argv, environ, stdout, stderr, cpus)
+        return WorkerProcess(self._guardian, argv, environ, stdout, stderr, cpus, started=started)
 
 
 class _Closing:
@@ -410,6 +427,7 @@ def start_processes(
     *,
     guardian: Guardian | None = None,
     made: Callable[[], None] | None = None,
+    warm: WarmStarts | None = None,
 ) -> PContext:
     """Start one process for each local rank (contract section 6.1).
 
@@ -426,6 +444,7 @@ def start_processes(
         duplicate_stderr_filters: the same for standard error.
         guardian: the process that starts them; None for one that ends with the context.
         made: called when the folders have been made, and no process has been started yet.
+        warm: what programs are forked from, as far as they can be, below the same guardian; None for cold starts.
 
     Raises:
         UserError: the ranks of `args` or `envs` are not 0 to n-1, the program cannot be run, or the function or its
@@ -436,6 +455,7 @@ def start_processes(
     context: PContext
     if isinstance(entrypoint, str):
         context = SubprocessContext(name, entrypoint, args, envs, logs_specs, log_line_prefixes, guardian, extras)
+        context.warm = warm
     else:
         from rallypoint.workers.functions.context import MultiprocessContext
 

@@ -17,7 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 
 from rallypoint.base.errors import RallypointError, UserError
-from rallypoint.workers.guardian.client import Guardian, GuardianLost, readable
+from rallypoint.workers.guardian.client import Guardian, GuardianLost, Started, readable
 
 UNKNOWN_EXIT = 255
 """What stands for an exit code that nobody can tell any more. It is no success."""
@@ -124,6 +124,7 @@ class WorkerProcess(Watched):
         stderr: int | None = None,
         cpus: Collection[int] = (),
         stdin: int | None = None,
+        started: Started | None = None,
     ) -> None:
         """Start it.
 
@@ -135,6 +136,7 @@ class WorkerProcess(Watched):
             stderr: the same for standard error.
             cpus: the processors that it may run on; none named means all that we may use.
             stdin: the descriptor to read from; None to hand on ours.
+            started: what a zygote below the guardian has started already, and the guardian has adopted.
 
         Raises:
             UserError: there is no such program, it cannot be executed, or its arguments are too long.
@@ -143,7 +145,7 @@ class WorkerProcess(Watched):
         """
         self._guardian = guardian
         try:
-            pid, pidfd = guardian.spawn(argv, env, stdin, stdout, stderr, cpus)
+            pid, pidfd = started or guardian.spawn(argv, env, stdin, stdout, stderr, cpus)
         except OSError as error:
             raise _start_error(argv[0], error) from None
         super().__init__(pid, pidfd)

@@ -78,7 +78,7 @@ class Sweep:
         return [
             stat.pid
             for stat in _family({self._guardian.pid})
-            if stat.state not in "ZX" and stat.session != self._guardian.pid
+            if stat.state not in "ZX" and stat.session != self._guardian.pid and stat.pid not in self._guardian.kept
         ]
 
     def _without_guardian(self) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.agent.api import _signals
+from rallypoint.agent.handled import handled_signals
 from rallypoint.agent.local import LocalElasticAgent
 from rallypoint.agent.spec import WorkerGroup, WorkerSpec
 from rallypoint.base.errors import SignalException
@@ -190,10 +190,10 @@ def test_signals_that_arrive_ignored_stay_so_unless_they_are_named(monkeypatch: 
     monkeypatch.delenv("TORCHELASTIC_SIGNALS_TO_HANDLE", raising=False)
     former = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        assert _signals() == [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT]
+        assert handled_signals() == [signal.SIGTERM, signal.SIGINT, signal.SIGQUIT]
         monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM, SIGHUP,SIGNOPE")
-        assert _signals() == [signal.SIGTERM, signal.SIGHUP]
+        assert handled_signals() == [signal.SIGTERM, signal.SIGHUP]
     finally:
         signal.signal(signal.SIGHUP, former)
     monkeypatch.setenv("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT")
-    assert signal.SIGHUP in _signals()
+    assert signal.SIGHUP in handled_signals()

@@ -13,6 +13,7 @@ import pytest
 from rallypoint.agent.api import SimpleElasticAgent
 from rallypoint.agent.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.failures.failure import ProcessFailure
+from rallypoint.rendezvous.errors import RendezvousStateError
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler
@@ -136,6 +137,50 @@ def test_a_budget_that_is_gone(handler: Callable[[], RendezvousHandler]) -> None
     assert result.stopped == (), "an agent that cannot tell whom it ended names nobody"
     assert agent.starts == 3
     assert agent.get_worker_group().state is WorkerState.FAILED
+
+
+class ByItself(ThreadAgent):
+    """Meets the others by itself, as agents that were written for torch may."""
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        info = worker_group.spec.rdzv_handler.next_rendezvous()
+        where = info.bootstrap_store_info
+        worker_group.store, worker_group.group_rank, worker_group.group_world_size = (
+            info.store,
+            info.rank,
+            info.world_size,
+        )
+        if where is not None:
+            worker_group.master_addr, worker_group.master_port = where.master_addr, where.master_port
+        worker_group.workers = self._assign_worker_ranks(info.store, info.rank, info.world_size, worker_group.spec)
+
+
+def test_an_agent_that_asks_the_handler_itself_is_given_what_our_loop_was() -> None:
+    stores: list[tuple[int, int]] = []
+
+    def task(rank: int, start: int, stopping: threading.Event) -> object:
+        group = agent.get_worker_group()
+        assert group.store is not None
+        stores.append((start, group.store.add("here", 1)))
+        if start == 0 and rank == 1:
+            raise ValueError("once")
+        return group.group_rank, group.group_world_size
+
+    agent = ByItself(spec(ours(), max_restarts=1), task)
+    assert agent.run().return_values == {0: (0, 1), 1: (0, 1)}
+    assert sorted(stores) == [(0, 1), (0, 2), (1, 1), (1, 2)], "each round has a store of its own"
+
+
+def test_who_asks_the_handler_once_more_is_told_so() -> None:
+    class Twice(ThreadAgent):
+        def _rendezvous(self, worker_group: WorkerGroup) -> None:
+            super()._rendezvous(worker_group)
+            worker_group.spec.rdzv_handler.next_rendezvous()
+
+    agent = Twice(spec(ours()), lambda rank, start, stopping: None)
+    with pytest.raises(RendezvousStateError, match="meets the others by itself"):
+        agent.run()
+    assert agent.calls == ["shutdown SIGTERM"]
 
 
 def test_a_group_that_the_agent_has_lost_track_of_ends_it() -> None:

@@ -25,7 +25,6 @@ from rallypoint.workers.stop import Sweeping
 
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
-    from rallypoint.failures.failure import ProcessFailure
     from rallypoint.workers.functions.served import ForkServer
 
 START_METHODS = ("spawn", "fork", "forkserver")
@@ -127,22 +126,14 @@ class MultiprocessContext(ProcessesContext):
 
         return ForkedSweep(list(self._processes.values()))
 
-    def _fault(self, rank: int) -> str:
+    def _fault(self, rank: int, exitcode: int) -> str:
+        if exitcode:
+            return GONE if self._server is not None and self._processes[rank].orphaned else ""
         try:
             self._parcels[rank].open()
         except NothingReturned as error:
             return str(error)
         return ""
-
-    def _failure(self, rank: int, pid: int, exitcode: int) -> ProcessFailure:
-        failure = super()._failure(rank, pid, exitcode)
-        fault = self._fault(rank) if exitcode == 0 else self._lost(rank)
-        if fault:  # in `damaged` too, since the report tells that whatever the exit code
-            failure.message = failure.damaged = fault
-        return failure
-
-    def _lost(self, rank: int) -> str:
-        return GONE if self._server is not None and self._processes[rank].orphaned else ""
 
     def _value(self, rank: int) -> Any:
         with contextlib.suppress(NothingReturned):  # it ended while it was being stopped

@@ -80,6 +80,8 @@ class Guardian:
         self._number = 0
         self._buffer = bytearray()
         self._late: set[int] = set()
+        self.kept: set[int] = set()
+        """Workers that no sweep touches."""
         self._closed = False
         self.why = ""
         """In words, once it is lost: how it ended."""
@@ -131,6 +133,7 @@ class Guardian:
         stdout: int | None,
         stderr: int | None,
         cpus: Collection[int] = (),
+        kept: bool = False,
     ) -> Started:
         """Start a worker in a session of its own, with our folder, umask, signal mask and ignored signals.
 
@@ -141,6 +144,7 @@ class Guardian:
             stdout: the same for standard output.
             stderr: the same for standard error.
             cpus: the processors that it may run on; none named means those of the guardian, which had ours.
+            kept: whether every sweep spares it, and what is below it, until it has ended.
 
         Raises:
             OSError: it cannot be started.
@@ -148,19 +152,15 @@ class Guardian:
             GuardianLost: see the class.
         """
         programs = [os.fsencode(each) for each in _candidates(argv[0], env)]
-        arguments = [_plain(os.fsencode(each)) for each in argv]
-        environment = {_name(os.fsencode(name)): _plain(os.fsencode(value)) for name, value in env.items()}
+        arguments, environment = plain_arguments(argv), plain_environment(env)
         ours = own_settings()
         mask = [int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
         folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            sent, places = [folder], []
-            for default, given in enumerate((stdin, stdout, stderr)):
-                fd, there = (default, _is_inherited(default)) if given is None else (given, True)
-                places.append(len(sent) - 1 if there else protocol.CLOSED)
-                sent += [fd] * there
-            request = (programs, arguments, environment, places, sorted(ours.ignored), mask, ours.umask, sorted(cpus))
-            pid, descriptors = self._ask(protocol.SPAWN, *request, descriptors=sent)
+            standard, places = standard_descriptors(stdin, stdout, stderr)
+            surroundings = (places, sorted(ours.ignored), mask, ours.umask, sorted(cpus))
+            request = (programs, arguments, environment, *surroundings, kept)
+            pid, descriptors = self._ask(protocol.SPAWN, *request, descriptors=[folder, *standard])
         finally:
             os.close(folder)
         if pid < 0:
@@ -168,6 +168,8 @@ class Guardian:
         if not descriptors:  # the kernel drops those for which we have no room
             self._ask(protocol.KILL, pid)
             raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        if kept:
+            self.kept.add(pid)
         return Started(pid, descriptors[0])
 
     def status(self, pid: int) -> Status:
@@ -178,6 +180,17 @@ class Guardian:
         """
         answer = self._ask(protocol.STATUS, pid)[0]
         return Status(False, None) if answer == protocol.NOT_YET else Status(True, answer)
+
+    def adopt(self, pid: int) -> bool:
+        """Count a process as a worker that is below a kept one, and whose parent is about to end.
+
+        Returns:
+            Whether it is there; if not, it has ended, and nobody knows how.
+
+        Raises:
+            GuardianLost: see the class.
+        """
+        return bool(self._ask(protocol.ADOPT, pid)[0])
 
     def remove_at_the_end(self, empty: Sequence[str] = (), whole: Sequence[str] = ()) -> None:
         """What to remove should this process end without closing us. Takes the place of what was said before.
@@ -382,6 +395,31 @@ def _above_the_standard_ones(fd: int) -> int:
         return fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
     finally:
         os.close(fd)
+
+
+def standard_descriptors(*given: int | None) -> tuple[list[int], list[int]]:
+    """What to send for 0, 1 and 2 of a worker: the descriptors, and for each of the three its place among them.
+
+    Args:
+        given: the descriptors; None for ours, as far as any child of ours would inherit it.
+    """
+    sent: list[int] = []
+    places = []
+    for default, fd in enumerate(given):
+        there = fd is not None or _is_inherited(default)
+        places.append(len(sent) if there else protocol.CLOSED)
+        sent += [default if fd is None else fd] * there
+    return sent, places
+
+
+def plain_arguments(argv: Sequence[str]) -> list[bytes]:
+    """Arguments as the kernel takes them. Raises UserError for a NUL byte."""
+    return [_plain(os.fsencode(each)) for each in argv]
+
+
+def plain_environment(env: Mapping[str, str]) -> dict[bytes, bytes]:
+    """Variables as the kernel takes them. Raises UserError for a NUL byte, or a name that none can have."""
+    return {_name(os.fsencode(name)): _plain(os.fsencode(value)) for name, value in env.items()}
 
 
 def _candidates(name: str, env: Mapping[str, str]) -> list[str]:

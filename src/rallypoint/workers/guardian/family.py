@@ -5,6 +5,7 @@ Laws:
 1. A child that has ended is reaped at once.
 2. A pid is killed by a pidfd, once it is known that this still names a process of ours.
 3. A sweep kills nothing that is started after it was begun, and what has once outlived SIGKILL is not waited for again.
+4. What is kept, with all below it, is spared by every sweep, but not by the end.
 """
 
 from __future__ import annotations
@@ -15,18 +16,23 @@ import time
 
 from rallypoint.workers.guardian.footing import SIGKILL, signals
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
 AGAIN = 0.05
 """Seconds between two looks while something is being killed, beside the looks at each end of a child."""
 LAST_PATIENCE = 10.0
 """Seconds that guardian and keeper stay, before they end, for what does not even end on SIGKILL."""
 
 
-def below(root: int, parents: dict[int, int]) -> set[int]:
+def below(root: int, parents: dict[int, int], but: Collection[int] = ()) -> set[int]:
     """The descendants of a process. Pure.
 
     Args:
         root: its pid.
         parents: pid to parent's pid, of all processes.
+        but: those that are left out, with their own descendants.
     """
     children: dict[int, list[int]] = {}
     for pid, parent in parents.items():
@@ -34,7 +40,7 @@ def below(root: int, parents: dict[int, int]) -> set[int]:
     found: set[int] = set()
     frontier = [root]
     while frontier:
-        new = [pid for parent in frontier for pid in children.get(parent, ()) if pid not in found]
+        new = [pid for parent in frontier for pid in children.get(parent, ()) if pid not in found and pid not in but]
         found.update(new)
         frontier = new
     return found - {root}
@@ -96,6 +102,18 @@ class Family:
         self.exits: dict[int, int] = {}
         """Exit codes of those that were, -N for a signal."""
         self._stuck: set[tuple[int, int]] = set()
+        self._kept: set[int] = set()
+
+    def keep(self, pid: int) -> None:
+        """Spare this child, and what is below it, in every sweep from now on."""
+        self._kept.add(pid)
+
+    def adopt(self, pid: int) -> bool:
+        """The end of this process matters: it is below us, and will be a child of ours. Returns whether it is there."""
+        if _look_up(pid) is None:
+            return False
+        self.started.add(pid)
+        return True
 
     def reap(self) -> bool:
         """Take notice of all children that have ended; returns whether there are others."""
@@ -110,17 +128,18 @@ class Family:
                 return False
             if pid == 0:
                 return True
+            self._kept.discard(pid)
             if pid in self.started:
                 self.started.discard(pid)
                 self.exits[pid] = posix.waitstatus_to_exitcode(status)
 
     def kill_all(self) -> bool:
         """SIGKILL to all that is below at this moment; returns whether there was anything, but for what is stuck."""
-        if not self.reap():  # no child at all: then nothing is below us, and nobody needs to look
+        if not self.reap() or self._only_kept():  # no child at all: then nothing is below us, and nobody needs to look
             return False
         try:
             found = processes()
-            victims = below(posix.getpid(), {pid: each.parent for pid, each in found.items() if not each.ended})
+            victims = self._below_us({pid: each for pid, each in found.items() if not each.ended})
             for pid in victims:
                 self._kill(pid)
             if any((pid, found[pid].started) not in self._stuck for pid in victims):
@@ -135,23 +154,54 @@ class Family:
             found = processes()
         except OSError:
             return
-        left = below(posix.getpid(), {pid: each.parent for pid, each in found.items()})
+        left = self._below_us(found)
         self._stuck = {(pid, found[pid].started) for pid in left}
 
     def end(self, seconds: float) -> None:
         """Kill all, and stay so long for what does not end at once."""
         until = time.monotonic() + seconds
+        self._kept.clear()
         poller = select.poll()
         poller.register(self.wake, select.POLLIN)
         while self.kill_all() and time.monotonic() < until:
             poller.poll(AGAIN * 1000)
 
+    def _below_us(self, found: dict[int, Process]) -> set[int]:
+        """What is below us and not kept. What was adopted may still be below what is kept, for a moment."""
+        me = posix.getpid()
+        parents = {pid: me if pid in self.started else each.parent for pid, each in found.items()}
+        return below(me, parents, self._kept)
+
     def _has_others(self) -> bool:
-        """Whether there is a child that is not stuck, where it is known that there is one."""
-        if not self._stuck:
+        """Whether there is a child that is neither stuck nor kept, where it is known that there is one."""
+        if not self._stuck and not self._kept:
             return True
         me = posix.getpid()
-        return any(each.parent == me and (pid, each.started) not in self._stuck for pid, each in processes().items())
+        return any(
+            (each.parent == me or pid in self.started)
+            and pid not in self._kept
+            and (pid, each.started) not in self._stuck
+            for pid, each in processes().items()
+        )
+
+    def _only_kept(self) -> bool:
+        """Whether the kernel's list of our children, where it has one, names only those that are kept.
+
+        The list is exact: from that of a process with one thread, only that thread's own `waitpid` takes any.
+        """
+        if not self._kept or self.started - self._kept:
+            return False
+        me = posix.getpid()
+        try:
+            fd = posix.open(f"/proc/self/task/{me}/children", posix.O_RDONLY | posix.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            return set(map(int, posix.read(fd, 4096).split())) <= self._kept
+        except OSError:
+            return False
+        finally:
+            posix.close(fd)
 
     @staticmethod
     def _kill(pid: int) -> None:

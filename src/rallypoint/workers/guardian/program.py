@@ -18,6 +18,7 @@ from rallypoint.workers.guardian import footing
 from rallypoint.workers.guardian.family import AGAIN, LAST_PATIENCE, Family
 from rallypoint.workers.guardian.footing import SIGCHLD, SIGKILL, SIGPIPE, SIGXFSZ
 from rallypoint.workers.guardian.protocol import (
+    ADOPT,
     CLEANUP,
     GIVE_UP,
     KILL,
@@ -132,6 +133,8 @@ class Guardian:
             if arguments[0] in self._family.started:
                 posix.kill(arguments[0], SIGKILL)
             self._answer(number, None)
+        elif name == ADOPT:
+            self._answer(number, self._family.adopt(arguments[0]))
         elif name == CLEANUP:
             self._cleanup = (arguments[0], arguments[1])
             self._answer(number, None)
@@ -160,12 +163,14 @@ class Guardian:
         mask: list[int],
         umask: int,
         cpus: list[int],
+        kept: bool,
     ) -> None:
         """Start a worker in a session of its own. The first of the descriptors that were sent is its folder."""
         count = 1 + sum(place >= 0 for place in descriptors)
         sent, self._received = self._received[:count], self._received[count:]
         pidfd = -1
-        self._end_sweep()
+        if not kept:  # which no sweep touches, so that one which runs can go on
+            self._end_sweep()
         try:
             if len(sent) < count:
                 raise OSError(_EMFILE, "")
@@ -174,6 +179,8 @@ class Guardian:
             self._ignore(set(ignored))
             pid = _start_on(cpus, programs, arguments, environment, _actions(descriptors, sent), mask)
             self._family.started.add(pid)
+            if kept:
+                self._family.keep(pid)
             pidfd = posix.pidfd_open(pid)
             self._answer(number, pid, [pidfd])
         except OSError as error:

@@ -18,11 +18,14 @@ if TYPE_CHECKING:
 
 SPAWN, STATUS, KILL, SWEEP, GIVE_UP = "spawn", "status", "kill", "sweep", "give up"
 CLEANUP, SHRINK, CLOSE = "cleanup", "shrink", "close"
+ADOPT = "adopt"
 """The requests `(number, name, *arguments)`; they are answered by `(number, answer)`, a sweep when it is over.
 
-SPAWN  programs, arguments, environment, descriptors, ignored signals, mask, umask -> pid and a pidfd, or minus errno
+SPAWN  programs, arguments, environment, descriptors, ignored signals, mask, umask, cpus, kept
+            -> pid and a pidfd, or minus errno; no sweep touches a kept one or what is below it, until it has ended
 STATUS pid  -> exit code (-N for a signal), and forgets it; NOT_YET while it is not reaped, None if it is not known
 KILL   pid  -> nothing; SIGKILL to one worker
+ADOPT  pid  -> whether it is there; from now on it counts as a worker: it will fall to the guardian as an orphan
 SWEEP       -> nothing; SIGKILL to all that is below, again and again until nothing is left, or until
 GIVE_UP     it is given up: no answer of its own
 CLEANUP folders to remove where they are empty, folders to remove whole -> nothing

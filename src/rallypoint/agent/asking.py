@@ -1,0 +1,176 @@
+"""The rendezvous for an agent with a loop of its own: one that asks and waits, where ours is told.
+
+Such an agent replaces `_invoke_run` and calls `_initialize_workers`, `_monitor_workers`, `_restart_workers` and
+`_exit_barrier` itself, as torch's own loop does. Laws:
+
+1. The agent's thread is the only one here; it waits in `meet` and `finish` and nowhere else.
+2. Announce, then act: that a round is over for this node is said before its workers are stopped.
+3. When to start again is the agent's own affair: its failures are counted for all to see, and refused by nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import time
+
+from rallypoint.agent.foreign import ForeignMembership
+from rallypoint.agent.membership import Membership
+from rallypoint.agent.spec import RunResult, WorkerSpec, WorkerState
+from rallypoint.base.clock import Deadline
+from rallypoint.base.log import get_logger
+from rallypoint.failures.cause import Cause
+from rallypoint.rendezvous.elastic import error_of
+from rallypoint.rendezvous.messages import (
+    JobEnded,
+    LinkDown,
+    LinkLost,
+    LinkUp,
+    Notice,
+    Placed,
+    Placement,
+    Progress,
+    RoundEnded,
+)
+
+log = get_logger(__name__)
+
+_ANY_NUMBER = 1 << 30
+"""Of restarts: who has a loop of their own has said already that there is one left."""
+
+_PROGRESS_FIRST, _PROGRESS_EVERY = 2.0, 10.0
+"""Seconds until the first line that says whom the rendezvous waits for, and between later ones."""
+
+_VERDICT = 5.0
+"""Seconds that the word of this node's last failure may take to become the job's verdict."""
+
+
+class Asking:
+    """One agent's part in the rendezvous, from its first `meet` on.
+
+    Args:
+        membership: the agent's.
+        spec: what it runs.
+    """
+
+    def __init__(self, membership: Membership, spec: WorkerSpec) -> None:
+        self._membership = membership
+        self._spec = spec
+        self._inbox: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+        self._round = -1
+        self._holds = False
+        """Whether this node has a place in `_round` that it has not given up."""
+        self._finished = False
+        """Whether the others have been told that this node is done."""
+        if isinstance(membership, ForeignMembership):
+            membership.looks_for_newcomers = False
+        membership.listen(self._inbox.put)
+
+    def meet(self) -> Placement:
+        """Take part in the next round, and wait until it is complete.
+
+        Raises:
+            RendezvousError: there is no next round for this node; says why.
+        """
+        if self._holds:
+            self.end_round(None)
+        self._join()
+        patience = _PROGRESS_FIRST
+        while True:
+            try:
+                notice = self._inbox.get(timeout=patience)
+            except queue.Empty:
+                patience = _PROGRESS_EVERY
+                self._membership.ask_progress()
+                continue
+            if isinstance(notice, Placed):
+                self._round, self._holds = notice.placement.round, True
+                return notice.placement
+            self._heed(notice)
+
+    def end_round(self, failed: RunResult | None) -> None:
+        """Tell the others that this node starts again.
+
+        Args:
+            failed: how its workers have failed; None if they have not.
+        """
+        self._holds = False
+        if failed is None or isinstance(self._membership, ForeignMembership):
+            self._membership.drain(self._round)
+        else:
+            self._membership.report_failure(self._round, _cause(failed), _ANY_NUMBER)
+
+    def finish(self, timeout: float) -> None:
+        """Tell the others that all workers of this node have succeeded, and wait for the job's end.
+
+        What comes instead does not turn success into failure; it is logged.
+
+        Args:
+            timeout: seconds to wait at most.
+        """
+        self._finished = True
+        self._holds = False
+        self._membership.report_success(self._round)
+        ending = self._wait_for_the_end(timeout)
+        if ending is None:
+            log.error("the other agents did not come in %g s; this node's workers had all succeeded", timeout)
+        elif isinstance(ending, LinkLost):
+            log.warning("%s; this node's workers had all succeeded", ending.detail)
+        elif isinstance(ending, RoundEnded):
+            reason = ending.end.reason.value
+            log.warning("the others start again without this node (%s); its workers had all succeeded", reason)
+
+    def end_with(self, result: RunResult, timeout: float) -> None:
+        """The agent's loop has returned: tell the others how, if it has not."""
+        if self._finished:
+            return
+        if result.state == WorkerState.SUCCEEDED:
+            self.finish(timeout)
+        elif result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
+            self._membership.report_failure(self._round, _cause(result), 0)
+            self._wait_for_the_end(_VERDICT)
+
+    # Inside
+
+    def _join(self) -> None:
+        self._membership.join(self._spec.role, self._spec.local_world_size)
+
+    def _heed(self, notice: Notice) -> None:
+        """Do what a notice means to somebody who waits for a round."""
+        error = error_of(notice)
+        if error is not None:
+            raise error
+        match notice:
+            case RoundEnded(end=end) if end.round > self._round:  # ours came and went before we heard of our place
+                self._round = end.round
+                self._join()
+            case LinkUp(join_lost=True):
+                self._join()
+            case LinkDown(detail=detail):
+                log.warning("%s", detail)
+            case Progress():
+                log.warning("waiting for the rendezvous of job %r: %s", self._spec.rdzv_handler.get_run_id(), notice)
+            case _:
+                pass
+
+    def _wait_for_the_end(self, timeout: float) -> JobEnded | RoundEnded | LinkLost | None:
+        deadline = Deadline.after(timeout)
+        while True:
+            try:
+                notice = self._inbox.get(timeout=max(0.0, deadline.remaining()))
+            except queue.Empty:
+                return None
+            if isinstance(notice, (JobEnded, LinkLost)):
+                return notice
+            if isinstance(notice, RoundEnded) and notice.end.round >= self._round:
+                return notice
+
+
+def _cause(result: RunResult) -> Cause:
+    host = socket.gethostname()
+    if not result.failures:
+        state = WorkerState.FAILED
+        return Cause(-1, -1, host, os.getpid(), 1, f"worker group {state}", "", time.time(), "")
+    rank, failure = min(result.failures.items(), key=lambda entry: entry[1].moment)
+    return Cause.of(failure, rank, host)

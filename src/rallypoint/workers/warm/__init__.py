@@ -1,0 +1,23 @@
+"""Warm workers: a zygote imports what is slow to import once, and restarted workers are forked from it.
+
+    command      which worker commands can be forked, and where they find their modules (pure)
+    environment  which variables an import may have seen, so that a worker with others must start cold (pure)
+    client       the agent's end of one zygote
+    starts       the zygotes of one agent, one after the other, and the word whether a start is warm or cold
+    hook/        what an interpreter that is to become a zygote finds as its `sitecustomize`
+    zygote       what that interpreter does from there: import, check, fork
+    recording    what the imports read of the environment and changed in it
+    checks       whether a process may be forked after the imports
+    birth        what a fork does to be like a fresh interpreter
+
+The last five run in the zygote, whose modules nobody but the worker may see: they use built-in modules and their own
+folder's files, and leave nothing in `sys.modules`.
+
+Laws:
+
+1. A zygote is the worker's own command line, held in its `site` phase: argv, flags, `sys.path`, `__main__` and the way
+   to the exit code are the interpreter's own and not an imitation.
+2. A worker that could differ from a cold one starts cold, with one line that says why.
+3. A zygote never runs the script: it ends where it cannot go on, whatever went wrong.
+4. A worker's parent is the guardian, as a cold one's; with the zygote's death, no worker ends.
+"""

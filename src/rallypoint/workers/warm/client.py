@@ -1,0 +1,286 @@
+"""The agent's end of one zygote.
+
+Laws:
+
+1. Making one does not wait for it. What it says is read by `look`, which does not wait either.
+2. A request that does not come to its end breaks the connection: the zygote ends, and so does the worker that it may
+   have made, which nobody has told to go on.
+3. It lives below one guardian, and is spared by that guardian's sweeps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+from collections.abc import Collection, Mapping, Sequence
+from enum import Enum
+from socket import MSG_CMSG_CLOEXEC, socketpair
+from typing import Any
+
+from rallypoint.base.procfs import own_settings
+from rallypoint.base.signals import signal_name
+from rallypoint.workers.guardian import protocol
+from rallypoint.workers.guardian.client import (
+    Guardian,
+    GuardianLost,
+    Started,
+    plain_arguments,
+    plain_environment,
+    readable,
+    standard_descriptors,
+)
+from rallypoint.workers.warm.command import Cold, Command, understood
+from rallypoint.workers.warm.environment import difference, placement
+
+PATIENCE = 5.0
+"""Seconds for a worker to be made. It takes some milliseconds unless the machine is in deep trouble."""
+_HOOK = os.path.join(os.path.dirname(__file__), "hook")
+_ROOM = 512
+_WORDS = 200
+
+
+class Phase(Enum):
+    """What a zygote is at."""
+
+    IMPORTING = "importing"
+    READY = "ready"
+    UNFIT = "unfit"
+    """It must not be forked; `why` tells what the imports did."""
+    LOST = "lost"
+    """It has ended, or cannot be spoken to; `why` tells how, as far as that is known."""
+
+
+class Zygote:
+    """One zygote.
+
+    Args:
+        guardian: what starts it, and ends it with all else.
+        argv: the command of a worker.
+        environ: what the imports are to find: the environment that all workers will have in common.
+        modules: what it imports.
+
+    Raises:
+        Cold: workers of this command cannot be forked.
+        OSError: it cannot be started.
+        GuardianLost: the guardian has ended.
+    """
+
+    def __init__(
+        self, guardian: Guardian, argv: Sequence[str], environ: Mapping[str, str], modules: Sequence[str]
+    ) -> None:
+        self.phase = Phase.IMPORTING
+        self.why = ""
+        self.hopeless = False
+        """Whether it is lost because it ended by itself during the imports, as another would."""
+        self.guardian = guardian
+        self._command = understood(argv)
+        if os.pathsep in _HOOK or not os.path.isfile(os.path.join(_HOOK, "sitecustomize.py")):
+            raise Cold(f"Rallypoint lies where no interpreter would find it by PYTHONPATH: {_HOOK}")
+        self._environ = dict(environ)
+        self._read: frozenset[str] = frozenset()
+        self._read_everything = False
+        self._cpus = os.sched_getaffinity(0)
+        self._folder = _folder()
+        self._ignored = sorted(own_settings().ignored)
+        self._buffer = bytearray()
+        self._pidfd = self._words = -1
+        self._link, theirs = socketpair()
+        try:
+            self._words = os.memfd_create("rallypoint-warm-stderr")
+            with theirs:
+                self.pid = self._start(theirs.fileno(), argv)
+            self._link.settimeout(PATIENCE)
+            command, python_path = self._command, environ.get("PYTHONPATH")
+            self._send(
+                list(modules),
+                command.path0,
+                command.main_file,
+                None if python_path is None else os.fsencode(python_path),
+                self._ignored,
+            )
+        except BaseException:
+            theirs.close()
+            self.close()
+            raise
+
+    def _start(self, link: int, argv: Sequence[str]) -> int:
+        path = self._environ.get("PYTHONPATH")
+        environ = {**self._environ, "PYTHONPATH": _HOOK + (os.pathsep + path if path else "")}
+        output = os.memfd_create("rallypoint-warm-stdout")
+        try:
+            started = self.guardian.spawn(argv, environ, link, output, self._words, kept=True)
+        finally:
+            os.close(output)
+        self._pidfd = started.pidfd
+        return started.pid
+
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when there is something to `look` at."""
+        return [] if self._link.fileno() < 0 else [self._link.fileno()]
+
+    def look(self) -> Phase:
+        """Take notice of what it has said, or of its end. Returns what it is at now."""
+        while self._link.fileno() >= 0 and readable(self._link.fileno()):
+            try:
+                message, _ = self._receive()
+            except (OSError, EOFError):
+                self._lose()
+                break
+            if message[0] == "ready":
+                self.phase, self._read, self._read_everything = Phase.READY, frozenset(message[1]), message[2]
+            elif message[0] == "unfit":
+                self.phase, self.why = Phase.UNFIT, message[1]
+                self.close()
+        return self.phase
+
+    def fork(
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        stdin: int | None,
+        stdout: int | None,
+        stderr: int | None,
+        cpus: Collection[int] = (),
+    ) -> Started:
+        """Have it make a worker; the arguments are those of `Guardian.spawn`.
+
+        Raises:
+            Cold: this worker would not be what a cold one is, or none could be made; in the latter case the zygote may
+                be lost.
+            UserError: as `Guardian.spawn` raises it.
+            GuardianLost: the guardian has ended.
+        """
+        self._check(understood(argv), environ, cpus)
+        arguments, variables = plain_arguments(argv), plain_environment(environ)
+        ours = own_settings()
+        mask = [int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
+        standard, places = standard_descriptors(stdin, stdout, stderr)
+        folder, waiting, go = _opened()
+        try:
+            self._send(
+                [os.fsdecode(each) for each in arguments],
+                self._command.length,
+                list(variables.items()),
+                places,
+                sorted(ours.ignored),
+                mask,
+                ours.umask,
+                sorted(cpus),
+                descriptors=[folder, waiting, *standard],
+            )
+            started = self._born()
+            self._let_go(started, go)
+            return started
+        except (OSError, EOFError) as error:
+            self._lose(silent=isinstance(error, TimeoutError))
+            raise Cold(self.why) from None
+        except (Cold, GuardianLost):
+            raise
+        except BaseException:
+            self._lose()
+            raise
+        finally:
+            for fd in (folder, waiting, go):
+                os.close(fd)
+
+    def _check(self, command: Command, environ: Mapping[str, str], cpus: Collection[int]) -> None:
+        if command != self._command:
+            raise Cold("this worker's command is another than that of the first")
+        if _folder() != self._folder:
+            raise Cold("the working folder is another than when the modules were imported")
+        differs = difference(self._environ, environ, self._read, self._read_everything)
+        if differs:
+            raise Cold(differs.text, about=differs.name)
+        why = placement(self._cpus, cpus, environ)
+        if why:
+            raise Cold(why)
+
+    def _born(self) -> Started:
+        message, descriptors = self._receive()
+        if message[0] == "failed":
+            raise Cold(f"no copy could be made: {os.strerror(message[1])}")
+        if not descriptors:  # the kernel drops those for which we have no room
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return Started(message[1], descriptors[0])
+
+    def _let_go(self, started: Started, go: int) -> None:
+        """Have the guardian listen for its end, and let it go on."""
+        try:
+            if not self.guardian.adopt(started.pid):
+                raise Cold("the copy ended at once")
+            os.write(go, b"g")
+        except BaseException:
+            os.close(started.pidfd)
+            raise
+
+    def close(self) -> None:
+        """Let go of it; it ends then. Idempotent."""
+        self._link.close()
+        for name in ("_pidfd", "_words"):
+            fd = getattr(self, name)
+            setattr(self, name, -1)
+            if fd >= 0:
+                os.close(fd)
+
+    def _send(self, *message: Any, descriptors: Sequence[int] = ()) -> None:
+        data = protocol.frame(message)
+        sent = self._link.sendmsg([data], protocol.packed(list(descriptors)))
+        if sent < len(data):
+            self._link.sendall(memoryview(data)[sent:])
+
+    def _receive(self) -> tuple[tuple[Any, ...], list[int]]:
+        descriptors: list[int] = []
+        while (message := protocol.parse(self._buffer)) is None:
+            data, ancillary, _, _ = self._link.recvmsg(1 << 16, _ROOM, MSG_CMSG_CLOEXEC)
+            if not data:
+                raise EOFError
+            self._buffer += data
+            descriptors += protocol.descriptors_in(ancillary)
+        return message, descriptors
+
+    def _lose(self, silent: bool = False) -> None:
+        """It is gone, or as good as gone: break the connection, and say why."""
+        if self.phase is Phase.LOST:
+            return
+        importing = self.phase is Phase.IMPORTING
+        self.phase = Phase.LOST
+        self.why = f"it did not answer within {PATIENCE:.0f} s" if silent else self._how(importing)
+        if importing and not silent:
+            words = os.pread(self._words, os.fstat(self._words).st_size, 0).decode(errors="replace").split("\n")
+            last = next((line.strip() for line in reversed(words) if line.strip()), "")
+            self.why += f" during the imports{f'; its last words: {last[-_WORDS:]}' if last else ''}"
+        with contextlib.suppress(OSError):
+            signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
+        self.close()
+
+    def _how(self, importing: bool) -> str:
+        if not readable(self._pidfd, 1.0):
+            return "the connection to it broke"
+        try:
+            code = self.guardian.status(self.pid).code
+        except GuardianLost:
+            return "its guardian is lost"
+        if code is None:
+            return "it has ended"
+        self.hopeless = importing and code >= 0
+        return f"it was killed by {signal_name(code)}" if code < 0 else f"it ended with exit code {code}"
+
+
+def _opened() -> tuple[int, int, int]:
+    """The working folder, and both ends of a pipe."""
+    folder = -1
+    try:
+        folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        waiting, go = os.pipe2(os.O_CLOEXEC)
+    except OSError as error:
+        if folder >= 0:
+            os.close(folder)
+        raise Cold(f"no copy could be asked for: {error.strerror}") from None
+    return folder, waiting, go
+
+
+def _folder() -> tuple[int, int]:
+    found = os.stat(".")
+    return found.st_dev, found.st_ino

@@ -1,0 +1,178 @@
+"""Warm starts of one agent: a zygote at a time, and the word whether a worker is forked from it or starts cold.
+
+When the first workers are to start and the first zygote still imports, they wait for it (`importing`), `PATIENCE` at
+most: it imports what they would, and has begun before them, so that they come to their first line after the import no
+later, and the processors import once and not once for each worker. A script that does other things before it imports
+waits longer than it had to. Never again: workers that are to start while a later zygote imports start cold.
+
+Laws:
+
+1. Nothing here blocks, but for the milliseconds that a copy takes.
+2. Whatever goes wrong with a zygote, workers start cold, and a line says why, once.
+3. A zygote that has ended is followed by another in the background, unless several in a row were of no use.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.log import get_logger
+from rallypoint.workers.guardian.client import Guardian, GuardianLost, Started
+from rallypoint.workers.warm.client import Phase, Zygote
+from rallypoint.workers.warm.command import Cold
+
+log = get_logger(__name__)
+
+PATIENCE = 20.0
+"""Seconds that the first start of workers waits for the imports, from when these began."""
+_MOST_DEATHS = 3
+"""So many zygotes in a row may end without a worker forked from them."""
+
+
+class WarmStarts:
+    """The zygotes of one agent.
+
+    Args:
+        modules: what they import.
+        argv: the command of a worker.
+        environ: the environment that all workers have in common.
+        clock: on which `wake_at` tells the time.
+    """
+
+    def __init__(
+        self, modules: Sequence[str], argv: Sequence[str], environ: Mapping[str, str], clock: Clock = SYSTEM_CLOCK
+    ) -> None:
+        self._modules = tuple(modules)
+        self._argv = list(argv)
+        self._environ = dict(environ)
+        self._clock = clock
+        self._zygote: Zygote | None = None
+        self._given_up = False
+        self._begun_at = 0.0
+        self._first = True
+        self._deaths = 0
+        self._told: set[str] = set()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the present zygote, for people; None if there is none."""
+        return None if self._zygote is None else self._zygote.pid
+
+    def prepare(self, guardian: Guardian) -> None:
+        """Have a zygote below this guardian, if there can be one. Does not wait for it."""
+        if self._zygote is not None and self._zygote.guardian is not guardian:
+            self.let_go()
+        if self._zygote is None and not self._given_up:
+            self._begin(guardian)
+
+    @property
+    def importing(self) -> bool:
+        """Whether workers that are to start now shall wait."""
+        zygote = self._zygote
+        waits = self._first and zygote is not None and zygote.phase is Phase.IMPORTING
+        if waits and self._clock.monotonic() >= self._begun_at + PATIENCE:
+            self._first = waits = False
+            self._tell_cold(f"{self._named()} is not imported after {PATIENCE:.0f} s; later starts may be warm")
+        return waits
+
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when there is something to do."""
+        return [] if self._zygote is None else self._zygote.fds()
+
+    def wake_at(self) -> float:
+        """When `importing` ends at the latest, on the monotonic clock; infinite if it is over."""
+        zygote = self._zygote
+        waits = self._first and zygote is not None and zygote.phase is Phase.IMPORTING
+        return self._begun_at + PATIENCE if waits else math.inf
+
+    def step(self) -> None:
+        """Take notice of what has happened to the zygote."""
+        zygote = self._zygote
+        if zygote is None or zygote.phase in (Phase.UNFIT, Phase.LOST):
+            return
+        before = zygote.phase
+        now = zygote.look()
+        if now is Phase.UNFIT:
+            self._give_up(f"{self._named()}: {zygote.why}")
+        elif now is Phase.LOST:
+            self._lost(zygote)
+        elif now is not before:
+            log.info("%s is imported; workers are forked from process %d", self._named(), zygote.pid)
+
+    def start(
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        stdout: int | None,
+        stderr: int | None,
+        cpus: Collection[int],
+    ) -> Started | None:
+        """Fork a worker, if it can be as a cold one is; None if it is to start cold.
+
+        Raises:
+            UserError: as `Guardian.spawn` raises it.
+            GuardianLost: the guardian has ended.
+        """
+        self.step()
+        zygote = self._zygote
+        if zygote is None or zygote.phase is not Phase.READY:
+            return None
+        try:
+            started = zygote.fork(argv, environ, None, stdout, stderr, cpus)
+        except Cold as reason:
+            if zygote.look() is Phase.LOST:
+                self._lost(zygote)
+            else:
+                self._tell_cold(str(reason), reason.about)
+            return None
+        self._deaths = 0
+        return started
+
+    def let_go(self) -> None:
+        """End the zygote, as at the end of its guardian. Workers forked from it go on. Idempotent."""
+        zygote, self._zygote = self._zygote, None
+        if zygote is not None:
+            zygote.close()
+
+    # Inside
+
+    def _begin(self, guardian: Guardian) -> None:
+        self._begun_at = self._clock.monotonic()
+        try:
+            self._zygote = Zygote(guardian, self._argv, self._environ, self._modules)
+        except Cold as reason:
+            self._give_up(str(reason))
+        except GuardianLost:
+            return  # another one follows, and `prepare` with it
+        except OSError as error:
+            self._give_up(f"no process could be started to import {self._named()}: {error.strerror or error}")
+
+    def _lost(self, zygote: Zygote) -> None:
+        self._zygote, self._first = None, False
+        if zygote.guardian.lost:
+            return
+        self._deaths += 1
+        what = f"the process {zygote.pid}, from which warm workers are forked, is lost: {zygote.why}"
+        if zygote.hopeless:
+            self._give_up(what)
+            return
+        if self._deaths >= _MOST_DEATHS:
+            self._give_up(f"{what}; so were {_MOST_DEATHS - 1} before it")
+            return
+        self._told.clear()
+        self._tell_cold(f"{what}; they do until another has imported {self._named()}")
+        self._begin(zygote.guardian)
+
+    def _give_up(self, why: str) -> None:
+        self._given_up = True
+        self._tell_cold(why)
+
+    def _tell_cold(self, why: str, about: str = "") -> None:
+        if (about or why) not in self._told:
+            self._told.add(about or why)
+            log.warning("Workers start cold: %s", why)
+
+    def _named(self) -> str:
+        return ", ".join(self._modules)

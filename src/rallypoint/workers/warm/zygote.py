@@ -1,0 +1,183 @@
+"""The zygote: imports, checks, and then makes a copy of itself for each worker that it is asked for.
+
+It is an interpreter with a worker's own command line, held in its `site` phase (see `hook/sitecustomize`); its standard
+input is the connection to the agent, its standard output and standard error are files in memory. Messages are frames of
+`guardian.protocol`:
+
+    first      (modules, path0, main file or None, PYTHONPATH or None, ignored signals)
+    answer     ("ready", names read of the environment, whether all were) or ("unfit", why); after the latter it ends
+    a request  (command line, how much of it the interpreter takes, environment, places of 0, 1, 2, ignored signals,
+               mask, umask, cpus)
+               with the descriptors (folder, go, those for 0, 1 and 2)
+    answer     ("born", pid) with a pidfd, or ("failed", errno)
+
+Laws:
+
+1. It makes a copy of a copy, and the one between ends at once: so a worker's parent is the guardian, which adopts
+   orphans, and its exit code is learnt where those of cold workers are.
+2. A worker goes no further than the byte on `go`, which the agent writes when the guardian knows the worker. So none
+   can end before its end is listened for, and none is left where the agent was cut short.
+3. It forks with one thread, checked each time.
+4. It ends when the agent lets go of the connection.
+"""
+
+from __future__ import annotations
+
+import gc
+import posix
+import sys
+from _socket import MSG_CMSG_CLOEXEC, socket
+
+from rallypoint.workers.guardian import protocol
+from rallypoint.workers.warm import birth, checks
+from rallypoint.workers.warm.recording import Recording, replace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_NAME = b"rallypoint-warm"
+_ROOM = 512
+_EAGAIN, _EIO = 11, 5
+
+
+class _Link:
+    """The connection to the agent."""
+
+    def __init__(self, fd: int) -> None:
+        self._socket = socket(fileno=fd)
+        self._socket.setblocking(True)
+        self._buffer = bytearray()
+
+    def fileno(self) -> int:
+        return int(self._socket.fileno())
+
+    def read(self) -> tuple[tuple[Any, ...], list[int]]:
+        """The next message, and the descriptors that came with it. Ends the process at the connection's end."""
+        descriptors: list[int] = []
+        while (message := protocol.parse(self._buffer)) is None:
+            try:
+                data, ancillary, _, _ = self._socket.recvmsg(1 << 18, _ROOM, MSG_CMSG_CLOEXEC)
+            except OSError:
+                data, ancillary = b"", []
+            if not data:
+                posix._exit(0)
+            descriptors += protocol.descriptors_in(ancillary)
+            self._buffer += data
+        return message, descriptors
+
+    def say(self, message: tuple[Any, ...], descriptors: list[int] | None = None) -> None:
+        """Send a message; nothing happens if nobody is there."""
+        try:
+            self._socket.sendmsg([protocol.frame(message)], protocol.packed(descriptors or []))
+        except OSError:
+            return
+
+    def close(self) -> None:
+        self._socket.close()
+
+
+def serve() -> None:
+    """Be the zygote. Returns in its copies only, and in each of them as a worker."""
+    link = _take_link()
+    name = _own_name()
+    (modules, path0, main_file, python_path, ignored), _ = link.read()
+    _forget_the_hook(python_path)
+    birth.rename(_NAME)
+    recording = Recording()
+    with recording:
+        trouble = _import(modules, path0, main_file)
+    captured = birth.Captured()
+    trouble = trouble or checks.why_unfit({link.fileno()})
+    if trouble:
+        link.say(("unfit", trouble))
+        posix._exit(0)
+    gc.collect()
+    gc.freeze()  # so that no collection in a copy writes to, and so copies, the pages of all that is shared
+    link.say(("ready", sorted(recording.read), recording.everything))
+    while True:
+        request, descriptors = link.read()
+        parent = _fork(link)
+        if parent:
+            break
+        for fd in descriptors:
+            posix.close(fd)
+    link.close()
+    birth.become(birth.Order(request, descriptors), captured, recording.changed, set(ignored), name)
+    birth.wait_for_the_end(parent)
+
+
+def _take_link() -> _Link:
+    """The connection under another number, and nothing to read in its place."""
+    fd = posix.dup(0)
+    null = posix.open("/dev/null", posix.O_RDONLY)
+    posix.dup2(null, 0)
+    posix.close(null)
+    return _Link(fd)
+
+
+def _own_name() -> bytes:
+    fd = posix.open("/proc/self/comm", posix.O_RDONLY | posix.O_CLOEXEC)
+    try:
+        return posix.read(fd, 64).strip()
+    finally:
+        posix.close(fd)
+
+
+def _forget_the_hook(python_path: bytes | None) -> None:
+    """Take the hook out of the environment, of this process and so of what the imports may start."""
+    environ = {name: value for name, value in posix.environ.items() if name != b"PYTHONPATH"}
+    if python_path is not None:
+        environ[b"PYTHONPATH"] = python_path
+    replace(environ.items(), {})
+
+
+def _import(modules: list[str], path0: str, main_file: str | None) -> str | None:
+    """Import with `sys.path` and `__main__` as the script's own imports find them; what went wrong, in words."""
+    added = not getattr(sys.flags, "safe_path", False)
+    if added:
+        sys.path.insert(0, path0)
+    main = sys.modules["__main__"]
+    if main_file is not None:
+        setattr(main, "__file__", main_file)  # noqa: B010
+    for each in modules:
+        try:
+            __import__(each)
+        except BaseException as error:
+            return f"{each} cannot be imported: {type(error).__name__}: {error}"
+    if main_file is not None:
+        del main.__file__
+    if added:
+        if sys.path[0] != path0:
+            return "they have put something before the script's folder on sys.path"
+        del sys.path[0]
+        if path0 not in sys.path:
+            sys.path_importer_cache.pop(path0, None)
+    return None
+
+
+def _fork(link: _Link) -> int:
+    """Make a worker; returns 0 in the zygote, and in the worker the pid of the parent that is about to end."""
+    if checks.threads() > 1:
+        link.say(("failed", _EAGAIN))
+        return 0
+    try:
+        between = posix.fork()
+    except OSError as error:
+        link.say(("failed", error.errno or _EIO))
+        return 0
+    if between:
+        try:  # noqa: SIM105 - contextlib may not have been imported
+            posix.waitpid(between, 0)
+        except OSError:  # a handler that the imports have set was faster; the answer is that one's in any case
+            pass
+        return 0
+    try:
+        between = posix.getpid()
+        pid = posix.fork()
+        if pid == 0:
+            return between
+        link.say(("born", pid), [posix.pidfd_open(pid)])
+    except OSError as error:
+        link.say(("failed", error.errno or _EIO))
+    posix._exit(0)

@@ -1,0 +1,89 @@
+"""Workers that are to be forked wait for what they are forked from, and the agent hears everything meanwhile."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import threading
+
+import pytest
+
+from rallypoint.base.errors import SignalException
+from tests.unit.agent.test_stopping import PATIENCE, beside
+from tests.unit.agent.test_subclass import ThreadAgent, ours, spec
+
+
+class HandWarmth:
+    """What is ready when it is told so."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+        self._told = threading.Event()
+        self._fd = os.eventfd(0)
+
+    @property
+    def importing(self) -> bool:
+        self.asked.set()
+        return not self._told.is_set()
+
+    def fds(self) -> list[int]:
+        return [self._fd]
+
+    def wake_at(self) -> float:
+        return math.inf
+
+    def step(self) -> None:
+        if self._told.is_set():
+            os.set_blocking(self._fd, False)
+            try:
+                os.eventfd_read(self._fd)
+            except BlockingIOError:
+                return
+
+    def tell(self) -> None:
+        self._told.set()
+        os.eventfd_write(self._fd, 1)
+
+    def close(self) -> None:
+        os.close(self._fd)
+
+
+class WarmAgent(ThreadAgent):
+    warmth: HandWarmth
+
+    def _warmth(self) -> HandWarmth:
+        return self.warmth
+
+
+def agent() -> WarmAgent:
+    made = WarmAgent(spec(ours(), workers=1), lambda rank, start, stopping: rank)
+    made.warmth = HandWarmth()
+    return made
+
+
+def test_a_start_waits_until_it_is_warm() -> None:
+    made = agent()
+
+    def tell() -> None:
+        assert made.warmth.asked.wait(PATIENCE)
+        assert made.calls == []
+        made.warmth.tell()
+
+    with beside(threading.Thread(target=tell)):
+        assert made.run().return_values == {0: 0}
+    assert made.calls[0] == "start"
+    made.warmth.close()
+
+
+def test_an_interrupt_ends_an_agent_that_waits_and_nothing_is_started() -> None:
+    made = agent()
+
+    def interrupt() -> None:
+        assert made.warmth.asked.wait(PATIENCE)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    with beside(threading.Thread(target=interrupt)), pytest.raises(SignalException):
+        made.run()
+    assert "start" not in made.calls
+    made.warmth.close()

@@ -1,0 +1,145 @@
+"""Which commands can be forked, and which variables keep a worker from it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from rallypoint.workers.warm.command import Cold, Command, understood
+from rallypoint.workers.warm.environment import READ_UNSEEN, difference, placement
+
+PYTHON = sys.executable
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_with_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "package").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["train.py", "a"], Command((PYTHON,), False, "train.py", 2)),
+        (["-u", "train.py", "-m", "x"], Command((PYTHON, "-u"), False, "train.py", 3)),
+        (
+            ["-uB", "-W", "error", "-Xdev", "train.py"],
+            Command((PYTHON, "-uB", "-W", "error", "-Xdev"), False, "train.py", 6),
+        ),
+        (["-u", "-m", "pkg.train", "-x"], Command((PYTHON, "-u"), True, "pkg.train", 4)),
+        (["-um", "pkg.train"], Command((PYTHON, "-u"), True, "pkg.train", 3)),
+        (["-mpkg.train"], Command((PYTHON,), True, "pkg.train", 2)),
+        (["package"], Command((PYTHON,), False, "package", 2)),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
+)
+def test_what_is_understood(words: list[str], command: Command) -> None:
+    assert understood([PYTHON, *words]) == command
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["-c", "pass"], "-c gives a command"),
+        (["-uc", "pass"], "-c gives a command"),
+        (["-I", "train.py"], "PYTHONPATH"),
+        (["-uE", "train.py"], "PYTHONPATH"),
+        (["-S", "train.py"], "`site`"),
+        (["-i", "train.py"], "-i is a flag"),
+        (["--version"], "--version is a flag"),
+        (["-u"], "no script"),
+        (["-"], "no script"),
+        ([], "no script"),
+        (["-m"], "no module"),
+        (["missing.py"], "'missing.py'"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
+)
+def test_what_is_not(words: list[str], why: str) -> None:
+    with pytest.raises(Cold, match=why):
+        understood([PYTHON, *words])
+
+
+def test_only_interpreters_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "python").write_text("#!/bin/sh\n")
+    (tmp_path / "other").symlink_to(PYTHON)
+    (tmp_path / "pythonx").symlink_to("/bin/sh")
+    for program in ("./python", "/bin/sh", "/no/such/python", "nothing-on-the-path"):
+        with pytest.raises(Cold, match="no Python interpreter itself"):
+            understood([program, "train.py"])
+    understood([str(tmp_path / "other"), "train.py"])
+    monkeypatch.setenv("PATH", os.path.dirname(PYTHON))
+    understood([os.path.basename(PYTHON), "train.py"])
+
+
+def test_where_modules_are_found(tmp_path: Path) -> None:
+    here = os.getcwd()
+    (tmp_path / "linked.py").symlink_to(tmp_path / "package" / "real.py")
+    (tmp_path / "package" / "real.py").touch()
+    assert understood([PYTHON, "train.py"]).path0 == here
+    assert understood([PYTHON, "train.py"]).main_file == os.path.join(here, "train.py")
+    assert understood([PYTHON, "linked.py"]).path0 == os.path.join(here, "package")
+    assert understood([PYTHON, "package"]).path0 == "package"
+    assert understood([PYTHON, "package"]).main_file is None
+    assert understood([PYTHON, "-m", "any"]).path0 == here
+
+
+SEEN = {"A": "1", "OMP_NUM_THREADS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("worker", "read", "says"),
+    [
+        (SEEN, set(), None),
+        ({**SEEN, "RANK": "3"}, set(), None),
+        ({**SEEN, "RANK": "3"}, {"A"}, None),
+        ({**SEEN, "RANK": "3"}, {"RANK"}, "an import has read RANK, which is '3' in the worker and was not set there"),
+        ({**SEEN, "A": "2"}, set(), None),
+        ({"OMP_NUM_THREADS": "2"}, {"A"}, "an import has read A, which is not set in the worker and was '1' there"),
+        (
+            {**SEEN, "OMP_NUM_THREADS": "1"},
+            set(),
+            "OpenMP reads OMP_NUM_THREADS, which is '1' in the worker and was '2'",
+        ),
+        ({**SEEN, "TORCHELASTIC_ERROR_FILE": "x"}, set(), None),
+        ({**SEEN, "TORCH_LOGS": "x"}, set(), "torch reads TORCH_LOGS"),
+    ],
+)
+def test_variables_that_matter(worker: dict[str, str], read: set[str], says: str | None) -> None:
+    found = difference(SEEN, worker, read)
+    assert found is says if says is None else found is not None and found.text.startswith(says)
+
+
+def test_whoever_looks_at_all_variables_has_read_each() -> None:
+    assert difference(SEEN, SEEN, (), everything=True) is None
+    found = difference(SEEN, {**SEEN, "B": "3"}, (), everything=True)
+    assert found is not None
+    assert found.name == "B"
+    assert found.text.startswith("an import has read all variables, among them B, which is '3' in the worker")
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({}, "no OMP_NUM_THREADS"),
+        ({"OMP_NUM_THREADS": ""}, "no OMP_NUM_THREADS"),
+        ({"OMP_NUM_THREADS": "4"}, None),
+        ({"OMP_NUM_THREADS": "4", "OMP_PROC_BIND": "close"}, "OMP_PROC_BIND"),
+        ({"OMP_NUM_THREADS": "4", "GOMP_CPU_AFFINITY": "0-3"}, "GOMP_CPU_AFFINITY"),
+    ],
+)
+def test_workers_with_processors_of_their_own(environ: dict[str, str], says: str | None) -> None:
+    assert placement({0, 1}, (), environ) is None, "this one may use all"
+    assert placement({0, 1}, [1, 0], environ) is None
+    found = placement({0, 1}, [1], environ)
+    assert found is says if says is None else found is not None and says in found
+
+
+def test_no_variable_of_a_launcher_matters_by_its_name() -> None:
+    ours = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME", "GROUP_RANK")
+    elastic = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_TIMER_FILE", "RALLYPOINT_NOTICES")
+    assert not [name for name in (*ours, *elastic) if name.startswith(tuple(READ_UNSEEN))]
