@@ -4,13 +4,19 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test sim lint bench clean
+.PHONY: demo test conformance-warm sweep sim lint bench clean
 
 demo: $(READY)  ## train with two workers, kill one half-way, finish with the same loss
 	@$(BIN)/python examples/demo.py
 
 test: $(READY)  ## every test, on both cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+conformance-warm: $(READY)  ## the same commands under torchrun and under rallyrun, whose workers are forked
+	RALLYPOINT_TEST_WARM=json $(BIN)/python -m pytest -n 2 --dist worksteal tests/conformance $(ARGS)
+
+sweep: $(READY)  ## the arbiter of a job on etcd dies at each of its steps
+	RALLYPOINT_SWEEP=1 $(BIN)/python -m pytest -n 2 tests/faults/test_etcd_steps.py $(ARGS)
 
 sim: $(READY)  ## 10,000 jobs in virtual time, with faults from seeds
 	@$(BIN)/python -m tests.sim $(ARGS)
@@ -25,9 +31,9 @@ bench: $(READY)  ## the budgets, as ratios to torchrun measured in turn in one r
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 clean:  ## what the verbs above made
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) src/rallypoint/store/_native*.so .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
-$(READY): pyproject.toml
+$(READY): pyproject.toml hatch_build.py build_native.py $(wildcard src/rallypoint/store/native/*.[ch])
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not on PATH; set PYTHON=/path/to/python (3.11 or newer)"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: Rallypoint needs Python 3.11 or newer; set PYTHON=/path/to/python"; exit 1; }
 	@echo "setting up $(VENV) (the first time this fetches torch)"

@@ -1,7 +1,8 @@
-"""The worker store under load: requests a second, latency of a request, and latency of a connect.
+"""The worker store under load: requests a second, latency of a request and of a connect, and a recorded start-up.
 
 Each server runs alone in a process; the load comes from other processes. Two kinds of load make the same requests:
-plain sockets, which can keep a server busy, and real torch clients, whose Python threads mostly cannot.
+plain sockets, which can keep a server busy, and real torch clients, whose Python threads mostly cannot. The start-up is
+what 256 processes of torch said to their store in `init_process_group`, said again by plain sockets.
 """
 
 from __future__ import annotations
@@ -14,12 +15,12 @@ from functools import partial
 from benchmarks.case import OURS, THEIRS, Case, Settings, row
 from benchmarks.children import Child, Children, program
 from benchmarks.errors import BenchError
-from benchmarks.messages import Connect, Connected, Drive, Driven, S, Serving, decode, encode
+from benchmarks.messages import Connect, Connected, Drive, Driven, Replay, Replayed, S, Serving, decode, encode
 from benchmarks.stats import median, percentile
 from benchmarks.table import Budget, Row
 from benchmarks.turns import Turns, in_turn
 
-_SIZES = (1, 64, 1024)
+_SIZES = (1, 64, 1024, 4096)
 _CONNECTS = 200  # connect latencies a round, at least
 _SECONDS = 2.0
 _QUICK_SECONDS = 0.5
@@ -28,7 +29,8 @@ _BUSY = 0.9  # a server that uses less than this share of a core was not the bot
 _NOT_BUSY = (
     "so the load, or what else ran on this machine, was the bottleneck: compare the processor time a request instead"
 )
-_AT_1024 = Budget(1.0, at_least=True)
+_AS_MANY = Budget(1.0, at_least=True)
+_AS_LITTLE = Budget(1.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,17 +150,23 @@ def _rows(kind: _Kind, clients: int, turns: Turns[_Figures]) -> list[Row]:
         values = {side: [pick(found) for found in results] for side, results in turns.results.items()}
         return row(f"{name}: {what}", unit, Turns(values, turns.failures), budget)
 
-    rate = figure("requests", "/s", lambda found: found.rate, _AT_1024 if clients == 1024 else None)
+    many = clients > 1
+    rate = figure("requests", "/s", lambda found: found.rate, _AS_MANY if many else None)
     rows = [
-        rate if clients == 1 else _with_remark(rate, turns),
+        _with_remark(rate, turns) if many else rate,
         figure("round trip p50", "ms", lambda found: found.p50 * 1e3),
-        figure("round trip p99", "ms", lambda found: found.p99 * 1e3),
-        figure("server's processor time a request", "µs", lambda found: found.busy / found.rate * 1e6),
+        figure("round trip p99", "ms", lambda found: found.p99 * 1e3, _AS_LITTLE if many else None),
+        figure(
+            "server's processor time a request",
+            "µs",
+            lambda found: found.busy / found.rate * 1e6,
+            _AS_LITTLE if many else None,
+        ),
         figure("connect p50", "ms", lambda found: found.connect_p50 * 1e3),
     ]
     if kind is _RAW:  # torch clients wait for DNS now and then; only their median means anything
         rows.append(figure("connect p99", "ms", lambda found: found.connect_p99 * 1e3))
-    if kind is _RAW and clients > 1:
+    if kind is _RAW and many:
         rows.append(figure("all connected", "ms", lambda found: found.storm * 1e3))
     return rows
 
@@ -171,5 +179,34 @@ def _with_remark(rate: Row, turns: Turns[_Figures]) -> Row:
     return replace(rate, remarks=(*rate.remarks, f"{', '.join(idle)}; {_NOT_BUSY}"))
 
 
+def _start_up(settings: Settings) -> list[Row]:
+    turns = in_turn(
+        "store, a recorded start-up", settings.rounds, {side: partial(_replayed, side) for side in (OURS, THEIRS)}
+    )
+
+    def figure(what: str, unit: str, pick: Callable[[Replayed], float]) -> Row:
+        values = {side: [pick(found) for found in results] for side, results in turns.results.items()}
+        return row(f"store, start-up of 256 torch processes: {what}", unit, Turns(values, turns.failures), _AS_LITTLE)
+
+    return [
+        figure("all that they ask", "s", lambda found: found.seconds),
+        figure("round trip p99", "ms", lambda found: percentile(found.latencies, 0.99) * 1e3),
+        figure("server's processor time", "s", lambda found: found.server_seconds),
+    ]
+
+
+def _replayed(side: str) -> Replayed:
+    """One start-up on a server of its own: it begins without keys."""
+    deadline = time.monotonic() + _PATIENCE
+    with Children() as children:
+        server = children.start(f"{side} store server", program("store_server", side, "--own-core"))
+        port = decode(children.one_line_each([server], deadline, "its port")[server].text, Serving).port
+        load = children.start("replay", program("startup_replay"))
+        children.one_line_each([load], deadline, "being ready")
+        load.tell(encode(Replay(port, server.pid)))
+        return decode(children.one_line_each([load], deadline, "the end of the start-up")[load].text, Replayed)
+
+
 RAW_CASE = Case("store", "the worker store under load from plain sockets", partial(_run, _RAW))
 TORCH_CASE = Case("store-torch", "the worker store under load from real torch clients", partial(_run, _TORCH))
+START_UP_CASE = Case("store-startup", "the worker store at the start of 256 torch processes, recorded", _start_up)

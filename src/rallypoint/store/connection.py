@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
-from rallypoint.store.serving import Connection, ServedTable, peer_text
+from rallypoint.store.carrying import peer_text
+from rallypoint.store.serving import Connection, ServedTable
 
 __all__ = ["ServedTable", "StoreProtocol"]
 

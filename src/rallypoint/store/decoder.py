@@ -36,6 +36,10 @@ from rallypoint.store.wire import (
 
 R = TypeVar("R")
 
+NO_GREETING = "the first message is not VALIDATE, so this is no store client"
+GREETED_AGAIN = "VALIDATE came a second time"
+UNKNOWN_OPCODE = "a request with an unknown opcode"
+
 _u32 = U32.unpack_from
 _u64 = U64.unpack_from
 _i64 = I64.unpack_from
@@ -167,10 +171,10 @@ class Readers(Generic[R]):
     def __init__(self, makers: Makers[R]) -> None:
         known: dict[Op, _Reader[R]] = {op: shape(makers[op]) for op, shape in _SHAPES.items()}
         known[Op.MULTI_SET] = _pairs(makers[Op.SET], makers[Op.MULTI_SET])
-        known[Op.VALIDATE] = _refuse("VALIDATE came a second time")
+        known[Op.VALIDATE] = _refuse(GREETED_AGAIN)
         greeting: dict[Op, _Reader[R]] = {Op.VALIDATE: _validate}
-        self.greeting = _by_opcode(greeting, _refuse("the first message is not VALIDATE, so this is no store client"))
-        self.requests = _by_opcode(known, _refuse("a request with an unknown opcode"))
+        self.greeting = _by_opcode(greeting, _refuse(NO_GREETING))
+        self.requests = _by_opcode(known, _refuse(UNKNOWN_OPCODE))
 
 
 def requests() -> Readers[Request]:
@@ -307,15 +311,25 @@ def _validate(decoder: Decoder[R], data: bytes, at: int) -> R | None:
         return None
     (magic,) = _u32(data, at)
     if magic != MAGIC:
-        raise StoreProtocolError(f"VALIDATE has the magic number {magic:#x} instead of {MAGIC:#x}")
+        raise wrong_magic(magic)
     decoder._at = at + 4
     decoder._readers = decoder._known
     return decoder.next()
 
 
+def wrong_magic(magic: int) -> StoreProtocolError:
+    """The greeting is not that of this protocol."""
+    return StoreProtocolError(f"VALIDATE has the magic number {magic:#x} instead of {MAGIC:#x}")
+
+
+def strange(text: str, data: bytes) -> StoreProtocolError:
+    """A request that cannot stand where it stands; `data` are its first bytes."""
+    return StoreProtocolError(f"{text} (it begins with {data!r})")
+
+
 def _refuse(text: str) -> _Reader[R]:
     def read(_decoder: Decoder[R], data: bytes, at: int) -> R | None:
-        raise StoreProtocolError(f"{text} (it begins with {data[at - 1 : at + 15]!r})")
+        raise strange(text, data[at - 1 : at + 15])
 
     return read
 

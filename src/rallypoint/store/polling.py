@@ -12,24 +12,22 @@ from __future__ import annotations
 import errno
 import select
 import socket
-from collections.abc import Callable
 
 from rallypoint.base.log import get_logger
-from rallypoint.store.serving import Connection, ServedTable, peer_text
+from rallypoint.store.carrying import RETRY, Later, log_starvation, peer_of, ready_to_listen
+from rallypoint.store.serving import Connection, ServedTable
 
 _logger = get_logger(__name__)
 
 _PIECE = 64 * 1024
 _MOST_EVENTS = 1024
 _OUT_OF_MEANS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM}
-_RETRY = 1.0
-"""Seconds without new connections when there were no means for one more."""
 
 IN, OUT = select.EPOLLIN, select.EPOLLOUT
 
 
 class PolledSockets:
-    """The listening socket and the connections made through it.
+    """A listening socket and the connections made through it; see `carrying.Carrier`.
 
     Args:
         listener: a listening socket; it is closed in the end.
@@ -37,16 +35,13 @@ class PolledSockets:
         later: calls a function after so many seconds.
     """
 
-    def __init__(
-        self, listener: socket.socket, served: ServedTable, later: Callable[[float, Callable[[], None]], object]
-    ) -> None:
+    def __init__(self, listener: socket.socket, served: ServedTable, later: Later) -> None:
         self.served = served
         self.epoll = select.epoll()
         self.by_descriptor: dict[int, PolledConnection] = {}
         self._listener = listener
         self._later = later
-        listener.setblocking(False)
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # accepted sockets inherit it
+        ready_to_listen(listener)
         self.epoll.register(listener, IN)
 
     def fileno(self) -> int:
@@ -84,6 +79,11 @@ class PolledSockets:
                 connection.abort()
         self.served.flush()
 
+    def adopt(self, client: socket.socket) -> None:
+        """Serve a socket that is connected already."""
+        client.setblocking(False)
+        PolledConnection(client, self)
+
     def close(self) -> None:
         """End all connections and stop listening."""
         self.served.close()
@@ -98,12 +98,11 @@ class PolledSockets:
                 return
             except OSError as error:
                 if error.errno in _OUT_OF_MEANS:
-                    _logger.warning("the store accepts no connections for %g s: %s", _RETRY, error.strerror)
+                    log_starvation(str(error.strerror))
                     self.epoll.unregister(self._listener)
-                    self._later(_RETRY, self._accept_again)
+                    self._later(RETRY, self._accept_again)
                 return
-            client.setblocking(False)
-            PolledConnection(client, self)
+            self.adopt(client)
 
     def _accept_again(self) -> None:
         if not self.served.closed:
@@ -166,7 +165,4 @@ class PolledConnection(Connection):
             self.socket.close()
 
     def peer(self) -> str:
-        try:
-            return peer_text(self.socket.getpeername())
-        except OSError:
-            return peer_text(None)
+        return peer_of(self.socket)

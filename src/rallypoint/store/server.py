@@ -1,7 +1,8 @@
 """The store's server: a listening socket, open from the start, and a table served on a loop's thread.
 
 The socket listens when the constructor returns, so clients can already connect; the kernel queues them until asyncio
-has been imported on the loop's thread, which nobody waits for. `serving` has the laws of what happens then.
+has been imported on the loop's thread, which nobody waits for. `carrying` says which of the two stores serves then, and
+`serving` has the laws of what happens.
 """
 
 from __future__ import annotations
@@ -105,11 +106,10 @@ class StoreServer:
     async def _serve(self, stop: asyncio.Event) -> None:
         import asyncio
 
-        from rallypoint.store.polling import PolledSockets
-        from rallypoint.store.serving import ServedTable
+        from rallypoint.store.carrying import open_carrier
 
         loop = asyncio.get_running_loop()
-        sockets = PolledSockets(self._listener, ServedTable(), loop.call_later)
+        sockets = open_carrier(self._listener, loop.call_later)
         loop.add_reader(sockets, sockets.ready)
         try:
             await stop.wait()

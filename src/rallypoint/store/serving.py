@@ -17,13 +17,10 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 
-from rallypoint.base.endpoint import Endpoint
-from rallypoint.base.log import get_logger
+from rallypoint.store.carrying import log_refusal
 from rallypoint.store.decoder import Decoder, Readers
 from rallypoint.store.errors import StoreProtocolError
 from rallypoint.store.table import JOINED, Replies, Reply, Table
-
-_logger = get_logger(__name__)
 
 _BLOCK = 4096
 """Bytes of replies to one connection's requests that are written at once, to learn whether there is room for more."""
@@ -120,17 +117,10 @@ class Connection(ABC):
             self._served.flush()
 
     def _refuse(self, error: StoreProtocolError) -> None:
-        _logger.warning("the store closes the connection from %s: %s", self.peer(), error)
+        log_refusal(self.peer(), error)
         self._served.flush()
         self.leave()
         self.finish()
-
-
-def peer_text(address: object) -> str:
-    """A socket's peer address as people write it."""
-    if not isinstance(address, tuple):
-        return "somebody who has gone"
-    return str(Endpoint(str(address[0]).removeprefix("::ffff:"), int(address[1])))
 
 
 def _together(replies: Sequence[Reply[Connection]]) -> list[Reply[Connection]]:

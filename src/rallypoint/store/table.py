@@ -266,6 +266,9 @@ def _number(key: bytes, text: bytes | bytearray) -> int:
         number = int(found[1] + b"0" + found[2])
         if _LOWEST <= number <= _HIGHEST:
             return number
-    raise StoreProtocolError(
-        f"the value {bytes(text[:40])!r} of key {key[:200]!r} is not a number, so nothing can be added to it"
-    )
+    raise no_number(key, bytes(text[:40]))
+
+
+def no_number(key: bytes, text: bytes) -> StoreProtocolError:
+    """Something was to be added to what is there; `text` are its first bytes."""
+    return StoreProtocolError(f"the value {text!r} of key {key[:200]!r} is not a number, so nothing can be added to it")

@@ -13,6 +13,7 @@ import pytest
 from rallypoint.base.loop import LoopThread
 from rallypoint.store.connection import ServedTable, StoreProtocol
 from rallypoint.store.server import StoreServer
+from tests.unit.store.both import KINDS, choose
 
 
 @pytest.fixture(name="loop", params=["uvloop", "asyncio"])
@@ -69,10 +70,25 @@ class Doorman(asyncio.Protocol):
         store.data_received(data)
 
 
-@pytest.fixture(name="server", params=["sockets", "transports"])
-def _server(request: pytest.FixtureRequest, loop: LoopThread) -> Iterator[StoreServer | Door]:
-    """A server on 127.0.0.1, by each of the two ways in which a store's connections are carried."""
-    server = StoreServer("127.0.0.1", loop=loop) if request.param == "sockets" else Door(loop)
+@pytest.fixture(name="core", params=KINDS)
+def _core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Servers are of the one kind, then of the other."""
+    choose(request.param, monkeypatch)
+    kind: str = request.param
+    return kind
+
+
+@pytest.fixture(name="server", params=[*KINDS, "transports"])
+def _server(
+    request: pytest.FixtureRequest, loop: LoopThread, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[StoreServer | Door]:
+    """A server on 127.0.0.1, by each of the three ways in which a store's connections are served."""
+    server: StoreServer | Door
+    if request.param == "transports":
+        server = Door(loop)
+    else:
+        choose(request.param, monkeypatch)
+        server = StoreServer("127.0.0.1", loop=loop)
     yield server
     server.close()
 

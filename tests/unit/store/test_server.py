@@ -1,7 +1,8 @@
-"""The server over real sockets, on both kinds of loop and by both ways in which connections are carried."""
+"""The server over real sockets, on both kinds of loop and by all ways in which connections are served."""
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import subprocess
@@ -14,7 +15,9 @@ import pytest
 from rallypoint.base.endpoint import listening_socket
 from rallypoint.base.loop import LoopThread
 from rallypoint.store import wire
+from rallypoint.store.carrying import CHOICE
 from rallypoint.store.server import StoreServer
+from tests.unit.store.both import choose
 from tests.unit.store.conftest import Door
 from tests.unit.store.sockets import DEADLINE, Raw
 
@@ -178,6 +181,7 @@ def test_a_client_that_does_not_read_is_not_read_from(server: StoreServer | Door
             assert slow.value() == value
 
 
+@pytest.mark.usefixtures("core")
 def test_both_families_on_one_socket(loop: LoopThread) -> None:
     with StoreServer(loop=loop) as server, Raw(server.port) as four:
         assert four.ping()
@@ -186,6 +190,7 @@ def test_both_families_on_one_socket(loop: LoopThread) -> None:
                 assert six.ping()
 
 
+@pytest.mark.usefixtures("core")
 @pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")
 def test_ipv6_alone(loop: LoopThread, lines: list[str]) -> None:
     with StoreServer("::1", loop=loop) as server, Raw(server.port, "::1") as client:
@@ -207,6 +212,7 @@ def descriptors(loop: LoopThread) -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+@pytest.mark.usefixtures("core")
 def test_closing_ends_all_connections_and_frees_the_port(loop: LoopThread) -> None:
     before = descriptors(loop)
     server = StoreServer("127.0.0.1", loop=loop)
@@ -226,6 +232,7 @@ def test_closing_ends_all_connections_and_frees_the_port(loop: LoopThread) -> No
         assert client.ping()
 
 
+@pytest.mark.usefixtures("core")
 def test_closing_at_once_and_with_clients_that_are_just_arriving(loop: LoopThread) -> None:
     before = descriptors(loop)
     for _ in range(20):
@@ -238,6 +245,7 @@ def test_closing_at_once_and_with_clients_that_are_just_arriving(loop: LoopThrea
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.usefixtures("core")
 def test_a_loop_that_stops_takes_its_servers_along(loop: LoopThread) -> None:
     server = StoreServer("127.0.0.1", loop=loop)
     with Raw(server.port) as client:
@@ -261,6 +269,7 @@ def test_the_loop_cannot_wait_for_itself(loop: LoopThread) -> None:
         assert client.closed()
 
 
+@pytest.mark.usefixtures("core")
 def test_a_listening_socket_of_the_caller(loop: LoopThread) -> None:
     listener = listening_socket("127.0.0.1", 0)
     port = listener.getsockname()[1]
@@ -270,6 +279,7 @@ def test_a_listening_socket_of_the_caller(loop: LoopThread) -> None:
     assert listener.fileno() == -1
 
 
+@pytest.mark.usefixtures("core")
 def test_a_process_without_descriptors_serves_those_who_are_there_and_later_the_others(tmp_path: Path) -> None:
     code = (
         "import logging, resource, sys; from rallypoint.store.server import StoreServer; logging.basicConfig();"
@@ -303,3 +313,34 @@ def test_importing_and_constructing_needs_no_asyncio_in_the_caller() -> None:
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert out.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("choice", ["python", "compiled"])
+def test_the_log_says_which_store_serves(
+    choice: str, loop: LoopThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    choose(choice, monkeypatch)
+    monkeypatch.setattr(logging.getLogger("rallypoint"), "propagate", True)
+    with (
+        caplog.at_level(logging.DEBUG, "rallypoint.store"),
+        StoreServer("127.0.0.1", loop=loop) as server,
+        Raw(server.port) as client,
+    ):
+        assert client.ping()
+    wanted = "the one in C" if choice == "compiled" else "the one in Python (RALLYPOINT_STORE=python)"
+    assert f"the store on port {server.port} is served by {wanted}" in caplog.messages
+
+
+def test_without_the_store_in_c_the_one_in_python_serves(
+    loop: LoopThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.delenv(CHOICE, raising=False)
+    monkeypatch.setitem(sys.modules, "rallypoint.store.compiled", None)
+    monkeypatch.setattr(logging.getLogger("rallypoint"), "propagate", True)
+    with (
+        caplog.at_level(logging.DEBUG, "rallypoint.store"),
+        StoreServer("127.0.0.1", loop=loop) as server,
+        Raw(server.port) as client,
+    ):
+        assert client.ping()
+    assert any("the one in Python (the one in C cannot be had: " in line for line in caplog.messages)

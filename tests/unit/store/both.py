@@ -1,0 +1,130 @@
+"""Both stores, the one in Python and the one in C, driven step by step without a loop."""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from rallypoint.base.endpoint import listening_socket
+from rallypoint.store import wire
+from rallypoint.store.carrying import CHOICE, Carrier, open_carrier
+
+KINDS = ["python", "compiled"]
+
+
+def is_compiled() -> bool:
+    """Whether the store in C was built here."""
+    try:
+        import rallypoint.store.compiled
+    except ImportError:
+        return False
+    return bool(rallypoint.store.compiled)
+
+
+def choose(kind: str, patch: pytest.MonkeyPatch) -> None:
+    """Have servers of this process, and of those that it starts, be of this kind."""
+    if kind == "python":
+        patch.setenv(CHOICE, "python")
+        return
+    patch.delenv(CHOICE, raising=False)
+    if not is_compiled():
+        pytest.skip("the store in C was not built: there was no compiler, or no headers of Python, at installation")
+
+
+class Peer:
+    """A client's end of a connection that the test itself made."""
+
+    def __init__(self, far: socket.socket) -> None:
+        self.far = far
+        self.closed = False
+
+    def received(self, most: int = 1 << 30) -> bytes:
+        """What has come and not been read, up to so much."""
+        data = bytearray()
+        while len(data) < most and not self.closed:
+            try:
+                piece = self.far.recv(min(most - len(data), 1 << 16))
+            except BlockingIOError:
+                break
+            except ConnectionResetError:  # it closed with something of ours unread
+                piece = b""
+            self.closed = not piece
+            data += piece
+        return bytes(data)
+
+
+class Bench:
+    """A store and connections to it; it works only when told to."""
+
+    def __init__(self) -> None:
+        self.waiting: list[Callable[[], None]] = []
+        self.carrier: Carrier = open_carrier(listening_socket("127.0.0.1", 0), self._later)
+        self._peers: list[Peer] = []
+
+    def _later(self, _seconds: float, function: Callable[[], None]) -> None:
+        self.waiting.append(function)
+
+    def connect(self, greet: bool = True, buffer: int = 0) -> Peer:
+        """A new client.
+
+        Args:
+            greet: whether it has greeted.
+            buffer: bytes that the kernel holds of what is sent to it; 0 for as many as usual.
+        """
+        near, far = socket.socketpair()
+        if buffer:
+            near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
+        self.carrier.adopt(near)
+        far.setblocking(False)
+        peer = Peer(far)
+        self._peers.append(peer)
+        if greet:
+            self.send(peer, wire.encode(wire.Validate()))
+        return peer
+
+    def send(self, peer: Peer, data: bytes) -> None:
+        """Send all of it, with as many turns as that takes, and let the store do what it can."""
+        while True:
+            try:
+                sent = peer.far.send(data) if data else 0
+            except BlockingIOError:
+                self.turn()
+                continue
+            except (BrokenPipeError, ConnectionResetError):
+                break
+            data = data[sent:]
+            if not data:
+                break
+        self.turn()
+
+    def turn(self) -> None:
+        """Let the store work until it has nothing to do."""
+        while select.select([self.carrier], [], [], 0)[0]:
+            self.carrier.ready()
+
+    def close(self) -> None:
+        """End everything."""
+        self.carrier.close()
+        for peer in self._peers:
+            peer.far.close()
+
+
+@contextmanager
+def bench(kind: str) -> Iterator[Bench]:
+    """A store of this kind."""
+    with pytest.MonkeyPatch.context() as patch:
+        choose(kind, patch)
+        made = Bench()
+        wanted = "CompiledSockets" if kind == "compiled" else "PolledSockets"
+        assert type(made.carrier).__name__ == wanted
+    before = len(os.listdir("/proc/self/fd"))
+    try:
+        yield made
+    finally:
+        made.close()
+    assert len(os.listdir("/proc/self/fd")) < before

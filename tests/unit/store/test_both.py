@@ -1,0 +1,257 @@
+"""The store in Python and the store in C do the same, whatever arrives and however it is split."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+import resource
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rallypoint.store import wire
+from rallypoint.store.errors import StoreProtocolError
+from tests.unit.store.both import KINDS, Bench, Peer, bench, is_compiled
+from tests.unit.store.conftest import Lines
+from tests.unit.store.requests import REQUESTS, stream
+from tests.unit.store.twin import NAMES, STEPS, WAITING_STEPS, Twin
+
+compiled = pytest.mark.skipif(not is_compiled(), reason="the store in C was not built")
+both = pytest.mark.parametrize("kind", [pytest.param(kind, marks=[compiled] * (kind != "python")) for kind in KINDS])
+
+
+@contextmanager
+def logged() -> Iterator[list[str]]:
+    """What the store logs meanwhile."""
+    handler, logger = Lines(), logging.getLogger("rallypoint.store")
+    logger.addHandler(handler)
+    yield handler.seen
+    logger.removeHandler(handler)
+
+
+@both
+@given(steps=st.one_of(STEPS, WAITING_STEPS))
+@settings(max_examples=100, deadline=None)
+def test_a_server_does_what_the_dumb_twin_does(kind: str, steps: Sequence[tuple[str, wire.Request | None]]) -> None:
+    twin = Twin()
+    with bench(kind) as it, logged():
+        peers = {name: it.connect() for name in NAMES}
+        for client, request in steps:
+            if request is None:
+                peers[client].far.close()
+                it.turn()
+                peers[client] = it.connect()
+                twin.leave(client)
+                continue
+            it.send(peers[client], wire.encode(request))
+            received = {name: peer.received() for name, peer in peers.items()}
+            try:
+                replies = twin.execute(client, request)
+            except StoreProtocolError:
+                assert peers[client].closed
+                peers[client] = it.connect()
+                twin.leave(client)
+                replies = []
+            for name in NAMES:
+                mine = b"".join(reply for to, reply in replies if to == name)
+                if isinstance(request, wire.ListKeys):  # in no order
+                    assert sorted(received[name]) == sorted(mine)
+                else:
+                    assert received[name] == mine
+
+
+Step = tuple[int, bytes]
+
+
+def outcome(kind: str, pieces: Sequence[Step]) -> tuple[list[bytes], list[bool], list[str]]:
+    """What three clients get who send these pieces in turn, whether they were closed, and what was logged."""
+    with bench(kind) as it, logged() as lines:
+        peers = [it.connect(greet=False) for _ in range(3)]
+        received = [b""] * 3
+        for who, piece in pieces:
+            it.send(peers[who], piece)
+            received = [data + peer.received() for data, peer in zip(received, peers, strict=True)]
+        return received, [peer.closed for peer in peers], lines
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> list[Step]:
+    """The pieces of three clients' streams, some of them damaged, as they may arrive."""
+    pieces: list[list[Step]] = []
+    for who in range(3):
+        sent = draw(st.lists(REQUESTS.filter(lambda request: not isinstance(request, wire.ListKeys)), max_size=10))
+        whole = bytearray(stream(sent))
+        for _ in range(draw(st.sampled_from([0, 0, 0, 1, 3]))):
+            whole[draw(st.integers(0, len(whole) - 1))] = draw(st.integers(0, 255))
+        cuts = sorted(draw(st.lists(st.integers(0, len(whole)), max_size=12)))
+        ends = zip([0, *cuts], [*cuts, len(whole)], strict=True)
+        pieces.append([(who, bytes(whole[start:end])) for start, end in ends if start < end])
+    order = draw(st.permutations([who for who, mine in enumerate(pieces) for _ in mine]))
+    return [pieces[who].pop(0) for who in order]
+
+
+@compiled
+@given(pieces=streams())
+@settings(max_examples=150, deadline=None)
+def test_any_bytes_in_any_pieces_come_to_the_same(pieces: list[Step]) -> None:
+    expected, ours = outcome("python", pieces), outcome("compiled", pieces)
+    if any(b"\x11" in piece for _, piece in pieces):  # damage can make a LIST_KEYS, which has no order
+        expected = [bytes(sorted(data)) for data in expected[0]], *expected[1:]
+        ours = [bytes(sorted(data)) for data in ours[0]], *ours[1:]
+    assert ours == expected
+
+
+@both
+@given(sent=st.lists(REQUESTS, min_size=1, max_size=6), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_a_client_that_reads_little_by_little_misses_nothing(
+    kind: str, sent: list[wire.Request], data: st.DataObject
+) -> None:
+    """Values of all sizes, for a client that takes a part of what has come, as for one that takes all of it."""
+    size = data.draw(st.sampled_from([10, 5_000, 70_000, 300_000]))
+    requests: list[wire.Request] = [wire.Set(b"a", bytes(size)), wire.Append(b"b", b"b" * size)]
+    for request in sent:
+        fine = not isinstance(request, wire.Add | wire.Barrier | wire.ListKeys)
+        requests += [request] * fine + [wire.Get(b"a"), wire.Append(b"b", b"x"), wire.MultiGet([b"b", b"a", b"b"])]
+    whole = b"".join(map(wire.encode, requests)) + wire.encode(wire.Ping(0xFEDCBA98))
+    with bench(kind) as it:
+        expected = taken(it, it.connect(), whole, 1 << 30)
+    with bench(kind) as it:
+        found = taken(it, it.connect(buffer=4096), whole, data.draw(st.sampled_from([100_000, 1_000_000])))
+    assert found == expected
+
+
+def taken(it: Bench, peer: Peer, whole: bytes, most: int) -> bytes:
+    """Send as much as goes, let the store work, read at most so much, and again until the last reply has come."""
+    replies = b""
+    while not replies.endswith(b"\x98\xba\xdc\xfe"):
+        if whole:
+            with suppress(BlockingIOError):
+                whole = whole[peer.far.send(whole[:50_000]) :]
+        it.turn()
+        replies += peer.received(most)
+        assert not peer.closed
+    return replies
+
+
+@both
+def test_many_keys_arrive_in_linear_time(kind: str) -> None:
+    """A request of 100,000 keys in small pieces: if each piece cost a look at all keys before it, this took minutes."""
+    keys = [b"%08d" % number for number in range(100_000)]
+    whole = wire.encode(wire.Check(keys))
+    with bench(kind) as it:
+        peer = it.connect()
+        for start in range(0, len(whole), 600):
+            it.send(peer, whole[start : start + 600])
+        assert peer.received() == wire.MISSING
+
+
+@both
+def test_what_has_left_is_woken_by_nobody(kind: str) -> None:
+    """A client waits for 1,000 keys, asks for something and goes, while others wake it."""
+    keys = [b"%d" % number for number in range(1000)]
+    with bench(kind) as it:
+        other = it.connect()
+        for _ in range(20):
+            gone = it.connect()
+            it.send(gone, wire.encode(wire.Wait(keys)))
+            gone.far.send(wire.encode(wire.Get(b"none")))
+            gone.far.close()
+            it.send(other, b"".join(wire.encode(wire.Set(key, b"")) for key in keys))
+            it.send(other, b"".join(wire.encode(wire.DeleteKey(key)) for key in keys))
+            assert other.received() == wire.I64.pack(1) * 1000
+        it.send(other, wire.encode(wire.NumKeys()))
+        assert other.received() == wire.I64.pack(0)
+
+
+@both
+def test_a_connection_that_another_process_has_too_is_over_when_it_is_closed(kind: str) -> None:
+    """A worker that was forked from the agent has its sockets: an epoll set would go on telling of them."""
+    with bench(kind) as it:
+        before = watched(it)
+        peer = it.connect()
+        copies = [os.dup(descriptor) for descriptor in watched(it) - before]
+        assert len(copies) == 1
+        it.send(peer, b"\xff")
+        assert peer.received() == b""
+        assert watched(it) == before
+        peer.far.close()
+        it.turn()
+        os.close(copies[0])
+
+
+def watched(it: Bench) -> set[int]:
+    """The descriptors in the store's epoll set."""
+    with open(f"/proc/self/fdinfo/{it.carrier.fileno()}") as lines:
+        return {int(line.split()[1]) for line in lines if line.startswith("tfd:")}
+
+
+@both
+def test_a_value_that_is_on_its_way_stays_as_it_is(kind: str) -> None:
+    """It is replaced, lengthened and deleted while most of it waits for its reader."""
+    value = os.urandom(2_000_000)
+    with bench(kind) as it:
+        slow, other = it.connect(buffer=4096), it.connect()
+        it.send(other, wire.encode(wire.Set(b"k", value)))
+        it.send(slow, wire.encode(wire.Get(b"k")))
+        changes = (wire.Append(b"k", b"x" * 3_000_000), wire.Set(b"k", bytes(2_000_000)), wire.DeleteKey(b"k"))
+        for change in changes:
+            it.send(other, wire.encode(change))
+        found = b""
+        while len(found) < len(value) + 8:
+            found += slow.received()
+            it.turn()
+        assert found == wire.string(value)
+
+
+@both
+def test_where_there_are_no_descriptors_it_accepts_again_later(kind: str) -> None:
+    import socket
+
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with bench(kind) as it, logged() as lines:
+        port = listening_port(it)
+        clients = [socket.create_connection(("127.0.0.1", port)) for _ in range(3)]
+        used = len(os.listdir("/proc/self/fd"))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (used - 1, before[1]))  # not one more
+        try:
+            it.turn()
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        assert lines == [f"WARNING: the store accepts no connections for 1 s: {os.strerror(errno.EMFILE)}"]
+        (again,) = it.waiting
+        again()
+        for client in clients:
+            client.sendall(wire.encode(wire.Validate()) + wire.encode(wire.Ping(3)))
+        it.turn()
+        for client in clients:
+            assert client.recv(4) == b"\3\0\0\0"
+            client.close()
+
+
+def listening_port(it: Bench) -> int:
+    """Where the bench's store listens."""
+    listener = vars(it.carrier)["_listener"]
+    port: int = listener.getsockname()[1]
+    return port
+
+
+@compiled
+def test_the_store_in_c_is_used_by_one_at_a_time_and_not_after_its_end() -> None:
+    from rallypoint.base.endpoint import listening_socket
+    from rallypoint.store._native import Sockets
+
+    with listening_socket("127.0.0.1", 0) as listener:
+        sockets = Sockets(listener.fileno(), lambda *_: None, lambda _: None)
+        assert sockets.connections() == 0
+        sockets.close()
+        sockets.close()
+        for use in (sockets.fileno, sockets.ready, sockets.accept_again, lambda: sockets.adopt(0)):
+            with pytest.raises(RuntimeError, match="closed"):
+                use()
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            Sockets(-1, lambda *_: None, lambda _: None)

@@ -1,0 +1,62 @@
+"""The store in C is built where it can be, from the sources that are there, and nobody misses it where it cannot."""
+
+from __future__ import annotations
+
+import shutil
+import sysconfig
+from pathlib import Path
+
+import build_native
+import pytest
+
+from tests.unit.store.both import is_compiled
+
+
+def can_build() -> bool:
+    try:
+        return shutil.which(build_native.compiler()[0]) is not None
+    except build_native.NotBuiltError:
+        return False
+
+
+needs_compiler = pytest.mark.skipif(not can_build(), reason="there is no compiler, or no headers of Python")
+
+
+@needs_compiler
+def test_where_there_is_a_compiler_the_store_in_c_is_there_and_of_these_sources() -> None:
+    assert is_compiled(), "install again, or run `python build_native.py`"
+    from rallypoint.store import _native
+
+    assert build_native.digest() == _native.SOURCES, "run `python build_native.py`: the sources have changed since"
+
+
+@needs_compiler
+def test_the_compiler_has_nothing_to_say(tmp_path: Path) -> None:
+    built = build_native.build(tmp_path / "_native.abi3.so", "-Werror")
+    assert list(tmp_path.iterdir()) == [built]
+
+
+@needs_compiler
+@pytest.mark.parametrize(
+    ("compiler", "why"),
+    [
+        ("/nowhere/cc", "the compiler '/nowhere/cc' cannot be run: No such file or directory"),
+        ("false", "the compiler 'false' failed: exit code 1"),
+    ],
+)
+def test_without_a_working_compiler_nothing_is_left(
+    compiler: str, why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CC", compiler)
+    target = tmp_path / "_native.abi3.so"
+    target.write_bytes(b"what an older build has left")
+    with pytest.raises(build_native.NotBuiltError) as caught:
+        build_native.build(target)
+    assert str(caught.value) == why
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_the_headers_of_python_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sysconfig, "get_path", lambda _name: str(tmp_path))
+    with pytest.raises(build_native.NotBuiltError, match=r"headers of Python are not installed .*Python\.h"):
+        build_native.compiler()
