@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import runpy
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -20,6 +19,7 @@ from rallypoint.cli.sizes import local_world_size, parse_nnodes
 from rallypoint.failures.record import record
 from rallypoint.launch.api import elastic_launch
 from rallypoint.launch.config import LaunchConfig
+from rallypoint.workers.functions.script import run_script_path
 
 __all__ = [
     "config_from_args",
@@ -81,17 +81,6 @@ def config_from_args(args: argparse.Namespace) -> tuple[LaunchConfig, Callable[.
     return config, program, list(arguments)
 
 
-def run_script_path(training_script: str, *training_script_args: str) -> None:
-    """Run a script as `__main__` in this process.
-
-    Args:
-        training_script: its path.
-        training_script_args: what it finds in `sys.argv` after its name.
-    """
-    sys.argv = [training_script, *training_script_args]
-    runpy.run_path(training_script, run_name="__main__")
-
-
 def run(args: argparse.Namespace) -> None:
     """Run this node's part of the job to its end.
 
@@ -120,7 +109,8 @@ def _namespace(options: Options) -> argparse.Namespace:
 
 def _options(args: argparse.Namespace) -> Options:
     """`Options` from a namespace, which may be a parser's that knows nothing of sources, or be changed since."""
-    values: dict[str, Any] = {
+    values: dict[str, Any] = {flag.dest: flag.default for flag in FLAGS}
+    values |= {
         name: tuple(value) if isinstance(value, list) else value
         for name, value in vars(args).items()
         if name in Options._fields

@@ -1,7 +1,7 @@
-"""What an agent may import at start-up: metrics that cost one look-up in a dictionary until somebody wants them.
+"""What an agent may import at start-up: what costs one look-up in a dictionary until somebody wants it.
 
-Nobody can have configured a handler in a module that was never imported, so where `telemetry.metrics` is not loaded
-there is nothing to do. A handler that fails costs a log line, never the job.
+Nobody can have configured a handler in a module that was never imported, so where `telemetry.metrics` or
+`telemetry.handlers` is not loaded there is nothing to do. A handler that fails costs a log line, never the job.
 """
 
 from __future__ import annotations
@@ -19,11 +19,23 @@ R = TypeVar("R")
 log = get_logger(__name__)
 
 _METRICS = "rallypoint.telemetry.metrics"
+_HANDLERS = "rallypoint.telemetry.handlers"
 
 
 def metrics_wanted() -> bool:
     """Whether anybody could have set up a handler for metrics."""
     return _METRICS in sys.modules
+
+
+def rendezvous_events_wanted() -> bool:
+    """Whether anybody has set up a handler for the events of the rendezvous."""
+    if _HANDLERS not in sys.modules:
+        return False
+    import logging
+
+    from rallypoint.telemetry.handlers import RENDEZVOUS, get_logging_handler
+
+    return not isinstance(get_logging_handler(RENDEZVOUS), logging.NullHandler)
 
 
 def put(name: str, value: float) -> None:

@@ -8,26 +8,25 @@ makes one when it is called without arguments (a class, say).
 from __future__ import annotations
 
 import logging
-import sys
 
 from rallypoint.base.errors import UserError
+from rallypoint.base.log import say
 from rallypoint.base.plugins import entry_point, entry_point_names
 
 GROUP = "rallypoint.event_handlers"
 """The entry point group of packages that bring a handler."""
 
 RENDEZVOUS = "dynamic_rendezvous"
-"""Where the events of the rendezvous go."""
+"""Where the events of the rendezvous go. Nobody hears them unless a handler is put into the table under this name: by a
+program, or by the module that an entry point for `--event-log-handler` names."""
 
 
 class ConsoleHandler(logging.Handler):
-    """Writes one line for each record to what `sys.stderr` is at that moment, without a prefix."""
+    """Writes one line for each record to standard error, without a prefix."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            if sys.stderr is not None:
-                sys.stderr.write(self.format(record) + "\n")
-                sys.stderr.flush()
+            say(self.format(record))
         except Exception:
             self.handleError(record)
 

@@ -55,6 +55,19 @@ class FailureLike(Protocol):
     def error_file_data(self) -> Mapping[str, object]: ...
 
 
+class TimerLike(Protocol):
+    """A request for a watchdog's timer."""
+
+    @property
+    def worker_pid(self) -> int: ...
+    @property
+    def scope_id(self) -> str: ...
+    @property
+    def expiration_time(self) -> float: ...
+    @property
+    def signal(self) -> int: ...
+
+
 class AgentStory:
     """Makes the events of one run, and tells them.
 
@@ -113,6 +126,17 @@ class AgentStory:
             own = "FAILED" if failure is not None else "SUCCEEDED" if state == "SUCCEEDED" else "TERMINATED"
             self.tell(self.of_worker(own, group, restarts, worker, failure))
 
+    def of_watchdog(self, name: str, group: GroupLike, restarts: int, timer: TimerLike | None) -> Event:
+        """An event of the watchdog, with the timer that it is about, if it is about one."""
+        more = {"watchdog_event": name}
+        if timer is not None:
+            more["worker_pid"] = str(timer.worker_pid)
+            more["scope_id"] = timer.scope_id
+            more["expiration_time"] = str(timer.expiration_time)
+            more["signal"] = str(timer.signal)
+        metadata = self._metadata("RUNNING", group, restarts, more)
+        return Event(name, EventSource.AGENT, metadata=metadata)
+
     def of_agent(
         self,
         state: str,
@@ -123,13 +147,16 @@ class AgentStory:
         raw_error: str | None = None,
     ) -> Event:
         """An event about the agent itself."""
-        return self._event(EventSource.AGENT, state, group, restarts, {}, None, None, raw_error, duration_ms)
+        more = self._size_and_program(group)
+        metadata = self._metadata(state, group, restarts, more, raw_error=raw_error)
+        return _status(state, EventSource.AGENT, metadata, duration_ms)
 
     def of_worker(
         self, state: str, group: GroupLike, restarts: int, worker: WorkerLike, failure: FailureLike | None = None
     ) -> Event:
         """An event about a worker."""
         more = {
+            **self._size_and_program(group),
             "local_rank": [worker.local_rank],
             "role_rank": [worker.role_rank],
             "role_world_size": [worker.role_world_size],
@@ -137,23 +164,23 @@ class AgentStory:
             "worker_pid": [None if failure is None else failure.pid],
         }
         error = None if failure is None else json.dumps(failure.error_file_data)
-        source = EventSource.WORKER
-        return self._event(source, state, group, restarts, more, worker.global_rank, str(worker.id), error, None)
+        metadata = self._metadata(state, group, restarts, more, worker.global_rank, str(worker.id), error)
+        return _status(state, EventSource.WORKER, metadata, None)
 
-    def _event(
+    def _size_and_program(self, group: GroupLike) -> dict[str, object]:
+        return {"group_world_size": group.group_world_size, "entry_point": self._entry_point}
+
+    def _metadata(
         self,
-        source: EventSource,
         state: str,
         group: GroupLike,
         restarts: int,
         more: Mapping[str, object],
-        global_rank: int | None,
-        worker_id: str | None,
-        raw_error: str | None,
-        duration_ms: float | None,
-    ) -> Event:
-        size = {"group_world_size": group.group_world_size, "entry_point": self._entry_point}
-        metadata: dict[str, EventMetadataValue] = {
+        global_rank: int | None = None,
+        worker_id: str | None = None,
+        raw_error: str | None = None,
+    ) -> dict[str, EventMetadataValue]:
+        return {
             "run_id": self._run_id,
             "global_rank": global_rank,
             "group_rank": group.group_rank,
@@ -164,8 +191,12 @@ class AgentStory:
             "total_run_time": int(self._clock.monotonic() - self._began),
             "rdzv_backend": self._backend,
             "raw_error": raw_error,
-            "metadata": json.dumps({**size, **more}),
+            "metadata": json.dumps(more),
             "agent_restarts": restarts,
-            "duration_ms": duration_ms,
         }
-        return Event(f"torchelastic.worker.status.{state}", source, metadata=metadata)
+
+
+def _status(
+    state: str, source: EventSource, metadata: dict[str, EventMetadataValue], duration_ms: float | None
+) -> Event:
+    return Event(f"torchelastic.worker.status.{state}", source, metadata={**metadata, "duration_ms": duration_ms})

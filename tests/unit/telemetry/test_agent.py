@@ -179,3 +179,30 @@ def test_the_numbers_of_a_run(seen: KeptNumbers) -> None:
         ("workers.trainer.run_failed_with_retries", 1),
         ("workers.trainer.run_failed_no_retries", 0),
     ]
+
+
+class Timer(NamedTuple):
+    worker_pid: int
+    scope_id: str
+    expiration_time: float
+    signal: int
+
+
+def test_events_of_the_watchdog() -> None:
+    story = AgentStory("null", "job", "r", "c10d", "/bin/sh")
+    started = story.of_watchdog("watchdog started", GROUP, 1, None)
+    expired = story.of_watchdog("timer expired", GROUP, 1, Timer(70, "s", 1.5, 9))
+    assert (started.name, expired.name) == ("watchdog started", "timer expired")
+    assert json.loads(str(started.metadata["metadata"])) == {"watchdog_event": "watchdog started"}
+    assert json.loads(str(expired.metadata["metadata"])) == {
+        "watchdog_event": "timer expired",
+        "worker_pid": "70",
+        "scope_id": "s",
+        "expiration_time": "1.5",
+        "signal": "9",
+    }
+    for event in (started, expired):
+        assert event.source is EventSource.AGENT
+        named = [event.metadata[name] for name in ("run_id", "role", "state", "group_rank", "agent_restarts")]
+        assert named == ["job", "r", "RUNNING", 1, 1]
+        assert "duration_ms" not in event.metadata

@@ -158,7 +158,7 @@ class DynamicRendezvousHandler(ElasticHandler):
         return cls(params, given(store), backend)
 
     @property
-    def settings(self) -> RendezvousSettings:  # type: ignore[override]  # nobody but torch's users asks a handler
+    def settings(self) -> RendezvousSettings:
         """What the handler was made with."""
         own = self._own_settings
         return RendezvousSettings(

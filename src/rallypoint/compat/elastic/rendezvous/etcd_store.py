@@ -1,0 +1,243 @@
+"""In the place of `torch.distributed.elastic.rendezvous.etcd_store`."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import random
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from typing import Any
+
+from rallypoint.base.clock import Deadline
+from rallypoint.base.errors import UserError
+from rallypoint.compat.elastic.rendezvous.given_client import given_client
+from rallypoint.etcd.api import EtcdError
+from rallypoint.rendezvous.backends.etcd_v2_http import EtcdV2Client, Found
+from rallypoint.rendezvous.backends.etcd_v2_poll import LongPoll
+from rallypoint.store.api import DEFAULT_TIMEOUT, Store, check_pairs, key_bytes, key_text, seconds, value_bytes
+from rallypoint.store.errors import StoreConnectionError, StoreTimeoutError
+
+__all__ = ["EtcdStore"]
+
+_MOST_DELAY = 0.1
+"""Seconds to wait at most before a lost race is run again."""
+
+
+class EtcdKeyTimeoutError(StoreTimeoutError, LookupError):
+    """A key did not come in time. Also a LookupError, as torch's is."""
+
+
+class EtcdStore(Store):
+    """A store in a directory of an etcd with the v2 API. Keys and values stand there in base64 (contract section 4.10).
+
+    Beyond torch's it can compare and set, append, delete and list. Nothing removes its keys by itself.
+
+    Args:
+        etcd_client: of the etcd, such as `EtcdServer.get_client` gives.
+        etcd_store_prefix: the directory.
+        timeout: how long `get` and `wait` wait; 300 s where it is not given.
+    """
+
+    def __init__(self, etcd_client: Any, etcd_store_prefix: str, timeout: timedelta | float | None = None) -> None:
+        super().__init__(DEFAULT_TIMEOUT if timeout is None else timeout)
+        self.client = etcd_client
+        self.prefix = etcd_store_prefix if etcd_store_prefix.endswith("/") else f"{etcd_store_prefix}/"
+        self._client: EtcdV2Client = given_client(etcd_client)
+        self._lock = threading.Lock()
+
+    def set(self, key: str, value: str | bytes) -> None:
+        """See `Store.set`."""
+        with self._asking() as client:
+            client.put(self._path(key), _text(value_bytes(value)), repeatable=True)
+
+    def get(self, key: str) -> bytes:
+        """See `Store.get`; raises a LookupError too where the key does not come in time."""
+        return self._await(key, Deadline.after(self._timeout))
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        """See `Store.compare_set`."""
+        wanted, new = value_bytes(expected), value_bytes(desired)
+
+        def choose(present: bytes | None) -> bytes | None:
+            return new if wanted == (present or b"") else None
+
+        kept = self._change(key, choose)
+        return wanted if kept is None else kept
+
+    def add(self, key: str, num: int) -> int:
+        """See `Store.add`."""
+
+        def total(present: bytes | None) -> bytes:
+            try:
+                return str(int(present or b"0") + num).encode()
+            except ValueError:
+                raise UserError(f"the key {key!r} holds {present!r}, which is no number to add {num} to") from None
+
+        return int(self._change(key, total) or b"0")
+
+    def check(self, keys: Sequence[str]) -> bool:
+        """See `Store.check`."""
+        return all(self._read(key).node is not None for key in keys)
+
+    def wait(
+        self,
+        keys: Sequence[str],
+        timeout: timedelta | float | None = None,
+        *,
+        override_timeout: timedelta | float | None = None,
+    ) -> None:
+        """See `Store.wait`; raises a LookupError too where the keys do not come in time.
+
+        Args:
+            keys: the keys.
+            timeout: how long to wait; the store's own timeout where it is not given.
+            override_timeout: the same, by torch's name.
+        """
+        limit = timeout if override_timeout is None else override_timeout
+        deadline = Deadline.after(self._timeout if limit is None else seconds(limit))
+        for key in keys:
+            self._await(key, deadline)
+
+    def append(self, key: str, value: str | bytes) -> None:
+        """See `Store.append`."""
+        self._change(key, lambda present: (present or b"") + value_bytes(value))
+
+    def multi_get(self, keys: Sequence[str]) -> list[bytes]:
+        """See `Store.multi_get`."""
+        deadline = Deadline.after(self._timeout)
+        return [self._await(key, deadline) for key in keys]
+
+    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
+        """See `Store.multi_set`."""
+        check_pairs(keys, values)
+        for key, value in zip(keys, values, strict=True):
+            self.set(key, value)
+
+    def delete_key(self, key: str) -> bool:
+        """See `Store.delete_key`."""
+        with self._asking() as client:
+            return client.delete(self._path(key))
+
+    def num_keys(self) -> int:
+        """See `Store.num_keys`."""
+        return len(self.list_keys())
+
+    def list_keys(self) -> list[str]:
+        """See `Store.list_keys`."""
+        with self._asking() as client:
+            found = client.get(self.prefix)
+        names = [node.key.rpartition("/")[2] for node in (found.node.children if found.node else ())]
+        return [key_text(_bytes(name.replace("_", "/"))) for name in names]
+
+    def queue_push(self, key: str, value: str | bytes) -> None:
+        """Not done: raises NotImplementedError."""
+        raise NotImplementedError(_NO_QUEUES)
+
+    def queue_pop(self, key: str, block: bool = True) -> bytes:
+        """Not done: raises NotImplementedError."""
+        raise NotImplementedError(_NO_QUEUES)
+
+    def queue_len(self, key: str) -> int:
+        """Not done: raises NotImplementedError."""
+        raise NotImplementedError(_NO_QUEUES)
+
+    def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
+        """See `Store.barrier`."""
+        opened = f"{key}/opened"
+        if self.add(f"{key}/came", 1) >= world_size:
+            self.set(opened, b"")
+        self.wait([opened], timeout)
+
+    def clone(self) -> EtcdStore:
+        """See `Store.clone`."""
+        return EtcdStore(self.client, self.prefix, self._timeout)
+
+    def has_extended_api(self) -> bool:
+        """No: what is more than one key is done one by one."""
+        return False
+
+    def close(self) -> None:
+        """Hang up. The store can be used on."""
+        self._client.close()
+
+    # Inside
+
+    def _path(self, key: str) -> str:
+        if not key:
+            raise UserError("a store in etcd has no place for an empty key; give the key a name")
+        # Base64 has a slash, which would be a directory here. Torch's keys have none, as far as they can be read again.
+        return self.prefix + _text(key_bytes(key)).replace("/", "_")
+
+    @contextmanager
+    def _asking(self) -> Iterator[EtcdV2Client]:
+        try:
+            with self._lock:
+                yield self._client
+        except EtcdError as error:
+            raise StoreConnectionError(f"the store in etcd cannot be used: {error}") from error
+
+    def _read(self, key: str, *, quorum: bool = False) -> Found:
+        with self._asking() as client:
+            return client.get(self._path(key), quorum=quorum)
+
+    def _change(self, key: str, choose: Callable[[bytes | None], bytes | None]) -> bytes | None:
+        """Replace a value by what `choose` makes of it, or leave it for None. Returns what is there afterwards."""
+        deadline = Deadline.after(self._timeout)
+        while True:
+            node = self._read(key, quorum=True).node
+            present = None if node is None else _bytes(node.value or "")
+            new = choose(present)
+            if new is None:
+                return present
+            with self._asking() as client:
+                index = None if node is None else node.modified
+                done = client.put(self._path(key), _text(new), if_index=index, if_new=node is None)
+            if done.node is not None:
+                return new
+            if done.sent_again:
+                raise StoreConnectionError(f"whether the key {key!r} was changed is not known: an answer was lost")
+            if deadline.expired:
+                raise EtcdKeyTimeoutError(f"the key {key!r} was changed by others for {self._timeout:g} s all the time")
+            threading.Event().wait(random.uniform(0, _MOST_DELAY))
+
+    def _await(self, key: str, deadline: Deadline) -> bytes:
+        found = self._read(key)
+        if found.node is not None:
+            return _bytes(found.node.value or "")
+        with self._asking() as client:
+            poll = client.long_poll()
+        try:
+            return self._watch(poll, key, found.as_of, deadline)
+        finally:
+            poll.close()
+
+    def _watch(self, poll: LongPoll, key: str, as_of: int, deadline: Deadline) -> bytes:
+        while not deadline.expired:
+            try:
+                poll.changed(self._path(key), as_of, deadline.remaining())
+            except EtcdError as error:
+                raise StoreConnectionError(f"the store in etcd cannot be used: {error}") from error
+            found = self._read(key)
+            if found.node is not None:
+                return _bytes(found.node.value or "")
+            as_of = found.as_of
+        raise EtcdKeyTimeoutError(f"the key {key!r} is not in the store in etcd, and did not come in time")
+
+
+_NO_QUEUES = "a store in etcd has no queues; use a TCPStore or a HashStore"
+
+
+def _text(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+def _bytes(text: str) -> bytes:
+    try:
+        return base64.b64decode(text, validate=True)
+    except (binascii.Error, ValueError):
+        raise UserError(
+            f"the store in etcd holds {text[:24]!r}, which no store has written; use another prefix"
+        ) from None
