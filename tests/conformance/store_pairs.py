@@ -9,7 +9,10 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import Any
 
+import pytest
+
 from rallypoint.store.client import TCPStore
+from tests.unit.store.both import choose
 
 HOST = "127.0.0.1"
 PATIENCE = timedelta(seconds=60)
@@ -34,7 +37,7 @@ with StoreServer(sys.argv[1]) as server:
 
 @contextlib.contextmanager
 def serving(kind: str) -> Iterator[int]:
-    """A server of torch's or of ours; gives its port.
+    """A server of torch's or of ours (`ours`, or the one of `KINDS` that is meant); gives its port.
 
     Ours gets a process of its own, as in life: some of torch's client calls hold the interpreter's lock while they wait
     for the answer, which no Python server in the same process could then give.
@@ -44,9 +47,13 @@ def serving(kind: str) -> Iterator[int]:
         yield server.port
         del server
         return
-    with subprocess.Popen(
-        [sys.executable, "-c", SERVER, HOST], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as process:
+    with pytest.MonkeyPatch.context() as patch:
+        if kind != "ours":
+            choose(kind, patch)
+        process = subprocess.Popen(
+            [sys.executable, "-c", SERVER, HOST], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        )
+    with process:
         assert process.stdout is not None
         yield int(process.stdout.readline())
         process.communicate(timeout=PATIENCE.total_seconds())

@@ -30,6 +30,15 @@ class Bad(NamedTuple):
     said: list[str]
     code: int
     environ: dict[str, str]
+    command: list[str] = RALLYRUN
+
+    def arguments(self, script: str) -> list[str]:
+        return [*self.flags, *([] if "expected one argument" in self.said else [script])]
+
+    def must_be_said(self) -> list[str]:
+        """Words of the sentence; the flag is always among them, or the variable in its place."""
+        named = [f"PET_{self.dest.upper()}"] if f"PET_{self.dest.upper()}" in self.environ else []
+        return [*self.said, *(named or [f"--{self.dest.replace('_', '-')}"])]
 
 
 def bad(flags: list[str], *said: str, **environ: str) -> Bad:
@@ -71,7 +80,7 @@ BAD = [
         bad([f"--rdzv-conf={key}=x"], "--rdzv-conf", repr(key), "leave it out")
         for key in ("backend", "endpoint", "run_id", "local_addr")
     ],
-    *[bad([f"--rdzv-conf=join_timeout={text}", "--standalone"], "join_timeout", text) for text in ("abc", "0")],
+    *[bad([f"--rdzv-conf=join_timeout={text}", "--standalone"], "join_timeout=", text, "=30") for text in ("abc", "0")],
     *[value(flag, text, "whole number", code=2) for flag in WHOLE for text in ("abc", "", "1.5")],
     *[variable(flag, text, "whole number", code=2) for flag in WHOLE for text in ("abc", "")],
     value("--max-restarts", "-1", "0 or more"),
@@ -107,7 +116,7 @@ BAD = [
     *[value("--master-port", port, "65535", also=("--nnodes=2",)) for port in ("99999", "-1")],
     bad(["--virtual-local-rank", "--nproc-per-node=2"], "--virtual-local-rank", "'3'", CUDA_VISIBLE_DEVICES="3"),
     bad(["--no-python", "--module"], "--no-python", "--module"),
-    *[value(flag, "1", code=2) for flag in SWITCHES],
+    *[value(flag, "1", "takes no value", code=2) for flag in SWITCHES],
     *[variable(flag, text, "1 for on or 0 for off") for flag in SWITCHES for text in ("abc", "", "yes")],
     *[
         Bad(flag.dest, [flag.name], [flag.name, "expected one argument"], 2, {})
@@ -119,15 +128,24 @@ BAD = [
 ONLY_OURS = [
     value("--node-rank", "2", "from 0 to 1", also=("--nnodes=2", "--master-port=1")),
     value("--signals-to-handle", "SIGKILL", "leave it out"),
+    *[value("--warm", text, "name of a module", "such as torch", code=2) for text in ("a-b", "torch,", "1")],
+    variable("--warm", "a b", "name of a module", "such as torch", code=2),
 ]
-"""What torchrun finds out by hanging, or never."""
+"""What torchrun finds out by hanging, or never, or does not have."""
 
-ANYTHING_GOES = {"rdzv_id", "role", "local_addr", "signals_to_handle"}
+_LAUNCH = [sys.executable, "-m", "rallypoint.launch"]
+OF_LAUNCH = [
+    value("--use-env", "1", "takes no value", code=2)._replace(command=_LAUNCH),
+    bad(["--no-python"], "--local-rank", "--use-env")._replace(command=_LAUNCH),
+]
+"""Those of the deprecated command; what torch's makes of them is in `side_by_side`."""
+
+ANYTHING_GOES = {"rdzv_id", "role", "local_addr"}
 """Flags for which torchrun and we take any text."""
 
 
 def test_every_flag_has_its_bad_values() -> None:
-    found = {each.dest for each in BAD if "expected one argument" not in each.said}
+    found = {each.dest for each in [*BAD, *ONLY_OURS] if "expected one argument" not in each.said}
     assert {flag.dest for flag in FLAGS} - ANYTHING_GOES == found
 
 
@@ -136,26 +154,22 @@ def clean(environ: dict[str, str]) -> dict[str, str]:
     return {**{name: text for name, text in os.environ.items() if not name.startswith(steering)}, **environ}
 
 
-def arguments(case: Bad, script: str) -> list[str]:
-    return [*case.flags, *([] if "expected one argument" in case.said else [script])]
-
-
 def test_one_sentence_and_the_exit_code_and_no_worker(tmp_path: Path) -> None:
     mark, script = tmp_path / "a worker ran", tmp_path / "script.py"
     script.write_text(f"open({str(mark)!r}, 'w')")
 
     def fault(case: Bad) -> str:
-        command = [*RALLYRUN, *arguments(case, str(script))]
+        command = [*case.command, *case.arguments(str(script))]
         done = subprocess.run(
             command, env=clean(case.environ), cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
         )
         sentences = re.findall(r"^.*?error: (.*)$", done.stderr, re.MULTILINE)
-        missing = [word for word in case.said if word not in " ".join(sentences)]
+        missing = [word for word in case.must_be_said() if word not in " ".join(sentences)]
         fine = (done.returncode, len(sentences), done.stdout) == (case.code, 1, "") and "Traceback" not in done.stderr
         return "" if fine and not missing else f"{case}: {done.returncode}, without {missing}: {done.stderr}"
 
     with ThreadPoolExecutor(4) as pool:
-        faults = [found for found in pool.map(fault, [*BAD, *ONLY_OURS]) if found]
+        faults = [found for found in pool.map(fault, [*BAD, *ONLY_OURS, *OF_LAUNCH]) if found]
     assert not faults, "\n".join(faults)
     assert not mark.exists()
 
@@ -163,7 +177,7 @@ def test_one_sentence_and_the_exit_code_and_no_worker(tmp_path: Path) -> None:
 def test_torchrun_ends_with_the_same_code(tmp_path: Path) -> None:
     mark, script = tmp_path / "a worker ran", tmp_path / "script.py"
     script.write_text(f"open({str(mark)!r}, 'w')")
-    cases = [("run", arguments(case, str(script)), case.environ) for case in BAD]
+    cases = [("run", case.arguments(str(script)), case.environ) for case in BAD]
     done = subprocess.run(
         [sys.executable, str(Path(__file__).with_name("torch_cli.py"))],
         input=json.dumps(cases),

@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -28,10 +28,9 @@ class Change(NamedTuple):
     new: str
 
 
-CHANGES = [
-    pytest.param(Change("torch.distributed.elastic", "rallypoint.compat.elastic"), id="torch's stores"),
-    pytest.param(Change("torch.distributed", "rallypoint.compat"), id="no torch"),
-]
+TORCHS_STORES = Change("torch.distributed.elastic", "rallypoint.compat.elastic")
+NO_TORCH = Change("torch.distributed", "rallypoint.compat")
+CHANGES = [pytest.param(TORCHS_STORES, id="torch's stores"), pytest.param(NO_TORCH, id="no torch")]
 AS_IT_IS = Change("torch.distributed", "torch.distributed")
 
 VISITED = """
@@ -73,6 +72,49 @@ def test_an_agent_over_a_rendezvous_of_its_own(launcher: Launcher, change: Chang
     assert says(launcher, "agent", change, max_restarts) == theirs
 
 
+@pytest.mark.parametrize("story", ["counting", "c10d", "two", "signalled"])
+def test_an_agent_with_a_loop_of_its_own(launcher: Launcher, story: str) -> None:
+    theirs = says(launcher, "own_loop", AS_IT_IS, story)
+    for change in (TORCHS_STORES, NO_TORCH):
+        assert says(launcher, "own_loop", change, story) == theirs
+
+
+def test_agents_with_loops_of_their_own_take_a_newcomer_in(launcher: Launcher) -> None:
+    """Torch's hang here: the newcomer waits for an address that the first agent has told before (contract 2.2)."""
+    first, second = [["started", "HEALTHY", 0, 1], ["newcomers", "HEALTHY", 0, 1]], ["started", "HEALTHY", 1, 2]
+    stories = [
+        ["SUCCEEDED", [], [*first, ["started", "HEALTHY", 0, 2], ["done", "SUCCEEDED", 0, 2]]],
+        ["SUCCEEDED", [], [second, ["done", "SUCCEEDED", 1, 2]]],
+    ]
+    told, written = nodes_say(launcher, "grows")
+    assert told == [[each] for each in stories]
+    assert {line.split()[5] for line in written.values()} == {"0"}, "newcomers cost no restart"
+
+
+def test_agents_with_loops_of_their_own_start_again_together(launcher: Launcher) -> None:
+    """One node's workers fail; the other one is told at its next look and starts again too."""
+    told, written = nodes_say(launcher, "breaks")
+    stories = [each[0][2] for each in told]
+    assert [[step[0] for step in story] for story in stories] == [
+        ["started", "failed", "started", "done"],
+        ["started", "newcomers", "started", "done"],
+    ]
+    assert sorted(written) == [f"1-{rank}-of-4" for rank in range(4)]
+
+
+def test_agents_with_loops_of_their_own_end_together(launcher: Launcher) -> None:
+    told, _written = nodes_say(launcher, "fails")
+    steps = [["started", "HEALTHY", 0, 2], ["failed", "FAILED", 0, 2]]
+    assert told[1] == [["FAILED", [3], steps]]
+    assert told[0][0] == "RendezvousClosedError"
+    assert "rank 0" in told[0][1]
+
+
+def nodes_say(launcher: Launcher, story: str) -> Any:
+    """What each agent tells, and what their workers have written."""
+    return says(launcher, "own_loop", NO_TORCH, story)
+
+
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("program", ["backend", "telemetry"])
 def test_a_program(launcher: Launcher, change: Change, program: str) -> None:
@@ -81,8 +123,7 @@ def test_a_program(launcher: Launcher, change: Change, program: str) -> None:
 
 @pytest.mark.parametrize("program", ["launching", "output", "functions"])
 def test_a_program_that_holds_no_store(launcher: Launcher, program: str) -> None:
-    change = Change("torch.distributed", "rallypoint.compat")
-    assert says(launcher, program, change) == says(launcher, program, AS_IT_IS)
+    assert says(launcher, program, NO_TORCH) == says(launcher, program, AS_IT_IS)
 
 
 def site(launcher: Launcher, group: str, entry: str, change: Change) -> dict[str, str]:
@@ -119,9 +160,8 @@ def test_a_rendezvous_plug_in(launcher: Launcher, change: Change) -> None:
 
 def test_log_specs(launcher: Launcher) -> None:
     script = launcher.script("import os, sys; print('out', os.environ['RANK']); print('err', file=sys.stderr)")
-    change = Change("torch.distributed.elastic", "rallypoint.compat.elastic")
     found = []
-    for command, each in ((TORCHRUN, AS_IT_IS), (RALLYRUN, change)):
+    for command, each in ((TORCHRUN, AS_IT_IS), (RALLYRUN, TORCHS_STORES)):
         env = site(launcher, "torchrun.logs_specs", "flat = flat_specs:Flat", each)
         logs = launcher.folder / f"logs-{each.new}"
         flags = ["--standalone", "--nproc-per-node=2", "--logs-specs=flat", f"--log-dir={logs}"]

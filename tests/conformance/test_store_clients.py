@@ -15,7 +15,10 @@ from tests.conformance.store_pairs import PATIENCE, client, serving, torch_store
 pytestmark = pytest.mark.torch
 
 SHORT = timedelta(milliseconds=50)
-PAIRS = [("torch", "ours"), ("ours", "torch"), ("ours", "ours"), ("torch", "torch")]
+PAIRS = [
+    *(("torch", "compiled"), ("torch", "python"), ("ours", "torch")),
+    *(("ours", "compiled"), ("ours", "python"), ("torch", "torch")),
+]
 """Kinds of client and server. The last pair shows that the tests hold torch's own store to what they say."""
 
 
@@ -126,7 +129,7 @@ def test_nested_prefixes_are_the_same_on_the_wire() -> None:
         assert theirs("pre", torchs).num_keys() == PrefixStore("pre", ours).num_keys() == 1
 
 
-@pytest.mark.parametrize(("kind", "server"), PAIRS[:2])
+@pytest.mark.parametrize(("kind", "server"), PAIRS[:3])
 def test_64_clients_at_once(kind: str, server: str) -> None:
     """Each adds, publishes, waits for its neighbour's key and meets the others at a barrier."""
     world = 64

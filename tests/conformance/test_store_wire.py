@@ -11,9 +11,11 @@ from hypothesis import strategies as st
 
 from rallypoint.store import wire
 from tests.conformance.store_pairs import serving
+from tests.unit.store.both import KINDS
 from tests.unit.store.sockets import Raw
 
 pytestmark = pytest.mark.torch
+each = pytest.mark.parametrize("ours", KINDS)
 
 KEYS = st.sampled_from([b"a", b"b", b"c"])
 VALUES = st.one_of(st.binary(max_size=20), st.sampled_from([b"", b"1", b"x" * 100_000]))
@@ -95,9 +97,9 @@ class Party:
             client.socket.close()
 
 
-@pytest.fixture(name="parties", scope="module")
-def _parties() -> Iterator[tuple[Party, Party]]:
-    with serving("torch") as torchs, serving("ours") as ours:
+@pytest.fixture(name="parties", scope="module", params=KINDS)
+def _parties(request: pytest.FixtureRequest) -> Iterator[tuple[Party, Party]]:
+    with serving("torch") as torchs, serving(request.param) as ours:
         parties = Party(torchs), Party(ours)
         yield parties
         for party in parties:
@@ -105,7 +107,7 @@ def _parties() -> Iterator[tuple[Party, Party]]:
 
 
 @given(steps=STEPS)
-@settings(max_examples=400, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_reply_and_wake_up_is_the_same(
     parties: tuple[Party, Party], steps: Sequence[tuple[int, wire.Request]]
 ) -> None:
@@ -125,10 +127,11 @@ def test_every_reply_and_wake_up_is_the_same(
         assert ours == theirs, sent
 
 
-def test_keys_are_counted_and_listed_alike() -> None:
+@each
+def test_keys_are_counted_and_listed_alike(ours: str) -> None:
     """On fresh servers, for these two commands see the keys of everybody."""
     seen = []
-    for kind in ("torch", "ours"):
+    for kind in ("torch", ours):
         with serving(kind) as port, Raw(port) as client:
             client.send(wire.Set(b"/a", b""), wire.Append(b"init/", b"1"), wire.QueuePush(b"q", b""), wire.NumKeys())
             count = client.receive(8)
@@ -142,6 +145,7 @@ ONE = (1).to_bytes(8, "little")
 VALIDATED = wire.encode(wire.Validate())
 
 
+@each
 @pytest.mark.parametrize(
     "frame",
     [
@@ -157,13 +161,14 @@ VALIDATED = wire.encode(wire.Validate())
         VALIDATED + wire.encode(wire.Set(b"k", b"1" * 20)) + wire.encode(wire.Add(b"k", 1)),
     ],
 )
-def test_what_torchs_server_closes_for_ours_closes_for_too(frame: bytes) -> None:
-    for kind in ("torch", "ours"):
+def test_what_torchs_server_closes_for_ours_closes_for_too(frame: bytes, ours: str) -> None:
+    for kind in ("torch", ours):
         with serving(kind) as port, Raw(port, greet=False) as client:
             client.raw(frame)
             assert client.closed()
 
 
+@each
 @pytest.mark.parametrize(
     "request_",
     [
@@ -175,9 +180,9 @@ def test_what_torchs_server_closes_for_ours_closes_for_too(frame: bytes) -> None
     ],
     ids=lambda request: type(request).__name__,
 )
-def test_what_torchs_server_takes_ours_takes_too(request_: wire.Request) -> None:
+def test_what_torchs_server_takes_ours_takes_too(request_: wire.Request, ours: str) -> None:
     seen = []
-    for kind in ("torch", "ours"):
+    for kind in ("torch", ours):
         with serving(kind) as port, Raw(port) as client:
             client.send(request_)
             if isinstance(request_, wire.CompareSet):

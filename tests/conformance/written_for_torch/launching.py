@@ -39,17 +39,22 @@ def shown(config: LaunchConfig, program: Any, arguments: list[str]) -> list[Any]
     return [{name: getattr(config, name) for name in FIELDS.split()}, program, arguments]
 
 
+def torch_flags(args: argparse.Namespace) -> dict[str, Any]:
+    """What torch knows of: not `--warm`, nor what Rallypoint keeps for itself."""
+    return {name: value for name, value in vars(args).items() if not name.startswith(("rallypoint", "warm"))}
+
+
 def parsing() -> list[Any]:
     os.environ["PET_MONITOR_INTERVAL"] = "0.5"
     told: list[Any] = []
     for words in COMMAND_LINES:
         line = ["--log-dir=logs", *words]
         args = run.parse_args(line)
-        flags = {name: value for name, value in vars(args).items() if not name.startswith("rallypoint")}
-        told += [flags, run.get_rdzv_endpoint(args), run.get_use_env(args), shown(*run.config_from_args(args))]
+        told += [torch_flags(args), run.get_rdzv_endpoint(args), run.get_use_env(args)]
+        told += [shown(*run.config_from_args(args))]
         parser = run.get_args_parser()
         parser.add_argument("--mine", default="yes")
-        told += [vars(parser.parse_args(line)), vars(old_parse_args(["--use-env", *line]))]
+        told += [torch_flags(parser.parse_args(line)), torch_flags(old_parse_args(["--use-env", *line]))]
     told += [run.parse_min_max_nnodes("2:5"), run.determine_local_world_size("4")]
     return told
 

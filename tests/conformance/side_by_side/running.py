@@ -1,0 +1,155 @@
+"""Runs a case under one launcher and gathers all that it has left, as facts: names with slashes to plain values.
+
+What cannot be the same twice has a common name: ports, process ids, times, made-up job ids, random endings of folders,
+and the folder of the side.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from rallypoint.base.endpoint import free_port
+from tests.conformance.side_by_side.case import Case, Side
+from tests.conformance.side_by_side.stderr import facts_of_stderr
+from tests.jobs.launching import Job, Launcher
+
+Facts = dict[str, object]
+
+_STEERING = ("CUDA_", "ZE_", "PYTHON_EXEC", "USE_LIBUV", "NCCL_")
+
+
+class Running:
+    """A case that runs on one side."""
+
+    def __init__(self, launcher: Launcher, case: Case, side: Side) -> None:
+        self._case = case
+        self._side = side
+        self._port = str(free_port())
+        self._here = launcher.folder / side.value
+        for name in ("found", "tmp"):
+            (self._here / name).mkdir(parents=True)
+        for name, text in (("script.py", case.program), *case.files):
+            path = self._here / name
+            path.write_text(self._filled(text))
+            if text.startswith("#!"):
+                path.chmod(0o755)
+        self._environments = [self._environment(launcher, number) for number in range(len(case.nodes))]
+        self._jobs = []
+        for number, (flags, env) in enumerate(zip(case.nodes, self._environments, strict=True)):
+            words = [word.replace("{node}", str(number)) for word in (*case.flag_words(), *flags, *case.words)]
+            self._jobs.append(Job([*case.entry.command(side), *map(self._filled, words)], env, self._here))
+        launcher.jobs += self._jobs
+
+    def _filled(self, text: str) -> str:
+        return text.replace("{port}", self._port).replace("{here}", str(self._here))
+
+    def _environment(self, launcher: Launcher, node: int) -> dict[str, str]:
+        env: dict[str, str | None] = {
+            **{name: text for name, text in launcher.environment().items() if not name.startswith(_STEERING)},
+            "TMPDIR": str(self._here / "tmp"),
+            "FOUND": str(self._here / "found"),
+            "NODE": str(node),
+            **{name: text and self._filled(text) for name, text in self._case.env},
+        }
+        return {name: text for name, text in env.items() if text is not None}
+
+    def send(self) -> None:
+        """Send the case's signal, if it has one, when all workers are up."""
+        if self._case.send is None:
+            return
+        for job in self._jobs:
+            job.until(lambda lines: lines.count("up") >= self._case.ups, "all workers are up")
+        for job in self._jobs:
+            job.signal(self._case.send)
+
+    def facts(self) -> Facts:
+        """Wait for the end, and say what there is."""
+        codes = [job.ends() for job in self._jobs]
+        facts: Facts = {f"exit/{node}": code for node, code in enumerate(codes)}
+        for node, job in enumerate(self._jobs):
+            facts[f"stdout/{node}"] = "(help)" if job.out[:1] and job.out[0].startswith("usage:") else self._lines(job)
+            for name, fact in facts_of_stderr(job.err).items():
+                facts[f"stderr/{node}/{name}"] = self._variable(name.removeprefix("info/"), fact)
+        facts |= {f"worker/{name}": fact for name, fact in self._found().items()}
+        facts |= self._files()
+        return facts
+
+    def errors(self) -> str:
+        """What all nodes have said on standard error, for a person."""
+        return "\n\n".join(job.err for job in self._jobs)
+
+    def _lines(self, job: Job) -> list[str]:
+        return sorted(self._plain(line) for line in job.out)
+
+    def _found(self) -> Facts:
+        facts: Facts = {}
+        for path in sorted((self._here / "found").iterdir()):
+            told = json.loads(path.read_text())
+            given = self._environments[int(path.name[0])]
+            env: dict[str, str] = told.pop("env")
+            facts |= {f"{path.name}/{name}": self._plain(fact) for name, fact in told.items()}
+            for name in env.keys() | given.keys():
+                if env.get(name) != given.get(name):
+                    facts[f"{path.name}/env/{name}"] = self._variable(name, env.get(name))
+        return facts
+
+    def _variable(self, name: str, value: object) -> object:
+        if name.upper() == "MASTER_PORT" and value is not None:
+            return "<port>" if value == self._port else "<a free port>"
+        return self._plain(value)
+
+    def _files(self) -> Facts:
+        """All files and folders but the case's own, with what is in them."""
+        own = {"found", "script.py", *(name for name, _ in self._case.files)}
+        facts: Facts = {}
+        for path in sorted(self._here.rglob("*")):
+            name = path.relative_to(self._here)
+            if name.parts[0] in own or name.parts == ("tmp",):
+                continue
+            facts[f"file/{self._plain(str(name))}"] = self._content(path)
+        return facts
+
+    def _content(self, path: Path) -> object:
+        if path.is_dir():
+            return "(folder)"
+        if not path.is_file():
+            return "(special)"
+        content = path.read_bytes()
+        try:
+            return _error_file(json.loads(content), self._plain)
+        except ValueError:
+            lines = content.split(b"\n")
+            return sorted(lines) if path.name.startswith("filtered") else lines
+
+    def _plain(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._plain(each) for each in value]
+        if isinstance(value, dict):
+            return {name: self._plain(each) for name, each in value.items()}
+        if not isinstance(value, str):
+            return value
+        text = value.replace(str(self._here), "<here>").replace(self._port, "<port>")
+        for pattern, common in _COMMON:
+            text = pattern.sub(common, text)
+        return text
+
+
+_COMMON = [
+    (re.compile(pattern), common)
+    for pattern, common in (
+        (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "<uuid>"),
+        (r"(^|(?<=/))\d{6,}(?=$|_[a-z0-9_]{8}/)", "<number>"),
+        (r"(torchelastic|rallypoint)_[a-z0-9_]{8}(?=/|$)", "<temporary>"),
+        (r"(?<=[^/])_[a-z0-9_]{8}(?=/attempt_|$)", "_<random>"),
+    )
+]
+
+
+def _error_file(told: object, plain: Any) -> object:
+    """An error file without its times and the launcher's own frames."""
+    text = re.sub(r'"timestamp": "?\d+"?', '"timestamp": "<time>"', json.dumps(told))
+    text = re.sub(r'"py_callstack": "Traceback .*?\\n([^\\]+)\\n"', r'"py_callstack": "... \1"', text)
+    return plain(json.loads(text))

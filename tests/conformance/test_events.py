@@ -1,0 +1,133 @@
+"""The events of one job as a plug-in hears them, under real torchrun and under rallyrun."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conformance.test_compat_programs import AS_IT_IS, NO_TORCH, TORCHRUN, site
+from tests.jobs.launching import RALLYRUN, Launcher
+
+pytestmark = pytest.mark.torch
+
+Events = list[dict[str, Any]]
+
+WORKER = """
+import os, signal, sys, time
+import torch.distributed.elastic.timer as timer
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+    sys.exit(3)
+timer.configure(timer.FileTimerClient(os.environ["TORCHELASTIC_TIMER_FILE"], int(sys.argv[1])))
+with timer.expires(after=60, scope="in time"):
+    pass
+with timer.expires(after=0.2, scope="late"):
+    while "timer expired" not in open(os.environ["KEPT"]).read() or int(sys.argv[1]):
+        time.sleep(0.01)
+"""
+"""Fails first; then lets a timer run out that only tells, and ends well once it has been told of; or one that kills."""
+
+
+def heard(launcher: Launcher, signal: int) -> tuple[Events, Events]:
+    """All events of the same job under both launchers, in the order in which they came."""
+    script = launcher.script(WORKER)
+    told = []
+    offers = (
+        (TORCHRUN, "torchrun.handlers", "kept = keeping:offer", AS_IT_IS),
+        (RALLYRUN, "rallypoint.event_handlers", "kept = keeping:Kept", NO_TORCH),
+    )
+    for command, group, entry, change in offers:
+        kept = launcher.folder / f"kept-{group}"
+        temporary = launcher.folder / f"tmp-{group}"  # torch's agent leaves files there
+        temporary.mkdir()
+        env = {**site(launcher, group, entry, change), "KEPT": str(kept), "TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
+        flags = ["--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id=job", "--role=r"]
+        if change is AS_IT_IS:
+            env["TMPDIR"] = str(temporary)
+        job = launcher.command(
+            [*command, *flags, "--max-restarts=1", "--event-log-handler=kept", script, str(signal)], env
+        )
+        assert (job.ends() == 0) == (signal == 0), job.err
+        told.append([json.loads(line) for line in kept.read_text().splitlines()])
+    return told[0], told[1]
+
+
+WATCHDOG = ("watchdog started", "watchdog stopped", "timer expired", "kill worker process")
+MEASURED = ("worker_pid", "expiration_time")
+
+
+def of_watchdog(events: Events) -> Events:
+    """Its events without what differs from run to run."""
+    found = []
+    for event in events:
+        if event["name"] in WATCHDOG:
+            about = json.loads(event["metadata"]["metadata"])
+            numbers = {name: re.sub(r"\d+", "N", about[name]) for name in MEASURED if name in about}
+            alike = {"metadata": {**about, **numbers}, "hostname": bool(event["metadata"]["hostname"])}
+            found.append({**event, "metadata": {**event["metadata"], **alike, "total_run_time": 0}})
+    return found
+
+
+def of_agent(events: Events) -> list[str]:
+    """What the agent and its workers have come to, in no order."""
+    named = [event for event in events if event["name"].startswith("torchelastic.worker.status.")]
+    return sorted(f"{each['name']} {each['source']} {each['metadata']['agent_restarts']}" for each in named)
+
+
+STEPS_OF_TORCH = ("_add_to_participants", "_keep_alive", "_mark_rendezvous_complete", "_mark_rendezvous_closed", "run")
+"""What torch's nodes do to the state that they share; ours have no such steps, and tell of none."""
+
+
+def of_rendezvous(events: Events) -> list[list[Any]]:
+    """What happened to the node, without what differs from run to run, nor words of which the contract says nothing."""
+    found = []
+    for event in events:
+        if "node_state" in event and event["name"].rpartition(".")[2] not in STEPS_OF_TORCH:
+            assert event["hostname"]
+            assert str(event["pid"]) in event["message"]
+            words = re.sub(r"'[^']*_\d+_0'", "NODE", event["message"]).removesuffix(" Pending sync.")
+            words = re.sub(r"Process \d+ hosts .*|(?<='job')(\.|: the job has succeeded\.)$", "", words)
+            found.append([event[name] for name in ("name", "run_id", "node_state", "rank", "local_id", "error_trace")])
+            found[-1].append(words)
+    return found
+
+
+def test_what_a_plug_in_hears_of_a_job_that_succeeds(launcher: Launcher) -> None:
+    theirs, ours = heard(launcher, signal=0)
+    assert of_watchdog(ours) == of_watchdog(theirs)
+    assert [each["name"] for each in of_watchdog(ours)] == [*WATCHDOG[:2], WATCHDOG[0], WATCHDOG[2], WATCHDOG[1]]
+    assert of_agent(ours) == of_agent(theirs)
+    assert sorted(of_rendezvous(ours), key=str) == sorted(of_rendezvous(theirs), key=str)
+    assert [each[-1] for each in of_rendezvous(ours) if each[-1]] == [
+        "The node NODE attempts to join the next round of the rendezvous 'job'",
+        "The node NODE has joined round 0 of the rendezvous 'job' as rank 0 in a world of size 1.",
+        "The node NODE attempts to join the next round of the rendezvous 'job'",
+        "The node NODE removed itself from the participants of round 0 of the rendezvous 'job'",
+        "The node NODE has joined round 1 of the rendezvous 'job' as rank 0 in a world of size 1.",
+        "The node NODE has closed the rendezvous 'job'",
+    ]
+
+
+def test_what_a_plug_in_hears_of_a_worker_that_is_killed(launcher: Launcher) -> None:
+    """Torch's agent dies of the same signal, so that nothing more is told there; ours says how it ends."""
+    theirs, ours = heard(launcher, signal=9)
+    killed = of_watchdog(theirs)
+    assert killed[-1]["name"] == "kill worker process"
+    assert of_watchdog(ours)[: len(killed)] == killed
+    assert ours[-1]["name"] == "torchelastic.worker.status.SUCCEEDED"
+    assert [each["metadata"]["state"] for each in ours if each.get("source") == "WORKER"][-1] == "FAILED"
+
+
+def test_nothing_is_told_to_nobody(launcher: Launcher, tmp_path: Path) -> None:
+    """Without a handler of their own, the events of the rendezvous are not made, nor what would make them imported."""
+    program = (
+        "import sys\nfrom rallypoint.cli.rallyrun import main\nmain(sys.argv[1:])\n"
+        "print([name for name in sys.modules if name.startswith('rallypoint.telemetry.')])"
+    )
+    script = launcher.script("")
+    job = launcher.command([RALLYRUN[0], "-c", program, "--standalone", script])
+    assert job.ends() == 0, job.err
+    assert job.out == ["['rallypoint.telemetry.door']"]

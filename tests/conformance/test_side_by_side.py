@@ -1,0 +1,58 @@
+"""The same command under real torchrun 2.13 and under rallyrun: what a run leaves is the same, or differs by a name.
+
+The cases are tables in `side_by_side/cases_*.py`, by the contract's sections; `side_by_side/differences.py` is the one
+place that says where we differ, and why.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+
+import pytest
+
+from tests.conformance.side_by_side import cases_flags, cases_jobs
+from tests.conformance.side_by_side.case import Case, Side
+from tests.conformance.side_by_side.differences import ABSENT, ALWAYS, DIFFERENCES
+from tests.conformance.side_by_side.running import Facts, Running
+from tests.jobs.launching import Launcher
+
+pytestmark = pytest.mark.torch
+
+CASES = [*cases_flags.CASES, *cases_jobs.CASES]
+
+
+def differing(theirs: Facts, ours: Facts) -> dict[str, tuple[object, object]]:
+    """The facts that are not the same, torchrun's and ours."""
+    both = {fact: (theirs.get(fact, ABSENT), ours.get(fact, ABSENT)) for fact in {**theirs, **ours}}
+    return {fact: (their, our) for fact, (their, our) in both.items() if their != our}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_side_by_side(launcher: Launcher, case: Case) -> None:
+    running = {side: Running(launcher, case, side) for side in Side}
+    for each in running.values():
+        each.send()
+    facts = {side: each.facts() for side, each in running.items()}
+    assert facts[Side.TORCH]["exit/0"] in (case.code, -signal.SIGABRT), running[Side.TORCH].errors()
+    expected = {(name, pattern) for name in case.differs for pattern in DIFFERENCES[name].facts}
+    met = set()
+    unexplained = []
+    for fact, (theirs, ours) in differing(facts[Side.TORCH], facts[Side.OURS]).items():
+        named = {(name, DIFFERENCES[name].explains(fact, theirs, ours)) for name in case.differs} & expected
+        met |= named
+        if not named and not ALWAYS.explains(fact, theirs, ours):
+            unexplained.append(f"{fact}\n    torchrun {_short(theirs)}\n    rallyrun {_short(ours)}")
+    errors = [f"standard error of {side.value}:\n{each.errors()[-2000:]}" for side, each in running.items()]
+    assert not unexplained, "\n".join([case.name, *unexplained, *errors])
+    assert not expected - met, f"these differences are no longer met: {sorted(expected - met)}"
+
+
+def _short(fact: object) -> str:
+    return re.sub(r"(.)\1{50,}", r"\1...", str(fact))[:1000]
+
+
+def test_each_case_and_each_difference_counts_once() -> None:
+    names = [case.name for case in CASES]
+    assert len(set(names)) == len(names) >= 100
+    assert {name for case in CASES for name in case.differs} == DIFFERENCES.keys()
