@@ -39,10 +39,12 @@ from rallypoint.agent.steps import (
 from rallypoint.base.clock import Deadline
 from rallypoint.failures.cause import Cause
 from rallypoint.rendezvous.elastic import ElasticHandler
+from rallypoint.rendezvous.etcd.posted import Posted
 from rallypoint.rendezvous.handshake import PROTOCOL_VERSION, Hello
 from rallypoint.rendezvous.link import Deliver, Link
 from rallypoint.rendezvous.messages import JobEnded, Placed
-from rallypoint.rendezvous.state import Outcome
+from rallypoint.rendezvous.state import NodeId, Outcome
+from tests.sim.candidate import SimCandidate
 from tests.sim.crew import Crew, Exit
 from tests.sim.link import SimLink
 from tests.sim.scenario import NodePlan
@@ -93,6 +95,8 @@ class Agent:
         )
         self.crew.on_exit = lambda: self.process.hears(self._look_at_workers)
         self.server: Server | None = None
+        self.candidate: SimCandidate | None = None
+        """Its standing in etcd, where there is one."""
         self.link: SimLink | LocalSession | None = None
         self._mail: deque[Event] = deque()
         self._busy = False
@@ -319,7 +323,9 @@ class Agent:
         if self.link is not None:
             self.link.close()
         self.stores.close()
-        if self.server is not None and self.server.alive:
+        if self.candidate is not None:
+            self.candidate.close(self._exit)
+        elif self.server is not None and self.server.alive:
             self.server.finish(self._exit)
         else:
             self._exit()
@@ -338,6 +344,11 @@ class Agent:
             self.server.attach(local, hello, "", leased=False)
             self.link = local
             return local
+        posted = None
+        if self.job.etcd is not None:
+            posted = Posted("the simulated etcd")
+            name = NodeId(self.address, self.pid, 0)
+            self.candidate = SimCandidate(self.job, self.process, self.number, name, posted)
         self.link = SimLink(
             self.process,
             self.job.network,
@@ -348,6 +359,7 @@ class Agent:
             self.job.scenario.stream(f"link {self.number}"),
             deliver,
             self._stand_in,
+            posted,
         )
         return self.link
 

@@ -21,11 +21,13 @@ from rallypoint.agent.steps import (
     WorkersFailed,
     WorkersSucceeded,
 )
+from rallypoint.rendezvous.etcd.memory import Fence
 from rallypoint.rendezvous.messages import (
     Holding,
     JobEnded,
     JoinRefused,
     LinkLost,
+    Notice,
     Placement,
     Refusal,
     Request,
@@ -33,9 +35,10 @@ from rallypoint.rendezvous.messages import (
 )
 from rallypoint.rendezvous.operations import Close, Drain, Fail
 from rallypoint.rendezvous.state import Outcome, Reason, State, Verdict
+from tests.sim.faults import OUTAGES
 from tests.sim.network import Connection
 from tests.sim.server import LocalSession, Server, Session
-from tests.sim.truth import Book, Round, RoundName, common, number_of
+from tests.sim.truth import AuditStep, Book, Facts, Round, RoundName, common, number_of
 from tests.sim.world import Violation
 
 if TYPE_CHECKING:
@@ -66,6 +69,8 @@ class Audit:
         """Port to the round whose workers were told of it."""
         self._placed: dict[int, Placement] = {}
         self._disturbed: dict[int, float] = {}
+        kinds = {fault.kind for fault in job.scenario.faults}
+        self._only_etcd_fails = job.scenario.etcd and kinds <= OUTAGES
 
     # The arbiter
 
@@ -81,25 +86,84 @@ class Audit:
             if name is not None:
                 self._drains.add((node, name))
 
-    def after(self, server: Server, node: int | None, request: Request | None) -> None:
-        """The arbiter has dealt with something; hold the state before against the one after."""
+    def after(self, server: Server, node: int | None, request: Request | None, number: int) -> None:
+        """The arbiter has dealt with something; hold the state before against the one after.
+
+        Where states are kept before anybody is told of them, only a step that was kept is one that the job has taken.
+        """
         history = server.arbiter.history
+        if (len(history) == 1 and not isinstance(request, Fail)) or server.ending:
+            return
+        step = AuditStep(number, tuple(history), node, request, self._facts(server, history))
+        del history[:-1]
+        book = self._book(server)
+        if server.keeps and number > server.kept:
+            server.steps.append(step)
+        else:
+            self._judge(server, book, step)
+        self._check_lists(server, history[-1])
+
+    def takes_over(self, server: Server, fence: Fence) -> None:
+        """An arbiter was elected, and has read what the one before it had kept."""
+        if not self._holds(fence):
+            return  # what it has read may be old by now, and nobody will hear of it
+        kept, found = self._book(server).kept, server.arbiter.state
+        # One that begins anew may hold its first round back, for nodes of an earlier one that might live after all.
+        known = State(hold=found.hold) if kept is None else kept
+        if known != found:
+            raise Violation("who takes over does not know what was kept", f"{found} instead of {known}")
+
+    def kept(self, server: Server, number: int, fence: Fence) -> None:
+        """The server's state of that number is kept from this moment on."""
+        if not self._holds(fence):
+            raise Violation("a deposed arbiter wrote", f"{server.process}, state {number}")
+        server.kept = number
+        book = self._book(server)
+        while server.steps and server.steps[0].number <= number:
+            step = server.steps.popleft()
+            self._judge(server, book, step)
+            book.kept = step.states[-1]
+
+    def tells(self, server: Server, number: int, notice: Notice) -> None:
+        """A node is about to be told what follows from the state of that number."""
+        if server.keeps and number > server.kept:
+            raise Violation("a node was told before it was kept", f"state {number}, kept {server.kept}: {notice}")
+
+    def _holds(self, fence: Fence) -> bool:
+        """Whether who has this fence is the arbiter."""
+        key, created = fence
+        etcd = self._job.etcd
+        return etcd is not None and key in etcd.stored and etcd.stored[key].create_revision == created
+
+    def _book(self, server: Server) -> Book:
         book = self._books.get(server.number)
         if book is None:
             book = self._books[server.number] = Book()
-        if isinstance(request, Fail) and node is not None:
-            self._check_counts(book, history[0], history[-1], node, request)
-        if len(history) == 1 or server.ending:
-            return
-        for before, after in pairwise(history):
-            if before is not after:
-                self._check_step(server, book, before, after, node, request)
-        del history[:-1]
-        self._check_lists(server, book, history[-1])
+        return book
 
-    def _check_step(
-        self, server: Server, book: Book, before: State, after: State, node: int | None, request: Request | None
-    ) -> None:
+    def _facts(self, server: Server, history: list[State]) -> Facts | None:
+        if not any(before.complete and after.round > before.round for before, after in pairwise(history)):
+            return None
+        now, process = self._job.world.now, server.process
+        return Facts(
+            frozenset(number for number in self._job.plans if self.excused(number)),
+            # Of a single node the arbiter cannot tell whether it or everybody is cut off.
+            alone=now < self._job.cut_all_until + _RECOVERY and not server.arbiter.present(),
+            # A server that slept may find only now what happened to a connection meanwhile, and a node that took
+            # it for lost needs some time to come back.
+            woke=process.resumed_at > now - 2 * self._job.settings.lease,
+        )
+
+    def _judge(self, server: Server, book: Book, step: AuditStep) -> None:
+        if isinstance(step.request, Fail) and step.node is not None:
+            self._check_counts(book, step.states[0], step.states[-1], step.node, step.request)
+        for before, after in pairwise(step.states):
+            if before is not after:
+                self._check_step(server, book, before, after, step)
+        self._check_seats(book, step.states[-1])
+
+    def _check_step(self, server: Server, book: Book, before: State, after: State, step: AuditStep) -> None:
+        node, request = step.node, step.request
         self._check_ledger(book, before, after, request)
         filled = False
         if isinstance(request, Holding) and node is not None and request.round >= 0:
@@ -108,7 +172,7 @@ class Audit:
             self._learn(book, after, node, request)
         completed = after.complete and (not before.complete or after.round > before.round)
         if before.complete and after.round > before.round and not filled:
-            self._check_end(server, book, before, after, request)
+            self._check_end(book, before, after, step)
         if completed and not (filled and isinstance(request, Holding) and after.round == request.round):
             self._complete(server, book, after)
         elif before.complete and after.complete and before.round == after.round:
@@ -151,13 +215,15 @@ class Audit:
         if after.ledger.failures > len(self._counted):
             raise Violation("more restarts than failures", f"{after.ledger} for failures in {sorted(self._counted)}")
 
-    def _check_lists(self, server: Server, book: Book, after: State) -> None:
+    def _check_lists(self, server: Server, after: State) -> None:
         present = server.arbiter.present()
         running = after.participants if after.complete else after.former
         for node in (*after.participants, *after.wait_list, *after.redundancy_list, *after.former):
-            let_go = node in running and server.arbiter.awaits_some
+            let_go = (node in running or server.keeps) and server.arbiter.awaits_some
             if not node.is_absent and node not in present and not let_go:
                 raise Violation("a node without a session takes part", f"{node} in round {after.round}")
+
+    def _check_seats(self, book: Book, after: State) -> None:
         name = book.names.get(after.round) if after.complete else None
         if name is not None:
             members = self.rounds[name].members
@@ -188,7 +254,9 @@ class Audit:
         self.rounds[name] = Round(name, members, state.ledger.failures)
         self._job.world.note(server.process, "round %s: %s", name, members)
 
-    def _check_end(self, server: Server, book: Book, before: State, after: State, request: Request | None) -> None:
+    def _check_end(self, book: Book, before: State, after: State, step: AuditStep) -> None:
+        request, facts = step.request, step.facts
+        assert facts is not None
         name, ended = book.names.get(before.round), after.ended
         if name is not None:
             self._ended.add(name)
@@ -211,12 +279,7 @@ class Audit:
                 number = self._who(name, before, ended.node)
                 # Who was never told of its place, because the server ended just then, cannot say that it has one.
                 told = name is None or number in self.rounds[name].told
-                # Of a single node the arbiter cannot tell whether it or everybody is cut off.
-                alone = self._job.world.now < self._job.cut_all_until + _RECOVERY and not server.arbiter.present()
-                # A server that slept may find only now what happened to a connection meanwhile, and a node that took
-                # it for lost needs some time to come back.
-                woke = server.process.resumed_at > self._job.world.now - 2 * self._job.settings.lease
-                if number is not None and told and not alone and not woke and not self.excused(number):
+                if number is not None and told and not facts.alone and not facts.woke and number not in facts.excused:
                     raise Violation("a healthy node was taken for lost", f"node {number} in round {name}: {ended}")
             case Reason.FORGOTTEN:
                 raise Violation("a round that this server ran was forgotten", f"{name}: {ended}")
@@ -322,6 +385,8 @@ class Audit:
             self._check_refused(agent, event)
         if isinstance(event, RoundEnded) and before.phase is Phase.RUNNING and event.end.reason is Reason.FORGOTTEN:
             self._check_forgotten(agent, name, source)
+        if isinstance(event, RoundEnded) and before.phase is Phase.RUNNING and self._only_etcd_fails:
+            self._check_outage(agent, event)
         stops = before.phase is Phase.RUNNING and any(isinstance(step, Stop) for step in steps)
         if stops and not isinstance(event, RoundEnded | JobEnded | SignalArrived | NoticeOver):
             raise Violation("running workers were stopped for no reason", f"node {agent.number}: {event}")
@@ -336,6 +401,10 @@ class Audit:
             raise Violation("a join was refused by a job that goes on", f"node {agent.number}: {event}")
         if event.refusal is Refusal.RANK_TAKEN:
             raise Violation("a rank was taken where ranks are not fixed", f"node {agent.number}: {event}")
+
+    def _check_outage(self, agent: Agent, event: RoundEnded) -> None:
+        if event.end.reason not in (Reason.FAILURE, Reason.DRAINED, Reason.DEPARTED):
+            raise Violation("an outage of etcd restarted workers", f"node {agent.number}: {event.end}")
 
     def _check_forgotten(self, agent: Agent, name: RoundName | None, source: int) -> None:
         """A server that knows nothing of a round may end it only if there was something wrong with its nodes.

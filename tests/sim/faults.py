@@ -11,14 +11,19 @@ from tests.sim.scenario import SERVER, Fault
 
 if TYPE_CHECKING:
     from tests.sim.agent import Agent
+    from tests.sim.etcd import Etcd
     from tests.sim.job import Job
 
 
 def strike(job: Job, fault: Fault) -> None:
     """The fault's moment has come. Who is not there any more is spared."""
     job.world.note("fault", "%s", fault)
+    if fault.kind in _ON_ETCD:
+        if job.etcd is not None:
+            _ON_ETCD[fault.kind](job, job.etcd, fault)
+        return
     if fault.node == SERVER:
-        _ON_SERVER[fault.kind](job, fault)
+        _ON_SERVER.get(fault.kind, _on_host)(job, fault)
         return
     if fault.kind == "cut-all":
         _cut_all(job, fault)
@@ -89,11 +94,15 @@ def _resume(agent: Agent) -> None:
 
 def _cut_one(job: Job, agent: Agent, fault: Fault) -> None:
     _cut(job, agent.number, fault.length)
+    if job.etcd is not None and _host(job) is agent:
+        for number in job.plans:
+            job.audit.disturb(number, fault.length)
 
 
 def _cut(job: Job, number: int, length: float, *, disturbs: bool = True) -> None:
     if disturbs:
         job.audit.disturb(number, length)
+    job.cut_until[number] = max(job.cut_until.get(number, 0.0), job.world.now + length)
     job.network.cut(number)
     job.world.after(length, job.network.heal, number)
 
@@ -108,6 +117,32 @@ def _half_open(job: Job, agent: Agent, _fault: Fault) -> None:
     job.audit.disturb(agent.number)
     if isinstance(agent.link, SimLink) and agent.link.connection is not None:
         agent.link.connection.reset_at_node()
+
+
+def _etcd_cut(job: Job, agent: Agent, fault: Fault) -> None:
+    if job.etcd is None:
+        return
+    number, until = agent.number, job.world.now + fault.length
+    job.etcd_cut_until[number] = max(job.etcd_cut_until.get(number, 0.0), until)
+    job.etcd.cut(number)
+    job.world.after(fault.length, job.etcd.heal, number)
+
+
+def _isolate(job: Job, agent: Agent, fault: Fault) -> None:
+    """Cut off from everybody, and from etcd."""
+    _etcd_cut(job, agent, fault)
+    _cut_one(job, agent, fault)
+
+
+def _lease_end(job: Job, agent: Agent, _fault: Fault) -> None:
+    place = agent.candidate.place if agent.candidate is not None else None
+    if job.etcd is not None and place is not None and not job.etcd.is_away:
+        job.etcd.revoke(place.lease)
+
+
+def _watch_lost(job: Job, agent: Agent, _fault: Fault) -> None:
+    if job.etcd is not None:
+        job.etcd.drop_watches(agent.number)
 
 
 def _clock_jump(_job: Job, agent: Agent, fault: Fault) -> None:
@@ -129,7 +164,60 @@ _ON_NODE: dict[str, Callable[[Job, Agent, Fault], None]] = {
     "half-open": _half_open,
     "clock-jump": _clock_jump,
     "close": _close,
+    "etcd-cut": _etcd_cut,
+    "isolate": _isolate,
+    "lease-end": _lease_end,
+    "watch-lost": _watch_lost,
 }
+
+
+def _etcd_away(job: Job, etcd: Etcd, fault: Fault) -> None:
+    etcd.go_away()
+    job.world.after(fault.length, etcd.come_back)
+
+
+def _etcd_cut_all(job: Job, etcd: Etcd, fault: Fault) -> None:
+    """Nobody reaches it, but it is there: leases end."""
+    for number in job.plans:
+        etcd.cut(number)
+        job.world.after(fault.length, etcd.heal, number)
+
+
+def _etcd_slow(job: Job, etcd: Etcd, fault: Fault) -> None:
+    etcd.slow = fault.amount
+
+    def well() -> None:
+        etcd.slow = 0.0
+        etcd.unsure_until = job.world.now
+        etcd.reached()
+
+    job.world.after(fault.length, well)
+
+
+def _etcd_losing(job: Job, etcd: Etcd, fault: Fault) -> None:
+    etcd.losing += 1
+
+    def well() -> None:
+        etcd.losing -= 1
+        etcd.unsure_until = job.world.now
+        etcd.reached()
+
+    job.world.after(fault.length, well)
+
+
+_ON_ETCD: dict[str, Callable[[Job, Etcd, Fault], None]] = {
+    "etcd-away": _etcd_away,
+    "etcd-cut-all": _etcd_cut_all,
+    "etcd-slow": _etcd_slow,
+    "etcd-losing": _etcd_losing,
+}
+
+OUTAGES = frozenset(("etcd-away", "etcd-cut-all", "watch-lost", "worker-failure", "clock-jump"))
+"""Faults of etcd that are the same for all nodes, and what else makes no node lost."""
+LEAVING = frozenset(
+    (*_ON_ETCD, "agent-kill", "power-off", "server-kill", "server-power-off", "etcd-cut", "isolate", "lease-end", "cut")
+)
+"""Faults after which something may be left in etcd."""
 
 
 def _server_pause(job: Job, fault: Fault) -> None:
@@ -168,7 +256,8 @@ def _end_server(job: Job, fault: Fault, *, silent: bool) -> None:
         server.process.kill()
         if not silent:
             _hang_up_sessions(job)
-    job.world.after(fault.length, _server_back, job)
+    if job.etcd is None:
+        job.world.after(fault.length, _server_back, job)
 
 
 def _server_back(job: Job) -> None:
@@ -179,6 +268,8 @@ def _server_back(job: Job) -> None:
 def _hang_up_all(job: Job, agent: Agent) -> None:
     if agent.server is not None and job.network.listener is agent.server:
         job.network.listener = None
+        _hang_up_sessions(job)
+    elif job.etcd is not None and job.server is not None and job.server.process is agent.process:
         _hang_up_sessions(job)
 
 
@@ -194,6 +285,13 @@ def _host(job: Job) -> Agent | None:
     if job.server is None:
         return None
     return next((agent for agent in job.agents.values() if agent.process is job.server.process), None)
+
+
+def _on_host(job: Job, fault: Fault) -> None:
+    """What befalls any node befalls the one that was elected."""
+    host = _host(job)
+    if host is not None and host.process.alive:
+        _ON_NODE[fault.kind](job, host, fault)
 
 
 _ON_SERVER: dict[str, Callable[[Job, Fault], None]] = {

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.agent.policy import Phase
 from rallypoint.rendezvous.codec import CodecError
-from rallypoint.rendezvous.state import Settings
+from rallypoint.rendezvous.hub import Former
+from rallypoint.rendezvous.recovery import patience
+from rallypoint.rendezvous.state import Settings, State
 from tests.sim.agent import Agent
 from tests.sim.audit import Audit
 from tests.sim.crew import Yard
-from tests.sim.faults import strike
+from tests.sim.etcd import Etcd
+from tests.sim.faults import LEAVING, strike
 from tests.sim.network import Network
 from tests.sim.scenario import NodePlan, Scenario
 from tests.sim.server import Server
 from tests.sim.world import Process, Violation, World
+
+if TYPE_CHECKING:
+    from tests.sim.term import SimMemory
 
 _LOOK_EVERY = 1.0
 """Seconds between looks whether the job still moves, once it is calm."""
@@ -76,6 +82,8 @@ class Job:
         self.scenario = scenario
         self.world = World(tracing=tracing)
         self.network = Network(self.world, delay=scenario.delay)
+        self.etcd = Etcd(self.world, scenario.stream("etcd"), scenario.delay) if scenario.etcd else None
+        """What keeps the control plane, where the server is elected."""
         self.settings = Settings(
             "sim",
             scenario.min_nodes,
@@ -94,13 +102,17 @@ class Job:
         self.audit = Audit(self)
         self.network.on_stall = self._stalled
         self.cut_all_until = -scenario.join_timeout
+        self.cut_until: dict[int, float] = {}
+        """Until when nodes are cut off from each other."""
+        self.etcd_cut_until: dict[int, float] = {}
+        """Until when nodes are cut off from etcd alone."""
         self._server_since = 0.0
         self._stuck_since: float | None = None
 
     def run(self) -> None:
         """Let everything happen."""
         scenario, world = self.scenario, self.world
-        if not scenario.hosted:
+        if not scenario.hosted and self.etcd is None:
             self.new_server()
         for plan in scenario.nodes:
             world.at(plan.start, self._start, plan)
@@ -111,6 +123,8 @@ class Job:
         left = [str(agent.process) for agent in self.agents.values() if agent.alive]
         if left:
             raise Violation("agents are left", f"{', '.join(left)} after {world.now:.1f} s")
+        if self.etcd is not None and self.etcd.stored and not any(each.kind in LEAVING for each in scenario.faults):
+            raise Violation("something is left in etcd", f"{sorted(self.etcd.stored)}")
 
     def new_server(self, process: Process | None = None, home: int = -1) -> Server:
         """Start a control server at the endpoint, in a process of its own or in a node's."""
@@ -124,8 +138,53 @@ class Job:
         self.server = Server(process, self.network, self.settings, number, self.audit, home)
         return self.server
 
+    def new_incarnation(self) -> str:
+        """A name for an arbiter that knows nothing of any before it."""
+        self.servers += 1
+        return f"server-{self.servers - 1}"
+
+    def new_term(self, process: Process, node: int, former: Former, memory: SimMemory, secret: bytes) -> Server:
+        """Start the control server of a node that was elected."""
+        assert self.etcd is not None
+        number = int(former.incarnation.rpartition("-")[2])
+        server = Server(
+            process,
+            self.network,
+            self.settings,
+            number,
+            self.audit,
+            -1,
+            former=former,
+            memory=memory,
+            secret=secret,
+            host=node,
+        )
+        self.server = server
+        self._server_since = self.world.now
+        self.world.note(process, "serves, with %s", former)
+        self.audit.takes_over(server, memory.fence)
+        # Who cannot ask etcd does not find the new one, and where that one is cut off, nobody does.
+        for each, until in self.etcd_cut_until.items():
+            self._excuse(each, until)
+        for each in self.plans:
+            self._excuse(each, self.cut_until.get(node, 0.0))
+        # Who has no key is waited for only for a moment, in which a slow etcd may not say where the new one is.
+        if self.etcd.slow or self.etcd.losing or self.world.now < self.etcd.unsure_until + self.settings.lease:
+            for each in self.agents:
+                self.audit.disturb(each)
+        return server
+
+    def _excuse(self, node: int, until: float) -> None:
+        if until > self.world.now:
+            self.audit.disturb(node, until - self.world.now)
+
     def server_up_for(self) -> float:
         """For how many seconds there has been a server at the endpoint."""
+        if self.etcd is not None:
+            server = self.server
+            if server is None or not server.alive or server.process.paused or not self.etcd.is_well:
+                return 0.0
+            return self.world.now - max(self._server_since, self.etcd.well_since)
         if self.network.listener is None or self.server is None or self.server.process.paused:
             return 0.0
         return self.world.now - self._server_since
@@ -149,23 +208,27 @@ class Job:
         living = [agent for agent in self.agents.values() if agent.alive]
         if not living:
             return
-        if self.network.listener is None and not self.scenario.abandoned and self.audit.verdict is None:
+        lost = self.network.listener is None and self.etcd is None
+        if lost and not self.scenario.abandoned and self.audit.verdict is None:
             self.new_server()
         self._check_stuck(living)
         self.world.after(_LOOK_EVERY, self._look)
 
     def _check_stuck(self, living: list[Agent]) -> None:
-        server = self.server
-        if server is None or not server.alive:
-            self._stuck_since = None
-            return
-        state = server.arbiter.state
-        able = [agent for agent in living if agent.connected and agent.status.phase not in (Phase.ENDING, Phase.ENDED)]
-        if state.complete or state.verdict is not None or len(able) < self.settings.min_nodes:
+        server = self.server if self.server is not None and self.server.alive else None
+        state = server.arbiter.state if server is not None else State()
+        able = [agent for agent in living if agent.status.phase not in (Phase.ENDING, Phase.ENDED)]
+        if server is not None:
+            able = [agent for agent in able if agent.connected]
+        elif self.etcd is None:
+            able = []
+        if state.complete or self.audit.verdict or state.verdict or len(able) < self.settings.min_nodes:
             self._stuck_since = None
         elif self._stuck_since is None:
             self._stuck_since = self.world.now
         scenario = self.scenario
         bound = scenario.last_call + scenario.grace + 5 * scenario.lease + 8 * scenario.backoff + 10.0
+        if self.etcd is not None:
+            bound += 2 * patience(self.settings)  # each new arbiter of a job that was forgotten waits for as long
         if self._stuck_since is not None and self.world.now - self._stuck_since > bound:
             raise Violation("enough nodes are there and no round completes", f"for {bound:.1f} s: {state}")

@@ -10,11 +10,13 @@ from math import inf
 from random import Random
 
 from rallypoint.rendezvous import codec
+from rallypoint.rendezvous.etcd.posted import Posted
 from rallypoint.rendezvous.handshake import Challenge, ClientHandshake, Welcome
 from rallypoint.rendezvous.holding import Held, after_notice, after_request, forget_join, greeted, said_again
 from rallypoint.rendezvous.messages import Beat, Inquire, LinkDown, LinkLost, LinkUp, Notice, Request
 from rallypoint.rendezvous.messages import Leave as LeaveRequest
 from rallypoint.rendezvous.state import Settings
+from rallypoint.rendezvous.whereabouts import Place
 from tests.sim.network import Connection, Network
 from tests.sim.world import Process, Timer
 
@@ -38,6 +40,7 @@ class SimLink:
         rng: Random,
         deliver: Callable[[Notice], None],
         stand_in: Callable[[], None],
+        where: Posted | None = None,
     ) -> None:
         self.process = process
         self.node = node
@@ -51,6 +54,11 @@ class SimLink:
         self._rng = rng
         self._deliver = deliver
         self._stand_in = stand_in
+        self._where = where
+        """What knows where the elected server is; None where there is an endpoint."""
+        self._place: Place | None = None
+        self._moved = False
+        self._pause: Timer | None = None
         self._held = Held()
         self._open = False
         self._closed = False
@@ -67,6 +75,8 @@ class SimLink:
         self._heard_at = 0.0
         self._patience: Timer | None = None
         self._handshake = ClientHandshake(settings.run_id, None, b"node", settings)
+        if where is not None:
+            where.on_move = self._follow_soon
         self._attempt()
 
     @property
@@ -118,9 +128,32 @@ class SimLink:
         if self._embedded:
             self._stand_in()
         self._attempts += 1
+        self._pause, self._moved = None, False
+        port = 0
+        if self._where is not None:
+            self._place = self._where.find()
+            if self._place is None:
+                self._failed(self._attempts)
+                return
+            port = self._place.endpoint.port
+            self._handshake = ClientHandshake(self._settings.run_id, self._place.secret, b"node", self._settings)
         patience = _CONNECT_AGAIN if self._ever else _CONNECT_FIRST
         self._wait(min(patience, max(0.1, self._remaining())), self._failed, self._attempts)
-        self._network.connect(self, self.node, self._rng, self._connected(self._attempts))
+        self._network.connect(self, self.node, self._rng, self._connected(self._attempts), port)
+
+    def _follow_soon(self) -> None:
+        self.process.later(0.0, self._follow)
+
+    def _follow(self) -> None:
+        """The arbiter may be elsewhere by now."""
+        if self._closed or self._where is None:
+            return
+        self._moved = True
+        if self._pause is not None:
+            self._pause.cancel()
+            self._attempt()
+        elif self._open and self.connection is not None and self._where.find() != self._place:
+            self._lose(self.connection, "the arbiter is elsewhere")
 
     def _last_met(self) -> str:
         met = self._held.greeted_as or self._held.known_as
@@ -132,7 +165,7 @@ class SimLink:
                 if connection is not None:
                     connection.close(0)
             elif connection is None:
-                self._failed(attempt)
+                self._failed(attempt, refused=True)
             else:
                 self.connection = connection
                 self._handshaking = True
@@ -141,7 +174,7 @@ class SimLink:
 
         return done
 
-    def _failed(self, attempt: int) -> None:
+    def _failed(self, attempt: int, *, refused: bool = False) -> None:
         """The attempt has come to nothing: hang up, and try again a little later or give up."""
         if self._closed or self._open or attempt != self._attempts:
             return
@@ -150,12 +183,15 @@ class SimLink:
         if self.connection is not None:
             self.connection.close(0)
             self.connection = None
+        if self._where is not None and self._place is not None:
+            self._where.failed(self._place, ConnectionRefusedError("") if refused else TimeoutError(""))
         remaining = self._remaining()
         if remaining <= 0:
             self._closed = True
             self._deliver(LinkLost("the control plane stayed away"))
             return
-        self.process.later(min(self._delay * self._rng.uniform(0.5, 1.0), remaining), self._attempt)
+        pause = 0.0 if self._moved else min(self._delay * self._rng.uniform(0.5, 1.0), remaining)
+        self._pause = self.process.later(pause, self._attempt)
         self._delay = min(self._delay * 1.5, _LONGEST_DELAY)
 
     def _wait(self, seconds: float, call: Callable[..., None], *args: object) -> None:
@@ -207,6 +243,8 @@ class SimLink:
         self._ever = True
         again = said_again(self._held, self.process.clock())
         self._hold(greeted(self._held, answer.incarnation, answer.node))
+        if self._where is not None and self._held.greeted_as is not None:
+            self._where.greeted(self._held.greeted_as[1], answer.incarnation)
         self.process.world.note(self.process, "is %s to %s", answer.node, answer.incarnation)
         for request in again:
             self.process.world.note(self.process, "says again %s", request)

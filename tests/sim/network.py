@@ -1,4 +1,4 @@
-"""Connections between nodes and the control server: they delay, hold back and break, and never reorder.
+"""Connections between nodes and control servers: they delay, hold back and break, and never reorder.
 
 A connection is two directions, each first in, first out. What arrives while its node is cut off waits, as TCP's
 retransmissions do, and arrives when the cut heals. A reset loses what is under way.
@@ -57,10 +57,12 @@ class End:
 class Connection:
     """One TCP connection; end 0 is the node's, end 1 the server's."""
 
-    def __init__(self, network: Network, node: int, rng: Random) -> None:
+    def __init__(self, network: Network, node: int, host: int | None, rng: Random) -> None:
         self.network = network
         self.world = network.world
         self.node = node
+        self.host = host
+        """The node on which the server is, where that was elected."""
         self.rng = rng
         self.ends = (End(None), End(None))
         self._stalled: deque[tuple[Call, tuple[Any, ...]]] | None = None
@@ -106,9 +108,9 @@ class Connection:
     def _reach(self, to: int, call: Call, args: tuple[Any, ...]) -> None:
         if self._stalled is not None:
             self._stalled.append((call, (to, *args)))
-        elif self.network.is_cut(self.node):
+        elif (cut := self.network.cut_between(self.node, self.host)) is not None:
             self._stalled = deque([(call, (to, *args))])
-            self.network.when_healed(self.node, self._thaw)
+            self.network.when_healed(cut, self._thaw)
         else:
             call(to, *args)
 
@@ -119,8 +121,9 @@ class Connection:
         self.world.after(delay, self._flush)
 
     def _flush(self) -> None:
-        if self.network.is_cut(self.node):
-            self.network.when_healed(self.node, self._thaw)
+        cut = self.network.cut_between(self.node, self.host)
+        if cut is not None:
+            self.network.when_healed(cut, self._thaw)
             return
         stalled, self._stalled = self._stalled, None
         for call, args in stalled or ():
@@ -156,6 +159,10 @@ class Network:
     def __init__(self, world: World, *, delay: float) -> None:
         self.world = world
         self.listener: Listener | None = None
+        """Who listens at the endpoint."""
+        self._ports: list[tuple[int, Listener]] = []
+        """Those of elected servers, and the nodes that they are on."""
+        self._open: set[int] = set()
         self.endpoint_silent = False
         self.on_stall: Callable[[int, float], None] = _nothing
         """Told of a node whose connection takes so many seconds more after a cut."""
@@ -169,20 +176,37 @@ class Network:
         draw = rng.random()
         return self._delay * (0.2 + draw) if draw < 0.95 else self._delay * (20 * draw)
 
-    def connect(self, side: Side, node: int, rng: Random, done: Call) -> None:
-        """Ask for a connection; `done` is called at the node with it, or with None if it is refused. Or never."""
-        self.world.after(self.delay(rng), self._syn, side, node, rng, done)
+    def listen(self, listener: Listener, host: int | None = None) -> int:
+        """Listen at the endpoint, or on a port of a node; returns the port."""
+        if host is None:
+            self.listener = listener
+            return 0
+        self._ports.append((host, listener))
+        self._open.add(len(self._ports))
+        return len(self._ports)
 
-    def _syn(self, side: Side, node: int, rng: Random, done: Call) -> None:
-        if self.is_cut(node):
-            self.when_healed(node, lambda: self._syn(side, node, rng, done))
+    def listen_no_more(self, listener: Listener) -> None:
+        """Whoever connects there from now on is refused."""
+        if self.listener is listener:
+            self.listener = None
+        self._open -= {port for port, (_, each) in enumerate(self._ports, 1) if each is listener}
+
+    def connect(self, side: Side, node: int, rng: Random, done: Call, port: int = 0) -> None:
+        """Ask for a connection; `done` is called at the node with it, or with None if it is refused. Or never."""
+        self.world.after(self.delay(rng), self._syn, side, node, rng, done, port)
+
+    def _syn(self, side: Side, node: int, rng: Random, done: Call, port: int) -> None:
+        host, listener = self._ports[port - 1] if port else (None, self.listener)
+        cut = self.cut_between(node, host)
+        if cut is not None:
+            self.when_healed(cut, lambda: self._syn(side, node, rng, done, port))
             return
-        listener = self.listener
-        if listener is None or not listener.process.alive:
-            if not self.endpoint_silent:
+        if listener is None or not listener.process.alive or (port and port not in self._open):
+            silent = self.silent(listener.process) if port and listener is not None else self.endpoint_silent
+            if not silent:
                 self.world.after(self.delay(rng), side.process.hears, done, None)
             return
-        connection = Connection(self, node, rng)
+        connection = Connection(self, node, host, rng)
         connection.ends[0].side = side
         connection.ends[1].side = listener.on_connect(connection)
         connection.ends[1].arrived_at = self.world.now
@@ -209,6 +233,12 @@ class Network:
     def is_cut(self, node: int) -> bool:
         """Whether the node is cut off."""
         return node in self._cuts
+
+    def cut_between(self, node: int, host: int | None) -> int | None:
+        """Who is cut off, if the two cannot reach each other. A host of None is the endpoint's, which is never cut."""
+        if node in self._cuts and node != host:
+            return node
+        return host if host in self._cuts and node != host else None
 
     def fall_silent(self, process: Process) -> None:
         """The process's machine has lost its power: nobody answers there, not even a kernel."""

@@ -73,6 +73,8 @@ class Scenario(NamedTuple):
     """From then on nothing goes wrong any more, and all workers succeed."""
     abandoned: bool
     """Nobody brings the control server back at the calm."""
+    etcd: bool = False
+    """The control plane is kept in etcd, and its server elected."""
 
     @property
     def hosted(self) -> bool:
@@ -134,6 +136,20 @@ _MAKERS: dict[str, Callable[[_Draw], Fault]] = {
     "clock-jump": _jump,
     "close": _sudden("close"),
 }
+_ETCD_MAKERS: dict[str, Callable[[_Draw], Fault]] = _MAKERS | {
+    "arbiter-cut": _at_server("cut"),
+    "arbiter-etcd-cut": _at_server("etcd-cut"),
+    "arbiter-isolate": _at_server("isolate"),
+    "arbiter-lease-end": lambda draw: Fault(draw.at, "lease-end", SERVER),
+    "etcd-away": _at_server("etcd-away"),
+    "etcd-cut-all": _at_server("etcd-cut-all"),
+    "etcd-cut": _lasting("etcd-cut"),
+    "etcd-losing": _at_server("etcd-losing"),
+    "etcd-slow": lambda draw: _at_server("etcd-slow")(draw)._replace(amount=draw.rng.choice([0.1, 0.5, 4.0])),
+    "isolate": _lasting("isolate"),
+    "lease-end": _sudden("lease-end"),
+    "watch-lost": _sudden("watch-lost"),
+}
 """What makes a fault of each kind. Newcomers are nodes that start late."""
 
 _THEMES: tuple[dict[str, int], ...] = (
@@ -145,6 +161,18 @@ _THEMES: tuple[dict[str, int], ...] = (
 )
 """How often each kind is drawn: everything at once, and what belongs together more often than chance would have it."""
 
+_OUTAGES = {"etcd-away": 3, "etcd-cut-all": 3, "etcd-cut": 3, "etcd-losing": 3, "etcd-slow": 2, "watch-lost": 1}
+_ETCD_THEMES: tuple[dict[str, int], ...] = (
+    dict.fromkeys(_ETCD_MAKERS, 2) | {"close": 0, "worker-failure": 8, "cut-all": 1},
+    _OUTAGES,
+    _OUTAGES | {"worker-failure": 6, "lease-end": 2, "arbiter-lease-end": 3, "arbiter-etcd-cut": 3},
+    _OUTAGES | {"server-kill": 6, "server-power-off": 4, "server-pause": 4, "worker-failure": 8, "agent-kill": 2},
+    {"server-kill": 4, "agent-kill": 3, "terminate": 2, "worker-failure": 5, "server-pause": 3, "lease-end": 2},
+    {"arbiter-isolate": 4, "isolate": 2, "cut": 2, "arbiter-cut": 2, "worker-failure": 4, "etcd-losing": 2, "reset": 1},
+)
+"""The same, where the control plane is in etcd."""
+_ETCD_SHARE = 0.3
+
 
 def generate(seed: int) -> Scenario:
     """The scenario of a seed."""
@@ -155,6 +183,9 @@ def generate(seed: int) -> Scenario:
     lease = rng.choice([1.0, 2.0, 3.0])
     span = rng.choice([5.0, 10.0, 20.0])
     hosted = rng.random() < 0.4
+    etcd = Random(f"etcd/{seed}").random() < _ETCD_SHARE
+    hosted = hosted and not etcd
+    lease = max(lease, 1.5) if etcd else lease
     nodes = [
         NodePlan(number, 0.0 if number == 0 else rng.choice([0.0, rng.uniform(0, 2)]), rng.randint(1, 3), False)
         for number in range(count)
@@ -165,7 +196,7 @@ def generate(seed: int) -> Scenario:
         NodePlan(number, rng.uniform(0.5, span), rng.randint(1, 3), hosted and rng.random() < 0.3)
         for number in range(count, count + rng.choice([0, 0, 1, 1, 2, 3]))
     ]
-    faults = _faults(rng, nodes, span, lease)
+    faults = _faults(rng, nodes, span, lease, *((_ETCD_THEMES, _ETCD_MAKERS) if etcd else (_THEMES, _MAKERS)))
     over = max((fault.at + fault.length for fault in faults), default=0.0)
     return Scenario(
         seed=seed,
@@ -189,12 +220,20 @@ def generate(seed: int) -> Scenario:
         nodes=tuple(nodes),
         faults=tuple(faults),
         calm=max(over, *(node.start for node in nodes)) + 0.5,
-        abandoned=rng.random() < 0.05,
+        abandoned=rng.random() < 0.05 and not etcd,
+        etcd=etcd,
     )
 
 
-def _faults(rng: Random, nodes: list[NodePlan], span: float, lease: float) -> list[Fault]:
-    theme = rng.choice(_THEMES)
+def _faults(
+    rng: Random,
+    nodes: list[NodePlan],
+    span: float,
+    lease: float,
+    themes: tuple[dict[str, int], ...],
+    makers: dict[str, Callable[[_Draw], Fault]],
+) -> list[Fault]:
+    theme = rng.choice(themes)
     kinds, weights = list(theme), list(theme.values())
     faults: list[Fault] = []
     for _ in range(rng.choice([0, 1, 2, 3, 4, 6, 8, 12])):
@@ -202,5 +241,5 @@ def _faults(rng: Random, nodes: list[NodePlan], span: float, lease: float) -> li
         close = faults and rng.random() < 0.5
         at = rng.choice(faults).at + rng.expovariate(2.0) if close else rng.uniform(0.0, span)
         (kind,) = rng.choices(kinds, weights)
-        faults.append(_MAKERS[kind](_Draw(rng, at, rng.choice(nodes).number, lease)))
+        faults.append(makers[kind](_Draw(rng, at, rng.choice(nodes).number, lease)))
     return sorted(faults)

@@ -1,20 +1,24 @@
-"""The control server's process: the production arbiter and handshake, and a shell as thin as `hub` and `connection`.
+"""The control server's process: the production arbiter, hub and handshake, and a shell as thin as `connection`.
 
-It lives in a process of its own, or in that of the node that hosts it.
+It lives in a process of its own, or in that of the node that hosts it or was elected.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections import deque
+from collections.abc import Callable, Collection, Iterable
 from math import inf
 from typing import TYPE_CHECKING
 
 from rallypoint.rendezvous import codec
-from rallypoint.rendezvous.arbiter import Arbiter
+from rallypoint.rendezvous.arbiter import Arbiter, Send
 from rallypoint.rendezvous.handshake import Challenge, Hello, Proof, Refused, ServerHandshake, Welcome
+from rallypoint.rendezvous.hub import Former, Hub, Memory, do_nothing
 from rallypoint.rendezvous.messages import Beat, JoinRequest, Leave, Notice, Request
 from rallypoint.rendezvous.state import NodeId, Reason, Settings, State
 from tests.sim.network import Connection, Network
+from tests.sim.strand import SOON
+from tests.sim.truth import AuditStep
 from tests.sim.world import Process, Timer
 
 if TYPE_CHECKING:
@@ -23,10 +27,18 @@ if TYPE_CHECKING:
 LINGER = 2.0
 """Seconds that nodes have to read the last notices once the server ends."""
 
-_SOON = 1e-4
-"""A timer needs some time: with none at all, a moment that is missed by a rounding error never comes."""
-
 _BEAT = codec.encode(Beat())
+
+
+class ProcessClock:
+    """The monotonic clock of a process."""
+
+    def __init__(self, process: Process) -> None:
+        self._process = process
+
+    def monotonic(self) -> float:
+        """Seconds since some fixed moment."""
+        return self._process.clock()
 
 
 class WatchedArbiter(Arbiter):
@@ -51,28 +63,90 @@ class WatchedArbiter(Arbiter):
         super().__setattr__(name, value)
 
 
+class WatchedHub(Hub):
+    """The production hub: what goes wrong in it ends the run, and the server sees all that it does."""
+
+    def __init__(self, server: Server, settings: Settings, former: Former, memory: Memory | None) -> None:
+        clock = ProcessClock(server.process)
+        super().__init__(settings, clock, former=former, memory=memory)
+        self.arbiter = WatchedArbiter(settings, former.incarnation)
+        self.arbiter.take_over(former.state, clock.monotonic())
+        del self.arbiter.history[:-1]
+        self._arbiter = self.arbiter
+        self._numbered = self.arbiter.state
+        self._server = server
+        self._numbers_due: deque[int] = deque()
+
+    def tick(self) -> None:
+        """Time has passed."""
+        with self._lock:
+            self._post(self._arbiter.tick(self._clock.monotonic()))
+            hang_ups = self._take_hang_ups()
+        self._flush(hang_ups)
+
+    def _post(self, sends: Iterable[Send]) -> None:
+        sends = list(sends)
+        super()._post(sends)
+        self._numbers_due += [self._number for _, notice in sends if not isinstance(notice, Beat)]
+        self._server.stepped(self._number)
+
+    def _tell(self, session: int, notice: Notice) -> None:
+        if not isinstance(notice, Beat):
+            self._server.tells(self._numbers_due.popleft(), notice)
+        super()._tell(session, notice)
+
+    def _protected(self, call: Callable[[], None]) -> bool:
+        call()
+        return True
+
+
 class Server:
-    """One life of the control server."""
+    """One life of the control server: at the endpoint, or for one term of an elected arbiter."""
 
     def __init__(
-        self, process: Process, network: Network, settings: Settings, number: int, audit: Audit, home: int
+        self,
+        process: Process,
+        network: Network,
+        settings: Settings,
+        number: int,
+        audit: Audit,
+        home: int,
+        *,
+        former: Former | None = None,
+        memory: Memory | None = None,
+        secret: bytes | None = None,
+        host: int | None = None,
     ) -> None:
         self.process = process
         self.home = home
         self.number = number
-        self.incarnation = f"server-{number}"
-        self.arbiter = WatchedArbiter(settings, self.incarnation)
+        """Of its incarnation, which the terms of elected arbiters share."""
         self.audit = audit
         self.sessions: dict[int, Session | LocalSession] = {}
-        self.ending = False
+        self.ending = self.finished = False
+        self.secret = secret
+        self.steps: deque[AuditStep] = deque()
+        """What it has done since its state was last kept, where it is kept."""
+        self.kept = 0
+        """The number of the newest state that is kept."""
+        self.keeps = memory is not None
         self._strangers: list[Session] = []
         """Connections that have not become sessions, and some that have."""
         self._network = network
         self._settings = settings
-        self._numbers = 0
+        self._speaking: tuple[int | None, Request | None] = (None, None)
+        self._ticking = False
         self._timer: Timer | None = None
         self._timer_at = inf
-        network.listener = self
+        self.hub = WatchedHub(self, settings, former or Former(f"server-{number}", State()), memory)
+        self.hub.on_change = self._arm
+        self.incarnation = self.hub.incarnation
+        self.port = network.listen(self, host)
+
+    @property
+    def arbiter(self) -> WatchedArbiter:
+        """The arbiter in the hub."""
+        return self.hub.arbiter
 
     @property
     def alive(self) -> bool:
@@ -87,51 +161,51 @@ class Server:
 
     def attach(self, holder: Session | LocalSession, hello: Hello, server_address: str, *, leased: bool) -> NodeId:
         """Open a session; returns the name that the node goes by."""
-        self._numbers += 1
         self.audit.attached(self, holder.node)
-        holder.number = self._numbers
-        self.sessions[self._numbers] = holder
-        name = self.arbiter.open(
-            self._numbers,
+        holder.number, name = self.hub.attach(
+            holder.deliver,
             NodeId(hello.address, hello.pid, hello.local_id),
-            self.process.clock(),
             address=hello.address,
             server_address=server_address,
             leased=leased,
             at_home=hello.pid == self.home,
+            hang_up=lambda: self._hang_up(holder),
         )
-        for former in self._ended():
-            former.hang_up()
-        self._arm()
+        self.sessions[holder.number] = holder
         return name
 
     def receive(self, number: int, node: int, request: Request) -> bool:
         """A request of a session. Returns whether the session is still one."""
-        known = self.arbiter.has_session(number)
-        if known and not isinstance(request, Beat):
+        if not isinstance(request, Beat) and self.arbiter.has_session(number):
             self.audit.hears(self, node, request)
-        sends = self.arbiter.receive(number, request, self.process.clock())
-        for holder in self._ended():
-            holder.hang_up()
-        self.audit.after(self, node, request)
-        self._deliver(sends)
+        before, self._speaking = self._speaking, (node, request)
+        known = self.hub.receive(number, request)
+        self._speaking = before
         return known
 
     def detach(self, number: int, reason: Reason) -> None:
         """A session has ended."""
         self.sessions.pop(number, None)
-        sends = self.arbiter.close(number, self.process.clock(), reason)
-        self.audit.after(self, None, None)
-        self._deliver(sends)
+        before, self._speaking = self._speaking, (None, None)
+        self.hub.detach(number, reason)
+        self._speaking = before
 
-    def finish(self, done: Callable[[], None]) -> None:
+    def finish(self, done: Callable[[], None], linger: float = LINGER) -> None:
         """End in order: take no more nodes, let the last notices arrive; `done` when that is over."""
         self.ending = True
-        if self._network.listener is self:
-            self._network.listener = None
+        self.hub.on_change = do_nothing
+        self._network.listen_no_more(self)
         for holder in (*self.sessions.values(), *self._strangers):
             holder.finish()
-        self._await_goodbyes(self.process.clock() + LINGER, done)
+        self._await_goodbyes(self.process.clock() + linger, done)
+
+    def stepped(self, number: int) -> None:
+        """The arbiter has taken a step, after which its state has this number."""
+        self.audit.after(self, *self._speaking, number)
+
+    def tells(self, number: int, notice: Notice) -> None:
+        """A node is about to be told what follows from the state of that number."""
+        self.audit.tells(self, number, notice)
 
     def _await_goodbyes(self, until: float, done: Callable[[], None]) -> None:
         if self.sessions and self.process.clock() < until:
@@ -139,32 +213,29 @@ class Server:
             return
         for holder in list(self.sessions.values()):
             holder.hang_up()
+        self.finished = True
         done()
 
     # Inside
 
     def _tick(self) -> None:
         self._timer, self._timer_at = None, inf
-        sends = self.arbiter.tick(self.process.clock())
-        for holder in self._ended():
+        if self.ending:
+            return
+        self._ticking = True
+        try:
+            self.hub.tick()
+        finally:
+            self._ticking = False
+
+    def _hang_up(self, holder: Session | LocalSession) -> None:
+        self.sessions.pop(holder.number, None)
+        if self._ticking:
             self.audit.found_silent(self, holder)
-            holder.hang_up()
-        self.audit.after(self, None, None)
-        self._deliver(sends)
-
-    def _ended(self) -> list[Session | LocalSession]:
-        numbers = self.arbiter.take_ended()
-        return [self.sessions.pop(number) for number in numbers if number in self.sessions]
-
-    def _deliver(self, sends: list[tuple[int, Notice]]) -> None:
-        for number, notice in sends:
-            holder = self.sessions.get(number)
-            if holder is not None:
-                holder.deliver(notice)
-        self._arm()
+        holder.hang_up()
 
     def _arm(self) -> None:
-        at = self.arbiter.wake_at()
+        at = self.hub.wake_at()
         if at == self._timer_at or self.ending:
             return
         if self._timer is not None:
@@ -172,7 +243,7 @@ class Server:
             self._timer = None
         self._timer_at = at
         if at < inf:
-            self._timer = self.process.later(max(_SOON, at - self.process.clock()), self._tick)
+            self._timer = self.process.later(max(SOON, at - self.process.clock()), self._tick)
 
 
 class Session:
@@ -185,7 +256,7 @@ class Session:
         self.number = 0
         self._server = server
         self._lease = settings.lease
-        self._handshake = ServerHandshake(settings.run_id, None, b"server")
+        self._handshake = ServerHandshake(settings.run_id, server.secret, b"server")
         self._leaving = False
         self._done = False
 

@@ -7,10 +7,14 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import NamedTuple
 from unittest.mock import patch
 
+from rallypoint.etcd import api
 from rallypoint.rendezvous import core, holding
 from rallypoint.rendezvous.arbiter import Arbiter, Send
 from rallypoint.rendezvous.core import Sight
+from rallypoint.rendezvous.etcd import term
+from rallypoint.rendezvous.etcd.memory import Fence
 from rallypoint.rendezvous.holding import Held
+from rallypoint.rendezvous.hub import Hub
 from rallypoint.rendezvous.messages import JoinRequest, Leave, Notice, Placed, Request, RoundEnded
 from rallypoint.rendezvous.operations import FINISH, Act, Action, Close, Fail
 from rallypoint.rendezvous.state import NodeId, Reason, Settings, State
@@ -127,6 +131,20 @@ def _dead_node() -> AbstractContextManager[object]:
     return patch.object(Arbiter, "_end", bad)
 
 
+def _told_before_kept() -> AbstractContextManager[object]:
+    return patch.object(Hub, "_is_ripe", lambda self: bool(self._outbox))
+
+
+def _without_fence() -> AbstractContextManager[object]:
+    """A comparison that always holds."""
+    return patch.object(Fence, "holds", lambda _self: api.Compare(b"/nowhere", "create_revision", "==", 0))
+
+
+def _no_patience() -> AbstractContextManager[object]:
+    """Who has lost its key while etcd was out of reach for all is lost at once."""
+    return patch.object(term, "patience", lambda _settings: 0.0)
+
+
 BUGS = (
     Bug("a departure closes the job", _departure_closes),
     Bug("the lease compares another host's wall clock", _wall_clock),
@@ -134,4 +152,7 @@ BUGS = (
     Bug("keys are kept without their round", _one_store),
     Bug("a failure that two nodes report is counted twice", _counted_twice),
     Bug("a round completes with a dead node", _dead_node),
+    Bug("a node is told of a state before it is kept", _told_before_kept),
+    Bug("the state is written without a fence", _without_fence),
+    Bug("nobody is waited for whose lease ended while etcd was away", _no_patience),
 )

@@ -6,9 +6,10 @@ A round's name is the number of the server that completed it, and its number the
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from rallypoint.rendezvous.messages import Placement
-from rallypoint.rendezvous.state import NodeId, Verdict
+from rallypoint.rendezvous.messages import Placement, Request
+from rallypoint.rendezvous.state import NodeId, State, Verdict
 
 RoundName = tuple[int, int]
 
@@ -34,6 +35,29 @@ class Book:
     counted: set[RoundName] = field(default_factory=set)
     """Rounds of which this server has counted a failure."""
     verdict: Verdict | None = None
+    kept: State | None = None
+    """The newest state that is kept, where it is kept."""
+
+
+class Facts(NamedTuple):
+    """What is true at the moment of a step, and may not be when its state is kept."""
+
+    excused: frozenset[int]
+    """Nodes that may be taken for lost."""
+    alone: bool
+    """Whether the arbiter cannot tell who is cut off, it or everybody."""
+    woke: bool
+    """Whether the arbiter slept just now."""
+
+
+class AuditStep(NamedTuple):
+    """One step of an arbiter: its states one after another, and who has said what. `facts` where a round ended."""
+
+    number: int
+    states: tuple[State, ...]
+    node: int | None
+    request: Request | None
+    facts: Facts | None
 
 
 def number_of(node: NodeId) -> int:

@@ -34,11 +34,13 @@ _MOST_STEPS = 100_000
 class Timer:
     """Something that is to happen; `cancel` it and it will not."""
 
-    __slots__ = ("args", "call")
+    __slots__ = ("args", "call", "owner")
 
-    def __init__(self, call: Call, args: tuple[Any, ...]) -> None:
+    def __init__(self, call: Call, args: tuple[Any, ...], owner: Process | None = None) -> None:
         self.call: Call | None = call
         self.args = args
+        self.owner = owner
+        """Whose timer it is; None for what happens by itself."""
 
     def cancel(self) -> None:
         """It shall not happen. Idempotent."""
@@ -60,9 +62,13 @@ class World:
     def at(self, moment: float, call: Call, *args: Any) -> Timer:
         """Plan something for a moment of the true time."""
         timer = Timer(call, args)
+        self.plan(moment, timer)
+        return timer
+
+    def plan(self, moment: float, timer: Timer) -> None:
+        """Plan something."""
         self._planned += 1
         heappush(self._heap, (moment, self._planned, timer))
-        return timer
 
     def after(self, delay: float, call: Call, *args: Any) -> Timer:
         """Plan something for `delay` seconds from now."""
@@ -78,7 +84,10 @@ class World:
                 self.steps += 1
                 if self.steps > _MOST_STEPS:
                     raise Violation("things go round in circles", f"at {self.now:.6f} s: {call} {timer.args}")
-                call(*timer.args)
+                if timer.owner is None:
+                    call(*timer.args)
+                else:
+                    timer.owner.fire(timer)
 
     def note(self, who: object, text: str, *args: object) -> None:
         """A line of the trace, put together only if there is one."""
@@ -110,11 +119,12 @@ class Process:
 
     def later(self, delay: float, call: Call, *args: Any) -> Timer:
         """A timer of this process."""
-        timer = Timer(call, args)
-        self.world.at(self.world.now + delay, self._fire, timer)
+        timer = Timer(call, args, self)
+        self.world.plan(self.world.now + delay, timer)
         return timer
 
-    def _fire(self, timer: Timer) -> None:
+    def fire(self, timer: Timer) -> None:
+        """The timer's moment has come."""
         if self.paused:
             self._due.append(timer)
         elif self.alive and timer.call is not None:
@@ -146,7 +156,7 @@ class Process:
 
     def _run_due(self, due: list[Timer]) -> None:
         for timer in due:
-            self._fire(timer)
+            self.fire(timer)
 
     def _run_input(self, waiting: list[tuple[Call, tuple[Any, ...]]]) -> None:
         for call, args in waiting:

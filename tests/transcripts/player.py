@@ -181,7 +181,7 @@ class Player:
 
     def _fail(self, names: list[str], options: Options) -> list[str]:
         message = options.get("message", "Signal 9 (SIGKILL)")
-        cause = Cause(int(options.get("rank", 0)), 0, names[0], 42, -9, message, "", 0.0, "")
+        cause = Cause(int(options.get("rank", 0)), 0, names[0], 42, 1, message, "", 0.0, "")
         round_ = int(options.get("round", self.arbiter.state.round))
         return self._say(names, lambda: Fail(round_, cause, int(options.get("max", 3))))
 
