@@ -5,8 +5,23 @@ from __future__ import annotations
 import argparse
 import compileall
 import sys
+import time
 
-from benchmarks import first_line, help_time, logs, memory, recovery, rendezvous, restart, results, store
+from benchmarks import (
+    chart,
+    etcd,
+    first_line,
+    help_time,
+    logs,
+    memory,
+    recovery,
+    rendezvous,
+    restart,
+    results,
+    scale,
+    store,
+    warm,
+)
 from benchmarks.case import Case, Settings
 from benchmarks.machine import this_machine
 from benchmarks.table import Row, render
@@ -17,29 +32,43 @@ CASES: tuple[Case, ...] = (
     memory.CASE,
     restart.SINGLE,
     restart.PAIR,
+    warm.CASE,
     *recovery.CASES,
     rendezvous.CASE,
+    scale.CASE,
+    etcd.CASE,
     store.RAW_CASE,
     store.TORCH_CASE,
+    store.START_UP_CASE,
     logs.CASE,
 )
-_ROUNDS = 5
+"""All benchmarks, in the order of the table. A new one is a line here, and one in `chart.TITLES` to be in the chart."""
 
 
 def main(argv: list[str] | None = None) -> int:
     """Run what was chosen; 0 if every figure of ours could be measured (budgets met or not), else 1."""
     options = _parser().parse_args(argv)
-    settings = Settings(rounds=options.rounds or (1 if options.quick else _ROUNDS), quick=options.quick)
     _compile()
     machine = this_machine()
+    begun = time.monotonic()
     rows: list[Row] = []
     for case in options.cases or CASES:
         print(f"{case.name}: {case.subject}", file=sys.stderr)
-        rows.extend(case.run(settings))
-    path = results.write(rows, machine, settings)
-    print(f"{machine}\nmedians of {settings.rounds} rounds in turn (lowest..highest)\n")
-    print(f"{render(rows)}\n\nwritten to {path}")
+        rows.extend(case.run(Settings(options.rounds or (1 if options.quick else case.rounds), options.quick)))
+    rounds = _rounds(rows)
+    written = [results.write(rows, machine, options.quick)]
+    if not options.cases and not options.quick:
+        written += [results.write(rows, machine, options.quick, chart.PATH.with_suffix(".json"))]
+        written += [chart.write(rows, machine, rounds)]
+    print(f"{machine}\n{rounds}, in turn (lowest..highest), {(time.monotonic() - begun) / 60:.0f} minutes\n")
+    print(f"{render(rows)}\n\nwritten to {', '.join(map(str, written))}")
     return 1 if any(row.ours is None for row in rows) else 0
+
+
+def _rounds(rows: list[Row]) -> str:
+    """What there is to say of how many values a median is of."""
+    counts = sorted({len(row.ours.values) for row in rows if row.ours is not None})
+    return f"medians of {' or '.join(map(str, counts))} rounds"
 
 
 def _compile() -> None:
@@ -59,7 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("cases", nargs="*", type=_case, metavar="NAME", help="run only these (default: all)")
     parser.add_argument(
-        "--rounds", type=_positive, metavar="N", help=f"results for each side (default: {_ROUNDS}, with --quick 1)"
+        "--rounds", type=_positive, metavar="N", help="results for each side (default: 3 or 5, with --quick 1)"
     )
     parser.add_argument("--quick", action="store_true", help="small sizes and short loads: does everything run?")
     return parser

@@ -29,6 +29,8 @@ class Case:
     name: str
     subject: str
     run: Callable[[Settings], list[Row]]
+    rounds: int = 3
+    """Results for each side, unless the command line says otherwise: more where one takes no time."""
 
 
 def row(what: str, unit: str, turns: Turns[float], budget: Budget | None = None, remarks: tuple[str, ...] = ()) -> Row:

@@ -23,4 +23,4 @@ def _start(side: str) -> float:
         return max(worker.at for worker in first_lines(children, 2)) - agent.started
 
 
-CASE = Case("start", "command to the first line of the last of 2 workers", _run)
+CASE = Case("start", "command to the first line of the last of 2 workers", _run, rounds=5)

@@ -31,4 +31,4 @@ def _help(name: str) -> float:
     return taken
 
 
-CASE = Case("help", "--help, whole process", _run)
+CASE = Case("help", "--help, whole process", _run, rounds=5)

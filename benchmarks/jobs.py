@@ -39,9 +39,16 @@ def start_pair(children: Children, side: str) -> list[Child]:
 
 
 def start_node(
-    children: Children, side: str, node: int, nnodes: str, endpoint: str, conf: str = "", entry: Sequence[str] = ()
+    children: Children,
+    side: str,
+    node: int,
+    nnodes: str,
+    endpoint: str,
+    conf: str = "",
+    entry: Sequence[str] = (),
+    backend: str = "c10d",
 ) -> Child:
-    """One agent of several, with one worker and one restart allowed; they meet over c10d.
+    """One agent of several, with one worker and one restart allowed.
 
     Args:
         children: who starts it.
@@ -51,12 +58,13 @@ def start_node(
         endpoint: where the control plane is.
         conf: `--rdzv-conf`.
         entry: what the command line begins with, to run elsewhere than here.
+        backend: `--rdzv-backend`.
     """
     options = [
         f"--nnodes={nnodes}",
         "--nproc-per-node=1",
         "--max-restarts=1",
-        "--rdzv-backend=c10d",
+        f"--rdzv-backend={backend}",
         f"--rdzv-endpoint={endpoint}",
         "--rdzv-id=bench",
         *([f"--rdzv-conf={conf}"] if conf else []),

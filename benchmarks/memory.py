@@ -70,4 +70,4 @@ def _field(pid: int, file: str, name: str) -> float:
     return int(sizes[name]) * 1024 / 1e6
 
 
-CASE = Case("memory", "resident memory of the agent", _run)
+CASE = Case("memory", "resident memory of the agent", _run, rounds=5)

@@ -54,6 +54,24 @@ class Driven(msgspec.Struct, frozen=True):
     """Processor time that the server used meanwhile."""
 
 
+class Replay(msgspec.Struct, frozen=True):
+    """To a replaying program: say what was recorded, to the store on this port."""
+
+    port: int
+    server_pid: int
+
+
+class Replayed(msgspec.Struct, frozen=True):
+    """From a replaying program: all has been said and answered. Seconds throughout."""
+
+    seconds: float
+    """From the start of all connects to the last answer."""
+    latencies: list[float]
+    """Of the round trips that waited for nobody else; evenly picked where there were very many."""
+    server_seconds: float
+    """Processor time that the server used meanwhile."""
+
+
 class Meet(msgspec.Struct, frozen=True):
     """To a rendezvous program: make these nodes' handlers; answered by a line `ready`."""
 
@@ -77,6 +95,48 @@ class Met(msgspec.Struct, frozen=True):
     """When its rendezvous returned, on the monotonic clock."""
     ranks: list[int]
     world_sizes: list[int]
+
+
+class Gather(msgspec.Struct, frozen=True):
+    """To a crowd: these are its nodes; answered by a line `ready`."""
+
+    port: int
+    nodes: int
+    """For this program alone."""
+    first: int
+    """Number of this program's first node."""
+    all_nodes: int
+    run_id: str
+
+
+class Gathered(msgspec.Struct, frozen=True):
+    """From a crowd: all its nodes have their place."""
+
+    returned: float
+    """When the last of them had, on the monotonic clock."""
+    ranks: list[int]
+    world_sizes: list[int]
+    messages: int
+    """Said and heard, the handshake's included."""
+    bytes: int
+    """The same in bytes, without TCP's own."""
+
+
+class Sustain(msgspec.Struct, frozen=True):
+    """To a crowd: let all nodes beat for so many seconds."""
+
+    seconds: float
+    server_pid: int
+
+
+class Sustained(msgspec.Struct, frozen=True):
+    """From a crowd: how that went."""
+
+    seconds: float
+    beats: int
+    answers: int
+    server_seconds: float
+    """Processor time that the server used meanwhile."""
 
 
 WARM_UP = 0.2  # as a share of the measured seconds, before them

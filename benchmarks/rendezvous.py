@@ -16,13 +16,14 @@ from benchmarks.messages import Go, Meet, Met, Serving, decode, encode
 from benchmarks.table import Budget, Row
 from benchmarks.turns import in_turn
 
-_PROCESSES = 4
-_RUN_ID = "bench"
-_LEAD = 0.2  # seconds from the order until the common start: every process must have it by then
+PROCESSES = 4
+RUN_ID = "bench"
+LEAD = 0.2  # seconds from the order until the common start: every process must have it by then
 _PATIENCE = 300.0  # seconds for any one answer
 _TORCH_UP_TO = 256  # 10 s to minutes there, and minutes beyond
 _SIZES: dict[int, Budget | None] = {8: None, 64: Budget(0.10), 256: Budget(0.02), 1024: None}
-_FEW_ROUNDS = 3  # of that many nodes: there torch's time alone differs tenfold from round to round
+_ENOUGH = 60.0
+"""Seconds that either side may take for all rounds of one size: torch's alone may take minutes for one of 256 nodes."""
 _QUICK_SIZES = (8, 64)
 _LINEAR = Budget(1.0)
 
@@ -31,8 +32,8 @@ def _run(settings: Settings) -> list[Row]:
     rows: dict[int, Row] = {}
     for nodes in _QUICK_SIZES if settings.quick else _SIZES:
         sides = [OURS, THEIRS] if nodes <= _TORCH_UP_TO else [OURS]
-        rounds = settings.rounds if nodes < _TORCH_UP_TO else min(settings.rounds, _FEW_ROUNDS)
-        turns = in_turn(f"rendezvous of {nodes} nodes", rounds, {side: partial(_meet, side, nodes) for side in sides})
+        measures = {side: partial(meet, side, nodes) for side in sides}
+        turns = in_turn(f"rendezvous of {nodes} nodes", settings.rounds, measures, enough=_ENOUGH)
         rows[nodes] = row(f"rendezvous of {nodes:,} nodes", "s", turns, _SIZES[nodes])
     return [*rows.values(), *_linearity(rows)]
 
@@ -45,29 +46,29 @@ def _linearity(rows: dict[int, Row]) -> list[Row]:
     return [Row("growth: 1,024 nodes", "s", rows[1024].ours, expected, _LINEAR, base_name="4 x ours of 256")]
 
 
-def _meet(side: str, nodes: int) -> float:
+def meet(side: str, nodes: int) -> float:
     with Children() as children:
-        argv = program("control_server", str(nodes), _RUN_ID) if side == OURS else program("store_server", side)
+        argv = program("control_server", str(nodes), RUN_ID) if side == OURS else program("store_server", side)
         server = children.start(f"{side} server", argv)
-        port = decode(_answers(children, [server], "its port")[server], Serving).port
-        groups = [children.start(f"{side} nodes {i}", program("nodes", side)) for i in range(_PROCESSES)]
+        port = decode(answers(children, [server], "its port")[server], Serving).port
+        groups = [children.start(f"{side} nodes {i}", program("nodes", side)) for i in range(PROCESSES)]
         for group in groups:
-            group.tell(encode(Meet(port, nodes // _PROCESSES, nodes, _RUN_ID)))
-        _answers(children, groups, "being ready")
-        at = time.monotonic() + _LEAD
+            group.tell(encode(Meet(port, nodes // PROCESSES, nodes, RUN_ID)))
+        answers(children, groups, "being ready")
+        at = time.monotonic() + LEAD
         for group in groups:
             group.tell(encode(Go(at)))
-        met = [decode(text, Met) for text in _answers(children, groups, f"the rendezvous of {nodes} nodes").values()]
-    _check(met, nodes)
+        met = [decode(text, Met) for text in answers(children, groups, f"the rendezvous of {nodes} nodes").values()]
+    check(met, nodes)
     return max(moment for group in met for moment in group.returned) - at
 
 
-def _answers(children: Children, asked: list[Child], awaited: str) -> dict[Child, str]:
+def answers(children: Children, asked: list[Child], awaited: str) -> dict[Child, str]:
     lines = children.one_line_each(asked, time.monotonic() + _PATIENCE, awaited)
     return {child: line.text for child, line in lines.items()}
 
 
-def _check(met: list[Met], nodes: int) -> None:
+def check(met: list[Met], nodes: int) -> None:
     """A rendezvous that gave wrong ranks has no time worth telling."""
     ranks = sorted(rank for group in met for rank in group.ranks)
     sizes = {size for group in met for size in group.world_sizes}

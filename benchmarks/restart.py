@@ -45,5 +45,5 @@ def _kill_and_wait(children: Children) -> float:
     return max(worker.at for worker in again) - killed_at
 
 
-SINGLE = Case("restart", "worker SIGKILL to restarted workers' first line, one node", _run_single)
+SINGLE = Case("restart", "worker SIGKILL to restarted workers' first line, one node", _run_single, rounds=5)
 PAIR = Case("restart-2-nodes", "the same over two nodes on loopback", _run_pair)

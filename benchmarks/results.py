@@ -6,26 +6,26 @@ import time
 from dataclasses import asdict
 from pathlib import Path
 
-from benchmarks.case import Settings
 from benchmarks.machine import Machine
 from benchmarks.table import Row
 
 FOLDER = Path(__file__).resolve().parent / "results"
 
 
-def write(rows: list[Row], machine: Machine, settings: Settings, folder: Path = FOLDER) -> Path:
-    """Write one file named by the time of writing, and return its path."""
+def write(rows: list[Row], machine: Machine, quick: bool, path: Path | None = None) -> Path:
+    """Write one file, named by the time of writing unless `path` says otherwise, and return its path."""
     import json
 
     now = time.gmtime()
     content = {
         "written": time.strftime("%Y-%m-%dT%H:%M:%SZ", now),
         "machine": asdict(machine),
-        "settings": asdict(settings),
+        "quick": quick,
         "rows": [_plain(row) for row in rows],
     }
-    folder.mkdir(exist_ok=True)
-    path = folder / time.strftime("%Y%m%dT%H%M%SZ.json", now)
+    if path is None:
+        FOLDER.mkdir(exist_ok=True)
+        path = FOLDER / time.strftime("%Y%m%dT%H%M%SZ.json", now)
     path.write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
     return path
 

@@ -28,7 +28,7 @@ class Budget:
         """`met`, or by how much it was missed: the difference, and as a multiple of the budget."""
         if self.met(measured):
             return "met"
-        return f"missed by {_number(abs(measured - self.limit))} ({measured / self.limit:.2f} x budget)"
+        return f"missed by {number(abs(measured - self.limit))} ({measured / self.limit:.2f} x budget)"
 
     def __str__(self) -> str:
         return f"{'≥' if self.at_least else '≤'} {self.limit:g} {self.unit}".rstrip()
@@ -90,7 +90,7 @@ def _cells(row: Row) -> tuple[str, ...]:
         row.what,
         _side(row.ours, row.unit),
         f"{base} [{row.base_name}]" if row.base_name else base,
-        "" if row.ratio is None else _number(row.ratio),
+        "" if row.ratio is None else number(row.ratio),
         "" if row.budget is None else str(row.budget),
         row.verdict,
     )
@@ -100,8 +100,8 @@ def _side(sample: Sample | None, unit: str) -> str:
     if sample is None:
         return "-"
     low, high = sample.spread
-    spread = f" ({_number(low)}..{_number(high)})" if len(sample.values) > 1 else ""
-    return f"{_number(sample.median)} {unit}{spread}"
+    spread = f" ({number(low)}..{number(high)})" if len(sample.values) > 1 else ""
+    return f"{number(sample.median)} {unit}{spread}"
 
 
 def _remarks(rows: Iterable[Row]) -> list[str]:
@@ -117,7 +117,7 @@ def _remarks(rows: Iterable[Row]) -> list[str]:
     return ["", *lines] if lines else []
 
 
-def _number(value: float) -> str:
+def number(value: float) -> str:
     """Three significant digits, thousands grouped, never an exponent."""
     value = float(f"{value:.3g}") if abs(value) < 100 else value
     size = abs(value)

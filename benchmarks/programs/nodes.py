@@ -1,4 +1,4 @@
-"""Many nodes in one process, a thread each, that take part in one rendezvous: `nodes rallypoint|torch`.
+"""Many nodes in one process, a thread each, that take part in one rendezvous: `nodes rallypoint|etcd|torch`.
 
 Reads a `Meet` line, makes the handlers and prints `ready`; reads a `Go` line, joins with all of them and prints `Met`.
 """
@@ -42,6 +42,18 @@ def _ours(order: Meet) -> _Handler:
     return get_rendezvous_handler(RendezvousParameters("c10d", endpoint, order.run_id, nodes, nodes, is_host="false"))
 
 
+def _on_etcd(order: Meet) -> _Handler:
+    from rallypoint.base.loop import shared_loop
+    from rallypoint.rendezvous.params import RendezvousParameters
+    from rallypoint.rendezvous.registry import get_rendezvous_handler
+
+    for name in ("rallypoint.rendezvous.client", "rallypoint.rendezvous.etcd.candidate", "rallypoint.etcd.cluster"):
+        import_module(name)
+    assert shared_loop().loop.is_running()
+    endpoint, nodes = f"127.0.0.1:{order.port}", order.all_nodes
+    return get_rendezvous_handler(RendezvousParameters("etcd", endpoint, order.run_id, nodes, nodes))
+
+
 def _torch(order: Meet) -> _Handler:
     from torch.distributed.elastic.rendezvous import RendezvousParameters
     from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
@@ -53,7 +65,7 @@ def _torch(order: Meet) -> _Handler:
     return handler
 
 
-_HANDLERS: dict[str, Callable[[Meet], _Handler]] = {"rallypoint": _ours, "torch": _torch}
+_HANDLERS: dict[str, Callable[[Meet], _Handler]] = {"rallypoint": _ours, "etcd": _on_etcd, "torch": _torch}
 
 
 @dataclass(slots=True)

@@ -1,4 +1,4 @@
-"""Load on a store from plain sockets and one epoll: as little work a request as Python can do.
+"""Load on a store from plain sockets and one epoll: as little work a request as C can do, or Python where it must.
 
 Reads `Connect` and `Drive` lines from standard input in turn and answers each; ends when standard input does. Every
 client sends one step, waits for its reply, checks it and sends the next, as a torch client does.
@@ -16,14 +16,14 @@ from itertools import cycle
 from benchmarks.limits import load_cores, raise_file_limit
 from benchmarks.messages import WARM_UP, Connect, Connected, Drive, Driven, decode, encode, thinned
 from benchmarks.processor_time import ProcessClock
-from benchmarks.programs.raw_wire import Step, handshake, steps
+from benchmarks.programs import raw_drive
+from benchmarks.programs.raw_wire import LoadError, Step, handshake, steps
 
 _PATIENCE = 30.0  # seconds without any reply before the load gives up
 _CHUNK = 4096  # bytes; beyond any reply of the load
 
 
-class LoadError(Exception):
-    """The server closed a connection, fell silent or answered wrongly."""
+_library = raw_drive.build()
 
 
 class Clients:
@@ -75,8 +75,11 @@ class Clients:
             LoadError: see there.
             OSError: the connection was refused or broke.
         """
-        clock, read, write = time.perf_counter, os.read, os.write
         first = self._load.first_client
+        if _library is not None:
+            own = [steps(first + i) for i in range(len(self._sockets))]
+            return raw_drive.drive(_library, [client.fileno() for client in self._sockets], own, seconds)
+        clock, read, write = time.perf_counter, os.read, os.write
         cycles = {client.fileno(): cycle(steps(first + i)) for i, client in enumerate(self._sockets)}
         current = {fd: next(upcoming) for fd, upcoming in cycles.items()}
         partial: dict[int, bytes] = {}

@@ -16,6 +16,10 @@ def _text(data: bytes) -> bytes:
     return struct.pack("<Q", len(data)) + data
 
 
+class LoadError(Exception):
+    """The server closed a connection, fell silent or answered wrongly."""
+
+
 class Step(NamedTuple):
     """One round trip: what is sent in one segment, how many requests that is, and what must come back."""
 

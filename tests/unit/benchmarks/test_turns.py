@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 from benchmarks.errors import BenchError
 from benchmarks.turns import in_turn
 
@@ -32,3 +34,9 @@ def test_a_side_that_fails_is_left_out_with_its_reason() -> None:
     assert calls == ["a", "a"]
     assert turns.results == {"a": [], "b": [2, 2, 2, 2]}
     assert turns.remarks() == ("a not measured: it fell over",)
+
+
+def test_a_side_that_has_taken_enough_time_keeps_what_it_has() -> None:
+    turns = in_turn("it", 3, {"a": lambda: time.sleep(0.02), "b": lambda: None}, enough=0.02)
+    assert turns.results == {"a": [None], "b": [None] * 3}
+    assert turns.remarks() == ("a measured in 1 of 3 rounds",)

@@ -1,0 +1,137 @@
+"""Rendezvous on etcd beside the embedded server, in one run; and how soon a job on etcd goes on without an agent.
+
+etcd has three members on loopback, which do not sync to a disk. What its clients say to it is counted by itself.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from tests.etcd_cluster import EtcdCluster, running
+
+from benchmarks.case import OURS, Case, Settings, sample
+from benchmarks.children import Child, Children, program
+from benchmarks.jobs import first_lines, start_node
+from benchmarks.messages import Go, Meet, Met, decode, encode
+from benchmarks.recovery import Nodes
+from benchmarks.rendezvous import LEAD, PROCESSES, RUN_ID, answers, check, meet
+from benchmarks.table import Row
+from benchmarks.turns import in_turn
+from rallypoint.etcd.client import EtcdClient
+
+_SIZES, _QUICK_SIZES = (8, 64, 256), (8,)
+_ETCD, _EMBEDDED = "on etcd", "embedded"
+_KEYS = "/rallypoint/bench/"
+_SAID = re.compile(rb"^grpc_server_msg_received_total\{.*\} (\S+)$", re.MULTILINE)
+_PATIENCE = 60.0
+
+
+def _run(settings: Settings) -> list[Row]:
+    rows = []
+    with tempfile.TemporaryDirectory() as folder, running(Path(folder)) as etcd:
+        for nodes in _QUICK_SIZES if settings.quick else _SIZES:
+            rows += _meetings(settings, etcd, nodes)
+        rows += _losses(settings, etcd)
+    return rows
+
+
+def _meetings(settings: Settings, etcd: EtcdCluster, nodes: int) -> list[Row]:
+    said: list[float] = []
+    what = f"rendezvous of {nodes} nodes on etcd"
+    sides = {_ETCD: partial(_meet, etcd, nodes, said), _EMBEDDED: partial(meet, OURS, nodes)}
+    turns = in_turn(what, settings.rounds, sides)
+    times = {side: sample(turns.results[side]) for side in sides}
+    return [
+        Row(what, "s", times[_ETCD], times[_EMBEDDED], base_name="embedded", remarks=turns.remarks()),
+        Row("  messages to etcd for each node", "", sample(said), None),
+    ]
+
+
+def _meet(etcd: EtcdCluster, nodes: int, said: list[float]) -> float:
+    """Seconds from the signal until the last node knows its rank."""
+    before = _messages(etcd)
+    with Children() as children:
+        groups = [children.start(f"nodes {number}", program("nodes", "etcd")) for number in range(PROCESSES)]
+        for number, group in enumerate(groups):
+            port = etcd.endpoints[number % len(etcd.endpoints)].port
+            group.tell(encode(Meet(port, nodes // PROCESSES, nodes, RUN_ID)))
+        answers(children, groups, "being ready")
+        at = time.monotonic() + LEAD
+        for group in groups:
+            group.tell(encode(Go(at)))
+        met = [decode(text, Met) for text in answers(children, groups, f"the rendezvous of {nodes} nodes").values()]
+        said.append((_messages(etcd) - before) / nodes)
+    check(met, nodes)
+    _forget(etcd)
+    return max(moment for group in met for moment in group.returned) - at
+
+
+def _messages(etcd: EtcdCluster) -> float:
+    """What clients have said to all members so far."""
+    return sum(float(each) for member in etcd.members for each in _SAID.findall(member.metrics()))
+
+
+def _forget(etcd: EtcdCluster) -> None:
+    """The nodes ended without a goodbye: let the next job begin with nothing."""
+    client = EtcdClient(etcd.endpoints)
+    for lease in {each.lease for each in client.range(_KEYS.encode(), prefix=True).kvs}:
+        client.lease_revoke(lease)
+    client.delete(_KEYS.encode(), prefix=True)
+    client.close()
+
+
+def _losses(settings: Settings, etcd: EtcdCluster) -> list[Row]:
+    rows = []
+    for what, of_arbiter in (("agent", False), ("arbiter's agent", True)):
+        name = f"{what} SIGKILL to survivors' new workers' first line, on etcd"
+        sides: dict[str, Callable[[], float]] = {
+            _ETCD: partial(_killed, etcd, of_arbiter),
+            _EMBEDDED: _killed_embedded,
+        }
+        turns = in_turn(name, settings.rounds, sides)
+        times = {side: sample(turns.results[side]) for side in sides}
+        rows.append(Row(name, "s", times[_ETCD], times[_EMBEDDED], base_name="embedded", remarks=turns.remarks()))
+    return rows
+
+
+def _killed(etcd: EtcdCluster, of_arbiter: bool) -> float:
+    endpoints = ",".join(str(each) for each in etcd.endpoints)
+    with Children() as children:
+        agents = [start_node(children, OURS, each, "2:3", endpoints, backend="etcd") for each in range(3)]
+        old = {worker.pid for worker in first_lines(children, 3)}
+        arbiter = _arbiter(etcd)
+        victim = next(agent for agent in agents if (agent.pid == arbiter) == of_arbiter)
+        back = _back(children, victim, old)
+    _forget(etcd)
+    return back
+
+
+def _arbiter(etcd: EtcdCluster) -> int:
+    """The pid of the agent whose key is the oldest."""
+    oldest = etcd.ctl("get", "--prefix", f"{_KEYS}nodes/", "--sort-by=CREATE", "--limit=1", "--print-value-only")
+    return int(json.loads(oldest)["name"][1])
+
+
+def _killed_embedded() -> float:
+    with Nodes(OURS, 3, _PATIENCE) as nodes:
+        victim = nodes.agents[-1]
+        nodes.children.let_go(victim)
+        at = time.monotonic()
+        victim.process.kill()
+        return nodes.back_after(at, 2)
+
+
+def _back(children: Children, victim: Child, old: set[int]) -> float:
+    children.let_go(victim)
+    at = time.monotonic()
+    victim.process.kill()
+    return max(worker.at for worker in first_lines(children, 2, old, _PATIENCE)) - at
+
+
+CASE = Case("etcd", "rendezvous of 8, 64 and 256 nodes on etcd, and agents killed there", _run)

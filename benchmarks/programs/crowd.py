@@ -1,0 +1,188 @@
+"""Many nodes in one process, one plain socket each behind one epoll: what a control server has to do with, and no more.
+
+What the nodes say is made by the production handshake and codec, once each. Reads a `Gather` line and prints `ready`;
+reads a `Go` line, connects and joins with all nodes, and prints `Gathered`; then for each `Sustain` line lets all nodes
+beat for a while and prints `Sustained`. What came too late or not at all ends the program with a sentence.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import sys
+import time
+from dataclasses import dataclass, field
+
+from benchmarks.limits import raise_file_limit
+from benchmarks.messages import Gather, Gathered, Go, Sustain, Sustained, decode, encode
+from benchmarks.processor_time import ProcessClock
+from rallypoint.rendezvous import codec
+from rallypoint.rendezvous.backends.options import settings_of
+from rallypoint.rendezvous.frames import MAGIC, FrameReader, frame
+from rallypoint.rendezvous.handshake import Challenge, ClientHandshake, Welcome
+from rallypoint.rendezvous.messages import Beat, JoinRequest, Notice, Placed
+from rallypoint.rendezvous.params import RendezvousParameters
+from rallypoint.rendezvous.state import Member, Settings
+
+_PATIENCE = 240.0  # seconds until all have their place
+_BEATS_PER_LEASE = 3
+_BEAT = frame(codec.encode(Beat()))
+_LENGTH = 4
+"""Bytes of a frame before its payload."""
+_AT_ONCE = 16
+"""Nodes that connect before it is looked at what came for the others."""
+_TICK = 0.001  # seconds between looks at whose beat is due
+_FIRST_PORT = 1024  # of worker stores, which nobody opens here
+
+
+@dataclass(slots=True)
+class _Node:
+    """One node: its socket, what it has said and heard, and its place once it has one."""
+
+    number: int
+    socket: socket.socket
+    handshake: ClientHandshake
+    frames: FrameReader = field(default_factory=FrameReader)
+    lease: float = 0.0
+    placed_at: float = 0.0
+    rank: int = -1
+    world_size: int = 0
+
+
+class _Crowd:
+    """All nodes of this process, and what passed between them and the server."""
+
+    def __init__(self, order: Gather) -> None:
+        self._order = order
+        self._settings = _settings(order)
+        self._epoll = select.epoll()
+        self._nodes: dict[int, _Node] = {}
+        self._greeted: list[_Node] = []
+        """Nodes that have a session; each beats from then on."""
+        self._beats_from = 0.0
+        self._next_beat = 0
+        self.messages = self.bytes = self.beats = self.answers = 0
+        self._unplaced = order.nodes
+
+    def gather(self, at: float) -> Gathered:
+        """From `at` on, connect with all nodes and wait until all have their place."""
+        time.sleep(max(0.0, at - time.monotonic()))
+        while self._unplaced:
+            if time.monotonic() > at + _PATIENCE:
+                raise SystemExit(f"{self._unplaced} of {self._order.nodes} nodes had no place after {_PATIENCE:.0f} s")
+            connected = len(self._nodes)
+            for number in range(connected, min(self._order.nodes, connected + _AT_ONCE)):
+                self._connect(number)
+            self._beat()
+            self._listen(0.0 if len(self._nodes) < self._order.nodes else _TICK)
+        nodes = list(self._nodes.values())
+        return Gathered(
+            returned=max(node.placed_at for node in nodes),
+            ranks=[node.rank for node in nodes],
+            world_sizes=sorted({node.world_size for node in nodes}),
+            messages=self.messages,
+            bytes=self.bytes,
+        )
+
+    def sustain(self, order: Sustain) -> Sustained:
+        """Let every node beat, and see what that costs the server."""
+        clock = ProcessClock(order.server_pid)
+        self._beats_from = 0.0
+        self._beat()
+        self.beats = self.answers = 0
+        begin, used = time.monotonic(), clock.seconds()
+        while time.monotonic() < begin + order.seconds:
+            self._beat()
+            self._listen(_TICK)
+        return Sustained(
+            seconds=time.monotonic() - begin,
+            beats=self.beats,
+            answers=self.answers,
+            server_seconds=clock.seconds() - used,
+        )
+
+    # Inside
+
+    def _connect(self, number: int) -> None:
+        made = socket.create_connection(("127.0.0.1", self._order.port))
+        made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        made.setblocking(False)
+        handshake = ClientHandshake(self._order.run_id, None, os.urandom(16), self._settings)
+        node = self._nodes[made.fileno()] = _Node(self._order.first + number, made, handshake)
+        self._epoll.register(made, select.EPOLLIN)
+        hello = handshake.hello("127.0.0.1", os.getpid(), node.number)
+        self._say(node, MAGIC + frame(codec.encode(hello)))
+
+    def _say(self, node: _Node, data: bytes) -> None:
+        self.messages += 1
+        self.bytes += node.socket.send(data)
+
+    def _beat(self) -> None:
+        """Let those beat whose turn has come: one after the other, each `_BEATS_PER_LEASE` times in a lease."""
+        nodes = self._greeted
+        if not nodes:
+            return
+        now, gap = time.monotonic(), nodes[0].lease / _BEATS_PER_LEASE / len(nodes)
+        if not self._beats_from:
+            self._beats_from = now
+        due = min(int((now - self._beats_from) / gap), len(nodes))
+        for _ in range(due):
+            self._next_beat = (self._next_beat + 1) % len(nodes)
+            nodes[self._next_beat].socket.send(_BEAT)
+        self.beats += due
+        self._beats_from = max(self._beats_from + due * gap, now - gap)
+
+    def _listen(self, seconds: float) -> None:
+        for fd, _ in self._epoll.poll(seconds, 1024):
+            node = self._nodes[fd]
+            data = node.socket.recv(65536)
+            if not data:
+                raise SystemExit(f"the server has hung up on node {node.number}")
+            for payload in node.frames.feed(data):
+                if payload == _BEAT[_LENGTH:]:
+                    self.answers += 1
+                else:
+                    self.messages += 1
+                    self.bytes += _LENGTH + len(payload)
+                    self._on_frame(node, payload)
+
+    def _on_frame(self, node: _Node, payload: bytes) -> None:
+        if node.lease:
+            self._on_notice(node, codec.decode_notice(payload))
+            return
+        answer = codec.decode_answer(payload)
+        if isinstance(answer, Challenge):
+            self._say(node, frame(codec.encode(node.handshake.prove(answer))))
+        elif isinstance(answer, Welcome):
+            node.lease = answer.lease
+            self._greeted.append(node)
+            member = Member("default", 1, "", _FIRST_PORT + node.number)
+            self._say(node, frame(codec.encode(JoinRequest(member, _PATIENCE))))
+        else:
+            raise SystemExit(f"node {node.number} was refused: {answer.sentence}")
+
+    def _on_notice(self, node: _Node, notice: Notice) -> None:
+        if isinstance(notice, Placed):
+            node.placed_at = time.monotonic()
+            node.rank, node.world_size = notice.placement.group_rank, notice.placement.group_world_size
+            self._unplaced -= 1
+
+
+def _settings(order: Gather) -> Settings:
+    nodes, endpoint = order.all_nodes, f"127.0.0.1:{order.port}"
+    return settings_of(RendezvousParameters("c10d", endpoint, order.run_id, nodes, nodes))
+
+
+def main() -> None:
+    """Follow orders until standard input ends."""
+    raise_file_limit()
+    crowd = _Crowd(decode(sys.stdin.readline(), Gather))
+    print("ready", flush=True)
+    print(encode(crowd.gather(decode(sys.stdin.readline(), Go).at)).decode(), flush=True)
+    for line in sys.stdin:
+        print(encode(crowd.sustain(decode(line, Sustain))).decode(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

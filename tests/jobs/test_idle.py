@@ -1,0 +1,93 @@
+"""An agent whose workers run sleeps: it is woken by beats, and by nothing else.
+
+A wake-up is a voluntary switch of context of any of its threads, or of a process that it keeps beside its workers: the
+kernel counts them. The last work of a start may fall into the first look, so the quietest of a few looks counts.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from rallypoint.base.endpoint import free_port
+from tests.jobs.launching import Job, Launcher
+
+LOOKS, SECONDS = 6, 2.0
+"""How many looks at most, and how long each of them is."""
+LEASE = 1.5
+BEATS = 3
+"""In a lease. Each is sent and answered: two wake-ups of who beats, one of who answers."""
+GLANCES = 4
+"""How often in a lease the host of the control plane looks who is silent."""
+WORKER = "import os, signal\nos.write(1, b'up\\n')\nsignal.pause()\n"
+
+
+def wake_ups(pid: int) -> int:
+    """So far, of all threads of an agent and of the processes below it."""
+    total = 0
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(OSError):  # it has ended
+            (line,) = [one for one in (thread / "status").read_text().splitlines() if one.startswith("voluntary")]
+            total += int(line.split()[1])
+            total += sum(wake_ups(int(child)) for child in (thread / "children").read_text().split())
+    return total
+
+
+def looks(jobs: list[Job]) -> Iterator[list[int]]:
+    """Wake-ups of each agent in one look after another, all at the same time."""
+    for _ in range(LOOKS):
+        before = [wake_ups(job.pid) for job in jobs]
+        threading.Event().wait(SECONDS)
+        yield [wake_ups(job.pid) - count for job, count in zip(jobs, before, strict=True)]
+
+
+def up(job: Job) -> None:
+    job.until(lambda lines: "up" in lines, "the worker is up")
+
+
+def test_an_agent_alone_is_never_woken(rallyrun: Launcher) -> None:
+    job = rallyrun("--standalone", "--nproc-per-node=2", rallyrun.script(WORKER))
+    up(job)
+    found = []
+    for (count,) in looks([job]):
+        found.append(count)
+        if count == 0:
+            return
+    raise AssertionError(f"wake-ups in {SECONDS:g} s each: {found}")
+
+
+def test_an_agent_of_two_is_woken_by_beats_alone(rallyrun: Launcher) -> None:
+    endpoint, script = f"127.0.0.1:{free_port()}", rallyrun.script(WORKER)
+    shared = [
+        "--nnodes=2",
+        "--nproc-per-node=1",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint={endpoint}",
+        "--rdzv-id=idle",
+    ]
+    conf = f"--rdzv-conf=lease={LEASE},is_host="
+    jobs = [rallyrun(*shared, conf + hosts, script) for hosts in ("true", "false")]
+    for job in jobs:
+        up(job)
+    leases = SECONDS / LEASE
+    host = math.ceil(leases * (BEATS + GLANCES)) + 1
+    guest = math.ceil(leases * 2 * BEATS) + 2
+    found = []
+    for counts in looks(jobs):
+        found.append(counts)
+        if counts[0] <= host and counts[1] <= guest:
+            assert min(counts) > 0, "the beats were not seen, so nothing else would have been"
+            return
+    raise AssertionError(f"wake-ups in {SECONDS:g} s each: {found}; beats and looks explain {host} and {guest}")
+
+
+def test_wake_ups_are_seen() -> None:
+    """What the tests above count is there to be counted."""
+    before = wake_ups(os.getpid())
+    for _ in range(5):
+        threading.Event().wait(0.001)
+    assert wake_ups(os.getpid()) >= before + 5
