@@ -14,7 +14,7 @@ import pytest
 
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.workers.guardian.client import Guardian
-from rallypoint.workers.process import WorkerProcess
+from rallypoint.workers.process import UNKNOWN_EXIT, WorkerProcess
 from rallypoint.workers.stop import Ladder, Stoppable, drive
 from rallypoint.workers.sweep import Sweep
 from tests.unit.workers.test_process import PATIENCE, ends, gone, parent_of
@@ -189,7 +189,8 @@ def test_what_runs_when_the_guardian_is_lost_is_killed_at_once(guardian: Guardia
         ladder = Ladder([process], Sweep(guardian, [process]), signal.SIGTERM, 600)
         os.kill(guardian.pid, signal.SIGKILL)
         drive(ladder)
-        assert process.poll() == -signal.SIGKILL
+        # Where the guardian's keeper is quicker than we are, nobody is left who knows how it ended.
+        assert process.poll() in (-signal.SIGKILL, UNKNOWN_EXIT)
         assert gone(read)
     finally:
         os.close(read)
