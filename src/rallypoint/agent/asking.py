@@ -21,7 +21,7 @@ from rallypoint.agent.spec import RunResult, WorkerSpec, WorkerState
 from rallypoint.base.clock import Deadline
 from rallypoint.base.log import get_logger
 from rallypoint.failures.cause import Cause
-from rallypoint.rendezvous.elastic import error_of
+from rallypoint.rendezvous.elastic import error_of, notices
 from rallypoint.rendezvous.messages import (
     JobEnded,
     LinkDown,
@@ -38,9 +38,6 @@ log = get_logger(__name__)
 
 _ANY_NUMBER = 1 << 30
 """Of restarts: who has a loop of their own has said already that there is one left."""
-
-_PROGRESS_FIRST, _PROGRESS_EVERY = 2.0, 10.0
-"""Seconds until the first line that says whom the rendezvous waits for, and between later ones."""
 
 _VERDICT = 5.0
 """Seconds that the word of this node's last failure may take to become the job's verdict."""
@@ -76,14 +73,9 @@ class Asking:
         if self._holds:
             self.end_round(None)
         self._join()
-        patience = _PROGRESS_FIRST
+        coming = notices(self._inbox, self._membership.ask_progress)
         while True:
-            try:
-                notice = self._inbox.get(timeout=patience)
-            except queue.Empty:
-                patience = _PROGRESS_EVERY
-                self._membership.ask_progress()
-                continue
+            notice = next(coming)
             if isinstance(notice, Placed):
                 self._round, self._holds = notice.placement.round, True
                 return notice.placement

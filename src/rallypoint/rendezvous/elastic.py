@@ -7,7 +7,7 @@ Beyond torch's interface it has `join`, `report_failure`, `report_success`, `dra
 from __future__ import annotations
 
 import queue
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import Deadline
@@ -54,6 +54,19 @@ OpenLink = Callable[[Deliver, Deadline], Link]
 
 _PROGRESS_FIRST, _PROGRESS_EVERY = 2.0, 10.0
 """Seconds until the first line that says whom a blocking rendezvous waits for, and between later ones."""
+
+
+def notices(inbox: queue.SimpleQueue[Notice], ask_progress: Callable[[], None]) -> Iterator[Notice]:
+    """What comes while somebody waits for a round, without end; where nothing does for long, progress is asked for."""
+    patience = _PROGRESS_FIRST
+    while True:
+        try:
+            notice = inbox.get(timeout=patience)
+        except queue.Empty:
+            patience = _PROGRESS_EVERY
+            ask_progress()
+        else:
+            yield notice
 
 
 class ElasticHandler(RendezvousHandler):
@@ -151,14 +164,9 @@ class ElasticHandler(RendezvousHandler):
         if self._placement is not None:
             self._send(Drain(self._placement.round))
         self.join("default", 1)
-        patience = _PROGRESS_FIRST
+        coming = notices(self._inbox, self.ask_progress)
         while True:
-            try:
-                notice = self._inbox.get(timeout=patience)
-            except queue.Empty:
-                patience = _PROGRESS_EVERY
-                self.ask_progress()
-                continue
+            notice = next(coming)
             if isinstance(notice, Placed):
                 self.take_up(notice.placement)
                 return self.info(notice.placement)

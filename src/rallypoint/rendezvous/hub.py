@@ -26,7 +26,7 @@ from rallypoint.rendezvous.arbiter import Arbiter, Send
 from rallypoint.rendezvous.handshake import Hello
 from rallypoint.rendezvous.link import Deliver
 from rallypoint.rendezvous.messages import Beat, Notice, Request
-from rallypoint.rendezvous.state import NodeId, Reason, Settings, State, Verdict
+from rallypoint.rendezvous.state import NodeId, Reason, Settings, State
 
 log = get_logger(__name__)
 
@@ -68,7 +68,6 @@ class Hub:
         settings: Settings,
         clock: Clock = SYSTEM_CLOCK,
         *,
-        ended: tuple[str, Verdict] | None = None,
         former: Former | None = None,
         memory: Memory | None = None,
     ) -> None:
@@ -77,14 +76,10 @@ class Hub:
         Args:
             settings: what the job asks of its rendezvous.
             clock: on which everything is timed.
-            ended: incarnation and verdict of the arbiter whose job has ended, if this hub is only to say so.
-            former: the arbiter that this one succeeds, if there was one.
+            former: the arbiter that this one succeeds, if there was one; perhaps only to say how its job has ended.
             memory: where to keep the state before anybody is told of it.
         """
-        name = ended[0] if ended is not None else former.incarnation if former is not None else os.urandom(8).hex()
-        self._arbiter = Arbiter(settings, name)
-        if ended is not None:
-            self._arbiter.state = State(closed=True, verdict=ended[1])
+        self._arbiter = Arbiter(settings, os.urandom(8).hex() if former is None else former.incarnation)
         if former is not None:
             self._arbiter.take_over(former.state, clock.monotonic())
         self._clock = clock

@@ -26,8 +26,8 @@ from typing import NamedTuple
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.log import get_logger
 from rallypoint.rendezvous.handshake import HandshakeError, Hello
-from rallypoint.rendezvous.hub import Hub, do_nothing
-from rallypoint.rendezvous.state import Settings, Verdict
+from rallypoint.rendezvous.hub import Former, Hub, do_nothing
+from rallypoint.rendezvous.state import Settings, State, Verdict
 
 log = get_logger(__name__)
 
@@ -187,7 +187,8 @@ class ManyJobs:
 
     def _farewell_for(self, hello: Hello, ended: _Ended) -> Hub:
         """A hub for one node that comes back after the end, and finds nothing but that."""
-        return self._watched(Hub(ended.settings, self._clock, ended=(hello.incarnation, ended.verdict))).hub
+        former = Former(hello.incarnation, State(closed=True, verdict=ended.verdict))
+        return self._watched(Hub(ended.settings, self._clock, former=former)).hub
 
     # When what is due. With the lock held.
 

@@ -27,6 +27,7 @@ from rallypoint.etcd.api import (
     WatchEvent,
 )
 from rallypoint.store.api import DEFAULT_TIMEOUT, Store, check_pairs, key_bytes, key_text, named, value_bytes
+from rallypoint.store.barriers import wait_at_barrier
 from rallypoint.store.errors import QueueEmptyError, StoreConnectionError, StoreProtocolError, StoreTimeoutError
 
 if TYPE_CHECKING:
@@ -184,16 +185,7 @@ class EtcdStore(Store):
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
         """See `Store.barrier`."""
-        limit = self._seconds(timeout)
-        if self.add(f"{key}/num_members", 1) >= world_size:
-            self.set(f"{key}/last_member", b"1")
-        try:
-            self.wait([f"{key}/last_member"], limit)
-        except StoreTimeoutError:
-            raise StoreTimeoutError(
-                f"not all of {world_size} came to the barrier {key!r} within {limit:g} s in {self._where()}; "
-                "see which of them is missing, or wait longer"
-            ) from None
+        wait_at_barrier(self, key, world_size, self._seconds(timeout), self._where())
 
     def clone(self) -> EtcdStore:
         """Another one over the same client."""

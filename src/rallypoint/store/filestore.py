@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 from rallypoint.base.clock import Deadline
 from rallypoint.base.errors import UserError
 from rallypoint.store.api import DEFAULT_TIMEOUT, Store, check_pairs, key_bytes, key_text, named, value_bytes
+from rallypoint.store.barriers import wait_at_barrier
 from rallypoint.store.errors import StoreConnectionError, StoreProtocolError, StoreTimeoutError
 from rallypoint.store.filerecords import CLEANUP, REFCOUNT, removing, replay, setting
 
@@ -129,16 +130,7 @@ class FileStore(Store):
         raise NotImplementedError(_NO_QUEUES)
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
-        limit = self._seconds(timeout)
-        if self.add(f"{key}/num_members", 1) >= world_size:
-            self.set(f"{key}/last_member", b"1")
-        try:
-            self.wait([f"{key}/last_member"], limit)
-        except StoreTimeoutError:
-            raise StoreTimeoutError(
-                f"not all of {world_size} came to the barrier {key!r} within {limit:g} s in {self._where()}; "
-                "see which of them is missing, or wait longer"
-            ) from None
+        wait_at_barrier(self, key, world_size, self._seconds(timeout), self._where())
 
     def clone(self) -> FileStore:
         """Another one that has the file open; it counts as one of the world size."""

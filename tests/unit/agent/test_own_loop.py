@@ -231,7 +231,7 @@ def test_who_waits_for_others_says_for_whom(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("rallypoint"), "propagate", True)
-    monkeypatch.setattr("rallypoint.agent.asking._PROGRESS_FIRST", 0.1)
+    monkeypatch.setattr("rallypoint.rendezvous.elastic._PROGRESS_FIRST", 0.1)
     with pytest.raises(RendezvousTimeoutError):
         Looping(begin_and_watch, meeting(2, join_timeout=2), tmp_path).run()
     assert "waiting for the rendezvous of job 'job': 1 of 2 nodes are in" in caplog.text

@@ -84,11 +84,6 @@ class EtcdMemory:
         self._thread = threading.Thread(target=self._run, name="rallypoint-etcd-memory", daemon=True)
         self._thread.start()
 
-    @property
-    def revision(self) -> int:
-        """Of the state in etcd, as far as we know."""
-        return self._revision
-
     def keep(self, number: int, state: State) -> None:
         """See `hub.Memory.keep`."""
         with self._changed:
