@@ -281,11 +281,12 @@ class ProcessesContext(PContext):
 
     def poll(self) -> RunProcsResult | None:
         """Look, without waiting: None while all is well, else how it ended. Stops nothing."""
+        # One look for all questions: who ended between two would be a failure to neither, and a success to none.
+        exitcodes = {rank: process.poll() for rank, process in self._processes.items()}
         if self._closing is None:
-            self._note_failures()
+            self._note_failures(exitcodes)
         if self._failures:
             return RunProcsResult({}, dict(self._failures), self.stdouts, self.stderrs)
-        exitcodes = {rank: process.poll() for rank, process in self._processes.items()}
         if None in exitcodes.values() and not self._closed:
             return None
         succeeded = [rank for rank, exitcode in exitcodes.items() if exitcode == 0]
@@ -312,9 +313,8 @@ class ProcessesContext(PContext):
         for process in self._processes.values():
             process.pass_on(number)
 
-    def _note_failures(self) -> None:
+    def _note_failures(self, exitcodes: Mapping[int, int | None]) -> None:
         """Remember who has failed by itself. The exits of those whom the ladder stops are never looked at here."""
-        exitcodes = {rank: process.poll() for rank, process in self._processes.items()}
         orphans = self._orphans()
         for rank, process in self._processes.items():
             exitcode = -signal.SIGKILL if rank in orphans else exitcodes[rank]

@@ -80,6 +80,36 @@ def test_only_who_failed_by_itself_is_a_failure(tmp_path: Path) -> None:
         assert set(again.failures) == {1}
 
 
+class EndsWhileWeLook(SubprocessContext):
+    """Rank 1 has ended with 0; rank 0 ends with 1 when that has been seen, and before the look is over."""
+
+    gate: Path
+
+    def _fault(self, rank: int, exitcode: int) -> str:
+        if rank == 1 and not self._processes[0].seen_ended:
+            self.gate.write_text("go")
+            assert select.select([self._processes[0].fileno()], [], [], PATIENCE)[0]
+        return super()._fault(rank, exitcode)
+
+
+def test_a_failure_that_comes_while_we_look_is_one(tmp_path: Path) -> None:
+    """Two looks in one, of which each saw half, found two ends and no failure."""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    texts = ("import sys; open(sys.argv[1]).read(); sys.exit(1)", "pass")
+    args = {rank: ("-c", text, str(gate)) for rank, text in enumerate(texts)}
+    context = EndsWhileWeLook("group", sys.executable, args, {0: {}, 1: {}}, DefaultLogsSpecs(str(tmp_path)))
+    context.gate = gate
+    try:
+        context.start()
+        assert select.select([context._processes[1].fileno()], [], [], PATIENCE)[0]
+        result = waited(context)
+        assert list(result.failures) == [0]
+        assert result.failures[0].exitcode == 1
+    finally:
+        context.close(signal.SIGKILL)
+
+
 def test_looking_without_waiting(tmp_path: Path) -> None:
     with started(tmp_path, "import time; time.sleep(600)") as context:
         assert context.poll() is None
