@@ -4,7 +4,7 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
-.PHONY: demo test conformance-warm sweep sim lint bench clean
+.PHONY: demo test conformance-warm sweep sim lint frameworks bench clean
 
 demo: $(READY)  ## train with two workers, kill one half-way, finish with the same loss
 	@$(BIN)/python examples/demo.py
@@ -27,11 +27,16 @@ lint: $(READY)  ## style, types and the floors of the house
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+frameworks: $(READY)  ## programs of other people's frameworks, with workers and agents killed
+	@test -x .venv-frameworks/bin/python || $(PYTHON) -m venv .venv-frameworks
+	@.venv-frameworks/bin/python -m pip install --quiet --disable-pip-version-check -r examples/frameworks/requirements.txt
+	@PYTHON_EXEC=$(CURDIR)/.venv-frameworks/bin/python $(BIN)/python -m tests.frameworks $(ARGS)
+
 bench: $(READY)  ## the budgets, as ratios to torchrun measured in turn in one run
 	@$(BIN)/python -m benchmarks $(ARGS)
 
 clean:  ## what the verbs above made
-	rm -rf $(VENV) src/rallypoint/store/_native*.so .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) .venv-frameworks src/rallypoint/store/_native*.so .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
 $(READY): pyproject.toml hatch_build.py build_native.py $(wildcard src/rallypoint/store/native/*.[ch])
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not on PATH; set PYTHON=/path/to/python (3.11 or newer)"; exit 1; }

@@ -1,0 +1,1 @@
+"""Programs of other people's frameworks under `rallyrun`, with workers and agents killed (`make frameworks`)."""
