@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from typing import Any
 
 from rallypoint.base.endpoint import free_port
 from tests.jobs.launching import Job, Launcher
@@ -16,31 +17,53 @@ from tests.jobs.launching import Job, Launcher
 SH = ("--no-python", "/bin/sh", "-c")
 
 
+def told(job: Job) -> list[dict[str, Any]]:
+    """The events as they were written."""
+    return [json.loads(line) for line in job.err.splitlines() if line.startswith('{"name"')]
+
+
 def events(job: Job) -> list[tuple[str, str, int | None]]:
     """Source, state and restarts of each event."""
-    found = [json.loads(line) for line in job.err.splitlines() if line.startswith('{"name"')]
-    return [(each["source"], each["metadata"]["state"], each["metadata"]["agent_restarts"]) for each in found]
+    return [(each["source"], each["metadata"]["state"], each["metadata"]["agent_restarts"]) for each in told(job)]
 
 
 def test_the_events_of_a_job_with_a_restart(rallyrun: Launcher) -> None:
+    """The failure is told when its round is over, and each event has its time."""
+    began = int(time.time())
     script = "exit $((1 - TORCHELASTIC_RESTART_COUNT))"
     job = rallyrun("--standalone", "--event-log-handler=console", "--max-restarts=1", *SH, script)
     assert job.ends() == 0
     round_ = [("AGENT", "RENDEZVOUS"), ("AGENT", "ASSIGN_WORKER_RANKS"), ("WORKER", "START")]
     assert events(job) == [
         *((source, state, 0) for source, state in round_),
+        ("WORKER", "FAILED", 0),
         *((source, state, 1) for source, state in round_),
         ("WORKER", "SUCCEEDED", 1),
         ("AGENT", "SUCCEEDED", 1),
     ]
+    times = [event["timestamp"] for event in told(job)]
+    assert times == sorted(times)
+    assert began <= times[0]
+    assert times[-1] <= time.time()
 
 
-def test_a_worker_that_was_ended_is_no_failure(rallyrun: Launcher) -> None:
-    job = rallyrun(
-        "--standalone", "--event-log-handler=console", "--nproc-per-node=2", *SH, "test $RANK = 1 && exit 3; sleep 60"
-    )
+def test_how_each_worker_of_a_failed_job_ended(rallyrun: Launcher) -> None:
+    """Rank 0 is ended, rank 1 fails once rank 2 has succeeded; the agent's own event tells the failure too."""
+    script = """
+        case $RANK in
+            0) exec sleep 60 ;;
+            2) echo $$ >unfinished; mv unfinished pid ;;
+            1) until test -e pid; do sleep 0.02; done
+               while kill -0 $(cat pid); do sleep 0.02; done
+               exit 3 ;;
+        esac"""
+    job = rallyrun("--standalone", "--event-log-handler=console", "--nproc-per-node=3", *SH, script)
     assert job.ends() == 1
-    assert events(job)[-3:] == [("WORKER", "TERMINATED", 0), ("WORKER", "FAILED", 0), ("AGENT", "SUCCEEDED", 0)]
+    ends = [(state, restarts) for source, state, restarts in events(job) if source == "WORKER"][-3:]
+    assert ends == [("TERMINATED", 0), ("FAILED", 0), ("SUCCEEDED", 0)]
+    last = told(job)[-1]
+    assert (last["source"], last["metadata"]["state"]) == ("AGENT", "FAILED")
+    assert "exitcode  : 3" in last["metadata"]["raw_error"]
 
 
 def test_an_agent_that_is_ended_says_so(rallyrun: Launcher) -> None:
@@ -48,7 +71,7 @@ def test_an_agent_that_is_ended_says_so(rallyrun: Launcher) -> None:
     job.until(lambda lines: "up" in lines, "the worker is up")
     job.signal(signal.SIGTERM)
     assert job.ends() == 1
-    assert events(job)[-1] == ("AGENT", "FAILED", 0)
+    assert events(job)[-2:] == [("WORKER", "TERMINATED", 0), ("AGENT", "FAILED", 0)]
     assert "SignalException" in job.err
 
 

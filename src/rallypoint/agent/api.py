@@ -143,6 +143,10 @@ class SimpleElasticAgent(ElasticAgent):
         """Global ranks of the workers that this agent ended while they ran, for the report; none if it cannot tell."""
         return ()
 
+    def _succeeded_ranks(self) -> tuple[int, ...]:
+        """Global ranks of the workers that had succeeded before anything stopped them; none if it cannot tell."""
+        return ()
+
     # What torch's users call and override
 
     @property
@@ -251,6 +255,7 @@ class SimpleElasticAgent(ElasticAgent):
             exit_fds=self._exit_fds,
             finished=self._exit_barrier,
             stopped=self._stopped_ranks,
+            ended=self._ended,
             minder=self._watched_by,
             warmth=self._warmth,
             shown=self._shown,
@@ -261,6 +266,9 @@ class SimpleElasticAgent(ElasticAgent):
         result = self._monitor_workers(self._worker_group)
         self._telling.looked(result)
         return result
+
+    def _ended(self, result: RunResult | None) -> None:
+        self._telling.workers_ended(result, self._succeeded_ranks())
 
     def _shown(self) -> Mapping[str, object]:
         """What the health check shows of this agent."""
@@ -351,12 +359,13 @@ class SimpleElasticAgent(ElasticAgent):
         already, and starts the workers when that is complete. Otherwise it begins the stop by `_begin_stop`.
         """
         log.info("[%s] Stopping worker group", worker_group.spec.role)
+        failed = worker_group.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)
         if self._asking is not None:
-            failed = worker_group.state in (WorkerState.FAILED, WorkerState.UNHEALTHY)
             self._asking.end_round(self._failed_with if failed else None)
         self._stop_workers(worker_group)
         worker_group.state = WorkerState.STOPPED
         if not self._driven:
+            self._ended(self._failed_with if failed else None)
             self._initialize_workers(worker_group)
 
     def _exit_barrier(self) -> None:

@@ -273,8 +273,14 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _stopped_ranks(self) -> tuple[int, ...]:
         if self._pcontext is None:
             return ()
+        return self._global(self._pcontext.stopped)
+
+    def _succeeded_ranks(self) -> tuple[int, ...]:
+        return () if self._pcontext is None else self._global(self._pcontext.succeeded)
+
+    def _global(self, local_ranks: Collection[int]) -> tuple[int, ...]:
         by_rank = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
-        return tuple(by_rank[rank] for rank in self._pcontext.stopped)
+        return tuple(by_rank[rank] for rank in local_ranks)
 
     def _begin_stop(self, death_sig: signal.Signals, timeout: int) -> Stopping | None:
         if self._stops_differently():

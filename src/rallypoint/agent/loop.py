@@ -136,6 +136,7 @@ class AgentLoop:
             raise
         finally:
             self._board.clear()
+            self._crew.ended(self._last)
 
     # Events
 
@@ -190,6 +191,7 @@ class AgentLoop:
     def _stopped(self) -> WorkersStopped:
         self._board.clear()
         self._crew.group.state = WorkerState.STOPPED
+        self._crew.ended(self._last)
         return WorkersStopped()
 
     def _look_at_workers(self) -> Iterator[Event]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
 from rallypoint.agent.spec import RunResult, WorkerGroup
@@ -28,6 +28,8 @@ class Telling:
         self._restarts = restarts
         self._began = time.monotonic()
         self._told: AgentStory | None = None
+        self._running = False
+        """Whether workers were told as started and not yet as ended."""
 
     @property
     def remaining_restarts(self) -> int:
@@ -57,8 +59,21 @@ class Telling:
 
     def started(self) -> None:
         """The workers have been started."""
+        self._running = True
         if self._wanted:
             self._story().started(self._group, self._restarts())
+
+    def workers_ended(self, result: RunResult | None, succeeded: Collection[int] = ()) -> None:
+        """The workers of a round are gone; nothing happens if that was told before.
+
+        Args:
+            result: how they were found; None if they ran until the agent stopped them.
+            succeeded: global ranks that had succeeded, in a group that has not.
+        """
+        running, self._running = self._running, False
+        if running and self._wanted:
+            state, failures = ("", {}) if result is None else (str(result.state), result.failures)
+            self._story().ended(state, self._group, self._restarts(), failures, succeeded)
 
     def watched(self, name: str, timer: FileTimerRequest | None) -> None:
         """The watchdog has done what `name` says, to the worker of a timer if it is about one."""
@@ -80,8 +95,7 @@ class Telling:
             from rallypoint.telemetry.numbers import ended
 
             ended(spec.role, result.is_failed(), self.remaining_restarts, spec.max_restarts)
-        if self._wanted:
-            self._story().ended(result.state, self._group, self._restarts(), result.failures)
+        self.workers_ended(result)
 
     @property
     def _wanted(self) -> bool:

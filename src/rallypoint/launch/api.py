@@ -17,6 +17,7 @@ from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler
 
 if TYPE_CHECKING:
+    from rallypoint.failures.report import ChildFailedError
     from rallypoint.health.check import HealthCheckServer
 
 log = get_logger(__name__)
@@ -76,26 +77,28 @@ def launch_agent(
     with deaf_at_the_end():
         try:
             agent = _agent(config, entrypoint, args, run_id, health_check_server)
-            result = _run(agent, config.role)
+            return _run(agent, config.role, _name(entrypoint, args))
         finally:
             config.logs_specs.tidy()
-    if result.is_failed():
-        from rallypoint.failures.report import ChildFailedError
-
-        raise ChildFailedError(
-            name=_name(entrypoint, args), failures=result.failures, cause=result.cause, stopped=result.stopped
-        )
-    return result.return_values
 
 
-def _run(agent: LocalElasticAgent, role: str) -> RunResult:
+def _run(agent: LocalElasticAgent, role: str, name: str) -> dict[int, Any]:
+    """Run the agent, and tell how it ended: a failed job is no success of its agent."""
     try:
         result = agent.run(role)
+        if result.is_failed():
+            raise _failure(result, name)
     except Exception:
         agent.tell(agent.get_event_failed)
         raise
     agent.tell(agent.get_event_succeeded)
-    return result
+    return result.return_values
+
+
+def _failure(result: RunResult, name: str) -> ChildFailedError:
+    from rallypoint.failures.report import ChildFailedError
+
+    return ChildFailedError(name, failures=result.failures, cause=result.cause, stopped=result.stopped)
 
 
 def _agent(

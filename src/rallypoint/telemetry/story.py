@@ -1,7 +1,11 @@
 """The events of an agent's run, with the fields of the contract's section 5.9.
 
-Telling never fails: whatever a handler raises becomes a log line. The agent's own things are taken by their shape, for
-they belong to rooms above.
+Laws:
+
+1. Telling never fails: whatever a handler raises becomes a log line. The agent's own things are taken by their shape,
+   for they belong to rooms above.
+2. Whoever was told as started is told as ended, once, before the next start: by itself (FAILED, SUCCEEDED) or because
+   the agent stopped it (TERMINATED).
 """
 
 from __future__ import annotations
@@ -9,7 +13,8 @@ from __future__ import annotations
 import json
 import os
 import socket
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, Protocol
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
@@ -79,6 +84,7 @@ class AgentStory:
         entry_point: what the workers run; of a program, the base name goes along.
         began: when the run began, on `clock`; None for now.
         clock: what the run is timed with.
+        wall_clock: what events are dated with, in epoch seconds.
     """
 
     def __init__(
@@ -90,6 +96,7 @@ class AgentStory:
         entry_point: str,
         began: float | None = None,
         clock: Clock = SYSTEM_CLOCK,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         self._destination = destination
         self._run_id = run_id
@@ -97,6 +104,7 @@ class AgentStory:
         self._backend = rdzv_backend
         self._entry_point = os.path.basename(entry_point)
         self._clock = clock
+        self._wall_clock = wall_clock
         self._began = clock.monotonic() if began is None else began
 
     def tell(self, event: Event) -> None:
@@ -112,18 +120,28 @@ class AgentStory:
         for worker in group.workers:
             self.tell(self.of_worker("START", group, restarts, worker))
 
-    def ended(self, state: str, group: GroupLike, restarts: int, failures: Mapping[int, FailureLike]) -> None:
-        """The workers have ended for good.
+    def ended(
+        self,
+        state: str,
+        group: GroupLike,
+        restarts: int,
+        failures: Mapping[int, FailureLike],
+        succeeded: Collection[int] = (),
+    ) -> None:
+        """The workers of one round have ended.
 
         Args:
             state: of the group.
             group: the workers.
-            restarts: how often they were started again.
-            failures: by global rank; in a group that has not succeeded, whoever is not among them was ended.
+            restarts: how often they were started again before.
+            failures: by global rank.
+            succeeded: global ranks that had succeeded, in a group that has not; the others were ended.
         """
         for worker in group.workers:
-            failure = failures.get(worker.global_rank)
-            own = "FAILED" if failure is not None else "SUCCEEDED" if state == "SUCCEEDED" else "TERMINATED"
+            rank = worker.global_rank
+            failure = failures.get(rank)
+            well = state == "SUCCEEDED" or rank in succeeded
+            own = "FAILED" if failure is not None else "SUCCEEDED" if well else "TERMINATED"
             self.tell(self.of_worker(own, group, restarts, worker, failure))
 
     def of_watchdog(self, name: str, group: GroupLike, restarts: int, timer: TimerLike | None) -> Event:
@@ -135,7 +153,7 @@ class AgentStory:
             more["expiration_time"] = str(timer.expiration_time)
             more["signal"] = str(timer.signal)
         metadata = self._metadata("RUNNING", group, restarts, more)
-        return Event(name, EventSource.AGENT, metadata=metadata)
+        return Event(name, EventSource.AGENT, int(self._wall_clock()), metadata)
 
     def of_agent(
         self,
@@ -149,7 +167,7 @@ class AgentStory:
         """An event about the agent itself."""
         more = self._size_and_program(group)
         metadata = self._metadata(state, group, restarts, more, raw_error=raw_error)
-        return _status(state, EventSource.AGENT, metadata, duration_ms)
+        return self._status(state, EventSource.AGENT, {**metadata, "duration_ms": duration_ms})
 
     def of_worker(
         self, state: str, group: GroupLike, restarts: int, worker: WorkerLike, failure: FailureLike | None = None
@@ -165,7 +183,10 @@ class AgentStory:
         }
         error = None if failure is None else json.dumps(failure.error_file_data)
         metadata = self._metadata(state, group, restarts, more, worker.global_rank, str(worker.id), error)
-        return _status(state, EventSource.WORKER, metadata, None)
+        return self._status(state, EventSource.WORKER, {**metadata, "duration_ms": None})
+
+    def _status(self, state: str, source: EventSource, metadata: dict[str, EventMetadataValue]) -> Event:
+        return Event(f"torchelastic.worker.status.{state}", source, int(self._wall_clock()), metadata)
 
     def _size_and_program(self, group: GroupLike) -> dict[str, object]:
         return {"group_world_size": group.group_world_size, "entry_point": self._entry_point}
@@ -194,9 +215,3 @@ class AgentStory:
             "metadata": json.dumps(more),
             "agent_restarts": restarts,
         }
-
-
-def _status(
-    state: str, source: EventSource, metadata: dict[str, EventMetadataValue], duration_ms: float | None
-) -> Event:
-    return Event(f"torchelastic.worker.status.{state}", source, metadata={**metadata, "duration_ms": duration_ms})

@@ -136,6 +136,11 @@ class PContext(ABC):
         return ()
 
     @property
+    def succeeded(self) -> tuple[int, ...]:
+        """Local ranks that have succeeded without being asked to stop; none for contexts that do not tell."""
+        return ()
+
+    @property
     def running(self) -> tuple[int, ...]:
         """Local ranks that have not ended; all for contexts that do not tell."""
         return tuple(range(self.nprocs))
@@ -297,6 +302,12 @@ class ProcessesContext(PContext):
     def stopped(self) -> tuple[int, ...]:
         """Local ranks that were sent a signal to stop while they still ran."""
         return tuple(rank for rank, process in self._processes.items() if process.signalled)
+
+    @property
+    def succeeded(self) -> tuple[int, ...]:
+        """Local ranks that have succeeded without being asked to stop."""
+        well = (rank for rank, process in self._processes.items() if process.poll() == 0 and not process.signalled)
+        return tuple(rank for rank in well if rank not in self._failures)
 
     @property
     def running(self) -> tuple[int, ...]:

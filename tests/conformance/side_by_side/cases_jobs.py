@@ -255,7 +255,19 @@ NODES = [
 
 EVENTS = [
     Case("5.9 events of a success", "--event-log-handler=console --nproc-per-node=2 --role=r", SHOW),
-    Case("5.9 events of a failure", "--event-log-handler=console", exits("3"), code=1),
+    Case(
+        "5.9 events of a failure",
+        "--event-log-handler=console",
+        exits("3"),
+        differs=("a failed job's agent has failed",),
+        code=1,
+    ),
+    Case(
+        "5.9 events of a restart",
+        "--event-log-handler=console --max-restarts=1",
+        exits("1 - int(os.environ['TORCHELASTIC_RESTART_COUNT'])"),
+        differs=("each failure is an event",),
+    ),
 ]
 
 TOLD = [

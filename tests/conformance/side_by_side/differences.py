@@ -65,6 +65,24 @@ def _says_nothing(theirs: object, ours: object) -> bool:
     return str(theirs).startswith(("To enable traceback see:", "Signal ")) and ours not in ("", ABSENT)
 
 
+def _with(more: str) -> How:
+    """Ours has one event more, of this state."""
+    return lambda theirs, ours: (
+        [each for each in _names(ours) if each not in _names(theirs)] == [more]
+        and all(each in _names(ours) for each in _names(theirs))
+    )
+
+
+def _failed_agent(theirs: object, ours: object) -> bool:
+    return [each.replace("SUCCEEDED AGENT", "FAILED AGENT") for each in _names(theirs)] == _names(ours)
+
+
+def _names(events: object) -> list[str]:
+    """Names and sources of events, as `stderr` tells them."""
+    assert isinstance(events, list)
+    return sorted(f"{each[0].rpartition('.')[2]} {each[1]}" for each in events)
+
+
 ALWAYS = Difference(
     "the contract's section 10, and what ours adds to every worker and every report",
     {
@@ -93,6 +111,12 @@ DIFFERENCES = {
     ),
     "all nodes stop": Difference(
         "a failure on one node is told to all at once", {"exit/1": _values(0, 1), "stderr/1/report/*": _only_ours}
+    ),
+    "a failed job's agent has failed": Difference(
+        "the agent of a job that has failed has not succeeded", {"stderr/0/events": _failed_agent}
+    ),
+    "each failure is an event": Difference(
+        "a failure that a restart followed is one all the same", {"stderr/0/events": _with("FAILED WORKER")}
     ),
     "one restart count": Difference(
         "the job has one account of restarts, and so have its workers and their log folders",

@@ -62,7 +62,8 @@ def _seen() -> Iterator[KeptNumbers]:
 
 
 def a_story(clock: HandClock | None = None, destination: str = "kept") -> AgentStory:
-    return AgentStory(destination, "job", "trainer", "c10d", "/usr/bin/python3", clock=clock or HandClock())
+    clocks = {"clock": clock or HandClock(), "wall_clock": lambda: 1700000000.9}
+    return AgentStory(destination, "job", "trainer", "c10d", "/usr/bin/python3", **clocks)
 
 
 def told(events: KeptEvents) -> list[tuple[str, str, object]]:
@@ -77,7 +78,7 @@ def test_the_fields_of_an_agents_event(events: KeptEvents) -> None:
     story.told("RENDEZVOUS", Group(None, None, ()), 1, 0.25)
     (event,) = map(Event.deserialize, events.lines)
     assert (event.name, event.source) == ("torchelastic.worker.status.RENDEZVOUS", EventSource.AGENT)
-    assert event.metadata["total_run_time"] == 7
+    assert (event.timestamp, event.metadata["total_run_time"]) == (1700000000, 7)
     assert (event.metadata["duration_ms"], event.metadata["agent_restarts"]) == (250.0, 1)
     assert event.metadata["metadata"] == json.dumps({"group_world_size": None, "entry_point": "python3"})
 
@@ -87,6 +88,7 @@ def test_the_end_of_workers(events: KeptEvents) -> None:
     story.started(GROUP, 0)
     story.ended("SUCCEEDED", GROUP, 0, {})
     story.ended("FAILED", GROUP, 0, {3: Failure(-9, 71, {"message": "é"})})
+    story.ended("", GROUP, 0, {}, succeeded=[2])
     story.tell(story.of_agent("SUCCEEDED", GROUP, 0))
     assert told(events) == [
         ("WORKER", "START", 2),
@@ -95,6 +97,8 @@ def test_the_end_of_workers(events: KeptEvents) -> None:
         ("WORKER", "SUCCEEDED", 3),
         ("WORKER", "TERMINATED", 2),
         ("WORKER", "FAILED", 3),
+        ("WORKER", "SUCCEEDED", 2),
+        ("WORKER", "TERMINATED", 3),
         ("AGENT", "SUCCEEDED", None),
     ]
     failed = Event.deserialize(events.lines[5])
