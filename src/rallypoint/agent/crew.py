@@ -57,9 +57,10 @@ class Crew:
     be started again; it returns None if they are gone already. `shutdown` stops them for good and returns when they are
     gone; always called at the end. `pass_on` hands a signal to each that runs. `look` tells how they are, `running`
     which local ranks have not ended; `exit_fds` become readable when one ends (None: they must be asked). `finished` is
-    called once all have succeeded, `ended` when all of a round are gone, with how they were found before that (None: they
-    ran). `stopped` gives the global ranks of those that were sent a signal to stop while they ran. `grace` is how many seconds a stop leaves them. `minder` is what else watches them now, if anything does,
-    `warmth` what they are forked from, if they are, `shown` what the health check shows of them.
+    called once all have succeeded, `ended` when all of a round are gone, with how they were found before that (None:
+    they ran). `stopped` gives the global ranks of those that were sent a signal to stop while they ran. `grace` is how
+    many seconds a stop leaves them. `minder` is what else watches them now, if anything does, `warmth` what they are
+    forked from, if they are, `shown` what the health check shows of them.
     """
 
     group: WorkerGroup

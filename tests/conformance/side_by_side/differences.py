@@ -74,7 +74,7 @@ def _with(more: str) -> How:
 
 
 def _failed_agent(theirs: object, ours: object) -> bool:
-    return [each.replace("SUCCEEDED AGENT", "FAILED AGENT") for each in _names(theirs)] == _names(ours)
+    return sorted(each.replace("SUCCEEDED AGENT", "FAILED AGENT") for each in _names(theirs)) == _names(ours)
 
 
 def _names(events: object) -> list[str]:

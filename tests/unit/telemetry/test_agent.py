@@ -62,8 +62,15 @@ def _seen() -> Iterator[KeptNumbers]:
 
 
 def a_story(clock: HandClock | None = None, destination: str = "kept") -> AgentStory:
-    clocks = {"clock": clock or HandClock(), "wall_clock": lambda: 1700000000.9}
-    return AgentStory(destination, "job", "trainer", "c10d", "/usr/bin/python3", **clocks)
+    return AgentStory(
+        destination,
+        "job",
+        "trainer",
+        "c10d",
+        "/usr/bin/python3",
+        clock=clock or HandClock(),
+        wall_clock=lambda: 1700000000.9,
+    )
 
 
 def told(events: KeptEvents) -> list[tuple[str, str, object]]:
