@@ -2,9 +2,10 @@
 PYTHON ?= python3.11
 VENV   := .venv
 BIN    := $(VENV)/bin
+PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY  := $(VENV)/.ready
 
-.PHONY: demo test conformance-warm sweep sim lint frameworks bench clean
+.PHONY: demo test conformance-warm sweep sim lint frameworks bench dist lock clean
 
 demo: $(READY)  ## train with two workers, kill one half-way, finish with the same loss
 	@$(BIN)/python examples/demo.py
@@ -35,14 +36,34 @@ frameworks: $(READY)  ## programs of other people's frameworks, with workers and
 bench: $(READY)  ## the budgets, as ratios to torchrun measured in turn in one run
 	@$(BIN)/python -m benchmarks $(ARGS)
 
-clean:  ## what the verbs above made
-	rm -rf $(VENV) .venv-frameworks src/rallypoint/store/_native*.so .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+dist:  ## source archive, a wheel without the store in C for every system, and a manylinux wheel with it
+	@$(PYTHON) -m venv .venv-release
+	@.venv-release/bin/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements/release.txt
+	@rm -rf dist
+	@.venv-release/bin/python -m build --no-isolation --sdist
+	@RALLYPOINT_BUILD=pure .venv-release/bin/python -m build --no-isolation --wheel
+	@RALLYPOINT_BUILD=native .venv-release/bin/python -m build --no-isolation --wheel --outdir dist/unrepaired
+	@PATH="$(CURDIR)/.venv-release/bin:$$PATH" auditwheel repair --strip --wheel-dir dist dist/unrepaired/*.whl
+	@rm -rf dist/unrepaired
+	@.venv-release/bin/python -m twine check --strict dist/*
 
-$(READY): pyproject.toml hatch_build.py build_native.py $(wildcard src/rallypoint/store/native/*.[ch])
+lock:  ## renew requirements/*.txt: what the verbs above install, with hashes (all but torch, whose builds differ)
+	@uv pip compile pyproject.toml requirements/build.in --extra test --python-version 3.11 --generate-hashes \
+		--no-emit-package torch --no-emit-package rallypoint --no-emit-index-url --no-emit-find-links --no-header \
+		--upgrade --quiet -o requirements/test.txt
+	@uv pip compile requirements/release.in --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-emit-find-links --no-header --upgrade --quiet -o requirements/release.txt
+
+clean:  ## what the verbs above made
+	rm -rf $(VENV) .venv-frameworks .venv-release dist src/rallypoint/store/_native*.so .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
+
+$(READY): pyproject.toml requirements/test.txt hatch_build.py build_native.py $(wildcard src/rallypoint/store/native/*.[ch])
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not on PATH; set PYTHON=/path/to/python (3.11 or newer)"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: Rallypoint needs Python 3.11 or newer; set PYTHON=/path/to/python"; exit 1; }
 	@echo "setting up $(VENV) (the first time this fetches torch)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[test]'
+	@$(PIP) --require-hashes -r requirements/test.txt
+	@$(PIP) torch==2.13.0
+	@$(PIP) --no-deps --no-build-isolation -e .
 	@$(BIN)/python -m compileall -q src
 	@touch $@

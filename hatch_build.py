@@ -1,12 +1,19 @@
-"""What hatchling calls before it installs the package or makes a wheel: the store in C is built where it can be."""
+"""What hatchling calls before it installs the package or makes a wheel: the store in C is built where it can be.
+
+The variable `RALLYPOINT_BUILD` decides otherwise: `pure` leaves the store in C out, so that the wheel fits every
+system; `native` fails where it cannot be built.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import sysconfig
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
+
+_WANTED = ("", "pure", "native")
 
 
 class BuildNative(BuildHookInterface):
@@ -16,7 +23,10 @@ class BuildNative(BuildHookInterface):
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:
         """Build. Where that cannot be, say so and go on without: the package is whole in Python alone."""
-        if self.target_name != "wheel":
+        wanted = os.environ.get("RALLYPOINT_BUILD", "")
+        if wanted not in _WANTED:
+            raise ValueError(f"RALLYPOINT_BUILD={wanted!r} is unknown; set it to pure or native, or leave it unset")
+        if self.target_name != "wheel" or wanted == "pure":
             return
         sys.path.insert(0, self.root)
         import build_native
@@ -24,6 +34,8 @@ class BuildNative(BuildHookInterface):
         try:
             built = build_native.build()
         except build_native.NotBuiltError as error:
+            if wanted == "native":
+                raise
             print(
                 f"rallypoint: the store in C was not built, and the one in Python will serve: {error}", file=sys.stderr
             )
