@@ -126,6 +126,11 @@ def test_a_program_that_holds_no_store(launcher: Launcher, program: str) -> None
     assert says(launcher, program, NO_TORCH) == says(launcher, program, AS_IT_IS)
 
 
+@pytest.mark.parametrize("kind", ["program", "function"])
+def test_a_program_whose_workers_are_its_own_gets_a_signal(launcher: Launcher, kind: str) -> None:
+    assert says(launcher, "signals", NO_TORCH, kind) == says(launcher, "signals", AS_IT_IS, kind)
+
+
 def site(launcher: Launcher, group: str, entry: str, change: Change) -> dict[str, str]:
     """An installed package that offers `entry` in an entry-point group; returns the environment in which it is."""
     module = entry.partition(" = ")[2].partition(":")[0]

@@ -312,4 +312,4 @@ class LocalElasticAgent(SimpleElasticAgent):
 
 
 def _raise(number: int) -> None:
-    raise SignalException(f"Process {os.getpid()} got signal {signal_name(number)}", number)
+    raise SignalException(f"Process {os.getpid()} got signal {signal_name(number)}", signal.Signals(number))

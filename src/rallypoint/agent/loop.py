@@ -10,7 +10,7 @@ import os
 import socket
 import time
 from collections.abc import Callable, Iterable, Iterator
-from signal import SIGKILL, SIGTERM
+from signal import SIGKILL, SIGTERM, Signals
 from typing import TYPE_CHECKING
 
 from rallypoint.agent.board import NoticeBoard
@@ -335,7 +335,7 @@ class AgentLoop:
         raise error
 
     def _do_depart(self, step: Depart) -> None:
-        raise SignalException(f"Process {os.getpid()} got signal {signal_name(step.signal)}", step.signal)
+        raise SignalException(f"Process {os.getpid()} got signal {signal_name(step.signal)}", Signals(step.signal))
 
     def _do_finish(self, _step: Finish) -> None:
         self._succeed(self._last or RunResult(WorkerState.SUCCEEDED))

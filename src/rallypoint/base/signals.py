@@ -88,6 +88,11 @@ def signals_to(post: Callable[[int], None], numbers: Iterable[int]) -> Iterator[
         bell.close()
 
 
+def is_posting(handler: Any) -> bool:
+    """Whether a signal's handler is one that `signals_to` has put there."""
+    return getattr(handler, "__module__", None) == __name__
+
+
 _kept: dict[int, Any] | None = None
 """In `deaf_at_the_end`: the handlers to put back. The main thread's alone."""
 

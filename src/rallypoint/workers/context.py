@@ -192,10 +192,14 @@ class PContext(ABC):
         deadline = Deadline(float("inf") if timeout < 0 else SYSTEM_CLOCK.monotonic() + timeout, SYSTEM_CLOCK)
         while (result := self.poll()) is None and not deadline.expired:
             remaining = min(deadline.remaining(), period) if self.must_be_asked else deadline.remaining()
-            until_readable(self.exit_fds(), remaining)
+            self._sleep(remaining)
         if result is not None:
             self.close()
         return result
+
+    def _sleep(self, seconds: float) -> None:
+        """Wait so long for something that `poll` may tell."""
+        until_readable(self.exit_fds(), seconds)
 
 
 class ProcessesContext(PContext):

@@ -1,4 +1,8 @@
-"""In the place of `torch.distributed.elastic.multiprocessing.api`."""
+"""In the place of `torch.distributed.elastic.multiprocessing.api`.
+
+Contexts that a program starts by itself take this process's signals, as torch's do: while one of them is open, each
+signal that `TORCHELASTIC_SIGNALS_TO_HANDLE` names raises `SignalException` in the main thread.
+"""
 
 from __future__ import annotations
 
@@ -7,13 +11,15 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.errors import SignalException
+from rallypoint.base.waiting import until_readable
+from rallypoint.compat.elastic.multiprocessing.taken_signals import bell, give_back, take
 from rallypoint.failures.failure import ProcessFailure
 from rallypoint.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from rallypoint.logs.std import Std
 from rallypoint.logs.std import to_map as _to_map
 from rallypoint.workers import context
-from rallypoint.workers.context import PContext, RunProcsResult, start_processes
-from rallypoint.workers.functions.context import MultiprocessContext
+from rallypoint.workers.context import PContext, RunProcsResult
+from rallypoint.workers.functions import context as functions
 
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
@@ -35,7 +41,27 @@ __all__ = [
 ]
 
 
-class SubprocessContext(context.SubprocessContext):
+class _Taking(context.ProcessesContext):
+    """Has the signals of this process from its start to its end."""
+
+    _took = False
+
+    def start(self) -> None:
+        self._took = self._took or take()
+        super().start()
+
+    def _sleep(self, seconds: float) -> None:
+        with bell() as rings:
+            until_readable([*self.exit_fds(), *rings], seconds)
+
+    def _finish(self) -> None:
+        super()._finish()
+        if self._took:
+            self._took = False
+            give_back()
+
+
+class SubprocessContext(_Taking, context.SubprocessContext):
     """Workers that are commands, made with torch's arguments; see `start_processes` for what they mean."""
 
     def __init__(
@@ -52,6 +78,36 @@ class SubprocessContext(context.SubprocessContext):
     ) -> None:
         extras = context.Extras(numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
         super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, extras=extras)
+
+
+class MultiprocessContext(_Taking, functions.MultiprocessContext):
+    """Workers that are functions; see `start_processes` for what the arguments mean."""
+
+
+def start_processes(
+    name: str,
+    entrypoint: Callable[..., Any] | str,
+    args: Mapping[int, Sequence[Any]],
+    envs: Mapping[int, Mapping[str, str]],
+    logs_specs: LogsSpecs,
+    log_line_prefixes: Mapping[int, str] | None = None,
+    start_method: str = "spawn",
+    numa_options: NumaOptions | None = None,
+    duplicate_stdout_filters: Sequence[str] | None = None,
+    duplicate_stderr_filters: Sequence[str] | None = None,
+) -> PContext:
+    """Start one process for each local rank; see `rallypoint.workers.context.start_processes`.
+
+    Until all are done or `close` is called, a signal to this process raises SignalException in its main thread.
+    """
+    extras = (numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
+    made: PContext
+    if isinstance(entrypoint, str):
+        made = SubprocessContext(name, entrypoint, args, envs, logs_specs, log_line_prefixes, *extras)
+    else:
+        made = MultiprocessContext(name, entrypoint, args, envs, start_method, logs_specs, log_line_prefixes, *extras)
+    made.start()
+    return made
 
 
 def to_map(val_or_map: Std | Mapping[int, Std], local_world_size: int) -> dict[int, Std]:

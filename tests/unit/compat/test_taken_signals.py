@@ -1,0 +1,80 @@
+"""The signals of a process that starts workers by itself: whose they are, and when they are given back."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from rallypoint.base.signals import signals_to
+from rallypoint.compat.elastic.multiprocessing import DefaultLogsSpecs, PContext, SubprocessContext, start_processes
+
+NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+
+
+def handlers() -> list[object]:
+    return [signal.getsignal(number) for number in NUMBERS]
+
+
+@contextmanager
+def started(folder: Path) -> Iterator[PContext]:
+    args = {0: ("-c", "import time; time.sleep(600)")}
+    context = start_processes("n", sys.executable, args, {0: {}}, DefaultLogsSpecs(log_dir=str(folder)))
+    try:
+        yield context
+    finally:
+        context.close(signal.SIGKILL)
+
+
+def test_the_last_of_two_gives_them_back(tmp_path: Path) -> None:
+    before = handlers()
+    with started(tmp_path) as first, started(tmp_path) as second:
+        assert isinstance(first, SubprocessContext)
+        taken = handlers()
+        assert all(callable(each) and each not in before for each in taken)
+        first.close(signal.SIGKILL)
+        assert handlers() == taken
+        second.close(signal.SIGKILL)
+        assert handlers() == before
+
+
+def test_what_has_been_put_in_their_place_stays(tmp_path: Path) -> None:
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        with started(tmp_path):
+            signal.signal(signal.SIGHUP, signal.SIG_IGN)
+        assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+def test_what_could_not_be_started_has_taken_nothing(tmp_path: Path) -> None:
+    before = handlers()
+    with pytest.raises(ValueError, match="nowhere"):
+        start_processes("n", "/nowhere", {0: ()}, {0: {}}, DefaultLogsSpecs(log_dir=str(tmp_path)))
+    assert handlers() == before
+
+
+def test_an_agent_keeps_its_own(tmp_path: Path) -> None:
+    posted: list[int] = []
+    with signals_to(posted.append, [signal.SIGHUP]), started(tmp_path):
+        signal.raise_signal(signal.SIGHUP)
+    assert posted == [signal.SIGHUP]
+
+
+def test_a_thread_takes_none(tmp_path: Path) -> None:
+    before, seen = handlers(), []
+
+    def run() -> None:
+        with started(tmp_path):
+            seen.extend(handlers())
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join()
+    assert seen == before
