@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
 import sysconfig
 from pathlib import Path
 
@@ -34,6 +35,23 @@ def test_where_there_is_a_compiler_the_store_in_c_is_there_and_of_these_sources(
 def test_the_compiler_has_nothing_to_say(tmp_path: Path) -> None:
     built = build_native.build(tmp_path / "_native.abi3.so", "-Werror")
     assert list(tmp_path.iterdir()) == [built]
+
+
+@needs_compiler
+@pytest.mark.skipif(shutil.which("readelf") is None, reason="there is no readelf to look into the module with")
+def test_the_module_is_hardened() -> None:
+    """Its stack is guarded and not executable, and no table of functions can be written to."""
+
+    def shown(*what: str) -> str:
+        command = ["readelf", *what, str(build_native.BUILT)]
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout
+
+    assert "__stack_chk_fail" in shown("--wide", "--dyn-syms")
+    assert "BIND_NOW" in shown("--dynamic")
+    segments = shown("--wide", "--segments")
+    assert "GNU_RELRO" in segments
+    (stack,) = [line for line in segments.splitlines() if "GNU_STACK" in line]
+    assert " RW " in stack
 
 
 @needs_compiler
