@@ -127,7 +127,7 @@ class Launcher:
 
     def environment(self, env: dict[str, str] | None = None) -> dict[str, str]:
         """What a job finds around it: ours without what could disturb, and the mark."""
-        disturbing = ("PET_", "TORCH", "OMP_", "LOGLEVEL", "RALLYPOINT", "MASTER_", "RANK", "WORLD_SIZE")
+        disturbing = ("PET_", "TORCH", "OMP_", "LOGLEVEL", "RALLYPOINT", "MASTER_", "RANK", "WORLD_SIZE", "SLURM_")
         kept = {name: value for name, value in os.environ.items() if not name.startswith(disturbing)}
         # torch's compiler may leave a cache in the temporary folder, which is not ours to take away.
         cache = {"TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor")}
@@ -153,7 +153,13 @@ class Launcher:
 
     def left(self) -> list[str]:
         """Processes with the mark that still run."""
-        found = []
+        return [f"{pid}: {command}" for pid, command in self._marked()]
+
+    def pids(self) -> list[int]:
+        """All processes that carry the mark, in the order of their numbers."""
+        return sorted(pid for pid, _ in self._marked())
+
+    def _marked(self) -> Iterator[tuple[int, str]]:
         for name in os.listdir("/proc"):
             if not name.isdigit() or int(name) == os.getpid():
                 continue
@@ -163,8 +169,7 @@ class Launcher:
             except OSError:
                 continue
             if self.mark.encode() in environ and command:
-                found.append(f"{name}: {command}")
-        return found
+                yield int(name), command
 
     def left_files(self) -> list[str]:
         """Temporary files that were not taken away."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 import time
+from contextlib import suppress
 from functools import partial
 
 import pytest
@@ -35,6 +38,28 @@ say("done", *HEARD)
 """
 
 
+FORKSERVER = """
+import os, sys
+def work():
+    exec({body!r}, {{"__name__": "worker"}})
+if __name__ == "__main__":
+    from rallypoint.launch.api import elastic_launch
+    from rallypoint.launch.config import LaunchConfig
+    conf = LaunchConfig(1, 1, 1, run_id="x", rdzv_backend="c10d", rdzv_endpoint="127.0.0.1:0", max_restarts=1,
+                        start_method="forkserver", rdzv_configs={{"is_host": True}})
+    elastic_launch(conf, work)()
+"""
+
+SLURM = {"SLURM_JOB_ID": "7"}
+
+
+def to_all(rallyrun: Launcher, number: int) -> None:
+    """What a scheduler does: the signal to every process of the job, in the order of their start."""
+    for pid in rallyrun.pids():
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
 def start(rallyrun: Launcher, deaf: list[str], *flags: str) -> Job:
     """A job of one node whose workers hear these signals and stay, and are all up."""
     job = rallyrun("--standalone", f"--shutdown-timeout={LONG}", *flags, rallyrun.script(WORKER.format(deaf=deaf)))
@@ -45,6 +70,10 @@ def start(rallyrun: Launcher, deaf: list[str], *flags: str) -> Job:
 
 def heard(lines: list[str], number: signal.Signals) -> int:
     return sum(line.startswith("heard") and line.endswith(number.name) for line in lines)
+
+
+def _has_heard(number: signal.Signals, lines: list[str]) -> bool:
+    return heard(lines, number) > 0
 
 
 def _heard_so_often(number: signal.Signals, times: int, lines: list[str]) -> bool:
@@ -121,6 +150,33 @@ def test_a_signal_that_only_tells_is_passed_on_and_ends_nothing(rallyrun: Launch
         job.until(partial(_heard_so_often, number, 2 * time_), f"both have heard it, time {time_}")
     (rallyrun.folder / "finish").touch()
     ends_at_once(job, 0)
+
+
+@pytest.mark.parametrize("method", ["script", "warm", "forkserver"])
+def test_under_a_scheduler_user_signals_to_all_processes_end_none(rallyrun: Launcher, method: str) -> None:
+    """What `scancel --signal=USR1` does: the helpers of the agent live on, and start what comes next."""
+    body = WORKER.format(deaf=["SIGUSR1", "SIGUSR2"])
+    flags = {"script": (), "warm": ("--warm=decimal",), "forkserver": ()}[method]
+    if method == "forkserver":
+        job = rallyrun.command([sys.executable, rallyrun.script(FORKSERVER.format(body=body))], env=SLURM)
+    else:
+        job = rallyrun("--standalone", "--max-restarts=1", *flags, rallyrun.script(body), env=SLURM)
+    job.until(lambda lines: "ready 0 0" in lines, "the worker is up")
+    for number in (signal.SIGUSR1, signal.SIGUSR2):
+        to_all(rallyrun, number)
+        job.until(partial(_has_heard, number), f"it has heard {number.name}")
+    (rallyrun.folder / "fail-0").touch()
+    job.until(lambda lines: "ready 0 1" in lines, "it was started again")
+    (rallyrun.folder / "finish").touch()
+    ends_at_once(job, 0)
+    assert "lost" not in job.err
+    assert "start cold" not in job.err
+
+
+def test_without_a_scheduler_user_signals_mean_what_they_do_to_any_program(rallyrun: Launcher) -> None:
+    job = start(rallyrun, [])
+    job.signal(signal.SIGUSR1)
+    assert job.ends() == -signal.SIGUSR1
 
 
 def test_the_others_hear_of_a_departure_before_its_workers_are_gone(rallyrun: Launcher) -> None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rallypoint.agent.api import SimpleElasticAgent
 from rallypoint.agent.environment import worker_environment
-from rallypoint.agent.handled import handled_signals
+from rallypoint.agent.handled import PASSED_ON, handled_signals
 from rallypoint.agent.spec import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.base.errors import SignalException
 from rallypoint.base.log import get_logger
@@ -197,11 +197,16 @@ class LocalElasticAgent(SimpleElasticAgent):
             return
         self._alone = True
         self._warm_up(self._guarded())
-        self._until_the_end.enter_context(signals_to(_raise, handled_signals()))
+        self._until_the_end.enter_context(signals_to(self._on_signal_alone, handled_signals()))
         server = self._health_check()
         if server is not None:
             server.start()
             self._until_the_end.callback(server.stop)
+
+    def _on_signal_alone(self, number: int) -> None:
+        if number not in PASSED_ON:
+            raise SignalException(f"Process {os.getpid()} got signal {signal_name(number)}", signal.Signals(number))
+        self._pass_on(number)
 
     def _step_alone(self) -> None:
         if self._minder is not None:
@@ -309,7 +314,3 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._unmind()
         if not self._runs:
             self._let_go()
-
-
-def _raise(number: int) -> None:
-    raise SignalException(f"Process {os.getpid()} got signal {signal_name(number)}", signal.Signals(number))

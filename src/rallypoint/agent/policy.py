@@ -26,9 +26,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import Enum, auto
-from signal import SIGCONT, SIGINT, SIGIO, SIGQUIT, SIGTERM, SIGURG, SIGUSR1, SIGUSR2, SIGWINCH
+from signal import SIGINT, SIGQUIT, SIGTERM
 from typing import NamedTuple
 
+from rallypoint.agent.handled import PASSED_ON
 from rallypoint.agent.steps import (
     AnnounceDeparture,
     AnnounceFailure,
@@ -77,9 +78,6 @@ from rallypoint.rendezvous.state import Outcome, Verdict
 
 INTERRUPTS = frozenset({SIGINT, SIGQUIT})
 """What a person types; typed again, it means now."""
-
-PASSED_ON = frozenset({SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH, SIGURG, SIGIO})
-"""Signals that tell something and ask nobody to end."""
 
 
 class Phase(Enum):

@@ -125,6 +125,7 @@ class WorkerProcess(Watched):
         cpus: Collection[int] = (),
         stdin: int | None = None,
         started: Started | None = None,
+        blocked: Collection[int] = (),
     ) -> None:
         """Start it.
 
@@ -137,6 +138,7 @@ class WorkerProcess(Watched):
             cpus: the processors that it may run on; none named means all that we may use.
             stdin: the descriptor to read from; None to hand on ours.
             started: what a zygote below the guardian has started already, and the guardian has adopted.
+            blocked: signals that it blocks at first, beside those that we block.
 
         Raises:
             UserError: there is no such program, it cannot be executed, or its arguments are too long.
@@ -145,7 +147,7 @@ class WorkerProcess(Watched):
         """
         self._guardian = guardian
         try:
-            pid, pidfd = started or guardian.spawn(argv, env, stdin, stdout, stderr, cpus)
+            pid, pidfd = started or guardian.spawn(argv, env, stdin, stdout, stderr, cpus, blocked=blocked)
         except OSError as error:
             raise _start_error(argv[0], error) from None
         super().__init__(pid, pidfd)

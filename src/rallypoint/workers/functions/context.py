@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from multiprocessing import spawn, util
@@ -19,7 +20,7 @@ from rallypoint.base.errors import UserError
 from rallypoint.logs.specs import LogsSpecs
 from rallypoint.workers.context import Extras, ProcessesContext
 from rallypoint.workers.functions.parcel import NothingReturned, Parcel, errand
-from rallypoint.workers.guardian.client import Guardian
+from rallypoint.workers.guardian.client import SENT_TO_ALL, Guardian
 from rallypoint.workers.process import Watched, WorkerProcess
 from rallypoint.workers.stop import Sweeping
 
@@ -111,7 +112,15 @@ class MultiprocessContext(ProcessesContext):
         parcel = self._parcels[rank]
         if self._server is None:
             self._server = server = ForkServer()
-            process = WorkerProcess(self._guardian, _command("server"), os.environ, stdin=server.theirs.fileno())
+            mask = sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+            # What a scheduler sends to all processes must not end the server; its copies get the mask back.
+            process = WorkerProcess(
+                self._guardian,
+                _command("server", mask),
+                os.environ,
+                stdin=server.theirs.fileno(),
+                blocked=SENT_TO_ALL,
+            )
             server.started(process, parcel.fd)
         with parcel.channel() as channel, open(os.devnull, "wb") as nowhere:
             out, err = (_open_or(nowhere.fileno(), *each) for each in ((1, stdout), (2, stderr)))
@@ -151,10 +160,10 @@ class MultiprocessContext(ProcessesContext):
             parcel.close()
 
 
-def _command(module: str) -> list[str]:
+def _command(module: str, *arguments: object) -> list[str]:
     """A command that runs the main function of a file of this folder, in the interpreter multiprocessing would take."""
     path, room = list(map(str, sys.path)), __name__.rpartition(".")[0]
-    program = f"import sys; sys.path[:] = {path!r}; from {room}.{module} import main; main()"
+    program = f"import sys; sys.path[:] = {path!r}; from {room}.{module} import main; main{arguments!r}"
     flags: list[str] = getattr(util, "_args_from_interpreter_flags", list)()
     return [os.fsdecode(spawn.get_executable()), *flags, "-u", "-c", program]
 

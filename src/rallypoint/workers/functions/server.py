@@ -8,7 +8,10 @@ and then serves, on the connection that was its standard input:
     an answer   ("started", pid) with a pidfd, or ("failed", errno)
     a notice    ("ended", pid, exit code), when a worker has ended; -N for death by signal N
 
-Law: no function of the user's is called in here, so that it always answers. It ends when the agent lets go.
+Laws:
+
+1. No function of the user's is called in here, so that it always answers. It ends when the agent lets go.
+2. It starts with the signals blocked that a scheduler may send to all processes; its copies do not.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ import os
 import pickle
 import select
 import signal
+from collections.abc import Collection
 from socket import recv_fds, send_fds, socket
 from typing import NamedTuple
 
@@ -31,8 +35,8 @@ class _Worker(NamedTuple):
     pidfd: int
 
 
-def main() -> None:
-    """Be the server, and in each of its copies a worker."""
+def main(mask: Collection[int]) -> None:
+    """Be the server, and in each of its copies a worker, which blocks the signals of `mask`."""
     link = channel_at_stdin()
     for fd in (1, 2):  # so that no descriptor that comes takes their place
         with contextlib.suppress(OSError):
@@ -42,6 +46,7 @@ def main() -> None:
     _import_main(link)
     channel = _serve(link)
     if channel is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         serve_errand(channel)
 
 

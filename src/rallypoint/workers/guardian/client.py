@@ -44,6 +44,10 @@ PATIENCE = 30.0
 """Seconds for an answer. It comes in under a millisecond unless the machine is in deep trouble."""
 _FAREWELL = 1.0
 """Seconds that `close` waits for the process to end."""
+SENT_TO_ALL = frozenset(
+    {signal.SIGHUP, signal.SIGINT, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2, signal.SIGTERM, signal.SIGXCPU}
+)
+"""Signals that a scheduler may send to every process of a job, and that end one which does not expect them."""
 
 
 class GuardianLost(RallypointError, RuntimeError):
@@ -134,6 +138,7 @@ class Guardian:
         stderr: int | None,
         cpus: Collection[int] = (),
         kept: bool = False,
+        blocked: Collection[int] = (),
     ) -> Started:
         """Start a worker in a session of its own, with our folder, umask, signal mask and ignored signals.
 
@@ -145,6 +150,7 @@ class Guardian:
             stderr: the same for standard error.
             cpus: the processors that it may run on; none named means those of the guardian, which had ours.
             kept: whether every sweep spares it, and what is below it, until it has ended.
+            blocked: signals that it blocks at first, beside those that we block.
 
         Raises:
             OSError: it cannot be started.
@@ -154,7 +160,7 @@ class Guardian:
         programs = [os.fsencode(each) for each in _candidates(argv[0], env)]
         arguments, environment = plain_arguments(argv), plain_environment(env)
         ours = own_settings()
-        mask = [int(each) for each in signal.pthread_sigmask(signal.SIG_BLOCK, ())]
+        mask = sorted({*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())), *map(int, blocked)})
         folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             standard, places = standard_descriptors(stdin, stdout, stderr)

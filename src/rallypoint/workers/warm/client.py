@@ -23,6 +23,7 @@ from rallypoint.base.procfs import own_settings
 from rallypoint.base.signals import signal_name
 from rallypoint.workers.guardian import protocol
 from rallypoint.workers.guardian.client import (
+    SENT_TO_ALL,
     Guardian,
     GuardianLost,
     Started,
@@ -110,7 +111,8 @@ class Zygote:
         environ = {**self._environ, "PYTHONPATH": _HOOK + (os.pathsep + path if path else "")}
         output = os.memfd_create("rallypoint-warm-stdout")
         try:
-            started = self.guardian.spawn(argv, environ, link, output, self._words, kept=True)
+            # What a scheduler sends to all processes must not end it; its copies have the mask of their own order.
+            started = self.guardian.spawn(argv, environ, link, output, self._words, kept=True, blocked=SENT_TO_ALL)
         finally:
             os.close(output)
         self._pidfd = started.pidfd
