@@ -6,6 +6,7 @@ import hashlib
 import os
 import re
 import shlex
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -108,6 +109,32 @@ def test_jobs_with_one_name_and_one_folder_have_files_of_their_own(rallyrun: Lau
     found = {path: path.read_text() for path in logs.rglob("stdout.log")}
     assert sorted(found.values()) == ["I am one\n", "I am three\n", "I am two\n"]
     assert len({path.relative_to(logs).parts[0] for path in found}) == 3
+
+
+def test_nodes_that_share_a_folder_say_where_each_rank_is(rallyrun: Launcher) -> None:
+    logs = rallyrun.folder / "logs"
+    flags = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=job", "--nproc-per-node=2"]
+    script = rallyrun.script(SAY + 'say(1, os.environb[b"RANK"])\n')
+    where = [f"--rdzv-endpoint=127.0.0.1:{free_port()}", f"--log-dir={logs}", "--redirects=3", script]
+    jobs = [rallyrun(*flags, *where) for _ in range(2)]
+    assert [job.ends() for job in jobs] == [0, 0]
+    found = {path.parent.name: path.read_text() for path in logs.glob("*/rank_*/stdout.log")}
+    assert found == {f"rank_{rank}_attempt_0": str(rank) for rank in range(4)}
+    assert len(list(logs.glob(f"job_{os.uname().nodename}_*"))) == 2
+    for job in jobs:
+        (line,) = [line for line in job.err.split("\n") if "output of workers goes to files only" in line]
+        assert os.path.isdir(line.rpartition(" in ")[2])
+
+
+def test_where_hidden_output_goes_is_said_once(rallyrun: Launcher) -> None:
+    """Also where nobody has named a folder; and a restart does not say it again."""
+    script = rallyrun.script(SAY + 'say(1, b"hidden")\nsys.exit(os.environ["TORCHELASTIC_RESTART_COUNT"] == "0")\n')
+    job = rallyrun("--standalone", "--max-restarts=1", "--redirects=1", script)
+    assert job.ends() == 0
+    (line,) = [line for line in job.err.split("\n") if "output of workers goes to files only: stdout.log in " in line]
+    attempt = Path(line.rpartition(" in ")[2])
+    assert (attempt / "stdout.log").read_text() == "hidden"
+    shutil.rmtree(attempt.parents[2])
 
 
 # What is written

@@ -16,7 +16,7 @@ from rallypoint.base.errors import SignalException
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_name, signals_to
 from rallypoint.logs.prefix import line_prefixes
-from rallypoint.logs.specs import LogsSpecs
+from rallypoint.logs.specs import LogsDest, LogsSpecs
 from rallypoint.telemetry.door import profiled
 from rallypoint.workers.context import PContext, start_processes
 from rallypoint.workers.guardian.client import Guardian
@@ -76,6 +76,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._stuck_after = uninterruptible_state_timeout
         self._minder: Minder | None = None
         self._alone = False
+        self._said_where = False
+        """Whether it was said where output goes that no console shows."""
 
     @profiled
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -114,10 +116,20 @@ class LocalElasticAgent(SimpleElasticAgent):
             made=lambda: self._see_to_folders(guardian, worker_group.notices),
             warm=self._warm,
         )
+        self._say_where(self._pcontext.dest)
         if minder is not None:
             minder.watch(self._pcontext.pids().values())
         guardian.shrink()
         return dict(self._pcontext.pids())
+
+    def _say_where(self, dest: LogsDest) -> None:
+        """Say once where to look for output that no console shows."""
+        if self._said_where or not (paths := dest.only_in_files):
+            return
+        self._said_where = True
+        folder = os.path.commonpath([os.path.abspath(os.path.dirname(path)) for path in paths])
+        names = " and ".join(sorted({os.path.basename(path) for path in paths}))
+        log.warning("[%s] output of workers goes to files only: %s in %s", self._worker_group.spec.role, names, folder)
 
     def _see_to_folders(self, guardian: Guardian, notices: str) -> None:
         """Have removed what this run makes, should this process end without doing so."""

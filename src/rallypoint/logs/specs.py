@@ -1,8 +1,12 @@
 """Which file each stream of each worker goes to: the log folder's layout (contract sections 6.3 and 6.7).
 
-    <log_dir>/<run_id>_XXXXXXXX/attempt_<n>/<local rank>/{stdout.log, stderr.log, error.json}
+    <log_dir>/<run_id>_<host>_XXXXXXXX/attempt_<n>/<local rank>/{stdout.log, stderr.log, error.json}
+    <log_dir>/<run_id>_<host>_XXXXXXXX/rank_<global rank>_attempt_<n> -> attempt_<n>/<local rank>
 
 Laws:
+- nodes may share `log_dir`: each run of an agent has a folder of its own there, whose name says on which host;
+- below that, what the contract names is where it says; the links beside it are there for people, and only where a
+  stream goes to a file;
 - a start of the worker group gets a folder of its own: where `attempt_<n>` exists already (a change of membership
   restarts the workers without using budget), the next is `attempt_<n>.1`, so that no round overwrites another's files;
 - a folder that was made is never removed while anything is in it.
@@ -10,9 +14,10 @@ Laws:
 
 from __future__ import annotations
 
+import contextlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from rallypoint.base.errors import UserError
@@ -22,7 +27,8 @@ from rallypoint.logs.std import Std, to_map
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
 _LONGEST_NAME = 200
-"""Bytes of a run id that its folder is named after; file systems take 255 for a name."""
+"""Bytes of the run id and the host that a run's folder is named after; file systems take 255 for a name."""
+_LONGEST_HOST = 64
 
 
 @dataclass(frozen=True)
@@ -40,6 +46,14 @@ class LogsDest:
     error_files: dict[int, str] = field(default_factory=dict)
     filtered_stdout: str = ""
     filtered_stderr: str = ""
+
+    @property
+    def only_in_files(self) -> list[str]:
+        """The files whose streams no console shows."""
+        streams = ((self.stdouts, self.tee_stdouts), (self.stderrs, self.tee_stderrs))
+        return [
+            path for files, shown in streams for path in files.values() if path not in ("", os.devnull, *shown.values())
+        ]
 
 
 class LogsSpecs(ABC):
@@ -138,6 +152,7 @@ class DefaultLogsSpecs(LogsSpecs):
             error_files[local_rank] = env[ERROR_FILE_VARIABLE] = os.path.join(folder, "error.json")
         stdouts, tee_stdouts = self._stream(Std.OUT, "stdout.log", attempt, len(envs))
         stderrs, tee_stderrs = self._stream(Std.ERR, "stderr.log", attempt, len(envs))
+        _link_by_rank(attempt, envs, {os.path.dirname(path) for path in (*stdouts.values(), *stderrs.values())})
         return LogsDest(
             stdouts,
             stderrs,
@@ -171,8 +186,7 @@ class DefaultLogsSpecs(LogsSpecs):
         if self._root_log_dir is None:
             self._root_log_dir = make_unique(temporary_folder(), "torchelastic_")
         if self._run_log_dir is None:
-            name = os.fsencode(run_id.replace(os.sep, "_"))[:_LONGEST_NAME].decode(errors="ignore")
-            self._run_log_dir = make_unique(self._root_log_dir, name + "_")
+            self._run_log_dir = make_unique(self._root_log_dir, _run_folder(run_id, os.uname().nodename))
         return make_next(self._run_log_dir, f"attempt_{attempt}")
 
     def _forget_what_is_gone(self) -> None:
@@ -205,3 +219,24 @@ class DefaultLogsSpecs(LogsSpecs):
             env[ERROR_FILE_VARIABLE] = ""
         nowhere = dict.fromkeys(envs, "")
         return LogsDest(stdouts=dict(nowhere), stderrs=dict(nowhere), error_files=dict(nowhere))
+
+
+def _run_folder(run_id: str, host: str) -> str:
+    """What the name of a run's folder begins with."""
+    node = _short(host, _LONGEST_HOST)
+    return f"{_short(run_id, _LONGEST_NAME - len(os.fsencode(node)))}_{node}_"
+
+
+def _short(name: str, limit: int) -> str:
+    """As much of a name as so many bytes hold, without what would lead out of a folder."""
+    return os.fsencode(name.replace(os.sep, "_"))[:limit].decode(errors="ignore")
+
+
+def _link_by_rank(attempt: str, envs: Mapping[int, Mapping[str, str]], folders: Iterable[str]) -> None:
+    """Have the folders of workers found by their global ranks too, where there is something to find."""
+    run, name = os.path.split(attempt)
+    for local_rank, env in envs.items():
+        rank = env.get("RANK", "")
+        if rank and os.path.join(attempt, str(local_rank)) in folders:
+            with contextlib.suppress(OSError):  # a file system without links
+                os.symlink(os.path.join(name, str(local_rank)), os.path.join(run, f"rank_{rank}_{name}"))

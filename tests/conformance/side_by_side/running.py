@@ -7,6 +7,7 @@ and the folder of the side.
 from __future__ import annotations
 
 import json
+import os
 import re
 from pathlib import Path
 from typing import Any
@@ -143,7 +144,7 @@ _COMMON = [
         (r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "<uuid>"),
         (r"(^|(?<=/))\d{6,}(?=$|_[a-z0-9_]{8}/)", "<number>"),
         (r"(torchelastic|rallypoint)_[a-z0-9_]{8}(?=/|$)", "<temporary>"),
-        (r"(?<=[^/])_[a-z0-9_]{8}(?=/attempt_|$)", "_<random>"),
+        (rf"(?<=[^/])(_{re.escape(os.uname().nodename)})?_[a-z0-9_]{{8}}(?=/(attempt|rank)_|$)", "_<random>"),
     )
 ]
 

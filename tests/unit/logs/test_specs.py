@@ -12,6 +12,8 @@ from rallypoint.base.errors import UserError
 from rallypoint.logs.specs import DefaultLogsSpecs, LogsDest
 from rallypoint.logs.std import Std
 
+HOST = os.uname().nodename
+
 
 def _envs(count: int, run_id: str = "job", attempt: str = "0") -> dict[int, dict[str, str]]:
     both = {"TORCHELASTIC_RUN_ID": run_id, "TORCHELASTIC_RESTART_COUNT": attempt}
@@ -19,11 +21,11 @@ def _envs(count: int, run_id: str = "job", attempt: str = "0") -> dict[int, dict
 
 
 def _files(base: Path) -> set[str]:
-    """Folders below `base`, the random suffix of the run's folder taken off."""
+    """Folders below `base`, the host and the random suffix taken off the run's folder."""
     found = set()
     for path in base.rglob("*"):
         run, *rest = path.relative_to(base).parts
-        found.add("/".join([run[: -len("_XXXXXXXX")], *rest]))
+        found.add("/".join([run[: -len("_XXXXXXXX")].removesuffix(f"_{HOST}"), *rest]))
     return found
 
 
@@ -60,8 +62,35 @@ def test_a_later_round_never_takes_an_earlier_ones_folder(tmp_path: Path) -> Non
 
 
 def test_two_runs_of_one_id_have_folders_of_their_own(tmp_path: Path) -> None:
+    """As those of two nodes that share a disk; each says which node it is of."""
     paths = {DefaultLogsSpecs(str(tmp_path)).reify(_envs(1)).error_files[0] for _ in range(2)}
     assert len(paths) == 2
+    assert all(Path(path).relative_to(tmp_path).parts[0].startswith(f"job_{HOST}_") for path in paths)
+
+
+def test_the_logs_of_a_worker_are_found_by_its_global_rank(tmp_path: Path) -> None:
+    specs = DefaultLogsSpecs(str(tmp_path), redirects={1: Std.OUT})
+    for starts in range(2):
+        envs = _envs(2)
+        for rank, env in envs.items():
+            env["RANK"] = str(4 + rank + starts)  # a change of membership gives others
+        Path(specs.reify(envs).stdouts[1]).write_text(f"start {starts}")
+    (run,) = tmp_path.iterdir()
+    links = {path.name: (os.readlink(path), (path / "stdout.log").read_text()) for path in run.glob("rank_*")}
+    assert links == {
+        "rank_5_attempt_0": ("attempt_0/1", "start 0"),
+        "rank_6_attempt_0.1": ("attempt_0.1/1", "start 1"),
+    }
+    assert len(list(tmp_path.glob("*/attempt_*/*/stdout.log"))) == 2, "each once where torch puts them"
+
+
+def test_what_no_console_shows_is_known(tmp_path: Path) -> None:
+    assert DefaultLogsSpecs(str(tmp_path), tee=Std.ALL).reify(_envs(2)).only_in_files == []
+    assert DefaultLogsSpecs(str(tmp_path)).reify(_envs(2)).only_in_files == []
+    assert DefaultLogsSpecs(str(tmp_path), local_ranks_filter={0}).reify(_envs(2)).only_in_files == []
+    hidden = DefaultLogsSpecs(str(tmp_path), redirects=Std.ERR, tee={1: Std.ALL}, local_ranks_filter={0})
+    dest = hidden.reify(_envs(2))
+    assert dest.only_in_files == [dest.stdouts[1], dest.stderrs[0], dest.stderrs[1]]
 
 
 def test_run_id_and_attempt_have_defaults(tmp_path: Path) -> None:
@@ -78,7 +107,7 @@ def test_a_run_id_may_be_longer_than_the_name_of_a_folder(tmp_path: Path) -> Non
     envs = _envs(1, run_id="ü" * 300)
     DefaultLogsSpecs(str(tmp_path)).reify(envs)
     (folder,) = tmp_path.iterdir()
-    assert folder.name.startswith("ü" * 100 + "_")
+    assert folder.name.startswith("ü" * ((200 - len(HOST)) // 2) + f"_{HOST}_")
     assert os.path.isdir(os.path.dirname(envs[0]["TORCHELASTIC_ERROR_FILE"]))
 
 
