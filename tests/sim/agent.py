@@ -340,14 +340,16 @@ class Agent:
             self.server = self.job.new_server(self.process, self.pid)
             local = LocalSession(self.server, self.number, deliver)
             settings = self.job.settings
-            hello = Hello(PROTOCOL_VERSION, settings.run_id, b"", self.address, self.pid, 0, False, settings)
+            hello = Hello(
+                PROTOCOL_VERSION, settings.run_id, b"", self.address, self.pid, 0, False, settings, "", self.host
+            )
             self.server.attach(local, hello, "", leased=False)
             self.link = local
             return local
         posted = None
         if self.job.etcd is not None:
             posted = Posted("the simulated etcd")
-            name = NodeId(self.address, self.pid, 0)
+            name = NodeId(self.address, self.pid, 0, self.host)
             self.candidate = SimCandidate(self.job, self.process, self.number, name, posted)
         self.link = SimLink(
             self.process,
@@ -372,6 +374,11 @@ class Agent:
     def address(self) -> str:
         """This host's address."""
         return f"10.0.0.{self.number}"
+
+    @property
+    def host(self) -> str:
+        """What people call this host."""
+        return f"host-{self.number}"
 
     @property
     def pid(self) -> int:

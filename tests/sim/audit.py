@@ -34,7 +34,7 @@ from rallypoint.rendezvous.messages import (
     RoundEnded,
 )
 from rallypoint.rendezvous.operations import Close, Drain, Fail
-from rallypoint.rendezvous.state import Outcome, Reason, State, Verdict
+from rallypoint.rendezvous.state import Outcome, Reason, State, Verdict, name_of
 from tests.sim.faults import OUTAGES
 from tests.sim.network import Connection
 from tests.sim.server import LocalSession, Server, Session
@@ -286,7 +286,7 @@ class Audit:
 
     def _who(self, name: RoundName | None, before: State, shown: str) -> int | None:
         for node, each in before.participants.items():
-            if str(node) == shown:
+            if name_of(before, node) == shown:
                 if not node.is_absent:
                     return number_of(node)
                 members = self.rounds[name].members if name in self.rounds else {}

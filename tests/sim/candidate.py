@@ -122,7 +122,7 @@ class SimCandidate:
         lease = yield from client.lease_grant(self._ttl)
         key = KEYS.node(lease)
         self._known_as = self._posted.name or self._name
-        put = Put(key, encode_node(self._known_as, f"host {self.number}"), lease)
+        put = Put(key, encode_node(self._known_as), lease)
         youngest = Range(KEYS.nodes, prefix=True, limit=2, last_before=_NEVER)
         result = yield from client.txn([], [put, Range(key), youngest, Range(KEYS.arbiter)], repeatable=True)
         _, own, last, arbiter = result.responses
@@ -279,7 +279,7 @@ class SimCandidate:
             yield from self.term.ticks()
 
     def _rename(self, client: SimClient, place: _Place, name: NodeId) -> Steps[None]:
-        put = Put(KEYS.node(place.lease), encode_node(name, f"host {self.number}"), place.lease)
+        put = Put(KEYS.node(place.lease), encode_node(name), place.lease)
         yield from client.txn([place.fence.holds()], [put], repeatable=True)
         self._known_as = name
 

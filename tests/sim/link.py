@@ -170,7 +170,9 @@ class SimLink:
                 self.connection = connection
                 self._handshaking = True
                 self._wait(min(_SILENCE, max(0.1, self._remaining())), self._failed, attempt)
-                connection.send(0, codec.encode(self._handshake.hello(self._address, self._pid, 0, self._last_met())))
+                host = f"host-{self.node}"
+                hello = self._handshake.hello(self._address, self._pid, 0, self._last_met(), host)
+                connection.send(0, codec.encode(hello))
 
         return done
 

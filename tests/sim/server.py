@@ -164,7 +164,7 @@ class Server:
         self.audit.attached(self, holder.node)
         holder.number, name = self.hub.attach(
             holder.deliver,
-            NodeId(hello.address, hello.pid, hello.local_id),
+            NodeId(hello.address, hello.pid, hello.local_id, hello.host),
             address=hello.address,
             server_address=server_address,
             leased=leased,

@@ -42,7 +42,7 @@ from rallypoint.rendezvous.messages import (
     RoundEnded,
 )
 from rallypoint.rendezvous.operations import Close, Drain, Fail, Preempt, Succeed
-from rallypoint.rendezvous.state import Member, NodeId, Settings
+from rallypoint.rendezvous.state import Member, NodeId, Settings, in_words
 
 Options = dict[str, str]
 
@@ -299,9 +299,10 @@ def shown(notice: Notice) -> str:
                 f"store={p.store_address}:{p.store_port} restarts={p.restarts}"
             )
         case RoundEnded(end=end):
-            return f"round {end.round} ended: {end.reason.value} ({end.node})"
-        case NodesWaiting(round=round_, waiting=waiting):
-            return f"{waiting} waiting for a round after {round_}"
+            more = ": ".join(each for each in (end.node, end.detail) if each)
+            return f"round {end.round} ended: {end.reason.value}" + (f" ({more})" if more else "")
+        case NodesWaiting(round=round_, waiting=waiting, names=names):
+            return f"{waiting} waiting for a round after {round_}" + (f" ({in_words(names)})" if names else "")
         case JobEnded(verdict=verdict):
             why = f" ({verdict.detail})" if verdict.detail else ""
             return f"job {verdict.outcome.value}" + (f": {verdict.cause.message}" if verdict.cause else "") + why

@@ -273,10 +273,11 @@ class AgentLoop:
     def _do_drain(self, step: Drain) -> None:
         if step.waiting:
             log.info(
-                "[%s] Detected %d new nodes from group_rank=%s; will restart worker group",
+                "[%s] Detected %d new nodes from group_rank=%s; will restart worker group%s",
                 self._crew.group.spec.role,
                 step.waiting,
                 self._crew.group.group_rank,
+                f" with {step.names}" if step.names else "",
             )
         self._membership.drain(self._status.round)
 

@@ -74,7 +74,7 @@ from rallypoint.rendezvous.messages import (
     Progress,
     RoundEnded,
 )
-from rallypoint.rendezvous.state import Outcome, Verdict
+from rallypoint.rendezvous.state import Outcome, Reason, RoundEnd, Verdict, in_words
 
 INTERRUPTS = frozenset({SIGINT, SIGQUIT})
 """What a person types; typed again, it means now."""
@@ -202,12 +202,20 @@ def _on_round_ended(status: Status, event: RoundEnded) -> Decision:
 def _account(event: RoundEnded, then: str) -> str:
     end = event.end
     if end.cause is None:
-        node = f" ({end.node})" if end.node else ""
-        return f"round {end.round} is over: {end.reason.value}{node}; {then}"
+        return f"round {end.round} is over: {_WHY[end.reason](end)}; {then}"
     cause = end.cause
     how = f"exit code {cause.exitcode}" + (f", {cause.signal_name}" if cause.exitcode < 0 else "")
     return f"round {end.round} is over: rank {cause.rank} failed on {cause.host} ({how}): {cause.message}; {then}"
 
+
+_WHY: dict[Reason, Callable[[RoundEnd], str]] = {
+    Reason.FAILURE: lambda end: f"{end.node or 'a node'} has failed",
+    Reason.LOST: lambda end: f"{end.node or 'a node'} was lost" + (f" ({end.detail})" if end.detail else ""),
+    Reason.DEPARTED: lambda end: f"{end.node or 'a node'} has left",
+    Reason.DRAINED: lambda end: end.detail or end.reason.value,
+    Reason.FORGOTTEN: lambda end: end.reason.value,
+}
+"""Why a round ended, for people; the failures of workers are told in other words."""
 
 # Changes of membership
 
@@ -220,12 +228,12 @@ def _on_waiting(status: Status, event: NodesWaiting) -> Decision:
             return status, ()
         return status._replace(asked=None), (Withdraw(),)
     if not status.notice or status.phase is not Phase.RUNNING:
-        return status, (Drain(event.waiting),)
+        return status, (Drain(event.waiting, in_words(event.names)),)
     if status.asked is not None:
         return status, ()
-    told = Tell(
-        f"{event.waiting} more nodes wait to be taken in; the workers have {status.notice:g} s to save and acknowledge"
-    )
+    who = in_words(event.names) or f"{event.waiting} more"
+    wait = "waits" if event.waiting == 1 else "wait"
+    told = Tell(f"{who} {wait} to be taken in; the workers have {status.notice:g} s to save and acknowledge")
     return status._replace(asked=Asked(SCALE)), (told, Ask(SCALE, "", status.notice))
 
 

@@ -108,9 +108,13 @@ class Forewarn(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """End the round in order; where workers are asked first, this node's consent. `waiting`: nodes to be taken in."""
+    """End the round in order; where workers are asked first, this node's consent.
+
+    `waiting`: how many nodes are to be taken in, `names`: what they are called.
+    """
 
     waiting: int = 0
+    names: str = ""
 
 
 class Tell(NamedTuple):

@@ -12,6 +12,7 @@ import socket
 from typing import Any, NamedTuple
 
 from rallypoint.base.errors import UserError
+from rallypoint.base.log import printable
 
 _HOST = re.compile(r"[\w.:-]+", re.ASCII)
 _PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
@@ -88,6 +89,11 @@ def _look_up(host: str, port: int, kind: int, flags: int = 0) -> list[tuple[int,
     except UnicodeError as error:  # from the codec for names, before anybody is asked
         raise OSError(errno.EINVAL, f"{host!r} is no host name: {error}") from None
     return [(family, kind, protocol, target) for family, kind, protocol, _, target in found]
+
+
+def host_name() -> str:
+    """What people call this machine. For them to read, and never to connect to."""
+    return printable(socket.gethostname(), 64)
 
 
 def is_loopback(address: str) -> bool:

@@ -22,6 +22,16 @@ _PATIENCE = 5.0
 """Seconds that a line of ours waits for what is being written to standard error; a console may take nothing at all."""
 
 
+def printable(text: str, most: int = 255) -> str:
+    """What others have said, as it may stand in a line: what is no printable character becomes a question mark.
+
+    Args:
+        text: of another machine, perhaps of a stranger.
+        most: characters that are kept.
+    """
+    return "".join(each if each.isprintable() else "?" for each in text[:most])
+
+
 class Turn:
     """The right of one thread to write to a place that threads share, first come, first served."""
 

@@ -36,7 +36,6 @@ from rallypoint.rendezvous.messages import (
     Inquire,
     JoinRequest,
     Leave,
-    NodesWaiting,
     Notice,
     Placed,
     Placement,
@@ -50,10 +49,14 @@ from rallypoint.rendezvous.recovery import end_of, news, passed_over, patience, 
 from rallypoint.rendezvous.roster import Roster, Session
 from rallypoint.rendezvous.state import NodeId, Reason, Settings, State, known_to
 from rallypoint.rendezvous.stepping import Ran, refusal, run
-from rallypoint.rendezvous.tidings import farewell, newly_complete, preemption, round_end
+from rallypoint.rendezvous.tidings import farewell, newly_complete, nodes_waiting, preempted_by, preemption, round_end
 
 P = ParamSpec("P")
 Send = tuple[int, Notice]
+
+_SILENT = "nothing was heard from it for {:g} s"
+_STAYED_AWAY = "it has not come back to the control plane"
+"""What there is to say of how a node was lost."""
 
 
 class Arbiter:
@@ -126,16 +129,16 @@ class Arbiter:
         self._hear(session, now)
         return True
 
-    def close(self, session: int, now: float, reason: Reason = Reason.LOST) -> list[Send]:
-        """A session has ended; its node is gone, unless it had said goodbye before."""
-        self._end(session, now, reason)
+    def close(self, session: int, now: float, reason: Reason = Reason.LOST, detail: str = "") -> list[Send]:
+        """A session has ended, in the way that `detail` says; its node is gone, unless it had said goodbye before."""
+        self._end(session, now, reason, detail)
         return self._take_sends()
 
-    def lost(self, nodes: Iterable[NodeId], now: float) -> list[Send]:
+    def lost(self, nodes: Iterable[NodeId], now: float, detail: str = "") -> list[Send]:
         """These nodes are no more, as others know; of those that have a session, the session is the better witness."""
         for node in nodes:
             if node not in self.roster:
-                self._change(now, self._run, node, Exit(Reason.LOST), now)
+                self._change(now, self._run, node, Exit(Reason.LOST, detail), now)
         if self._absent_until is not None and not self._some_are_unheard():
             self._all_have_spoken()
         return self._take_sends()
@@ -146,7 +149,7 @@ class Arbiter:
         silence = self.roster.liveness.look(now)
         for session in silence.over:
             self._ended.append(session)
-            self._end(session, now, Reason.LOST)
+            self._end(session, now, Reason.LOST, _SILENT.format(self.settings.lease))
         for session in silence.out_of_reach:
             self._ended.append(session)
             self._let_go(session, now)
@@ -155,7 +158,7 @@ class Arbiter:
             self._change(now, self._look_again, node, now)
         if self._absent_until is not None and now >= self._absent_until:
             for node in sorted(self._unheard()):
-                self._change(now, self._run, node, Exit(Reason.LOST), now)
+                self._change(now, self._run, node, Exit(Reason.LOST, _STAYED_AWAY), now)
             self._all_have_spoken()
         if self._waits_for_a_moment():
             self._change(now, self._look_again, next(iter(self.state.participants)), now)
@@ -233,7 +236,7 @@ class Arbiter:
         speaker.says_join_again = request.joining and not told
         self._sends += [(session, self._completed(each)) for each in told]
         if not told and self.state.complete and self.state.wait_list and self._absent_until is None:
-            self._sends.append((session, NodesWaiting(self.state.round, len(self.state.wait_list))))
+            self._sends.append((session, nodes_waiting(self.state)))
 
     def _be_filled(self, speaker: Session, holding: Holding, now: float) -> None:
         if holding.round >= 0 and not self._filled and speaker.settings is not None:
@@ -263,7 +266,7 @@ class Arbiter:
         self._absent_until = None
         state = self.state
         if state.complete and state.wait_list:
-            self._tell_participants(NodesWaiting(state.round, len(state.wait_list)))
+            self._tell_participants(nodes_waiting(state))
 
     def _on_inquire(self, session: int, speaker: Session, _request: Inquire, _now: float) -> None:
         self._sends.append((session, progress(self.state, speaker.node, self.settings)))
@@ -350,13 +353,13 @@ class Arbiter:
         if newly_complete(before, after):
             self._place(after)
         elif after.complete and len(after.wait_list) != len(before.wait_list) and self._absent_until is None:
-            self._tell_participants(NodesWaiting(after.round, len(after.wait_list)))
+            self._tell_participants(nodes_waiting(after))
         warning = preemption(before, after)
         if warning is not None:
-            self._tell_participants(warning, but=warning.node)
+            self._tell_participants(warning, but=preempted_by(after))
 
-    def _tell_participants(self, notice: Notice, but: str = "") -> None:
-        self._send_to([node for node in self.state.participants if not but or str(node) != but], notice)
+    def _tell_participants(self, notice: Notice, but: NodeId | None = None) -> None:
+        self._send_to([node for node in self.state.participants if node != but], notice)
 
     def _send_to(self, nodes: Iterable[NodeId], notice: Notice) -> None:
         """Who has no session at the moment asks when it is back."""
@@ -406,13 +409,13 @@ class Arbiter:
 
     # The end of sessions.
 
-    def _end(self, session: int, now: float, reason: Reason) -> None:
+    def _end(self, session: int, now: float, reason: Reason, detail: str = "") -> None:
         gone = self.roster.close(session)
         if gone is None:
             return
         self._pending.pop(gone.node, None)
         self.roster.forget(gone.node)
-        self._change(now, self._run, gone.node, Exit(reason), now)
+        self._change(now, self._run, gone.node, Exit(reason, detail), now)
 
     def _let_go(self, session: int, now: float) -> None:
         """Law 5: a node of a round that runs may well run on. What others have asked for, they will ask again."""
@@ -422,7 +425,7 @@ class Arbiter:
             self._pending.pop(speaker.node, None)
             self._all_let_go = True
         else:
-            self._end(session, now, Reason.LOST)
+            self._end(session, now, Reason.LOST, _SILENT.format(patience(self.settings)))
 
     def _hear(self, session: int, now: float) -> None:
         self.roster.liveness.heard(session, now)

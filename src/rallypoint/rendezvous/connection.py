@@ -90,12 +90,13 @@ class ControlConnection(asyncio.Protocol):
             log.exception("control connection from %s: what it said has gone wrong; it is closed", self._peer)
             self.abort()
 
-    def connection_lost(self, _error: Exception | None) -> None:
+    def connection_lost(self, error: Exception | None) -> None:
         """The other side, or we, have hung up."""
         self._timeout.cancel()
         hub, self._hub = self._hub, None
         if hub is not None:
-            hub.detach(self._session, Reason.DEPARTED if self._leaving else Reason.LOST)
+            how = "its connection ended without a goodbye" if error is None else f"its connection broke: {error}"
+            hub.detach(self._session, Reason.DEPARTED if self._leaving else Reason.LOST, how)
         self._server.forget(self)
 
     # The handshake, then the session
@@ -151,7 +152,7 @@ class ControlConnection(asyncio.Protocol):
         # session cannot precede it (they are only sent in answer to what the node says).
         self._session, name = hub.attach(
             self._deliver,
-            NodeId(hello.address, hello.pid, hello.local_id),
+            NodeId(hello.address, hello.pid, hello.local_id, hello.host),
             address=hello.address,
             server_address=own,
             at_home=self._server.home and hello.pid == os.getpid() and hello.address == own,

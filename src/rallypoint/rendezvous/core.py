@@ -171,7 +171,7 @@ def _exit(operation: Exit, state: State, node: NodeId, sight: Sight) -> Action:
     if sight.now >= operation.deadline:
         return Action(Act.ERROR_TIMEOUT)
     if node in state.participants:
-        return Action(Act.REMOVE_FROM_PARTICIPANTS, reason=operation.reason)
+        return Action(Act.REMOVE_FROM_PARTICIPANTS, reason=operation.reason, detail=operation.detail)
     if node in state.wait_list:
         return Action(Act.REMOVE_FROM_WAIT_LIST)
     if node in state.redundancy_list:
@@ -215,7 +215,7 @@ def _drain(operation: Drain, state: State, node: NodeId) -> Action:
 def _preempt(operation: Preempt, state: State, node: NodeId) -> Action:
     if not _runs(state, node, operation.round) or state.succeeded:
         return FINISH
-    said = Preemption(str(node), operation.seconds)
+    said = Preemption(node, operation.seconds)
     return FINISH if state.preempted == said else Action(Act.MARK_PREEMPTED, seconds=operation.seconds)
 
 

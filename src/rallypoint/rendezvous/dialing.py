@@ -13,7 +13,7 @@ from collections import deque
 from dataclasses import dataclass, field
 from typing import Any
 
-from rallypoint.base.endpoint import Endpoint, quicken
+from rallypoint.base.endpoint import Endpoint, host_name, quicken
 from rallypoint.rendezvous import codec
 from rallypoint.rendezvous.frames import MAGIC, FrameError, FrameReader, frame
 from rallypoint.rendezvous.handshake import Challenge, ClientHandshake, HandshakeError, Refused, Welcome
@@ -122,7 +122,8 @@ class Dialer:
         handshake = ClientHandshake(self._settings.run_id, self._secret, os.urandom(16), self._settings)
         frames, unread = FrameReader(), deque[bytes]()
         address = str(writer.get_extra_info("sockname")[0])
-        writer.write(MAGIC + frame(codec.encode(handshake.hello(address, os.getpid(), self._local_id, incarnation))))
+        hello = handshake.hello(address, os.getpid(), self._local_id, incarnation, host_name())
+        writer.write(MAGIC + frame(codec.encode(hello)))
         answer = codec.decode_answer(await self._answer(reader, frames, unread))
         if isinstance(answer, Challenge):
             writer.write(frame(codec.encode(handshake.prove(answer))))

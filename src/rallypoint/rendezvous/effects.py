@@ -24,6 +24,9 @@ from rallypoint.rendezvous.state import (
     Settings,
     State,
     Verdict,
+    in_words,
+    name_of,
+    names_of,
 )
 from rallypoint.rendezvous.streaks import hold_for
 
@@ -80,7 +83,7 @@ def _remove_from_participants(action: Action, state: State, node: NodeId, settin
         return after._replace(last_call=0) if len(after.participants) < settings.min_nodes else after
     if node in state.succeeded and after.participants:
         return _end_job_if_all_succeeded(after)
-    return _end_round(action, after, node, settings)
+    return _end_round(action, after, name_of(state, node), settings)
 
 
 def _remove_from_wait_list(_action: Action, state: State, node: NodeId, _settings: Settings) -> State:
@@ -113,11 +116,11 @@ def _mark_consent(_action: Action, state: State, node: NodeId, settings: Setting
     after = state._replace(consents=state.consents | {node})
     if len(after.consents) < len(after.participants) or not after.consents.issuperset(after.participants):
         return after
-    return _end_round(Action(Act.END_ROUND, reason=Reason.DRAINED), after, node, settings)
+    return _end_round(Action(Act.END_ROUND, reason=Reason.DRAINED), after, name_of(after, node), settings)
 
 
 def _mark_preempted(action: Action, state: State, node: NodeId, _settings: Settings) -> State:
-    return state._replace(preempted=Preemption(str(node), action.seconds))
+    return state._replace(preempted=Preemption(node, action.seconds))
 
 
 def _mark_job_failed(action: Action, state: State, _node: NodeId, _settings: Settings) -> State:
@@ -127,7 +130,7 @@ def _mark_job_failed(action: Action, state: State, _node: NodeId, _settings: Set
 
 
 def _mark_round_ended(action: Action, state: State, node: NodeId, settings: Settings) -> State:
-    return _end_round(action, state, node, settings)
+    return _end_round(action, state, name_of(state, node), settings)
 
 
 def _complete(state: State, settings: Settings) -> State:
@@ -148,12 +151,21 @@ def _complete(state: State, settings: Settings) -> State:
     )
 
 
-def _end_round(action: Action, state: State, node: NodeId, settings: Settings) -> State:
-    """End a complete round by an action; `state` no longer holds those who go."""
-    after = end_round(state, RoundEnd(state.round, action.reason, str(node), action.cause))
+def _end_round(action: Action, state: State, name: str, settings: Settings) -> State:
+    """End a complete round by an action of who is called so; `state` no longer holds those who go."""
+    detail = _why_drained(state, name) if action.reason is Reason.DRAINED else action.detail
+    after = end_round(state, RoundEnd(state.round, action.reason, name, action.cause, detail))
     if action.reason is not Reason.FAILURE:
         return after
     return after._replace(streak=action.streak, hold=hold_for(action.streak, settings))
+
+
+def _why_drained(state: State, name: str) -> str:
+    if state.preempted is not None:
+        return f"{name_of(state, state.preempted.node)} will be taken away"
+    if not state.wait_list:
+        return f"{name} asks for another"
+    return f"{in_words(names_of(state, state.wait_list))} {'is' if len(state.wait_list) == 1 else 'are'} new"
 
 
 def end_round(state: State, end: RoundEnd) -> State:

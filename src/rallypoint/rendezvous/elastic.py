@@ -6,11 +6,13 @@ Beyond torch's interface it has `join`, `report_failure`, `report_success`, `dra
 
 from __future__ import annotations
 
+import os
 import queue
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import Deadline
+from rallypoint.base.endpoint import host_name
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.log import get_logger
 from rallypoint.failures.cause import Cause
@@ -40,7 +42,7 @@ from rallypoint.rendezvous.messages import (
     RoundEnded,
 )
 from rallypoint.rendezvous.operations import Close, Drain, Fail, Preempt, Succeed
-from rallypoint.rendezvous.state import Member, Outcome, Settings, Verdict
+from rallypoint.rendezvous.state import Member, NodeId, Outcome, Settings, Verdict
 from rallypoint.rendezvous.telling import Telling
 from rallypoint.rendezvous.worker_stores import WorkerStores
 
@@ -359,6 +361,11 @@ def local_id() -> int:
     global _handlers
     _handlers += 1
     return _handlers - 1
+
+
+def own_node(address: str) -> NodeId:
+    """What a handler of this process goes by where others reach it at `address`."""
+    return NodeId(address, os.getpid(), local_id(), host_name())
 
 
 _handlers = 0

@@ -18,9 +18,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from rallypoint.base.log import printable
 from rallypoint.rendezvous.state import NodeId, Settings
 
-PROTOCOL_VERSION = 3
+PROTOCOL_VERSION = 4
 """Raised with every change of a message. Two things never change, so that versions can tell each other apart: a `Hello`
 begins with the version, and a `Refused` is one sentence."""
 
@@ -40,6 +41,8 @@ class Hello(NamedTuple):
     """What the node asks of the rendezvous. A control plane outside the job takes it from the first node."""
     incarnation: str = ""
     """The arbiter that the node was last in a session with, by its incarnation; empty for a newcomer."""
+    host: str = ""
+    """The name of the node's machine, for people to read."""
 
 
 class Challenge(NamedTuple):
@@ -117,7 +120,7 @@ class ServerHandshake:
         refusal = self._objection(hello)
         if refusal is not None:
             return Refused(refusal)
-        self.greeted = hello
+        self.greeted = hello._replace(address=printable(hello.address), host=printable(hello.host))
         return Challenge(self.nonce, _proof(self.secret, b"server", hello.job, hello.nonce, self.nonce))
 
     def _objection(self, hello: Hello) -> str | None:
@@ -155,11 +158,19 @@ class ClientHandshake:
 
     settings: Settings
 
-    def hello(self, address: str, pid: int, local_id: int, incarnation: str = "") -> Hello:
-        """The first message. For `incarnation` see `Hello`."""
-        has_secret = self.secret is not None
+    def hello(self, address: str, pid: int, local_id: int, incarnation: str = "", host: str = "") -> Hello:
+        """The first message. For `incarnation` and `host` see `Hello`."""
         return Hello(
-            PROTOCOL_VERSION, self.job, self.nonce, address, pid, local_id, has_secret, self.settings, incarnation
+            PROTOCOL_VERSION,
+            self.job,
+            self.nonce,
+            address,
+            pid,
+            local_id,
+            self.secret is not None,
+            self.settings,
+            incarnation,
+            host,
         )
 
     def prove(self, challenge: Challenge) -> Proof:

@@ -198,19 +198,19 @@ class Hub:
         with self._lock:
             return self._arbiter.beat(session, self._clock.monotonic())
 
-    def detach(self, session: int, reason: Reason = Reason.LOST) -> None:
-        """A session has ended."""
+    def detach(self, session: int, reason: Reason = Reason.LOST, detail: str = "") -> None:
+        """A session has ended, in the way that `detail` says."""
         with self._lock:
             self._deliver.pop(session, None)
             self._hang_up.pop(session, None)
             self._late.discard(session)
-            self._post(self._arbiter.close(session, self._clock.monotonic(), reason))
+            self._post(self._arbiter.close(session, self._clock.monotonic(), reason, detail))
         self._flush()
 
-    def lost(self, nodes: Iterable[NodeId]) -> None:
-        """These nodes are no more, as others know. See `Arbiter.lost`."""
+    def lost(self, nodes: Iterable[NodeId], detail: str = "") -> None:
+        """These nodes are no more, as others know from what `detail` says. See `Arbiter.lost`."""
         with self._lock:
-            self._post(self._arbiter.lost(nodes, self._clock.monotonic()))
+            self._post(self._arbiter.lost(nodes, self._clock.monotonic(), detail))
         self._flush()
 
     def kept(self, number: int) -> None:

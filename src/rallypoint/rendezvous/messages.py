@@ -91,10 +91,11 @@ class RoundEnded(NamedTuple):
 
 
 class NodesWaiting(NamedTuple):
-    """So many nodes wait to be taken in after `round`."""
+    """So many nodes wait to be taken in after `round`; `names` has a few of them."""
 
     round: int
     waiting: int
+    names: tuple[str, ...] = ()
 
 
 class Preempted(NamedTuple):

@@ -15,7 +15,8 @@ class Observer:
 
     def __init__(self, settings: Settings) -> None:
         self._interval = settings.keep_alive_interval
-        self._allowance = settings.keep_alive_interval * settings.keep_alive_max_attempt
+        self.allowance = settings.keep_alive_interval * settings.keep_alive_max_attempt
+        """Seconds that a node's beats may stand still."""
         self._beats: dict[NodeId, tuple[int, float]] = {}
         self._last_call: tuple[int, float] | None = None
         self._looked_at: float | None = None
@@ -47,7 +48,7 @@ class Observer:
 
     def silent(self, now: float) -> list[NodeId]:
         """Nodes whose beats have stood still for the whole allowance, in order."""
-        return sorted(node for node, (_, since) in self._beats.items() if now - since >= self._allowance)
+        return sorted(node for node, (_, since) in self._beats.items() if now - since >= self.allowance)
 
     def sight(self, now: float, beat_at: float | None = None) -> Sight:
         """What the core may know of time at `now`."""

@@ -22,9 +22,10 @@ class Join(NamedTuple):
 
 
 class Exit(NamedTuple):
-    """Take no part any more. `reason` tells a departure from a loss that somebody else noticed."""
+    """Take no part any more. `reason` tells a departure from a loss that somebody else noticed, `detail` how it did."""
 
     reason: Reason = Reason.DEPARTED
+    detail: str = ""
     deadline: float = math.inf
 
 

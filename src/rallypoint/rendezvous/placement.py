@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rallypoint.ranks.assign import assign_worker_ranks
 from rallypoint.rendezvous.messages import Placement, Progress
-from rallypoint.rendezvous.state import NodeId, Settings, State
+from rallypoint.rendezvous.state import NodeId, Settings, State, names_of
 
 _NAMED = 4
 """How many missing nodes a progress names."""
@@ -44,10 +44,9 @@ def progress(state: State, node: NodeId, settings: Settings) -> Progress:
 
 
 def _missing(state: State, settings: Settings) -> list[str]:
-    if settings.fixed_ranks and not state.complete:
-        present = {each.member.rank_hint for each in state.participants.values()}
-        names = [f"node rank {rank}" for rank in range(settings.max_nodes) if rank not in present]
-    else:
-        names = [str(node) for node in sorted(state.former)]
+    if state.complete or not settings.fixed_ranks:
+        return list(names_of(state, sorted(state.former), _NAMED))
+    present = {each.member.rank_hint for each in state.participants.values()}
+    names = [f"node rank {rank}" for rank in range(settings.max_nodes) if rank not in present]
     more = len(names) - _NAMED
     return names[:_NAMED] + ([f"{more} more"] if more > 0 else [])

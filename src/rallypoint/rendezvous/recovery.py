@@ -124,9 +124,10 @@ def _adopted(state: State, node: NodeId, holding: Holding, settings: Settings) -
     )
     host = NodeId.absent(holding.control_rank)
     if host in held:
-        return end_round(_without(running, host), RoundEnd(holding.round, Reason.LOST, str(host)))
+        lost = RoundEnd(holding.round, Reason.LOST, str(host), detail="it hosted the control plane")
+        return end_round(_without(running, host), lost)
     if holding.over:
-        return end_round(running, RoundEnd(holding.round, Reason.FORGOTTEN, str(node)))
+        return end_round(running, RoundEnd(holding.round, Reason.FORGOTTEN, ""))
     return running
 
 
@@ -140,7 +141,7 @@ def _joined_by(state: State, node: NodeId, holding: Holding) -> State:
     participants[node] = Participant(holding.member, holding.group_rank)
     after = state._replace(participants=participants)
     if holding.over:
-        return end_round(after, RoundEnd(holding.round, Reason.FORGOTTEN, str(node)))
+        return end_round(after, RoundEnd(holding.round, Reason.FORGOTTEN, ""))
     return after
 
 

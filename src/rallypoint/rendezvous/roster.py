@@ -130,4 +130,4 @@ class Roster:
         addr = node.addr or "?"
         local_id = max(node.local_id, self._next_local_id.get((addr, node.pid), 0))
         self._next_local_id[addr, node.pid] = local_id + 1
-        return NodeId(addr, node.pid, local_id)
+        return NodeId(addr, node.pid, local_id, node.host)

@@ -36,7 +36,7 @@ from rallypoint.rendezvous.messages import (
 from rallypoint.rendezvous.observer import Observer
 from rallypoint.rendezvous.operations import Exit, Join, KeepAlive, Operation
 from rallypoint.rendezvous.placement import progress
-from rallypoint.rendezvous.state import NodeId, Reason, Settings, State
+from rallypoint.rendezvous.state import NodeId, Reason, Settings, State, name_of
 from rallypoint.rendezvous.state_codec import decode_state, encode_state
 from rallypoint.rendezvous.stepping import Ran, refusal, run
 from rallypoint.rendezvous.tidings import missed_round, tidings
@@ -150,8 +150,9 @@ class SharedStateLink:
         self._read()
         for node in self._observer.silent(self._clock.monotonic()):
             if node != self._node:
-                log.warning("node %s has not been heard of for too long; it is taken out", node)
-                self._step(node, Exit(Reason.LOST))
+                silent = f"nothing was heard from it for {self._observer.allowance:g} s"
+                log.warning("%s is taken out of the rendezvous: %s", name_of(self._state, node), silent)
+                self._step(node, Exit(Reason.LOST, silent))
         match request:
             case JoinRequest(member=member, timeout=timeout):
                 address = member.address or self._address

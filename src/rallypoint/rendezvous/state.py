@@ -7,7 +7,8 @@ its own clock (`observer`). What stands for them here are counters.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -15,14 +16,16 @@ from rallypoint.failures.cause import Cause
 
 
 class NodeId(NamedTuple):
-    """One agent of the job. Ordered as written; shown as `addr_pid_localid`."""
+    """One agent of the job. Ordered as written; people read the name of its machine (`name_of` says more)."""
 
     addr: str
     pid: int
     local_id: int
+    host: str = ""
+    """The name of its machine, for people; empty if it is not known."""
 
     def __str__(self) -> str:
-        return f"{self.addr}_{self.pid}_{self.local_id}" if self.addr else f"the node of group rank {self.local_id}"
+        return self.host or self.addr or f"the node of group rank {self.local_id}"
 
     @classmethod
     def absent(cls, rank: int) -> NodeId:
@@ -71,12 +74,16 @@ class Reason(StrEnum):
 
 
 class RoundEnd(NamedTuple):
-    """The end of one round: which, why, by which node, and the failure if there was one."""
+    """The end of one round: which, why, by which node, and the failure if there was one.
+
+    `node` is a name as people read it, empty if none is known; `detail` says more of the reason, where there is more.
+    """
 
     round: int
     reason: Reason
     node: str
     cause: Cause | None = None
+    detail: str = ""
 
 
 class Ledger(NamedTuple):
@@ -103,7 +110,7 @@ class Streak(NamedTuple):
 class Preemption(NamedTuple):
     """A node that will be taken away so many seconds after it said so."""
 
-    node: str
+    node: NodeId
     seconds: float
 
 
@@ -172,6 +179,31 @@ class State(NamedTuple):
 def known_to(state: State) -> tuple[NodeId, ...]:
     """All nodes that stand in any list, each once."""
     return (*state.participants, *state.wait_list, *state.redundancy_list, *state.former)
+
+
+def name_of(state: State, node: NodeId) -> str:
+    """What people call a node: its host, and its group rank if it has or had one in the round before.
+
+    The process id comes in between where another agent of the job runs on a host of the same name.
+    """
+    if node.is_absent:
+        return str(node)
+    seat = state.participants.get(node)
+    rank = state.former.get(node) if seat is None else seat.rank if state.complete else seat.former
+    called = str(node)
+    apart = any((each.host or each.addr) == called and each != node for each in known_to(state))
+    return f"{called}{f' pid {node.pid}' if apart else ''}{'' if rank is None else f' (rank {rank})'}"
+
+
+def names_of(state: State, nodes: Collection[NodeId], most: int = 4) -> tuple[str, ...]:
+    """The names of some nodes: at most so many, and how many more there are."""
+    names = tuple(name_of(state, each) for each in itertools.islice(nodes, most))
+    return names if len(nodes) <= most else (*names, f"{len(nodes) - most} more")
+
+
+def in_words(names: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join((", ".join(names[:-1]), names[-1])) if len(names) > 1 else "".join(names)
 
 
 class Settings(NamedTuple):

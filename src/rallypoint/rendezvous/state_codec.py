@@ -17,10 +17,12 @@ from rallypoint.rendezvous.state import (
     State,
     Streak,
     Verdict,
+    known_to,
 )
 
-_VERSION = b"rallypoint-state-3:"
+_VERSION = b"rallypoint-state-4:"
 _MAX_STATE = 8 * 1024 * 1024
+_MAX_NAME = 255
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,7 @@ def decode_state(data: bytes) -> State:
         raise RendezvousStateError(
             f"the shared rendezvous state is damaged ({error}); remove it, or use another --rdzv-id"
         ) from None
-    return State(
+    state = State(
         blob.round,
         blob.complete,
         blob.last_call,
@@ -123,3 +125,10 @@ def decode_state(data: bytes) -> State:
         blob.ended,
         blob.verdict,
     )
+    if not all(_may_be_shown(each) for each in known_to(state)):
+        raise RendezvousStateError("the shared rendezvous state names nodes by what is no text; use another --rdzv-id")
+    return state
+
+
+def _may_be_shown(node: NodeId) -> bool:
+    return max(len(node.addr), len(node.host)) <= _MAX_NAME and node.addr.isprintable() and node.host.isprintable()

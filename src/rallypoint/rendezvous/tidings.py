@@ -13,7 +13,7 @@ from rallypoint.rendezvous.messages import (
     RoundEnded,
 )
 from rallypoint.rendezvous.placement import placements
-from rallypoint.rendezvous.state import NodeId, Reason, RoundEnd, State, Verdict
+from rallypoint.rendezvous.state import NodeId, Reason, RoundEnd, State, Verdict, name_of, names_of
 
 
 def tidings(before: State, after: State, node: NodeId, *, joined: bool) -> list[Notice]:
@@ -30,9 +30,9 @@ def tidings(before: State, after: State, node: NodeId, *, joined: bool) -> list[
     if newly_complete(before, after) and node in after.participants:
         notices.append(Placed(placements(after)[node]))
     elif took_part and after.complete and len(after.wait_list) != len(before.wait_list):
-        notices.append(NodesWaiting(after.round, len(after.wait_list)))
+        notices.append(nodes_waiting(after))
     warning = preemption(before, after)
-    if warning is not None and node in after.participants and str(node) != warning.node:
+    if warning is not None and node in after.participants and node != preempted_by(after):
         notices.append(warning)
     return notices
 
@@ -42,7 +42,17 @@ def preemption(before: State, after: State) -> Preempted | None:
     said = after.preempted
     if said is None or (said == before.preempted and after.round == before.round):
         return None
-    return Preempted(after.round, said.node, said.seconds)
+    return Preempted(after.round, name_of(after, said.node), said.seconds)
+
+
+def preempted_by(state: State) -> NodeId | None:
+    """Who will be taken away, as far as is known, and needs not be told so."""
+    return None if state.preempted is None else state.preempted.node
+
+
+def nodes_waiting(state: State) -> NodesWaiting:
+    """What to tell those who run of the nodes that wait to be taken in."""
+    return NodesWaiting(state.round, len(state.wait_list), names_of(state, state.wait_list))
 
 
 def missed_round(before: State, after: State, node: NodeId) -> bool:

@@ -136,6 +136,26 @@ def test_a_round_that_went_by_unseen_is_followed_by_another_join() -> None:
     assert kinds(placed(0), ended(0), STOPPED, ended(1), placed(2))[-2:] == [Join, Start]
 
 
+@pytest.mark.parametrize(
+    ("end", "words"),
+    [
+        (
+            RoundEnd(0, Reason.LOST, "n3 (rank 2)", detail="nothing was heard from it for 3 s"),
+            "n3 (rank 2) was lost (nothing was heard from it for 3 s)",
+        ),
+        (RoundEnd(0, Reason.LOST, ""), "a node was lost"),
+        (RoundEnd(0, Reason.DEPARTED, "n3 (rank 2)"), "n3 (rank 2) has left"),
+        (RoundEnd(0, Reason.DRAINED, "n1 (rank 0)", detail="n4 is new"), "n4 is new"),
+        (RoundEnd(0, Reason.FORGOTTEN, ""), "how it ended is no longer known"),
+        (RoundEnd(0, Reason.FAILURE, "n2 (rank 1)", CAUSE), "rank 1 failed on host (exit code -9, SIGKILL): Signal 9"),
+    ],
+)
+def test_the_end_of_a_round_is_told_by_the_names_of_nodes(end: RoundEnd, words: str) -> None:
+    _, steps = after(placed(0), RoundEnded(end))
+    (told,) = [step.text for step in steps if isinstance(step, Tell)]
+    assert told.startswith(f"round 0 is over: {words}")
+
+
 def test_newcomers_drain_the_round_that_they_wait_behind() -> None:
     assert isinstance(after(placed(2), NodesWaiting(2, 1))[1][-1], Drain)
     assert kinds(placed(2), NodesWaiting(1, 1), NodesWaiting(2, 0)) == [Start]

@@ -101,7 +101,7 @@ def test_who_was_registered_by_a_sending_whose_answer_was_lost_is_as_old_as_that
             if first:
                 super().txn(compares, then, *more, **named)
                 for lease in later:
-                    client.put(keys.node(lease), encode_node(NodeId("other", lease, 0), "h"), lease)
+                    client.put(keys.node(lease), encode_node(NodeId("other", lease, 0, "h")), lease)
             return super().txn(compares, then, *more, **named)
 
     with standing(lambda: Twice(etcd.endpoints), keys) as agent:
@@ -223,7 +223,7 @@ def test_a_compacted_watch_over_the_nodes_reads_again_and_goes_on(
 
     with standing(lambda: Compacting(etcd.endpoints), keys, lease=1.0):
         first = watched.get(timeout=PATIENCE)
-        made = client.put(keys.nodes + b"another", encode_node(NodeId("other", 1, 0), "h"))
+        made = client.put(keys.nodes + b"another", encode_node(NodeId("other", 1, 0, "h")))
         lost.pop()(Compacted(made))
         assert watched.get(timeout=PATIENCE) > made >= first
     client.delete(keys.nodes + b"another")
@@ -338,7 +338,7 @@ def test_what_an_earlier_launch_left_is_not_gone_on_with_and_its_nodes_may_still
     client.put(keys.state, encode_kept(Kept("earlier", 5, encode_state(state))))
     lease = client.lease_grant(30)
     key = keys.node(lease)
-    client.put(key, encode_node(NodeId("10.0.0.2", 7, 0), "host"), lease)
+    client.put(key, encode_node(NodeId("10.0.0.2", 7, 0, "host")), lease)
     fence = Fence((key, client.range(key).kvs[0].create_revision))
     settings = Settings("job", 1, 4)
     who = Standing(fence, lease, waited=True, met="", dead=frozenset())

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.errors import UserError
+from rallypoint.base.log import printable
 from rallypoint.rendezvous.errors import RendezvousStateError
 from rallypoint.rendezvous.etcd.keys import (
     Kept,
@@ -47,9 +48,17 @@ def test_a_prefix_may_be_written_in_any_way() -> None:
     assert Keys.of("", "j").root == "/j/"
 
 
-@given(st.builds(NodeId, NAMES, st.integers(0), st.integers(0)), NAMES)
-def test_a_node_is_read_as_it_was_written(name: NodeId, host: str) -> None:
-    assert decode_node(encode_node(name, host)) == name
+@given(st.builds(NodeId, NAMES.map(printable), st.integers(0), st.integers(0), NAMES.map(printable)))
+def test_a_node_is_read_as_it_was_written(name: NodeId) -> None:
+    assert decode_node(encode_node(name)) == name
+
+
+def test_the_name_of_a_node_may_stand_in_a_log_line_whoever_wrote_it() -> None:
+    found = decode_node(encode_node(NodeId("10.0.0.1\n", 1, 0, "\x1b[31mred" + 999 * "x")))
+    assert found is not None
+    assert found.addr == "10.0.0.1?"
+    assert found.host.startswith("?[31mredx")
+    assert len(found.host) == 255
 
 
 @given(st.lists(NAMES, min_size=1).map(tuple), st.integers(1, 65535), st.integers(0), NAMES)

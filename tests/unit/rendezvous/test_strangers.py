@@ -69,8 +69,8 @@ def greeting(settings: Settings = SETTINGS) -> bytes:
 @pytest.mark.parametrize(
     "fields",
     [
-        [4, "job", b"n", "h", 1, 0, False, list(SETTINGS), "", "a new field"],
-        [4, "job", b"n", "h", 1, 0, False, [*SETTINGS, "a new setting"], ""],
+        [98, "job", b"n", "h", 1, 0, False, list(SETTINGS), "", "h", "a new field"],
+        [98, "job", b"n", "h", 1, 0, False, [*SETTINGS, "a new setting"], "", "h"],
         [2, "job", b"n", "h", 1, 0, False, list(SETTINGS)],
         [99, {"all": "new"}],
     ],

@@ -7,7 +7,6 @@ run there, the first to bind. `store_type=file` puts the state into a shared fil
 from __future__ import annotations
 
 import errno
-import os
 from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import Deadline
@@ -21,13 +20,13 @@ from rallypoint.base.endpoint import (
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
 from rallypoint.rendezvous.backends.options import rank_hint, secret, settings_of, worker_stores
-from rallypoint.rendezvous.elastic import ElasticHandler, local_id
+from rallypoint.rendezvous.elastic import ElasticHandler, local_id, own_node
 from rallypoint.rendezvous.errors import RendezvousConnectionError
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.hub import Hub, LocalLink, Timekeeper
 from rallypoint.rendezvous.link import Deliver, Link
 from rallypoint.rendezvous.params import C10D_PORT, RendezvousParameters
-from rallypoint.rendezvous.state import NodeId, Settings
+from rallypoint.rendezvous.state import Settings
 from rallypoint.rendezvous.telling import tell_hosting
 
 if TYPE_CHECKING:
@@ -141,4 +140,4 @@ class _Control:
             self._server = ControlServer(hub, listener, secret=secret())
             log.info("control plane listens on port %d", self._server.port)
         tell_hosting(self.settings.run_id)
-        return LocalLink(hub, NodeId(address, os.getpid(), local_id()), deliver, address)
+        return LocalLink(hub, own_node(address), deliver, address)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import base64
 import binascii
-import os
 import threading
 from typing import TYPE_CHECKING
 
@@ -21,14 +20,14 @@ from rallypoint.etcd.api import EtcdError, EtcdRefused, EtcdUnreachable
 from rallypoint.rendezvous.backend import RendezvousBackend
 from rallypoint.rendezvous.backends.etcd_options import credentials_of, endpoints_of, tls_of
 from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
-from rallypoint.rendezvous.elastic import ElasticHandler, local_id
+from rallypoint.rendezvous.elastic import ElasticHandler, own_node
 from rallypoint.rendezvous.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.link import Deliver, Link
 from rallypoint.rendezvous.messages import Request
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.shared import SharedStateLink
-from rallypoint.rendezvous.state import NodeId, Settings
+from rallypoint.rendezvous.state import Settings
 
 if TYPE_CHECKING:
     from rallypoint.rendezvous.backends.etcd_v2_http import EtcdV2Client, Found
@@ -281,7 +280,7 @@ class _Place:
         """Begin; etcd is asked by the link's own thread."""
         backend = EtcdV2Backend(self._client, self._settings.run_id, self._prefix, patience=deadline)
         address = self._local_addr or own_address(self._client.endpoint)
-        node = NodeId(address, os.getpid(), local_id())
+        node = own_node(address)
         return _EtcdLink(backend, SharedStateLink(backend, self._settings, node, address, deliver))
 
 

@@ -9,13 +9,13 @@ from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, own_address
 from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
 from rallypoint.rendezvous.backends.store_backend import StoreRendezvousBackend
-from rallypoint.rendezvous.elastic import ElasticHandler, local_id
+from rallypoint.rendezvous.elastic import ElasticHandler, own_node
 from rallypoint.rendezvous.errors import RendezvousConnectionError
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.link import Deliver, Link
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.shared import SharedStateLink
-from rallypoint.rendezvous.state import NodeId, Settings
+from rallypoint.rendezvous.state import Settings
 from rallypoint.store.errors import StoreError
 from rallypoint.store.filestore import FileStore
 
@@ -66,7 +66,7 @@ class _Place:
             backend = FileBackend(self._path, self.settings.run_id)
         except StoreError as error:
             raise RendezvousConnectionError(f"--rdzv-endpoint: {error}, which all nodes share") from None
-        node = NodeId(address, os.getpid(), local_id())
+        node = own_node(address)
         return SharedStateLink(backend, self.settings, node, address, deliver)
 
     def remove_if_private(self) -> None:

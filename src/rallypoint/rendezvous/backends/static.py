@@ -7,20 +7,18 @@ first byte of a connection tells the two apart. Each round has a new table behin
 
 from __future__ import annotations
 
-import os
-
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, listening_socket, parse_endpoint
 from rallypoint.base.errors import UserError
 from rallypoint.rendezvous.backends.options import rank_hint, secret, settings_of
-from rallypoint.rendezvous.elastic import ElasticHandler, local_id
+from rallypoint.rendezvous.elastic import ElasticHandler, local_id, own_node
 from rallypoint.rendezvous.errors import RendezvousConnectionError
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.hub import Hub, LocalLink
 from rallypoint.rendezvous.link import Deliver, Link
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.server import ControlServer, allow_connections
-from rallypoint.rendezvous.state import NodeId, Settings
+from rallypoint.rendezvous.state import Settings
 from rallypoint.store.rounds import RoundTables
 
 
@@ -77,7 +75,7 @@ class _Master:
         self._tables = RoundTables()
         self._server = ControlServer(hub, listener, secret=secret(), fallback=self._tables.connection)
         self._endpoint = Endpoint(self._endpoint.host, self._server.port)
-        return LocalLink(hub, NodeId(self._endpoint.host, os.getpid(), local_id()), deliver, self._endpoint.host)
+        return LocalLink(hub, own_node(self._endpoint.host), deliver, self._endpoint.host)
 
     def shut(self) -> None:
         """End the server, if it is here."""

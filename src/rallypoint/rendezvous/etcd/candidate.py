@@ -23,7 +23,6 @@ import logging
 import math
 import os
 import random
-import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -31,7 +30,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from rallypoint.base.clock import SYSTEM_CLOCK
-from rallypoint.base.endpoint import is_loopback
+from rallypoint.base.endpoint import host_name, is_loopback
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.log import get_logger
 from rallypoint.etcd.api import (
@@ -216,8 +215,8 @@ class Candidate:
         granted_at, seen = SYSTEM_CLOCK.monotonic(), self._posted.revision
         lease = client.lease_grant(self._ttl)
         key = self._keys.node(lease)
-        self._known_as = self._posted.name or NodeId(self._addresses[0], os.getpid(), self._local_id)
-        put = Put(key, encode_node(self._known_as, socket.gethostname()), lease)
+        self._known_as = self._posted.name or NodeId(self._addresses[0], os.getpid(), self._local_id, host_name())
+        put = Put(key, encode_node(self._known_as), lease)
         youngest = Range(self._keys.nodes, prefix=True, limit=2, last_before=_NEVER)
         result = client.txn([], [put, Range(key), youngest, Range(self._keys.arbiter)], repeatable=True)
         _, own, last, arbiter = result.responses
@@ -387,7 +386,7 @@ class Candidate:
             raise EtcdLeaseGone("its lease was not kept alive in time")
 
     def _rename(self, client: EtcdClient, place: _Place, name: NodeId) -> None:
-        put = Put(self._keys.node(place.lease), encode_node(name, socket.gethostname()), place.lease)
+        put = Put(self._keys.node(place.lease), encode_node(name), place.lease)
         client.txn([place.fence.holds()], [put], repeatable=True)
         self._known_as = name
 

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from urllib.parse import quote
 
 from rallypoint.base.errors import UserError
+from rallypoint.base.log import printable
 from rallypoint.rendezvous.errors import RendezvousStateError
 from rallypoint.rendezvous.state import NodeId
 
@@ -84,16 +85,17 @@ class Kept(NamedTuple):
     state: bytes
 
 
-def encode_node(name: NodeId, host: str) -> bytes:
+def encode_node(name: NodeId) -> bytes:
     """What stands under an agent's key."""
-    return json.dumps({"name": name, "host": host}).encode()
+    return json.dumps({"name": name[:3], "host": name.host}).encode()
 
 
 def decode_node(value: bytes) -> NodeId | None:
     """The name of the agent that wrote this; None if it is not one of ours."""
     try:
-        addr, pid, local_id = json.loads(value)["name"]
-        return NodeId(str(addr), int(pid), int(local_id))
+        found = json.loads(value)
+        addr, pid, local_id = found["name"]
+        return NodeId(printable(str(addr)), int(pid), int(local_id), printable(str(found["host"])))
     except (ValueError, TypeError, KeyError):
         return None
 

@@ -39,6 +39,7 @@ STATE_TTL = 600
 """Seconds for which the state outlives the last arbiter that kept it alive."""
 MOMENT = 1.0
 """Seconds that a node without a key has at least, however short the lease is: a packet may have to be sent again."""
+_NO_LEASE = "its lease in etcd has ended"
 _LAST_WRITES = 1.0
 """Seconds that the last writes of an arbiter may take."""
 
@@ -152,7 +153,7 @@ class Term:
         for name in over:
             del self._missing[name]
         if over:
-            self.hub.lost(over.difference(self._nodes.values()))
+            self.hub.lost(over.difference(self._nodes.values()), _NO_LEASE)
 
     def close(self, linger: float) -> None:
         """Be the arbiter no more; nodes have `linger` seconds to read what they were told and hang up."""
@@ -182,7 +183,7 @@ class Term:
 
     def _miss(self, settings: Settings, standing: Standing) -> None:
         """Whom we do not find in etcd."""
-        self.hub.lost(standing.dead.difference(self._nodes.values()))
+        self.hub.lost(standing.dead.difference(self._nodes.values()), "its machine refuses connections")
         self._await(
             set(known_to(self.hub.state)).difference(self._nodes.values()),
             self._moment if standing.waited else patience(settings),

@@ -6,7 +6,6 @@ backend is given to keep is bytes of Rallypoint's own form, not pickled objects.
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,13 +16,12 @@ from rallypoint.base.errors import UserError
 from rallypoint.compat.elastic.rendezvous.given_store import given
 from rallypoint.rendezvous.backend import RendezvousBackend, Token
 from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
-from rallypoint.rendezvous.elastic import ElasticHandler, local_id
+from rallypoint.rendezvous.elastic import ElasticHandler, own_node
 from rallypoint.rendezvous.handler import RendezvousInfo
 from rallypoint.rendezvous.link import Deliver, Link
 from rallypoint.rendezvous.messages import Placement
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.shared import SharedStateLink
-from rallypoint.rendezvous.state import NodeId
 from rallypoint.store.api import Store
 from rallypoint.store.prefix import PrefixStore
 
@@ -184,7 +182,7 @@ class DynamicRendezvousHandler(ElasticHandler):
 
     def _open_backend(self, deliver: Deliver, deadline: Deadline) -> Link:
         address = self._address or own_address(_ANYWHERE)
-        node = NodeId(address, os.getpid(), local_id())
+        node = own_node(address)
         return SharedStateLink(self._given_backend, self._own_settings, node, address, deliver)
 
 

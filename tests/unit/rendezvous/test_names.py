@@ -1,0 +1,99 @@
+"""What people read of a node: its host and group rank, and never the name that the rendezvous keeps it under."""
+
+from __future__ import annotations
+
+import pytest
+
+from rallypoint.rendezvous.arbiter import Arbiter
+from rallypoint.rendezvous.effects import apply
+from rallypoint.rendezvous.errors import RendezvousStateError
+from rallypoint.rendezvous.handshake import Challenge, ClientHandshake, ServerHandshake
+from rallypoint.rendezvous.messages import JoinRequest, NodesWaiting, Preempted, RoundEnded
+from rallypoint.rendezvous.operations import Act, Action, Drain, Preempt
+from rallypoint.rendezvous.state import Member, NodeId, Participant, Settings, State, in_words, name_of, names_of
+from rallypoint.rendezvous.state_codec import decode_state, encode_state
+
+SETTINGS = Settings("job", 2, 3, last_call_timeout=0.0)
+A, B, C = (NodeId(f"10.77.0.{number}", 100 + number, 0, f"n{number}") for number in (1, 2, 3))
+MEMBER = Member("default", 1, "", 7000)
+
+
+def running(*nodes: NodeId) -> Arbiter:
+    """A job whose nodes have their places; sessions count from 1."""
+    arbiter = Arbiter(SETTINGS._replace(min_nodes=len(nodes)))
+    for session, node in enumerate(nodes, 1):
+        arbiter.open(session, node, 0.0, address=node.addr)
+        arbiter.receive(session, JoinRequest(MEMBER, 600.0), 0.0)
+    arbiter.tick(0.0)
+    assert arbiter.state.complete
+    return arbiter
+
+
+def test_a_node_is_its_host_and_rank() -> None:
+    state = running(A, B).state
+    assert [name_of(state, each) for each in (A, B, C)] == ["n1 (rank 0)", "n2 (rank 1)", "n3"]
+    assert name_of(state, NodeId("10.77.0.9", 1, 0)) == "10.77.0.9"
+    assert name_of(state, NodeId.absent(4)) == "the node of group rank 4"
+
+
+def test_two_agents_of_one_host_are_told_apart_by_their_pids() -> None:
+    twin = B._replace(host=A.host)
+    state = running(A, twin).state
+    assert [name_of(state, each) for each in (A, twin)] == ["n1 pid 101 (rank 0)", "n1 pid 102 (rank 1)"]
+
+
+def test_who_comes_back_keeps_its_rank_in_its_name() -> None:
+    state = State(round=1, participants={A: Participant(MEMBER, former=0), C: Participant(MEMBER)}, former={B: 1})
+    assert [name_of(state, each) for each in (A, B, C)] == ["n1 (rank 0)", "n2 (rank 1)", "n3"]
+
+
+def test_many_are_a_few_and_a_number() -> None:
+    nodes = [NodeId("h", number, 0, f"n{number}") for number in range(7)]
+    assert in_words(names_of(State(), nodes)) == "n0, n1, n2, n3 and 3 more"
+    assert in_words(names_of(State(), nodes[:2])) == "n0 and n1"
+    assert in_words(()) == ""
+
+
+@pytest.mark.parametrize(
+    ("reset", "told"),
+    [("its connection broke: reset", "its connection broke: reset"), ("", "")],
+)
+def test_the_others_hear_who_was_lost_and_how(reset: str, told: str) -> None:
+    sends = running(A, B).close(2, 1.0, detail=reset)
+    (end,) = [notice.end for _, notice in sends if isinstance(notice, RoundEnded)]
+    assert (end.node, end.detail) == ("n2 (rank 1)", told)
+
+
+def test_a_newcomer_is_named_and_not_who_has_drained_the_round() -> None:
+    arbiter = running(A, B)
+    arbiter.open(3, C, 1.0, address=C.addr)
+    told = arbiter.receive(3, JoinRequest(MEMBER, 600.0), 1.0)
+    assert {notice for _, notice in told} == {NodesWaiting(0, 1, ("n3",))}
+    sends = arbiter.receive(1, Drain(0), 1.0)
+    assert {notice.end.detail for _, notice in sends if isinstance(notice, RoundEnded)} == {"n3 is new"}
+
+
+def test_who_will_be_taken_away_is_named_to_the_others_alone() -> None:
+    arbiter = running(A, B)
+    told = arbiter.receive(2, Preempt(0, 30.0), 1.0)
+    assert told == [(1, Preempted(0, "n2 (rank 1)", 30.0))]
+    sends = arbiter.receive(1, Drain(0), 1.0)
+    details = {notice.end.detail for _, notice in sends if isinstance(notice, RoundEnded)}
+    assert details == {"n2 (rank 1) will be taken away"}
+
+
+def test_the_name_of_a_machine_is_cut_and_cleaned_at_the_door() -> None:
+    server = ServerHandshake("job", None, b"s")
+    host = "\x1b[31mn3\n" + 999 * "x"
+    client = ClientHandshake("job", None, b"c", SETTINGS)
+    assert isinstance(server.hello(client.hello("10.0.0.1\r", 1, 0, "", host)), Challenge)
+    assert server.greeted is not None
+    assert server.greeted.address == "10.0.0.1?"
+    assert server.greeted.host.startswith("?[31mn3?x")
+    assert len(server.greeted.host) == 255
+
+
+def test_a_shared_state_with_names_that_are_no_text_is_refused() -> None:
+    state = apply(Action(Act.ADD_TO_PARTICIPANTS, member=MEMBER), State(), A._replace(host="n\x1b"), SETTINGS)
+    with pytest.raises(RendezvousStateError, match="no text"):
+        decode_state(encode_state(state))
