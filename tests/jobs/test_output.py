@@ -137,6 +137,24 @@ def test_where_hidden_output_goes_is_said_once(rallyrun: Launcher) -> None:
     shutil.rmtree(attempt.parents[2])
 
 
+def test_merged_lines_of_two_nodes_tell_the_host(rallyrun: Launcher) -> None:
+    """Under srun: our log, the report and what is teed; workers' own bytes are left as they are."""
+    step = {"SLURM_STEP_ID": "0", "SLURM_PROCID": "0", "SLURM_STEP_NUM_NODES": "2"}
+    script = rallyrun.script(SAY + "say(1, b'teed\\n')\nsay(2, b'raw\\n')\nsys.exit(3)\n")
+    flags = ["--standalone", "--tee=1", f"--log-dir={rallyrun.folder / 'logs'}", script]
+    job = rallyrun(*flags, env=step)
+    assert job.ends() == 1
+    host = os.uname().nodename
+    assert job.out == [f"{host}: [default0]:teed"]
+    ours = [line for line in job.err.split("\n") if line != "raw"]
+    assert f"{host}: {script} FAILED" in ours
+    assert [line for line in ours if not line.startswith(f"{host}: ")] == []
+    quiet = rallyrun("--host-prefix=never", *flags, env=step)
+    assert quiet.ends() == 1
+    assert quiet.out == ["[default0]:teed"]
+    assert f"{host}: " not in quiet.err
+
+
 # What is written
 
 

@@ -1,7 +1,7 @@
 """Rallypoint's own log lines, on standard error, in the form that torchrun's users know.
 
 `LOGLEVEL` sets the level (default WARNING), contract section 1.12; each line starts with the level's letter, the
-date and time, the process and the place, contract section 5.8.
+date and time, the process and the place, contract section 5.8. Where a label was set, that stands before all of it.
 """
 
 from __future__ import annotations
@@ -73,6 +73,14 @@ def say(text: str) -> None:
         sys.stderr.flush()
 
 
+_label = ""
+
+
+def labelled(text: str) -> str:
+    """A text with the label of `configure` before each line; blank lines get it too."""
+    return _label + text.replace("\n", f"\n{_label}") if _label else text
+
+
 class _Lines(logging.Formatter):
     """Every line of a message gets the prefix, so that a grep for the process finds all of it."""
 
@@ -85,7 +93,7 @@ class _Lines(logging.Formatter):
         text = record.getMessage()
         if record.exc_info:
             text = f"{text}\n{self.formatException(record.exc_info)}"
-        return "\n".join(prefix + line for line in text.split("\n"))
+        return labelled("\n".join(prefix + line for line in text.split("\n")))
 
 
 class _Stderr(logging.Handler):
@@ -114,12 +122,17 @@ def get_logger(name: str) -> logging.Logger:
     return logging.getLogger(name)
 
 
-def configure() -> None:
+def configure(label: str = "") -> None:
     """Send Rallypoint's records to standard error at the level of `LOGLEVEL`. Idempotent.
+
+    Args:
+        label: what stands before each line of ours that is shown, such as `node1: `.
 
     Raises:
         UserError: `LOGLEVEL` names no level.
     """
+    global _label
+    _label = label
     logger = logging.getLogger(_ROOT)
     logger.setLevel(log_level())
     if not any(isinstance(handler, _Stderr) for handler in logger.handlers):

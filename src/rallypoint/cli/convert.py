@@ -20,6 +20,7 @@ from rallypoint.cli.parse import Options
 from rallypoint.cli.place import choose_place
 from rallypoint.cli.sizes import local_world_size, parse_nnodes
 from rallypoint.launch.config import LaunchConfig
+from rallypoint.logs.prefix import TEMPLATE_VARIABLE, host_label, with_host
 
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
@@ -72,7 +73,7 @@ def config_from_options(
         max_restarts=options.max_restarts,
         monitor_interval=options.monitor_interval,
         start_method=options.start_method,
-        log_line_prefix_template=environ.get("TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE"),
+        log_line_prefix_template=with_host(environ.get(TEMPLATE_VARIABLE), host_label(options.host_prefix, environ)),
         local_addr=options.local_addr,
         event_log_handler=options.event_log_handler,
         numa_options=_numa_options(options, environ, size),

@@ -76,6 +76,13 @@ def module_names(text: str) -> tuple[str, ...]:
     return names
 
 
+def when(text: str) -> str:
+    """Read whether something is done, as ls and grep read it for colours."""
+    if text not in ("auto", "always", "never"):
+        raise ArgumentTypeError(f"{text!r} is none of auto, always, never")
+    return text
+
+
 FLAGS = (
     Flag(
         "--nnodes",
@@ -187,6 +194,13 @@ FLAGS = (
         (),
         "Modules with commas between, such as torch, that are imported once on this node; restarted workers are forked "
         "from there, in milliseconds.",
+    ),
+    Flag(
+        "--host-prefix",
+        when,
+        "auto",
+        "Whether this host's name stands before each line of the log, of the report and of teed output: always, never, "
+        "or auto for where srun merges the lines of several nodes.",
     ),
 )
 """The flags, in the order of the help page."""

@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable
 
 from rallypoint.base.errors import RallypointError, SignalException
+from rallypoint.base.log import labelled
 from rallypoint.failures.record import record
 
 FAILED = 1
@@ -58,4 +59,4 @@ def _words(error: RallypointError, program: str) -> str:
 
 def _say(text: str) -> None:
     if sys.stderr is not None:  # `print` would take standard output then
-        print(text, file=sys.stderr, flush=True)
+        print(labelled(text), file=sys.stderr, flush=True)

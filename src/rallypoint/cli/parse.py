@@ -64,6 +64,7 @@ class Options(NamedTuple):
     shutdown_timeout: int | None
     virtual_local_rank: bool
     warm: tuple[str, ...]
+    host_prefix: str
     training_script: str
     training_script_args: tuple[str, ...]
     sources: Mapping[str, str]

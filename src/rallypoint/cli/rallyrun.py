@@ -82,7 +82,9 @@ def _run(options: Options) -> None:
     from rallypoint.workers.guardian.early import begin
 
     begin()  # it gets ready beside the imports that follow
-    configure()
+    from rallypoint.logs.prefix import host_label
+
+    configure(host_label(options.host_prefix, os.environ))
     from rallypoint.cli.convert import config_from_options, limit_threads
 
     config, program, arguments = config_from_options(options, os.environ)

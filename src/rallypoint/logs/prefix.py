@@ -1,4 +1,8 @@
-"""What stands before each line of a worker that is shown on the console (contract section 6.5)."""
+"""What stands before lines that are shown on the console: those of workers (contract section 6.5), and the host's name.
+
+Where lines of several hosts come together, as under `srun`, each begins with `<host>: `, the form of `pdsh`, which
+`dshbak` takes apart again.
+"""
 
 from __future__ import annotations
 
@@ -29,3 +33,28 @@ def line_prefixes(template: str | None, role_name: str, ranks: Mapping[int, int]
         local_rank: pattern.safe_substitute(common, rank=rank, local_rank=local_rank)
         for local_rank, rank in ranks.items()
     }
+
+
+def host_label(when: str, environ: Mapping[str, str]) -> str:
+    """This host's name as it stands before lines; empty where it does not.
+
+    Args:
+        when: `always`, `never`, or `auto` for where several nodes write to one console.
+        environ: tells that of a step of Slurm's.
+    """
+    return f"{os.uname().nodename}: " if when == "always" or (when == "auto" and _merged(environ)) else ""
+
+
+def with_host(template: str | None, label: str) -> str | None:
+    """The template of the prefix with the host's label before it, unless it names the host itself."""
+    if not label or "host}" in (template or ""):
+        return template
+    return label.replace("$", "$$") + (template or DEFAULT_TEMPLATE)
+
+
+def _merged(environ: Mapping[str, str]) -> bool:
+    """Whether `srun` has started us on several nodes: it merges what they write."""
+    if not {"SLURM_STEP_ID", "SLURM_PROCID"} <= environ.keys():
+        return False
+    nodes = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "")
+    return nodes.isdecimal() and int(nodes) > 1

@@ -9,7 +9,7 @@ from rallypoint.cli.flags import FLAGS, Flag, split_filters
 from rallypoint.cli.parse import Options, parse
 
 _VALUED = [flag for flag in FLAGS if flag.read is not None]
-_SAMPLES = {"warm": "torch,torch.distributed"}
+_SAMPLES = {"warm": "torch,torch.distributed", "host_prefix": "always"}
 _SWITCHES = [flag for flag in FLAGS if flag.read is None]
 
 
@@ -59,7 +59,7 @@ def test_environment_gives_way_to_the_command_line(flag: Flag) -> None:
     from_environment = parse(["s.py"], {flag.variable: _sample(flag)})
     assert getattr(from_environment, flag.dest) == _value(flag)
     assert from_environment.source(flag.dest) == flag.variable
-    other = {"warm": "json"}.get(flag.dest, "3") if flag.choices is None else flag.choices[0]
+    other = {"warm": "json", "host_prefix": "never"}.get(flag.dest, "3") if flag.choices is None else flag.choices[0]
     both = parse([flag.name, other, "s.py"], {flag.variable: _sample(flag)})
     assert flag.read is not None
     assert getattr(both, flag.dest) == flag.read(other)
