@@ -21,6 +21,13 @@ which is the same for all processes of a host) and `number`, another one for eac
 file `ack.<LOCAL_RANK>.<number>` beside it: so one that comes late answers no later notice. The folder is there only
 while there is, or was, a notice.
 
+A save that has to come to its end is put under `saving`: the stop of a worker waits for it, as long as its grace goes.
+
+    with notices.saving():
+        torch.save(state, path)
+
+In another language, hold open a `memfd_create(2)` of the name "rallypoint-saving" for that time.
+
 Nothing here raises, and outside of Rallypoint there is never a notice. Nothing of the rest of Rallypoint is imported.
 """
 
@@ -28,12 +35,17 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 VARIABLE = "RALLYPOINT_NOTICES"
 """The variable that names the folder."""
 NOTICE_FILE = "notice.json"
 ACK_PREFIX = "ack."
+
+SAVING = "rallypoint-saving"
+"""The name of the memory file that a worker holds open while it saves."""
 
 SCALE, PREEMPTION = "scale", "preemption"
 """The reasons: nodes are to be taken in, or one will be taken away."""
@@ -86,6 +98,44 @@ def acknowledge() -> None:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
     except (OSError, ValueError):
         return
+
+
+@contextmanager
+def saving() -> Iterator[None]:
+    """What is done inside shall not be cut off by a stop: SIGTERM waits until it is over, and the agent for that.
+
+    It waits as long as `--shutdown-timeout` (or `failure_grace`, if that is longer) goes, then comes SIGKILL. On the
+    main thread, where the program has no handler of its own for SIGTERM, nothing can come in between; elsewhere the
+    agent finds the mark when it looks, just before it sends the signal.
+    """
+    mark = -1
+    with suppress(AttributeError, OSError):  # no such call here, or no descriptor is free
+        mark = os.memfd_create(SAVING)
+    try:
+        with _deferred_sigterm():
+            yield
+    finally:
+        if mark >= 0:
+            os.close(mark)
+
+
+@contextmanager
+def _deferred_sigterm() -> Iterator[None]:
+    """SIGTERM comes at the end, where it would end this process at once."""
+    import signal
+    import threading
+
+    if threading.current_thread() is not threading.main_thread() or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+        yield
+        return
+    came: list[int] = []
+    signal.signal(signal.SIGTERM, lambda number, _frame: came.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if came:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
 def _look() -> Notice | None:

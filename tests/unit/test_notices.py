@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -109,6 +111,54 @@ def test_without_an_agent_there_is_nothing(monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     notices.acknowledge()
     assert os.listdir(tmp_path) == []
+
+
+SAVING = """
+import os, signal, sys, threading
+from rallypoint import notices
+def mark():
+    found = [os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd")[:-1]]
+    return sum("rallypoint-saving" in each for each in found)
+with notices.saving(), notices.saving():
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("saved", mark(), flush=True)
+print("never")
+"""
+
+
+def test_sigterm_waits_for_a_save() -> None:
+    done = subprocess.run([sys.executable, "-c", SAVING], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (-signal.SIGTERM, "saved 2\n"), done.stderr
+
+
+def test_a_save_leaves_a_handler_of_the_programs_own_and_other_threads_as_they_are() -> None:
+    came: list[int] = []
+    former = signal.signal(signal.SIGTERM, lambda number, _frame: came.append(number))
+    try:
+        with notices.saving():
+            os.kill(os.getpid(), signal.SIGTERM)
+            assert came == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, former)
+    saved: list[bool] = []
+
+    def save() -> None:
+        with notices.saving():
+            saved.append(True)
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    thread.join()
+    assert saved == [True]
+    assert signal.getsignal(signal.SIGTERM) == former
+
+
+def test_what_a_save_raises_is_raised_and_nothing_stays_open() -> None:
+    before = os.listdir("/proc/self/fd")
+    with pytest.raises(ValueError, match="full"), notices.saving():
+        raise ValueError("full")
+    assert os.listdir("/proc/self/fd") == before
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
 def test_it_brings_nothing_else_of_rallypoint_along() -> None:

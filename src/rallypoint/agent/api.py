@@ -19,6 +19,7 @@ from rallypoint.agent.loop import AgentLoop
 from rallypoint.agent.membership import Membership
 from rallypoint.agent.shown import round_block, status
 from rallypoint.agent.spec import DEFAULT_ROLE, RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
+from rallypoint.agent.steps import Stop
 from rallypoint.agent.telling import Telling
 from rallypoint.base.errors import SignalException
 from rallypoint.base.log import get_logger
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
+FAILURE_GRACE = 5.0
+"""Seconds between SIGTERM and SIGKILL after a failure, where nothing says otherwise."""
+
 
 class ElasticAgent(ABC):
     """What a launcher holds of an agent."""
@@ -53,7 +57,13 @@ class ElasticAgent(ABC):
 class SimpleElasticAgent(ElasticAgent):
     """The loop of an agent with one worker group. Subclasses start, watch and stop the workers."""
 
-    def __init__(self, spec: WorkerSpec, exit_barrier_timeout: float = 300, shutdown_timeout: int = 30) -> None:
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        exit_barrier_timeout: float = 300,
+        shutdown_timeout: int = 30,
+        failure_grace: float | None = None,
+    ) -> None:
         """Make an agent; nothing happens before `run`.
 
         Args:
@@ -61,12 +71,14 @@ class SimpleElasticAgent(ElasticAgent):
             exit_barrier_timeout: seconds that a handler which can only be asked waits for other nodes at the end.
                 With ours the wait ends with the verdict, however long that takes.
             shutdown_timeout: seconds between the signal that stops workers and SIGKILL.
+            failure_grace: the same where the round has ended by a failure; None for 5, or `shutdown_timeout` if less.
         """
         self._worker_group = WorkerGroup(spec)
         self._exit_barrier_timeout = exit_barrier_timeout
         self._runs = False
         """Whether `run` is under way."""
         self._shutdown_timeout = shutdown_timeout
+        self._failure_grace = min(FAILURE_GRACE, shutdown_timeout) if failure_grace is None else failure_grace
         self._membership = self._make_membership(spec, exit_barrier_timeout)
         self._placement: Placement | None = None
         self._pulse: Pulse | None = None
@@ -101,7 +113,7 @@ class SimpleElasticAgent(ElasticAgent):
             timeout: seconds between it and SIGKILL.
         """
 
-    def _begin_stop(self, death_sig: signal.Signals, timeout: int) -> Stopping | None:
+    def _begin_stop(self, death_sig: signal.Signals, timeout: float) -> Stopping | None:
         """Begin to end the workers; the loop sees the stop through and hears everything else meanwhile.
 
         This one ends them before it returns, by what a subclass has: `_stop_workers`, which asks by SIGTERM, or
@@ -117,7 +129,7 @@ class SimpleElasticAgent(ElasticAgent):
         if death_sig == signal.SIGTERM:
             self._stop_workers(self._worker_group)
         else:
-            self._shutdown(death_sig, timeout)
+            self._shutdown(death_sig, round(timeout))
         return None
 
     def _pass_on(self, number: int) -> None:
@@ -278,13 +290,14 @@ class SimpleElasticAgent(ElasticAgent):
         self._placement = placement
         self._initialize_workers(self._worker_group)
 
-    def _stop(self, number: int, again: bool) -> Stopping | None:
-        if again and type(self)._restart_workers is not SimpleElasticAgent._restart_workers:
+    def _stop(self, step: Stop) -> Stopping | None:
+        if step.again and type(self)._restart_workers is not SimpleElasticAgent._restart_workers:
             self._restart_workers(self._worker_group)
             return None
-        if again:
+        if step.again:
             log.info("[%s] Stopping worker group", self._worker_group.spec.role)
-        return self._begin_stop(signal.Signals(number), self._shutdown_timeout)
+        grace = self._failure_grace if step.failed else self._shutdown_timeout
+        return self._begin_stop(signal.Signals(step.signal), grace)
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Take up a placement: address of the store, group rank, worker ranks.

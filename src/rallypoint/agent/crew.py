@@ -2,15 +2,16 @@
 
 What a stop goes through, from the policy's word to the kernel; each layer knows only the next one:
 
-    agent/policy    Stop(signal, again)       one at a time; `WorkersStopped` follows
+    agent/policy    Stop                      one at a time; `WorkersStopped` follows
     agent/loop      Crew.stop -> Stopping     waits on its `fds` until its `wake_at`, beside all else, and calls `step`
     agent/api       _begin_stop               what users override; those who only have `_stop_workers` block in here
     agent/local     PContext.begin_close
     workers/context _Closing                  the ladder, then outputs carried through and descriptors given back
     workers/stop    Ladder                    signal, grace, stacks, SIGKILL, giving up
+      Writing       who is spared, since it is in the middle of a file
       WorkerProcess   a signal to the worker alone, through its pidfd
       workers/sweep   all that workers have left: asks the guardian, or, where that is lost, looks into /proc
-    workers/guardian  SIGKILL to all below it, until nothing is left; its keeper does that for what a dead guardian left
+    workers/guardian  SIGTERM, then SIGKILL to all below it, until nothing is left; its keeper kills what it has left
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from rallypoint.agent.spec import RunResult, WorkerGroup
+from rallypoint.agent.steps import Stop
 from rallypoint.rendezvous.messages import Placement
 from rallypoint.workers.stop import Stopping
 
@@ -53,8 +55,8 @@ class Warmth(Minding, Protocol):
 class Crew:
     """What can be done with them. No call waits for other nodes.
 
-    `start` takes up a placement and starts them. `stop` begins to stop them with a signal and says whether they are to
-    be started again; it returns None if they are gone already. `shutdown` stops them for good and returns when they are
+    `start` takes up a placement and starts them. `stop` begins to stop them as the step says; it
+    returns None if they are gone already. `shutdown` stops them for good and returns when they are
     gone; always called at the end. `pass_on` hands a signal to each that runs. `look` tells how they are, `running`
     which local ranks have not ended; `exit_fds` become readable when one ends (None: they must be asked). `finished` is
     called once all have succeeded, `ended` when all of a round are gone, with how they were found before that (None:
@@ -66,7 +68,7 @@ class Crew:
     group: WorkerGroup
     grace: float
     start: Callable[[Placement], None]
-    stop: Callable[[int, bool], Stopping | None]
+    stop: Callable[[Stop], Stopping | None]
     shutdown: Callable[[int], None]
     pass_on: Callable[[int], None]
     look: Callable[[], RunResult]

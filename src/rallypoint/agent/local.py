@@ -50,6 +50,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         shutdown_timeout: int = 30,
         health_check_server: HealthCheckServer | None = None,
         uninterruptible_state_timeout: float | None = None,
+        failure_grace: float | None = None,
     ) -> None:
         """Make an agent; nothing happens before `run`.
 
@@ -64,8 +65,9 @@ class LocalElasticAgent(SimpleElasticAgent):
                 `TORCHELASTIC_HEALTH_CHECK_PORT` names, if it does.
             uninterruptible_state_timeout: seconds that a worker may be stuck in the kernel; the environment's word if
                 not given, and 0 for ever.
+            failure_grace: see `SimpleElasticAgent`.
         """
-        super().__init__(spec, exit_barrier_timeout, shutdown_timeout)
+        super().__init__(spec, exit_barrier_timeout, shutdown_timeout, failure_grace)
         self._start_method = start_method
         self._logs_specs = logs_specs
         self._log_line_prefix_template = log_line_prefix_template
@@ -299,14 +301,14 @@ class LocalElasticAgent(SimpleElasticAgent):
         by_rank = {worker.local_rank: worker.global_rank for worker in self._worker_group.workers}
         return tuple(by_rank[rank] for rank in local_ranks)
 
-    def _begin_stop(self, death_sig: signal.Signals, timeout: int) -> Stopping | None:
+    def _begin_stop(self, death_sig: signal.Signals, timeout: float) -> Stopping | None:
         if self._stops_differently():
             return super()._begin_stop(death_sig, timeout)
         if self._minder is not None:
             self._minder.stand_down()
         if self._pcontext is None:
             return None
-        stopping = self._pcontext.begin_close(death_sig, timeout)
+        stopping = self._pcontext.begin_close(death_sig, timeout, self._shutdown_timeout)
         return None if stopping.step() else stopping
 
     def _stops_differently(self) -> bool:

@@ -151,7 +151,7 @@ class AgentLoop:
         if self._status.phase is Phase.RUNNING and self._starting is None:
             yield from self._look_at_workers()
         yield from self._board.look(self._crew.running)
-        if self._status.phase is Phase.FORMING and self._clock.monotonic() >= self._ask_at:
+        if self._waits_for_others and self._clock.monotonic() >= self._ask_at:
             self._ask_every = min(2 * self._ask_every, _PROGRESS_MOST)
             self._ask_at = self._clock.monotonic() + self._ask_every
             self._membership.ask_progress()
@@ -170,7 +170,7 @@ class AgentLoop:
         if self._status.phase is Phase.RUNNING and self._starting is None:
             fds += self._crew.exit_fds() or []
             wake_at = min(wake_at, self._look_at)
-        elif self._status.phase is Phase.FORMING:
+        elif self._waits_for_others:
             wake_at = min(wake_at, self._ask_at)
         if self._pulse is not None:
             self._pulse.sleeps(wake_at, self._crew.shown())
@@ -179,6 +179,10 @@ class AgentLoop:
             self._pulse.wakes()
         if self._bell is not None:
             self._bell.hush()
+
+    @property
+    def _waits_for_others(self) -> bool:
+        return self._status.phase is Phase.FORMING and self._stopping is None
 
     def _minders(self) -> list[Minding]:
         return [each for each in (self._crew.minder(), self._crew.warmth()) if each is not None]
@@ -288,7 +292,7 @@ class AgentLoop:
 
     def _do_stop(self, step: Stop) -> None:
         self._starting = None
-        self._stopping = self._crew.stop(step.signal, step.again)
+        self._stopping = self._crew.stop(step)
         if self._stopping is None or self._stopping.step():
             self._stopping = None
             self._mailbox.post(self._stopped())

@@ -19,7 +19,8 @@ Laws:
 7. The last step is taken when no worker is left. What it will be is settled once, by whatever came first.
 8. A signal that asks this agent to end is a departure at any moment, said to the others at once; only where workers are
    asked first, SIGTERM gives them the time of the notice before that. A second interrupt kills.
-9. Workers are asked while all of them run, and the round is drained with their consent or when their time is over.
+9. After a failure, or the loss of a node, workers are given the short grace, unless a notice has asked them to save.
+10. Workers are asked while all of them run, and the round is drained with their consent or when their time is over.
 """
 
 from __future__ import annotations
@@ -147,10 +148,10 @@ def _start(status: Status, placement: Placement) -> Decision:
     return running, (Start(placement),)
 
 
-def _end(status: Status, last: Last, *before: Step, by: int = SIGTERM) -> Decision:
+def _end(status: Status, last: Last, *before: Step, by: int = SIGTERM, failed: bool = False) -> Decision:
     """Settle the end: first the workers are stopped, with the signal `by` unless they have been asked already."""
     if status.phase is not Phase.FORMING:
-        return status._replace(phase=Phase.ENDING, last=last, stopping=by), (*before, Stop(by))
+        return status._replace(phase=Phase.ENDING, last=last, stopping=by), (*before, Stop(by, failed=failed))
     if status.stopping:
         return status._replace(phase=Phase.ENDING, last=last, kept=None), before
     return status._replace(phase=Phase.ENDED), (*before, last)
@@ -196,7 +197,8 @@ def _on_round_ended(status: Status, event: RoundEnded) -> Decision:
         return ending, (Tell(_account(event, "this node leaves"), loud=True), *steps)
     forming = Status(Phase.FORMING, status.round, status.notice, stopping=SIGTERM, cut_off=status.cut_off)
     told = Tell(_account(event, "the workers are restarted"), loud=True)
-    return forming, (told, Join(), Stop(SIGTERM, again=True))
+    failed = event.end.reason in (Reason.FAILURE, Reason.LOST) and status.asked is None
+    return forming, (told, Join(), Stop(SIGTERM, again=True, failed=failed))
 
 
 def _account(event: RoundEnded, then: str) -> str:
@@ -279,7 +281,7 @@ def _on_workers_failed(status: Status, event: WorkersFailed) -> Decision:
 
 
 def _on_job_ended(status: Status, event: JobEnded) -> Decision:
-    return _end(status, End(event))
+    return _end(status, End(event), failed=event.verdict.outcome is Outcome.FAILED and status.asked is None)
 
 
 def _on_refused(status: Status, event: JoinRefused) -> Decision:
@@ -291,7 +293,7 @@ def _on_link_lost(status: Status, event: LinkLost) -> Decision:
         return _end(status, Finish(), Tell(f"{event.detail}; this node's workers had all succeeded", loud=True))
     if status.phase is Phase.BROKEN:  # the failure of the line must not hide that of the workers
         told = Tell(f"{event.detail}; the job ends here with the failure of this node's workers", loud=True)
-        return _end(status, End(JobEnded(Verdict(Outcome.FAILED, status.failure))), told)
+        return _end(status, End(JobEnded(Verdict(Outcome.FAILED, status.failure))), told, failed=True)
     return _end(status, GiveUp(event))
 
 
@@ -340,8 +342,9 @@ def _on_link_up(status: Status, event: LinkUp) -> Decision:
 
 
 def _on_progress(status: Status, event: Progress) -> Decision:
-    steps = (Tell(f"waiting for the rendezvous: {event}", loud=True),) if status.phase is Phase.FORMING else ()
-    return status, steps
+    if status.phase is not Phase.FORMING or status.stopping:  # what this node waits for then is its own workers
+        return status, ()
+    return status, (Tell(f"waiting for the rendezvous: {event}", loud=True),)
 
 
 _RULES: dict[type, Callable[..., Decision]] = {

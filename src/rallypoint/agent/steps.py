@@ -56,10 +56,15 @@ class Join(NamedTuple):
 
 
 class Stop(NamedTuple):
-    """Begin to stop the workers; `WorkersStopped` follows. `again`: they are to be started again."""
+    """Begin to stop the workers; `WorkersStopped` follows.
+
+    `again`: they are to be started again. `failed`: their round has ended by a failure, so that there is nothing to
+    save beyond what they are at, and the grace is the short one.
+    """
 
     signal: int = SIGTERM
     again: bool = False
+    failed: bool = False
 
 
 class Kill(NamedTuple):

@@ -71,6 +71,15 @@ def catches(pid: int, number: int) -> bool:
         return False
 
 
+def ends_of(pid: int, number: int) -> bool:
+    """Whether a signal whose default is to end a process would do so; False if there is no such process."""
+    try:
+        status = _status(pid)
+        return number not in _numbers(status["SigCgt"]) | _numbers(status["SigIgn"])
+    except (OSError, KeyError):
+        return False
+
+
 def _status(pid: int | str) -> dict[str, str]:
     with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
         return {name: value.strip() for name, _, value in (line.partition(":") for line in file)}

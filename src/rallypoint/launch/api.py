@@ -145,6 +145,7 @@ def _agent(
         log_line_prefix_template=config.log_line_prefix_template,
         shutdown_timeout=config.shutdown_timeout,
         health_check_server=health_check_server,
+        failure_grace=parameters.get_as_seconds("failure_grace", 0.0) if "failure_grace" in options else None,
     )
 
 

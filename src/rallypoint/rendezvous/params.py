@@ -9,6 +9,8 @@ from rallypoint.base.errors import UserError
 C10D_PORT = 29400
 """Where a control plane is if its endpoint names no port."""
 
+_DAY = 86400
+
 _TRUE = frozenset({"1", "true", "t", "yes", "y"})
 _FALSE = frozenset({"0", "false", "f", "no", "n"})
 
@@ -75,6 +77,21 @@ class RendezvousParameters:
             raise UserError(
                 f"rendezvous option {key}={value!r} is not a whole number; write {key}=30 in --rdzv-conf, say"
             ) from None
+
+    def get_as_seconds(self, key: str, default: float, least: float = 0.0) -> float:
+        """The option `key` as a time in seconds, or `default` where it was not given.
+
+        Raises:
+            UserError: it is no number, is less than `least`, or more than a day.
+        """
+        value = self.get(key, default)
+        try:
+            seconds = float(value)
+        except (TypeError, ValueError):
+            seconds = -1.0
+        if not least <= seconds <= _DAY:
+            raise UserError(f"rendezvous option {key}={value!r} is not a number of seconds from {least:g} to {_DAY}")
+        return seconds
 
     def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:
         """The option `key` as yes or no, or `default` where it was not given.

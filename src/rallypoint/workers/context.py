@@ -155,12 +155,13 @@ class PContext(ABC):
         return
 
     @abstractmethod
-    def begin_close(self, death_sig: signal.Signals | None = None, timeout: float = 30) -> Stopping:
+    def begin_close(self, death_sig: signal.Signals | None = None, timeout: float = 30, limit: float = 0.0) -> Stopping:
         """Begin to do what `close` does, and return what sees it through. If it has begun, the same again.
 
         Args:
             death_sig: the signal that asks; SIGTERM if not given.
             timeout: seconds between it and SIGKILL.
+            limit: seconds for which one that writes a file is spared, if that is more.
         """
 
     def close(self, death_sig: signal.Signals | None = None, timeout: float = 30) -> None:
@@ -365,12 +366,12 @@ class ProcessesContext(PContext):
             explain(failure, self._kills, sum(not each.signalled for each in ended))
         return failure
 
-    def begin_close(self, death_sig: signal.Signals | None = None, timeout: float = 30) -> Stopping:
+    def begin_close(self, death_sig: signal.Signals | None = None, timeout: float = 30, limit: float = 0.0) -> Stopping:
         """Begin to stop what still runs, and return what sees it through. If it has begun, the same again."""
         if self._closing is None:
             sweep = self._sweep()
             processes = list(self._processes.values())
-            ladder = None if sweep is None else Ladder(processes, sweep, death_sig or signal.SIGTERM, timeout)
+            ladder = None if sweep is None else Ladder(processes, sweep, death_sig or signal.SIGTERM, timeout, limit)
             self._closing = _Closing(ladder, self._finish)
         return self._closing
 

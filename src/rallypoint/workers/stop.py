@@ -4,16 +4,19 @@
               too takes away what its trainer needs to save. `grace` seconds
     SHOWING   who did not end and catches SIGABRT (Python's faulthandler does) has been sent it, so that the stacks of
               all its threads are in its standard error. `SHOW_TIME` seconds
-    KILLED    SIGKILL to all that is left: workers, and whatever they have spawned, wherever it went
+    KILLED    SIGKILL has gone to the workers that were left. `KILL_TIME` seconds
+    SWEEPING  no worker is left: whatever they have spawned, wherever it went, is sent SIGTERM, and after `LEFT_TIME`
+              seconds SIGKILL
     DONE      nothing is left, or what is left does not end even on SIGKILL
 
 Laws:
 
 1. Nothing here blocks: a loop waits on `fds` until `wake_at` and calls `step`.
-2. KILLED is never left out: what lingers after its worker's end is killed as soon as all workers have ended, without a
-   grace of its own.
+2. SWEEPING is never left out. It asks, unless somebody is in a hurry, and takes no time where nothing is left.
 3. Whatever the sweep comes to, the workers are sent SIGKILL.
 4. What was given up once costs no later stop its grace, and no sweep goes on that was given up.
+5. A worker that is seen to write a file is not cut off: the signal that would end it at once waits until it is done,
+   and so does SIGKILL after another; but for `limit` seconds at most. The others are asked without delay.
 """
 
 from __future__ import annotations
@@ -22,18 +25,29 @@ import math
 from collections.abc import Sequence
 from enum import Enum
 from signal import SIGABRT, SIGKILL
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.log import get_logger
-from rallypoint.base.procfs import catches
+from rallypoint.base.procfs import catches, ends_of
 from rallypoint.base.signals import signal_name
 from rallypoint.base.waiting import until_readable
+
+if TYPE_CHECKING:
+    from rallypoint.workers.writing import Writing
 
 log = get_logger(__name__)
 
 SHOW_TIME = 1.0
 """Seconds in which a worker that was sent SIGABRT may write its stacks."""
+KILL_TIME = 1.0
+"""Seconds in which a worker that was sent SIGKILL ends, before the sweep begins without waiting for it."""
+LEFT_TIME = 1.0
+"""Seconds that what a worker has left gets between SIGTERM and SIGKILL."""
+_LOOK = 0.05
+"""Seconds between looks at a worker that may be writing."""
+_REMINDER = 2.0
+"""Seconds until it is said who has not ended yet. Each time after that is twice as far away."""
 _HELD = 0.1
 """Seconds between looks at a worker that has ended and is held by a debugger: nothing tells when that lets go."""
 
@@ -86,8 +100,8 @@ class Sweeping(Protocol):
         """Whether it can no longer find all, so that there is no time to lose."""
         ...
 
-    def begin(self) -> None:
-        """Begin to kill."""
+    def begin(self, seconds: float) -> None:
+        """Begin to end all, in the place of what was begun before: SIGTERM, and SIGKILL after so many seconds."""
         ...
 
     def fds(self) -> list[int]:
@@ -112,17 +126,20 @@ class _Rung(Enum):
     ASKED = "asked"
     SHOWING = "showing"
     KILLED = "killed"
+    SWEEPING = "sweeping"
     DONE = "done"
 
 
 class Ladder:
-    """One stop of some workers. The signal goes out when the ladder is made.
+    """One stop of some workers. The signal goes out when the ladder is made, but to those that law 5 spares.
 
     Args:
         processes: some of which may have ended already.
         sweep: what ends all that they have left.
         death_sig: the signal that asks.
-        grace: seconds between asking and the next rung; also, but one at least, between SIGKILL and giving up.
+        grace: seconds between asking and the next rung.
+        limit: seconds for which one that writes a file is spared, at least `grace`; also, but one at least, between
+            SIGKILL and giving up.
         clock: on which `wake_at` tells the time.
     """
 
@@ -132,22 +149,34 @@ class Ladder:
         sweep: Sweeping,
         death_sig: int,
         grace: float,
+        limit: float = 0.0,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
         self._running = [each for each in processes if each.poll() is None]
         self._sweep = sweep
-        self._grace = grace
+        self._death_sig = death_sig
+        self._limit = max(limit, grace)
         self._clock = clock
         self._rung = _Rung.ASKED
-        self._until = clock.monotonic() + grace
+        self._began = began = clock.monotonic()
+        self._until = began + grace
+        self._spared_until = began + self._limit
+        self._writing: dict[Stoppable, Writing] = {}
+        self._held: list[Stoppable] = []
+        """Those that were not sent the signal yet, since they write."""
+        self._told: list[Stoppable] = []
+        """Those of whom it was said that they write."""
+        self._remind_at, self._remind_every = began + _REMINDER, _REMINDER
+        self._asks_the_rest = False
+        """Whether a sweep runs that asks before it kills."""
         self.stuck: list[Stoppable] = []
         """When done: those that even SIGKILL has not ended."""
         for each in self._running:
-            log.warning("Sending process %d closing signal %s", each.pid, signal_name(death_sig))
-            if death_sig != SIGKILL:
-                each.signal(death_sig)
-        if death_sig == SIGKILL or not self._running:
+            self._hold_or_ask(each)
+        if death_sig == SIGKILL:
             self._kill()
+        elif not self._running:
+            self._sweep_up(LEFT_TIME)
 
     def fds(self) -> list[int]:
         """Descriptors that become readable when there is something to do."""
@@ -157,25 +186,35 @@ class Ladder:
 
     def wake_at(self) -> float:
         """When there is something to do by itself, in seconds on the clock; infinite when done."""
-        if self._rung is _Rung.KILLED and self._sweep.heard and not self._running:
+        if self._rung is _Rung.SWEEPING and self._sweep.heard and not self._running:
             return 0.0
         if self._rung is _Rung.DONE:
             return math.inf
+        times = [self._until]
         if any(each.held for each in self._running):
-            return min(self._until, self._clock.monotonic() + _HELD)
-        return self._until
+            times.append(self._clock.monotonic() + _HELD)
+        if self._rung is _Rung.ASKED:
+            times.append(self._remind_at)
+            if self._held:
+                times.append(self._clock.monotonic() + _LOOK)
+        return min(times)
 
     def step(self) -> bool:
         """Do what is due. Returns whether the stop is done."""
         self._running = [each for each in self._running if each.poll() is None]
-        late = self._clock.monotonic() >= self._until
-        if self._rung in (_Rung.ASKED, _Rung.SHOWING) and (not self._running or self._sweep.helpless):
-            self._kill()
-        elif self._rung is _Rung.ASKED and late:
-            self._show()
-        elif self._rung is _Rung.SHOWING and late:
-            self._kill()
-        if self._rung is _Rung.KILLED:
+        if self._rung in (_Rung.ASKED, _Rung.SHOWING, _Rung.KILLED):
+            if not self._running:
+                self._sweep_up(LEFT_TIME)
+            elif self._sweep.helpless:
+                self._kill()
+        now = self._clock.monotonic()
+        if self._rung is _Rung.ASKED:
+            self._wait(now)
+        elif self._rung is _Rung.SHOWING and now >= self._until:
+            self._kill_workers()
+        elif self._rung is _Rung.KILLED and now >= self._until:
+            self._sweep_up(0.0)
+        if self._rung is _Rung.SWEEPING:
             if self._sweep.done() and not self._running:
                 self._rung = _Rung.DONE
             elif self._clock.monotonic() >= self._until:
@@ -184,31 +223,99 @@ class Ladder:
 
     def hurry(self) -> None:
         """Give no more time: SIGKILL to all that is left."""
-        if self._rung in (_Rung.ASKED, _Rung.SHOWING):
+        if self._rung in (_Rung.ASKED, _Rung.SHOWING, _Rung.KILLED) or self._asks_the_rest:
             self._kill()
 
-    def _show(self) -> None:
+    # Asking
+
+    def _hold_or_ask(self, process: Stoppable) -> None:
+        if self._death_sig != SIGKILL and self._writes(process) and ends_of(process.pid, self._death_sig):
+            self._held.append(process)
+        else:
+            self._ask(process)
+
+    def _ask(self, process: Stoppable) -> None:
+        log.warning("Sending process %d closing signal %s", process.pid, signal_name(self._death_sig))
+        if self._death_sig != SIGKILL:
+            process.signal(self._death_sig)
+
+    def _wait(self, now: float) -> None:
+        """Give the workers the time that is theirs."""
+        self._held = [each for each in self._held if each in self._running]
+        for each in list(self._held):
+            if not self._spares(each, now):
+                self._held.remove(each)
+                self._ask(each)
+                self._until = max(self._until, now + KILL_TIME)
+        if now >= self._until and not self._held:
+            if any(self._spares(each, now) for each in self._running):
+                self._until = now + _LOOK
+            else:
+                self._show()
+        if now >= self._remind_at:
+            self._remind(now)
+
+    def _spares(self, process: Stoppable, now: float) -> bool:
+        """Whether this one is not to be cut off yet; says so once, when it is sure."""
+        left = self._spared_until - now
+        if left <= 0 or not self._writes(process):
+            return False
+        if self._writing[process].sure and process not in self._told:
+            self._told.append(process)
+            what = self._writing[process].what
+            log.warning(
+                "worker %d is writing %s; it is stopped when that is done, or in %.0f s", process.pid, what, left
+            )
+        return True
+
+    def _writes(self, process: Stoppable) -> bool:
+        from rallypoint.workers.writing import Writing
+
+        return self._writing.setdefault(process, Writing(process.pid, self._clock)).look()
+
+    def _remind(self, now: float) -> None:
+        self._remind_every *= 2
+        self._remind_at = now + self._remind_every
+        left = self._until - now  # to the last rung, or to the next look at one that writes, who was told of
         for each in self._running:
-            log.warning("Process %d did not end within %.0f s; sending SIGKILL", each.pid, self._grace)
+            if each not in self._held and left >= 1:
+                log.warning("worker %d has not ended, SIGKILL in %.0f s", each.pid, left)
+
+    # Ending
+
+    def _show(self) -> None:
+        seconds = self._clock.monotonic() - self._began
+        for each in self._running:
+            log.warning("Process %d did not end within %.0f s; sending SIGKILL", each.pid, seconds)
         able = [each for each in self._running if catches(each.pid, SIGABRT)]
         if not able:
-            self._kill()
+            self._kill_workers()
             return
         self._rung = _Rung.SHOWING
         self._until = self._clock.monotonic() + SHOW_TIME
         for each in able:
             each.signal(SIGABRT)
 
+    def _kill_workers(self) -> None:
+        """SIGKILL to those that were asked in vain. What they have started is asked when they are gone."""
+        self._until = self._clock.monotonic() + KILL_TIME
+        for each in self._running:
+            each.signal(SIGKILL)
+        self._rung = _Rung.KILLED
+
     def _kill(self) -> None:
-        # The workers after the rest: what a dead worker has left is harder to find. The rung last, so that whoever
-        # is cut short in here can begin again.
-        self._until = self._clock.monotonic() + max(self._grace, 1.0)
+        """SIGKILL to all at once: the workers after the rest, since what a dead worker has left is harder to find."""
         try:
-            self._sweep.begin()
+            self._sweep_up(0.0)
         finally:
             for each in self._running:
                 each.signal(SIGKILL)
-        self._rung = _Rung.KILLED
+
+    def _sweep_up(self, seconds: float) -> None:
+        # The rung last, so that whoever is cut short in here can begin again.
+        self._until = self._clock.monotonic() + seconds + max(self._limit, 1.0)
+        self._sweep.begin(seconds)
+        self._rung, self._asks_the_rest = _Rung.SWEEPING, seconds > 0
 
     def _give_up(self) -> None:
         self._rung = _Rung.DONE

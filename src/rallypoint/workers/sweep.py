@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from rallypoint.base.log import get_logger
 from rallypoint.base.procfs import ProcessStat, all_pids, read_stat
+from rallypoint.base.waiting import until_readable
 from rallypoint.workers.guardian.client import Guardian, GuardianLost
 from rallypoint.workers.process import Watched
 
@@ -38,11 +39,15 @@ class Sweep:
         """Whether the guardian is lost."""
         return self._guardian.lost
 
-    def begin(self) -> None:
-        """Begin to kill; where the guardian is lost, all that can be found has been killed on return."""
+    def begin(self, seconds: float = 0.0) -> None:
+        """Begin to end it; where the guardian is lost, all that can be found has been killed on return.
+
+        Args:
+            seconds: between SIGTERM and SIGKILL; 0 for SIGKILL at once.
+        """
         self._begun = True
         try:
-            self._number = self._guardian.begin_sweep()
+            self._number = self._guardian.begin_sweep(seconds)
         except GuardianLost:
             self._without_guardian()
 
@@ -86,15 +91,18 @@ class Sweep:
         end_trees(self._processes)
 
 
-def end_trees(processes: Iterable[Watched], unburied: Collection[int] = ()) -> None:
+def end_trees(processes: Iterable[Watched], unburied: Collection[int] = (), seconds: float = 0.0) -> None:
     """SIGKILL to the workers that still run, to what is below them, and to the sessions that any of these lead.
 
     Args:
         processes: the workers.
         unburied: pids of workers that have ended and that nobody has reaped, so that their sessions are still ours.
+        seconds: between SIGTERM and SIGKILL, waited out here as far as anything needs them; 0 for SIGKILL at once.
     """
     running = [each for each in processes if each.poll() is None]
     known = {stat.pid: stat for stat in _family({*(each.pid for each in running), *unburied}) if stat.state not in "ZX"}
+    if seconds:
+        _ask(known.values(), seconds)
     for each in running:
         each.signal(signal.SIGKILL)
     until = time.monotonic() + _TREES_TIME
@@ -122,11 +130,34 @@ def _lives(stat: ProcessStat) -> bool:
     return now is not None and now.started == stat.started and now.state not in "ZX"
 
 
+def _ask(stats: Iterable[ProcessStat], seconds: float) -> None:
+    """SIGTERM, and the time to heed it; SIGCONT for those that were stopped."""
+    deadline = time.monotonic() + seconds
+    with contextlib.ExitStack() as stack:
+        asked = [fd for each in stats if (fd := _signal(each, signal.SIGTERM, signal.SIGCONT)) is not None]
+        for fd in asked:
+            stack.callback(os.close, fd)
+        for fd in asked:
+            until_readable([fd], deadline - time.monotonic())
+
+
 def _kill(stat: ProcessStat) -> None:
-    with contextlib.suppress(OSError):
+    fd = _signal(stat, signal.SIGKILL)
+    if fd is not None:
+        os.close(fd)
+
+
+def _signal(stat: ProcessStat, *numbers: int) -> int | None:
+    """Send a process signals, and return a descriptor that is readable when it has ended; None if it has already."""
+    fd = -1
+    try:
         fd = os.pidfd_open(stat.pid)
-        try:
-            if _lives(stat):
-                signal.pidfd_send_signal(fd, signal.SIGKILL)
-        finally:
-            os.close(fd)
+        if _lives(stat):
+            for number in numbers:
+                signal.pidfd_send_signal(fd, number)
+            return fd
+    except OSError:
+        pass
+    if fd >= 0:
+        os.close(fd)
+    return None

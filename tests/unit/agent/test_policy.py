@@ -323,6 +323,48 @@ def test_the_others_save_before_a_node_is_taken_away() -> None:
     assert kinds(placed(0), Preempted(1, "b", 9), notice=30) == [Start]
 
 
+# How long workers are given
+
+
+def over(reason: Reason) -> RoundEnded:
+    return RoundEnded(RoundEnd(0, reason, "node"))
+
+
+@pytest.mark.parametrize(
+    ("events", "failed"),
+    [
+        ([WorkersFailed(CAUSE), ended(0)], True),
+        ([ended(0)], True),
+        ([over(Reason.LOST)], True),
+        ([FAILED], True),
+        ([WorkersFailed(CAUSE), LinkLost("gone")], True),
+        ([over(Reason.DEPARTED)], False),
+        ([over(Reason.DRAINED)], False),
+        ([LinkLost("gone")], False),
+        ([SUCCEEDED], False),
+        ([TERM], False),
+        ([INT], False),
+        ([NodesWaiting(0, 1), ended(0)], False),
+        ([NodesWaiting(0, 1), NodesWaiting(0, 0), ended(0)], True),
+        ([Preempted(0, "b", 9), FAILED], False),
+        ([TERM, ended(0)], False),
+    ],
+)
+def test_only_a_failure_without_a_notice_makes_the_grace_short(events: list[Event], failed: bool) -> None:
+    notice = 0 if TERM in events else 30
+    (stop,) = (each for each in after(placed(0), *events, notice=notice)[1] if isinstance(each, Stop))
+    assert stop.failed is failed
+
+
+def test_whoever_waits_for_its_own_workers_does_not_say_that_it_waits_for_others() -> None:
+    progress = Progress(0, False, 1, 2, 2, (), False)
+    assert kinds(progress) == []
+    assert len(after(progress)[1]) == 1
+    stopping = after(placed(0), ended(0))[1]
+    assert after(placed(0), ended(0), progress)[1] == stopping
+    assert len(after(placed(0), ended(0), STOPPED, progress)[1]) == len(stopping) + 1
+
+
 # Laws under any sequence of events
 
 EVENTS: st.SearchStrategy[Event] = st.one_of(

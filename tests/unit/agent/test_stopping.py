@@ -69,7 +69,7 @@ class SlowAgent(ThreadAgent):
         self.started.set()
         return ids
 
-    def _begin_stop(self, death_sig: signal.Signals, timeout: int) -> HandStop:
+    def _begin_stop(self, death_sig: signal.Signals, timeout: float) -> HandStop:
         self.calls.append(f"begin {death_sig.name}")
         self.stops.append(HandStop(self))
         self.begun.release()

@@ -259,7 +259,7 @@ child = os.posix_spawnp("sleep", ["sleep", "600"], os.environ)
 family.started.add(child)
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
 resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
-assert family.kill_all(), "it must look again"
+assert family.sweep(), "it must look again"
 family.give_up()
 resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 family.end(30)

@@ -9,13 +9,14 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from pathlib import Path
 
 import pytest
 
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.workers.guardian.client import Guardian
 from rallypoint.workers.process import UNKNOWN_EXIT, WorkerProcess
-from rallypoint.workers.stop import Ladder, Stoppable, drive
+from rallypoint.workers.stop import LEFT_TIME, Ladder, Stoppable, drive
 from rallypoint.workers.sweep import Sweep
 from tests.unit.workers.test_process import PATIENCE, ends, gone, parent_of
 from tests.unit.workers.tracing import TRACEABLE, traced, until
@@ -67,7 +68,7 @@ class NothingLeft:
     helpless = False
     heard = True
 
-    def begin(self) -> None:
+    def begin(self, seconds: float) -> None:
         """Nothing to begin with."""
 
     def fds(self) -> list[int]:
@@ -146,7 +147,7 @@ def test_a_hurried_stop_gives_no_more_time(guardian: Guardian, up: Up) -> None:
     process = up(DEAF)
     ladder = Ladder([process], Sweep(guardian, [process]), signal.SIGTERM, 600)
     assert not ladder.step()
-    assert ladder.wake_at() > SYSTEM_CLOCK.monotonic() + 500
+    assert ladder.wake_at() > SYSTEM_CLOCK.monotonic() + 1
     ladder.hurry()
     ladder.hurry()
     drive(ladder)
@@ -294,7 +295,7 @@ def test_a_worker_that_is_held_by_a_debugger_is_waited_for_and_keeps_the_process
 
 def test_whatever_the_sweep_comes_to_the_workers_are_killed(up: Up) -> None:
     class Refused(NothingLeft):
-        def begin(self) -> None:
+        def begin(self, seconds: float) -> None:
             raise PermissionError("/proc cannot be read")
 
     process = up(DEAF)
@@ -311,3 +312,129 @@ def test_a_guardian_that_is_known_to_be_lost_wakes_whoever_waits_for_the_sweep(g
     assert until(lambda: guardian.lost)
     assert readable(*sweep.fds())
     assert sweep.done()
+
+
+HELPING = """
+import os, signal, subprocess, sys
+helper = "import os, signal; signal.signal(15, {heeds}); os.write(1, b'x'); [signal.pause() for _ in range(99)]"
+end = subprocess.Popen([sys.executable, "-c", helper], stdout=subprocess.PIPE, start_new_session=True)
+end.stdout.read(1)
+"""
+HEEDS = "lambda *_: (os.write(2, b'flushed'), os._exit(0))"
+
+
+def left_by(up: Up, heeds: str, ending: str) -> tuple[WorkerProcess, Callable[[], bytes]]:
+    """A worker with a helper in a session of its own, and what gives all that the helper writes until it ends."""
+    read, write = os.pipe()
+    process = up(HELPING.format(heeds=heeds) + f"os.write(1, b'up')\n{ending}", stdout=write)
+    os.close(write)
+
+    def told() -> bytes:
+        with os.fdopen(read, "rb") as file:
+            return file.read()
+
+    return process, told
+
+
+@pytest.mark.parametrize("ending", ["os._exit(0)", "os._exit(3)", "signal.pause()", DEAF])
+def test_what_a_worker_has_left_is_asked_before_it_is_killed(guardian: Guardian, up: Up, ending: str) -> None:
+    process, told = left_by(up, HEEDS, ending)
+    if "exit" in ending:
+        ends(process)
+    before = SYSTEM_CLOCK.monotonic()
+    stopped(guardian, [process], signal.SIGTERM, 0.1)
+    assert told() == b"flushed"
+    assert SYSTEM_CLOCK.monotonic() - before < LEFT_TIME, "it is waited for until it ends, and no longer"
+
+
+def test_what_does_not_heed_is_killed_after_its_second(guardian: Guardian, up: Up) -> None:
+    process, told = left_by(up, "signal.SIG_IGN", "os._exit(0)")
+    ends(process)
+    before = SYSTEM_CLOCK.monotonic()
+    stopped(guardian, [process], signal.SIGTERM, 30)
+    assert LEFT_TIME <= SYSTEM_CLOCK.monotonic() - before < LEFT_TIME + 2
+    assert told() == b""
+
+
+@pytest.mark.parametrize("hurried", ["from the first", "while it waits"])
+def test_nobody_is_asked_by_one_who_is_in_a_hurry(guardian: Guardian, up: Up, hurried: str) -> None:
+    process, told = left_by(up, "signal.SIG_IGN", "signal.pause()")
+    before = SYSTEM_CLOCK.monotonic()
+    if hurried == "from the first":
+        stopped(guardian, [process], signal.SIGKILL, 30)
+    else:
+        ladder = Ladder([process], Sweep(guardian, [process]), signal.SIGTERM, 30)
+        ends(process)
+        assert not ladder.step()
+        ladder.hurry()
+        drive(ladder)
+    assert SYSTEM_CLOCK.monotonic() - before < LEFT_TIME
+    assert told() == b""
+
+
+def test_where_nothing_is_left_nothing_is_waited_for(guardian: Guardian, up: Up) -> None:
+    process = up("import os; os.write(1, b'up')")
+    ends(process)
+    before = SYSTEM_CLOCK.monotonic()
+    stopped(guardian, [process], signal.SIGTERM, 30)
+    assert SYSTEM_CLOCK.monotonic() - before < LEFT_TIME / 2
+
+
+SAVING = """
+import os, signal, time
+def save(*_):
+    with open({path!r}, "wb") as file:
+        for _ in range(20):
+            file.write(bytes(100_000))
+            file.flush()
+            {started}
+            time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("who", ["who would die of the signal", "who saves when it is asked"])
+def test_a_checkpoint_that_is_being_written_is_not_cut(
+    guardian: Guardian, up: Up, tmp_path: Path, caplog: pytest.LogCaptureFixture, who: str
+) -> None:
+    path = tmp_path / "model.pt"
+    if who == "who would die of the signal":
+        text = SAVING.format(path=str(path), started="_ or os.write(1, b'up')") + "save(); signal.pause()"
+    else:
+        text = SAVING.format(path=str(path), started="pass")
+        text += "signal.signal(15, save); os.write(1, b'up'); signal.pause(); signal.pause()"
+    process = up(text)
+    before = SYSTEM_CLOCK.monotonic()
+    ladder = Ladder([process], Sweep(guardian, [process]), signal.SIGTERM, 0.1, 30)
+    drive(ladder)
+    assert path.stat().st_size == 2_000_000
+    assert 1 <= SYSTEM_CLOCK.monotonic() - before < 5
+    assert (
+        caplog.text.count(f"worker {process.pid} is writing {path}; it is stopped when that is done, or in 30 s") == 1
+    )
+
+
+def test_whoever_writes_without_end_is_stopped_all_the_same(guardian: Guardian, up: Up, tmp_path: Path) -> None:
+    text = f"import os\nfile = open({str(tmp_path / 'data')!r}, 'wb')\nos.write(1, b'up')\n"
+    process = up(text + "while True: file.seek(0); file.write(bytes(100_000))")
+    before = SYSTEM_CLOCK.monotonic()
+    drive(Ladder([process], Sweep(guardian, [process]), signal.SIGTERM, 0.1, 1.0))
+    assert process.poll() == -signal.SIGTERM
+    assert 1.0 <= SYSTEM_CLOCK.monotonic() - before < 3
+
+
+def test_those_who_write_nothing_are_asked_while_another_writes(guardian: Guardian, up: Up, tmp_path: Path) -> None:
+    text = SAVING.format(path=str(tmp_path / "model.pt"), started="_ or os.write(1, b'up')")
+    writer, other = up(text + "save(); signal.pause()"), up(GENTLE)
+    ladder = Ladder([writer, other], Sweep(guardian, [writer, other]), signal.SIGTERM, 30)
+    assert other.signalled
+    assert not writer.signalled
+    drive(ladder)
+    assert (writer.poll(), other.poll()) == (-signal.SIGTERM, 0)
+
+
+def test_who_has_not_ended_is_named_with_the_time_that_is_left(
+    guardian: Guardian, up: Up, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = up(DEAF)
+    stopped(guardian, [process], signal.SIGTERM, 3.1)
+    assert caplog.text.count(f"worker {process.pid} has not ended, SIGKILL in 1 s") == 1

@@ -22,8 +22,6 @@ _DEFAULTS = {
 closing waits for nobody here, and the one join deadline bounds connecting (decision 9).
 """
 
-_DAY = 86400
-
 
 def settings_of(
     params: RendezvousParameters,
@@ -56,11 +54,11 @@ def settings_of(
         heartbeat_timeout=times["heartbeat_timeout"],
         keep_alive_interval=times["keep_alive_interval"],
         keep_alive_max_attempt=times["keep_alive_max_attempt"],
-        lease=_seconds(params, "lease", 3.0, least=0.1),
-        notice_timeout=_seconds(params, "notice_timeout", 0.0),
-        min_healthy_time=_seconds(params, "min_healthy_time", 60.0),
-        restart_backoff=_seconds(params, "restart_backoff", 0.0),
-        restart_backoff_max=_seconds(params, "restart_backoff_max", 300.0),
+        lease=params.get_as_seconds("lease", 3.0, least=0.1),
+        notice_timeout=params.get_as_seconds("notice_timeout", 0.0),
+        min_healthy_time=params.get_as_seconds("min_healthy_time", 60.0),
+        restart_backoff=params.get_as_seconds("restart_backoff", 0.0),
+        restart_backoff_max=params.get_as_seconds("restart_backoff_max", 300.0),
         same_failure_limit=_count(params, "same_failure_limit"),
         fixed_ranks=fixed_ranks,
         counts_beats=counts_beats,
@@ -73,17 +71,6 @@ def _positive(params: RendezvousParameters, name: str, default: int) -> int:
     if value <= 0:
         raise UserError(f"rendezvous option {name}={value} must be positive; write {name}=30 in --rdzv-conf, say")
     return value
-
-
-def _seconds(params: RendezvousParameters, name: str, default: float, least: float = 0.0) -> float:
-    text = params.get(name, default)
-    try:
-        seconds = float(text)
-    except (TypeError, ValueError):
-        seconds = -1.0
-    if not least <= seconds <= _DAY:
-        raise UserError(f"rendezvous option {name}={text!r} is not a number of seconds from {least:g} to {_DAY}")
-    return seconds
 
 
 def _count(params: RendezvousParameters, name: str) -> int:

@@ -131,9 +131,9 @@ class ForkedSweep:
     def __init__(self, processes: Sequence[Watched]) -> None:
         self._processes = processes
 
-    def begin(self) -> None:
-        """Kill; all that can be found is gone on return."""
-        end_trees(self._processes, [each.pid for each in self._processes if each.fileno() >= 0])
+    def begin(self, seconds: float = 0.0) -> None:
+        """End it, with so many seconds between SIGTERM and SIGKILL; all that can be found is gone on return."""
+        end_trees(self._processes, [each.pid for each in self._processes if each.fileno() >= 0], seconds)
 
     def fds(self) -> list[int]:
         """None: nothing is waited for."""

@@ -215,14 +215,20 @@ class Guardian:
         with contextlib.suppress(GuardianLost), self._lock, self._unbroken():
             self._send(protocol.SHRINK)
 
-    def begin_sweep(self) -> int:
-        """Have everything killed that the workers are and have left. Returns a number for `swept`.
+    def begin_sweep(self, seconds: float = 0.0) -> int:
+        """Have everything ended that the workers are and have left, in the place of a sweep that runs.
+
+        Args:
+            seconds: between SIGTERM and SIGKILL; 0 for SIGKILL at once.
+
+        Returns:
+            A number for `swept`.
 
         Raises:
             GuardianLost: see the class.
         """
         with self._lock, self._unbroken():
-            return self._send(protocol.SWEEP)
+            return self._send(protocol.SWEEP, seconds)
 
     def swept(self, number: int) -> bool:
         """Whether the sweep of that number is done, without waiting.

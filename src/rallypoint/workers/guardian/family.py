@@ -5,6 +5,7 @@ Laws:
 1. A child that has ended is reaped at once.
 2. A pid is killed by a pidfd, once it is known that this still names a process of ours.
 3. A sweep kills nothing that is started after it was begun, and what has once outlived SIGKILL is not waited for again.
+   It may ask first, by one SIGTERM to each process.
 4. What is kept, with all below it, is spared by every sweep, but not by the end.
 """
 
@@ -14,7 +15,7 @@ import posix
 import select
 import time
 
-from rallypoint.workers.guardian.footing import SIGKILL, signals
+from rallypoint.workers.guardian.footing import SIGCONT, SIGKILL, SIGTERM, signals
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -101,6 +102,8 @@ class Family:
         """Children whose ends matter, as long as they are not reaped."""
         self.exits: dict[int, int] = {}
         """Exit codes of those that were, -N for a signal."""
+        self._kill_at = 0.0
+        self._asked: set[tuple[int, int]] = set()
         self._stuck: set[tuple[int, int]] = set()
         self._kept: set[int] = set()
 
@@ -133,15 +136,23 @@ class Family:
                 self.started.discard(pid)
                 self.exits[pid] = posix.waitstatus_to_exitcode(status)
 
-    def kill_all(self) -> bool:
-        """SIGKILL to all that is below at this moment; returns whether there was anything, but for what is stuck."""
+    def begin_sweep(self, seconds: float) -> None:
+        """From now on `sweep` asks all that is below to end, and kills what has not done so within this time."""
+        self._kill_at = time.monotonic() + seconds
+        self._asked.clear()
+
+    def sweep(self) -> bool:
+        """One look of a sweep: the signal to all that is below; returns whether there was anything, but the stuck."""
         if not self.reap() or self._only_kept():  # no child at all: then nothing is below us, and nobody needs to look
             return False
         try:
             found = processes()
             victims = self._below_us({pid: each for pid, each in found.items() if not each.ended})
-            for pid in victims:
-                self._kill(pid)
+            if time.monotonic() >= self._kill_at:
+                for pid in victims:
+                    self._send(pid, SIGKILL)
+            else:
+                self._ask({(pid, found[pid].started) for pid in victims})
             if any((pid, found[pid].started) not in self._stuck for pid in victims):
                 return True
             return self.reap() and self._has_others()
@@ -161,9 +172,10 @@ class Family:
         """Kill all, and stay so long for what does not end at once."""
         until = time.monotonic() + seconds
         self._kept.clear()
+        self.begin_sweep(0.0)
         poller = select.poll()
         poller.register(self.wake, select.POLLIN)
-        while self.kill_all() and time.monotonic() < until:
+        while self.sweep() and time.monotonic() < until:
             poller.poll(AGAIN * 1000)
 
     def _below_us(self, found: dict[int, Process]) -> set[int]:
@@ -203,8 +215,13 @@ class Family:
         finally:
             posix.close(fd)
 
+    def _ask(self, victims: set[tuple[int, int]]) -> None:
+        for pid, _ in victims - self._asked:
+            self._send(pid, SIGTERM, SIGCONT)  # one that was stopped hears it only when it goes on
+        self._asked |= victims
+
     @staticmethod
-    def _kill(pid: int) -> None:
+    def _send(pid: int, *numbers: int) -> None:
         try:
             fd = posix.pidfd_open(pid)
         except OSError:
@@ -212,8 +229,9 @@ class Family:
         try:
             # Only now the number can no longer pass to another process: is it still one of ours?
             if _is_below_us(pid):
-                signals().pidfd_send_signal(fd, SIGKILL)
-        except OSError:  # it has ended, or runs as somebody whom we may not kill
+                for number in numbers:
+                    signals().pidfd_send_signal(fd, number)
+        except OSError:  # it has ended, or runs as somebody whom we may not signal
             pass
         finally:
             posix.close(fd)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from typing import Any
 
-SIGKILL, SIGPIPE, SIGCHLD, SIGXFSZ = 9, 13, 17, 25
+SIGKILL, SIGPIPE, SIGTERM, SIGCHLD, SIGCONT, SIGXFSZ = 9, 13, 15, 17, 18, 25
 _SET_CHILD_SUBREAPER, _MADV_DONTNEED = 36, 4
 
 

@@ -75,7 +75,7 @@ class Guardian:
             self._family.reap()
             for fd, _ in events:
                 gone |= fd == self._agent or (fd == self._link.fileno() and not self._receive())
-            if self._sweep is not None and not self._family.kill_all():
+            if self._sweep is not None and not self._family.sweep():
                 self._end_sweep()
         self._end()
 
@@ -125,6 +125,7 @@ class Guardian:
             self._answer(number, self._family.exits.pop(arguments[0], unknown))
         elif name == SWEEP:
             self._sweep = number
+            self._family.begin_sweep(arguments[0])
         elif name == GIVE_UP:
             self._family.give_up()
             self._end_sweep()

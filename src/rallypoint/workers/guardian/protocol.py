@@ -26,7 +26,8 @@ SPAWN  programs, arguments, environment, descriptors, ignored signals, mask, uma
 STATUS pid  -> exit code (-N for a signal), and forgets it; NOT_YET while it is not reaped, None if it is not known
 KILL   pid  -> nothing; SIGKILL to one worker
 ADOPT  pid  -> whether it is there; from now on it counts as a worker: it will fall to the guardian as an orphan
-SWEEP       -> nothing; SIGKILL to all that is below, again and again until nothing is left, or until
+SWEEP  seconds -> nothing; SIGTERM to all that is below, after so many seconds SIGKILL, again and again until nothing is
+            left; 0 for SIGKILL at once. It takes the place of a sweep before it, and goes on until
 GIVE_UP     it is given up: no answer of its own
 CLEANUP folders to remove where they are empty, folders to remove whole -> nothing
 SHRINK      no answer; there is time to give memory back

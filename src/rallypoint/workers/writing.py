@@ -1,0 +1,134 @@
+"""Whether a process is in the middle of writing a file, as far as /proc tells, so that no signal of ours cuts it off.
+
+Laws:
+
+1. No file system but /proc is touched: one that hangs must not hang the agent. So what tells is the position in a file
+   that is open, and what the process has written at all; not the file.
+2. A file counts if it is open for writing and can be a checkpoint: it is named, is no device, no shared memory, not the
+   standard output, and is not opened to append, as logs are.
+3. It is being written if it moves. At first sight it has `DOUBT` seconds for that; after each move `QUIET` seconds go
+   by until the process counts as done, since a checkpoint is often several files, one after another.
+4. Whoever says so itself (`rallypoint.notices.saving`) is believed, for as long as it says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import NamedTuple
+
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.notices import SAVING
+
+DOUBT = 0.25
+"""Seconds in which a file that is open must move. The kernel may hold up a writer for 0.2 s."""
+QUIET = 0.5
+"""Seconds without a move after which nothing more is expected."""
+_MOVE = 64 << 10
+"""Bytes that make a move: less, within `QUIET`, is no checkpoint but a log."""
+
+_SAID = f"/memfd:{SAVING} (deleted)"
+_NO_FILES = ("/dev/", "/proc/", "/sys/")
+_GONE = " (deleted)"
+
+
+class Progress(NamedTuple):
+    """How far a process is: `positions` in the files that it holds open, by descriptor and path, and what it wrote.
+
+    `said` is whether it says itself that it is saving.
+    """
+
+    positions: dict[tuple[int, str], int]
+    written: int
+    said: bool = False
+
+    def moved_from(self, before: Progress) -> bool:
+        """Whether a file was opened or closed since, or written to."""
+        now, then = self.positions, before.positions
+        if now.keys() != then.keys():
+            return True
+        steps = [now[each] - then[each] for each in now]
+        return bool(steps) and (self.written - before.written >= _MOVE or any(not 0 <= step < _MOVE for step in steps))
+
+
+class Writing:
+    """One process, looked at again and again.
+
+    Args:
+        pid: of the process. The worst that another process in its place can do is to be looked at.
+        clock: on which `DOUBT` and `QUIET` are counted.
+    """
+
+    def __init__(self, pid: int, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._pid = pid
+        self._clock = clock
+        self._noted: Progress | None = None
+        self._until = 0.0
+        self.sure = False
+        """Whether it has been found to write, and not just to hold a file open."""
+
+    @property
+    def what(self) -> str:
+        """What it writes, for a message."""
+        paths = sorted({path for _, path in self._noted.positions}) if self._noted is not None else []
+        return ", ".join(paths) or "a checkpoint"
+
+    def look(self) -> bool:
+        """Whether it is writing, or may be."""
+        now, found = self._clock.monotonic(), progress(self._pid)
+        if self._noted is None:
+            self._noted = found
+            self._until = now + DOUBT if found.positions else now
+        elif found.moved_from(self._noted):
+            self.sure = True
+            self._noted = found
+            self._until = now + QUIET
+        self.sure |= found.said
+        return found.said or now < self._until
+
+
+def progress(pid: int) -> Progress:
+    """How far a process is now; nothing where it has ended or cannot be looked at."""
+    targets = _open_files(pid)
+    output = {targets.get(1), targets.get(2)}
+    positions = {
+        (fd, path): position
+        for fd, path in targets.items()
+        if fd > 2 and _is_named(path) and path not in output and (position := _position(pid, fd)) is not None
+    }
+    return Progress(positions, _written(pid) if positions else 0, _SAID in targets.values())
+
+
+def _open_files(pid: int) -> dict[int, str]:
+    found = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir(f"/proc/{pid}/fd"):
+            with contextlib.suppress(OSError):  # closed since
+                found[int(name)] = os.readlink(f"/proc/{pid}/fd/{name}")
+    return found
+
+
+def _is_named(path: str) -> bool:
+    return path.startswith("/") and not path.startswith(_NO_FILES) and not path.endswith(_GONE)
+
+
+def _position(pid: int, fd: int) -> int | None:
+    """Where a descriptor stands in its file; None if it is not open for writing, or appends."""
+    try:
+        if not os.lstat(f"/proc/{pid}/fd/{fd}").st_mode & 0o200:
+            return None
+        with open(f"/proc/{pid}/fdinfo/{fd}", "rb") as file:
+            fields = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
+        return None if int(fields[b"flags"], 8) & os.O_APPEND else int(fields[b"pos"])
+    except (OSError, KeyError, ValueError):
+        return None
+
+
+def _written(pid: int) -> int:
+    """Bytes for which the process has made pages dirty: what a single long `write` is at shows nowhere else."""
+    try:
+        with open(f"/proc/{pid}/io", "rb") as file:
+            fields = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
+        return int(fields[b"write_bytes"])
+    except (OSError, KeyError, ValueError):
+        return 0
