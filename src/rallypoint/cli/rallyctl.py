@@ -1,6 +1,8 @@
 """The command `rallyctl`: what runs beside a job and not in it.
 
 rallyctl serve --endpoint HOST:PORT     a control plane outside the training nodes, for many jobs
+rallyctl secret                         a new secret, which the nodes of a job share
+rallyctl token --job ID                 the token of one job, derived from the secret
 rallyctl etcd                           a throw-away etcd on this machine, for trials and tests
 """
 
@@ -16,6 +18,7 @@ from functools import partial
 
 from rallypoint.base.errors import RallypointError, UserError
 from rallypoint.cli.etcd import add_verb as add_etcd_verb
+from rallypoint.cli.secrets import add_verbs as add_secret_verbs
 from rallypoint.rendezvous.params import C10D_PORT
 
 
@@ -64,6 +67,7 @@ def _parser() -> argparse.ArgumentParser:
         f"one (default: all, port {C10D_PORT})",
     )
     serve.set_defaults(work=_serve)
+    add_secret_verbs(verbs)
     add_etcd_verb(verbs)
     return parser
 

@@ -11,6 +11,7 @@ from rallypoint.agent.local import LocalElasticAgent
 from rallypoint.agent.spec import RunResult, WorkerSpec
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
+from rallypoint.base.secrets import take_from_environment
 from rallypoint.base.signals import deaf_at_the_end
 from rallypoint.launch.config import LaunchConfig, describe
 from rallypoint.rendezvous.params import RendezvousParameters
@@ -73,6 +74,7 @@ def launch_agent(
     run_id = config.run_id or _random_run_id()
     log.info("launching:\n%s", describe(config, _name(entrypoint, args)))
     os.environ[SIGNALS_VARIABLE] = config.signals_to_handle
+    take_from_environment()
     assert config.logs_specs is not None
     with deaf_at_the_end():
         try:

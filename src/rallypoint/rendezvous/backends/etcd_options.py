@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import os
-
 from rallypoint.base.endpoint import Endpoint, parse_endpoint
 from rallypoint.base.errors import UserError
+from rallypoint.base.log import get_logger
+from rallypoint.base.secrets import ETCD_PASSWORD, etcd_password
 from rallypoint.etcd.api import Credentials, Tls
 from rallypoint.rendezvous.params import RendezvousParameters
 
 DEFAULT_PORT = 2379
-PASSWORD_VARIABLE = "RALLYPOINT_ETCD_PASSWORD"
+
+log = get_logger(__name__)
 
 
 def endpoints_of(text: str) -> list[Endpoint]:
@@ -49,18 +50,24 @@ def tls_of(params: RendezvousParameters) -> Tls | None:
 
 
 def credentials_of(params: RendezvousParameters) -> Credentials | None:
-    """User and password; None where no user is named. The password may stand in `RALLYPOINT_ETCD_PASSWORD`, where
-    other users of the machine cannot read it.
+    """User and password; None where no user is named. The password may stand in `RALLYPOINT_ETCD_PASSWORD` or in a
+    file, where other users of the machine cannot read it.
 
     Raises:
-        UserError: there is a password and no user, or one of them is no text.
+        UserError: there is a password and no user, one of them is no text, or the file cannot be used.
     """
     user, password = params.get("user"), params.get("password")
     if user is None:
         if password is not None:
             raise UserError("rendezvous option password is of no user; give user too")
         return None
-    found = Credentials(str(user), os.environ.get(PASSWORD_VARIABLE, "") if password is None else str(password))
+    if password is not None:
+        log.warning(
+            "rendezvous option password=... can be read in the list of processes by all users of this machine; "
+            "put the password into a file, and its path into %s_FILE",
+            ETCD_PASSWORD,
+        )
+    found = Credentials(str(user), etcd_password() if password is None else str(password))
     try:
         "".join(found).encode()
     except UnicodeEncodeError:

@@ -1,0 +1,182 @@
+"""Secrets that a user gives this process: read once, and taken out of the environment that others inherit.
+
+    RALLYPOINT_SECRET, RALLYPOINT_SECRET_FILE                  what the nodes of a job share, or several jobs do
+    RALLYPOINT_ETCD_PASSWORD, RALLYPOINT_ETCD_PASSWORD_FILE    of the user in --rdzv-conf
+
+Laws:
+
+1. A secret is in no environment that a process started from here inherits, in no log line and in no error.
+2. A secret proves nothing itself: each job has a key that is derived from it. Whoever is given a job's token holds that
+   job's key, and can tell neither the secret nor the key of another job from it.
+3. A secret that could be found by trying is refused, since whoever sees one handshake can try offline.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import NamedTuple
+
+from rallypoint.base.errors import UserError
+
+SECRET = "RALLYPOINT_SECRET"
+ETCD_PASSWORD = "RALLYPOINT_ETCD_PASSWORD"
+_FILE = "_FILE"
+
+TOKEN_PREFIX = "rpt1-"
+"""What a job's token begins with; a secret never does."""
+_KEY_SIZE = 32
+_LEAST_CHARACTERS, _LEAST_DIFFERENT = 20, 8
+"""A secret of 32 random bytes has 43 characters; these refuse words and dates, and let other generators' output in."""
+_MOST_SECRETS = 2
+"""The present one and, while it is replaced, the one before."""
+_LARGEST_FILE = 4096
+
+
+class Secret(NamedTuple):
+    """One or two secrets or tokens; the first is used towards others, all are accepted from them."""
+
+    texts: tuple[str, ...]
+
+    def keys(self, job: str) -> tuple[bytes, ...]:
+        """The keys of a job, 32 bytes each: what its nodes and its coordinator prove to hold."""
+        return tuple(_key(text, job) for text in self.texts)
+
+    def __repr__(self) -> str:
+        return f"Secret({len(self.texts)} not shown)"
+
+
+def new_secret() -> str:
+    """A secret nobody can guess: 32 random bytes as text of 43 characters."""
+    return _text(os.urandom(_KEY_SIZE))
+
+
+def token(secret: Secret, job: str) -> str:
+    """The token of one job: what its nodes are given in the secret's place.
+
+    Raises:
+        UserError: `secret` is a token itself.
+    """
+    if secret.texts[0].startswith(TOKEN_PREFIX):
+        raise UserError(f"{SECRET} is the token of a job, and tokens are derived from a secret; give the secret")
+    return TOKEN_PREFIX + _text(secret.keys(job)[0])
+
+
+def job_secret() -> Secret | None:
+    """What `RALLYPOINT_SECRET` or the file of `RALLYPOINT_SECRET_FILE` holds; None where neither is given.
+
+    Raises:
+        UserError: it can be guessed, is no text of one or two words, or others may read the file.
+    """
+    text = _given(SECRET)
+    if text is None:
+        return None
+    words = text.split()
+    if len(words) > _MOST_SECRETS:
+        raise UserError(f"{SECRET} holds {len(words)} secrets; give one, or two while the first replaces the second")
+    for word in words:
+        _check(word)
+    return Secret(tuple(words)) if words else None
+
+
+def etcd_password() -> str:
+    """What `RALLYPOINT_ETCD_PASSWORD` or the file of `RALLYPOINT_ETCD_PASSWORD_FILE` holds; empty without either.
+
+    Raises:
+        UserError: the file cannot be read, or others may read it.
+    """
+    return (_given(ETCD_PASSWORD) or "").removesuffix("\n")
+
+
+def take_from_environment() -> None:
+    """Take all secrets out of `os.environ`, into this process's memory. To be called before processes are started."""
+    for variable in (SECRET, ETCD_PASSWORD):
+        text = os.environ.pop(variable, None)
+        if text is not None:
+            _taken[variable] = text
+
+
+_taken: dict[str, str] = {}
+"""What was in the environment, by variable. Whoever sets it anew replaces it, also with nothing."""
+
+
+def _given(variable: str) -> str | None:
+    take_from_environment()
+    text, path = _taken.get(variable, ""), os.environ.get(variable + _FILE, "")
+    if text and path:
+        raise UserError(f"{variable} and {variable}{_FILE} are both set; leave one of them out")
+    if path:
+        return _read(path, variable + _FILE)
+    return text or None
+
+
+def _read(path: str, variable: str) -> str:
+    try:
+        # Not to wait for a named pipe's writer: what is no plain file is refused below.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            _check_file(os.fstat(fd), path, variable)
+            data = os.read(fd, _LARGEST_FILE + 1)
+        finally:
+            os.close(fd)
+    except OSError as error:
+        raise UserError(f"{variable}={path!r} cannot be read: {error.strerror}") from None
+    if len(data) > _LARGEST_FILE:
+        raise UserError(f"{variable}={path!r} has more than {_LARGEST_FILE} bytes; it is to hold one secret a line")
+    try:
+        return data.decode()
+    except UnicodeDecodeError:
+        raise UserError(f"{variable}={path!r} is not text in UTF-8; make a secret with 'rallyctl secret'") from None
+
+
+def _check_file(status: os.stat_result, path: str, variable: str) -> None:
+    """A file that root has put there for us, as Kubernetes and systemd do, may be readable by our group."""
+    if not stat.S_ISREG(status.st_mode):
+        raise UserError(f"{variable}={path!r} is not a regular file; give it one")
+    shared = stat.S_IRWXO | stat.S_IRWXG
+    if status.st_uid == 0 != os.geteuid():
+        shared &= ~stat.S_IRGRP
+    if status.st_uid not in (0, os.geteuid()):
+        raise UserError(f"{variable}={path!r} belongs to another user (uid {status.st_uid}); use a file of your own")
+    if stat.S_IMODE(status.st_mode) & shared:
+        mode = f"{stat.S_IMODE(status.st_mode):04o}"
+        raise UserError(f"{variable}={path!r} can be read or written by others (mode {mode}); chmod 600 it")
+
+
+def _check(word: str) -> None:
+    if word.startswith(TOKEN_PREFIX):
+        if _bytes(word.removeprefix(TOKEN_PREFIX)) is None:
+            raise UserError(f"{SECRET} begins as a token and is none; copy the whole line that 'rallyctl token' prints")
+    elif len(word) < _LEAST_CHARACTERS or len(set(word)) < _LEAST_DIFFERENT:
+        raise UserError(
+            f"{SECRET} is too easy to guess ({len(word)} characters, {len(set(word))} of them different); "
+            "make one with 'rallyctl secret'"
+        )
+
+
+def _key(text: str, job: str) -> bytes:
+    import hashlib
+    import hmac
+
+    if text.startswith(TOKEN_PREFIX):
+        key = _bytes(text.removeprefix(TOKEN_PREFIX))
+        assert key is not None
+        return key
+    return hmac.new(text.encode(), b"rallypoint job key\0" + job.encode(), hashlib.sha256).digest()
+
+
+def _text(key: bytes) -> str:
+    import base64
+
+    return base64.urlsafe_b64encode(key).decode().rstrip("=")
+
+
+def _bytes(text: str) -> bytes | None:
+    import base64
+    import binascii
+
+    try:
+        key = base64.b64decode(text + "=", altchars=b"-_", validate=True)
+    except (binascii.Error, ValueError):
+        return None
+    return key if len(key) == _KEY_SIZE else None

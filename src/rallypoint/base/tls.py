@@ -1,0 +1,135 @@
+"""TLS of the control plane: both sides show a certificate, and files that change are read again.
+
+Laws:
+
+1. Each side demands a certificate of the other that `ca` has signed; there is no mode in which one side shows none.
+2. With `peer`, the other side's certificate must name that identity, as a URI (spiffe://...) or a DNS name. Without
+   it, a node checks that the certificate names the host of the endpoint, and the coordinator takes every certificate
+   that `ca` has signed.
+3. Renewed certificates serve from the next connection on. Files that cannot be loaded change nothing, and are told of.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rallypoint.base.errors import UserError
+from rallypoint.base.log import get_logger
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+log = get_logger(__name__)
+
+CLIENT_HELLO = b"\x16"
+"""The first byte of a TLS connection: a record of the handshake (RFC 8446, section 5.1)."""
+
+
+class TlsFiles(NamedTuple):
+    """Paths of PEM files, and the identity that the other side must have (empty: see law 2)."""
+
+    cert: str
+    key: str
+    ca: str
+    peer: str = ""
+
+
+class Tls:
+    """The contexts of one side's connections."""
+
+    def __init__(self, files: TlsFiles) -> None:
+        """Load the files.
+
+        Raises:
+            UserError: one of them cannot be loaded, or they do not belong together.
+        """
+        self.files = files
+        self._seen = _state(files)
+        self._contexts = _load(files)
+
+    def for_coordinator(self) -> SSLContext:
+        """The context of the side that listens, from the files as they are now."""
+        return self._fresh()[0]
+
+    def for_node(self) -> SSLContext:
+        """The context of the side that dials, from the files as they are now."""
+        return self._fresh()[1]
+
+    def objection_to(self, certificate: Mapping[str, Any] | None) -> str | None:
+        """Why the other side's certificate, as `SSLObject.getpeercert` tells it, is not that of the peer; else None."""
+        if not self.files.peer:
+            return None
+        names = [str(name) for _, name in (certificate or {}).get("subjectAltName", ())]
+        if self.files.peer in names:
+            return None
+        return f"its certificate is of {', '.join(names) or 'nobody'} and not of {self.files.peer} (tls_peer)"
+
+    def _fresh(self) -> tuple[SSLContext, SSLContext]:
+        seen = _state(self.files)
+        if seen != self._seen:
+            self._seen = seen
+            try:
+                self._contexts = _load(self.files)
+            except UserError as error:
+                log.warning("%s; connections go on with the certificates that were loaded before", error)
+            else:
+                log.info("the TLS files have changed and are loaded again: %s", ", ".join(self.files[:3]))
+        return self._contexts
+
+
+def _state(files: TlsFiles) -> list[tuple[int, int, int] | None]:
+    """What tells one state of the files from another: a renewal replaces the file or writes into it."""
+    return [_state_of(path) for path in files[:3]]
+
+
+def _state_of(path: str) -> tuple[int, int, int] | None:
+    try:
+        status = os.stat(path)
+    except OSError:
+        return None
+    return status.st_ino, status.st_mtime_ns, status.st_size
+
+
+def _load(files: TlsFiles) -> tuple[SSLContext, SSLContext]:
+    import ssl
+
+    made = []
+    for protocol in (ssl.PROTOCOL_TLS_SERVER, ssl.PROTOCOL_TLS_CLIENT):
+        context = ssl.SSLContext(protocol)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        _load_into(context, files)
+        context.check_hostname = protocol is ssl.PROTOCOL_TLS_CLIENT and not files.peer
+        context.verify_mode = ssl.CERT_REQUIRED
+        made.append(context)
+    return made[0], made[1]
+
+
+def _load_into(context: SSLContext, files: TlsFiles) -> None:
+    for name, path in zip(("tls_cert", "tls_key", "tls_ca"), files[:3], strict=True):
+        try:
+            os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+        except OSError as error:
+            raise UserError(f"rendezvous option {name}={path!r} cannot be read: {error.strerror}") from None
+    try:
+        context.load_cert_chain(files.cert, files.key, password=_no_password)
+    except (OSError, ValueError) as error:  # an SSLError is an OSError
+        raise UserError(
+            f"rendezvous options tls_cert={files.cert!r} and tls_key={files.key!r} are not a certificate and its key "
+            f"in PEM without a password: {_words(error)}"
+        ) from None
+    try:
+        context.load_verify_locations(files.ca)
+    except (OSError, ValueError) as error:
+        raise UserError(
+            f"rendezvous option tls_ca={files.ca!r} holds no certificates in PEM: {_words(error)}"
+        ) from None
+
+
+def _no_password() -> str:
+    raise ValueError("the key is protected by a password")
+
+
+def _words(error: Exception) -> str:
+    return getattr(error, "reason", None) or str(error)

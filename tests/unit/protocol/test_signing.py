@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import os
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.protocol.signing import SIGNATURE_SIZE, SignatureError, Signers, proof, proven, transcript_of
+
+KEY = os.urandom(32)
+
+
+def pair(key: bytes = KEY, transcript: bytes = b"greeting") -> tuple[Signers, Signers]:
+    return Signers(key, transcript, node=True), Signers(KEY, b"greeting", node=False)
+
+
+@given(st.lists(st.tuples(st.booleans(), st.binary(max_size=200)), max_size=20))
+def test_frames_of_both_directions_arrive_as_they_were(frames: list[tuple[bool, bytes]]) -> None:
+    node, coordinator = pair()
+    for from_node, payload in frames:
+        sender, receiver = (node, coordinator) if from_node else (coordinator, node)
+        assert receiver.into.verify(sender.out.sign(payload)) == payload
+
+
+@given(st.binary(max_size=50), st.integers(0, 10**6), st.integers(0, 7))
+def test_a_changed_bit_is_seen(payload: bytes, place: int, bit: int) -> None:
+    node, coordinator = pair()
+    signed = bytearray(node.out.sign(payload))
+    signed[place % len(signed)] ^= 1 << bit
+    with pytest.raises(SignatureError):
+        coordinator.into.verify(bytes(signed))
+
+
+def test_a_frame_repeated_left_out_or_sent_back_is_seen() -> None:
+    node, coordinator = pair()
+    first = node.out.sign(b"first")
+    assert coordinator.into.verify(first) == b"first"
+    for wrong in (first, coordinator.out.sign(b"x")):
+        with pytest.raises(SignatureError):
+            coordinator.into.verify(wrong)
+    node, coordinator = pair()
+    node.out.sign(b"left out")
+    with pytest.raises(SignatureError):
+        coordinator.into.verify(node.out.sign(b"second"))
+
+
+@pytest.mark.parametrize("data", [b"", b"x" * (SIGNATURE_SIZE - 1), b"x" * SIGNATURE_SIZE])
+def test_what_has_no_signature_is_refused(data: bytes) -> None:
+    with pytest.raises(SignatureError):
+        pair()[1].into.verify(data)
+
+
+def test_another_key_or_another_greeting_gives_other_signatures() -> None:
+    for node in (pair(key=os.urandom(32))[0], pair(transcript=b"another")[0]):
+        with pytest.raises(SignatureError):
+            pair()[1].into.verify(node.out.sign(b"x"))
+
+
+def test_a_proof_is_of_one_key_and_one_greeting() -> None:
+    transcript, old = transcript_of(b"hello", b"challenge"), os.urandom(32)
+    given_proof = proof(old, transcript)
+    assert proven((KEY, old), transcript, given_proof) == old
+    assert proven((KEY,), transcript, given_proof) is None
+    assert proven((KEY, old), transcript_of(b"hell", b"ochallenge"), given_proof) is None
+    assert proven((), transcript, b"") is None
