@@ -1,11 +1,16 @@
 """The file in which a worker leaves the exception that ended it (contract section 7.1).
 
 Reading never fails: a file that is cut off or is no error file counts as absent, with its text kept for the report.
+Whatever stands at the path was put there by the worker: only a regular file is read, at most `MAX_SIZE` bytes of it,
+and its numbers and texts are what this agent can use. Writing follows no link that somebody else has put there.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import stat
+from contextlib import suppress
 from typing import NamedTuple, TypeAlias
 
 from rallypoint.base.log import get_logger
@@ -15,7 +20,11 @@ JsonObject: TypeAlias = dict[str, object]
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
 """The environment variable that holds the path."""
 
+MAX_SIZE = 4 * 1024 * 1024
+"""Bytes of an error file that are read; a traceback has some thousand."""
 _RAW_KEPT = 4096
+_LATEST = 253402214400.0
+"""Epoch seconds at the beginning of the last day of the year 9999, which every time zone can show."""
 
 _logger = get_logger(__name__)
 
@@ -49,25 +58,60 @@ def read_error_file(path: str) -> ErrorReply | Unreadable | None:
     if not path or path == os.devnull:
         return None
     try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            written = os.fstat(file.fileno()).st_mtime
-            raw = file.read()
+        # Without waiting: a named pipe that nobody writes to would hold the agent for ever.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError:
         return None
+    try:
+        status = os.fstat(fd)
+        if stat.S_ISDIR(status.st_mode):
+            return None
+        if not stat.S_ISREG(status.st_mode):
+            return Unreadable(path, f"(nothing: it is {_KINDS.get(stat.S_IFMT(status.st_mode), 'no regular file')})")
+        data = _read(fd)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+    raw = data[:MAX_SIZE].decode(errors="replace")
     if not raw.strip():
         return None
-    return _parse(path, raw, written) or Unreadable(path, raw[:_RAW_KEPT])
+    whole = len(data) <= MAX_SIZE
+    written = min(max(status.st_mtime, 0.0), _LATEST)
+    return (_parse(path, raw, written) if whole else None) or Unreadable(path, raw[:_RAW_KEPT])
+
+
+def _read(fd: int) -> bytes:
+    """One byte more than may be, at most, so that who asks can tell."""
+    data = b""
+    while len(data) <= MAX_SIZE and (more := os.read(fd, MAX_SIZE + 1 - len(data))):
+        data += more
+    return data
+
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+}
 
 
 def write_error_file(path: str, data: JsonObject) -> None:
     """Write an error file in one step, so that nobody reads half of one. A failure costs a log line, no more."""
     import json
 
-    unfinished = f"{path}.{os.getpid()}"
+    unfinished = f"{path}.{os.getpid()}.{os.urandom(8).hex()}"
     try:
-        with open(unfinished, "w", encoding="utf-8") as file:
-            json.dump(data, file)
-        os.replace(unfinished, path)
+        fd = os.open(unfinished, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o666)
+        try:
+            with open(fd, "w", encoding="utf-8") as file:
+                json.dump(data, file)
+            os.replace(unfinished, path)
+        except BaseException:
+            with suppress(OSError):
+                os.unlink(unfinished)
+            raise
     except OSError as error:
         _logger.warning("the error file %r cannot be written: %s", path, error)
 
@@ -111,10 +155,10 @@ def _parse(path: str, raw: str, written: float) -> ErrorReply | None:
 def _whole_seconds(value: object, otherwise: float) -> int:
     """The file's timestamp, a number or its text; else the time at which the file was written."""
     if isinstance(value, str | int | float):
-        try:
-            return int(float(value))
-        except (ValueError, OverflowError):  # not a number, or not one that a clock shows
-            return int(otherwise)
+        with suppress(ValueError, OverflowError):  # not a number
+            seconds = float(value)
+            if math.isfinite(seconds) and 0 <= seconds < _LATEST:  # nanoseconds, say, are no time that a clock shows
+                return int(seconds)
     return int(otherwise)
 
 

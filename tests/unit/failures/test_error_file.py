@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import json
 import os
+import time
+import tracemalloc
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rallypoint.failures.error_file import ErrorReply, Unreadable, error_data, read_error_file, write_error_file
+from rallypoint.failures.error_file import (
+    MAX_SIZE,
+    ErrorReply,
+    Unreadable,
+    error_data,
+    read_error_file,
+    write_error_file,
+)
+from rallypoint.failures.failure import ProcessFailure
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
@@ -108,3 +118,55 @@ def test_a_file_that_was_cut_off_is_unreadable(tmp_path: Path, cut: int) -> None
 def test_a_file_that_cannot_be_written_is_a_log_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     write_error_file(str(tmp_path / "missing" / "error.json"), error_data("m", "", 1.0))
     assert "cannot be written" in caplog.text
+
+
+def test_what_is_no_regular_file_is_not_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path, kind in ((pipe, "named pipe"), (Path("/dev/zero"), "device")):
+        reply = read_error_file(str(path))
+        assert isinstance(reply, Unreadable)
+        assert kind in reply.raw
+
+
+def test_a_sparse_file_of_gigabytes_is_read_as_far_as_one_may_go(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    with path.open("wb") as file:
+        file.truncate(3 << 30)
+    tracemalloc.start()
+    try:
+        reply = read_error_file(str(path))
+        most = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert isinstance(reply, Unreadable)
+    assert most < 8 * MAX_SIZE
+
+
+@pytest.mark.parametrize("timestamp", [float("nan"), float("inf"), -5, 1_790_000_000_000_000_000, "1e30", 10**400])
+def test_a_time_that_no_clock_shows_is_that_of_the_file(tmp_path: Path, timestamp: object) -> None:
+    path = tmp_path / "error.json"
+    extra = {"py_callstack": "", "timestamp": timestamp}
+    path.write_text(json.dumps({"message": {"message": "boom", "extraInfo": extra}}))
+    failure = ProcessFailure(0, 1, 1, str(path))
+    assert failure.text == "boom"
+    assert abs(failure.timestamp - time.time()) < 60
+    assert failure.timestamp_isoformat()
+
+
+def test_a_file_from_the_far_future_can_be_told_of(tmp_path: Path) -> None:
+    path = tmp_path / "error.json"
+    write_error_file(str(path), error_data("boom", "", 1000.0))
+    path.write_text(path.read_text().replace("1000", "x"))
+    os.utime(path, (1 << 33, 1 << 33))
+    assert ProcessFailure(0, 1, 1, str(path)).timestamp_isoformat()
+
+
+def test_a_link_at_the_name_that_is_written_first_is_not_followed(tmp_path: Path) -> None:
+    victim, path = tmp_path / "victim", tmp_path / "error.json"
+    victim.write_text("precious")
+    (tmp_path / f"error.json.{os.getpid()}").symlink_to(victim)
+    write_error_file(str(path), error_data("boom", "", 1000.0))
+    assert victim.read_text() == "precious"
+    assert isinstance(read_error_file(str(path)), ErrorReply)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["error.json", f"error.json.{os.getpid()}", "victim"]
