@@ -17,9 +17,9 @@ from dataclasses import dataclass, field
 from benchmarks.limits import raise_file_limit
 from benchmarks.messages import Gather, Gathered, Go, Sustain, Sustained, decode, encode
 from benchmarks.processor_time import ProcessClock
+from rallypoint.protocol.frames import MAGIC, FrameReader, frame
 from rallypoint.rendezvous import codec
 from rallypoint.rendezvous.backends.options import settings_of
-from rallypoint.rendezvous.frames import MAGIC, FrameReader, frame
 from rallypoint.rendezvous.handshake import Challenge, ClientHandshake, Welcome
 from rallypoint.rendezvous.messages import Beat, JoinRequest, Notice, Placed
 from rallypoint.rendezvous.params import RendezvousParameters
@@ -153,7 +153,7 @@ class _Crowd:
             return
         answer = codec.decode_answer(payload)
         if isinstance(answer, Challenge):
-            self._say(node, frame(codec.encode(node.handshake.prove(answer))))
+            self._say(node, frame(codec.encode(node.handshake.prove())))
         elif isinstance(answer, Welcome):
             node.lease = answer.lease
             self._greeted.append(node)

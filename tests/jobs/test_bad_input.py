@@ -11,7 +11,7 @@ from contextlib import contextmanager
 import pytest
 
 from rallypoint.base.endpoint import free_port
-from rallypoint.rendezvous.frames import MAGIC, frame
+from rallypoint.protocol.frames import MAGIC, frame
 from rallypoint.store.server import StoreServer
 from tests.jobs.launching import RALLYRUN, Job, Launcher
 from tests.jobs.nodes import Nodes, all_end, common

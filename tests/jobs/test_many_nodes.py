@@ -350,14 +350,14 @@ def test_static_nodes_restart_together(rallyrun: Launcher) -> None:
 
 def test_a_secret_lets_in_only_who_knows_it(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "2")
-    a = job.host("A", env={"RALLYPOINT_SECRET": "open sesame"})
-    for name, env in (("wrong", {"RALLYPOINT_SECRET": "open barley"}), ("missing", {})):
+    a = job.host("A", env={"RALLYPOINT_SECRET": "open-sesame-1c9Zq7kW4"})
+    for name, env in (("wrong", {"RALLYPOINT_SECRET": "open-barley-8d2Xm5vT6"}), ("missing", {})):
         stranger = job.start(name, env=env)
         assert stranger.job.ends() == 1
         assert stranger.ups == []
         assert "RALLYPOINT_SECRET" in stranger.job.err
         assert "Traceback" not in stranger.job.err
-    b = job.start("B", env={"RALLYPOINT_SECRET": "open sesame"})
+    b = job.start("B", env={"RALLYPOINT_SECRET": "open-sesame-1c9Zq7kW4"})
     for node in (a, b):
         node.comes_up(1)
     job.say("finish")
@@ -367,7 +367,7 @@ def test_a_secret_lets_in_only_who_knows_it(rallyrun: Launcher) -> None:
 def test_a_secret_is_asked_of_the_host_too(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "2")
     a = job.host("A")
-    careful = job.start("careful", env={"RALLYPOINT_SECRET": "open sesame"})
+    careful = job.start("careful", env={"RALLYPOINT_SECRET": "open-sesame-1c9Zq7kW4"})
     assert careful.job.ends() == 1
     assert "RALLYPOINT_SECRET" in careful.job.err
     b = job.start("B")

@@ -136,7 +136,7 @@ class SimLink:
                 self._failed(self._attempts)
                 return
             port = self._place.endpoint.port
-            self._handshake = ClientHandshake(self._settings.run_id, self._place.secret, b"node", self._settings)
+            self._handshake = ClientHandshake(self._settings.run_id, self._place.key, b"node", self._settings)
         patience = _CONNECT_AGAIN if self._ever else _CONNECT_FIRST
         self._wait(min(patience, max(0.1, self._remaining())), self._failed, self._attempts)
         self._network.connect(self, self.node, self._rng, self._connected(self._attempts), port)
@@ -229,7 +229,7 @@ class SimLink:
         if self._handshaking:
             assert isinstance(answer, Challenge), answer
             self._handshaking = False
-            connection.send(0, codec.encode(self._handshake.prove(answer)))
+            connection.send(0, codec.encode(self._handshake.prove()))
             return
         assert isinstance(answer, Welcome), answer
         self._stop_waiting()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rallypoint.rendezvous import codec
 from rallypoint.rendezvous.arbiter import Arbiter, Send
-from rallypoint.rendezvous.handshake import Challenge, Hello, Proof, Refused, ServerHandshake, Welcome
+from rallypoint.rendezvous.handshake import Challenge, Hello, Keys, Proof, Refused, ServerHandshake, Welcome
 from rallypoint.rendezvous.hub import Former, Hub, Memory, do_nothing
 from rallypoint.rendezvous.messages import Beat, JoinRequest, Leave, Notice, Request
 from rallypoint.rendezvous.state import NodeId, Reason, Settings, State
@@ -124,7 +124,7 @@ class Server:
         self.audit = audit
         self.sessions: dict[int, Session | LocalSession] = {}
         self.ending = self.finished = False
-        self.secret = secret
+        self.keys: Keys | None = None if secret is None else lambda _job: (secret,)
         self.steps: deque[AuditStep] = deque()
         """What it has done since its state was last kept, where it is kept."""
         self.kept = 0
@@ -256,7 +256,7 @@ class Session:
         self.number = 0
         self._server = server
         self._lease = settings.lease
-        self._handshake = ServerHandshake(settings.run_id, server.secret, b"server")
+        self._handshake = ServerHandshake(settings.run_id, server.keys, b"server")
         self._leaving = False
         self._done = False
 

@@ -76,7 +76,7 @@ def _serve(options: argparse.Namespace) -> None:
     """Serve until a signal asks to end."""
     from rallypoint.base.endpoint import Endpoint, parse_endpoint
     from rallypoint.base.log import configure
-    from rallypoint.rendezvous.backends.options import secret
+    from rallypoint.rendezvous.backends.options import accepted_keys
     from rallypoint.rendezvous.jobs import ManyJobs
     from rallypoint.rendezvous.server import ControlServer, allow_connections
 
@@ -98,7 +98,7 @@ def _serve(options: argparse.Namespace) -> None:
             "give --endpoint another port, or an address of this machine"
         ) from None
     allow_connections()
-    server = ControlServer(ManyJobs(), listeners, secret=secret())
+    server = ControlServer(ManyJobs(), listeners, keys=accepted_keys())
     print(f"rallyctl: control plane listens at {Endpoint(host or '*', server.port)}", file=sys.stderr, flush=True)
     number = signal.sigwait({signal.SIGTERM, signal.SIGINT})
     server.close(linger=0.0)

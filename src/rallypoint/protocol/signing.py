@@ -16,13 +16,9 @@ from hashlib import blake2b, sha256
 from hmac import compare_digest
 from hmac import digest as hmac_digest
 
-SIGNATURE_SIZE = 16
+from rallypoint.protocol.frames import SIGNATURE_SIZE, SignatureError
 
 _PROOF, _FROM_NODE, _FROM_COORDINATOR = b"node proof", b"frames of the node", b"frames of the coordinator"
-
-
-class SignatureError(Exception):
-    """A frame was not signed with this session's key, or is not the next one of its direction."""
 
 
 class Signer:

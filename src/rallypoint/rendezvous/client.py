@@ -24,9 +24,9 @@ from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.base.log import get_logger
 from rallypoint.base.loop import LoopThread, shared_loop
+from rallypoint.protocol.frames import FrameError, check_size, frame
 from rallypoint.rendezvous import codec
 from rallypoint.rendezvous.dialing import TRY_AGAIN, Dialer, Session
-from rallypoint.rendezvous.frames import FrameError, frame
 from rallypoint.rendezvous.handshake import HandshakeError
 from rallypoint.rendezvous.holding import Held, after_notice, after_request, forget_join, greeted, said_again
 from rallypoint.rendezvous.link import Deliver
@@ -59,7 +59,7 @@ class TcpLink:
         deliver: Deliver,
         deadline: Deadline,
         *,
-        secret: bytes | None = None,
+        key: bytes | None = None,
         loop: LoopThread | None = None,
         stand_in: Callable[[], None] | None = None,
     ) -> None:
@@ -71,12 +71,12 @@ class TcpLink:
             local_id: which handler of this process this is.
             deliver: is handed every notice, `LinkLost` last if the link ends by itself.
             deadline: until when to try to open the first session.
-            secret: the job's, if it has one; for an endpoint that is given as such.
+            key: the job's, if it has one; for an endpoint that is given as such.
             loop: where to run; the process's shared loop if not given.
             stand_in: called before each new attempt once a session was lost with a server that lived in an agent: may
                 open a server in its place.
         """
-        self._where: Whereabouts = Fixed(Place(endpoint, secret)) if isinstance(endpoint, Endpoint) else endpoint
+        self._where: Whereabouts = Fixed(Place(endpoint, key)) if isinstance(endpoint, Endpoint) else endpoint
         self._settings = settings
         self._local_id = local_id
         self._place: Place | None = None
@@ -89,7 +89,7 @@ class TcpLink:
         self._stand_in = stand_in
         self._loop = loop or shared_loop()
         self._held = Held()
-        self._writer: asyncio.StreamWriter | None = None
+        self._session: Session | None = None
         self._silent: list[asyncio.StreamWriter] = []
         self._closed = False
         self._waits_since: float | None = None
@@ -115,18 +115,18 @@ class TcpLink:
 
     def _send(self, request: Request) -> None:
         try:
-            data = _framed(request)
+            payload = _payload(request)
         except (FrameError, ValueError) as error:  # text that UTF-8 has no place for is a ValueError
             self._end(f"what this node had to tell the control plane cannot be sent ({error}): {str(request)[:200]}")
             return
         self._hold(after_request(self._held, request, SYSTEM_CLOCK.monotonic()))
-        if self._writer is not None:
-            self._write(self._writer, data)
+        if self._session is not None:
+            self._say(self._session, payload)
 
     def _follow(self) -> None:
         self._moved.set()
-        if self._writer is not None and self._where.find() != self._place:
-            self._writer.close()
+        if self._session is not None and self._where.find() != self._place:
+            self._session.writer.close()
 
     def _hold(self, held: Held) -> None:
         if held.waits != self._held.waits:
@@ -134,17 +134,18 @@ class TcpLink:
         self._held = held
 
     @staticmethod
-    def _write(writer: asyncio.StreamWriter, data: bytes) -> None:
-        if not writer.is_closing():
-            writer.write(data)
+    def _say(session: Session, payload: bytes) -> None:
+        if not session.writer.is_closing():
+            session.writer.write(frame(payload if session.signers is None else session.signers.out.sign(payload)))
 
     async def _goodbye(self) -> None:
-        if self._writer is not None:
-            self._write(self._writer, _framed(Leave()))
-            self._writer.close()
+        session = self._session
+        if session is not None:
+            self._say(session, _payload(Leave()))
+            session.writer.close()
             with contextlib.suppress(OSError, TimeoutError):
                 async with asyncio.timeout(_GOODBYE):
-                    await self._writer.wait_closed()
+                    await session.writer.wait_closed()
         self._drop_silent()
         self._task.cancel()
 
@@ -177,12 +178,12 @@ class TcpLink:
         welcome = session.welcome
         self._embedded = welcome.embedded
         for request in said_again(self._held, SYSTEM_CLOCK.monotonic()):
-            self._write(session.writer, _framed(request))
+            self._say(session, _payload(request))
         self._hold(greeted(self._held, welcome.incarnation, welcome.node))
         if self._held.greeted_as is not None:
             self._where.greeted(self._held.greeted_as[1], welcome.incarnation)
-        self._writer = session.writer
-        beats = asyncio.ensure_future(self._beat(session.writer, welcome.lease))
+        self._session = session
+        beats = asyncio.ensure_future(self._beat(session, welcome.lease))
         kept = False
         try:
             why = await self._listen(session, _PATIENT_LEASES * welcome.lease)
@@ -191,7 +192,7 @@ class TcpLink:
         except (OSError, FrameError, codec.CodecError) as error:
             why = _told(error)
         finally:
-            self._writer = None
+            self._session = None
             beats.cancel()
             if kept:
                 self._silent.append(session.writer)
@@ -203,7 +204,10 @@ class TcpLink:
         """Take what comes until the server hangs up; returns what there is to say of that."""
         while True:
             while session.unread:
-                self._take(codec.decode_notice(session.unread.popleft()))
+                payload = session.unread.popleft()
+                if session.signers is not None:
+                    payload = session.signers.into.verify(payload)
+                self._take(codec.decode_notice(payload))
             async with asyncio.timeout(patience):
                 data = await session.reader.read(65536)
             if not data:
@@ -220,11 +224,11 @@ class TcpLink:
         if not isinstance(notice, Beat) and not self._closed:
             self._deliver(notice)
 
-    async def _beat(self, writer: asyncio.StreamWriter, lease: float) -> None:
-        beat = _framed(Beat())
+    async def _beat(self, session: Session, lease: float) -> None:
+        beat = _payload(Beat())
         while True:
             await asyncio.sleep(lease / 3)
-            self._write(writer, beat)
+            self._say(session, beat)
 
     # Dialing
 
@@ -291,7 +295,7 @@ class TcpLink:
             raise OSError(self._where.why_not())
         if self._dialer is None or place != self._place:
             self._place = place
-            self._dialer = Dialer(place.endpoint, self._settings, self._local_id, place.secret)
+            self._dialer = Dialer(place.endpoint, self._settings, self._local_id, place.key)
         try:
             return await self._dialer.dial(patience, self._last_met())
         except TRY_AGAIN as error:
@@ -313,8 +317,11 @@ class TcpLink:
         log.warning("waiting for the control plane at %s (%s); %s", self._where, why, limit)
 
 
-def _framed(request: Request) -> bytes:
-    return frame(codec.encode(request))
+def _payload(request: Request) -> bytes:
+    """The bytes of a request. FrameError where they, signed, are more than a frame may have."""
+    payload = codec.encode(request)
+    check_size(len(payload))
+    return payload
 
 
 def _told(error: Exception) -> str:

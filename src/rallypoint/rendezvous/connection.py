@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 from rallypoint.base.endpoint import plain_address, quicken
 from rallypoint.base.log import get_logger
+from rallypoint.protocol.frames import MAGIC, FrameError, FrameReader, frame
 from rallypoint.rendezvous import codec
-from rallypoint.rendezvous.frames import MAGIC, FrameError, FrameReader, frame
 from rallypoint.rendezvous.handshake import (
     PROTOCOL_VERSION,
     Challenge,
@@ -25,6 +25,7 @@ from rallypoint.rendezvous.messages import Beat, JoinRequest, Leave, Notice, Req
 from rallypoint.rendezvous.state import NodeId, Reason
 
 if TYPE_CHECKING:
+    from rallypoint.protocol.signing import Signers
     from rallypoint.rendezvous.hub import Hub
     from rallypoint.rendezvous.server import ControlServer
 
@@ -36,8 +37,12 @@ HANDSHAKE_TIMEOUT = 10.0
 _UNREAD_LIMIT = 4 * 1024 * 1024
 """Bytes of notices that a node may leave unread before it counts as gone."""
 
-_BEAT = frame(codec.encode(Beat()))
-"""A beat as it comes and goes: nearly all that is ever said in a large job, and the same bytes each time."""
+_BEAT = codec.encode(Beat())
+_BEAT_FRAME = frame(_BEAT)
+"""A beat as it comes and goes where nothing is signed: nearly all that is ever said in a large job, and the same bytes
+each time."""
+
+_BEAT_REQUEST = Beat()
 
 _MANY = 256
 """Where a server has more connections, it answers every second beat of each. That it lives can be told from these."""
@@ -51,7 +56,9 @@ class ControlConnection(asyncio.Protocol):
     def __init__(self, server: ControlServer) -> None:
         self._server = server
         self._reader = FrameReader()
-        self._handshake = ServerHandshake(server.jobs.job, server.secret, server.nonce())
+        self._handshake = ServerHandshake(server.jobs.job, server.keys, server.nonce())
+        self._signers: Signers | None = None
+        self._transcript = b""
         self._hub: Hub | None = None
         self._session = 0
         self._leaving = False
@@ -73,7 +80,7 @@ class ControlConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes have come in."""
-        if data == _BEAT and self._hub is not None and not self._done and not self._reader.holds_some:
+        if data == _BEAT_FRAME and self._hub is not None and not self._done and not self._reader.holds_some:
             self._on_beat(self._hub)
             return
         if self._done:
@@ -117,17 +124,20 @@ class ControlConnection(asyncio.Protocol):
     def _on_frame(self, payload: bytes) -> bool:
         """Deal with one message; returns whether the connection goes on."""
         if self._hub is not None:
-            self._on_request(self._hub, codec.decode_request(payload))
+            if self._signers is not None:
+                payload = self._signers.into.verify(payload)
+            self._on_request(self._hub, _BEAT_REQUEST if payload == _BEAT else codec.decode_request(payload))
             return True
         if self._handshake.greeted is None:
             version = codec.version_of(payload)
             if version == PROTOCOL_VERSION:
                 answer = self._handshake.hello(codec.decode(payload, Hello))
+                self._note_greeting(payload, answer)
             else:
                 answer = Refused(objection_to(version))
             self.write(MAGIC)
             return self._say_or_refuse(answer)
-        refused = self._handshake.proof(codec.decode(payload, Proof))
+        refused = self._handshake.proof(codec.decode(payload, Proof), self._transcript)
         if refused is not None:
             return self._say_or_refuse(refused)
         try:
@@ -135,6 +145,12 @@ class ControlConnection(asyncio.Protocol):
         except HandshakeError as error:
             return self._say_or_refuse(Refused(str(error)))
         return True
+
+    def _note_greeting(self, hello: bytes, answer: Challenge | Refused) -> None:
+        if self._server.keys is not None:
+            from rallypoint.protocol.signing import transcript_of
+
+            self._transcript = transcript_of(hello, codec.encode(answer))
 
     def _say_or_refuse(self, answer: Challenge | Refused) -> bool:
         self._say(answer)
@@ -145,6 +161,7 @@ class ControlConnection(asyncio.Protocol):
 
     def _open(self, hello: Hello) -> None:
         hub = self._server.jobs.hub_for(hello)
+        self._signers = self._handshake.signers
         self._timeout.cancel()
         self._server.strangers.let_go(self)
         own = plain_address(str(self._transport.get_extra_info("sockname")[0]))
@@ -180,7 +197,10 @@ class ControlConnection(asyncio.Protocol):
         self._answered = not self._answered or len(self._server.connections) <= _MANY
         if self._answered:
             # At once: an answer may overtake what else is told, and means only that we live and have heard all so far.
-            self.write(_BEAT)
+            if self._signers is None:
+                self.write(_BEAT_FRAME)
+            else:
+                self.send(_BEAT)
 
     def _on_request(self, hub: Hub, request: Request) -> None:
         if isinstance(request, Beat):
@@ -196,7 +216,7 @@ class ControlConnection(asyncio.Protocol):
     def _deliver(self, notice: Notice) -> None:
         told = self._server.told
         if told is None or told[0] is not notice:
-            told = self._server.told = (notice, frame(codec.encode(notice)))
+            told = self._server.told = (notice, codec.encode(notice))
         self._server.post(self, told[1])
 
     def _hang_up(self) -> None:
@@ -210,7 +230,13 @@ class ControlConnection(asyncio.Protocol):
     # Sending and ending
 
     def _say(self, message: object) -> None:
-        self.write(frame(codec.encode(message)))
+        self.send(codec.encode(message))
+
+    def send(self, payload: bytes) -> None:
+        """Send a frame, signed where the session's are. On the loop's thread."""
+        if self._signers is not None:
+            payload = self._signers.out.sign(payload)
+        self.write(frame(payload))
 
     def write(self, data: bytes) -> None:
         """Send bytes, unless it was said that nothing more comes. On the loop's thread."""

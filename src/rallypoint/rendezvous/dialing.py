@@ -10,15 +10,20 @@ import asyncio
 import os
 import socket
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rallypoint.base.endpoint import Endpoint, host_name, quicken
+from rallypoint.base.log import printable
+from rallypoint.protocol.frames import MAGIC, FrameError, FrameReader, SignatureError, frame
 from rallypoint.rendezvous import codec
-from rallypoint.rendezvous.frames import MAGIC, FrameError, FrameReader, frame
 from rallypoint.rendezvous.handshake import Challenge, ClientHandshake, HandshakeError, Refused, Welcome
 from rallypoint.rendezvous.probe import answers_as_torch_store
 from rallypoint.rendezvous.state import Settings
+
+if TYPE_CHECKING:
+    from rallypoint.protocol.signing import Signers
 
 _LOOK_UP = 15.0
 """Seconds for which one attempt waits until the name is looked up. The look-up goes on, and serves the next attempt."""
@@ -29,6 +34,8 @@ _SILENCE = 3.0
 TRY_AGAIN = (OSError, TimeoutError, asyncio.IncompleteReadError, codec.CodecError)
 """What an attempt may raise that the next one need not."""
 
+
+A = TypeVar("A", Challenge, Welcome)
 
 _Place = tuple[int, int, int, Any]
 """Family, kind, protocol and address: one of the places that a name stands for."""
@@ -41,6 +48,8 @@ class Session:
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
     welcome: Welcome
+    signers: Signers | None = None
+    """What signs each frame; None where the job has no key."""
     frames: FrameReader = field(default_factory=FrameReader)
     unread: deque[bytes] = field(default_factory=deque)
 
@@ -48,11 +57,11 @@ class Session:
 class Dialer:
     """Opens sessions of one node with whoever listens at an endpoint."""
 
-    def __init__(self, endpoint: Endpoint, settings: Settings, local_id: int, secret: bytes | None) -> None:
+    def __init__(self, endpoint: Endpoint, settings: Settings, local_id: int, key: bytes | None) -> None:
         self._endpoint = endpoint
         self._settings = settings
         self._local_id = local_id
-        self._secret = secret
+        self._key = key
         self._suspicions = 0
         self._looking: asyncio.Task[list[_Place] | Exception] | None = None
         self._silent: set[_Place] = set()
@@ -119,20 +128,41 @@ class Dialer:
         raise kind("; ".join(f"{place[3][0]}: {error}" for place, error in zip(places, failures, strict=True)))
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, incarnation: str) -> Session:
-        handshake = ClientHandshake(self._settings.run_id, self._secret, os.urandom(16), self._settings)
+        handshake = ClientHandshake(self._settings.run_id, self._key, os.urandom(16), self._settings)
         frames, unread = FrameReader(), deque[bytes]()
         address = str(writer.get_extra_info("sockname")[0])
-        hello = handshake.hello(address, os.getpid(), self._local_id, incarnation, host_name())
-        writer.write(MAGIC + frame(codec.encode(hello)))
-        answer = codec.decode_answer(await self._answer(reader, frames, unread))
-        if isinstance(answer, Challenge):
-            writer.write(frame(codec.encode(handshake.prove(answer))))
-            answer = codec.decode_answer(await self._answer(reader, frames, unread))
+        hello = codec.encode(handshake.hello(address, os.getpid(), self._local_id, incarnation, host_name()))
+        writer.write(MAGIC + frame(hello))
+        challenge = await self._answer(reader, frames, unread)
+        self._expect(codec.decode_answer(challenge), Challenge)
+        writer.write(frame(codec.encode(handshake.prove(_transcript(handshake, hello, challenge)))))
+        answer = await self._answer(reader, frames, unread)
+        welcome = self._expect(codec.decode_answer(self._verified(answer, handshake)), Welcome)
+        return Session(reader, writer, welcome, handshake.signers, frames, unread)
+
+    def _expect(self, answer: Challenge | Welcome | Refused, wanted: type[A]) -> A:
         if isinstance(answer, Refused):
-            raise HandshakeError(f"the control plane at {self._endpoint} refused this node: {answer.sentence}")
-        if not isinstance(answer, Welcome):
+            raise HandshakeError(
+                f"the control plane at {self._endpoint} refused this node: {printable(answer.sentence, 1000)}"
+            )
+        if not isinstance(answer, wanted):
             raise self._foreign(f"it answered with a {type(answer).__name__} out of turn")
-        return Session(reader, writer, answer, frames, unread)
+        return answer
+
+    def _verified(self, answer: bytes, handshake: ClientHandshake) -> bytes:
+        """The first frame after the proof: signed, or else a refusal, since the server may not hold our key."""
+        if handshake.signers is None:
+            return answer
+        try:
+            return handshake.signers.into.verify(answer)
+        except SignatureError:
+            with suppress(codec.CodecError):
+                if isinstance(codec.decode_answer(answer), Refused):
+                    return answer
+        raise HandshakeError(
+            f"the control plane at {self._endpoint} could not prove that it holds this job's RALLYPOINT_SECRET; "
+            "set the same secret on all nodes, and make sure that the endpoint is the job's own"
+        )
 
     async def _answer(self, reader: asyncio.StreamReader, frames: FrameReader, unread: deque[bytes]) -> bytes:
         """The next frame. What comes with it is kept for the session."""
@@ -165,6 +195,14 @@ class Dialer:
             f"what listens at {self._endpoint} is not Rallypoint's control plane: {what}; "
             "give --rdzv-endpoint a port of its own"
         )
+
+
+def _transcript(handshake: ClientHandshake, hello: bytes, challenge: bytes) -> bytes:
+    if handshake.key is None:
+        return b""
+    from rallypoint.protocol.signing import transcript_of
+
+    return transcript_of(hello, challenge)
 
 
 async def _places(endpoint: Endpoint) -> list[_Place] | Exception:

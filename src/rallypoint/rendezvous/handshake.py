@@ -1,27 +1,34 @@
-"""How a control connection begins: who is there, is it our protocol, our version, our job, and do we share a secret.
+"""How a control connection begins: who is there, is it our protocol, our version, our job, and do we share a key.
 
-    node                                   server
-    magic, Hello(version, job, nonce)  ->
-                                       <-  magic, Challenge(nonce, proof)      or Refused(sentence)
-    Proof(proof)                       ->
-                                       <-  Welcome(node's name, lease, ...)    or Refused(sentence)
+    node                                            server
+    magic, Hello(version, job, nonce, ...)  ->
+                                            <-  magic, Challenge(nonce)      or Refused(sentence)
+    Proof(proof)                            ->
+                                            <-  Welcome(node's name, ...)    or Refused(sentence)
 
-Each side proves that it holds the secret by an HMAC over both nonces, the job and its own side, so that a proof serves
-for one connection in one direction. Without a secret on either side proofs are empty; a secret on one side only is
-refused. Pure: nonces are handed in.
-
-What this does not do: the frames after it are neither encrypted nor signed.
+Where the job has a key (`base.secrets`), the node proves first that it holds it, over all bytes of the greeting, and
+each frame from the Welcome on is signed (`protocol.signing`): that the Welcome is signed is the server's proof. So
+nobody who dials learns anything to try keys on. Without a key on either side proofs are empty and nothing is signed; a
+key on one side only is refused. A Refused is never signed, since the two may share no key: whoever can change what is
+sent can keep a node out, and can do no more than that. Pure: nonces are handed in.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from rallypoint.base.log import printable
 from rallypoint.rendezvous.state import NodeId, Settings
 
-PROTOCOL_VERSION = 4
+if TYPE_CHECKING:
+    from rallypoint.protocol.signing import Signers
+
+Keys: TypeAlias = Callable[[str], tuple[bytes, ...]]
+"""The keys that are accepted from nodes of a job, by its id."""
+
+PROTOCOL_VERSION = 5
 """Raised with every change of a message. Two things never change, so that versions can tell each other apart: a `Hello`
 begins with the version, and a `Refused` is one sentence."""
 
@@ -46,14 +53,13 @@ class Hello(NamedTuple):
 
 
 class Challenge(NamedTuple):
-    """The server's half of the proof."""
+    """What makes the greeting one that never was before, on the server's side."""
 
     nonce: bytes
-    proof: bytes
 
 
 class Proof(NamedTuple):
-    """The node's half of the proof."""
+    """That the node holds the job's key; empty where the job has none."""
 
     proof: bytes
 
@@ -78,26 +84,6 @@ class HandshakeError(Exception):
     """The other side is not one of ours, or not of this job. One sentence; trying again does not help."""
 
 
-def _proof(secret: bytes | None, side: bytes, job: str, client_nonce: bytes, server_nonce: bytes) -> bytes:
-    if secret is None:
-        return b""
-    import hashlib
-    import hmac
-
-    parts = (side, job.encode(), client_nonce, server_nonce)
-    message = b"".join(len(part).to_bytes(4, "big") + part for part in parts)
-    return hmac.new(secret, message, hashlib.sha256).digest()
-
-
-def _same(expected: bytes, proof: bytes) -> bool:
-    """Whether two proofs are the same, in a time that tells nothing of where they differ."""
-    if not expected:  # there is no secret to be guessed
-        return not proof
-    import hmac
-
-    return hmac.compare_digest(expected, proof)
-
-
 def objection_to(version: int) -> str:
     """What a node of another version is told, which may greet with other fields than ours."""
     return (
@@ -111,9 +97,11 @@ class ServerHandshake:
     """The server's side: `hello`, then `proof`; either may refuse. A `job` of None takes nodes of any job."""
 
     job: str | None
-    secret: bytes | None
+    keys: Keys | None
     nonce: bytes
     greeted: Hello | None = None
+    signers: Signers | None = None
+    """After the proof: what signs all further frames; None where the job has no key."""
 
     def hello(self, hello: Hello) -> Challenge | Refused:
         """Answer a node's first message."""
@@ -121,7 +109,7 @@ class ServerHandshake:
         if refusal is not None:
             return Refused(refusal)
         self.greeted = hello._replace(address=printable(hello.address), host=printable(hello.host))
-        return Challenge(self.nonce, _proof(self.secret, b"server", hello.job, hello.nonce, self.nonce))
+        return Challenge(self.nonce)
 
     def _objection(self, hello: Hello) -> str | None:
         if hello.version != PROTOCOL_VERSION:
@@ -131,21 +119,31 @@ class ServerHandshake:
                 f"this control plane belongs to job {self.job!r}, not to {hello.job!r}; "
                 "give all nodes of a job the same --rdzv-id, and each job an endpoint of its own"
             )
-        if self.secret is not None and not hello.has_secret:
+        if self.keys is not None and not hello.has_secret:
             return "this job has a secret; set RALLYPOINT_SECRET on this node as on the others"
-        if self.secret is None and hello.has_secret:
+        if self.keys is None and hello.has_secret:
             return (
                 "this node has a secret and the control plane has none; set RALLYPOINT_SECRET on all nodes or on none"
             )
         return None
 
-    def proof(self, proof: Proof) -> Refused | None:
-        """Check a node's proof; None means that it is in."""
+    def proof(self, proof: Proof, transcript: bytes = b"") -> Refused | None:
+        """Check a node's proof; None means that it is in.
+
+        Args:
+            proof: what the node has sent.
+            transcript: of the greeting (`protocol.signing.transcript_of`), where the job has a key.
+        """
         assert self.greeted is not None
-        expected = _proof(self.secret, b"node", self.greeted.job, self.greeted.nonce, self.nonce)
-        if _same(expected, proof.proof):
+        if self.keys is None:
             return None
-        return Refused("this node's RALLYPOINT_SECRET is not the job's; set the same on all nodes")
+        from rallypoint.protocol.signing import Signers, proven
+
+        key = proven(self.keys(self.greeted.job), transcript, proof.proof)
+        if key is None:
+            return Refused("this node's RALLYPOINT_SECRET is not the job's; set the same on all nodes")
+        self.signers = Signers(key, transcript, node=False)
+        return None
 
 
 @dataclass(slots=True)
@@ -153,10 +151,11 @@ class ClientHandshake:
     """The node's side: send `hello`, answer the challenge with `prove`."""
 
     job: str
-    secret: bytes | None
+    key: bytes | None
     nonce: bytes
-
     settings: Settings
+    signers: Signers | None = None
+    """After `prove`: what signs all further frames; None where the job has no key."""
 
     def hello(self, address: str, pid: int, local_id: int, incarnation: str = "", host: str = "") -> Hello:
         """The first message. For `incarnation` and `host` see `Hello`."""
@@ -167,22 +166,17 @@ class ClientHandshake:
             address,
             pid,
             local_id,
-            self.secret is not None,
+            self.key is not None,
             self.settings,
             incarnation,
             host,
         )
 
-    def prove(self, challenge: Challenge) -> Proof:
-        """The answer to the server's challenge.
+    def prove(self, transcript: bytes = b"") -> Proof:
+        """The answer to the server's challenge; see `ServerHandshake.proof` for the transcript."""
+        if self.key is None:
+            return Proof(b"")
+        from rallypoint.protocol.signing import Signers, proof
 
-        Raises:
-            HandshakeError: the server does not hold our secret.
-        """
-        expected = _proof(self.secret, b"server", self.job, self.nonce, challenge.nonce)
-        if not _same(expected, challenge.proof):
-            raise HandshakeError(
-                "the control plane could not prove that it holds this job's RALLYPOINT_SECRET; "
-                "set the same secret on all nodes, and make sure that the endpoint is the job's own"
-            )
-        return Proof(_proof(self.secret, b"node", self.job, self.nonce, challenge.nonce))
+        self.signers = Signers(self.key, transcript, node=True)
+        return Proof(proof(self.key, transcript))

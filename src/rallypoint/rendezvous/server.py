@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import asyncio
 
     from rallypoint.rendezvous.connection import ControlConnection
-    from rallypoint.rendezvous.handshake import Hello
+    from rallypoint.rendezvous.handshake import Hello, Keys
     from rallypoint.rendezvous.messages import Notice
     from rallypoint.rendezvous.strangers import Strangers
 
@@ -72,7 +72,7 @@ class ControlServer:
         jobs: Jobs,
         listener: socket.socket | Sequence[socket.socket],
         *,
-        secret: bytes | None = None,
+        keys: Keys | None = None,
         loop: LoopThread | None = None,
         fallback: Callable[[], asyncio.Protocol] | None = None,
         home: bool = False,
@@ -82,14 +82,14 @@ class ControlServer:
         Args:
             jobs: where requests go.
             listener: a listening socket (`base.endpoint.listening_socket`), or some; `port` is that of the first.
-            secret: what nodes must prove to hold; None if the job has none.
+            keys: what nodes must prove to hold one of; None if the job has none.
             loop: where to run; the process's shared loop if not given.
             fallback: makes the protocol for connections that do not greet as ours do, if something else is served
                 on the same port (the worker store of a static rendezvous).
             home: whether a node that connects from this very process lives and dies with the server.
         """
         self.jobs = jobs
-        self.secret = secret
+        self.keys = keys
         self.fallback = fallback
         self.home = home
         self._listeners = (listener,) if isinstance(listener, socket.socket) else tuple(listener)
@@ -98,7 +98,7 @@ class ControlServer:
         self._outbox: deque[tuple[ControlConnection, bytes]] = deque()
         self._posting = False
         self.told: tuple[Notice, bytes] | None = None
-        """The notice that was told last, and its frame: often many are told the same."""
+        """The notice that was told last, and its bytes: often many are told the same."""
         self.strangers: Strangers
         self._loop = loop or shared_loop()
         self._servers: list[asyncio.Server] = []
@@ -121,12 +121,12 @@ class ControlServer:
             self._closed = self._loop.submit(self._shut(linger))
         self._closed.result()
 
-    def post(self, connection: ControlConnection, data: bytes) -> None:
-        """Have `data` written on the loop's thread, in the order of the calls; from any thread.
+    def post(self, connection: ControlConnection, payload: bytes) -> None:
+        """Have a frame of `payload` written on the loop's thread, in the order of the calls; from any thread.
 
         The loop is woken once for all that it has not got to yet.
         """
-        self._outbox.append((connection, data))
+        self._outbox.append((connection, payload))
         if not self._posting:
             self._posting = True
             self._loop.call(self._write_posted)
@@ -134,8 +134,8 @@ class ControlServer:
     def _write_posted(self) -> None:
         self._posting = False  # first: who appends from now on has us called again
         while self._outbox:
-            connection, data = self._outbox.popleft()
-            connection.write(data)
+            connection, payload = self._outbox.popleft()
+            connection.send(payload)
 
     @staticmethod
     def nonce() -> bytes:

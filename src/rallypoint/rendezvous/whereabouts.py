@@ -9,10 +9,10 @@ from rallypoint.rendezvous.state import NodeId
 
 
 class Place(NamedTuple):
-    """Where a control server listens, and the secret that its nodes share with it, if any."""
+    """Where a control server listens, and the key that its nodes share with it, if any."""
 
     endpoint: Endpoint
-    secret: bytes | None = None
+    key: bytes | None = None
 
 
 class Whereabouts(Protocol):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.protocol.signing import SIGNATURE_SIZE, SignatureError, Signers, proof, proven, transcript_of
+from rallypoint.protocol.frames import SIGNATURE_SIZE, SignatureError
+from rallypoint.protocol.signing import Signers, proof, proven, transcript_of
 
 KEY = os.urandom(32)
 

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import pytest
 
 from rallypoint.base.endpoint import listening_socket
+from rallypoint.protocol.frames import MAGIC, FrameReader, frame
 from rallypoint.rendezvous import codec, connection
 from rallypoint.rendezvous.arbiter import Arbiter
-from rallypoint.rendezvous.frames import MAGIC, FrameReader, frame
 from rallypoint.rendezvous.handshake import ClientHandshake, Proof
 from rallypoint.rendezvous.hub import Hub
 from rallypoint.rendezvous.messages import Beat, Inquire, Progress

@@ -14,9 +14,9 @@ import pytest
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, free_port, listening_socket
 from rallypoint.failures.cause import Cause
+from rallypoint.protocol.frames import MAGIC, frame
 from rallypoint.rendezvous import codec
 from rallypoint.rendezvous.client import TcpLink
-from rallypoint.rendezvous.frames import MAGIC, frame
 from rallypoint.rendezvous.handshake import ClientHandshake, HandshakeError, Proof
 from rallypoint.rendezvous.hub import Hub, LocalLink
 from rallypoint.rendezvous.jobs import ManyJobs
@@ -50,10 +50,10 @@ class Clock:
 class Node:
     """One link and what it was told."""
 
-    def __init__(self, endpoint: Endpoint, job: str = "job", secret: bytes | None = None, wait: float = 20.0) -> None:
+    def __init__(self, endpoint: Endpoint, job: str = "job", key: bytes | None = None, wait: float = 20.0) -> None:
         self.told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
         settings = Settings(job, 1, 2, join_timeout=wait)
-        self.link = TcpLink(endpoint, settings, 0, self.told.put, Deadline.after(wait), secret=secret)
+        self.link = TcpLink(endpoint, settings, 0, self.told.put, Deadline.after(wait), key=key)
 
     def join(self, port: int = 7000) -> None:
         self.link.send(JoinRequest(Member("default", 1, "", port), 600.0))
@@ -68,9 +68,10 @@ class Node:
 
 
 @contextmanager
-def served(nodes: int = 2, secret: bytes | None = None, lease: float = 3.0) -> Iterator[tuple[Hub, Endpoint]]:
+def served(nodes: int = 2, key: bytes | None = None, lease: float = 3.0) -> Iterator[tuple[Hub, Endpoint]]:
     hub = Hub(Settings("job", nodes, nodes, lease=lease))
-    server = ControlServer(hub, listening_socket("127.0.0.1", 0), secret=secret)
+    keys = None if key is None else lambda _job: (key,)
+    server = ControlServer(hub, listening_socket("127.0.0.1", 0), keys=keys)
     try:
         yield hub, Endpoint("127.0.0.1", server.port)
     finally:
@@ -197,12 +198,12 @@ def test_another_job_is_refused_and_the_server_serves_on(caplog: pytest.LogCaptu
 
 
 def test_secrets() -> None:
-    with served(nodes=1, secret=b"right") as (_, endpoint):
-        for wrong, why in ((b"wrong", "could not prove that it holds"), (None, "this job has a secret")):
-            stranger = Node(endpoint, secret=wrong)
+    with served(nodes=1, key=b"right") as (_, endpoint):
+        for wrong, why in ((b"wrong", "is not the job's"), (None, "this job has a secret")):
+            stranger = Node(endpoint, key=wrong)
             assert why in stranger.loses()
             stranger.link.close()
-        node = Node(endpoint, secret=b"right")
+        node = Node(endpoint, key=b"right")
         node.join()
         assert isinstance(node.hears(), Placed)
         node.link.close()

@@ -71,12 +71,13 @@ def test_after_a_stranger_the_next_address_is_tried() -> None:
 
 def test_a_link_passes_over_a_stranger_at_the_arbiter_s_port_on_our_own_machine() -> None:
     settings = Settings("job", 1, 1)
-    server = ControlServer(Hub(settings), listening_socket("127.0.0.2", 0), secret=b"s")
+    listener, stranger = _two_at_one_port()
+    server = ControlServer(Hub(settings), listener, keys=lambda _job: (b"s",))
     posted = Posted("etcd")
     posted.see(Post(("127.0.0.1", "127.0.0.2"), server.port, LEASE, "s"), 1)
     greeted = threading.Event()
     posted.on_news = greeted.set
-    with socket.create_server(("127.0.0.1", server.port)) as stranger:
+    with stranger:
         answering = threading.Thread(target=_answer_all, args=(stranger,))
         answering.start()
         link = TcpLink(posted, settings, 0, lambda _notice: None, Deadline.after(30.0))
@@ -86,6 +87,16 @@ def test_a_link_passes_over_a_stranger_at_the_arbiter_s_port_on_our_own_machine(
     link.close()
     server.close()
     assert met
+
+
+def _two_at_one_port() -> tuple[socket.socket, socket.socket]:
+    """Listening sockets at 127.0.0.2 and at 127.0.0.1, at a port that nobody else had at either."""
+    while True:
+        first = listening_socket("127.0.0.2", 0)
+        try:
+            return first, socket.create_server(("127.0.0.1", first.getsockname()[1]))
+        except OSError:  # taken there; the next port may be free at both
+            first.close()
 
 
 def _answer_all(stranger: socket.socket) -> None:

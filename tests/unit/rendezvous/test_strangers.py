@@ -12,8 +12,8 @@ import msgspec
 import pytest
 
 from rallypoint.base.endpoint import listening_socket
+from rallypoint.protocol.frames import MAGIC, FrameReader, frame
 from rallypoint.rendezvous import codec, connection, strangers
-from rallypoint.rendezvous.frames import MAGIC, FrameReader, frame
 from rallypoint.rendezvous.handshake import PROTOCOL_VERSION, ClientHandshake, Proof, Refused, Welcome
 from rallypoint.rendezvous.hub import Hub
 from rallypoint.rendezvous.messages import Beat, Notice

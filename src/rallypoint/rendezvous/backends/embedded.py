@@ -19,7 +19,7 @@ from rallypoint.base.endpoint import (
 )
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
-from rallypoint.rendezvous.backends.options import rank_hint, secret, settings_of, worker_stores
+from rallypoint.rendezvous.backends.options import accepted_keys, own_key, rank_hint, settings_of, worker_stores
 from rallypoint.rendezvous.elastic import ElasticHandler, local_id, own_node
 from rallypoint.rendezvous.errors import RendezvousConnectionError
 from rallypoint.rendezvous.handler import RendezvousHandler
@@ -86,7 +86,7 @@ class _Control:
             local_id(),
             deliver,
             deadline,
-            secret=secret(),
+            key=own_key(self.settings.run_id),
             stand_in=self._stand_in if host else None,
         )
 
@@ -105,7 +105,7 @@ class _Control:
         from rallypoint.rendezvous.server import ControlServer, allow_connections
 
         allow_connections(self.settings.max_nodes)
-        self._server = ControlServer(Hub(self.settings), listener, secret=secret(), home=True)
+        self._server = ControlServer(Hub(self.settings), listener, keys=accepted_keys(), home=True)
         log.warning("the control plane's former host is gone; this agent hosts it now, on port %d", self._server.port)
 
     def close(self) -> None:
@@ -137,7 +137,7 @@ class _Control:
             # The workers keep the limit that they would have had: their guardian was started before.
             allow_connections(self.settings.max_nodes)
             hub = Hub(self.settings)
-            self._server = ControlServer(hub, listener, secret=secret())
+            self._server = ControlServer(hub, listener, keys=accepted_keys())
             log.info("control plane listens on port %d", self._server.port)
         tell_hosting(self.settings.run_id)
         return LocalLink(hub, own_node(address), deliver, address)

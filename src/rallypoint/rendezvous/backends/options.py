@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import os
+from typing import TYPE_CHECKING
 
 from rallypoint.base.errors import UserError
+from rallypoint.base.secrets import job_secret
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.state import Settings
 from rallypoint.rendezvous.worker_stores import AgentStores, WorkersOwnStores, WorkerStores
+
+if TYPE_CHECKING:
+    from rallypoint.rendezvous.handshake import Keys
 
 _DEFAULTS = {
     "join_timeout": 600,
@@ -81,9 +86,20 @@ def _count(params: RendezvousParameters, name: str) -> int:
     return count
 
 
-def secret() -> bytes | None:
-    """The job's secret from `RALLYPOINT_SECRET`; None where it is unset or empty."""
-    return os.environ.get("RALLYPOINT_SECRET", "").encode() or None
+def own_key(job: str) -> bytes | None:
+    """The key that a node of the job proves to hold, from `RALLYPOINT_SECRET`; None where there is no secret.
+
+    Raises:
+        UserError: the secret cannot serve (`base.secrets.job_secret`).
+    """
+    secret = job_secret()
+    return None if secret is None else secret.keys(job)[0]
+
+
+def accepted_keys() -> Keys | None:
+    """The keys that a coordinator accepts from nodes; None where there is no secret. Raises as `own_key` does."""
+    secret = job_secret()
+    return None if secret is None else secret.keys
 
 
 def worker_stores(params: RendezvousParameters) -> WorkerStores:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, listening_socket, parse_endpoint
 from rallypoint.base.errors import UserError
-from rallypoint.rendezvous.backends.options import rank_hint, secret, settings_of
+from rallypoint.rendezvous.backends.options import accepted_keys, own_key, rank_hint, settings_of
 from rallypoint.rendezvous.elastic import ElasticHandler, local_id, own_node
 from rallypoint.rendezvous.errors import RendezvousConnectionError
 from rallypoint.rendezvous.handler import RendezvousHandler
@@ -63,7 +63,9 @@ class _Master:
         if self._rank != 0:
             from rallypoint.rendezvous.client import TcpLink
 
-            return TcpLink(self._endpoint, self._settings, local_id(), deliver, deadline, secret=secret())
+            return TcpLink(
+                self._endpoint, self._settings, local_id(), deliver, deadline, key=own_key(self._settings.run_id)
+            )
         try:
             listener = listening_socket("", self._endpoint.port)
         except OSError as error:
@@ -73,7 +75,7 @@ class _Master:
         allow_connections(self._settings.max_nodes)
         hub = Hub(self._settings)
         self._tables = RoundTables()
-        self._server = ControlServer(hub, listener, secret=secret(), fallback=self._tables.connection)
+        self._server = ControlServer(hub, listener, keys=accepted_keys(), fallback=self._tables.connection)
         self._endpoint = Endpoint(self._endpoint.host, self._server.port)
         return LocalLink(hub, own_node(self._endpoint.host), deliver, self._endpoint.host)
 

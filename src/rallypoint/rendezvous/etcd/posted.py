@@ -115,7 +115,7 @@ class Posted:
         then it is our own machine that refuses.
         """
         with self._lock:
-            if self._post is None or self._post.secret.encode() != place.secret:
+            if self._post is None or self._post.secret.encode() != place.key:
                 return
             self._turn += 1
             change = self._refusing.add if isinstance(error, ConnectionRefusedError) else self._refusing.discard

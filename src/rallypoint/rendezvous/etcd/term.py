@@ -117,7 +117,7 @@ class Term:
         allow_connections(settings.max_nodes)
         secret = secrets.token_hex(16)
         try:
-            self._server = ControlServer(self.hub, listening_socket("", 0), secret=secret.encode())
+            self._server = ControlServer(self.hub, listening_socket("", 0), keys=lambda _job: (secret.encode(),))
         except BaseException:
             self._memory.close()
             raise

@@ -5,6 +5,9 @@ from __future__ import annotations
 MAX_FRAME = 64 * 1024
 """Bytes that one message may have. The largest, a failure with its traceback, stays far below it."""
 
+SIGNATURE_SIZE = 16
+"""Bytes of it that the signature takes, where frames are signed (`signing`)."""
+
 MAGIC = b"RALLYPT\n"
 """What both sides send first, so that each knows at once whether it speaks to one of ours."""
 
@@ -20,8 +23,19 @@ def frame(payload: bytes) -> bytes:
         FrameError: it is larger than a frame may be.
     """
     if len(payload) > MAX_FRAME:
-        raise FrameError(f"a message of {len(payload)} bytes is larger than a frame may be ({MAX_FRAME} bytes)")
+        check_size(len(payload))
     return len(payload).to_bytes(4, "big") + payload
+
+
+def check_size(size: int) -> None:
+    """Raise FrameError if a message of `size` bytes, with its signature, is larger than a frame may be."""
+    most = MAX_FRAME - SIGNATURE_SIZE
+    if size > most:
+        raise FrameError(f"a message of {size} bytes is larger than a frame may be ({most} bytes)")
+
+
+class SignatureError(FrameError):
+    """A frame was not signed with this session's key, or is not the next one of its direction."""
 
 
 class FrameReader:
