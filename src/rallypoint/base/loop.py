@@ -6,6 +6,7 @@ thread that asks can go on (start workers, say) while 40 ms of imports pass.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -36,10 +37,12 @@ class LoopThread:
     else after a lull, so that the import does not take turns with the thread that is just starting workers.
 
     If the loop cannot be made, nobody waits for it: what was to run on it never does (`withdraw` says so), and whoever
-    asks from then on is told by a `LoopError`.
+    asks from then on is told by a `LoopError`. So it is in a copy of the process that `fork` has made: threads are not
+    copied.
     """
 
     def __init__(self, name: str = "rallypoint-loop") -> None:
+        self._process = os.getpid()
         self._ready = threading.Event()
         self._hurry = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -56,12 +59,18 @@ class LoopThread:
         Raises:
             LoopError: it cannot be made.
         """
+        self._check_process()
         self._hurry.set()
         self._begin()
         self._ready.wait()
         if self._loop is None:
             raise LoopError(self._failure)
         return self._loop
+
+    @property
+    def is_copy(self) -> bool:
+        """Whether this process is a copy of the one that it was made in, so that its thread is not here."""
+        return os.getpid() != self._process
 
     def call(self, function: Callable[[], None], *, can_wait: bool = False) -> None:
         """Run `function` on the loop's thread, soon; never waits, not even for the loop to be there.
@@ -75,6 +84,7 @@ class LoopThread:
         Raises:
             LoopError: it is known that there will never be a loop.
         """
+        self._check_process()
         if not can_wait or self._begun:
             self._hurry.set()
         with self._lock:
@@ -94,6 +104,8 @@ class LoopThread:
 
     def withdraw(self, function: Callable[[], None]) -> bool:
         """Take back what `call` was given, if there is no loop yet; returns whether it will not run."""
+        if self.is_copy:
+            return True
         with self._lock:
             if self._loop is not None or function not in self._early:
                 return False
@@ -117,7 +129,7 @@ class LoopThread:
 
     def stop(self) -> None:
         """Cancel what still runs, close the loop and wait for the thread. Idempotent; not for the loop's own thread."""
-        if not self._begun:
+        if not self._begun or self.is_copy:
             return
         self._hurry.set()
         self._ready.wait()
@@ -130,6 +142,14 @@ class LoopThread:
                     raise
         if self._thread.ident is not None:
             self._thread.join()
+
+    def _check_process(self) -> None:
+        """Before any lock: who held it when the process was copied holds it for ever."""
+        if self.is_copy:
+            raise LoopError(
+                f"this was made in process {self._process}, of which process {os.getpid()} is a copy without its "
+                "threads; make it anew after the fork"
+            )
 
     def _begin(self) -> None:
         with self._lock:
@@ -204,3 +224,11 @@ def shared_loop() -> LoopThread:
         if _shared is None:
             _shared = LoopThread()
         return _shared
+
+
+def _begin_anew() -> None:
+    global _shared, _shared_lock
+    _shared, _shared_lock = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_begin_anew)

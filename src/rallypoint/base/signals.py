@@ -119,3 +119,12 @@ def deaf_at_the_end() -> Iterator[None]:
 def _put_back(former: dict[int, Any]) -> None:
     for number, old in former.items():
         signal.signal(number, old if old is not None else signal.SIG_DFL)
+
+
+def _begin_anew() -> None:
+    """The block is the original's, not that of a copy of the process."""
+    global _kept
+    _kept = None
+
+
+os.register_at_fork(after_in_child=_begin_anew)

@@ -70,7 +70,7 @@ class StoreServer:
             )
         if self._ended.is_set():
             return
-        if self._thread.withdraw(self._begin):  # nobody was ever served
+        if self._thread.withdraw(self._begin):  # nobody was ever served, or not by this copy of the process
             self._listener.close()
             self._ended.set()
             return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 
 from rallypoint.store.server import StoreServer
@@ -33,3 +34,13 @@ def move_out(server: StoreServer) -> bool:
             return False
         del _tenants[server.port]
         return True
+
+
+def _begin_anew() -> None:
+    """In a copy of this process nobody serves; what listens is the original's."""
+    global _lock
+    _lock = threading.Lock()
+    _tenants.clear()
+
+
+os.register_at_fork(after_in_child=_begin_anew)

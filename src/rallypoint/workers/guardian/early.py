@@ -5,6 +5,8 @@ One is kept here at most; whoever takes it owns it. If nobody does, it ends with
 
 from __future__ import annotations
 
+import os
+
 from rallypoint.base.errors import RallypointError
 from rallypoint.workers.guardian.client import Guardian
 
@@ -29,3 +31,12 @@ def take() -> Guardian:
         taken.close()
         taken = None
     return taken or Guardian()
+
+
+def _begin_anew() -> None:
+    """It is the original's, not that of a copy of the process."""
+    global _waiting
+    _waiting = None
+
+
+os.register_at_fork(after_in_child=_begin_anew)

@@ -77,3 +77,13 @@ def bell() -> Iterator[list[int]]:
 def _raise(number: int, _frame: FrameType | None) -> None:
     asked = signal.Signals(number)
     raise SignalException(f"Process {os.getpid()} got signal: {asked}", asked)
+
+
+def _begin_anew() -> None:
+    """Those who took them are in the original, not in a copy of the process."""
+    global _takers
+    _takers = 0
+    _former.clear()
+
+
+os.register_at_fork(after_in_child=_begin_anew)
