@@ -7,6 +7,7 @@ the end of a test finds what should not be there.
 from __future__ import annotations
 
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 PATIENCE = 60.0
@@ -158,6 +159,16 @@ class Launcher:
     def pids(self) -> list[int]:
         """All processes that carry the mark, in the order of their numbers."""
         return sorted(pid for pid, _ in self._marked())
+
+    @staticmethod
+    def until_gone(pid: int) -> None:
+        """Wait until a process has ended, whether or not it has been reaped."""
+        with suppress(ProcessLookupError):
+            fd = os.pidfd_open(pid)
+            try:
+                assert select.select([fd], [], [], PATIENCE)[0], f"process {pid} has not ended"
+            finally:
+                os.close(fd)
 
     def _marked(self) -> Iterator[tuple[int, str]]:
         for name in os.listdir("/proc"):

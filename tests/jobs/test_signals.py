@@ -53,16 +53,17 @@ if __name__ == "__main__":
 SLURM = {"SLURM_JOB_ID": "7"}
 
 
-def to_all(rallyrun: Launcher, number: int) -> None:
-    """What a scheduler does: the signal to every process of the job, in the order of their start."""
-    for pid in rallyrun.pids():
+def to_all(rallyrun: Launcher, number: int, order: int = 1) -> None:
+    """What a scheduler does: the signal to every process of the job, in the order of their start, or the other way."""
+    for pid in rallyrun.pids()[::order]:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
-def start(rallyrun: Launcher, deaf: list[str], *flags: str) -> Job:
+def start(rallyrun: Launcher, deaf: list[str], *flags: str, env: dict[str, str] | None = None) -> Job:
     """A job of one node whose workers hear these signals and stay, and are all up."""
-    job = rallyrun("--standalone", f"--shutdown-timeout={LONG}", *flags, rallyrun.script(WORKER.format(deaf=deaf)))
+    script = rallyrun.script(WORKER.format(deaf=deaf))
+    job = rallyrun("--standalone", f"--shutdown-timeout={LONG}", *flags, script, env=env)
     workers = 2 if "--nproc-per-node=2" in flags else 1
     job.until(lambda lines: sum(line.startswith("ready") for line in lines) == workers, f"{workers} workers are ready")
     return job
@@ -171,6 +172,72 @@ def test_under_a_scheduler_user_signals_to_all_processes_end_none(rallyrun: Laun
     ends_at_once(job, 0)
     assert "lost" not in job.err
     assert "start cold" not in job.err
+
+
+@pytest.mark.parametrize("env", [SLURM, {}])
+@pytest.mark.parametrize("conf", ["notice_timeout=0", f"notice_timeout={LONG}"])
+def test_workers_that_a_scheduler_ends_have_not_failed(rallyrun: Launcher, conf: str, env: dict[str, str]) -> None:
+    job = start(rallyrun, [], "--nproc-per-node=2", f"--rdzv-conf={conf}", env=env)
+    to_all(rallyrun, signal.SIGTERM)
+    ends_at_once(job)
+    assert "stopped by SIGTERM" in job.err
+    assert "failed" not in job.err.lower()
+
+
+def test_a_worker_that_a_scheduler_ends_before_its_agent_has_not_failed(rallyrun: Launcher) -> None:
+    job = start(rallyrun, [], env=SLURM)
+    *below, worker = [pid for pid in rallyrun.pids() if pid != job.pid]
+    for pid in (worker, *below):
+        os.kill(pid, signal.SIGTERM)
+    rallyrun.until_gone(worker)
+    job.signal(signal.SIGTERM)
+    ends_at_once(job)
+    assert "failed" not in job.err.lower()
+
+
+def test_a_worker_that_somebody_ends_has_failed(rallyrun: Launcher) -> None:
+    job = start(rallyrun, [], env=SLURM)
+    os.kill(rallyrun.pids()[-1], signal.SIGTERM)
+    ends_at_once(job)
+    assert "(SIGTERM)" in job.err[job.err.index("Root Cause") :]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_handler_runs_once_where_a_scheduler_signals_all(
+    rallyrun: Launcher, number: signal.Signals, order: int
+) -> None:
+    job = start(rallyrun, [number.name], "--nproc-per-node=2", env={**SLURM, "LOGLEVEL": "INFO"})
+    to_all(rallyrun, number, order)
+    job.until(lambda lines: heard(lines, number) >= 2, "both have heard it")
+    job.until_err(f"{number.name} was sent to all processes")
+    (rallyrun.folder / "finish").touch()
+    ends_at_once(job, 0 if number == signal.SIGUSR1 else 1)
+    assert heard(job.out, number) == 2, job.out
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
+def test_a_handler_runs_once_where_a_scheduler_signals_the_agent_alone(
+    rallyrun: Launcher, number: signal.Signals
+) -> None:
+    job = start(rallyrun, [number.name], env=SLURM)
+    job.signal(number)
+    job.until(lambda lines: heard(lines, number) == 1, "it has been sent on")
+    (rallyrun.folder / "finish").touch()
+    ends_at_once(job, 0 if number == signal.SIGUSR2 else 1)
+    assert heard(job.out, number) == 1
+
+
+@pytest.mark.parametrize("everybody", [True, False])
+def test_a_worker_without_a_handler_is_told_of_that(rallyrun: Launcher, everybody: bool) -> None:
+    job = start(rallyrun, [], env=SLURM)
+    if everybody:
+        to_all(rallyrun, signal.SIGUSR1)
+    else:
+        job.signal(signal.SIGUSR1)
+    ends_at_once(job)
+    assert "(SIGUSR1) received by PID" in job.err
+    assert "which was meant for the workers; this one has no handler for it" in job.err
 
 
 def test_without_a_scheduler_user_signals_mean_what_they_do_to_any_program(rallyrun: Launcher) -> None:

@@ -135,6 +135,17 @@ class SimpleElasticAgent(ElasticAgent):
     def _pass_on(self, number: int) -> None:
         """Hand a signal to each worker that runs; nothing happens where workers cannot be sent any."""
 
+    def _received(self, number: int) -> None:
+        """This agent was sent a signal by which the workers are to be stopped. Does nothing here."""
+
+    def _reached(self) -> frozenset[int]:
+        """The signals that all processes of this node's job were sent a moment ago, as far as that can be told."""
+        return frozenset()
+
+    def _forwards(self) -> Minding | None:
+        """What hands signals on to the workers later, if anything does."""
+        return None
+
     def _running_ranks(self) -> Collection[int]:
         """Local ranks of the workers that have not ended, as far as is known."""
         return range(self._worker_group.spec.local_world_size)
@@ -268,6 +279,8 @@ class SimpleElasticAgent(ElasticAgent):
             finished=self._exit_barrier,
             stopped=self._stopped_ranks,
             ended=self._ended,
+            reached=self._reached,
+            forwarding=self._forwards,
             minder=self._watched_by,
             warmth=self._warmth,
             shown=self._shown,
@@ -296,6 +309,8 @@ class SimpleElasticAgent(ElasticAgent):
             return None
         if step.again:
             log.info("[%s] Stopping worker group", self._worker_group.spec.role)
+        if step.received:
+            self._received(step.signal)
         grace = self._failure_grace if step.failed else self._shutdown_timeout
         return self._begin_stop(signal.Signals(step.signal), grace)
 

@@ -55,10 +55,11 @@ class Warmth(Minding, Protocol):
 class Crew:
     """What can be done with them. No call waits for other nodes.
 
-    `start` takes up a placement and starts them. `stop` begins to stop them as the step says; it
-    returns None if they are gone already. `shutdown` stops them for good and returns when they are
-    gone; always called at the end. `pass_on` hands a signal to each that runs. `look` tells how they are, `running`
-    which local ranks have not ended; `exit_fds` become readable when one ends (None: they must be asked). `finished` is
+    `start` takes up a placement and starts them. `stop` begins to stop them as the step says; it returns None if they
+    are gone already. `shutdown` stops them for good and returns when they are gone; always called at the end. `pass_on`
+    hands a signal that this agent was sent to each that runs and was not sent it too, `reached` are the signals that
+    all were sent a moment ago, `forwarding` is what hands signals on later. `look` tells how they are, `running` which
+    local ranks have not ended; `exit_fds` become readable when one ends (None: they must be asked). `finished` is
     called once all have succeeded, `ended` when all of a round are gone, with how they were found before that (None:
     they ran). `stopped` gives the global ranks of those that were sent a signal to stop while they ran. `grace` is how
     many seconds a stop leaves them. `minder` is what else watches them now, if anything does, `warmth` what they are
@@ -77,6 +78,8 @@ class Crew:
     finished: Callable[[], None]
     stopped: Callable[[], tuple[int, ...]]
     ended: Callable[[RunResult | None], None] = lambda _result: None
+    reached: Callable[[], frozenset[int]] = frozenset
+    forwarding: Callable[[], Minding | None] = lambda: None
     minder: Callable[[], Minding | None] = lambda: None
     warmth: Callable[[], Warmth | None] = lambda: None
     shown: Callable[[], Mapping[str, object]] = dict

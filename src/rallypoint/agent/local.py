@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from rallypoint.agent.api import SimpleElasticAgent
 from rallypoint.agent.environment import worker_environment
-from rallypoint.agent.handled import PASSED_ON, handled_signals
+from rallypoint.agent.handled import PASSED_ON, handled_signals, scheduler
 from rallypoint.agent.spec import DEFAULT_ROLE, RunResult, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.base.errors import SignalException
 from rallypoint.base.log import get_logger
@@ -19,7 +19,7 @@ from rallypoint.logs.prefix import line_prefixes
 from rallypoint.logs.specs import LogsDest, LogsSpecs
 from rallypoint.telemetry.door import profiled
 from rallypoint.workers.context import PContext, start_processes
-from rallypoint.workers.guardian.client import Guardian
+from rallypoint.workers.guardian.client import Guardian, GuardianLost
 from rallypoint.workers.guardian.early import take
 from rallypoint.workers.macros import macros
 from rallypoint.workers.stop import Stopping
@@ -27,6 +27,7 @@ from rallypoint.workers.stop import Stopping
 if TYPE_CHECKING:
     from rallypoint.health.check import HealthCheckServer
     from rallypoint.watchdog.minder import Minder
+    from rallypoint.workers.forwarding import Forwarding
     from rallypoint.workers.warm.starts import WarmStarts
 
 log = get_logger(__name__)
@@ -80,6 +81,8 @@ class LocalElasticAgent(SimpleElasticAgent):
         self._alone = False
         self._said_where = False
         """Whether it was said where output goes that no console shows."""
+        self._forwarding: Forwarding | None = None
+        self._passed_on: set[int] = set()
 
     @profiled
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
@@ -225,6 +228,8 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _step_alone(self) -> None:
         if self._minder is not None:
             self._minder.step()
+        if self._forwarding is not None:
+            self._forwarding.step()
         if self._pulse is not None:
             self._pulse.sleeps(time.monotonic(), self._shown())
 
@@ -244,6 +249,43 @@ class LocalElasticAgent(SimpleElasticAgent):
         return () if self._pcontext is None else self._pcontext.running
 
     def _pass_on(self, number: int) -> None:
+        self._passed_on.add(number)
+        if self._pcontext is not None and not self._signals().takes(number):
+            self._pcontext.pass_on(number)
+
+    def _was_only_told(self, number: int) -> bool:
+        """Whether a signal, by which a worker has ended, was to tell the workers something."""
+        return number in PASSED_ON and (number in self._passed_on or number in self._reached())
+
+    def _received(self, number: int) -> None:
+        self._signals().takes(number)
+
+    def _reached(self) -> frozenset[int]:
+        return self._signals().reached()
+
+    def _forwards(self) -> Forwarding | None:
+        return self._forwarding
+
+    def _signals(self) -> Forwarding:
+        """What knows which signals the workers have been sent, made when there is one."""
+        if self._forwarding is None:
+            from rallypoint.workers.forwarding import Forwarding
+
+            self._forwarding = Forwarding(self._heard, self._send_on, scheduler(os.environ) is not None)
+        return self._forwarding
+
+    def _have_it(self, number: int) -> bool:
+        """Whether the workers that run have been sent the signal by whoever sent it to us, or soon will be by us."""
+        runs = self._pcontext is not None and bool(self._pcontext.running)
+        return runs and number != signal.SIGKILL and self._signals().in_hand(number)
+
+    def _heard(self) -> Collection[int]:
+        try:
+            return () if self._guardian is None else self._guardian.heard()
+        except GuardianLost:
+            return ()
+
+    def _send_on(self, number: int) -> None:
         if self._pcontext is not None:
             self._pcontext.pass_on(number)
 
@@ -270,6 +312,8 @@ class LocalElasticAgent(SimpleElasticAgent):
                 why = "" if self._minder is None else self._minder.why(failure.pid)
                 if why and not failure.reason.startswith(why):  # this may be the second look at it
                     failure.blame(f"{why} ({failure.text})")
+                elif not failure.reason and self._was_only_told(-failure.exitcode):
+                    failure.blame(f"{failure.text}, which was meant for the workers; this one has no handler for it")
             failures = {by_rank[rank]: failure for rank, failure in result.failures.items()}
             self._failed_with = RunResult(WorkerState.FAILED, failures=failures)
             return self._failed_with
@@ -308,7 +352,8 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._minder.stand_down()
         if self._pcontext is None:
             return None
-        stopping = self._pcontext.begin_close(death_sig, timeout, self._shutdown_timeout)
+        sent = self._have_it(death_sig)
+        stopping = self._pcontext.begin_close(death_sig, timeout, self._shutdown_timeout, sent=sent)
         return None if stopping.step() else stopping
 
     def _stops_differently(self) -> bool:
@@ -319,12 +364,12 @@ class LocalElasticAgent(SimpleElasticAgent):
     @profiled
     def _stop_workers(self, worker_group: WorkerGroup) -> None:
         if self._pcontext is not None:
-            self._pcontext.close(signal.SIGTERM, self._shutdown_timeout)
+            self._pcontext.close(signal.SIGTERM, self._shutdown_timeout, sent=self._have_it(signal.SIGTERM))
         self._unmind()
 
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
         if self._pcontext is not None:
-            self._pcontext.close(death_sig, timeout)
+            self._pcontext.close(death_sig, timeout, sent=self._have_it(death_sig))
         self._unmind()
         if not self._runs:
             self._let_go()

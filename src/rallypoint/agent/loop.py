@@ -6,6 +6,7 @@ a stop that is under way, and does nothing else between events. What the steps m
 
 from __future__ import annotations
 
+import math
 import os
 import socket
 import time
@@ -23,6 +24,7 @@ from rallypoint.agent.steps import (
     AnnounceFailure,
     AnnounceSuccess,
     Ask,
+    AwaitSignal,
     Depart,
     Drain,
     End,
@@ -33,6 +35,7 @@ from rallypoint.agent.steps import (
     Join,
     Kill,
     Leave,
+    NoSignal,
     PassOn,
     SignalArrived,
     Start,
@@ -66,6 +69,10 @@ _PROGRESS_FIRST, _PROGRESS_MOST = 2.0, 60.0
 """Seconds until the first line that says whom the rendezvous waits for, and at most between later ones. An interval is
 twice the one before: a spare that is parked for days must not fill the log."""
 
+_SIGNAL_COMES = 1.0
+"""Seconds that a signal to all processes may take to reach this one, when it has reached others. It takes microseconds,
+unless the machine is in trouble."""
+
 _SAFETY_CHECK = 60.0
 """Seconds between looks at workers whose ends wake us, in case one did not; longer if the monitor interval is."""
 
@@ -92,6 +99,9 @@ class AgentLoop:
         self._ask_every = _PROGRESS_FIRST
         self._look_at = 0.0
         self._finished_at = 0.0
+        self._held: RunResult | None = None
+        """How the workers were found, while it is not settled whether they failed."""
+        self._signal_by = math.inf
 
     def run(self, signals: Iterable[int]) -> RunResult:
         """Run until the job ends. Whatever happens, no worker is left.
@@ -148,8 +158,11 @@ class AgentLoop:
         for minder in self._minders():
             minder.step()
         self._start_once_warm()
-        if self._status.phase is Phase.RUNNING and self._starting is None:
+        if self._watches:
             yield from self._look_at_workers()
+        if self._clock.monotonic() >= self._signal_by:
+            self._signal_by = math.inf
+            yield NoSignal()
         yield from self._board.look(self._crew.running)
         if self._waits_for_others and self._clock.monotonic() >= self._ask_at:
             self._ask_every = min(2 * self._ask_every, _PROGRESS_MOST)
@@ -158,7 +171,7 @@ class AgentLoop:
 
     def _wait(self) -> None:
         """Sleep until a descriptor is readable or something is due."""
-        fds, wake_at = [self._mailbox.fileno(), *self._board.fds()], self._board.wake_at()
+        fds, wake_at = [self._mailbox.fileno(), *self._board.fds()], min(self._board.wake_at(), self._signal_by)
         if self._bell is not None:
             fds.append(self._bell.fileno())
         if self._stopping is not None:
@@ -167,7 +180,7 @@ class AgentLoop:
         for minder in self._minders():
             fds += minder.fds()
             wake_at = min(wake_at, minder.wake_at())
-        if self._status.phase is Phase.RUNNING and self._starting is None:
+        if self._watches:
             fds += self._crew.exit_fds() or []
             wake_at = min(wake_at, self._look_at)
         elif self._waits_for_others:
@@ -184,8 +197,14 @@ class AgentLoop:
     def _waits_for_others(self) -> bool:
         return self._status.phase is Phase.FORMING and self._stopping is None
 
+    @property
+    def _watches(self) -> bool:
+        """Whether the ends of workers are news."""
+        return self._status.phase is Phase.RUNNING and self._status.held is None and self._starting is None
+
     def _minders(self) -> list[Minding]:
-        return [each for each in (self._crew.minder(), self._crew.warmth()) if each is not None]
+        found = (self._crew.minder(), self._crew.warmth(), self._crew.forwarding())
+        return [each for each in found if each is not None]
 
     def _look_at_stop(self) -> Iterator[Event]:
         if self._stopping is not None and self._stopping.step():
@@ -211,8 +230,13 @@ class AgentLoop:
                 self._last = result
                 yield WorkersSucceeded()
             case WorkerState.FAILED | WorkerState.UNHEALTHY:
-                self._last = result
-                yield WorkersFailed(self._first_cause(result))
+                cause = self._first_cause(result)
+                reached = frozenset[int]() if cause.exitcode == -SIGKILL else self._crew.reached()
+                # A signal that came since the mail was read is older than what it has done to the workers.
+                yield from self._mailbox.drain()
+                if self._watches:
+                    self._last = result
+                    yield WorkersFailed(cause, reached)
             case WorkerState.HEALTHY:
                 pass
             case lost:
@@ -223,14 +247,6 @@ class AgentLoop:
         if not result.failures:
             return Cause(-1, -1, host, os.getpid(), 0, f"worker group {result.state}", "", time.time(), "")
         rank, failure = min(result.failures.items(), key=lambda entry: entry[1].moment)
-        program = self._crew.group.spec.get_entrypoint_name()
-        log.error(
-            "failed (exitcode: %d) local_rank: %d (pid: %d) of binary: %s",
-            failure.exitcode,
-            failure.local_rank,
-            failure.pid,
-            program,
-        )
         return Cause.of(failure, rank, host)
 
     # Steps: the rounds
@@ -247,7 +263,8 @@ class AgentLoop:
         self._membership.join(spec.role, spec.local_world_size)
 
     def _do_start(self, step: Start) -> None:
-        self._last = None
+        self._last = self._held = None
+        self._signal_by = math.inf
         self._crew.group.notices = self._board.renew()
         self._starting = step
         self._start_once_warm()
@@ -260,8 +277,21 @@ class AgentLoop:
         step, self._starting = self._starting, None
         self._crew.start(step.placement)
 
+    def _do_await_signal(self, _step: AwaitSignal) -> None:
+        self._last, self._held = None, self._last
+        self._signal_by = self._clock.monotonic() + _SIGNAL_COMES
+
     def _do_announce_failure(self, step: AnnounceFailure) -> None:
-        spec = self._crew.group.spec
+        spec, cause = self._crew.group.spec, step.cause
+        self._last = self._held or self._last
+        if cause.rank >= 0:
+            log.error(
+                "failed (exitcode: %d) local_rank: %d (pid: %d) of binary: %s",
+                cause.exitcode,
+                cause.local_rank,
+                cause.pid,
+                spec.get_entrypoint_name(),
+            )
         log.info("[%s] Worker group %s; telling the other agents", spec.role, WorkerState.FAILED)
         # A worker that is stuck in the kernel keeps its devices, so that starting again here cannot help.
         allowed = 0 if self._crew.group.state is WorkerState.UNHEALTHY else spec.max_restarts
@@ -303,7 +333,7 @@ class AgentLoop:
             self._stopping.hurry()
 
     def _do_pass_on(self, step: PassOn) -> None:
-        log.info("Received %s; passing it on to the workers", signal_name(step.signal))
+        log.info("Received %s for the workers", signal_name(step.signal))
         self._crew.pass_on(step.signal)
 
     def _do_ask(self, step: Ask) -> None:
@@ -353,6 +383,7 @@ class AgentLoop:
     _HOW: dict[type, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
         Join: _do_join,
         Start: _do_start,
+        AwaitSignal: _do_await_signal,
         AnnounceFailure: _do_announce_failure,
         AnnounceSuccess: _do_announce_success,
         AnnounceDeparture: _do_announce_departure,

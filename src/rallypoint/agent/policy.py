@@ -21,6 +21,7 @@ Laws:
    asked first, SIGTERM gives them the time of the notice before that. A second interrupt kills.
 9. After a failure, or the loss of a node, workers are given the short grace, unless a notice has asked them to save.
 10. Workers are asked while all of them run, and the round is drained with their consent or when their time is over.
+11. Who ends by a signal that this agent was sent too was stopped and has not failed, whichever is seen first.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from rallypoint.agent.steps import (
     AnnounceFailure,
     AnnounceSuccess,
     Ask,
+    AwaitSignal,
     Depart,
     Drain,
     End,
@@ -47,6 +49,7 @@ from rallypoint.agent.steps import (
     Kill,
     Last,
     Leave,
+    NoSignal,
     NoticeOver,
     PassOn,
     SignalArrived,
@@ -117,6 +120,8 @@ class Status(NamedTuple):
     """The step to end with, in ENDING."""
     failure: Cause | None = None
     """Why this node's workers have failed, in BROKEN."""
+    held: Cause | None = None
+    """The same in RUNNING, while the signal that may have ended them is awaited."""
     asked: Asked | None = None
     leaving: int = 0
     """The signal after which this node departs when the round ends or the time of the notice is over; else 0."""
@@ -151,7 +156,8 @@ def _start(status: Status, placement: Placement) -> Decision:
 def _end(status: Status, last: Last, *before: Step, by: int = SIGTERM, failed: bool = False) -> Decision:
     """Settle the end: first the workers are stopped, with the signal `by` unless they have been asked already."""
     if status.phase is not Phase.FORMING:
-        return status._replace(phase=Phase.ENDING, last=last, stopping=by), (*before, Stop(by, failed=failed))
+        stop = Stop(by, failed=failed, received=isinstance(last, Depart))
+        return status._replace(phase=Phase.ENDING, last=last, stopping=by), (*before, stop)
     if status.stopping:
         return status._replace(phase=Phase.ENDING, last=last, kept=None), before
     return status._replace(phase=Phase.ENDED), (*before, last)
@@ -272,9 +278,26 @@ def _on_workers_succeeded(status: Status, _event: WorkersSucceeded) -> Decision:
 
 
 def _on_workers_failed(status: Status, event: WorkersFailed) -> Decision:
-    if status.phase is not Phase.RUNNING:
+    if status.phase is not Phase.RUNNING or status.held is not None:
         return status, ()
-    return status._replace(phase=Phase.BROKEN, failure=event.cause), (AnnounceFailure(event.cause),)
+    if status.leaving and event.cause.exitcode in endings_by(status.leaving):
+        return _depart(status, status.leaving)
+    if event.reached - PASSED_ON and not status.leaving:
+        return status._replace(held=event.cause), (AwaitSignal(),)
+    return _fail(status, event.cause)
+
+
+def endings_by(number: int) -> tuple[int, int]:
+    """The exit codes of workers that end because of a signal: by it, or as shells and handlers put it."""
+    return -number, 128 + number
+
+
+def _fail(status: Status, cause: Cause) -> Decision:
+    return status._replace(phase=Phase.BROKEN, failure=cause, held=None), (AnnounceFailure(cause),)
+
+
+def _on_no_signal(status: Status, _event: NoSignal) -> Decision:
+    return (status, ()) if status.held is None else _fail(status, status.held)
 
 
 # The end
@@ -291,9 +314,10 @@ def _on_refused(status: Status, event: JoinRefused) -> Decision:
 def _on_link_lost(status: Status, event: LinkLost) -> Decision:
     if status.phase is Phase.FINISHED:
         return _end(status, Finish(), Tell(f"{event.detail}; this node's workers had all succeeded", loud=True))
-    if status.phase is Phase.BROKEN:  # the failure of the line must not hide that of the workers
+    failure = status.failure or status.held
+    if failure is not None:  # the failure of the line must not hide that of the workers
         told = Tell(f"{event.detail}; the job ends here with the failure of this node's workers", loud=True)
-        return _end(status, End(JobEnded(Verdict(Outcome.FAILED, status.failure))), told, failed=True)
+        return _end(status, End(JobEnded(Verdict(Outcome.FAILED, failure))), told, failed=True)
     return _end(status, GiveUp(event))
 
 
@@ -303,7 +327,7 @@ def _on_signal(status: Status, event: SignalArrived) -> Decision:
         return status, (PassOn(number),)
     if number == SIGTERM and status.leaving:
         return status, ()
-    if number == SIGTERM and status.notice and status.phase is Phase.RUNNING:
+    if number == SIGTERM and status.notice and status.phase is Phase.RUNNING and status.held is None:
         told = Tell(f"Received SIGTERM; the workers have {status.notice:g} s to save and acknowledge", loud=True)
         asked = (told, AnnounceDeparture(status.notice), Ask(PREEMPTION, "", status.notice))
         return status._replace(asked=Asked(PREEMPTION), leaving=number), asked
@@ -357,6 +381,7 @@ _RULES: dict[type, Callable[..., Decision]] = {
     NoticeOver: _on_notice_over,
     WorkersSucceeded: _on_workers_succeeded,
     WorkersFailed: _on_workers_failed,
+    NoSignal: _on_no_signal,
     JobEnded: _on_job_ended,
     JoinRefused: _on_refused,
     LinkLost: _on_link_lost,

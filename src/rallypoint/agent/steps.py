@@ -16,9 +16,13 @@ class WorkersSucceeded(NamedTuple):
 
 
 class WorkersFailed(NamedTuple):
-    """A worker of this node has failed; `cause` is the first of them."""
+    """A worker of this node has failed; `cause` is the first of them.
+
+    `reached` are the signals that all processes of this node's part of the job were sent a moment before.
+    """
 
     cause: Cause
+    reached: frozenset[int] = frozenset()
 
 
 class WorkersStopped(NamedTuple):
@@ -39,7 +43,13 @@ class SignalArrived(NamedTuple):
     number: int
 
 
-Event = Notice | WorkersSucceeded | WorkersFailed | WorkersStopped | WorkersReady | NoticeOver | SignalArrived
+class NoSignal(NamedTuple):
+    """The signal that was awaited has not come."""
+
+
+Event = (
+    Notice | WorkersSucceeded | WorkersFailed | WorkersStopped | WorkersReady | NoticeOver | SignalArrived | NoSignal
+)
 
 
 # Steps, to be taken in order. None of them waits.
@@ -59,12 +69,14 @@ class Stop(NamedTuple):
     """Begin to stop the workers; `WorkersStopped` follows.
 
     `again`: they are to be started again. `failed`: their round has ended by a failure, so that there is nothing to
-    save beyond what they are at, and the grace is the short one.
+    save beyond what they are at, and the grace is the short one. `received`: this agent was sent the signal, as they
+    may have been too.
     """
 
     signal: int = SIGTERM
     again: bool = False
     failed: bool = False
+    received: bool = False
 
 
 class Kill(NamedTuple):
@@ -75,6 +87,10 @@ class PassOn(NamedTuple):
     """Hand a signal to the workers that run; nothing ends by that."""
 
     signal: int
+
+
+class AwaitSignal(NamedTuple):
+    """Wait a moment for the signal that has ended a worker: `SignalArrived` or `NoSignal` follows."""
 
 
 class AnnounceFailure(NamedTuple):
@@ -168,6 +184,7 @@ Step = (
     | Stop
     | Kill
     | PassOn
+    | AwaitSignal
     | AnnounceFailure
     | AnnounceSuccess
     | AnnounceDeparture

@@ -155,23 +155,32 @@ class PContext(ABC):
         return
 
     @abstractmethod
-    def begin_close(self, death_sig: signal.Signals | None = None, timeout: float = 30, limit: float = 0.0) -> Stopping:
+    def begin_close(
+        self,
+        death_sig: signal.Signals | None = None,
+        timeout: float = 30,
+        limit: float = 0.0,
+        *,
+        sent: bool = False,
+    ) -> Stopping:
         """Begin to do what `close` does, and return what sees it through. If it has begun, the same again.
 
         Args:
             death_sig: the signal that asks; SIGTERM if not given.
             timeout: seconds between it and SIGKILL.
             limit: seconds for which one that writes a file is spared, if that is more.
+            sent: whether somebody else sees to it that the processes get the signal.
         """
 
-    def close(self, death_sig: signal.Signals | None = None, timeout: float = 30) -> None:
+    def close(self, death_sig: signal.Signals | None = None, timeout: float = 30, *, sent: bool = False) -> None:
         """Stop what still runs, carry all output through, and let go of everything. Idempotent.
 
         Args:
             death_sig: the signal that asks; SIGTERM if not given. SIGKILL also hurries a stop that has begun.
             timeout: seconds between it and SIGKILL.
+            sent: whether somebody else sees to it that the processes get the signal.
         """
-        stopping = self.begin_close(death_sig, timeout)
+        stopping = self.begin_close(death_sig, timeout, sent=sent)
         if death_sig == signal.SIGKILL:
             stopping.hurry()
         try:
@@ -366,12 +375,20 @@ class ProcessesContext(PContext):
             explain(failure, self._kills, sum(not each.signalled for each in ended))
         return failure
 
-    def begin_close(self, death_sig: signal.Signals | None = None, timeout: float = 30, limit: float = 0.0) -> Stopping:
+    def begin_close(
+        self,
+        death_sig: signal.Signals | None = None,
+        timeout: float = 30,
+        limit: float = 0.0,
+        *,
+        sent: bool = False,
+    ) -> Stopping:
         """Begin to stop what still runs, and return what sees it through. If it has begun, the same again."""
         if self._closing is None:
             sweep = self._sweep()
             processes = list(self._processes.values())
-            ladder = None if sweep is None else Ladder(processes, sweep, death_sig or signal.SIGTERM, timeout, limit)
+            number = death_sig or signal.SIGTERM
+            ladder = None if sweep is None else Ladder(processes, sweep, number, timeout, limit, sent=sent)
             self._closing = _Closing(ladder, self._finish)
         return self._closing
 

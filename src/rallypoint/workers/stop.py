@@ -78,6 +78,8 @@ class Stoppable(Protocol):
     pid: int
     held: bool
     """Whether it has ended and a debugger holds it still: its descriptor is readable, and it counts as running."""
+    signalled: bool
+    """Whether it was asked to end while it ran."""
 
     def fileno(self) -> int:
         """Becomes readable when the worker has ended."""
@@ -141,6 +143,7 @@ class Ladder:
         limit: seconds for which one that writes a file is spared, at least `grace`; also, but one at least, between
             SIGKILL and giving up.
         clock: on which `wake_at` tells the time.
+        sent: whether somebody else sees to it that the processes get the signal.
     """
 
     def __init__(
@@ -151,6 +154,8 @@ class Ladder:
         grace: float,
         limit: float = 0.0,
         clock: Clock = SYSTEM_CLOCK,
+        *,
+        sent: bool = False,
     ) -> None:
         self._running = [each for each in processes if each.poll() is None]
         self._sweep = sweep
@@ -172,7 +177,10 @@ class Ladder:
         self.stuck: list[Stoppable] = []
         """When done: those that even SIGKILL has not ended."""
         for each in self._running:
-            self._hold_or_ask(each)
+            if sent:
+                each.signalled = True
+            else:
+                self._hold_or_ask(each)
         if death_sig == SIGKILL:
             self._kill()
         elif not self._running:

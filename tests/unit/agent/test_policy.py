@@ -15,6 +15,7 @@ from rallypoint.agent.steps import (
     AnnounceFailure,
     AnnounceSuccess,
     Ask,
+    AwaitSignal,
     Depart,
     Drain,
     End,
@@ -26,6 +27,7 @@ from rallypoint.agent.steps import (
     Kill,
     Last,
     Leave,
+    NoSignal,
     NoticeOver,
     PassOn,
     SignalArrived,
@@ -228,8 +230,8 @@ def test_without_workers_the_end_is_at_once(ending: Event) -> None:
 
 
 def test_the_goodbye_is_said_at_once_and_the_signal_is_the_workers_too() -> None:
-    assert after(placed(0), HUP)[1][1:] == [Leave(SIGHUP), Stop(SIGHUP)]
-    assert after(placed(0), TERM)[1][1:] == [Leave(SIGTERM), Forewarn(), Stop(SIGTERM)]
+    assert after(placed(0), HUP)[1][1:] == [Leave(SIGHUP), Stop(SIGHUP, received=True)]
+    assert after(placed(0), TERM)[1][1:] == [Leave(SIGTERM), Forewarn(), Stop(SIGTERM, received=True)]
     assert after(TERM)[1] == [Leave(SIGTERM), Depart(SIGTERM)]
 
 
@@ -257,6 +259,48 @@ def test_other_signals_said_again_shorten_nothing() -> None:
 def test_a_signal_that_only_tells_is_passed_on(before: tuple[Event, ...], number: int) -> None:
     status, _ = after(*before)
     assert decide(status, SignalArrived(number)) == (status, (PassOn(number),))
+
+
+def by(number: int, *reached: int) -> WorkersFailed:
+    """A worker has ended by a signal, and these were sent to all processes a moment before."""
+    return WorkersFailed(CAUSE._replace(exitcode=-number), frozenset(reached))
+
+
+def test_who_ends_by_a_signal_that_comes_here_too_has_not_failed() -> None:
+    status, steps = after(placed(0), by(SIGTERM, SIGTERM))
+    assert steps[1:] == [AwaitSignal()]
+    assert decide(status, by(SIGTERM, SIGTERM))[1] == (), "it is judged once"
+    assert decide(status, TERM)[1] == (Leave(SIGTERM), Forewarn(), Stop(SIGTERM, received=True))
+    assert kinds(placed(0), by(SIGTERM, SIGTERM), TERM, STOPPED, NoSignal())[-1] is Depart
+    assert AnnounceFailure not in kinds(placed(0), by(SIGTERM, SIGTERM), TERM, NoSignal(), STOPPED, NoSignal())
+    assert kinds(placed(0), by(SIGTERM, SIGTERM), TERM, notice=30) == [Start, AwaitSignal, Leave, Forewarn, Stop]
+
+
+def test_a_handler_that_ends_its_worker_is_no_failure_either() -> None:
+    told = WorkersFailed(CAUSE._replace(exitcode=1), frozenset({SIGTERM, SIGCONT}))
+    assert kinds(placed(0), told, TERM) == [Start, AwaitSignal, Leave, Forewarn, Stop]
+
+
+def test_a_signal_that_does_not_come_leaves_a_failure() -> None:
+    status, steps = after(placed(0), by(SIGTERM, SIGTERM), NoSignal())
+    assert steps[-1] == AnnounceFailure(by(SIGTERM).cause)
+    assert (status.phase, status.held) == (Phase.BROKEN, None)
+    assert kinds(placed(0), by(SIGTERM, SIGTERM), ended(0), NoSignal()) == [Start, AwaitSignal, Join, Stop]
+    lost = after(placed(0), by(SIGTERM, SIGTERM), LinkLost("gone"), STOPPED)[1][-1]
+    assert lost == End(JobEnded(Verdict(Outcome.FAILED, by(SIGTERM).cause)))
+
+
+@pytest.mark.parametrize("failed", [by(SIGTERM), by(SIGUSR1, SIGUSR1), by(SIGTERM, SIGCONT), WorkersFailed(CAUSE)])
+def test_a_failure_of_its_own_is_told_at_once(failed: WorkersFailed) -> None:
+    assert after(placed(0), failed)[1][1:] == [AnnounceFailure(failed.cause)]
+
+
+def test_workers_that_end_by_the_signal_of_a_notice_have_not_failed() -> None:
+    notice: list[type] = [Start, AnnounceDeparture, Ask]
+    assert kinds(placed(0), TERM, by(SIGTERM), notice=30) == [*notice, Leave, Forewarn, Stop]
+    handled = WorkersFailed(CAUSE._replace(exitcode=128 + SIGTERM))
+    assert kinds(placed(0), TERM, handled, notice=30) == [*notice, Leave, Forewarn, Stop]
+    assert kinds(placed(0), TERM, WorkersFailed(CAUSE), notice=30) == [*notice, AnnounceFailure]
 
 
 def test_what_comes_first_settles_the_end() -> None:
@@ -385,6 +429,8 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
             Beat(),
             WorkersSucceeded(),
             WorkersFailed(CAUSE),
+            by(SIGTERM, SIGTERM),
+            NoSignal(),
             STOPPED,
             WorkersReady(),
             NoticeOver(),

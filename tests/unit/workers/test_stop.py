@@ -62,6 +62,11 @@ def readable(*fds: int) -> bool:
     return bool(select.select(fds, [], [], PATIENCE)[0])
 
 
+def readable_now(fd: int) -> bool:
+    """Whether it is readable without waiting."""
+    return bool(select.select([fd], [], [], 0)[0])
+
+
 class NothingLeft:
     """A sweep that finds nothing."""
 
@@ -85,7 +90,7 @@ class Stuck:
     """A process that the kernel does not let go, as after a disk has gone: nothing ends it."""
 
     pid = 4_000_000
-    held = False
+    held = signalled = False
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
@@ -195,6 +200,16 @@ def test_what_runs_when_the_guardian_is_lost_is_killed_at_once(guardian: Guardia
         assert gone(read)
     finally:
         os.close(read)
+
+
+def test_who_has_the_signal_already_is_not_sent_it_again(guardian: Guardian, up: Up) -> None:
+    gentle = up(GENTLE)
+    ladder = Ladder([gentle], Sweep(guardian, [gentle]), signal.SIGTERM, 0.2, sent=True)
+    assert gentle.signalled
+    assert not readable_now(gentle.fileno())
+    gentle.pass_on(signal.SIGTERM)
+    drive(ladder)
+    assert gentle.poll() == 0
 
 
 def test_nobody_to_stop(guardian: Guardian) -> None:

@@ -198,6 +198,15 @@ class Guardian:
         """
         return bool(self._ask(protocol.ADOPT, pid)[0])
 
+    def heard(self) -> list[int]:
+        """The signals that it was sent since this was last asked, or since it started a worker.
+
+        Raises:
+            GuardianLost: see the class.
+        """
+        numbers: list[int] = self._ask(protocol.HEARD)[0]
+        return numbers
+
     def remove_at_the_end(self, empty: Sequence[str] = (), whole: Sequence[str] = ()) -> None:
         """What to remove should this process end without closing us. Takes the place of what was said before.
 

@@ -6,6 +6,8 @@ Laws:
    removed is removed, then the guardian ends. It ends alike, without the removing, when the agent lets go of it.
 2. The agent never uses a pid: it gets a pidfd with each worker.
 3. A worker starts with what the agent has at that moment: folder, umask, signal mask, ignored signals, descriptors.
+4. The guardian keeps what signals it is sent, and can tell: as each worker it is below the agent in a session of its
+   own, so whoever signals all processes of a job has sent them to the workers too (`workers/forwarding`).
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from rallypoint.workers.guardian.protocol import (
     ADOPT,
     CLEANUP,
     GIVE_UP,
+    HEARD,
     KILL,
     MOST_DESCRIPTORS,
     NOT_YET,
@@ -135,7 +138,10 @@ class Guardian:
                 posix.kill(arguments[0], SIGKILL)
             self._answer(number, None)
         elif name == ADOPT:
+            self._take_signals()
             self._answer(number, self._family.adopt(arguments[0]))
+        elif name == HEARD:
+            self._answer(number, self._take_signals())
         elif name == CLEANUP:
             self._cleanup = (arguments[0], arguments[1])
             self._answer(number, None)
@@ -175,6 +181,7 @@ class Guardian:
         try:
             if len(sent) < count:
                 raise OSError(_EMFILE, "")
+            self._take_signals()
             posix.fchdir(sent[0])
             posix.umask(umask)
             self._ignore(set(ignored))
@@ -190,6 +197,16 @@ class Guardian:
             for fd in (*sent, pidfd):
                 if fd >= 0:
                     posix.close(fd)
+
+    def _take_signals(self) -> list[int]:
+        """What this process was sent since this was last called: the kernel keeps it, as all but SIGCHLD is blocked.
+
+        A worker that is started has not been sent what came before, which is forgotten then.
+        """
+        pending = {int(number) for number in self._signal.sigpending()} - {SIGCHLD}
+        for number in pending:
+            self._signal.sigtimedwait([number], 0)
+        return sorted(pending)
 
     def _ignored(self, number: int) -> bool:
         return bool(self._signal.getsignal(number) == self._signal.SIG_IGN) and number not in (SIGPIPE, SIGXFSZ)

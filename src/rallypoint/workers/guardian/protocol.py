@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 SPAWN, STATUS, KILL, SWEEP, GIVE_UP = "spawn", "status", "kill", "sweep", "give up"
 CLEANUP, SHRINK, CLOSE = "cleanup", "shrink", "close"
-ADOPT = "adopt"
+ADOPT, HEARD = "adopt", "heard"
 """The requests `(number, name, *arguments)`; they are answered by `(number, answer)`, a sweep when it is over.
 
 SPAWN  programs, arguments, environment, descriptors, ignored signals, mask, umask, cpus, kept
@@ -26,6 +26,7 @@ SPAWN  programs, arguments, environment, descriptors, ignored signals, mask, uma
 STATUS pid  -> exit code (-N for a signal), and forgets it; NOT_YET while it is not reaped, None if it is not known
 KILL   pid  -> nothing; SIGKILL to one worker
 ADOPT  pid  -> whether it is there; from now on it counts as a worker: it will fall to the guardian as an orphan
+HEARD       -> numbers of the signals that the guardian was sent since it last told, or last started a worker
 SWEEP  seconds -> nothing; SIGTERM to all that is below, after so many seconds SIGKILL, again and again until nothing is
             left; 0 for SIGKILL at once. It takes the place of a sweep before it, and goes on until
 GIVE_UP     it is given up: no answer of its own
