@@ -125,8 +125,12 @@ BAD = [
     ],
 ]
 
+OF_OURS = [("lease", "x"), ("lease", "0"), ("notice_timeout", "-1"), ("same_failure_limit", "x")]
+"""Keys of --rdzv-conf that torchrun does not have, and what they cannot be."""
+
 ONLY_OURS = [
-    value("--node-rank", "2", "from 0 to 1", also=("--nnodes=2", "--master-port=1")),
+    value("--node-rank", "2", "from 0 to 1", also=("--nnodes=2", "--master-port=1"), code=2),
+    *[bad([f"--rdzv-conf={key}={text}", "--standalone"], key, text)._replace(code=2) for key, text in OF_OURS],
     value("--signals-to-handle", "SIGKILL", "leave it out"),
     *[value("--warm", text, "name of a module", "such as torch", code=2) for text in ("a-b", "torch,", "1")],
     variable("--warm", "a b", "name of a module", "such as torch", code=2),

@@ -2,6 +2,7 @@
 
     RallypointError                        anything that Rallypoint itself reports
     ├── UserError                          a value that the user gave cannot work; one sentence says which and why
+    │   └── UsageError                     the same, of an option that torchrun does not have
     ├── StoreError                         store/          (also a RuntimeError, as torch's DistError is)
     │   ├── StoreTimeoutError              a key did not come in time
     │   ├── StoreConnectionError           the server cannot be reached, or has gone
@@ -34,6 +35,11 @@ class RallypointError(Exception):
 
 class UserError(RallypointError, ValueError):
     """A value that the user gave cannot work. The message is all that the user needs to see."""
+
+
+class UsageError(UserError):
+    """As `UserError`, where torchrun has no such option or takes the value: the command ends with the code of a wrong
+    flag, 2, which torchrun's contract leaves to us."""
 
 
 class SignalException(RallypointError):

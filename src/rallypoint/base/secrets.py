@@ -17,7 +17,7 @@ import os
 import stat
 from typing import NamedTuple
 
-from rallypoint.base.errors import UserError
+from rallypoint.base.errors import UsageError
 
 SECRET = "RALLYPOINT_SECRET"
 ETCD_PASSWORD = "RALLYPOINT_ETCD_PASSWORD"
@@ -55,10 +55,10 @@ def token(secret: Secret, job: str) -> str:
     """The token of one job: what its nodes are given in the secret's place.
 
     Raises:
-        UserError: `secret` is a token itself.
+        UsageError: `secret` is a token itself.
     """
     if secret.texts[0].startswith(TOKEN_PREFIX):
-        raise UserError(f"{SECRET} is the token of a job, and tokens are derived from a secret; give the secret")
+        raise UsageError(f"{SECRET} is the token of a job, and tokens are derived from a secret; give the secret")
     return TOKEN_PREFIX + _text(secret.keys(job)[0])
 
 
@@ -66,14 +66,14 @@ def job_secret() -> Secret | None:
     """What `RALLYPOINT_SECRET` or the file of `RALLYPOINT_SECRET_FILE` holds; None where neither is given.
 
     Raises:
-        UserError: it can be guessed, is no text of one or two words, or others may read the file.
+        UsageError: it can be guessed, is no text of one or two words, or others may read the file.
     """
     text = _given(SECRET)
     if text is None:
         return None
     words = text.split()
     if len(words) > _MOST_SECRETS:
-        raise UserError(f"{SECRET} holds {len(words)} secrets; give one, or two while the first replaces the second")
+        raise UsageError(f"{SECRET} holds {len(words)} secrets; give one, or two while the first replaces the second")
     for word in words:
         _check(word)
     return Secret(tuple(words)) if words else None
@@ -83,7 +83,7 @@ def etcd_password() -> str:
     """What `RALLYPOINT_ETCD_PASSWORD` or the file of `RALLYPOINT_ETCD_PASSWORD_FILE` holds; empty without either.
 
     Raises:
-        UserError: the file cannot be read, or others may read it.
+        UsageError: the file cannot be read, or others may read it.
     """
     return (_given(ETCD_PASSWORD) or "").removesuffix("\n")
 
@@ -104,7 +104,7 @@ def _given(variable: str) -> str | None:
     take_from_environment()
     text, path = _taken.get(variable, ""), os.environ.get(variable + _FILE, "")
     if text and path:
-        raise UserError(f"{variable} and {variable}{_FILE} are both set; leave one of them out")
+        raise UsageError(f"{variable} and {variable}{_FILE} are both set; leave one of them out")
     if path:
         return _read(path, variable + _FILE)
     return text or None
@@ -120,35 +120,37 @@ def _read(path: str, variable: str) -> str:
         finally:
             os.close(fd)
     except OSError as error:
-        raise UserError(f"{variable}={path!r} cannot be read: {error.strerror}") from None
+        raise UsageError(f"{variable}={path!r} cannot be read: {error.strerror}") from None
     if len(data) > _LARGEST_FILE:
-        raise UserError(f"{variable}={path!r} has more than {_LARGEST_FILE} bytes; it is to hold one secret a line")
+        raise UsageError(f"{variable}={path!r} has more than {_LARGEST_FILE} bytes; it is to hold one secret a line")
     try:
         return data.decode()
     except UnicodeDecodeError:
-        raise UserError(f"{variable}={path!r} is not text in UTF-8; make a secret with 'rallyctl secret'") from None
+        raise UsageError(f"{variable}={path!r} is not text in UTF-8; make a secret with 'rallyctl secret'") from None
 
 
 def _check_file(status: os.stat_result, path: str, variable: str) -> None:
     """A file that root has put there for us, as Kubernetes and systemd do, may be readable by our group."""
     if not stat.S_ISREG(status.st_mode):
-        raise UserError(f"{variable}={path!r} is not a regular file; give it one")
+        raise UsageError(f"{variable}={path!r} is not a regular file; give it one")
     shared = stat.S_IRWXO | stat.S_IRWXG
     if status.st_uid == 0 != os.geteuid():
         shared &= ~stat.S_IRGRP
     if status.st_uid not in (0, os.geteuid()):
-        raise UserError(f"{variable}={path!r} belongs to another user (uid {status.st_uid}); use a file of your own")
+        raise UsageError(f"{variable}={path!r} belongs to another user (uid {status.st_uid}); use a file of your own")
     if stat.S_IMODE(status.st_mode) & shared:
         mode = f"{stat.S_IMODE(status.st_mode):04o}"
-        raise UserError(f"{variable}={path!r} can be read or written by others (mode {mode}); chmod 600 it")
+        raise UsageError(f"{variable}={path!r} can be read or written by others (mode {mode}); chmod 600 it")
 
 
 def _check(word: str) -> None:
     if word.startswith(TOKEN_PREFIX):
         if _bytes(word.removeprefix(TOKEN_PREFIX)) is None:
-            raise UserError(f"{SECRET} begins as a token and is none; copy the whole line that 'rallyctl token' prints")
+            raise UsageError(
+                f"{SECRET} begins as a token and is none; copy the whole line that 'rallyctl token' prints"
+            )
     elif len(word) < _LEAST_CHARACTERS or len(set(word)) < _LEAST_DIFFERENT:
-        raise UserError(
+        raise UsageError(
             f"{SECRET} is too easy to guess ({len(word)} characters, {len(set(word))} of them different); "
             "make one with 'rallyctl secret'"
         )

@@ -33,13 +33,13 @@ def add_verb(verbs: Any) -> None:
 
 
 def _run(options: argparse.Namespace) -> None:
-    from rallypoint.base.errors import RallypointError, UserError
+    from rallypoint.base.errors import RallypointError, UsageError, UserError
     from rallypoint.etcd.local import LocalEtcd
 
     if not options.timeout > 0:
-        raise UserError(f"--timeout={options.timeout:g} is no time to start in; give more than 0 seconds")
+        raise UsageError(f"--timeout={options.timeout:g} is no time to start in; give more than 0 seconds")
     if options.num_retries < 0:
-        raise UserError(f"--num-retries={options.num_retries} is negative; give 0 or more")
+        raise UsageError(f"--num-retries={options.num_retries} is negative; give 0 or more")
     # Blocked, they come to `sigwait` alone; the end of a child comes there as well.
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_ENDINGS, signal.SIGCHLD})
     etcd = LocalEtcd(options.port, options.data_dir)

@@ -101,16 +101,26 @@ FLAGS = (
         "--rdzv-backend",
         str,
         "static",
-        "How the nodes agree on who takes part: static, c10d, or the name of an installed plug-in.",
+        "How the nodes agree on who takes part: static (ranks by hand), c10d (a server in the agent that the endpoint "
+        "names; with --rdzv-conf=store_type=file, a file that all nodes share), etcd or etcd-v2 (an etcd of yours), or "
+        "the name of an installed plug-in.",
     ),
-    Flag("--rdzv-endpoint", str, "", "Where they meet, as host:port."),
+    Flag(
+        "--rdzv-endpoint",
+        str,
+        "",
+        "Where they meet, as host:port; the port may be left out with c10d, where it is 29400, and with etcd and "
+        "etcd-v2, where it is 2379. The path of the file with store_type=file. An etcd may have several, "
+        "with commas between.",
+    ),
     Flag("--rdzv-id", str, "none", "The job's id; nodes with the same id belong together."),
-    Flag("--rdzv-conf", str, "", "Options of the backend, as key=value,key=value."),
+    Flag("--rdzv-conf", str, "", "Options of the backend, as key=value,key=value: join_timeout=600, is_host=true."),
     Flag(
         "--standalone",
         SWITCH,
         False,
-        "A job of this machine alone: meets at a free port under a fresh id, whatever the three flags above say.",
+        "A job of this machine alone: meets at a free port under a fresh id, whatever --rdzv-backend, --rdzv-endpoint "
+        "and --rdzv-id say.",
     ),
     Flag("--max-restarts", whole_number, 0, "How many failures the job survives before it gives up."),
     Flag(
@@ -124,14 +134,19 @@ FLAGS = (
         "--start-method",
         str,
         "spawn",
-        "How workers that are functions are started; of no effect on scripts and programs.",
+        "How workers that are functions are started, as with --run-path; of no effect on other scripts and programs.",
         choices=("spawn", "fork", "forkserver"),
     ),
     Flag("--event-log-handler", str, "null", "Where events go: null, console, or the name of an installed handler."),
     Flag("--role", str, "default", "The role of this node's workers."),
     Flag("--module", SWITCH, False, "Run the script as a module, as python -m does.", short="-m"),
     Flag("--no-python", SWITCH, False, "Run the script as a program of its own, without python before it."),
-    Flag("--run-path", SWITCH, False, "Run the script inside a worker started from this interpreter. Not yet."),
+    Flag(
+        "--run-path",
+        SWITCH,
+        False,
+        "Run the script inside a worker that --start-method makes from this interpreter, as runpy.run_path does.",
+    ),
     Flag("--log-dir", str, None, "Folder for logs; each run makes a folder of its own in it."),
     Flag(
         "--redirects",
@@ -156,8 +171,10 @@ FLAGS = (
         0,
         "This node's rank. Required of nodes after the first with static; a wish with other backends.",
     ),
-    Flag("--master-addr", str, "127.0.0.1", "Address of node 0, with static and no endpoint."),
-    Flag("--master-port", whole_number, None, "Port of node 0, with static and no endpoint; 29500 if not given."),
+    Flag("--master-addr", str, "127.0.0.1", "Address of node 0, with static and no --rdzv-endpoint."),
+    Flag(
+        "--master-port", whole_number, None, "Port of node 0, with static and no --rdzv-endpoint; 29500 if not given."
+    ),
     Flag("--local-addr", str, None, "Address of this node that the others shall use; found out if not given."),
     Flag(
         "--logs-specs",

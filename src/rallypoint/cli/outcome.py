@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import suppress
 
-from rallypoint.base.errors import RallypointError, SignalException
+from rallypoint.base.errors import RallypointError, SignalException, UsageError
 from rallypoint.base.log import labelled
 from rallypoint.failures.record import record
 
-FAILED = 1
+FAILED, USAGE = 1, 2
 INTERRUPTED = 130
 """The shell's code for a program that ended by SIGINT: 128 + 2."""
 
@@ -31,14 +32,15 @@ def exit_code_of(work: Callable[[], None], program: str = "rallyrun") -> int:
         record(work)()
     except RallypointError as error:
         _say(_words(error, program))
-        return FAILED
+        return USAGE if isinstance(error, UsageError) else FAILED
     except KeyboardInterrupt:
         _say(f"{program}: interrupted")
         return INTERRUPTED
     except Exception as error:
         import traceback
 
-        traceback.print_exc()
+        with suppress(OSError, ValueError):
+            traceback.print_exc()
         name = type(error).__name__
         _say(f"{program}: error: {name} was not foreseen: a defect of Rallypoint, please report it")
         return FAILED
@@ -58,5 +60,7 @@ def _words(error: RallypointError, program: str) -> str:
 
 
 def _say(text: str) -> None:
+    """Nobody may be left to read it; the exit code then has to tell all."""
     if sys.stderr is not None:  # `print` would take standard output then
-        print(labelled(text), file=sys.stderr, flush=True)
+        with suppress(OSError, ValueError):
+            print(labelled(text), file=sys.stderr, flush=True)

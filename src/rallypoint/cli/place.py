@@ -6,7 +6,7 @@ import os
 from typing import Any, NamedTuple
 
 from rallypoint.base.endpoint import parse_endpoint
-from rallypoint.base.errors import UserError
+from rallypoint.base.errors import UsageError, UserError
 from rallypoint.base.log import get_logger
 from rallypoint.cli.parse import Options
 from rallypoint.rendezvous.params import C10D_PORT, parse_rdzv_conf
@@ -42,7 +42,10 @@ def choose_place(options: Options, max_nodes: int) -> Place:
         UserError: an endpoint, an option of the backend or a node rank that cannot work.
     """
     configs: dict[str, Any] = dict(_configs(options))
-    if options.standalone or _is_bare(options, max_nodes):
+    alone = options.standalone or _is_bare(options, max_nodes)
+    if configs:
+        _warn_of_options(options, configs, "c10d" if options.standalone else options.rdzv_backend, alone)
+    if alone:
         return _alone(configs, announce=options.standalone)
     if options.rdzv_backend == "static":
         return _static(options, configs, max_nodes)
@@ -90,7 +93,7 @@ def _uuid4() -> str:
 def _static(options: Options, configs: dict[str, Any], max_nodes: int) -> Place:
     rank = options.node_rank
     if not 0 <= rank < max_nodes:
-        raise UserError(
+        raise UsageError(
             f"{options.source('node_rank')}={rank} is no rank among {max_nodes} nodes; give each node its own, "
             f"from 0 to {max_nodes - 1}"
         )
@@ -121,6 +124,16 @@ def _check_etcd_endpoints(options: Options) -> None:
         endpoints_of(options.rdzv_endpoint)
     except UserError as error:
         raise UserError(f"{options.source('rdzv_endpoint')}: {error}") from None
+
+
+def _warn_of_options(options: Options, given: dict[str, Any], backend: str, alone: bool) -> None:
+    """What a plug-in reads, it knows alone. A job that is `alone` meets by c10d, whatever its user has asked for."""
+    from rallypoint.rendezvous.backends.options import KNOWN
+
+    if (known := KNOWN.get(backend)) is not None:
+        from rallypoint.cli.unknown import warn_of_options
+
+        warn_of_options(options.source("rdzv_conf"), given, backend, known | KNOWN["c10d"] if alone else known)
 
 
 def _configs(options: Options) -> dict[str, str]:

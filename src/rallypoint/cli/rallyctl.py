@@ -16,7 +16,7 @@ import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 
-from rallypoint.base.errors import RallypointError, UserError
+from rallypoint.base.errors import RallypointError, UsageError, UserError
 from rallypoint.cli.etcd import add_verb as add_etcd_verb
 from rallypoint.cli.secrets import add_verbs as add_secret_verbs
 from rallypoint.rendezvous.params import C10D_PORT
@@ -29,7 +29,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments after the program's name; None takes those of this process.
 
     Returns:
-        The exit code: 0 after SIGTERM or ^C, 1 when something failed.
+        The exit code: 0 after SIGTERM or ^C, 1 when something failed, 2 after a value that cannot work.
 
     Raises:
         SystemExit: 2 after a usage error, 0 after help.
@@ -86,7 +86,7 @@ def _serve(options: argparse.Namespace) -> None:
         everywhere = not text or text.startswith(":")
         place = parse_endpoint(f"localhost{text}" if everywhere else text, C10D_PORT)
     except UserError as error:
-        raise UserError(f"--endpoint: {error}") from None
+        raise UsageError(f"--endpoint: {error}") from None
     host = "" if everywhere else place.host
     # Blocked before any thread is made, so that `sigwait` alone gets them.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})

@@ -27,9 +27,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments after the program's name; None takes those of this process, which is then the command's.
 
     Returns:
-        The exit code: 0 when all workers succeeded, 1 when something failed or a signal that this agent handles ended
-        it (^C among them), 130 after a ^C that it does not handle, because it has not begun or was told not to. (The
-        command's process ends by SIGINT then.)
+        The exit code: 0 when all workers succeeded, 1 when something failed, a value cannot work, or a signal that
+        this agent handles ended it (^C among them), 2 for a value that torchrun would have taken, 130 after a ^C that
+        it does not handle, because it has not begun or was told not to. (The command's process ends by SIGINT then.)
 
     Raises:
         SystemExit: 2 after a usage error, 0 after help.
@@ -88,6 +88,7 @@ def _run(options: Options) -> None:
     from rallypoint.cli.convert import config_from_options, limit_threads
 
     config, program, arguments = config_from_options(options, os.environ)
+    _warn_of_variables()
     limit_threads(config, os.environ)
     from rallypoint.cli.birth import hear_interrupts
     from rallypoint.launch.api import elastic_launch
@@ -97,6 +98,14 @@ def _run(options: Options) -> None:
         hear_interrupts()
     _give_memory_back_soon()
     elastic_launch(config, program)(*arguments)
+
+
+def _warn_of_variables() -> None:
+    """Most environments have no variable that could be one of ours."""
+    if any(name.startswith("PET_") for name in os.environ):
+        from rallypoint.cli.unknown import warn_of_variables
+
+        warn_of_variables(os.environ)
 
 
 def _give_memory_back_soon() -> None:

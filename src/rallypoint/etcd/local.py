@@ -22,7 +22,7 @@ from typing import IO, Any, BinaryIO
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, free_port
-from rallypoint.base.errors import RallypointError, UserError
+from rallypoint.base.errors import RallypointError, UsageError, UserError
 from rallypoint.base.waiting import until_readable
 
 BINARY_VARIABLE = "TORCHELASTIC_ETCD_BINARY_PATH"
@@ -80,7 +80,7 @@ class LocalEtcd:
 
     def __init__(self, port: int = 0, data_dir: str | None = None) -> None:
         if not 0 <= port <= 65535:
-            raise UserError(f"etcd cannot listen on port {port}; give one from 1 to 65535, or 0 for a free one")
+            raise UsageError(f"etcd cannot listen on port {port}; give one from 1 to 65535, or 0 for a free one")
         self._binary = find_binary()
         self._port = port
         self._data_dir = data_dir

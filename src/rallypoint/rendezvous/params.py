@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rallypoint.base.errors import UserError
+from rallypoint.base.errors import UsageError, UserError
 
 C10D_PORT = 29400
 """Where a control plane is if its endpoint names no port."""
@@ -79,10 +79,10 @@ class RendezvousParameters:
             ) from None
 
     def get_as_seconds(self, key: str, default: float, least: float = 0.0) -> float:
-        """The option `key` as a time in seconds, or `default` where it was not given.
+        """The option `key`, which torchrun does not have, as a time in seconds, or `default` where it was not given.
 
         Raises:
-            UserError: it is no number, is less than `least`, or more than a day.
+            UsageError: it is no number, is less than `least`, or more than a day.
         """
         value = self.get(key, default)
         try:
@@ -90,7 +90,10 @@ class RendezvousParameters:
         except (TypeError, ValueError):
             seconds = -1.0
         if not least <= seconds <= _DAY:
-            raise UserError(f"rendezvous option {key}={value!r} is not a number of seconds from {least:g} to {_DAY}")
+            raise UsageError(
+                f"rendezvous option {key}={value!r} is not a number of seconds from {least:g} to {_DAY}; "
+                f"write {key}=30 in --rdzv-conf, say"
+            )
         return seconds
 
     def get_as_bool(self, key: str, default: bool | None = None) -> bool | None:

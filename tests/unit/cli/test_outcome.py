@@ -1,13 +1,15 @@
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import signal
 import sys
 from pathlib import Path
 
 import pytest
 
-from rallypoint.base.errors import RallypointError, SignalException, UserError
+from rallypoint.base.errors import RallypointError, SignalException, UsageError, UserError
 from rallypoint.cli.outcome import exit_code_of
 from rallypoint.failures.cause import Cause
 from rallypoint.failures.report import ChildFailedError
@@ -85,3 +87,31 @@ def test_exits_pass_through() -> None:
     with pytest.raises(SystemExit) as caught:
         exit_code_of(lambda: sys.exit(3))
     assert caught.value.code == 3
+
+
+def test_a_value_that_torchrun_would_have_taken_ends_like_a_wrong_flag(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(lambda: _raiser(UsageError("lease=0 cannot be"))) == 2
+    assert capsys.readouterr().err == "rallyrun: error: lease=0 cannot be\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (UserError("x"), 1),
+        (UsageError("x"), 2),
+        (SignalException("x", signal.SIGTERM), 1),
+        (KeyboardInterrupt(), 130),
+        (ZeroDivisionError(), 1),
+    ],
+)
+@pytest.mark.parametrize("closed", [False, True])
+def test_where_nobody_is_left_to_read_it_the_exit_code_is_the_same(
+    error: BaseException, code: int, closed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    with contextlib.suppress(BrokenPipeError), open(writing, "w") as stderr:  # closing it flushes what nobody takes
+        if closed:
+            stderr.close()
+        monkeypatch.setattr(sys, "stderr", stderr)
+        assert exit_code_of(lambda: _raiser(error)) == code

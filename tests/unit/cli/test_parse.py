@@ -7,6 +7,10 @@ from hypothesis import strategies as st
 from rallypoint.base.errors import UserError
 from rallypoint.cli.flags import FLAGS, Flag, split_filters
 from rallypoint.cli.parse import Options, parse
+from rallypoint.cli.place import STATIC_PORT
+from rallypoint.rendezvous.backends.etcd_options import DEFAULT_PORT
+from rallypoint.rendezvous.backends.options import KNOWN
+from rallypoint.rendezvous.params import C10D_PORT
 
 _VALUED = [flag for flag in FLAGS if flag.read is not None]
 _SAMPLES = {"warm": "torch,torch.distributed", "host_prefix": "always"}
@@ -183,3 +187,15 @@ def test_filters(text: str) -> None:
 @given(st.lists(st.text(alphabet="ab ,", min_size=1).filter(lambda part: not part.startswith(",")), min_size=1))
 def test_filters_can_hold_commas(parts: list[str]) -> None:
     assert split_filters(",".join(part.replace(",", ",,") for part in parts)) == tuple(parts)
+
+
+def test_help_is_finished_and_names_every_backend_and_the_default_ports(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(["--help"], {})
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Not yet" not in shown
+    about = shown[shown.index("--rdzv-backend RDZV_BACKEND, ") : shown.index("--rdzv-endpoint RDZV_ENDPOINT, ")]
+    assert [name for name in (*KNOWN, "store_type=file", "plug-in") if name not in about] == []
+    about = shown[shown.index("--rdzv-endpoint RDZV_ENDPOINT, ") : shown.index("--rdzv-id RDZV_ID, ")]
+    assert [port for port in (C10D_PORT, DEFAULT_PORT) if str(port) not in about] == []
+    assert str(STATIC_PORT) in shown[shown.index("--master-port MASTER_PORT, ") :]

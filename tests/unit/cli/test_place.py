@@ -84,8 +84,8 @@ def test_static_rank_must_be_one_of_the_nodes(rank: int) -> None:
 def test_elastic(
     arguments: list[str], environ: dict[str, str], wish: int | None, caplog: pytest.LogCaptureFixture
 ) -> None:
-    base = ["--rdzv-backend=c10d", "--rdzv-endpoint=h", "--rdzv-id=job", "--rdzv-conf=a=1"]
-    assert _place(*base, *arguments, max_nodes=2, **environ) == Place("c10d", "h", "job", {"a": "1"}, wish)
+    base = ["--rdzv-backend=c10d", "--rdzv-endpoint=h", "--rdzv-id=job", "--rdzv-conf=lease=1"]
+    assert _place(*base, *arguments, max_nodes=2, **environ) == Place("c10d", "h", "job", {"lease": "1"}, wish)
     assert not caplog.records
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rallypoint.base.endpoint import Endpoint, parse_endpoint
-from rallypoint.base.errors import UserError
+from rallypoint.base.errors import UsageError, UserError
 from rallypoint.base.log import get_logger
 from rallypoint.base.secrets import ETCD_PASSWORD, etcd_password
 from rallypoint.etcd.api import Credentials, Tls
@@ -40,12 +40,12 @@ def tls_of(params: RendezvousParameters) -> Tls | None:
         raise UserError(f"rendezvous option protocol={protocol!r} is unknown; choose http or https")
     if protocol == "http":
         if given:
-            raise UserError(
+            raise UsageError(
                 "rendezvous option protocol=http uses no certificates; give protocol=https or leave them out"
             )
         return None
     if key is not None and cert is None:
-        raise UserError(f"rendezvous option key={key!r} is the key of no certificate; give cert too")
+        raise UsageError(f"rendezvous option key={key!r} is the key of no certificate; give cert too")
     return Tls(cacert, cert, key)
 
 
@@ -59,7 +59,7 @@ def credentials_of(params: RendezvousParameters) -> Credentials | None:
     user, password = params.get("user"), params.get("password")
     if user is None:
         if password is not None:
-            raise UserError("rendezvous option password is of no user; give user too")
+            raise UsageError("rendezvous option password is of no user; give user too")
         return None
     if password is not None:
         log.warning(
@@ -71,7 +71,7 @@ def credentials_of(params: RendezvousParameters) -> Credentials | None:
     try:
         "".join(found).encode()
     except UnicodeEncodeError:
-        raise UserError("rendezvous options user and password must be text in UTF-8, and one of them is not") from None
+        raise UsageError("rendezvous options user and password must be text in UTF-8, and one of them is not") from None
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING
 
-from rallypoint.base.errors import UserError
+from rallypoint.base.errors import UsageError, UserError
 from rallypoint.base.secrets import job_secret
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.state import Settings
@@ -26,6 +26,28 @@ _DEFAULTS = {
 """Options with whole, positive values. `close_timeout` and `read_timeout` are checked and then have nothing to bound:
 closing waits for nobody here, and the one join deadline bounds connecting (decision 9).
 """
+
+_OURS = {
+    "lease",
+    "notice_timeout",
+    "min_healthy_time",
+    "restart_backoff",
+    "restart_backoff_max",
+    "same_failure_limit",
+    "failure_grace",
+}
+"""Options that torchrun does not have, of every backend of ours."""
+
+_ELASTIC = {"rank", *_OURS, *_DEFAULTS} - {"read_timeout"}
+_ON_ETCD = {"protocol", "cacert", "cert", "key", "ca_cert", "ssl_cert", "ssl_cert_key", "user", "password"}
+
+KNOWN = {
+    "static": {"timeout", *_OURS},
+    "c10d": {"store_type", "is_host", "read_timeout", *_ELASTIC},
+    "etcd-v2": {"etcd_prefix", "read_timeout", *_ON_ETCD, *_ELASTIC},
+    "etcd": {"prefix", "join_timeout", "last_call_timeout", "rank", *_ON_ETCD, *_OURS},
+}
+"""Backend to the options that mean something to it, or to torchrun's of that name. What a plug-in reads, it knows."""
 
 
 def settings_of(
@@ -79,10 +101,16 @@ def _positive(params: RendezvousParameters, name: str, default: int) -> int:
 
 
 def _count(params: RendezvousParameters, name: str) -> int:
-    count = params.get_as_int(name, 0)
+    try:
+        count = params.get_as_int(name, 0)
+    except UserError as error:
+        raise UsageError(str(error)) from None
     assert count is not None
     if count < 0:
-        raise UserError(f"rendezvous option {name}={count} is negative; give 0 to switch it off, or a number from 1 on")
+        raise UsageError(
+            f"rendezvous option {name}={count} is negative; in --rdzv-conf give 0 to switch it off, "
+            "or a number from 1 on"
+        )
     return count
 
 
@@ -117,5 +145,5 @@ def rank_hint(params: RendezvousParameters) -> int | None:
     """
     rank = params.get_as_int("rank")
     if rank is not None and rank < 0:
-        raise UserError(f"node rank {rank} is negative; node ranks start at 0")
+        raise UsageError(f"node rank {rank} is negative; node ranks start at 0")
     return rank

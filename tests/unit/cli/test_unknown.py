@@ -1,0 +1,95 @@
+"""Names that nobody reads are told of, with the name that was likely meant."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from rallypoint.cli.flags import FLAGS
+from rallypoint.cli.parse import parse
+from rallypoint.cli.place import choose_place
+from rallypoint.cli.unknown import nearest, warn_of_variables
+from rallypoint.rendezvous.backends.options import KNOWN
+from rallypoint.rendezvous.params import RendezvousParameters
+from rallypoint.rendezvous.registry import rendezvous_handler_registry
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("join_timout", "join_timeout"),
+        ("JOIN_TIMEOUT", "join_timeout"),
+        ("is_hots", "is_host"),
+        ("last_call", "last_call_timeout"),
+        ("xyz", ""),
+        ("", ""),
+    ],
+)
+def test_the_nearest_name(name: str, meant: str) -> None:
+    assert nearest(name, KNOWN["c10d"]) == meant
+    assert nearest(name, ()) == ""
+
+
+def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+    assert all(record.levelno == logging.WARNING for record in caplog.records)
+    return [record.getMessage() for record in caplog.records]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--standalone", "--rdzv-conf=join_timout=3"], ["--rdzv-conf: the option 'join_timout'", "join_timeout?"]),
+        (["--standalone", "--rdzv-conf=timeout=3"], ["'timeout' has no effect with the backend c10d", "join_timeout?"]),
+        (["--rdzv-backend=etcd", "--rdzv-endpoint=h", "--rdzv-conf=etcd_prefix=/x"], ["'etcd_prefix'", " prefix?"]),
+        (["--master-port=1", "--rdzv-conf=join_timeout=3"], ["with the backend static", "mean timeout?"]),
+        (["--master-port=1", "--rdzv-conf=rank=3"], ["'rank'", "mean --node-rank?"]),
+    ],
+)
+def test_an_unknown_option(arguments: list[str], words: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    choose_place(parse([*arguments, "s.py"], {}), 1)
+    (said,) = told(caplog)
+    assert [word for word in words if word not in said] == []
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["--rdzv-conf=timeout=3"],
+        ["--rdzv-conf=timeout=3", "--master-port=1"],
+        ["--standalone", "--rdzv-conf=" + ",".join(f"{name}=1" for name in sorted(KNOWN["c10d"]))],
+        ["--rdzv-backend=mine", "--rdzv-endpoint=h", "--rdzv-conf=anything=1,join_timout=2"],
+    ],
+)
+def test_options_that_mean_something_to_somebody(arguments: list[str], caplog: pytest.LogCaptureFixture) -> None:
+    choose_place(parse([*arguments, "s.py"], {}), 1)
+    assert told(caplog) == []
+
+
+@pytest.mark.parametrize("backend", sorted(KNOWN))
+def test_the_table_knows_what_each_backend_reads(backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: set[str] = set()
+    get = RendezvousParameters.get
+
+    def asking(params: RendezvousParameters, key: str, default: object = None) -> object:
+        asked.add(key)
+        return get(params, key, default)
+
+    monkeypatch.setattr(RendezvousParameters, "get", asking)
+    rendezvous_handler_registry.create_handler(RendezvousParameters(backend, "localhost:1", "job", 2, 2, rank=0))
+    checked_only = KNOWN["c10d"] if backend in ("static", "etcd") else set()  # of no effect on these
+    assert KNOWN[backend] - {"failure_grace"} <= asked  # that one is for the agent
+    assert asked - checked_only <= KNOWN[backend]
+
+
+def test_unknown_variables(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_variables({"PET_NNODE": "2", "PET_NUMA_BINDING": "node", "PET_XYZ": "", "HOME": "/", "NNODE": "3"})
+    nnode, numa, other = told(caplog)
+    assert nnode == "PET_NNODE has no effect: no flag reads it; did you mean PET_NNODES?"
+    assert numa.startswith("PET_NUMA_BINDING has no effect: --numa-binding is read from the command line alone")
+    assert other == "PET_XYZ has no effect: no flag reads it"
+
+
+def test_variables_of_flags_are_fine(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_variables({flag.variable: "" for flag in FLAGS if flag.from_environment})
+    assert told(caplog) == []
