@@ -22,7 +22,7 @@ from rallypoint.notices import SAVING
 
 DOUBT = 0.25
 """Seconds in which a file that is open must move. The kernel may hold up a writer for 0.2 s."""
-QUIET = 0.5
+QUIET = 1.0
 """Seconds without a move after which nothing more is expected."""
 _MOVE = 64 << 10
 """Bytes that make a move: less, within `QUIET`, is no checkpoint but a log."""
@@ -66,12 +66,8 @@ class Writing:
         self._until = 0.0
         self.sure = False
         """Whether it has been found to write, and not just to hold a file open."""
-
-    @property
-    def what(self) -> str:
+        self.what = "a checkpoint"
         """What it writes, for a message."""
-        paths = sorted({path for _, path in self._noted.positions}) if self._noted is not None else []
-        return ", ".join(paths) or "a checkpoint"
 
     def look(self) -> bool:
         """Whether it is writing, or may be."""
@@ -84,6 +80,8 @@ class Writing:
             self._noted = found
             self._until = now + QUIET
         self.sure |= found.said
+        if found.positions:
+            self.what = ", ".join(sorted({path for _, path in found.positions}))
         return found.said or now < self._until
 
 
