@@ -240,16 +240,19 @@ def test_the_log_at_info_tells_the_story(rallyrun: Launcher) -> None:
     assert places == sorted(places)
 
 
-def test_the_same_failure_again_and_again_ends_the_job_before_the_budget_does(rallyrun: Launcher) -> None:
+@pytest.mark.parametrize(("limit", "often"), [(1, "once"), (2, "2 times")])
+def test_the_same_failure_again_and_again_ends_the_job_before_the_budget_does(
+    rallyrun: Launcher, limit: int, often: str
+) -> None:
     job = rallyrun(
         "--standalone",
         "--max-restarts=50",
-        "--rdzv-conf=same_failure_limit=2,restart_backoff=0.05",
+        f"--rdzv-conf=same_failure_limit={limit},restart_backoff=0.05",
         rallyrun.script(UNTIL_KILLED.format(body='raise ValueError("no such data set")')),
     )
     assert job.ends() == 1
-    assert [up[1] for up in ups(job.out)] == [0, 1, 2]
-    assert "the same failure came back 2 times without progress" in job.err
+    assert [up[1] for up in ups(job.out)] == list(range(limit + 1))
+    assert f"the same failure came back {often} without progress" in job.err
     assert "ValueError: no such data set" in job.err
 
 

@@ -307,9 +307,10 @@ class AgentLoop:
     def _do_drain(self, step: Drain) -> None:
         if step.waiting:
             log.info(
-                "[%s] Detected %d new nodes from group_rank=%s; will restart worker group%s",
+                "[%s] Detected %d new node%s from group_rank=%s; will restart worker group%s",
                 self._crew.group.spec.role,
                 step.waiting,
+                "" if step.waiting == 1 else "s",
                 self._crew.group.group_rank,
                 f" with {step.names}" if step.names else "",
             )

@@ -88,7 +88,7 @@ def one_for_each(environ: Mapping[str, str], workers: int) -> list[str]:
     if len(named) < workers:
         raise UserError(
             f"with virtual local ranks each worker gets one device of {VISIBLE}={visible!r}, which names "
-            f"{len(named)} for {workers} workers; name more, or start fewer workers"
+            f"{len(named)} for {workers} worker{'' if workers == 1 else 's'}; name more, or start fewer workers"
         )
     return named[:workers]
 

@@ -94,7 +94,7 @@ def _static(options: Options, configs: dict[str, Any], max_nodes: int) -> Place:
     rank = options.node_rank
     if not 0 <= rank < max_nodes:
         raise UsageError(
-            f"{options.source('node_rank')}={rank} is no rank among {max_nodes} nodes; give each node its own, "
+            f"{options.source('node_rank')}={rank} is no rank where --nnodes is {max_nodes}; give each node its own, "
             f"from 0 to {max_nodes - 1}"
         )
     endpoint = options.rdzv_endpoint

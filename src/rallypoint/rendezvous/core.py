@@ -190,7 +190,8 @@ def _fail(operation: Fail, state: State, node: NodeId, sight: Sight, settings: S
     if state.ledger.failures >= operation.max_restarts:
         return Action(Act.MARK_JOB_FAILED, cause=operation.cause)
     if 0 < settings.same_failure_limit <= streak.repeats:
-        detail = f"the same failure came back {streak.repeats} times without progress (same_failure_limit)"
+        often = "once" if streak.repeats == 1 else f"{streak.repeats} times"
+        detail = f"the same failure came back {often} without progress (same_failure_limit)"
         return Action(Act.MARK_JOB_FAILED, cause=operation.cause, detail=detail)
     return Action(Act.END_ROUND, reason=Reason.FAILURE, cause=operation.cause, streak=streak)
 

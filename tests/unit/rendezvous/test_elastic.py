@@ -188,7 +188,7 @@ def test_options_that_cannot_work_are_named(options: dict[str, object], match: s
     ("endpoint", "options", "match"),
     [
         ("127.0.0.1:1", {}, "needs this node's rank"),
-        ("127.0.0.1:1", {"rank": 2}, "--node-rank 2 is not a rank of 2 nodes"),
+        ("127.0.0.1:1", {"rank": 2}, "--node-rank 2 is not a rank where --nnodes is 2"),
         ("127.0.0.1", {"rank": 0}, "has no port"),
     ],
 )

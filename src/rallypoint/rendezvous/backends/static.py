@@ -34,7 +34,8 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         raise UserError("a static rendezvous needs this node's rank; give --node-rank (rdzv option rank)")
     if rank >= params.max_nodes:
         raise UserError(
-            f"--node-rank {rank} is not a rank of {params.max_nodes} nodes; it must be from 0 to {params.max_nodes - 1}"
+            f"--node-rank {rank} is not a rank where --nnodes is {params.max_nodes}; "
+            f"it must be from 0 to {params.max_nodes - 1}"
         )
     everyone = RendezvousParameters(
         params.backend, params.endpoint, params.run_id, params.max_nodes, params.max_nodes, **params.config
