@@ -23,9 +23,6 @@ if TYPE_CHECKING:
 
 log = get_logger(__name__)
 
-CLIENT_HELLO = b"\x16"
-"""The first byte of a TLS connection: a record of the handshake (RFC 8446, section 5.1)."""
-
 
 class TlsFiles(NamedTuple):
     """Paths of PEM files, and the identity that the other side must have (empty: see law 2)."""
@@ -111,20 +108,18 @@ def _load_into(context: SSLContext, files: TlsFiles) -> None:
         try:
             os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
         except OSError as error:
-            raise UserError(f"rendezvous option {name}={path!r} cannot be read: {error.strerror}") from None
+            raise UserError(f"{name}={path!r} cannot be read: {error.strerror}") from None
     try:
         context.load_cert_chain(files.cert, files.key, password=_no_password)
     except (OSError, ValueError) as error:  # an SSLError is an OSError
         raise UserError(
-            f"rendezvous options tls_cert={files.cert!r} and tls_key={files.key!r} are not a certificate and its key "
+            f"tls_cert={files.cert!r} and tls_key={files.key!r} are not a certificate and its key "
             f"in PEM without a password: {_words(error)}"
         ) from None
     try:
         context.load_verify_locations(files.ca)
     except (OSError, ValueError) as error:
-        raise UserError(
-            f"rendezvous option tls_ca={files.ca!r} holds no certificates in PEM: {_words(error)}"
-        ) from None
+        raise UserError(f"tls_ca={files.ca!r} holds no certificates in PEM: {_words(error)}") from None
 
 
 def _no_password() -> str:
@@ -133,3 +128,66 @@ def _no_password() -> str:
 
 def _words(error: Exception) -> str:
     return getattr(error, "reason", None) or str(error)
+
+
+class TlsError(Exception):
+    """The other side's TLS cannot be spoken with, or its certificate is not in order; the message says why."""
+
+
+class TlsChannel:
+    """The coordinator's end of one TLS connection, as bytes in and bytes out.
+
+    So it can begin after the first byte has told what kind of connection it is, and with the files as they are then.
+    """
+
+    def __init__(self, tls: Tls) -> None:
+        import ssl
+
+        self._ssl = ssl
+        self._tls = tls
+        self._received, self._to_send = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._object = tls.for_coordinator().wrap_bio(self._received, self._to_send, server_side=True)
+        self._open = False
+        self.objection: str | None = None
+        """Why the other side, whose certificate is in order, is not the one that it must be."""
+
+    def receive(self, data: bytes) -> bytes:
+        """Take in what has come, and return what it says. There may be something `to_send` afterwards.
+
+        Raises:
+            TlsError: the connection is of no use.
+        """
+        self._received.write(data)
+        try:
+            if not self._open:
+                self._object.do_handshake()
+                self._open = True
+                self.objection = self._tls.objection_to(self._object.getpeercert())
+            return b"".join(iter(self._read, b""))
+        except self._ssl.SSLWantReadError:
+            return b""
+        except self._ssl.SSLError as error:
+            raise TlsError(f"its TLS is refused: {_words(error)}") from None
+
+    def send(self, data: bytes) -> None:
+        """Encrypt `data`, for `to_send`. Nothing can be said before the handshake is over."""
+        if self._open:
+            self._object.write(data)
+
+    def to_send(self) -> bytes:
+        """Bytes for the other side."""
+        return self._to_send.read()
+
+    def say_goodbye(self) -> None:
+        """Say that nothing more comes, for `to_send`."""
+        if self._open:
+            try:
+                self._object.unwrap()
+            except self._ssl.SSLError:  # it wants the other side's goodbye, which we need not wait for
+                return
+
+    def _read(self) -> bytes:
+        try:
+            return self._object.read(65536)
+        except self._ssl.SSLWantReadError:
+            return b""

@@ -45,6 +45,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code_of(partial(work, options), "rallyctl")
 
 
+_TLS_FILES = {
+    "cert": ("FILE", "PEM file of the control plane's certificate; nodes give theirs as --rdzv-conf=tls_cert=..."),
+    "key": ("FILE", "PEM file of its key"),
+    "ca": ("FILE", "PEM file of the authorities that sign the nodes' certificates"),
+    "peer": ("NAME", "the name that a node's certificate must have, such as spiffe://cluster/job (default: any)"),
+}
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("rallyctl", description="What runs beside rallyrun's jobs.")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
@@ -66,6 +74,8 @@ def _parser() -> argparse.ArgumentParser:
         help="where to listen: all addresses that the host's name has; an empty host is all interfaces, port 0 a free "
         f"one (default: all, port {C10D_PORT})",
     )
+    for name, what in _TLS_FILES.items():
+        serve.add_argument(f"--tls-{name}", default="", metavar=what[0], help=what[1])
     serve.set_defaults(work=_serve)
     add_secret_verbs(verbs)
     add_etcd_verb(verbs)
@@ -76,7 +86,7 @@ def _serve(options: argparse.Namespace) -> None:
     """Serve until a signal asks to end."""
     from rallypoint.base.endpoint import Endpoint, parse_endpoint
     from rallypoint.base.log import configure
-    from rallypoint.rendezvous.backends.options import accepted_keys
+    from rallypoint.rendezvous.backends.options import accepted_keys, control_tls
     from rallypoint.rendezvous.jobs import ManyJobs
     from rallypoint.rendezvous.server import ControlServer, allow_connections
 
@@ -98,7 +108,7 @@ def _serve(options: argparse.Namespace) -> None:
             "give --endpoint another port, or an address of this machine"
         ) from None
     allow_connections()
-    server = ControlServer(ManyJobs(), listeners, keys=accepted_keys())
+    server = ControlServer(ManyJobs(), listeners, keys=accepted_keys(), tls=control_tls(vars(options)))
     print(f"rallyctl: control plane listens at {Endpoint(host or '*', server.port)}", file=sys.stderr, flush=True)
     number = signal.sigwait({signal.SIGTERM, signal.SIGINT})
     server.close(linger=0.0)

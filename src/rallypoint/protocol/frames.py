@@ -11,6 +11,9 @@ SIGNATURE_SIZE = 16
 MAGIC = b"RALLYPT\n"
 """What both sides send first, so that each knows at once whether it speaks to one of ours."""
 
+TLS_HANDSHAKE = b"\x16"
+"""The first byte of a TLS connection in the place of the magic (RFC 8446, section 5.1)."""
+
 
 class FrameError(Exception):
     """These bytes are not our frames; the message says what was seen."""

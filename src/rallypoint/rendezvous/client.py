@@ -19,6 +19,7 @@ import asyncio
 import contextlib
 import random
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
 from rallypoint.base.endpoint import Endpoint
@@ -33,6 +34,9 @@ from rallypoint.rendezvous.link import Deliver
 from rallypoint.rendezvous.messages import Beat, Leave, LinkDown, LinkLost, LinkUp, Notice, Request
 from rallypoint.rendezvous.state import Settings
 from rallypoint.rendezvous.whereabouts import Fixed, Place, Whereabouts
+
+if TYPE_CHECKING:
+    from rallypoint.base.tls import Tls
 
 log = get_logger(__name__)
 
@@ -60,6 +64,7 @@ class TcpLink:
         deadline: Deadline,
         *,
         key: bytes | None = None,
+        tls: Tls | None = None,
         loop: LoopThread | None = None,
         stand_in: Callable[[], None] | None = None,
     ) -> None:
@@ -72,11 +77,12 @@ class TcpLink:
             deliver: is handed every notice, `LinkLost` last if the link ends by itself.
             deadline: until when to try to open the first session.
             key: the job's, if it has one; for an endpoint that is given as such.
+            tls: the control plane's, if it has any; as above.
             loop: where to run; the process's shared loop if not given.
             stand_in: called before each new attempt once a session was lost with a server that lived in an agent: may
                 open a server in its place.
         """
-        self._where: Whereabouts = Fixed(Place(endpoint, key)) if isinstance(endpoint, Endpoint) else endpoint
+        self._where: Whereabouts = Fixed(Place(endpoint, key, tls)) if isinstance(endpoint, Endpoint) else endpoint
         self._settings = settings
         self._local_id = local_id
         self._place: Place | None = None
@@ -295,7 +301,7 @@ class TcpLink:
             raise OSError(self._where.why_not())
         if self._dialer is None or place != self._place:
             self._place = place
-            self._dialer = Dialer(place.endpoint, self._settings, self._local_id, place.key)
+            self._dialer = Dialer(place, self._settings, self._local_id)
         try:
             return await self._dialer.dial(patience, self._last_met())
         except TRY_AGAIN as error:

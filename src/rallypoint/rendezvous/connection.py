@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rallypoint.base.endpoint import plain_address, quicken
 from rallypoint.base.log import get_logger
-from rallypoint.protocol.frames import MAGIC, FrameError, FrameReader, frame
+from rallypoint.protocol.frames import MAGIC, TLS_HANDSHAKE, FrameError, FrameReader, frame
 from rallypoint.rendezvous import codec
 from rallypoint.rendezvous.handshake import (
     PROTOCOL_VERSION,
@@ -25,6 +25,9 @@ from rallypoint.rendezvous.messages import Beat, JoinRequest, Leave, Notice, Req
 from rallypoint.rendezvous.state import NodeId, Reason
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rallypoint.base.tls import TlsChannel
     from rallypoint.protocol.signing import Signers
     from rallypoint.rendezvous.hub import Hub
     from rallypoint.rendezvous.server import ControlServer
@@ -47,6 +50,10 @@ _BEAT_REQUEST = Beat()
 _MANY = 256
 """Where a server has more connections, it answers every second beat of each. That it lives can be told from these."""
 
+_TLS_ONLY = (
+    "this control plane speaks TLS only; give this node tls_cert, tls_key and tls_ca in --rdzv-conf, as the others"
+)
+
 _TAKEN_OUT = "its node was silent for longer than its lease and has been taken out"
 
 
@@ -58,6 +65,9 @@ class ControlConnection(asyncio.Protocol):
         self._reader = FrameReader()
         self._handshake = ServerHandshake(server.jobs.job, server.keys, server.nonce())
         self._signers: Signers | None = None
+        self._channel: TlsChannel | None = None
+        self._begun = False
+        """Whether the first byte has come."""
         self._transcript = b""
         self._hub: Hub | None = None
         self._session = 0
@@ -80,12 +90,16 @@ class ControlConnection(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         """Bytes have come in."""
+        if not self._begun and data:
+            self._begun = True
+            if not self._begin(data):
+                return
+        if self._channel is not None and not self._done:
+            data = self._decrypted(self._channel, data)
         if data == _BEAT_FRAME and self._hub is not None and not self._done and not self._reader.holds_some:
             self._on_beat(self._hub)
             return
         if self._done:
-            return
-        if not self._reader.greeted and self._is_for_the_fallback(data):
             return
         try:
             for payload in self._reader.feed(data):
@@ -108,10 +122,41 @@ class ControlConnection(asyncio.Protocol):
 
     # The handshake, then the session
 
-    def _is_for_the_fallback(self, data: bytes) -> bool:
-        fallback = self._server.fallback
-        if fallback is None or data[:1] == MAGIC[:1]:
+    def _begin(self, data: bytes) -> bool:
+        """Tell from the first byte what kind of connection this is; returns whether it is one of ours."""
+        first, tls = data[:1], self._server.tls
+        if first == TLS_HANDSHAKE:
+            if tls is not None:
+                from rallypoint.base.tls import TlsChannel
+
+                self._channel = TlsChannel(tls)
+                return True
+            self._refuse("it speaks TLS, and this control plane does not; give it tls_cert, tls_key and tls_ca too")
             return False
+        if first != MAGIC[:1] and self._server.fallback is not None:
+            self._hand_over(data, self._server.fallback)
+            return False
+        if tls is not None:
+            self._refuse(_TLS_ONLY)
+            return False
+        return True
+
+    def _decrypted(self, channel: TlsChannel, data: bytes) -> bytes:
+        from rallypoint.base.tls import TlsError
+
+        try:
+            plain = channel.receive(data)
+        except TlsError as error:
+            self._transport.write(channel.to_send())  # the alert that says why
+            self._drop(str(error))
+            return b""
+        self._transport.write(channel.to_send())
+        if channel.objection is not None:
+            self._refuse(channel.objection)
+            return b""
+        return plain
+
+    def _hand_over(self, data: bytes, fallback: Callable[[], asyncio.Protocol]) -> None:
         self._done = True
         self._timeout.cancel()
         self._server.forget(self)  # and with that it is no stranger any more
@@ -119,7 +164,6 @@ class ControlConnection(asyncio.Protocol):
         self._transport.set_protocol(protocol)
         protocol.connection_made(self._transport)
         protocol.data_received(data)
-        return True
 
     def _on_frame(self, payload: bytes) -> bool:
         """Deal with one message; returns whether the connection goes on."""
@@ -151,6 +195,10 @@ class ControlConnection(asyncio.Protocol):
             from rallypoint.protocol.signing import transcript_of
 
             self._transcript = transcript_of(hello, codec.encode(answer))
+
+    def _refuse(self, sentence: str) -> None:
+        self.write(MAGIC)
+        self._say_or_refuse(Refused(sentence))
 
     def _say_or_refuse(self, answer: Challenge | Refused) -> bool:
         self._say(answer)
@@ -242,6 +290,9 @@ class ControlConnection(asyncio.Protocol):
         """Send bytes, unless it was said that nothing more comes. On the loop's thread."""
         if self._done or self._transport.is_closing():
             return
+        if self._channel is not None:
+            self._channel.send(data)
+            data = self._channel.to_send()
         self._transport.write(data)
         if self._transport.get_write_buffer_size() > _UNREAD_LIMIT:
             log.warning("control connection from %s does not read what it is sent; it is closed", self._peer)
@@ -250,6 +301,9 @@ class ControlConnection(asyncio.Protocol):
     def finish(self) -> None:
         """Send what is left and say that nothing more comes; take no more requests, which nobody would stand for."""
         self._done = True
+        if self._channel is not None and not self._transport.is_closing():
+            self._channel.say_goodbye()
+            self._transport.write(self._channel.to_send())
         if self._hub is None:
             self._transport.close()
         elif self._transport.can_write_eof():

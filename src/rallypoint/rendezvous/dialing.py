@@ -21,12 +21,17 @@ from rallypoint.rendezvous import codec
 from rallypoint.rendezvous.handshake import Challenge, ClientHandshake, HandshakeError, Refused, Welcome
 from rallypoint.rendezvous.probe import answers_as_torch_store
 from rallypoint.rendezvous.state import Settings
+from rallypoint.rendezvous.whereabouts import Place
 
 if TYPE_CHECKING:
+    from rallypoint.base.tls import Tls
     from rallypoint.protocol.signing import Signers
 
 _LOOK_UP = 15.0
 """Seconds for which one attempt waits until the name is looked up. The look-up goes on, and serves the next attempt."""
+
+_NOT_TLS = {"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"}
+"""How OpenSSL names bytes that are no TLS."""
 
 _SILENCE = 3.0
 """Seconds that a server has to answer a greeting before it is asked whether it is something else."""
@@ -37,7 +42,7 @@ TRY_AGAIN = (OSError, TimeoutError, asyncio.IncompleteReadError, codec.CodecErro
 
 A = TypeVar("A", Challenge, Welcome)
 
-_Place = tuple[int, int, int, Any]
+_Address = tuple[int, int, int, Any]
 """Family, kind, protocol and address: one of the places that a name stands for."""
 
 
@@ -57,14 +62,15 @@ class Session:
 class Dialer:
     """Opens sessions of one node with whoever listens at an endpoint."""
 
-    def __init__(self, endpoint: Endpoint, settings: Settings, local_id: int, key: bytes | None) -> None:
-        self._endpoint = endpoint
+    def __init__(self, place: Place, settings: Settings, local_id: int) -> None:
+        self._endpoint = place.endpoint
         self._settings = settings
         self._local_id = local_id
-        self._key = key
+        self._key = place.key
+        self._tls = place.tls
         self._suspicions = 0
-        self._looking: asyncio.Task[list[_Place] | Exception] | None = None
-        self._silent: set[_Place] = set()
+        self._looking: asyncio.Task[list[_Address] | Exception] | None = None
+        self._silent: set[_Address] = set()
         """Places that did not answer when they were last tried; others are tried before them."""
         self.unfinished = "nothing was tried yet"
         """What the attempt waits for, or waited for last: what there is to say if its time is up."""
@@ -88,7 +94,7 @@ class Dialer:
             writer.close()
             raise
 
-    async def _look_up(self) -> list[_Place]:
+    async def _look_up(self) -> list[_Address]:
         """The places that the name stands for, those first that may answer. One look-up at a time is under way."""
         self.unfinished = f"the look-up of the name {self._endpoint.host!r} is not answered"
         if self._looking is None:
@@ -104,7 +110,7 @@ class Dialer:
         return sorted(found, key=self._silent.__contains__)
 
     async def _connect(
-        self, places: list[_Place], patience: float
+        self, places: list[_Address], patience: float
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection to the first place that answers."""
         failures: list[OSError] = []
@@ -113,7 +119,7 @@ class Dialer:
             self._silent.add(place)
             try:
                 async with asyncio.timeout(patience):
-                    connected = await _connected(place)
+                    connected = await self._connected(place)
             except TimeoutError:
                 failures.append(TimeoutError(self.unfinished))
             except OSError as error:  # its words are asyncio's, and do not say what the number means
@@ -126,6 +132,42 @@ class Dialer:
         refused = all(isinstance(each, ConnectionRefusedError) for each in failures)
         kind = ConnectionRefusedError if failures and refused else OSError
         raise kind("; ".join(f"{place[3][0]}: {error}" for place, error in zip(places, failures, strict=True)))
+
+    async def _connected(self, place: _Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        family, kind, protocol, address = place
+        made = socket.socket(family, kind, protocol)
+        try:
+            made.setblocking(False)
+            quicken(made)
+            await asyncio.get_running_loop().sock_connect(made, address)
+            if self._tls is None:
+                return await asyncio.open_connection(sock=made)
+            return await self._encrypted(made, self._tls)
+        except BaseException:
+            made.close()
+            raise
+
+    async def _encrypted(self, made: socket.socket, tls: Tls) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        import ssl
+
+        try:
+            reader, writer = await asyncio.open_connection(
+                sock=made, ssl=tls.for_node(), server_hostname=self._endpoint.host
+            )
+        except ssl.SSLCertVerificationError as error:
+            raise self._refused_tls(f"its certificate is not accepted ({error.verify_message})") from None
+        except ssl.SSLError as error:
+            if error.reason in _NOT_TLS:
+                raise self._refused_tls("it does not speak TLS; give it tls_cert, tls_key and tls_ca too") from None
+            raise self._refused_tls(f"TLS cannot be spoken with it ({error.reason or error})") from None
+        objection = tls.objection_to(writer.get_extra_info("peercert"))
+        if objection is not None:
+            writer.close()
+            raise self._refused_tls(objection)
+        return reader, writer
+
+    def _refused_tls(self, why: str) -> HandshakeError:
+        return HandshakeError(f"the control plane at {self._endpoint} cannot be trusted: {why}")
 
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, incarnation: str) -> Session:
         handshake = ClientHandshake(self._settings.run_id, self._key, os.urandom(16), self._settings)
@@ -170,7 +212,10 @@ class Dialer:
             try:
                 async with asyncio.timeout(_SILENCE):
                     data = await reader.read(65536)
-            except OSError:  # a reset, or the time is up
+            except OSError as error:  # a reset, the time is up, or TLS's alert
+                reason = getattr(error, "reason", None)
+                if self._tls is not None and reason:
+                    raise self._refused_tls(f"it does not accept our certificate ({reason})") from None
                 await self._ask_what_it_is()
                 raise
             if not data:
@@ -205,7 +250,7 @@ def _transcript(handshake: ClientHandshake, hello: bytes, challenge: bytes) -> b
     return transcript_of(hello, challenge)
 
 
-async def _places(endpoint: Endpoint) -> list[_Place] | Exception:
+async def _places(endpoint: Endpoint) -> list[_Address] | Exception:
     """What the name stands for; an error is returned, since there may be nobody left to raise it to."""
     loop = asyncio.get_running_loop()
     try:
@@ -213,16 +258,3 @@ async def _places(endpoint: Endpoint) -> list[_Place] | Exception:
     except Exception as error:
         return error
     return list(dict.fromkeys((int(family), int(kind), protocol, at) for family, kind, protocol, _, at in found))
-
-
-async def _connected(place: _Place) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    family, kind, protocol, address = place
-    made = socket.socket(family, kind, protocol)
-    try:
-        made.setblocking(False)
-        quicken(made)
-        await asyncio.get_running_loop().sock_connect(made, address)
-        return await asyncio.open_connection(sock=made)
-    except BaseException:
-        made.close()
-        raise

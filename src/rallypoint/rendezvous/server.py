@@ -22,6 +22,7 @@ from rallypoint.rendezvous.hub import Hub, do_nothing
 if TYPE_CHECKING:
     import asyncio
 
+    from rallypoint.base.tls import Tls
     from rallypoint.rendezvous.connection import ControlConnection
     from rallypoint.rendezvous.handshake import Hello, Keys
     from rallypoint.rendezvous.messages import Notice
@@ -73,6 +74,7 @@ class ControlServer:
         listener: socket.socket | Sequence[socket.socket],
         *,
         keys: Keys | None = None,
+        tls: Tls | None = None,
         loop: LoopThread | None = None,
         fallback: Callable[[], asyncio.Protocol] | None = None,
         home: bool = False,
@@ -83,6 +85,7 @@ class ControlServer:
             jobs: where requests go.
             listener: a listening socket (`base.endpoint.listening_socket`), or some; `port` is that of the first.
             keys: what nodes must prove to hold one of; None if the job has none.
+            tls: what every control connection must speak, if anything; a `fallback` is not asked to.
             loop: where to run; the process's shared loop if not given.
             fallback: makes the protocol for connections that do not greet as ours do, if something else is served
                 on the same port (the worker store of a static rendezvous).
@@ -90,6 +93,7 @@ class ControlServer:
         """
         self.jobs = jobs
         self.keys = keys
+        self.tls = tls
         self.fallback = fallback
         self.home = home
         self._listeners = (listener,) if isinstance(listener, socket.socket) else tuple(listener)

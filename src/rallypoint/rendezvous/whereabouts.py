@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.rendezvous.state import NodeId
 
+if TYPE_CHECKING:
+    from rallypoint.base.tls import Tls
+
 
 class Place(NamedTuple):
-    """Where a control server listens, and the key that its nodes share with it, if any."""
+    """Where a control server listens, the key that its nodes share with it, and its TLS, if any."""
 
     endpoint: Endpoint
     key: bytes | None = None
+    tls: Tls | None = None
 
 
 class Whereabouts(Protocol):

@@ -16,6 +16,7 @@ from rallypoint.rendezvous.dialing import Dialer
 from rallypoint.rendezvous.hub import Hub
 from rallypoint.rendezvous.server import ControlServer
 from rallypoint.rendezvous.state import Settings
+from rallypoint.rendezvous.whereabouts import Place
 
 T = TypeVar("T")
 SETTINGS = Settings("job", 1, 1)
@@ -77,7 +78,7 @@ def test_a_look_up_that_takes_longer_than_an_attempt_serves_the_next_one(monkeyp
     with served() as port:
 
         async def script(loop: Resolving) -> int:
-            dialer = Dialer(Endpoint("control", port), SETTINGS, 0, None)
+            dialer = Dialer(Place(Endpoint("control", port)), SETTINGS, 0)
             with pytest.raises(TimeoutError, match="the look-up of the name 'control' is not answered"):
                 await dialer.dial(5.0)
             loop.answer.set()
@@ -92,7 +93,7 @@ def test_a_look_up_has_time_of_its_own() -> None:
     with served() as port:
 
         async def script(loop: Resolving) -> None:
-            dialer = Dialer(Endpoint("control", port), SETTINGS, 0, None)
+            dialer = Dialer(Place(Endpoint("control", port)), SETTINGS, 0)
             loop.call_later(1.5, loop.answer.set)
             session = await dialer.dial(1.0)
             session.writer.close()
@@ -105,7 +106,7 @@ def test_each_address_of_a_name_is_tried_and_the_silent_one_last() -> None:
 
         async def script(loop: Resolving) -> None:
             loop.answer.set()
-            dialer = Dialer(Endpoint("control", port), SETTINGS, 0, None)
+            dialer = Dialer(Place(Endpoint("control", port)), SETTINGS, 0)
             first = await dialer.dial(1.0)
             # The second time it costs nothing: a patience for ever would show if the silent one was tried first.
             second = await asyncio.wait_for(dialer.dial(3600.0), 20.0)
@@ -121,7 +122,7 @@ def test_an_attempt_that_is_cut_short_at_a_silent_address_goes_on_with_the_next(
 
         async def script(loop: Resolving) -> None:
             loop.answer.set()
-            dialer = Dialer(Endpoint("control", port), SETTINGS, 0, None)
+            dialer = Dialer(Place(Endpoint("control", port)), SETTINGS, 0)
             with pytest.raises(TimeoutError):
                 async with asyncio.timeout(1.0):
                     await dialer.dial(3600.0)
@@ -138,7 +139,7 @@ def test_when_no_address_answers_each_is_named() -> None:
     async def script(loop: Resolving) -> str:
         loop.answer.set()
         with pytest.raises(OSError, match="127") as caught:
-            await Dialer(Endpoint("control", port), SETTINGS, 0, None).dial(0.2)
+            await Dialer(Place(Endpoint("control", port)), SETTINGS, 0).dial(0.2)
         return str(caught.value)
 
     with silent("127.0.0.2", port):
@@ -154,6 +155,6 @@ def test_when_all_addresses_refuse_that_is_a_refusal() -> None:
     async def script(loop: Resolving) -> None:
         loop.answer.set()
         with pytest.raises(ConnectionRefusedError, match=r"127\.0\.0\.2: .*127\.0\.0\.1: "):
-            await Dialer(Endpoint("control", port), SETTINGS, 0, None).dial(5.0)
+            await Dialer(Place(Endpoint("control", port)), SETTINGS, 0).dial(5.0)
 
     play(["127.0.0.2", "127.0.0.1"], script)

@@ -19,7 +19,14 @@ from rallypoint.base.endpoint import (
 )
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
-from rallypoint.rendezvous.backends.options import accepted_keys, own_key, rank_hint, settings_of, worker_stores
+from rallypoint.rendezvous.backends.options import (
+    accepted_keys,
+    control_tls,
+    own_key,
+    rank_hint,
+    settings_of,
+    worker_stores,
+)
 from rallypoint.rendezvous.elastic import ElasticHandler, local_id, own_node
 from rallypoint.rendezvous.errors import RendezvousConnectionError
 from rallypoint.rendezvous.handler import RendezvousHandler
@@ -30,6 +37,7 @@ from rallypoint.rendezvous.state import Settings
 from rallypoint.rendezvous.telling import tell_hosting
 
 if TYPE_CHECKING:
+    from rallypoint.base.tls import Tls
     from rallypoint.rendezvous.server import ControlServer
 
 log = get_logger(__name__)
@@ -49,7 +57,9 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     if store_type != "tcp":
         raise UserError(f"rendezvous option store_type={store_type!r} is unknown; choose tcp or file")
     endpoint = parse_endpoint(params.endpoint, C10D_PORT)
-    control = _Control(endpoint, settings_of(params), params.get_as_bool("is_host"), params.local_addr)
+    control = _Control(
+        endpoint, settings_of(params), params.get_as_bool("is_host"), params.local_addr, control_tls(params.config)
+    )
     return ElasticHandler(
         params.backend,
         control.settings,
@@ -63,11 +73,14 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
 class _Control:
     """This node's end of the control plane: the server where it is ours to host, and the link."""
 
-    def __init__(self, endpoint: Endpoint, settings: Settings, is_host: bool | None, local_addr: str | None) -> None:
+    def __init__(
+        self, endpoint: Endpoint, settings: Settings, is_host: bool | None, local_addr: str | None, tls: Tls | None
+    ) -> None:
         self.settings = settings
         self._endpoint = endpoint
         self._is_host = is_host
         self._local_addr = local_addr
+        self._tls = tls
         self._server: ControlServer | None = None
         self._timekeeper: Timekeeper | None = None
 
@@ -87,6 +100,7 @@ class _Control:
             deliver,
             deadline,
             key=own_key(self.settings.run_id),
+            tls=self._tls,
             stand_in=self._stand_in if host else None,
         )
 
@@ -105,7 +119,7 @@ class _Control:
         from rallypoint.rendezvous.server import ControlServer, allow_connections
 
         allow_connections(self.settings.max_nodes)
-        self._server = ControlServer(Hub(self.settings), listener, keys=accepted_keys(), home=True)
+        self._server = ControlServer(Hub(self.settings), listener, keys=accepted_keys(), tls=self._tls, home=True)
         log.warning("the control plane's former host is gone; this agent hosts it now, on port %d", self._server.port)
 
     def close(self) -> None:
@@ -137,7 +151,7 @@ class _Control:
             # The workers keep the limit that they would have had: their guardian was started before.
             allow_connections(self.settings.max_nodes)
             hub = Hub(self.settings)
-            self._server = ControlServer(hub, listener, keys=accepted_keys())
+            self._server = ControlServer(hub, listener, keys=accepted_keys(), tls=self._tls)
             log.info("control plane listens on port %d", self._server.port)
         tell_hosting(self.settings.run_id)
         return LocalLink(hub, own_node(address), deliver, address)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, is_loopback, own_address
 from rallypoint.rendezvous.backends.etcd_options import credentials_of, endpoints_of, tls_of
-from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
+from rallypoint.rendezvous.backends.options import control_tls, rank_hint, settings_of, worker_stores
 from rallypoint.rendezvous.elastic import ElasticHandler, local_id
 from rallypoint.rendezvous.etcd.keys import Keys
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo
@@ -68,6 +68,7 @@ class _Control:
         self.settings = settings_of(params)
         self._endpoints = endpoints_of(params.endpoint)
         self._tls = tls_of(params)
+        self._control_tls = control_tls(params.config)
         self._credentials = credentials_of(params)
         self._keys = Keys.of(str(params.get("prefix", DEFAULT_PREFIX)), params.run_id)
         self._local_addr = params.local_addr
@@ -82,7 +83,7 @@ class _Control:
         from rallypoint.rendezvous.etcd.posted import Posted
 
         number = local_id()
-        posted = Posted(", ".join(str(each) for each in self._endpoints))
+        posted = Posted(", ".join(str(each) for each in self._endpoints), self._control_tls)
         self._candidate = Candidate(self._connect, self._keys, self.settings, posted, self._addresses, number)
         link = TcpLink(posted, self.settings, number, deliver, deadline)
         posted.on_move = link.follow

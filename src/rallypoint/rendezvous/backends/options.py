@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from rallypoint.base.errors import UsageError, UserError
@@ -12,6 +13,7 @@ from rallypoint.rendezvous.state import Settings
 from rallypoint.rendezvous.worker_stores import AgentStores, WorkersOwnStores, WorkerStores
 
 if TYPE_CHECKING:
+    from rallypoint.base.tls import Tls
     from rallypoint.rendezvous.handshake import Keys
 
 _DEFAULTS = {
@@ -122,6 +124,26 @@ def own_key(job: str) -> bytes | None:
     """
     secret = job_secret()
     return None if secret is None else secret.keys(job)[0]
+
+
+def control_tls(options: Mapping[str, object]) -> Tls | None:
+    """TLS of the control plane, by the options `tls_cert`, `tls_key`, `tls_ca` and `tls_peer`; None without any.
+
+    Raises:
+        UserError: one of the first three is missing, or a file cannot be loaded.
+    """
+    given = {name: str(options.get(name) or "") for name in ("tls_cert", "tls_key", "tls_ca", "tls_peer")}
+    if not any(given.values()):
+        return None
+    missing = [name for name in ("tls_cert", "tls_key", "tls_ca") if not given[name]]
+    if missing:
+        raise UserError(
+            f"{' and '.join(missing)} is missing; TLS needs tls_cert, tls_key and tls_ca, since both "
+            "sides show a certificate"
+        )
+    from rallypoint.base.tls import Tls, TlsFiles
+
+    return Tls(TlsFiles(given["tls_cert"], given["tls_key"], given["tls_ca"], given["tls_peer"]))
 
 
 def accepted_keys() -> Keys | None:

@@ -7,10 +7,12 @@ first byte of a connection tells the two apart. Each round has a new table behin
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, listening_socket, parse_endpoint
 from rallypoint.base.errors import UserError
-from rallypoint.rendezvous.backends.options import accepted_keys, own_key, rank_hint, settings_of
+from rallypoint.rendezvous.backends.options import accepted_keys, control_tls, own_key, rank_hint, settings_of
 from rallypoint.rendezvous.elastic import ElasticHandler, local_id, own_node
 from rallypoint.rendezvous.errors import RendezvousConnectionError
 from rallypoint.rendezvous.handler import RendezvousHandler
@@ -20,6 +22,9 @@ from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.server import ControlServer, allow_connections
 from rallypoint.rendezvous.state import Settings
 from rallypoint.store.rounds import RoundTables
+
+if TYPE_CHECKING:
+    from rallypoint.base.tls import Tls
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
@@ -41,7 +46,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         params.backend, params.endpoint, params.run_id, params.max_nodes, params.max_nodes, **params.config
     )
     settings = settings_of(everyone, join_timeout_key="timeout", fixed_ranks=True)
-    master = _Master(endpoint, settings, rank)
+    master = _Master(endpoint, settings, rank, control_tls(params.config))
     return ElasticHandler(params.backend, settings, master.open, master, rank_hint=rank, shut=master.shut)
 
 
@@ -50,10 +55,11 @@ class _Master:
 
     hosted_by_agent = True
 
-    def __init__(self, endpoint: Endpoint, settings: Settings, rank: int) -> None:
+    def __init__(self, endpoint: Endpoint, settings: Settings, rank: int, tls: Tls | None) -> None:
         self._endpoint = endpoint
         self._settings = settings
         self._rank = rank
+        self._tls = tls
         self._tables: RoundTables | None = None
         self._server: ControlServer | None = None
 
@@ -65,7 +71,13 @@ class _Master:
             from rallypoint.rendezvous.client import TcpLink
 
             return TcpLink(
-                self._endpoint, self._settings, local_id(), deliver, deadline, key=own_key(self._settings.run_id)
+                self._endpoint,
+                self._settings,
+                local_id(),
+                deliver,
+                deadline,
+                key=own_key(self._settings.run_id),
+                tls=self._tls,
             )
         try:
             listener = listening_socket("", self._endpoint.port)
@@ -76,7 +88,9 @@ class _Master:
         allow_connections(self._settings.max_nodes)
         hub = Hub(self._settings)
         self._tables = RoundTables()
-        self._server = ControlServer(hub, listener, keys=accepted_keys(), fallback=self._tables.connection)
+        self._server = ControlServer(
+            hub, listener, keys=accepted_keys(), tls=self._tls, fallback=self._tables.connection
+        )
         self._endpoint = Endpoint(self._endpoint.host, self._server.port)
         return LocalLink(hub, own_node(self._endpoint.host), deliver, self._endpoint.host)
 

@@ -291,7 +291,15 @@ class Candidate:
     def _serve(self, client: EtcdClient, place: _Place, waited: bool) -> None:
         self._deposed = ""
         standing = Standing(place.fence, place.lease, waited, self._posted.met, self._dead)
-        term = Term(client, self._keys, self._settings, standing, addresses=self._addresses, deposed=self._on_deposed)
+        term = Term(
+            client,
+            self._keys,
+            self._settings,
+            standing,
+            addresses=self._addresses,
+            deposed=self._on_deposed,
+            tls=self._posted.tls,
+        )
         self._term = term
         self._dead = frozenset()  # it knows; who comes back by that name lives
         self._state_beat_at = SYSTEM_CLOCK.monotonic()  # nobody knows how long ago the last one saw to it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.rendezvous.etcd.keys import Post
@@ -12,6 +13,9 @@ from rallypoint.rendezvous.hub import do_nothing
 from rallypoint.rendezvous.state import NodeId
 from rallypoint.rendezvous.whereabouts import Place
 
+if TYPE_CHECKING:
+    from rallypoint.base.tls import Tls
+
 
 class Posted:
     """Written by the candidate's threads, read by the link's."""
@@ -19,8 +23,14 @@ class Posted:
     lasting = False
     advice = "check --rdzv-endpoint, and that etcd is healthy (etcdctl endpoint status)"
 
-    def __init__(self, where: str) -> None:
-        """Nobody is posted yet. `where` is the endpoints of etcd, as a person knows them."""
+    def __init__(self, where: str, tls: Tls | None = None) -> None:
+        """Nobody is posted yet.
+
+        Args:
+            where: the endpoints of etcd, as a person knows them.
+            tls: of the control plane, if it has any.
+        """
+        self.tls = tls
         self._where = where
         self._lock = threading.Lock()
         self._post: Post | None = None
@@ -93,7 +103,7 @@ class Posted:
             if self._post is None:
                 return None
             address = self._post.addresses[self._turn % len(self._post.addresses)]
-            return Place(Endpoint(address, self._post.port), self._post.secret.encode())
+            return Place(Endpoint(address, self._post.port), self._post.secret.encode(), self.tls)
 
     def why_not(self) -> str:
         """Why nobody knows."""

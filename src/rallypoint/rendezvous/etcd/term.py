@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.endpoint import listening_socket
@@ -32,6 +32,9 @@ from rallypoint.rendezvous.recovery import patience
 from rallypoint.rendezvous.server import ControlServer, allow_connections
 from rallypoint.rendezvous.state import NodeId, Settings, State, known_to
 from rallypoint.rendezvous.state_codec import decode_state
+
+if TYPE_CHECKING:
+    from rallypoint.base.tls import Tls
 
 log = get_logger(__name__)
 
@@ -73,6 +76,7 @@ class Term:
         *,
         addresses: Sequence[str],
         deposed: Callable[[str], None],
+        tls: Tls | None = None,
     ) -> None:
         """Take over, and tell all where we listen.
 
@@ -83,6 +87,7 @@ class Term:
             standing: who we are.
             addresses: of this machine, the likeliest first.
             deposed: called once, from any thread, with the reason, when we are the arbiter no more.
+            tls: of the control plane, if it has any.
 
         Raises:
             EtcdError: etcd could not be read or written; `EtcdLeaseGone` if we are not the arbiter any more.
@@ -117,7 +122,9 @@ class Term:
         allow_connections(settings.max_nodes)
         secret = secrets.token_hex(16)
         try:
-            self._server = ControlServer(self.hub, listening_socket("", 0), keys=lambda _job: (secret.encode(),))
+            self._server = ControlServer(
+                self.hub, listening_socket("", 0), keys=lambda _job: (secret.encode(),), tls=tls
+            )
         except BaseException:
             self._memory.close()
             raise
