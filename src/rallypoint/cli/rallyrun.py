@@ -78,6 +78,9 @@ def _refuse(error: UserError) -> None:
 
 def _run(options: Options) -> None:
     """Launch what `options` say; returns when all workers have succeeded."""
+    from rallypoint.base.secrets import take_from_environment
+
+    take_from_environment()  # before anything is started that would inherit it
     from rallypoint.base.log import configure
     from rallypoint.workers.guardian.early import begin
 

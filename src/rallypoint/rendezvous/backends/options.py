@@ -40,14 +40,17 @@ _OURS = {
 }
 """Options that torchrun does not have, of every backend of ours."""
 
+_TLS = ("tls_cert", "tls_key", "tls_ca", "tls_peer")
+"""Of the control plane, wherever there is a server of ours."""
+
 _ELASTIC = {"rank", *_OURS, *_DEFAULTS} - {"read_timeout"}
 _ON_ETCD = {"protocol", "cacert", "cert", "key", "ca_cert", "ssl_cert", "ssl_cert_key", "user", "password"}
 
 KNOWN = {
-    "static": {"timeout", *_OURS},
-    "c10d": {"store_type", "is_host", "read_timeout", *_ELASTIC},
+    "static": {"timeout", *_OURS, *_TLS},
+    "c10d": {"store_type", "is_host", "read_timeout", *_ELASTIC, *_TLS},
     "etcd-v2": {"etcd_prefix", "read_timeout", *_ON_ETCD, *_ELASTIC},
-    "etcd": {"prefix", "join_timeout", "last_call_timeout", "rank", *_ON_ETCD, *_OURS},
+    "etcd": {"prefix", "join_timeout", "last_call_timeout", "rank", *_ON_ETCD, *_OURS, *_TLS},
 }
 """Backend to the options that mean something to it, or to torchrun's of that name. What a plug-in reads, it knows."""
 
@@ -132,14 +135,14 @@ def control_tls(options: Mapping[str, object]) -> Tls | None:
     Raises:
         UserError: one of the first three is missing, or a file cannot be loaded.
     """
-    given = {name: str(options.get(name) or "") for name in ("tls_cert", "tls_key", "tls_ca", "tls_peer")}
+    given = {name: str(options.get(name) or "") for name in _TLS}
     if not any(given.values()):
         return None
-    missing = [name for name in ("tls_cert", "tls_key", "tls_ca") if not given[name]]
+    missing = [name for name in _TLS[:3] if not given[name]]
     if missing:
         raise UserError(
-            f"{' and '.join(missing)} is missing; TLS needs tls_cert, tls_key and tls_ca, since both "
-            "sides show a certificate"
+            f"{' and '.join(missing)} not given; TLS needs tls_cert, tls_key and tls_ca, since both sides show a "
+            "certificate"
         )
     from rallypoint.base.tls import Tls, TlsFiles
 

@@ -1,0 +1,126 @@
+"""Jobs whose control plane is protected: by a secret, by TLS, and by both."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trustme
+
+from rallypoint.base.secrets import Secret, new_secret, token
+from tests.jobs.launching import Launcher
+from tests.jobs.nodes import Node, all_end, c10d
+
+
+def certificates(folder: Path, *names: str) -> str:
+    """The `--rdzv-conf` of nodes whose certificates are of these names."""
+    authority, paths = trustme.CA(), [folder / name for name in ("cert.pem", "key.pem", "ca.pem")]
+    certificate = authority.issue_cert(*names)
+    certificate.cert_chain_pems[0].write_to_path(paths[0])
+    certificate.private_key_pem.write_to_path(paths[1])
+    authority.cert_pem.write_to_path(paths[2])
+    return ",".join(f"{name}={path}" for name, path in zip(("tls_cert", "tls_key", "tls_ca"), paths, strict=True))
+
+
+def secret_file(folder: Path, secret: str) -> dict[str, str]:
+    """The variable that names a file with the secret."""
+    path = folder / "secret"
+    path.write_text(f"{secret}\n")
+    path.chmod(0o600)
+    return {"RALLYPOINT_SECRET_FILE": str(path)}
+
+
+def family(pid: int) -> list[int]:
+    """All processes below `pid`."""
+    found = []
+    for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+        found += [int(child), *family(int(child))]
+    return found
+
+
+def shown(pid: int) -> bytes:
+    """What other processes may read of one: its environment and command line."""
+    return Path(f"/proc/{pid}/environ").read_bytes() + Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+def live(nodes: list[Node]) -> None:
+    for node in nodes:
+        node.comes_up(1, world_size=2)
+
+
+@pytest.mark.parametrize("by_file", [False, True])
+def test_the_secret_reaches_no_other_process_and_no_line(rallyrun: Launcher, tmp_path: Path, by_file: bool) -> None:
+    secret = new_secret()
+    env = secret_file(tmp_path, secret) if by_file else {"RALLYPOINT_SECRET": secret}
+    job = c10d(rallyrun, "2", "--warm=json", env={**env, "LOGLEVEL": "DEBUG"})
+    nodes = [job.host("A"), job.start("B")]
+    live(nodes)
+    for node in nodes:
+        others = family(node.job.pid)
+        assert len(others) >= 2  # the reaper and the worker at least
+        assert not [pid for pid in others if secret.encode() in shown(pid)]
+    job.say("finish")
+    all_end(nodes, 0)
+    assert not [node.name for node in nodes if secret in node.job.err + "".join(node.job.out)]
+
+
+def test_a_node_with_the_job_s_token_meets_one_with_the_secret(rallyrun: Launcher) -> None:
+    secret = new_secret()
+    job = c10d(rallyrun, "2")
+    a = job.host("A", env={"RALLYPOINT_SECRET": secret})
+    other = job.start("other", env={"RALLYPOINT_SECRET": token(Secret((secret,)), "another job")})
+    assert other.job.ends() == 1
+    assert "RALLYPOINT_SECRET is not the job's" in other.job.err
+    b = job.start("B", env={"RALLYPOINT_SECRET": token(Secret((secret,)), "job")})
+    live([a, b])
+    job.say("finish")
+    all_end([a, b], 0)
+
+
+def test_a_job_over_tls_with_a_secret_regroups(rallyrun: Launcher, tmp_path: Path) -> None:
+    conf = certificates(tmp_path, "127.0.0.1")
+    job = c10d(rallyrun, "2", "--max-restarts=1", conf=conf, env={"RALLYPOINT_SECRET": new_secret()})
+    nodes = [job.host("A"), job.start("B")]
+    live(nodes)
+    job.say("fail-B-0")
+    for node in nodes:
+        node.comes_up(1, starts=2)
+    job.say("finish")
+    all_end(nodes, 0)
+
+
+def test_a_node_without_a_certificate_is_told_what_to_give(rallyrun: Launcher, tmp_path: Path) -> None:
+    conf = certificates(tmp_path, "127.0.0.1")
+    job = c10d(rallyrun, "2")
+    a = job.start("A", f"--rdzv-conf={conf}", env={"LOGLEVEL": "INFO"})
+    a.job.until_err("control plane listens on port")
+    plain = job.start("plain")
+    assert plain.job.ends() == 1
+    assert "speaks TLS only; give this node tls_cert" in plain.job.err
+    b = job.start("B", f"--rdzv-conf={conf}")
+    live([a, b])
+    job.say("finish")
+    all_end([a, b], 0)
+
+
+@pytest.mark.parametrize(
+    ("conf", "words"),
+    [
+        ("tls_cert=/missing.pem", "tls_key and tls_ca not given"),
+        ("tls_cert=/missing.pem,tls_key=/missing.pem,tls_ca=/missing.pem", "tls_cert='/missing.pem' cannot be read"),
+    ],
+)
+def test_files_that_cannot_serve_are_one_sentence(rallyrun: Launcher, conf: str, words: str) -> None:
+    job = c10d(rallyrun, "1:2", conf=conf).start("A")
+    assert job.job.ends() in (1, 2)
+    assert words in job.job.err
+    assert "Traceback" not in job.job.err
+
+
+def test_a_secret_that_others_may_read_is_refused(rallyrun: Launcher, tmp_path: Path) -> None:
+    env = secret_file(tmp_path, new_secret())
+    Path(env["RALLYPOINT_SECRET_FILE"]).chmod(0o644)
+    job = c10d(rallyrun, "1:2", env=env).start("A")
+    assert job.job.ends() in (1, 2)
+    assert "chmod 600" in job.job.err
+    assert "Traceback" not in job.job.err
