@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import socket
@@ -9,7 +10,7 @@ import socket
 import pytest
 
 from rallypoint.base.endpoint import free_port
-from tests.jobs.launching import Launcher
+from tests.jobs.launching import RALLYRUN, Launcher
 from tests.jobs.nodes import Node, Nodes, all_end, all_ranks, c10d, common, root_cause
 
 QUICK = "last_call_timeout=1"
@@ -456,3 +457,12 @@ def test_without_an_endpoint_the_file_is_private_and_goes_with_the_job(rallyrun:
     a.comes_up(1)
     job.say("finish")
     all_end([a], 0)  # the fixture finds what is left
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="one processor is shared by nobody's threads")
+def test_agents_that_share_a_machine_are_told_of_its_threads_once(rallyrun: Launcher) -> None:
+    unset = ["env", "-u", "OMP_NUM_THREADS", *RALLYRUN]
+    flags = ["--nnodes=3", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=job"]
+    nodes = [rallyrun.command([*unset, *flags, "--no-python", "true"]) for _ in range(3)]
+    assert [node.ends() for node in nodes] == [0, 0, 0]
+    assert sum(node.err.count("OMP_NUM_THREADS is not set") for node in nodes) == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rallypoint.agent.handled import SIGNALS_VARIABLE
@@ -76,12 +77,21 @@ def launch_agent(
     os.environ[SIGNALS_VARIABLE] = config.signals_to_handle
     take_from_environment()
     assert config.logs_specs is not None
-    with deaf_at_the_end():
+    parameters = _parameters(config, run_id)
+    with deaf_at_the_end(), _known_to_neighbors(parameters):
         try:
-            agent = _agent(config, entrypoint, args, run_id, health_check_server)
+            agent = _agent(config, entrypoint, args, parameters, health_check_server)
             return _run(agent, config.role, _name(entrypoint, args))
         finally:
             config.logs_specs.tidy()
+
+
+def _known_to_neighbors(parameters: RendezvousParameters) -> AbstractContextManager[None]:
+    if parameters.max_nodes == 1:
+        return nullcontext()
+    from rallypoint.launch.neighbors import known_to_neighbors
+
+    return known_to_neighbors(parameters, os.environ)
 
 
 def _run(agent: LocalElasticAgent, role: str, name: str) -> dict[int, Any]:
@@ -103,17 +113,11 @@ def _failure(result: RunResult, name: str) -> ChildFailedError:
     return ChildFailedError(name, failures=result.failures, cause=result.cause, stopped=result.stopped)
 
 
-def _agent(
-    config: LaunchConfig,
-    entrypoint: Callable[..., Any] | str,
-    args: list[Any],
-    run_id: str,
-    health_check_server: HealthCheckServer | None,
-) -> LocalElasticAgent:
+def _parameters(config: LaunchConfig, run_id: str) -> RendezvousParameters:
     options = dict(config.rdzv_configs)
     if config.node_rank is not None:
         options["rank"] = config.node_rank
-    parameters = RendezvousParameters(
+    return RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,
         run_id=run_id,
@@ -122,6 +126,16 @@ def _agent(
         local_addr=config.local_addr,
         **options,
     )
+
+
+def _agent(
+    config: LaunchConfig,
+    entrypoint: Callable[..., Any] | str,
+    args: list[Any],
+    parameters: RendezvousParameters,
+    health_check_server: HealthCheckServer | None,
+) -> LocalElasticAgent:
+    grace = parameters.get_as_seconds("failure_grace", 0.0) if "failure_grace" in parameters.config else None
     spec = WorkerSpec(
         role=config.role,
         local_world_size=config.nproc_per_node,
@@ -147,7 +161,7 @@ def _agent(
         log_line_prefix_template=config.log_line_prefix_template,
         shutdown_timeout=config.shutdown_timeout,
         health_check_server=health_check_server,
-        failure_grace=parameters.get_as_seconds("failure_grace", 0.0) if "failure_grace" in options else None,
+        failure_grace=grace,
     )
 
 
