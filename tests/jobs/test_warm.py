@@ -294,8 +294,8 @@ UNFIT = {
     "import nothing_of_this_name": "ModuleNotFoundError: No module named 'nothing_of_this_name'",
     "raise RuntimeError('not here')": "RuntimeError: not here",
     "raise SystemExit(3)": "SystemExit: 3",
-    "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()": "started 1 thread",
-    "import subprocess; subprocess.Popen(['sleep', '60'])": "started a process",
+    "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()": "stays: Thread-1 (wait)",
+    "import subprocess; subprocess.Popen(['sleep', '60'])": "it starts a process that goes on",
     "import socket; kept = socket.socket()": "copies would share (socket:",
     "import multiprocessing; lock = multiprocessing.Lock()": "memory that copies would share (/dev/shm/",
     "import sys; sys.path.insert(0, '/nowhere')": "before the script's folder on sys.path",
@@ -306,7 +306,8 @@ UNFIT = {
 
 @pytest.mark.parametrize("text", UNFIT)
 def test_imports_that_no_copy_can_live_with(rallyrun: Launcher, text: str) -> None:
-    (rallyrun.folder / "unfit.py").write_text(f"import os\nif 'RANK' not in os.environ:\n    {text}\n")
+    once = "import os\nif not os.path.exists('once'):\n    open('once', 'w').close()\n"
+    (rallyrun.folder / "unfit.py").write_text(f"{once}    {text}\n")
     script = rallyrun.script("import os, sys, unfit\nos.write(1, f'{os.environ[\"RANK\"]}\\n'.encode())\n")
     job = run(rallyrun, "--standalone", "--nproc-per-node=2", "--warm=unfit", script)
     assert sorted(job.out) == ["0", "1"]
@@ -319,7 +320,7 @@ def test_an_accelerator_that_the_imports_have_initialized(rallyrun: Launcher) ->
     (rallyrun.folder / "torch.py").write_text("class cuda:\n    is_initialized = staticmethod(lambda: True)\n")
     job = run(rallyrun, "--standalone", "--warm=torch", rallyrun.script("print('up')"))
     assert job.out == ["up"]
-    assert "torch: they have initialized torch.cuda" in says_cold(job)
+    assert "torch cannot be preloaded: it initializes torch.cuda" in says_cold(job)
 
 
 @pytest.mark.parametrize(
@@ -350,29 +351,54 @@ def test_an_interpreter_in_a_wrapper_never_runs_the_script_in_no_round(rallyrun:
     assert "is no Python interpreter itself" in says_cold(job)
 
 
-def test_variables_that_an_import_has_read(rallyrun: Launcher) -> None:
-    (rallyrun.folder / "reader.py").write_text("import os\nRANK = os.environ.get('RANK')\n")
-    script = rallyrun.script("import os, reader\nos.write(1, f'{reader.RANK}\\n'.encode())\n")
-    job = run(rallyrun, "--standalone", "--nproc-per-node=2", "--warm=reader", script)
+READERS = {
+    "ALL = os.environ.get('RANK')": "reader.py:2 reads RANK while it is imported, and each worker has its own",
+    "ALL = 'RANK' in os.environ and os.environ['RANK']": "reader.py:2 reads RANK while it is imported",
+    "ALL = dict(os.environ).get('RANK')": "reader.py:2 copies all environment variables while it is imported",
+    "ALL = {n: v for n, v in os.environ.items()}.get('RANK')": "reader.py:2 copies all environment variables",
+    "ALL = {n: v for n, v in os.environ.items() if n.startswith('RAN')}.get('RANK')": (
+        "reader.py:2 reads all environment variables that begin with 'RAN', as RANK does while it is imported"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", READERS)
+def test_variables_that_an_import_has_read(rallyrun: Launcher, text: str) -> None:
+    """The imports end where that is read: nothing waits for what would follow."""
+    (rallyrun.folder / "reader.py").write_text(f"import os\n{text}\nimport sys\nif ALL is None: sys.stdin.read()\n")
+    (rallyrun.folder / "never.py").write_text("import time\ntime.sleep(600)\n")
+    script = rallyrun.script("import os, reader\nos.write(1, f'{reader.ALL}\\n'.encode())\n")
+    job = run(rallyrun, "--standalone", "--nproc-per-node=2", "--warm=reader,never", script)
     assert sorted(job.out) == ["0", "1"]
-    assert "an import has read RANK" in says_cold(job), "once, and not for each worker"
+    assert READERS[text] in says_cold(job), "once, and not for each worker"
 
 
-def test_an_import_that_has_looked_at_all_variables(rallyrun: Launcher) -> None:
-    (rallyrun.folder / "reader.py").write_text("import os\nALL = {name: text for name, text in os.environ.items()}\n")
-    script = rallyrun.script("import os, reader\nos.write(1, f'{reader.ALL.get(\"RANK\")}\\n'.encode())\n")
-    job = run(rallyrun, "--standalone", "--nproc-per-node=2", "--warm=reader", script)
-    assert sorted(job.out) == ["0", "1"]
-    assert "an import has read all variables, among them GROUP_RANK" in says_cold(job)
-
-
-def test_variables_that_libraries_read_unseen(rallyrun: Launcher, tmp_path: Path) -> None:
-    script = rallyrun.script("import os\nprint(os.environ['CUDA_VISIBLE_DEVICES'])\n")
-    job = run(
-        rallyrun, "--standalone", "--virtual-local-rank", "--warm=json", script, env={"CUDA_VISIBLE_DEVICES": "3,4"}
+def test_an_import_that_keeps_few_variables_of_all(rallyrun: Launcher) -> None:
+    (rallyrun.folder / "reader.py").write_text(
+        "import os\nSOME = {name: text for name, text in os.environ.items() if name.startswith('MINE_')}\n"
     )
-    assert job.out == ["3"]
-    assert "CUDA reads CUDA_VISIBLE_DEVICES, which is '3' in the worker and was '3,4' there" in says_cold(job)
+    script = rallyrun.script("import os, reader\nos.write(1, f'{reader.SOME}\\n'.encode())\n")
+    job = run(rallyrun, "--standalone", "--nproc-per-node=2", "--warm=reader", script, env={"MINE_OWN": "1"})
+    assert job.out == ["{'MINE_OWN': '1'}"] * 2
+    assert "cold" not in job.err
+
+
+def test_one_worker_of_a_node_has_a_local_rank_that_is_known_before(rallyrun: Launcher) -> None:
+    (rallyrun.folder / "reader.py").write_text("import os\nRANK = os.environ['LOCAL_RANK']\n")
+    job = run(rallyrun, "--standalone", "--warm=reader", rallyrun.script("import reader\nprint(reader.RANK)\n"))
+    assert job.out == ["0"]
+    assert "cold" not in job.err
+
+
+@pytest.mark.parametrize(
+    ("workers", "why"), [(1, "which is '3' in the worker and was '3,4'"), (2, "and each worker has its own")]
+)
+def test_variables_that_libraries_read_unseen(rallyrun: Launcher, workers: int, why: str) -> None:
+    script = rallyrun.script("import os\nos.write(1, os.environb[b'CUDA_VISIBLE_DEVICES'] + b'\\n')\n")
+    flags = ("--standalone", f"--nproc-per-node={workers}", "--virtual-local-rank", "--warm=json")
+    job = run(rallyrun, *flags, script, env={"CUDA_VISIBLE_DEVICES": "3,4"})
+    assert sorted(job.out) == ["3", "4"][:workers]
+    assert f"CUDA reads CUDA_VISIBLE_DEVICES, {why}" in says_cold(job)
 
 
 def test_functions_start_cold(rallyrun: Launcher) -> None:
@@ -499,7 +525,7 @@ def test_a_spare_keeps_its_zygote_warm_while_it_waits(rallyrun: Launcher) -> Non
 
 def is_forked(worker: int) -> bool:
     """The kernel shows the environment with which a process began its program: a worker's own, or the zygote's."""
-    return b"RANK=" not in Path(f"/proc/{worker}/environ").read_bytes()
+    return b"\0RANK=" not in Path(f"/proc/{worker}/environ").read_bytes()
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])

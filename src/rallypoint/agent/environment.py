@@ -61,6 +61,8 @@ def constant_environment(spec: WorkerSpec, agent_environment: Mapping[str, str])
         # So that SIGSEGV, and the SIGABRT of a stop that takes too long, leave the stacks of all threads.
         "PYTHONFAULTHANDLER": agent_environment.get("PYTHONFAULTHANDLER", 1),
     }
+    if spec.local_world_size == 1 or spec.virtual_local_rank:
+        constants["LOCAL_RANK"] = 0
     if "OMP_NUM_THREADS" in agent_environment:
         constants["OMP_NUM_THREADS"] = agent_environment["OMP_NUM_THREADS"]
     return {name: str(value) for name, value in constants.items()}

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from rallypoint.agent.environment import constant_environment
 from rallypoint.agent.spec import WorkerSpec
+from rallypoint.base.devices import VISIBLE
 from rallypoint.base.log import get_logger
+from rallypoint.logs.specs import ERROR_FILE_VARIABLE
+from rallypoint.notices import VARIABLE as NOTICES_VARIABLE
 from rallypoint.workers.macros import macros
 
 if TYPE_CHECKING:
@@ -15,6 +19,15 @@ if TYPE_CHECKING:
     from rallypoint.workers.warm.starts import WarmStarts
 
 log = get_logger(__name__)
+
+_OWN = frozenset(
+    (
+        *("LOCAL_RANK", "RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+        *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_TIMER_FILE"),
+        *(NOTICES_VARIABLE, ERROR_FILE_VARIABLE),
+    )
+)
+"""What a worker finds in its environment that is of no other, or of no other round."""
 
 
 def warm_starts(spec: WorkerSpec, guardian: Guardian) -> WarmStarts | None:
@@ -27,6 +40,20 @@ def warm_starts(spec: WorkerSpec, guardian: Guardian) -> WarmStarts | None:
     from rallypoint.workers.warm.starts import WarmStarts
 
     argv = [spec.entrypoint, *(str(each) for each in macros.substitute(spec.args, "0"))]
-    starts = WarmStarts(spec.warm, argv, {**os.environ, **constant_environment(spec, os.environ)})
+    constant = constant_environment(spec, os.environ)
+    own = own_variables(spec, constant)
+    environ = {name: value for name, value in os.environ.items() if name not in own}
+    starts = WarmStarts(spec.warm, argv, {**environ, **constant}, own, spec.local_world_size)
     starts.prepare(guardian)
     return starts
+
+
+def own_variables(spec: WorkerSpec, constant: Collection[str]) -> frozenset[str]:
+    """Names of the variables that each worker has of its own.
+
+    Args:
+        spec: what the workers are.
+        constant: names of those that are the same for all of this node in all rounds.
+    """
+    devices = {VISIBLE} if spec.virtual_local_rank and spec.local_world_size > 1 else set()
+    return (_OWN | devices) - {*constant}

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 from rallypoint import notices
-from rallypoint.agent.environment import worker_environment
+from rallypoint.agent.environment import constant_environment, worker_environment
 from rallypoint.agent.spec import Worker, WorkerGroup, WorkerSpec
+from rallypoint.agent.warmth import own_variables
 from rallypoint.base.errors import UserError
+from rallypoint.logs.specs import ERROR_FILE_VARIABLE
 from rallypoint.store.hashstore import HashStore
+from rallypoint.watchdog.minder import FILE_VARIABLE
 from tests.unit.agent.third_party import CountingHandler
 
 HANDLER = CountingHandler(HashStore(), "job", 1)
@@ -76,3 +79,20 @@ def test_the_old_name_of_the_entry_point() -> None:
         spec = WorkerSpec("r", 1, HANDLER, fn=print)
     assert spec.get_entrypoint_name() == "print"
     assert WorkerSpec("r", 1, HANDLER, entrypoint="/usr/bin/python3").get_entrypoint_name() == "python3"
+
+
+@pytest.mark.parametrize(("workers", "virtual"), [(1, False), (2, False), (2, True)])
+def test_what_a_worker_has_of_its_own(workers: int, virtual: bool) -> None:
+    """What is in its environment is the same for all of the node in all rounds, or known not to be."""
+    made = group()
+    made.notices = "/tmp/rallypoint-notices-0"
+    made.spec = spec = WorkerSpec("trainer", workers, HANDLER, entrypoint="/bin/true", virtual_local_rank=virtual)
+    agent = {"CUDA_VISIBLE_DEVICES": "3,4"}
+    found = worker_environment(made, Worker(local_rank=0) if workers == 1 else WORKER, 3, agent)
+    constant = constant_environment(spec, agent)
+    own = own_variables(spec, constant)
+    assert {name: found[name] for name in constant} == constant
+    assert set(found) - set(constant) <= own
+    assert not own & set(constant)
+    assert ("LOCAL_RANK" in constant) == (workers == 1 or virtual)
+    assert {ERROR_FILE_VARIABLE, FILE_VARIABLE} <= own

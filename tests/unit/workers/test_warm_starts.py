@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 import select
 import signal
 import subprocess
 import sys
 import termios
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -37,9 +38,15 @@ class Clock:
 
 @contextmanager
 def warm(
-    guardian: Guardian, folder: Path, modules: str = "decimal", clock: Clock | None = None, ready: bool = True
+    guardian: Guardian,
+    folder: Path,
+    modules: str = "decimal",
+    clock: Clock | None = None,
+    ready: bool = True,
+    own: Sequence[str] = ("RANK",),
 ) -> Iterator[WarmStarts]:
-    found = WarmStarts(modules.split(","), command(folder), os.environ, clock or SYSTEM_CLOCK)
+    environ = {name: value for name, value in os.environ.items() if name not in own}
+    found = WarmStarts(modules.split(","), command(folder), environ, own, 2, clock or SYSTEM_CLOCK)
     found.prepare(guardian)
     try:
         if ready:
@@ -197,6 +204,107 @@ def test_one_that_does_not_answer_costs_its_patience_and_then_cold_starts(
         assert found.start(command(tmp_path), os.environ, None, None, ()) is None
         assert "did not answer within" in caplog.text
         assert found.pid != pid
+
+
+def forked_with(found: WarmStarts, folder: Path, *names: str) -> list[bool]:
+    """Which of these modules a worker finds there."""
+    path = folder / "names"
+    os.mkfifo(path)
+    text = f"import sys\nopen({str(path)!r}, 'w').write(str([name in sys.modules for name in {names!r}]))"
+    started = found.start(command(folder, text), os.environ, None, None, ())
+    assert started is not None
+    os.close(started.pidfd)
+    shown = path.read_text()
+    path.unlink()
+    return [each == "True" for each in shown.strip("[]").split(", ")]
+
+
+def test_a_module_that_makes_it_unfit_is_left_out(
+    guardian: Guardian, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "reads.py").write_text("import os\nos.environ.get('RANK')\n")
+    (tmp_path / "stays.py").write_text(
+        "import _thread, threading\n_thread.start_new_thread(threading.Event().wait, ())\n"
+    )
+    with warm(guardian, tmp_path, "reads,decimal,stays", ready=False) as found:
+        pids = set()
+        while not forks(found):
+            pids.add(found.pid)
+            assert len(pids) < 4
+            until(found, lambda: found.pid not in pids or forks(found))
+        assert forked_with(found, tmp_path, "reads", "stays", "decimal") == [False, False, True]
+        assert len(pids) == 3
+    told = [record.message for record in caplog.records if "start cold" in record.message]
+    assert "reads cannot be preloaded: reads.py:2 reads RANK while" in told[0]
+    assert told[0].endswith("and each worker has its own; they do until decimal, stays is preloaded without it")
+    assert "stays cannot be preloaded: it starts 1 thread that stays: " in told[1]
+    assert len(told) == 2
+
+
+def forks(found: WarmStarts) -> bool:
+    return found._zygote is not None and found._zygote.phase is client.Phase.READY
+
+
+def test_what_torch_imports_later_is_imported_with_it(
+    guardian: Guardian, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whatever has brought it; and where that must not be, torch alone."""
+    torch = tmp_path / "torch"
+    torch.mkdir()
+    (torch / "__init__.py").write_text("")
+    (torch / "_dynamo.py").write_text("")
+    (tmp_path / "trainer.py").write_text("import os, torch\n")
+    with warm(guardian, tmp_path, "trainer") as found:
+        assert forked_with(found, tmp_path, "trainer", "torch", "torch._dynamo") == [True, True, True]
+    (torch / "_dynamo.py").write_text("import os\nos.environ.get('RANK')\n")
+    with warm(guardian, tmp_path, "trainer", ready=False) as found:
+        until(found, lambda: forks(found))
+        assert forked_with(found, tmp_path, "trainer", "torch", "torch._dynamo") == [True, True, False]
+    (torch / "_dynamo.py").unlink()
+    (tmp_path / "trainer.py").write_text("import os, torch\nos.environ.get('RANK')\n")
+    with warm(guardian, tmp_path, "trainer", ready=False) as found:
+        until(found, lambda: forks(found))
+        assert forked_with(found, tmp_path, "trainer", "torch", "torch._dynamo") == [False, True, False]
+    assert "they do until torch is preloaded without it" in caplog.text
+
+
+def test_one_that_no_worker_can_be_forked_from_is_let_go(
+    guardian: Guardian, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with warm(guardian, tmp_path) as found:
+        zygote = found.pid
+        assert zygote is not None
+        environ = {**os.environ, "PYTHONPATH": "/elsewhere"}
+        for number in range(2):
+            assert found.pid == zygote, f"{number} of 2 workers"
+            assert found.start(command(tmp_path), environ, None, None, ()) is None
+        assert found.pid is None
+        found.prepare(guardian)
+        assert found.pid is None
+    assert "the interpreter reads PYTHONPATH" in caplog.text
+
+
+def test_one_that_never_could_be_is_not_begun(
+    guardian: Guardian, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with warm(guardian, tmp_path, own=("CUDA_VISIBLE_DEVICES",)) as found:
+        assert found.pid is None
+    assert "CUDA reads CUDA_VISIBLE_DEVICES, and each worker has its own" in caplog.text
+
+
+def test_what_workers_import_themselves(guardian: Guardian, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("DEBUG", starts.log.name)
+    (tmp_path / "outer.py").write_text("import inner, importlib\nimportlib.import_module('second')\n")
+    (tmp_path / "inner.py").write_text("import json\n")
+    (tmp_path / "second.py").write_text("import inner\nimport third\n")
+    (tmp_path / "third.py").write_text("")
+    with warm(guardian, tmp_path, "json") as found:
+        text = "import os\n\nimport outer\nif os.fork() == 0:\n    import colorsys\n    os._exit(0)\nos.wait()"
+        for _ in range(2):
+            assert ends(start(found, guardian, tmp_path, text)) == 0
+        found.prepare(guardian)
+    (line,) = [record.message for record in caplog.records if "after the fork" in record.message]
+    assert re.search(rf"fork: outer \([45] modules, at {re.escape(str(tmp_path))}/script\.py:3\);", line)
 
 
 def waits(found: WarmStarts) -> bool:

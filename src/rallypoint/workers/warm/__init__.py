@@ -6,11 +6,15 @@
     starts       the zygotes of one agent, one after the other, and the word whether a start is warm or cold
     hook/        what an interpreter that is to become a zygote finds as its `sitecustomize`
     zygote       what that interpreter does from there: import, check, fork
+    imports      what it imports, and what that would import later
     recording    what the imports read of the environment and changed in it
+    filters      what a loop over all variables keeps of them
     checks       whether a process may be forked after the imports
+    threads      whose the threads are that keep it from that
     birth        what a fork does to be like a fresh interpreter
+    late         what workers import after the fork, for those who debug
 
-The last five run in the zygote, whose modules nobody but the worker may see: they use built-in modules and their own
+The last nine run in the zygote, whose modules nobody but the worker may see: they use built-in modules and their own
 folder's files, and leave nothing in `sys.modules`.
 
 Laws:

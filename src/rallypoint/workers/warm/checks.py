@@ -14,6 +14,8 @@ import posix
 import select
 import sys
 
+from rallypoint.workers.warm.threads import described
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -37,17 +39,17 @@ _INITIALIZED = (("torch", "cuda"), ("torch", "xpu"), ("torch", "npu"), ("torch",
 
 
 def why_unfit(ours: Collection[int] = ()) -> str | None:
-    """What the imports did that copies cannot live with, in words; None if nothing is known of.
+    """What the imports did that copies cannot live with, in words; None if nothing is known of. Does not fork.
 
     Args:
         ours: descriptors that the imports have not opened.
     """
-    return _accelerator() or _child() or _descriptor(ours) or _memory() or _threads()
+    return _accelerator() or _child() or _descriptor(ours) or _memory()
 
 
-def threads() -> int:
-    """How many threads this process has."""
-    return len(posix.listdir("/proc/self/task"))
+def threads() -> list[str]:
+    """The kernel's numbers of the threads of this process."""
+    return posix.listdir("/proc/self/task")
 
 
 def _accelerator() -> str | None:
@@ -55,10 +57,10 @@ def _accelerator() -> str | None:
         module = getattr(sys.modules.get(package), name, None)
         asked = getattr(module, "is_initialized", None)
         if asked is not None and asked():
-            return f"they have initialized {package}.{name}"
+            return f"it initializes {package}.{name}"
     for target in _open().values():
         if target.startswith(_DEVICES):
-            return f"they have opened the device {target}"
+            return f"it opens the device {target}"
     return None
 
 
@@ -67,13 +69,13 @@ def _child() -> str | None:
         posix.waitid(posix.P_ALL, 0, posix.WEXITED | posix.WNOHANG | posix.WNOWAIT)
     except ChildProcessError:
         return None
-    return "they have started a process"
+    return "it starts a process that goes on"
 
 
 def _descriptor(ours: Collection[int]) -> str | None:
     for fd, target in _open().items():
         if fd not in ours and fd not in _STANDARD and target.startswith(_SHARED):
-            return f"they have opened a descriptor that copies would share ({target})"
+            return f"it opens a descriptor that copies would share ({target})"
     return None
 
 
@@ -83,12 +85,16 @@ def _memory() -> str | None:
             fields = line.split(maxsplit=5)
             name = fields[5].decode(errors="replace").rstrip() if len(fields) > 5 else "without a name"
             if fields[1].endswith(b"s") and b"w" in fields[1] and not name.startswith(_NO_HINDRANCE):
-                return f"they have mapped memory that copies would share ({name})"
+                return f"it maps memory that copies would share ({name})"
     return None
 
 
-def _threads() -> str | None:
-    if threads() == 1:
+def why_unfit_by_threads() -> str | None:
+    """Whether there are threads that stay when this process is forked, or keep it from that; in words as above.
+
+    Whatever runs at a fork may write something: what the imports have written should have been taken before.
+    """
+    if len(threads()) == 1:
         return None
     pid = posix.fork()
     if pid == 0:
@@ -102,9 +108,9 @@ def _threads() -> str | None:
     posix.waitpid(pid, 0)
     posix.close(fd)
     if not ended:
-        return "a copy, made to try it out, hung"
-    more = threads() - 1
-    return f"they have started {more} thread{'s' * (more > 1)}" if more else None
+        return "a copy, made to try it out, hangs"
+    more = len(threads()) - 1
+    return f"it starts {more} thread{'s' * (more > 1)} that stay{'s' * (more == 1)}: {described()}" if more else None
 
 
 def _open() -> dict[int, str]:

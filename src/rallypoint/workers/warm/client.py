@@ -17,7 +17,7 @@ import signal
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from socket import MSG_CMSG_CLOEXEC, socketpair
-from typing import Any
+from typing import Any, NamedTuple
 
 from rallypoint.base.procfs import own_settings
 from rallypoint.base.signals import signal_name
@@ -32,7 +32,7 @@ from rallypoint.workers.guardian.client import (
     readable,
     standard_descriptors,
 )
-from rallypoint.workers.warm.command import Cold, Command, understood
+from rallypoint.workers.warm.command import Cold, Command, NeverAlike, understood
 from rallypoint.workers.warm.environment import difference, placement
 
 PATIENCE = 5.0
@@ -53,6 +53,18 @@ class Phase(Enum):
     """It has ended, or cannot be spoken to; `why` tells how, as far as that is known."""
 
 
+class Preload(NamedTuple):
+    """What a zygote imports."""
+
+    modules: tuple[str, ...]
+    left_out: tuple[str, ...] = ()
+    """What it leaves out of that which it would import of itself."""
+    own: tuple[str, ...] = ()
+    """Names of variables that each worker has of its own: a zygote whose imports read one is of no use."""
+    noted_in: str | None = None
+    """The path of a file in which workers note what they import after the fork; None if they need not."""
+
+
 class Zygote:
     """One zygote.
 
@@ -60,7 +72,7 @@ class Zygote:
         guardian: what starts it, and ends it with all else.
         argv: the command of a worker.
         environ: what the imports are to find: the environment that all workers will have in common.
-        modules: what it imports.
+        request: what it imports, and how.
 
     Raises:
         Cold: workers of this command cannot be forked.
@@ -68,11 +80,13 @@ class Zygote:
         GuardianLost: the guardian has ended.
     """
 
-    def __init__(
-        self, guardian: Guardian, argv: Sequence[str], environ: Mapping[str, str], modules: Sequence[str]
-    ) -> None:
+    def __init__(self, guardian: Guardian, argv: Sequence[str], environ: Mapping[str, str], request: Preload) -> None:
         self.phase = Phase.IMPORTING
         self.why = ""
+        self.module = ""
+        """The module that makes it unfit."""
+        self.packages: tuple[str, ...] = ()
+        """If it is unfit: what it could have imported instead."""
         self.hopeless = False
         """Whether it is lost because it ended by itself during the imports, as another would."""
         self.guardian = guardian
@@ -80,8 +94,8 @@ class Zygote:
         if os.pathsep in _HOOK or not os.path.isfile(os.path.join(_HOOK, "sitecustomize.py")):
             raise Cold(f"Rallypoint lies where no interpreter would find it by PYTHONPATH: {_HOOK}")
         self._environ = dict(environ)
-        self._read: frozenset[str] = frozenset()
-        self._read_everything = False
+        self._read: Mapping[str, str] = {}
+        self._beginnings: Mapping[str, str] = {}
         self._cpus = os.sched_getaffinity(0)
         self._folder = _folder()
         self._ignored = sorted(own_settings().ignored)
@@ -95,11 +109,14 @@ class Zygote:
             self._link.settimeout(PATIENCE)
             command, python_path = self._command, environ.get("PYTHONPATH")
             self._send(
-                list(modules),
+                list(request.modules),
+                list(request.left_out),
+                list(request.own),
                 command.path0,
                 command.main_file,
                 None if python_path is None else os.fsencode(python_path),
                 self._ignored,
+                request.noted_in,
             )
         except BaseException:
             theirs.close()
@@ -131,9 +148,10 @@ class Zygote:
                 self._lose()
                 break
             if message[0] == "ready":
-                self.phase, self._read, self._read_everything = Phase.READY, frozenset(message[1]), message[2]
+                self.phase, self._read, self._beginnings = Phase.READY, *message[1:]
             elif message[0] == "unfit":
-                self.phase, self.why = Phase.UNFIT, message[1]
+                self.phase, self.module, self.why, packages = Phase.UNFIT, *message[1:]
+                self.packages = tuple(packages)
                 self.close()
         return self.phase
 
@@ -189,15 +207,15 @@ class Zygote:
 
     def _check(self, command: Command, environ: Mapping[str, str], cpus: Collection[int]) -> None:
         if command != self._command:
-            raise Cold("this worker's command is another than that of the first")
+            raise NeverAlike("this worker's command is another than that of the first")
         if _folder() != self._folder:
-            raise Cold("the working folder is another than when the modules were imported")
-        differs = difference(self._environ, environ, self._read, self._read_everything)
+            raise NeverAlike("the working folder is another than when the modules were imported")
+        differs = difference(self._environ, environ, self._read, self._beginnings)
         if differs:
-            raise Cold(differs.text, about=differs.name)
+            raise NeverAlike(differs.text, about=differs.name)
         why = placement(self._cpus, cpus, environ)
         if why:
-            raise Cold(why)
+            raise NeverAlike(why)
 
     def _born(self) -> Started:
         message, descriptors = self._receive()

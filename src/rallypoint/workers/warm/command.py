@@ -35,6 +35,10 @@ class Cold(Exception):
         self.about = about or text
 
 
+class NeverAlike(Cold):
+    """Why a worker starts cold that differs from what the zygote was made for; the next one like it will, too."""
+
+
 class Command(NamedTuple):
     """What the commands of all workers have in common: the interpreter with its flags, and `-m` or a script."""
 

@@ -2,8 +2,8 @@
 
 Two kinds matter, and all others do not:
 
-- what the imports have read through `os.environ`, which the zygote records: of those not even the rule "unset in both"
-  is guessed, and who has gone through all variables has read each;
+- what the imports have read through `os.environ`, which the zygote records: by name, there or not, and by how names
+  begin (`filters`);
 - what the interpreter, the loader and C libraries read by themselves, which nobody can record: the table below.
 
 `RANK`, `LOCAL_RANK` and the like differ from worker to worker and matter only if an import has read them.
@@ -11,7 +11,7 @@ Two kinds matter, and all others do not:
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 READ_UNSEEN = {
@@ -67,26 +67,32 @@ class Difference(NamedTuple):
 
 
 def difference(
-    zygote: Mapping[str, str], worker: Mapping[str, str], read: Collection[str], everything: bool = False
+    zygote: Mapping[str, str], worker: Mapping[str, str], read: Mapping[str, str], beginnings: Mapping[str, str]
 ) -> Difference | None:
     """The first variable that matters and differs; None if there is none.
 
     Args:
         zygote: the environment that the imports saw.
         worker: what the worker is to find.
-        read: names that the imports have read, there or not.
-        everything: whether they have gone through all that there were.
+        read: names that the imports have read, there or not, with the file and line that did.
+        beginnings: how names begin of which the imports have read all that there were, likewise.
     """
     for name in sorted({*zygote, *worker}):
         if zygote.get(name) == worker.get(name):
             continue
-        reader = _reader(name, read) or ("an import has read all variables, among them" if everything else "")
+        reader = read.get(name) or _by_beginning(name, beginnings) or _by_beginning(name, READ_UNSEEN)
         if reader:
             text = (
-                f"{reader} {name}, which is {_shown(worker, name)} in the worker and was {_shown(zygote, name)} there"
+                f"{reader} reads {name}, which is {_shown(worker, name)} in the worker and was {_shown(zygote, name)} "
+                "during the imports"
             )
             return Difference(name, text)
     return None
+
+
+def read_unseen(names: Iterable[str]) -> str | None:
+    """The first of these variables that something reads without being seen, in words; None if there is none."""
+    return next((f"{who} reads {name}" for name in sorted(names) if (who := _by_beginning(name, READ_UNSEEN))), None)
 
 
 def placement(zygote: Collection[int], worker: Collection[int], environ: Mapping[str, str]) -> str | None:
@@ -112,11 +118,8 @@ def placement(zygote: Collection[int], worker: Collection[int], environ: Mapping
 _PLACES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
 
 
-def _reader(name: str, read: Collection[str]) -> str:
-    for beginning, who in READ_UNSEEN.items():
-        if name.startswith(beginning):
-            return f"{who} reads"
-    return "an import has read" if name in read else ""
+def _by_beginning(name: str, readers: Mapping[str, str]) -> str:
+    return next((who for beginning, who in readers.items() if name.startswith(beginning)), "")
 
 
 def _shown(environ: Mapping[str, str], name: str) -> str:

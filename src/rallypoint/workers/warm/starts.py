@@ -10,18 +10,22 @@ Laws:
 1. Nothing here blocks, but for the milliseconds that a copy takes.
 2. Whatever goes wrong with a zygote, workers start cold, and a line says why, once.
 3. A zygote that has ended is followed by another in the background, unless several in a row were of no use.
+4. One that can never be used is let go at once; another follows it if that has something left to import.
 """
 
 from __future__ import annotations
 
+import logging
 import math
+import os
 from collections.abc import Collection, Mapping, Sequence
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.log import get_logger
 from rallypoint.workers.guardian.client import Guardian, GuardianLost, Started
-from rallypoint.workers.warm.client import Phase, Zygote
-from rallypoint.workers.warm.command import Cold
+from rallypoint.workers.warm.client import Phase, Preload, Zygote
+from rallypoint.workers.warm.command import Cold, NeverAlike
+from rallypoint.workers.warm.environment import read_unseen
 
 log = get_logger(__name__)
 
@@ -38,16 +42,27 @@ class WarmStarts:
         modules: what they import.
         argv: the command of a worker.
         environ: the environment that all workers have in common.
+        own: names of the variables that each worker has of its own.
+        workers: how many start at a time.
         clock: on which `wake_at` tells the time.
     """
 
     def __init__(
-        self, modules: Sequence[str], argv: Sequence[str], environ: Mapping[str, str], clock: Clock = SYSTEM_CLOCK
+        self,
+        modules: Sequence[str],
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        own: Collection[str] = (),
+        workers: int = 1,
+        clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._modules = tuple(modules)
+        self._preload = Preload(tuple(modules), own=tuple(own))
         self._argv = list(argv)
         self._environ = dict(environ)
+        self._workers = workers
         self._clock = clock
+        self._unlike = 0
+        self._late: _Late | None = None
         self._zygote: Zygote | None = None
         self._given_up = False
         self._begun_at = 0.0
@@ -66,6 +81,8 @@ class WarmStarts:
             self.let_go()
         if self._zygote is None and not self._given_up:
             self._begin(guardian)
+        elif self._late is not None:
+            self._late.tell()
 
     @property
     def importing(self) -> bool:
@@ -95,7 +112,7 @@ class WarmStarts:
         before = zygote.phase
         now = zygote.look()
         if now is Phase.UNFIT:
-            self._give_up(f"{self._named()}: {zygote.why}")
+            self._leave_out(zygote)
         elif now is Phase.LOST:
             self._lost(zygote)
         elif now is not before:
@@ -125,9 +142,9 @@ class WarmStarts:
             if zygote.look() is Phase.LOST:
                 self._lost(zygote)
             else:
-                self._tell_cold(str(reason), reason.about)
+                self._refused(reason)
             return None
-        self._deaths = 0
+        self._deaths = self._unlike = 0
         return started
 
     def let_go(self) -> None:
@@ -135,13 +152,24 @@ class WarmStarts:
         zygote, self._zygote = self._zygote, None
         if zygote is not None:
             zygote.close()
+        if self._late is not None:
+            self._late.tell()
+            self._late.close()
+            self._late = None
 
     # Inside
 
     def _begin(self, guardian: Guardian) -> None:
         self._begun_at = self._clock.monotonic()
+        unseen = read_unseen(self._preload.own)
+        if unseen:
+            self._give_up(f"{unseen}, and each worker has its own")
+            return
+        if self._late is None and log.isEnabledFor(logging.DEBUG):
+            self._late = _Late()
+        request = self._preload._replace(noted_in=None if self._late is None else self._late.path)
         try:
-            self._zygote = Zygote(guardian, self._argv, self._environ, self._modules)
+            self._zygote = Zygote(guardian, self._argv, self._environ, request)
         except Cold as reason:
             self._give_up(str(reason))
         except GuardianLost:
@@ -165,8 +193,31 @@ class WarmStarts:
         self._tell_cold(f"{what}; they do until another has imported {self._named()}")
         self._begin(zygote.guardian)
 
+    def _leave_out(self, zygote: Zygote) -> None:
+        """Go on without the module that makes a zygote unfit, if that leaves any."""
+        self._zygote, self._first = None, False
+        why = f"{zygote.module} cannot be preloaded: {zygote.why}"
+        left_out = (*self._preload.left_out, zygote.module)
+        rest = [each for each in self._preload.modules if each != zygote.module]
+        rest = rest or [each for each in zygote.packages if each not in left_out]
+        if not rest:
+            self._give_up(f"{why}; name modules in --warm that do without it")
+            return
+        self._preload = self._preload._replace(modules=tuple(rest), left_out=left_out)
+        self._tell_cold(f"{why}; they do until {self._named()} is preloaded without it")
+        self._begin(zygote.guardian)
+
+    def _refused(self, reason: Cold) -> None:
+        """A worker starts cold; if that is so for all that start at a time, it is so each time."""
+        self._tell_cold(str(reason), reason.about)
+        self._unlike += isinstance(reason, NeverAlike)
+        if self._unlike >= self._workers:
+            log.info("No worker can be forked from process %s, which is let go", self.pid)
+            self._given_up = True
+            self.let_go()
+
     def _give_up(self, why: str) -> None:
-        self._given_up = True
+        self._given_up, self._zygote = True, None
         self._tell_cold(why)
 
     def _tell_cold(self, why: str, about: str = "") -> None:
@@ -175,4 +226,25 @@ class WarmStarts:
             log.warning("Workers start cold: %s", why)
 
     def _named(self) -> str:
-        return ", ".join(self._modules)
+        return ", ".join(self._preload.modules)
+
+
+class _Late:
+    """A file in memory in which workers note what they import after the fork."""
+
+    def __init__(self) -> None:
+        self._fd = os.memfd_create("rallypoint-late-imports")
+        self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
+
+    def close(self) -> None:
+        """Let go of it. Call this once."""
+        os.close(self._fd)
+
+    def tell(self) -> None:
+        """Log what there is, and forget it."""
+        from rallypoint.workers.warm.late import told
+
+        words = told(os.pread(self._fd, os.fstat(self._fd).st_size, 0).decode(errors="replace"))
+        os.ftruncate(self._fd, 0)
+        if words:
+            log.debug("Workers imported after the fork: %s; to preload these too, name them in --warm", words)

@@ -4,8 +4,10 @@ It is an interpreter with a worker's own command line, held in its `site` phase 
 input is the connection to the agent, its standard output and standard error are files in memory. Messages are frames of
 `guardian.protocol`:
 
-    first      (modules, path0, main file or None, PYTHONPATH or None, ignored signals)
-    answer     ("ready", names read of the environment, whether all were) or ("unfit", why); after the latter it ends
+    first      (modules, those to leave out, variables that each worker has of its own, path0, main file or None,
+               PYTHONPATH or None, ignored signals, path of the file for what workers import themselves or None)
+    answer     ("ready", names read of the environment, beginnings of names read, each with file and line), or
+               ("unfit", module, why, packages that could be preloaded instead); after the latter it ends
     a request  (command line, how much of it the interpreter takes, environment, places of 0, 1, 2, ignored signals,
                mask, umask, cpus)
                with the descriptors (folder, go, those for 0, 1 and 2)
@@ -25,12 +27,12 @@ from __future__ import annotations
 
 import gc
 import posix
-import sys
 from _socket import MSG_CMSG_CLOEXEC, socket
 
 from rallypoint.workers.guardian import protocol
-from rallypoint.workers.warm import birth, checks
-from rallypoint.workers.warm.recording import Recording, replace
+from rallypoint.workers.warm import birth, checks, late
+from rallypoint.workers.warm.imports import Imports, Unfit
+from rallypoint.workers.warm.recording import replace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -81,20 +83,24 @@ def serve() -> None:
     """Be the zygote. Returns in its copies only, and in each of them as a worker."""
     link = _take_link()
     name = _own_name()
-    (modules, path0, main_file, python_path, ignored), _ = link.read()
+    (modules, left_out, own, path0, main_file, python_path, ignored, noted_in), _ = link.read()
     _forget_the_hook(python_path)
     birth.rename(_NAME)
-    recording = Recording()
-    with recording:
-        trouble = _import(modules, path0, main_file)
-    captured = birth.Captured()
-    trouble = trouble or checks.why_unfit({link.fileno()})
-    if trouble:
-        link.say(("unfit", trouble))
+    imports = Imports(modules, left_out, path0, main_file, {link.fileno()})
+
+    def refuse(unfit: Unfit) -> None:
+        link.say(("unfit", unfit.module, unfit.why, imports.packages()))
         posix._exit(0)
+
+    try:
+        recording = imports.run(own, refuse)
+        captured = birth.Captured()
+        imports.check_threads()
+    except Unfit as unfit:
+        refuse(unfit)
     gc.collect()
     gc.freeze()  # so that no collection in a copy writes to, and so copies, the pages of all that is shared
-    link.say(("ready", sorted(recording.read), recording.everything))
+    link.say(("ready", recording.read, recording.beginnings))
     while True:
         request, descriptors = link.read()
         parent = _fork(link)
@@ -105,6 +111,8 @@ def serve() -> None:
     link.close()
     birth.become(birth.Order(request, descriptors), captured, recording.changed, set(ignored), name)
     birth.wait_for_the_end(parent)
+    if noted_in is not None:
+        late.report(noted_in)
 
 
 def _take_link() -> _Link:
@@ -132,33 +140,9 @@ def _forget_the_hook(python_path: bytes | None) -> None:
     replace(environ.items(), {})
 
 
-def _import(modules: list[str], path0: str, main_file: str | None) -> str | None:
-    """Import with `sys.path` and `__main__` as the script's own imports find them; what went wrong, in words."""
-    added = not getattr(sys.flags, "safe_path", False)
-    if added:
-        sys.path.insert(0, path0)
-    main = sys.modules["__main__"]
-    if main_file is not None:
-        setattr(main, "__file__", main_file)  # noqa: B010
-    for each in modules:
-        try:
-            __import__(each)
-        except BaseException as error:
-            return f"{each} cannot be imported: {type(error).__name__}: {error}"
-    if main_file is not None:
-        del main.__file__
-    if added:
-        if sys.path[0] != path0:
-            return "they have put something before the script's folder on sys.path"
-        del sys.path[0]
-        if path0 not in sys.path:
-            sys.path_importer_cache.pop(path0, None)
-    return None
-
-
 def _fork(link: _Link) -> int:
     """Make a worker; returns 0 in the zygote, and in the worker the pid of the parent that is about to end."""
-    if checks.threads() > 1:
+    if len(checks.threads()) > 1:
         link.say(("failed", _EAGAIN))
         return 0
     try:
