@@ -1,5 +1,7 @@
 """Typed messages to bytes and back: MessagePack by `msgspec`, checked against the types of `messages`. No pickle.
 
+What types allow and no message may hold is refused, or made harmless, by `protocol.validation`.
+
 A message is the pair of its tag and its fields. Tags are the places in the table below: append to it, never reorder.
 """
 
@@ -9,6 +11,7 @@ from typing import TypeVar
 
 import msgspec
 
+from rallypoint.protocol.validation import validated
 from rallypoint.rendezvous import handshake, messages, operations
 
 M = TypeVar("M")
@@ -108,7 +111,7 @@ def _decode(data: bytes) -> object:
     try:
         tag, raw = _envelope.decode(data)
         if 0 <= tag < len(_TYPES):
-            return _decoders[tag].decode(raw)
+            return validated(_decoders[tag].decode(raw))
     except (msgspec.DecodeError, ValueError, RecursionError) as error:  # a bad string is a ValueError
         raise CodecError(str(error)) from None
     raise CodecError(f"message tag {tag} is unknown")

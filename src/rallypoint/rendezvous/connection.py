@@ -174,11 +174,7 @@ class ControlConnection(asyncio.Protocol):
             return True
         if self._handshake.greeted is None:
             version = codec.version_of(payload)
-            if version == PROTOCOL_VERSION:
-                answer = self._handshake.hello(codec.decode(payload, Hello))
-                self._note_greeting(payload, answer)
-            else:
-                answer = Refused(objection_to(version))
+            answer = self._answer_to(payload) if version == PROTOCOL_VERSION else Refused(objection_to(version))
             self.write(MAGIC)
             return self._say_or_refuse(answer)
         refused = self._handshake.proof(codec.decode(payload, Proof), self._transcript)
@@ -190,11 +186,16 @@ class ControlConnection(asyncio.Protocol):
             return self._say_or_refuse(Refused(str(error)))
         return True
 
-    def _note_greeting(self, hello: bytes, answer: Challenge | Refused) -> None:
+    def _answer_to(self, payload: bytes) -> Challenge | Refused:
+        try:
+            answer = self._handshake.hello(codec.decode(payload, Hello))
+        except codec.CodecError as error:
+            return Refused(str(error))
         if self._server.keys is not None:
             from rallypoint.protocol.signing import transcript_of
 
-            self._transcript = transcript_of(hello, codec.encode(answer))
+            self._transcript = transcript_of(payload, codec.encode(answer))
+        return answer
 
     def _refuse(self, sentence: str) -> None:
         self.write(MAGIC)

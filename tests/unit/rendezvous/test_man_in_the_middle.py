@@ -112,7 +112,7 @@ def linked(endpoint: Endpoint, key: bytes | None, job: Settings = JOB) -> Iterat
 KEY = SECRET.keys("job")[0]
 
 
-@pytest.mark.parametrize("key", [None, KEY])
+@pytest.mark.parametrize("key", [None, KEY], ids=["open", "secret"])
 def test_who_only_passes_on_is_not_noticed(key: bytes | None) -> None:
     with between(as_it_is, key) as middle, linked(middle.endpoint, key) as told:
         assert isinstance(told.get(timeout=PATIENCE), Placed)

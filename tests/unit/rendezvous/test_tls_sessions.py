@@ -74,7 +74,7 @@ def joined(endpoint: Endpoint, tls: Tls | None, key: bytes | None = None) -> Not
         link.close()
 
 
-@pytest.mark.parametrize("key", [None, KEY])
+@pytest.mark.parametrize("key", [None, KEY], ids=["open", "secret"])
 def test_nodes_with_certificates_take_part(authority: Authority, key: bytes | None) -> None:
     tls = Tls(authority.files("127.0.0.1"))
     with served(tls, key) as endpoint:

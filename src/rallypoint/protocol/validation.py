@@ -1,0 +1,128 @@
+"""What may stand in a message of another machine, beyond its types: ranges, lengths, finite numbers, printable text.
+
+Each message is checked once, where it is decoded, so that nothing behind the door has to ask. A field's name means the
+same in every message, so the rules are by name, with one for all other numbers and one for all other texts. A number
+out of range is refused. Text is not, since people have to be told of failures whatever a program has printed: what is
+not printable becomes a question mark, and what is too long is cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+MOST_NODES = 65536
+"""Nodes that one job may have; what a coordinator keeps for each is some hundred bytes."""
+MOST_WORKERS = 65536
+"""Workers that one node may have, so that a world has fewer than 2**32."""
+
+_DAY = 86400.0
+_ROUNDS = 2**31
+
+M = TypeVar("M")
+
+
+class Range(NamedTuple):
+    """The least and the most that a number may be. A number of seconds may be infinite only where `most` is."""
+
+    least: float
+    most: float
+
+
+_RANK = Range(-1, MOST_NODES * MOST_WORKERS)
+_NUMBERS: Mapping[str, Range] = {
+    "pid": Range(0, 2**31 - 1),
+    "local_id": Range(0, 2**31 - 1),
+    "local_world_size": Range(1, MOST_WORKERS),
+    "store_port": Range(0, 65535),
+    "rank_hint": Range(0, MOST_NODES - 1),
+    "group_rank": Range(-1, MOST_NODES - 1),
+    "control_rank": Range(-1, MOST_NODES - 1),
+    "group_world_size": Range(0, MOST_NODES),
+    "min_nodes": Range(1, MOST_NODES),
+    "max_nodes": Range(1, MOST_NODES),
+    "round": Range(-1, _ROUNDS),
+    "past": Range(-1, _ROUNDS),
+    "rank": _RANK,
+    "local_rank": _RANK,
+    "lease": Range(0.1, _DAY),
+    "timestamp": Range(0, 253402214400.0),  # the year 9999, which every time zone can show
+    "deadline": Range(-math.inf, math.inf),
+}
+"""What a number may be, by the name of its field."""
+_OTHER_NUMBERS = Range(-(2**40), 2**40)
+
+_TEXTS: Mapping[str, int] = {"traceback": 64 * 1024, "message": 16 * 1024, "sentence": 8 * 1024, "detail": 8 * 1024}
+"""Characters that a text of several lines may have, by the name of its field."""
+_LONGEST_LINE = 4 * 1024
+_LONGEST_BYTES = 256
+_MOST_ITEMS = MOST_NODES
+
+
+class ValidationError(ValueError):
+    """A message holds a number that cannot be; the sentence names message, field, value and range."""
+
+
+def validated(message: M) -> M:
+    """The message with its texts as they may be shown.
+
+    Args:
+        message: a `NamedTuple` whose fields have the types that it says.
+
+    Raises:
+        ValidationError: a number is out of its range.
+    """
+    return _record(message)  # type: ignore[no-any-return]
+
+
+def _record(record: Any) -> Any:
+    checked = [_value(value, name, record) for name, value in zip(record._fields, record, strict=True)]
+    unchanged = all(new is old for new, old in zip(checked, record, strict=True))
+    return record if unchanged else type(record)(*checked)
+
+
+def _value(value: Any, name: str, record: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, (int, float)) and not hasattr(value, "name"):
+        return _number(value, name, record)
+    if type(value) is str:
+        return _text(value, name)
+    if isinstance(value, bytes):
+        _count(value, _LONGEST_BYTES, name, record)
+        return value
+    if hasattr(value, "_fields"):
+        return _record(value)
+    if isinstance(value, (tuple, list)):
+        _count(value, _MOST_ITEMS, name, record)
+        return type(value)(_value(each, name, record) for each in value)
+    return value  # an enumeration's member
+
+
+def _number(value: float, name: str, record: Any) -> float:
+    least, most = _NUMBERS.get(name, _OTHER_NUMBERS)
+    if least <= value <= most:  # never so for NaN
+        return value
+    raise ValidationError(
+        f"a {type(record).__name__} whose {name} is {value:g} is refused; it has to be from {least:g} to {most:g}"
+    )
+
+
+def _count(value: Collection[Any], most: int, name: str, record: Any) -> None:
+    if len(value) > most:
+        raise ValidationError(
+            f"a {type(record).__name__} whose {name} has {len(value)} parts is refused; it may have {most}"
+        )
+
+
+def _text(text: str, name: str) -> str:
+    lines = name in _TEXTS
+    most = _TEXTS.get(name, _LONGEST_LINE)
+    if len(text) <= most and (text.isprintable() or (lines and _is_plain(text))):
+        return text
+    return "".join(each if each.isprintable() or (lines and each in "\n\t") else "?" for each in text[:most])
+
+
+def _is_plain(text: str) -> bool:
+    return text.replace("\n", "").replace("\t", "").isprintable()

@@ -1,0 +1,83 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.failures.cause import Cause
+from rallypoint.protocol.validation import ValidationError, validated
+from rallypoint.ranks.assign import NodeRanks
+from rallypoint.rendezvous.handshake import Hello
+from rallypoint.rendezvous.messages import Holding, JoinRequest, Placed, Placement
+from rallypoint.rendezvous.operations import Close, Fail, Preempt
+from rallypoint.rendezvous.state import Member, NodeId, Settings
+
+MEMBER = Member("role", 2, "10.0.0.1", 7000, None)
+NODE = NodeId("10.0.0.1", 42, 0)
+CAUSE = Cause(3, 1, "host", 42, -11, "Signal 11", "Traceback ä\n\tat\n", 1.5, "/x/error.json")
+HELLO = Hello(1, "job", b"n" * 16, "10.0.0.1", 42, 0, False, Settings("job", 1, 2))
+IN_ORDER = [
+    JoinRequest(MEMBER, 600.0),
+    Fail(1, CAUSE, 3),
+    HELLO,
+    Holding("5e", NODE, MEMBER),
+    Placed(Placement(1, 0, 2, NodeRanks(0, 3, 0, 3), "host", 7000, 1)),
+    Close(math.inf),
+]
+
+
+@pytest.mark.parametrize("message", IN_ORDER, ids=lambda each: type(each).__name__)
+def test_what_is_in_order_passes_as_it_is(message: object) -> None:
+    assert validated(message) is message
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        JoinRequest(MEMBER._replace(local_world_size=2**63 - 1), 600.0),
+        JoinRequest(MEMBER._replace(local_world_size=0), 600.0),
+        JoinRequest(MEMBER._replace(store_port=65536), 600.0),
+        JoinRequest(MEMBER, math.nan),
+        JoinRequest(MEMBER, math.inf),
+        Preempt(0, -math.inf),
+        Holding("5e", NODE, MEMBER, 3, 1, 3_000_000),
+        Holding("5e", NODE, MEMBER, 2**40, 1, 2),
+        HELLO._replace(settings=Settings("job", 1, 3_000_000)),
+        HELLO._replace(settings=Settings("job", 1, 2, lease=0.0)),
+        HELLO._replace(settings=Settings("job", 1, 2, lease=math.nan)),
+        HELLO._replace(nonce=b"n" * 300),
+        HELLO._replace(pid=-1),
+        Fail(1, CAUSE._replace(timestamp=math.nan), 3),
+        Fail(1, CAUSE._replace(timestamp=1.79e18), 3),
+        Close(math.nan),
+    ],
+    ids=repr,
+)
+def test_a_number_that_cannot_be_is_refused_with_its_name(message: object) -> None:
+    with pytest.raises(ValidationError, match="is refused"):
+        validated(message)
+
+
+def test_terminal_escapes_become_question_marks_and_lines_stay() -> None:
+    cause = CAUSE._replace(host="h\x1b[2J", traceback="a\n\tb\x1b]0;x\x07\r", message="m\u202e" * 20000)
+    told = validated(Fail(1, cause, 3)).cause
+    assert told.host == "h?[2J"
+    assert told.traceback == "a\n\tb?]0;x??"
+    assert set(told.message) == {"m", "?"}
+    assert len(told.message) == 16 * 1024
+    assert validated(JoinRequest(MEMBER._replace(role="a\nb"), 1.0)).member.role == "a?b"
+
+
+@given(st.floats(), st.integers(), st.text())
+def test_any_values_are_refused_or_made_harmless(number: float, whole: int, text: str) -> None:
+    message = JoinRequest(Member(text, whole, text, whole, whole), number)
+    try:
+        told = validated(message)
+    except ValidationError:
+        return
+    assert math.isfinite(told.timeout)
+    assert 1 <= told.member.local_world_size <= 65536
+    assert told.member.role.isprintable()
+    assert validated(told) is told
