@@ -6,6 +6,7 @@ import json
 import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 
@@ -55,6 +56,21 @@ def test_a_crash_shows_the_python_stack(rallyrun: Launcher, number: signal.Signa
     assert "Fatal Python error: " in root
     assert f'  File "{script}", line 3 in inner\n' in root
     assert f'  File "{script}", line 4 in <module>\n' in root
+
+
+@pytest.mark.parametrize("recorded", [False, True])
+def test_a_line_of_300_kilobytes_is_cut_with_a_word_on_where_it_is_whole(rallyrun: Launcher, recorded: bool) -> None:
+    head = "from rallypoint import record\n@record\n" if recorded else ""
+    script = rallyrun.script(f"{head}def main():\n    raise ValueError('x' * 300_000)\nmain()\n")
+    root = _root(rallyrun("--standalone", "--redirects=2", "--log-dir=logs", script))
+    name = "error.json" if recorded else "stderr.log"
+    (path,) = rallyrun.folder.glob(f"logs/*/attempt_0/0/{name}")
+    lines = root.split("\n")
+    word = next(number for number, line in enumerate(lines) if "is cut; all of it is in " in line)
+    assert f"all of it is in {path} on {socket.gethostname()}]" in lines[word]
+    assert lines[word + 1].startswith("  ValueError: xxxxx")
+    assert "raise ValueError('x' * 300_000)" in root, "the frames are there"
+    assert len(root) < 3000
 
 
 def test_the_thread_that_crashed_is_shown_however_many_there_are(rallyrun: Launcher) -> None:

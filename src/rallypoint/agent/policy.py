@@ -211,9 +211,7 @@ def _account(event: RoundEnded, then: str) -> str:
     end = event.end
     if end.cause is None:
         return f"round {end.round} is over: {_WHY[end.reason](end)}; {then}"
-    cause = end.cause
-    how = f"exit code {cause.exitcode}" + (f", {cause.signal_name}" if cause.exitcode < 0 else "")
-    return f"round {end.round} is over: rank {cause.rank} failed on {cause.host} ({how}): {cause.message}; {then}"
+    return f"round {end.round} is over: {end.cause.headline}; {then}"
 
 
 _WHY: dict[Reason, Callable[[RoundEnd], str]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -12,7 +13,14 @@ MAX_MESSAGE = 2 * 1024
 MAX_PATH = 4 * 1024
 """Bounds of the texts, in bytes of UTF-8."""
 
-_CUT = b"[...]\n"
+_NO_PLACE = "the worker's standard error, which -t 2 keeps in a file as well"
+
+
+class Restarts(NamedTuple):
+    """The restarts that a job has used, of those that it was given (0 also where that is not known)."""
+
+    used: int = 0
+    allowed: int = 0
 
 
 class Cause(NamedTuple):
@@ -43,24 +51,35 @@ class Cause(NamedTuple):
         is its message whatever else is known.
         """
         from rallypoint.failures.failure import NO_FILE
-        from rallypoint.failures.last_words import is_traceback
+        from rallypoint.failures.shorten import beginning, shorten
 
         message, traceback = failure.text, failure.callstack
         if not traceback:
             message, traceback = _from_standard_error(failure, message, failure.error_file != NO_FILE)
         elif failure.beside:
             traceback = f"{traceback.rstrip()}\n{failure.beside}"
+        error_file = "" if failure.error_file == NO_FILE else beginning(failure.error_file, MAX_PATH)
+        kept = (error_file if failure.callstack else "") or failure.log
+        place = f"{os.path.abspath(kept)} on {host}" if kept else _NO_PLACE
         return cls(
             rank=rank,
             local_rank=failure.local_rank,
-            host=_beginning(host, MAX_MESSAGE),
+            host=beginning(host, MAX_MESSAGE),
             pid=failure.pid,
             exitcode=failure.exitcode,
-            message=_beginning(message, MAX_MESSAGE),
-            traceback=_ending(traceback, MAX_TRACEBACK, headed=is_traceback(traceback)),
+            message=shorten(message, MAX_MESSAGE),
+            traceback=shorten(traceback, MAX_TRACEBACK, place),
             timestamp=failure.moment,
-            error_file="" if failure.error_file == NO_FILE else _beginning(failure.error_file, MAX_PATH),
+            error_file=error_file,
         )
+
+    @property
+    def headline(self) -> str:
+        """Who failed, where, how and why, in one line."""
+        from rallypoint.failures.shorten import headline
+
+        how = f"exit code {self.exitcode}" + (f", {self.signal_name}" if self.exitcode < 0 else "")
+        return f"rank {self.rank} failed on {self.host} ({how}): {headline(self.message)}"
 
     @property
     def signal_name(self) -> str:
@@ -85,26 +104,10 @@ def _from_standard_error(failure: ProcessFailure, message: str, recorded: bool) 
     if recorded:
         return message, traceback
     words = traceback if by_code else last_stacks(lines)
-    words = words or last_lines(lines)
+    words = words or last_lines(lines, os.path.abspath(failure.log) if failure.log else "")
     told = "\n".join(text for text in (words, failure.damaged, failure.beside) if text)
     if failure.reason or not by_code:
         return message, told
     if traceback:
         return closing_line(traceback), told
     return exited(failure.exitcode) + ("" if told else " and said nothing on standard error"), told
-
-
-# Whatever UTF-8 has no room for (half a surrogate pair out of a worker's JSON) becomes a question mark in both.
-
-
-def _beginning(text: str, limit: int) -> str:
-    return text.encode("utf-8", errors="replace")[:limit].decode("utf-8", errors="ignore")
-
-
-def _ending(text: str, limit: int, headed: bool) -> str:
-    """The end of a text, with a mark where its beginning was cut off; the first line stays if it is a heading."""
-    data = text.encode("utf-8", errors="replace")
-    if len(data) <= limit:
-        return data.decode("utf-8")
-    head = (data[: data.find(b"\n") + 1] if headed else b"") + _CUT
-    return (head + data[len(head) - limit :]).decode("utf-8", errors="ignore")

@@ -23,6 +23,7 @@ class ProcessFailure:
         exitcode: 0 to 255, or -N for death by signal N.
         error_file: where it would have left its exception; `<N/A>` afterwards if it left none that can be read.
         last_lines: the end of its standard error, as bytes.
+        log: the file that all of its standard error is in; empty if there is none.
         noticed: when the failure was noticed, in epoch seconds with fractions.
 
     `error_file_data`, `message` and `timestamp` (whole epoch seconds) are the contract's; `callstack` is the traceback
@@ -36,6 +37,7 @@ class ProcessFailure:
     exitcode: int
     error_file: str
     last_lines: bytes = field(default=b"", kw_only=True, repr=False)
+    log: str = field(default="", kw_only=True, repr=False)
     noticed: float = field(default_factory=time.time, kw_only=True)
     error_file_data: JsonObject = field(init=False, repr=False)
     message: str | JsonObject = field(init=False)

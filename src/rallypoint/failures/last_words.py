@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import re
 
+from rallypoint.failures.shorten import CUT
+
 _ANSI = re.compile(
     r"\x1b\[[0-?]*[ -/]*[@-~]"  # colours, cursor movements
     r"|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # window titles, links
@@ -20,6 +22,10 @@ _ANSI = re.compile(
 _HEADER = re.compile(
     r"(?P<mark>\[[^\]]{1,40}\]:? ?)?(?:  [+|] )?(?:Exception Group )?Traceback \(most recent call last\):$"
 )
+_HEADING = "Traceback (most recent call last):"
+_FRAME = re.compile(r'  File ".*", line \d+, in ')
+_OF_A_FRAME = 4
+"""Lines that a frame has at most, but for those that repeat."""
 _CHAIN = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
@@ -50,9 +56,10 @@ def clean_lines(last_bytes: bytes) -> list[str]:
     return lines
 
 
-def last_lines(lines: list[str]) -> str:
-    """The last `LINES` of them."""
-    return "\n".join(lines[-LINES:])
+def last_lines(lines: list[str], path: str = "") -> str:
+    """The last `LINES` of them; before them, where there were more, the path of a file that has all."""
+    more = [f"{CUT} all of it is in {path}"] if path and len(lines) > LINES else []
+    return "\n".join([*more, *lines[-LINES:]])
 
 
 def last_stacks(lines: list[str]) -> str:
@@ -72,13 +79,18 @@ def last_stacks(lines: list[str]) -> str:
         stack = [*lines[current:behind], *([""] if lines[behind - 1] else [])]
         shown = [lines[fatal], "", *stack, *lines[fatal + 2 : current], *lines[behind:]]
     above = lines[max(0, fatal - _BEFORE) : fatal]
-    cut = [*shown[:_MOST], "[...]"] if len(shown) > _MOST else shown
-    return "\n".join(line if len(line) <= _WIDE else line[:_WIDE] + "[...]" for line in [*above, *cut]).rstrip()
+    cut = [*shown[:_MOST], CUT] if len(shown) > _MOST else shown
+    return "\n".join(line if len(line) <= _WIDE else line[:_WIDE] + CUT for line in [*above, *cut]).rstrip()
 
 
 def last_traceback(lines: list[str]) -> str:
-    """The last Python traceback in cleaned lines, with the exceptions that it came from; empty if there is none."""
+    """The last Python traceback in cleaned lines, with the exceptions that it came from; empty if there is none.
+
+    Where it is longer than what was kept, its heading is gone, and another stands in its place.
+    """
     headers = [number for number, line in enumerate(lines) if _HEADER.match(line)]
+    if not headers:
+        return _headless(lines)
     lesser = ""
     for header in reversed(headers):
         first, found = _whole(lines, header)
@@ -86,6 +98,17 @@ def last_traceback(lines: list[str]) -> str:
             return found
         lesser = lesser or found
     return lesser
+
+
+def _headless(lines: list[str]) -> str:
+    """The traceback in whose middle the lines begin, if they do."""
+    first = next((number for number, line in enumerate(lines[:_OF_A_FRAME]) if _FRAME.match(line)), None)
+    if first is None:
+        return ""
+    last = _end(lines, first - 1, "")
+    if lines[last - 1].startswith(" "):  # no exception follows
+        return ""
+    return "\n".join([_HEADING, f"  {CUT}", *lines[first:last]])
 
 
 def is_traceback(text: str) -> bool:

@@ -27,7 +27,7 @@ from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
 from rallypoint.logs.console import Console, Place, Show
 from rallypoint.logs.pump import Pump
-from rallypoint.logs.relay import KEPT, Relay
+from rallypoint.logs.relay import CAPACITY, KEPT, Relay, squeezed
 from rallypoint.logs.specs import LogsDest
 from rallypoint.logs.tail import Tail
 
@@ -141,6 +141,11 @@ class Outputs:
             pump.wake()
         return last
 
+    def log_of(self, local_rank: int) -> str:
+        """The file that a worker's standard error is in, or empty."""
+        path = self._dest.stderrs.get(local_rank, "")
+        return "" if path == os.devnull else path
+
     def close(self) -> None:
         """Show all that dead workers have written, then let go of everything. Idempotent."""
         for rank in list(self._worker_ends):
@@ -211,6 +216,6 @@ def _end_of(path: str) -> bytes:
     if not path:
         return b""
     with contextlib.suppress(OSError), open(path, "rb") as file:
-        file.seek(max(0, os.fstat(file.fileno()).st_size - KEPT))
-        return file.read(KEPT)
+        file.seek(max(0, os.fstat(file.fileno()).st_size - CAPACITY))
+        return squeezed(file.read(CAPACITY))[-KEPT:]
     return b""

@@ -19,6 +19,9 @@ KEPT = 64 * 1024
 CAPACITY = 1024 * 1024
 """Bytes that a worker can write ahead of us, where the system allows it; also the most that a dead one leaves."""
 
+_LONGEST = 4 * 1024
+"""Bytes of a line that are kept for the report."""
+
 _CHUNK = 64 * 1024
 _TURN = 4 * _CHUNK  # read at once, so that one waking carries much of what a fast worker writes
 
@@ -67,10 +70,10 @@ class Relay:
             return taken
 
     def last_lines(self) -> bytes:
-        """The last bytes that the worker wrote, at most `KEPT`, up to this moment."""
+        """The last bytes that the worker wrote, at most `KEPT`, up to this moment; long lines without their middle."""
         self.pull(CAPACITY)
         with self._lock:
-            return bytes(self._last[-KEPT:])
+            return squeezed(bytes(self._last))[-KEPT:]
 
     def follow_window(self) -> None:
         """Give the pseudo-terminal the size that the console's window has now."""
@@ -90,7 +93,16 @@ class Relay:
             self._unsent.append(chunk)
         self._last += chunk
         if len(self._last) > 4 * KEPT:  # rarely, since cutting the front costs a copy
-            del self._last[:-KEPT]
+            self._last[:] = squeezed(bytes(self._last))[-KEPT:]
+
+
+def squeezed(data: bytes) -> bytes:
+    """More bytes than are `KEPT` with the middle of very long lines taken out, so that one does not displace all."""
+    if len(data) <= KEPT:
+        return data
+    lines = data.split(b"\n")
+    half = _LONGEST // 2
+    return b"\n".join(line if len(line) <= _LONGEST else line[:half] + b"[...]" + line[-half:] for line in lines)
 
 
 def _open_channel(show: Show | None) -> tuple[int, int, bool]:

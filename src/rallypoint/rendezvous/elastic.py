@@ -351,8 +351,7 @@ def error_of(notice: Notice) -> RallypointError | None:
 
 def _error_of_verdict(verdict: Verdict) -> RallypointError:
     if verdict.outcome is Outcome.FAILED and verdict.cause is not None:
-        cause = verdict.cause
-        return RendezvousClosedError(f"the job has failed: rank {cause.rank} on {cause.host}: {cause.message}")
+        return RendezvousClosedError(f"the job has failed: {verdict.cause.headline}")
     return RendezvousClosedError(f"the job has {verdict.outcome.value}; nobody may join it any more")
 
 

@@ -81,5 +81,5 @@ def _end_of_job(state: State) -> str:
         return "it was closed"
     if verdict.outcome is Outcome.FAILED and verdict.cause is not None:
         cause = verdict.cause
-        return f"it has failed: rank {cause.rank} on {cause.host}: {cause.message}"
+        return f"it has failed: {cause.headline}"
     return f"it has {verdict.outcome.value}"

@@ -366,8 +366,14 @@ class ProcessesContext(PContext):
         from rallypoint.failures.failure import ProcessFailure
 
         assert self._outputs is not None
-        last_lines = self._outputs.last_lines(rank)
-        failure = ProcessFailure(rank, pid, exitcode, self.error_files.get(rank, ""), last_lines=last_lines)
+        failure = ProcessFailure(
+            rank,
+            pid,
+            exitcode,
+            self.error_files.get(rank, ""),
+            last_lines=self._outputs.last_lines(rank),
+            log=self._outputs.log_of(rank),
+        )
         if exitcode:
             from rallypoint.failures.machine import explain
 

@@ -65,8 +65,31 @@ def test_a_long_traceback_keeps_its_heading_and_its_end() -> None:
     lines = TRACE.split("\n")
     long = "\n".join([lines[0], *(f'  File "x.py", line {number}, in f' for number in range(1500)), lines[-1]])
     cause = _of(1, long.encode())
-    assert cause.traceback.startswith("Traceback (most recent call last):\n[...]\n")
+    assert cause.traceback.startswith(f'{lines[0]}\n  File "x.py", line 0, in f\n')
+    assert "[...] at least 28 kB are cut here; all of it is in the worker's standard error" in cause.traceback
     assert cause.traceback.endswith("line 1499, in f\nValueError: boom")
+
+
+def test_what_is_cut_is_in_the_error_file_or_the_log(tmp_path: Path) -> None:
+    long = f"Traceback (most recent call last):\nValueError: {'x' * 300_000}"
+    path = str(tmp_path / "error.json")
+    write_error_file(path, error_data("ValueError: " + "x" * 300_000, long, 1000.0))
+    assert f"[the next line is cut; all of it is in {path} on node7]" in _of(1, b"", path).traceback
+    failure = ProcessFailure(1, 77, 1, "", last_lines=long.encode(), log="/logs/stderr.log")
+    cause = Cause.of(failure, 5, "node7")
+    assert "[the next line is cut; all of it is in /logs/stderr.log on node7]" in cause.traceback
+    assert cause.message in cause.traceback
+    failure = ProcessFailure(1, 77, -9, "", last_lines=b"word\n" * 100, log="/logs/stderr.log")
+    assert Cause.of(failure, 5, "node7").traceback.startswith("[...] all of it is in /logs/stderr.log\nword\n")
+
+
+def test_its_headline_is_one_line() -> None:
+    cause = _of(-9, b"")._replace(message="first\nsecond")
+    assert cause.headline == "rank 5 failed on node7 (exit code -9, SIGKILL): first"
+    assert cause._replace(exitcode=3, message="x" * 2000).headline.startswith(
+        "rank 5 failed on node7 (exit code 3): xxx"
+    )
+    assert len(cause._replace(message="x" * 2000).headline) < 500
 
 
 @given(st.text(max_size=40), st.text(max_size=40), st.integers(1, 2000))

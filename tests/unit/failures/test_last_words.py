@@ -116,3 +116,13 @@ def test_without_a_traceback_there_is_none() -> None:
     assert last_traceback(clean_lines(b"just\nwords\n")) == ""
     assert last_traceback(clean_lines(b"")) == ""
     assert last_lines([str(number) for number in range(100)]) == "\n".join(str(number) for number in range(70, 100))
+
+
+def test_a_traceback_whose_heading_is_lost_is_one_all_the_same() -> None:
+    frame = '  File "x.py", line 1, in f\n    f()\n    ^^^\n'
+    kept = f"rror, in g\n    g()\n{frame}{frame}RecursionError: too deep\n"
+    found = last_traceback(clean_lines(kept.encode()))
+    assert found == f"Traceback (most recent call last):\n  [...]\n{frame}{frame}RecursionError: too deep"
+    assert closing_line(found) == "RecursionError: too deep"
+    assert last_traceback(clean_lines((frame + frame).encode())) == ""
+    assert last_traceback(clean_lines(("word\n" * 9 + frame + "end").encode())) == ""

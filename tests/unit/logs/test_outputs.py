@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
+import re
 import select
 import subprocess
 import sys
@@ -149,10 +150,26 @@ def test_the_last_lines_come_from_the_file_where_there_is_one(
     outputs = Outputs(dest, 1, {0: "[0]:"}, stdout=out.fd, stderr=err.fd)
     worker = _start(outputs, 0, "import os; os.write(2, b'x' * 100_000 + b'\\nlast words'); os._exit(1)")
     worker.wait(DEADLINE)
-    assert outputs.last_lines(0) == b"x" * (64 * 1024 - 11) + b"\nlast words"
+    assert re.fullmatch(rb"x+\[\.\.\.\]x+\nlast words", outputs.last_lines(0))
     outputs.close()
     assert outputs.last_lines(0).endswith(b"\nlast words")
     assert err.end() == (b"" if redirected_only else b"[0]:" + b"x" * 100_000 + b"\n[0]:last words\n")
+
+
+@pytest.mark.parametrize("in_file", [True, False])
+def test_one_long_line_does_not_displace_the_lines_before_it(
+    tmp_path: Path, out: Console, err: Console, in_file: bool
+) -> None:
+    dest = LogsDest(stderrs=_files(tmp_path, 1)) if in_file else LogsDest()
+    outputs = Outputs(dest, 1, {}, stdout=out.fd, stderr=err.fd)
+    program = "import sys; sys.stderr.write('before\\n' + 'x' * 900_000 + 'end\\nafter\\n')"
+    _start(outputs, 0, program).wait(DEADLINE)
+    before, line, after, _ = outputs.last_lines(0).split(b"\n")
+    assert (before, after) == (b"before", b"after")
+    assert (line[:5], line[-5:]) == (b"xxxxx", b"xxend")
+    assert b"x[...]x" in line
+    assert len(outputs.last_lines(0)) <= 64 * 1024
+    outputs.close()
 
 
 def test_redirected_streams_are_files_and_nothing_else(tmp_path: Path, out: Console, err: Console) -> None:
