@@ -19,7 +19,7 @@ HELP = {"": 1, "base": 2, "cli": 5}
 FIRST_WORKER = {
     "": 1,
     "agent": 14,
-    "base": 12,
+    "base": 11,
     "cli": 9,
     "failures": 5,
     "launch": 3,
@@ -65,9 +65,6 @@ _FIRST_WORKER = """
 import sys
 before = set(sys.modules)
 sys.argv = ["rallyrun", "--standalone", sys.argv[1]]
-# What the loop's thread imports is imported beside the workers' start; here it waits, so that the list is always one.
-import rallypoint.base.loop
-rallypoint.base.loop.LULL = 3600.0
 from rallypoint.workers.guardian.client import Guardian
 spawn = Guardian.spawn
 def first(*args, **more):

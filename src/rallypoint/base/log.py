@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.errors import UserError
 
 _ROOT = "rallypoint"
@@ -102,6 +103,46 @@ class _Stderr(logging.Handler):
             say(self.format(record))
         except Exception:
             self.handleError(record)
+
+
+class LimitedLines:
+    """Warnings of which there may be any number: some in each window are written, the others counted.
+
+    Whoever reads standard error may be slow, and must not hold up the jobs. For one thread.
+
+    Args:
+        logger: where they go.
+        what: what those are that are only counted, in words that stand behind "and 5 more".
+    """
+
+    LINES, WINDOW = 10, 10.0
+    """Lines that are written in so many seconds."""
+
+    def __init__(self, logger: logging.Logger, what: str, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._logger = logger
+        self._what = what
+        self._clock = clock
+        self._since = float("-inf")
+        self._said = 0
+        self._unsaid = 0
+
+    def warning(self, text: str, *args: object) -> None:
+        """A warning, if there were not too many just now."""
+        if self._clock.monotonic() - self._since >= self.WINDOW:
+            self.sum_up()
+            self._since = self._clock.monotonic()
+        if self._said < self.LINES:
+            self._said += 1
+            self._logger.warning(text, *args, stacklevel=2)
+        else:
+            self._unsaid += 1
+
+    def sum_up(self) -> None:
+        """The window is over: say how many more there were."""
+        if self._unsaid:
+            seconds = self._clock.monotonic() - self._since
+            self._logger.warning("and %d more %s in %.0f s", self._unsaid, self._what, seconds)
+        self._said = self._unsaid = 0
 
 
 def log_level() -> str:

@@ -22,9 +22,6 @@ T = TypeVar("T")
 
 log = get_logger(__name__)
 
-LULL = 0.1
-"""Seconds that work which can wait gives the start of the process before asyncio is imported for it."""
-
 
 class LoopError(RallypointError, RuntimeError):
     """The event loop of this process cannot be made, so that nothing can be served or asked for."""
@@ -33,8 +30,7 @@ class LoopError(RallypointError, RuntimeError):
 class LoopThread:
     """A running loop. One owner starts it and stops it; others only submit to it.
 
-    Its thread begins when something is asked of it, and asyncio is imported there: at once if somebody waits for it,
-    else after a lull, so that the import does not take turns with the thread that is just starting workers.
+    Its thread begins when something is asked of it, and asyncio is imported there.
 
     If the loop cannot be made, nobody waits for it: what was to run on it never does (`withdraw` says so), and whoever
     asks from then on is told by a `LoopError`. So it is in a copy of the process that `fork` has made: threads are not
@@ -44,7 +40,6 @@ class LoopThread:
     def __init__(self, name: str = "rallypoint-loop") -> None:
         self._process = os.getpid()
         self._ready = threading.Event()
-        self._hurry = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: str | None = None
         self._lock = threading.Lock()
@@ -60,7 +55,6 @@ class LoopThread:
             LoopError: it cannot be made.
         """
         self._check_process()
-        self._hurry.set()
         self._begin()
         self._ready.wait()
         if self._loop is None:
@@ -72,21 +66,15 @@ class LoopThread:
         """Whether this process is a copy of the one that it was made in, so that its thread is not here."""
         return os.getpid() != self._process
 
-    def call(self, function: Callable[[], None], *, can_wait: bool = False) -> None:
+    def call(self, function: Callable[[], None]) -> None:
         """Run `function` on the loop's thread, soon; never waits, not even for the loop to be there.
 
         After `stop` the function is dropped.
-
-        Args:
-            function: what to run.
-            can_wait: whether a moment's delay (`LULL`) at the start of the process is no harm.
 
         Raises:
             LoopError: it is known that there will never be a loop.
         """
         self._check_process()
-        if not can_wait or self._begun:
-            self._hurry.set()
         with self._lock:
             if self._failure is not None:
                 raise LoopError(self._failure)
@@ -131,7 +119,6 @@ class LoopThread:
         """Cancel what still runs, close the loop and wait for the thread. Idempotent; not for the loop's own thread."""
         if not self._begun or self.is_copy:
             return
-        self._hurry.set()
         self._ready.wait()
         loop = self._loop
         if loop is not None and not loop.is_closed():
@@ -162,11 +149,6 @@ class LoopThread:
             self._fail(error)
 
     def _run(self) -> None:
-        self._hurry.wait(LULL)
-        with self._lock:
-            nothing_to_do = not self._early
-        if nothing_to_do:  # it was withdrawn: a short job needs no loop at all
-            self._hurry.wait()
         try:
             loop = _new_event_loop()
         except BaseException as error:

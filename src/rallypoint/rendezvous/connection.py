@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 from typing import TYPE_CHECKING
 
 from rallypoint.base.endpoint import plain_address, quicken
@@ -156,14 +157,17 @@ class ControlConnection(asyncio.Protocol):
             return b""
         return plain
 
-    def _hand_over(self, data: bytes, fallback: Callable[[], asyncio.Protocol]) -> None:
+    def _hand_over(self, data: bytes, fallback: Callable[[socket.socket, bytes], None]) -> None:
         self._done = True
         self._timeout.cancel()
         self._server.forget(self)  # and with that it is no stranger any more
-        protocol = fallback()
-        self._transport.set_protocol(protocol)
-        protocol.connection_made(self._transport)
-        protocol.data_received(data)
+        try:
+            own = socket.socket(fileno=os.dup(self._transport.get_extra_info("socket").fileno()))
+            fallback(own, data)
+        except OSError as error:  # no descriptors, or no threads
+            self._drop(f"what else is served on this port cannot take it over: {error}")
+        else:
+            self._transport.abort()  # which closes our descriptor, and not the connection
 
     def _on_frame(self, payload: bytes) -> bool:
         """Deal with one message; returns whether the connection goes on."""

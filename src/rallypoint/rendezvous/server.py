@@ -76,7 +76,7 @@ class ControlServer:
         keys: Keys | None = None,
         tls: Tls | None = None,
         loop: LoopThread | None = None,
-        fallback: Callable[[], asyncio.Protocol] | None = None,
+        fallback: Callable[[socket.socket, bytes], None] | None = None,
         home: bool = False,
     ) -> None:
         """Serve `jobs` on `listener`, which this takes over.
@@ -87,8 +87,8 @@ class ControlServer:
             keys: what nodes must prove to hold one of; None if the job has none.
             tls: what every control connection must speak, if anything; a `fallback` is not asked to.
             loop: where to run; the process's shared loop if not given.
-            fallback: makes the protocol for connections that do not greet as ours do, if something else is served
-                on the same port (the worker store of a static rendezvous).
+            fallback: takes over connections that do not greet as ours do, with what has been read from them, if
+                something else is served on the same port (the worker store of a static rendezvous).
             home: whether a node that connects from this very process lives and dies with the server.
         """
         self.jobs = jobs

@@ -7,7 +7,7 @@ import resource
 from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
-from rallypoint.base.log import get_logger
+from rallypoint.base.log import LimitedLines, get_logger
 
 if TYPE_CHECKING:
     from rallypoint.rendezvous.connection import ControlConnection
@@ -18,8 +18,6 @@ _MOST = 16384
 """Connections that are no sessions yet, and of which none has to make room."""
 _GRACE = 1.0
 """Seconds that each of them has in any case: many nodes may come at once."""
-_LINES, _WINDOW = 10, 10.0
-"""Log lines in so many seconds. Whoever reads standard error may be slow, and must not hold up the jobs."""
 
 
 class Strangers:
@@ -35,8 +33,7 @@ class Strangers:
         self._waiting: dict[ControlConnection, float] = {}
         """When each came, the oldest first."""
         self._clearing: asyncio.TimerHandle | None = None
-        self._said = 0
-        self._unsaid = 0
+        self._lines = LimitedLines(log, "control connections refused", clock)
         self._timer: asyncio.TimerHandle | None = None
 
     def let_in(self, connection: ControlConnection) -> None:
@@ -52,12 +49,8 @@ class Strangers:
     def complain(self, line: str, *args: object) -> None:
         """A log line about a connection that is of no use, if there were not too many just now."""
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_WINDOW, self._sum_up)
-        if self._said < _LINES:
-            self._said += 1
-            log.warning(line, *args)
-        else:
-            self._unsaid += 1
+            self._timer = asyncio.get_running_loop().call_later(LimitedLines.WINDOW, self._sum_up)
+        self._lines.warning(line, *args)
 
     def close(self) -> None:
         """Say what is left to say."""
@@ -79,6 +72,4 @@ class Strangers:
 
     def _sum_up(self) -> None:
         self._timer = None
-        if self._unsaid:
-            log.warning("and %d more control connections refused in %.0f s", self._unsaid, _WINDOW)
-        self._said = self._unsaid = 0
+        self._lines.sum_up()

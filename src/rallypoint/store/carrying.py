@@ -1,4 +1,4 @@
-"""Which of the two stores serves a listening socket, and what both of them say.
+"""Which of the two stores serves, and what both of them say.
 
 The store is there twice: in Python (`polling` over `serving`, `decoder` and `table`), and in C (`native/`, behind
 `compiled`) where a compiler was there at installation. Both keep the laws that the Python files state, and the same
@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import os
 import socket
-from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol
 
 from rallypoint.base.endpoint import Endpoint
-from rallypoint.base.log import get_logger
+from rallypoint.base.log import LimitedLines, get_logger
 
 _logger = get_logger(__name__)
 
@@ -21,34 +20,42 @@ CHOICE = "RALLYPOINT_STORE"
 RETRY = 1.0
 """Seconds without new connections when there were no means for one more."""
 
-Later: TypeAlias = Callable[[float, Callable[[], None]], object]
-"""Calls a function after so many seconds."""
+
+class Surroundings(NamedTuple):
+    """What a store is given by the thread on which it works."""
+
+    listener: socket.socket | None
+    """It listens; whoever has connected meanwhile is served first. None: connections come by `Carrier.adopt` only."""
+    wake: int
+    """An eventfd, which has `Carrier.serve` return; it is then empty again."""
+    lines: LimitedLines
+    """For all that strangers can cause to be said."""
+    retry: float = RETRY
+    """Seconds without new connections when there were no means for one more."""
 
 
 class Carrier(Protocol):
-    """A listening socket, the connections made through it, and the store that they use; all on the loop's thread."""
+    """A store and the connections to it. One thread uses it."""
 
-    def fileno(self) -> int:
-        """A descriptor that is readable while there is something to do."""
+    def serve(self) -> None:
+        """Serve until somebody writes to the eventfd."""
 
-    def ready(self) -> None:
-        """Do what there is to do."""
+    def turn(self) -> bool:
+        """Do some of what there is to do, without waiting; whether there was anything."""
 
-    def adopt(self, client: socket.socket) -> None:
-        """Serve a socket that is connected already."""
+    def adopt(self, client: socket.socket, data: bytes = b"") -> None:
+        """Serve a socket that is connected already, and from which this has been read."""
 
     def close(self) -> None:
-        """End all connections and stop listening."""
+        """End all connections. The listening socket is not closed."""
+
+    def free(self) -> None:
+        """After `close`: give the memory back, which takes a while if there are many keys."""
 
 
-def open_carrier(listener: socket.socket, later: Later) -> Carrier:
-    """Serve a new store on a listening socket, which is closed in the end.
-
-    Args:
-        listener: it listens; whoever has connected meanwhile is served first.
-        later: the loop's `call_later`.
-    """
-    port = listener.getsockname()[1]
+def open_carrier(around: Surroundings) -> Carrier:
+    """A new store that serves where it is told to."""
+    name = "a shared port" if around.listener is None else f"port {around.listener.getsockname()[1]}"
     reason = f"{CHOICE}=python"
     if os.environ.get(CHOICE) != "python":
         try:
@@ -56,14 +63,13 @@ def open_carrier(listener: socket.socket, later: Later) -> Carrier:
         except ImportError as error:
             reason = f"the one in C cannot be had: {error}"
         else:
-            _logger.debug("the store on port %d is served by the one in C", port)
-            return CompiledSockets(listener, later)
-    _logger.debug("the store on port %d is served by the one in Python (%s)", port, reason)
+            _logger.debug("the store on %s is served by the one in C", name)
+            return CompiledSockets(around)
+    _logger.debug("the store on %s is served by the one in Python (%s)", name, reason)
 
     from rallypoint.store.polling import PolledSockets
-    from rallypoint.store.serving import ServedTable
 
-    return PolledSockets(listener, ServedTable(), later)
+    return PolledSockets(around)
 
 
 def ready_to_listen(listener: socket.socket) -> None:
@@ -72,26 +78,22 @@ def ready_to_listen(listener: socket.socket) -> None:
     listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
-def peer_text(address: object) -> str:
-    """A socket's peer address as people write it."""
+def peer_of(client: socket.socket) -> str:
+    """Who is at a socket's other end, for messages."""
+    try:
+        address = client.getpeername()
+    except OSError:
+        address = None
     if not isinstance(address, tuple):
         return "somebody who has gone"
     return str(Endpoint(str(address[0]).removeprefix("::ffff:"), int(address[1])))
 
 
-def peer_of(client: socket.socket) -> str:
-    """Who is at a socket's other end, for messages."""
-    try:
-        return peer_text(client.getpeername())
-    except OSError:
-        return peer_text(None)
-
-
-def log_refusal(peer: str, error: Exception) -> None:
+def say_refusal(lines: LimitedLines, peer: str, error: Exception) -> None:
     """Say why a connection is closed."""
-    _logger.warning("the store closes the connection from %s: %s", peer, error)
+    lines.warning("the store closes the connection from %s: %s", peer, error)
 
 
-def log_starvation(reason: str) -> None:
+def say_starvation(around: Surroundings, reason: str) -> None:
     """Say why nobody can connect for a while."""
-    _logger.warning("the store accepts no connections for %g s: %s", RETRY, reason)
+    around.lines.warning("the store accepts no connections for %g s: %s", around.retry, reason)

@@ -81,7 +81,6 @@ class TCPStore(RequestingStore):
         self._connection: socket.socket | None = None
         if is_master:
             self._server = _start_server(port, multi_tenant, master_listen_fd)
-            self._server.hurry()
             port = self._server.port
         self._endpoint = Endpoint(host_name, port)
         try:

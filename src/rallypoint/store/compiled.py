@@ -1,7 +1,7 @@
 """The store in C (`native/`) in the place of `polling.PolledSockets`: the same laws and the same log lines.
 
 While it works it holds no lock of the interpreter. What Python adds is what is seldom needed: the sentence for a
-connection that is refused, and the time after which to accept again.
+connection that is refused or cannot be accepted.
 """
 
 from __future__ import annotations
@@ -10,8 +10,11 @@ import os
 import socket
 
 from rallypoint.store import _native
-from rallypoint.store.carrying import RETRY, Later, log_refusal, log_starvation, peer_of, ready_to_listen
+from rallypoint.store.carrying import Surroundings, peer_of, ready_to_listen, say_refusal, say_starvation
 from rallypoint.store.errors import StoreProtocolError
+
+if getattr(_native, "INTERFACE", 0) != 2:
+    raise ImportError("it was built from other sources; install again, or run `python build_native.py`")
 
 # `Reason` in native/core.h.
 _LONG_KEY, _LONG_VALUE, _MANY_KEYS, _WRONG_MAGIC = range(1, 5)
@@ -19,44 +22,35 @@ _NO_GREETING, _GREETED_AGAIN, _UNKNOWN_OPCODE, _NO_NUMBER = range(5, 9)
 
 
 class CompiledSockets:
-    """A listening socket and the connections made through it; see `carrying.Carrier`."""
+    """A store and the connections to it; see `carrying.Carrier`."""
 
-    def __init__(self, listener: socket.socket, later: Later) -> None:
-        ready_to_listen(listener)
-        self._listener = listener
-        self._later = later
-        self._closed = False
-        self._sockets = _native.Sockets(listener.fileno(), _log_refusal, self._starved)
-        self.fileno = self._sockets.fileno
-        self.ready = self._sockets.ready
+    def __init__(self, around: Surroundings) -> None:
+        listener = -1
+        if around.listener is not None:
+            ready_to_listen(around.listener)
+            listener = around.listener.fileno()
+        self._around = around
+        self._sockets = _native.Sockets(listener, around.wake, around.retry, self._refused, self._starved)
+        self.serve = self._sockets.serve
+        self.turn = self._sockets.turn
+        self.close = self._sockets.close
+        self.free = self._sockets.free
 
-    def adopt(self, client: socket.socket) -> None:
-        """Serve a socket that is connected already."""
+    def adopt(self, client: socket.socket, data: bytes = b"") -> None:
+        """Serve a socket that is connected already, and from which this has been read."""
         client.setblocking(False)
-        self._sockets.adopt(client.fileno())
+        self._sockets.adopt(client.fileno(), data)
         client.detach()
 
-    def close(self) -> None:
-        """End all connections and stop listening."""
-        self._closed = True
-        self._sockets.close()
-        self._listener.close()
+    def _refused(self, descriptor: int, reason: int, number: int, first: bytes, second: bytes) -> None:
+        client = socket.socket(fileno=descriptor)
+        try:
+            say_refusal(self._around.lines, peer_of(client), _refusal(reason, number, first, second))
+        finally:
+            client.detach()
 
     def _starved(self, error: int) -> None:
-        log_starvation(os.strerror(error))
-        self._later(RETRY, self._accept_again)
-
-    def _accept_again(self) -> None:
-        if not self._closed:
-            self._sockets.accept_again()
-
-
-def _log_refusal(descriptor: int, reason: int, number: int, first: bytes, second: bytes) -> None:
-    client = socket.socket(fileno=descriptor)
-    try:
-        log_refusal(peer_of(client), _refusal(reason, number, first, second))
-    finally:
-        client.detach()
+        say_starvation(self._around, os.strerror(error))
 
 
 def _refusal(reason: int, number: int, first: bytes, second: bytes) -> StoreProtocolError:

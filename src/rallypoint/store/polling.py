@@ -1,20 +1,23 @@
-"""A store's connections on plain sockets, all in one epoll set that the loop watches as a single descriptor.
+"""A store's connections on plain sockets, all in one epoll set.
 
 The server's speed stands on this. For each request, a transport of asyncio or uvloop costs more than reading and
 executing the request; and taking up the requests of many clients in three sweeps (read all, execute all, write all)
 keeps the interpreter in the processor's caches, where going to the kernel and back for each of them does not.
 
-Everything here runs on the loop's thread. `serving` has the laws of what is served.
+Everything here runs on the store's thread. `serving` has the laws of what is served.
 """
 
 from __future__ import annotations
 
 import errno
+import math
+import os
 import select
 import socket
+import time
 
 from rallypoint.base.log import get_logger
-from rallypoint.store.carrying import RETRY, Later, log_starvation, peer_of, ready_to_listen
+from rallypoint.store.carrying import Surroundings, peer_of, ready_to_listen, say_starvation
 from rallypoint.store.serving import Connection, ServedTable
 
 _logger = get_logger(__name__)
@@ -27,35 +30,54 @@ IN, OUT = select.EPOLLIN, select.EPOLLOUT
 
 
 class PolledSockets:
-    """A listening socket and the connections made through it; see `carrying.Carrier`.
+    """A store and the connections to it; see `carrying.Carrier`."""
 
-    Args:
-        listener: a listening socket; it is closed in the end.
-        served: what the connections use.
-        later: calls a function after so many seconds.
-    """
-
-    def __init__(self, listener: socket.socket, served: ServedTable, later: Later) -> None:
-        self.served = served
+    def __init__(self, around: Surroundings) -> None:
+        self.served = ServedTable(around.lines)
         self.epoll = select.epoll()
         self.by_descriptor: dict[int, PolledConnection] = {}
-        self._listener = listener
-        self._later = later
-        ready_to_listen(listener)
-        self.epoll.register(listener, IN)
+        self._around = around
+        self._woken = False
+        self._accept_again_at = math.inf
+        self.epoll.register(around.wake, IN)
+        if around.listener is not None:
+            ready_to_listen(around.listener)
+            self.epoll.register(around.listener, IN)
 
-    def fileno(self) -> int:
-        """A descriptor that is readable while there is something to do."""
-        return self.epoll.fileno()
+    def serve(self) -> None:
+        """Serve until somebody writes to the eventfd."""
+        self._woken = False
+        while not self._woken:
+            pause = self._accept_again_at - time.monotonic()
+            self._sweep(None if pause == math.inf else max(0.0, pause))
 
-    def ready(self) -> None:
-        """Do what there is to do."""
-        by_descriptor = self.by_descriptor
+    def turn(self) -> bool:
+        """Do some of what there is to do, without waiting; whether there was anything."""
+        return self._sweep(0)
+
+    def adopt(self, client: socket.socket, data: bytes = b"") -> None:
+        """Serve a socket that is connected already, and from which this has been read."""
+        client.setblocking(False)
+        connection = PolledConnection(client, self)
+        if data:
+            self._execute([(connection, data)])
+
+    def close(self) -> None:
+        """End all connections."""
+        self.served.close()
+        self.epoll.close()
+
+    def free(self) -> None:
+        """Nothing is left to do: the interpreter gives the memory back."""
+
+    def _sweep(self, pause: float | None) -> bool:
+        """Look once at all that is ready, after so many seconds at the latest."""
+        events = self.epoll.poll(pause, _MOST_EVENTS)
         arrived: list[tuple[PolledConnection, bytes]] = []
-        for descriptor, event in self.epoll.poll(0, _MOST_EVENTS):
-            connection = by_descriptor.get(descriptor)
+        for descriptor, event in events:
+            connection = self.by_descriptor.get(descriptor)
             if connection is None:
-                self._accept()
+                self._look_at_others(descriptor)
                 continue
             if event & OUT and connection.resume():
                 arrived.append((connection, b""))  # requests of which the replies had no room may be waiting
@@ -71,6 +93,12 @@ class PolledSockets:
                 arrived.append((connection, data))
             else:
                 connection.abort()
+        self._execute(arrived)
+        if time.monotonic() >= self._accept_again_at:
+            self._accept_again()
+        return bool(events)
+
+    def _execute(self, arrived: list[tuple[PolledConnection, bytes]]) -> None:
         for connection, data in arrived:
             try:
                 connection.serve(data)
@@ -79,34 +107,32 @@ class PolledSockets:
                 connection.abort()
         self.served.flush()
 
-    def adopt(self, client: socket.socket) -> None:
-        """Serve a socket that is connected already."""
-        client.setblocking(False)
-        PolledConnection(client, self)
+    def _look_at_others(self, descriptor: int) -> None:
+        """What is ready is no connection."""
+        if descriptor == self._around.wake:
+            os.eventfd_read(descriptor)
+            self._woken = True
+        elif self._around.listener is not None and descriptor == self._around.listener.fileno():
+            self._accept(self._around.listener)
 
-    def close(self) -> None:
-        """End all connections and stop listening."""
-        self.served.close()
-        self._listener.close()
-        self.epoll.close()
-
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket) -> None:
         while True:
             try:
-                client, _ = self._listener.accept()
+                client, _ = listener.accept()
             except BlockingIOError:
                 return
             except OSError as error:
                 if error.errno in _OUT_OF_MEANS:
-                    log_starvation(str(error.strerror))
-                    self.epoll.unregister(self._listener)
-                    self._later(RETRY, self._accept_again)
+                    say_starvation(self._around, str(error.strerror))
+                    self.epoll.unregister(listener)
+                    self._accept_again_at = time.monotonic() + self._around.retry
                 return
             self.adopt(client)
 
     def _accept_again(self) -> None:
-        if not self.served.closed:
-            self.epoll.register(self._listener, IN)
+        self._accept_again_at = math.inf
+        if self._around.listener is not None:
+            self.epoll.register(self._around.listener, IN)
 
 
 class PolledConnection(Connection):

@@ -1,62 +1,61 @@
-"""One port, and behind it a new table for each round: for servers that hand connections over by their first bytes.
+"""One port, and behind it a new store for each round: for servers that hand connections over by their first bytes.
 
-A round's keys cannot be read in the next, although workers find both at the same address. Everything but the methods
-that say otherwise runs on the loop's thread.
+A round's keys cannot be read in the next, although workers find both at the same address.
 """
 
 from __future__ import annotations
 
+import threading
 from typing import TYPE_CHECKING
 
-from rallypoint.base.loop import LoopThread, shared_loop
+from rallypoint.store.server import StoreThread
 
 if TYPE_CHECKING:
-    import asyncio
-
-    from rallypoint.store.connection import ServedTable
+    import socket
 
 
-class RoundTables:
-    """The table of the present round and the connections to it."""
+class RoundStores:
+    """The store of the present round, and those of earlier ones that still have connections. Used by any thread."""
 
-    def __init__(self, loop: LoopThread | None = None) -> None:
-        self._loop = loop or shared_loop()
-        self._served: ServedTable | None = None
-        self._former: list[ServedTable] = []
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._present: StoreThread | None = None
+        self._former: list[StoreThread] = []
+        self._closed = False
 
-    def connection(self) -> asyncio.Protocol:
-        """The protocol of a new connection. On the loop's thread."""
-        from rallypoint.store.connection import ServedTable, StoreProtocol
+    def adopt(self, client: socket.socket, data: bytes) -> None:
+        """Serve a connection, from which this has been read already; close it if it cannot be served.
 
-        if self._served is None:
-            self._served = ServedTable()
-        return StoreProtocol(self._served)
+        Raises:
+            OSError: there are no descriptors, or no threads, for a store.
+        """
+        with self._lock:
+            try:
+                if self._present is None and not self._closed:
+                    self._present = StoreThread("the store of this round")
+            finally:
+                if self._present is None:
+                    client.close()
+            if self._present is not None:
+                self._present.adopt(client, data)
 
     def next_round(self) -> None:
-        """From now on new connections get a new, empty table; old ones keep theirs. On any thread."""
-        self._loop.call(self._renew)
+        """From now on new connections get a new, empty store; old ones keep theirs."""
+        with self._lock:
+            if self._present is not None:
+                self._former.append(self._present)
+                self._present = None
 
     def end_former(self) -> None:
-        """End the connections to the tables of earlier rounds. On any thread."""
-        self._loop.call(self._end_former)
+        """End the connections to the stores of earlier rounds."""
+        with self._lock:
+            former, self._former = self._former, []
+        for store in former:
+            store.close()
 
     def close(self) -> None:
-        """End all connections. On any thread but the loop's. Idempotent."""
-        self._loop.submit(self._end()).result()
-
-    def _renew(self) -> None:
-        if self._served is not None:
-            self._former.append(self._served)
-            self._served = None
-
-    def _end_former(self) -> None:
-        former, self._former = self._former, []
-        for served in former:
-            served.close()
-
-    async def _end(self) -> None:
-        import asyncio
-
-        self._renew()
-        self._end_former()
-        await asyncio.sleep(0)
+        """End all connections, those still to come as well. Idempotent."""
+        with self._lock:
+            self._closed = True
+        self.next_round()
+        self.end_former()

@@ -1,22 +1,162 @@
-"""The store's server: a listening socket, open from the start, and a table served on a loop's thread.
+"""A store on a thread of its own, and the server: that thread with a listening socket, which is open from the start.
 
-The socket listens when the constructor returns, so clients can already connect; the kernel queues them until asyncio
-has been imported on the loop's thread, which nobody waits for. `carrying` says which of the two stores serves then, and
-`serving` has the laws of what happens.
+Nothing that a store's clients ask for holds up anything else in this process. `carrying` says which of the two stores
+serves, and `serving` has the laws of what happens. Laws of the thread:
+
+- until the first client is there, which the kernel keeps meanwhile, it only sleeps: it imports nothing, and costs the
+  start of workers nothing;
+- where means are lacking (descriptors, memory) it says so and tries again, for as long as the store is open;
+- a defect is logged and ends the store: its clients are disconnected at once, and do not wait for answers in vain;
+- when `close` returns, all connections are closed; memory is given back afterwards, which may take longer.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import os
+import select
 import threading
-from typing import TYPE_CHECKING
+from collections import deque
+from typing import TYPE_CHECKING, TypeGuard
 
 from rallypoint.base.endpoint import listening_socket
-from rallypoint.base.loop import LoopThread, shared_loop
+from rallypoint.base.log import LimitedLines, get_logger
 
 if TYPE_CHECKING:
-    import asyncio
     import socket
     from types import TracebackType
+
+    from rallypoint.store.carrying import Carrier
+
+_logger = get_logger(__name__)
+
+RETRY = 1.0
+"""Seconds after which it is tried again where there were no means."""
+
+
+class StoreThread:
+    """A store and its thread, which ends with `close` at the latest.
+
+    Args:
+        name: of the thread, and of the store in log lines.
+        listener: a listening socket, which is closed in the end; without one, connections come by `adopt` only.
+
+    Raises:
+        OSError: there are no descriptors, or no threads, to be had.
+    """
+
+    def __init__(self, name: str, listener: socket.socket | None = None) -> None:
+        self._process = os.getpid()
+        self._name = name
+        self._listener = listener
+        self._lines = LimitedLines(_logger, "connections that it refused")
+        self._lock = threading.Lock()
+        self._arrivals: deque[tuple[socket.socket, bytes]] = deque()
+        self._closing = False
+        self._over = False
+        self._ended = threading.Event()
+        self._wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        try:
+            self._thread.start()
+        except RuntimeError:
+            os.close(self._wake)
+            raise OSError(errno.EAGAIN, "no more threads; raise the limit of processes (`ulimit -u`)") from None
+
+    def adopt(self, client: socket.socket, data: bytes) -> None:
+        """Serve a connection that somebody else has accepted; it is closed if the store has ended. On any thread.
+
+        Args:
+            client: the connected socket.
+            data: what has already been read from it.
+        """
+        with self._lock:
+            if not self._over:
+                self._arrivals.append((client, data))
+                os.eventfd_write(self._wake, 1)
+                return
+        client.close()
+
+    def close(self) -> None:
+        """End all connections and stop listening. All is closed when this returns. Idempotent; on any thread.
+
+        In a copy of the process that made it, it goes on where it was made, and the copy only lets go of it.
+        """
+        if os.getpid() != self._process:
+            self._let_go()
+            return
+        with self._lock:
+            self._closing = True
+            if not self._over:
+                os.eventfd_write(self._wake, 1)
+        self._ended.wait()
+
+    def _let_go(self) -> None:
+        if not self._over:
+            self._over = True
+            os.close(self._wake)
+            if self._listener is not None:
+                self._listener.close()
+
+    def _run(self) -> None:
+        carrier: Carrier | None = None
+        try:
+            self._sleep(self._listener)
+            carrier = self._open()
+            while self._go_on(carrier):
+                carrier.serve()
+        except BaseException:
+            _logger.exception("a defect ends %s: its clients are disconnected", self._name)
+        finally:
+            self._end(carrier)
+        if carrier is not None:
+            carrier.free()
+
+    def _sleep(self, listener: socket.socket | None = None, seconds: float | None = None) -> None:
+        """Wait until there is a client, somebody wants something of the store, or so many seconds have passed."""
+        poll = select.poll()
+        poll.register(self._wake, select.POLLIN)
+        if listener is not None:
+            poll.register(listener, select.POLLIN)
+        poll.poll(None if seconds is None else seconds * 1000)
+
+    def _open(self) -> Carrier | None:
+        """The store, as soon as there are means for it; None if it is closed before."""
+        while not self._closing:
+            try:
+                from rallypoint.store.carrying import Surroundings, open_carrier
+
+                return open_carrier(Surroundings(self._listener, self._wake, self._lines))
+            except (OSError, MemoryError, ImportError) as error:
+                self._lines.warning("%s cannot serve yet, and tries again in %g s: %s", self._name, RETRY, error)
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wake)  # whoever has come has to wait as well
+                self._sleep(seconds=RETRY)
+        return None
+
+    def _go_on(self, carrier: Carrier | None) -> TypeGuard[Carrier]:
+        """Hand over who has come; whether the store is there and still to serve."""
+        if carrier is None:
+            return False
+        with self._lock:
+            arrivals, self._arrivals = self._arrivals, deque()
+        for client, data in arrivals:
+            carrier.adopt(client, data)
+        return not self._closing
+
+    def _end(self, carrier: Carrier | None) -> None:
+        try:
+            if carrier is not None:
+                carrier.close()
+        except BaseException:
+            _logger.exception("a defect in the end of %s", self._name)
+        with self._lock:
+            self._let_go()
+        for client, _ in self._arrivals:
+            client.close()
+        self._lines.sum_up()
+        self._ended.set()
 
 
 class StoreServer:
@@ -26,27 +166,19 @@ class StoreServer:
         host: an address or name of this machine, or empty for all its interfaces, IPv6 and IPv4.
         port: 0 lets the kernel choose; see `port` for what it chose.
         listener: a listening socket to use instead of a new one; the server closes it in the end.
-        loop: where to serve; the process's shared loop if none is given.
 
     Raises:
-        OSError: the port is taken, or the address is not of this machine.
+        OSError: the port is taken, the address is not of this machine, or there are no descriptors or threads left.
     """
 
-    def __init__(
-        self, host: str = "", port: int = 0, listener: socket.socket | None = None, loop: LoopThread | None = None
-    ) -> None:
+    def __init__(self, host: str = "", port: int = 0, listener: socket.socket | None = None) -> None:
         self.host = host
-        self._listener = listener if listener is not None else listening_socket(host, port)
-        self._port: int = self._listener.getsockname()[1]
-        self._thread = loop if loop is not None else shared_loop()
-        self._thread_id = 0
-        self._stop: asyncio.Event | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._ended = threading.Event()
+        listener = listener if listener is not None else listening_socket(host, port)
+        self._port: int = listener.getsockname()[1]
         try:
-            self._thread.call(self._begin, can_wait=True)
+            self._thread = StoreThread(f"the store on port {self._port}", listener)
         except BaseException:
-            self._listener.close()
+            listener.close()
             raise
 
     @property
@@ -54,34 +186,9 @@ class StoreServer:
         """The TCP port on which it listens."""
         return self._port
 
-    def hurry(self) -> None:
-        """Serve at once, also in the first moments of the process: somebody waits for an answer."""
-        self._thread.call(lambda: None)
-
     def close(self) -> None:
-        """End all connections and stop listening. All is closed when this returns. Idempotent.
-
-        Raises:
-            RuntimeError: called on the loop's own thread, which cannot wait for itself; use `close_soon` there.
-        """
-        if threading.get_ident() == self._thread_id:
-            raise RuntimeError(
-                "StoreServer.close waits for the loop and cannot be called on its thread; use close_soon"
-            )
-        if self._ended.is_set():
-            return
-        if self._thread.withdraw(self._begin):  # nobody was ever served, or not by this copy of the process
-            self._listener.close()
-            self._ended.set()
-            return
-        self.close_soon()
-        if not self._thread.loop.is_closed():  # else all has ended with the loop, or never began
-            self._ended.wait()
-        self._listener.close()
-
-    def close_soon(self) -> None:
-        """Begin what `close` does and return at once. Idempotent, and safe on any thread."""
-        self._thread.call(self._end)
+        """End all connections and stop listening. All is closed when this returns. Idempotent."""
+        self._thread.close()
 
     def __enter__(self) -> StoreServer:
         return self
@@ -90,29 +197,3 @@ class StoreServer:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
-
-    def _begin(self) -> None:
-        import asyncio
-
-        self._thread_id = threading.get_ident()
-        self._stop = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(self._serve(self._stop))
-        self._task.add_done_callback(lambda _task: self._ended.set())
-
-    def _end(self) -> None:
-        if self._stop is not None:  # else it was withdrawn before it began
-            self._stop.set()
-
-    async def _serve(self, stop: asyncio.Event) -> None:
-        import asyncio
-
-        from rallypoint.store.carrying import open_carrier
-
-        loop = asyncio.get_running_loop()
-        sockets = open_carrier(self._listener, loop.call_later)
-        loop.add_reader(sockets, sockets.ready)
-        try:
-            await stop.wait()
-        finally:
-            loop.remove_reader(sockets)
-            sockets.close()

@@ -1,7 +1,7 @@
 """A table and the connections through which it is used, whatever carries their bytes.
 
-Everything here runs on one thread. A carrier (`connection` for asyncio, `polling` for plain sockets) hands in what has
-arrived by `Connection.serve` and then calls `ServedTable.flush`, which writes what anybody has earned. Laws:
+Everything here runs on one thread. The carrier (`polling`) hands in what has arrived by `Connection.serve` and then
+calls `ServedTable.flush`, which writes what anybody has earned. Laws:
 
 - replies wait in `outgoing`, in the order in which they were earned, until they are flushed: those to one piece of
   input leave in one write for each client, unless they are large;
@@ -17,7 +17,8 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 
-from rallypoint.store.carrying import log_refusal
+from rallypoint.base.log import LimitedLines
+from rallypoint.store.carrying import say_refusal
 from rallypoint.store.decoder import Decoder, Readers
 from rallypoint.store.errors import StoreProtocolError
 from rallypoint.store.table import JOINED, Replies, Reply, Table
@@ -29,12 +30,12 @@ _BLOCK = 4096
 class ServedTable:
     """What the connections of one server share."""
 
-    def __init__(self) -> None:
+    def __init__(self, lines: LimitedLines) -> None:
+        self.lines = lines
         self.table: Table[Connection] = Table()
         self.readers: Readers[Replies[Connection]] = Readers(self.table.commands())
         self.connections: set[Connection] = set()
         self.outgoing: list[tuple[Connection, bytes]] = []
-        self.closed = False
 
     def flush(self) -> None:
         """Write all replies that wait."""
@@ -43,8 +44,7 @@ class ServedTable:
             connection.write(replies)
 
     def close(self) -> None:
-        """End all connections at once, those still to be made as well; what was not yet sent is dropped."""
-        self.closed = True
+        """End all connections at once; what was not yet sent is dropped."""
         for connection in list(self.connections):
             connection.abort()
 
@@ -117,7 +117,7 @@ class Connection(ABC):
             self._served.flush()
 
     def _refuse(self, error: StoreProtocolError) -> None:
-        log_refusal(self.peer(), error)
+        say_refusal(self._served.lines, self.peer(), error)
         self._served.flush()
         self.leave()
         self.finish()

@@ -183,9 +183,9 @@ def test_a_loop_that_cannot_be_made_holds_up_nobody() -> None:
             waits.append(error)
 
     early = partial(pytest.fail, "there is no loop to run on")
-    loop.call(early, can_wait=True)
     asker = threading.Thread(target=ask, daemon=True)
     with no_descriptors():
+        loop.call(early)
         asker.start()
         asker.join(30)
     assert not asker.is_alive(), "it still waits"

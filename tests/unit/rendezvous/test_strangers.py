@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from rallypoint.base.endpoint import listening_socket
+from rallypoint.base.log import LimitedLines
 from rallypoint.protocol.frames import MAGIC, FrameReader, frame
 from rallypoint.rendezvous import codec, connection, strangers
 from rallypoint.rendezvous.handshake import PROTOCOL_VERSION, ClientHandshake, Proof, Refused, Welcome
@@ -101,7 +102,7 @@ def test_a_welcome_says_whether_the_server_lives_in_an_agent() -> None:
 
 
 def test_many_strangers_cost_few_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr(strangers, "_WINDOW", 3600.0)
+    monkeypatch.setattr(LimitedLines, "WINDOW", 3600.0)
     with caplog.at_level(logging.WARNING, "rallypoint"):
         with served() as port:
             for _ in range(50):
@@ -114,8 +115,8 @@ def test_many_strangers_cost_few_lines(monkeypatch: pytest.MonkeyPatch, caplog: 
 def test_after_a_while_they_are_told_of_again(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(strangers, "_WINDOW", 0.05)
-    monkeypatch.setattr(strangers, "_LINES", 1)
+    monkeypatch.setattr(LimitedLines, "WINDOW", 0.05)
+    monkeypatch.setattr(LimitedLines, "LINES", 1)
     with caplog.at_level(logging.WARNING, "rallypoint"), served() as port:
         while sum("more control connections" in line for line in caplog.messages) < 2:
             with stranger(port, b"x") as made:

@@ -20,7 +20,7 @@ from rallypoint.rendezvous.messages import JoinRequest, LinkLost, Notice, Placed
 from rallypoint.rendezvous.server import ControlServer
 from rallypoint.rendezvous.state import Member, Settings
 from rallypoint.store.client import TCPStore
-from rallypoint.store.rounds import RoundTables
+from rallypoint.store.rounds import RoundStores
 
 PATIENCE = 20.0
 JOB = Settings("job", 1, 1, join_timeout=PATIENCE)
@@ -125,8 +125,8 @@ def test_a_plain_peer_and_a_tls_peer_tell_each_other_in_one_sentence(authority: 
 
 
 def test_the_workers_of_a_static_job_share_the_port_and_need_no_certificate(authority: Authority) -> None:
-    tables, tls = RoundTables(), Tls(authority.files("127.0.0.1"))
-    server = ControlServer(Hub(JOB), listening_socket("127.0.0.1", 0), tls=tls, fallback=tables.connection)
+    stores, tls = RoundStores(), Tls(authority.files("127.0.0.1"))
+    server = ControlServer(Hub(JOB), listening_socket("127.0.0.1", 0), tls=tls, fallback=stores.adopt)
     endpoint = Endpoint("127.0.0.1", server.port)
     try:
         assert isinstance(joined(endpoint, Tls(authority.files("node1"))), Placed)
@@ -135,5 +135,5 @@ def test_the_workers_of_a_static_job_share_the_port_and_need_no_certificate(auth
         assert store.get("key") == b"value"
         store.close()
     finally:
-        tables.close()
+        stores.close()
         server.close()

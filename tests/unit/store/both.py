@@ -3,18 +3,38 @@
 from __future__ import annotations
 
 import os
-import select
+import resource
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
 
 from rallypoint.base.endpoint import listening_socket
+from rallypoint.base.log import LimitedLines, get_logger
 from rallypoint.store import wire
-from rallypoint.store.carrying import CHOICE, Carrier, open_carrier
+from rallypoint.store.carrying import CHOICE, Carrier, Surroundings, open_carrier
 
 KINDS = ["python", "compiled"]
+RETRY = 0.05
+"""Seconds after which a bench accepts again where there were no means."""
+
+
+@contextmanager
+def no_more_descriptors() -> Iterator[None]:
+    """This process may open none: neither above those that are open nor in the gaps between them."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    plugs = [os.dup(2)]
+    while plugs[-1] < highest:
+        plugs.append(os.dup(2))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(highest, plugs[-1]) + 1, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        for plug in plugs:
+            os.close(plug)
 
 
 def is_compiled() -> bool:
@@ -62,12 +82,12 @@ class Bench:
     """A store and connections to it; it works only when told to."""
 
     def __init__(self) -> None:
-        self.waiting: list[Callable[[], None]] = []
-        self.carrier: Carrier = open_carrier(listening_socket("127.0.0.1", 0), self._later)
+        self._listener = listening_socket("127.0.0.1", 0)
+        self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+        self._lines = LimitedLines(get_logger("rallypoint.store"), "connections that it refused")
+        self.port: int = self._listener.getsockname()[1]
+        self.carrier: Carrier = open_carrier(Surroundings(self._listener, self.wake, self._lines, RETRY))
         self._peers: list[Peer] = []
-
-    def _later(self, _seconds: float, function: Callable[[], None]) -> None:
-        self.waiting.append(function)
 
     def connect(self, greet: bool = True, buffer: int = 0) -> Peer:
         """A new client.
@@ -104,12 +124,15 @@ class Bench:
 
     def turn(self) -> None:
         """Let the store work until it has nothing to do."""
-        while select.select([self.carrier], [], [], 0)[0]:
-            self.carrier.ready()
+        while self.carrier.turn():
+            pass
 
     def close(self) -> None:
         """End everything."""
         self.carrier.close()
+        self.carrier.free()
+        self._listener.close()
+        os.close(self.wake)
         for peer in self._peers:
             peer.far.close()
 

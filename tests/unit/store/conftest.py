@@ -1,73 +1,46 @@
-"""Loops, servers and log lines for the tests of the store."""
+"""Servers and log lines for the tests of the store."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
-import sys
+import socket
+import threading
 from collections.abc import Iterator
-from typing import cast
 
 import pytest
 
-from rallypoint.base.loop import LoopThread
-from rallypoint.store.connection import ServedTable, StoreProtocol
-from rallypoint.store.server import StoreServer
+from rallypoint.base.endpoint import listening_socket
+from rallypoint.store.server import StoreServer, StoreThread
 from tests.unit.store.both import KINDS, choose
 
 
-@pytest.fixture(name="loop", params=["uvloop", "asyncio"])
-def _loop(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[LoopThread]:
-    """A loop thread on uvloop, and one on a machine that has no uvloop."""
-    with monkeypatch.context() as patch:
-        if request.param == "asyncio":
-            patch.setitem(sys.modules, "uvloop", None)
-        loop = LoopThread("test-loop")
-        assert type(loop.loop).__module__.startswith(request.param)
-    yield loop
-    loop.stop()
-
-
 class Door:
-    """A server on asyncio's transports that hands connections over when they begin like a store's client."""
+    """A server that reads a connection's first bytes and hands it over to a store, as a static job's port does."""
 
-    def __init__(self, loop: LoopThread) -> None:
-        self._loop = loop
-        self._served = ServedTable()
-        self._server = loop.submit(self._listen()).result()
-        self.port: int = self._server.sockets[0].getsockname()[1]
+    def __init__(self) -> None:
+        self._listener = listening_socket("127.0.0.1", 0)
+        self._listener.setblocking(True)
+        self.port: int = self._listener.getsockname()[1]
+        self._store = StoreThread("the store behind a door")
+        self._thread = threading.Thread(target=self._hand_over)
+        self._thread.start()
 
-    async def _listen(self) -> asyncio.Server:
-        loop = asyncio.get_running_loop()
-        return await loop.create_server(lambda: Doorman(self._served), "127.0.0.1", 0, backlog=4096)
+    def _hand_over(self) -> None:
+        while True:
+            client, _ = self._listener.accept()
+            data = client.recv(100_000)
+            if data == b"close":
+                client.close()
+                return
+            self._store.adopt(client, data)
 
     def close(self) -> None:
         """End it and its connections."""
-        self._loop.submit(self._close()).result()
-
-    async def _close(self) -> None:
-        self._server.close()
-        self._served.close()
-        while self._served.connections:
-            await asyncio.sleep(0)
-
-
-class Doorman(asyncio.Protocol):
-    """Looks at the first byte, and steps back."""
-
-    def __init__(self, served: ServedTable) -> None:
-        self._served = served
-        self._transport: asyncio.BaseTransport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        transport = cast(asyncio.Transport, self._transport)
-        store = StoreProtocol(self._served)
-        transport.set_protocol(store)
-        store.connection_made(transport)
-        store.data_received(data)
+        with socket.create_connection(("127.0.0.1", self.port)) as last:
+            last.sendall(b"close")
+            self._thread.join()
+        self._listener.close()
+        self._store.close()
 
 
 @pytest.fixture(name="core", params=KINDS)
@@ -78,17 +51,11 @@ def _core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
     return kind
 
 
-@pytest.fixture(name="server", params=[*KINDS, "transports"])
-def _server(
-    request: pytest.FixtureRequest, loop: LoopThread, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[StoreServer | Door]:
-    """A server on 127.0.0.1, by each of the three ways in which a store's connections are served."""
-    server: StoreServer | Door
-    if request.param == "transports":
-        server = Door(loop)
-    else:
-        choose(request.param, monkeypatch)
-        server = StoreServer("127.0.0.1", loop=loop)
+@pytest.fixture(name="server", params=[*KINDS, *(f"adopted-{kind}" for kind in KINDS)])
+def _server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreServer | Door]:
+    """A server on 127.0.0.1 by each store, with its connections accepted by the store and handed over to it."""
+    choose(request.param.removeprefix("adopted-"), monkeypatch)
+    server: StoreServer | Door = Door() if request.param.startswith("adopted-") else StoreServer("127.0.0.1")
     yield server
     server.close()
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import logging
 import os
-import resource
 import socket
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -14,9 +13,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rallypoint.base.endpoint import listening_socket
 from rallypoint.store import wire
 from rallypoint.store.errors import StoreProtocolError
-from tests.unit.store.both import KINDS, Bench, Peer, bench, is_compiled
+from tests.unit.store.both import KINDS, RETRY, Bench, Peer, bench, is_compiled, no_more_descriptors
 from tests.unit.store.conftest import Lines
 from tests.unit.store.requests import REQUESTS, stream
 from tests.unit.store.twin import NAMES, STEPS, WAITING_STEPS, Twin
@@ -186,9 +186,19 @@ def test_a_connection_that_another_process_has_too_is_over_when_it_is_closed(kin
 
 
 def watched(it: Bench) -> set[int]:
-    """The descriptors in the store's epoll set."""
-    with open(f"/proc/self/fdinfo/{it.carrier.fileno()}") as lines:
-        return {int(line.split()[1]) for line in lines if line.startswith("tfd:")}
+    """The descriptors in the store's epoll set, which is the one that has its eventfd."""
+    sets = [members(descriptor) for descriptor in os.listdir("/proc/self/fd")]
+    (mine,) = [found for found in sets if it.wake in found]
+    return mine
+
+
+def members(descriptor: str) -> set[int]:
+    """The descriptors in an epoll set; none in anything else."""
+    try:
+        with open(f"/proc/self/fdinfo/{descriptor}") as lines:
+            return {int(line.split()[1]) for line in lines if line.startswith("tfd:")}
+    except FileNotFoundError:  # the one that listed them
+        return set()
 
 
 @both
@@ -209,53 +219,38 @@ def test_a_value_that_is_on_its_way_stays_as_it_is(kind: str) -> None:
         assert found == wire.string(value)
 
 
-@contextmanager
-def no_more_descriptors() -> Iterator[None]:
-    """This process may open none, whatever is open: a limit just below their count would leave the gaps between."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-
-
 @both
 def test_where_there_are_no_descriptors_it_accepts_again_later(kind: str) -> None:
     with bench(kind) as it, logged() as lines, ExitStack() as clients:
-        port = listening_port(it)
-        connected = [clients.enter_context(socket.create_connection(("127.0.0.1", port), 30)) for _ in range(3)]
+        connected = [clients.enter_context(socket.create_connection(("127.0.0.1", it.port), 30)) for _ in range(3)]
         with no_more_descriptors():
             it.turn()
-        assert lines == [f"WARNING: the store accepts no connections for 1 s: {os.strerror(errno.EMFILE)}"]
-        (again,) = it.waiting
-        again()
+        assert lines == [f"WARNING: the store accepts no connections for {RETRY:g} s: {os.strerror(errno.EMFILE)}"]
         for client in connected:
             client.sendall(wire.encode(wire.Validate()) + wire.encode(wire.Ping(3)))
+        before = watched(it)
+        while len(watched(it)) < len(before) + 1 + len(connected):  # the listening socket, and who came by it
+            it.turn()
         it.turn()
         for client in connected:
             assert client.recv(4) == b"\3\0\0\0"
 
 
-def listening_port(it: Bench) -> int:
-    """Where the bench's store listens."""
-    listener = vars(it.carrier)["_listener"]
-    port: int = listener.getsockname()[1]
-    return port
-
-
 @compiled
 def test_the_store_in_c_is_used_by_one_at_a_time_and_not_after_its_end() -> None:
-    from rallypoint.base.endpoint import listening_socket
     from rallypoint.store._native import Sockets
 
-    with listening_socket("127.0.0.1", 0) as listener:
-        sockets = Sockets(listener.fileno(), lambda *_: None, lambda _: None)
+    with listening_socket("127.0.0.1", 0) as listener, ExitStack() as stack:
+        wake = os.eventfd(0)
+        stack.callback(os.close, wake)
+        sockets = Sockets(listener.fileno(), wake, 1.0, lambda *_: None, lambda _: None)
         assert sockets.connections() == 0
         sockets.close()
         sockets.close()
-        for use in (sockets.fileno, sockets.ready, sockets.accept_again, lambda: sockets.adopt(0)):
+        for use in (sockets.serve, sockets.turn, lambda: sockets.adopt(0, b"")):
             with pytest.raises(RuntimeError, match="closed"):
                 use()
+        sockets.free()
+        sockets.free()
         with pytest.raises(OSError, match="Bad file descriptor"):
-            Sockets(-1, lambda *_: None, lambda _: None)
+            Sockets(-1, -1, 1.0, lambda *_: None, lambda _: None)

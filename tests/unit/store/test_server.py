@@ -1,7 +1,8 @@
-"""The server over real sockets, on both kinds of loop and by all ways in which connections are served."""
+"""The server over real sockets, by both stores and both ways in which connections come to them."""
 
 from __future__ import annotations
 
+import errno
 import gc
 import logging
 import os
@@ -9,16 +10,19 @@ import socket
 import subprocess
 import sys
 import threading
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from rallypoint.base.endpoint import listening_socket
-from rallypoint.base.loop import LoopThread
+from rallypoint.store import server as server_module
 from rallypoint.store import wire
 from rallypoint.store.carrying import CHOICE
-from rallypoint.store.server import StoreServer
-from tests.unit.store.both import choose
+from rallypoint.store.server import StoreServer, StoreThread
+from rallypoint.store.serving import ServedTable
+from tests.unit.store.both import choose, no_more_descriptors
 from tests.unit.store.conftest import Door
 from tests.unit.store.sockets import DEADLINE, Raw
 
@@ -183,8 +187,8 @@ def test_a_client_that_does_not_read_is_not_read_from(server: StoreServer | Door
 
 
 @pytest.mark.usefixtures("core")
-def test_both_families_on_one_socket(loop: LoopThread) -> None:
-    with StoreServer(loop=loop) as server, Raw(server.port) as four:
+def test_both_families_on_one_socket() -> None:
+    with StoreServer() as server, Raw(server.port) as four:
         assert four.ping()
         if socket.has_ipv6 and os.path.exists("/proc/net/if_inet6"):
             with Raw(server.port, "::1") as six:
@@ -193,8 +197,8 @@ def test_both_families_on_one_socket(loop: LoopThread) -> None:
 
 @pytest.mark.usefixtures("core")
 @pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="no IPv6 here")
-def test_ipv6_alone(loop: LoopThread, lines: list[str]) -> None:
-    with StoreServer("::1", loop=loop) as server, Raw(server.port, "::1") as client:
+def test_ipv6_alone(lines: list[str]) -> None:
+    with StoreServer("::1") as server, Raw(server.port, "::1") as client:
         assert client.ping()
         port = client.socket.getsockname()[1]
         client.raw(b"\xff")
@@ -202,43 +206,41 @@ def test_ipv6_alone(loop: LoopThread, lines: list[str]) -> None:
     assert f"from [::1]:{port}: " in lines[0]
 
 
-def test_a_taken_port_is_known_at_once(loop: LoopThread) -> None:
-    with StoreServer("127.0.0.1", loop=loop) as server, pytest.raises(OSError, match="in use"):
-        StoreServer("127.0.0.1", server.port, loop=loop)
+def test_a_taken_port_is_known_at_once() -> None:
+    with StoreServer("127.0.0.1") as server, pytest.raises(OSError, match="in use"):
+        StoreServer("127.0.0.1", server.port)
 
 
-def descriptors(loop: LoopThread) -> int:
-    """How many this process has open, once the loop has those that its first server makes it keep."""
-    StoreServer("127.0.0.1", loop=loop).close()
+def descriptors() -> int:
+    """How many this process has open."""
     gc.collect()  # a socket that another test has dropped must not go just between two counts
     return len(os.listdir("/proc/self/fd"))
 
 
 @pytest.mark.usefixtures("core")
-def test_closing_ends_all_connections_and_frees_the_port(loop: LoopThread) -> None:
-    before = descriptors(loop)
-    server = StoreServer("127.0.0.1", loop=loop)
+def test_closing_ends_all_connections_and_frees_the_port() -> None:
+    before = descriptors()
+    server = StoreServer("127.0.0.1")
     clients = [Raw(server.port) for _ in range(5)]
     assert all(client.ping() for client in clients)
     clients[0].send(wire.Wait([b"never"]))
     server.close()
     server.close()
-    server.close_soon()
     for client in clients:
         with client:
             assert client.closed()
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", server.port))
     assert len(os.listdir("/proc/self/fd")) == before
-    with StoreServer("127.0.0.1", server.port, loop=loop) as again, Raw(again.port) as client:
+    with StoreServer("127.0.0.1", server.port) as again, Raw(again.port) as client:
         assert client.ping()
 
 
 @pytest.mark.usefixtures("core")
-def test_closing_at_once_and_with_clients_that_are_just_arriving(loop: LoopThread) -> None:
-    before = descriptors(loop)
+def test_closing_at_once_and_with_clients_that_are_just_arriving() -> None:
+    before = descriptors()
     for _ in range(20):
-        server = StoreServer("127.0.0.1", loop=loop)
+        server = StoreServer("127.0.0.1")
         clients = [Raw(server.port) for _ in range(3)]
         server.close()
         for client in clients:
@@ -248,34 +250,10 @@ def test_closing_at_once_and_with_clients_that_are_just_arriving(loop: LoopThrea
 
 
 @pytest.mark.usefixtures("core")
-def test_a_loop_that_stops_takes_its_servers_along(loop: LoopThread) -> None:
-    server = StoreServer("127.0.0.1", loop=loop)
-    with Raw(server.port) as client:
-        assert client.ping()
-        loop.stop()
-        assert client.closed()
-    server.close()
-    with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.1", server.port))
-
-
-def test_the_loop_cannot_wait_for_itself(loop: LoopThread) -> None:
-    async def close() -> None:
-        server.close()
-
-    with StoreServer("127.0.0.1", loop=loop) as server, Raw(server.port) as client:
-        assert client.ping()
-        with pytest.raises(RuntimeError, match="close_soon"):
-            loop.submit(close()).result(DEADLINE)
-        loop.call(server.close_soon)
-        assert client.closed()
-
-
-@pytest.mark.usefixtures("core")
-def test_a_listening_socket_of_the_caller(loop: LoopThread) -> None:
+def test_a_listening_socket_of_the_caller() -> None:
     listener = listening_socket("127.0.0.1", 0)
     port = listener.getsockname()[1]
-    with StoreServer(listener=listener, loop=loop) as server, Raw(port) as client:
+    with StoreServer(listener=listener) as server, Raw(port) as client:
         assert server.port == port
         assert client.ping()
     assert listener.fileno() == -1
@@ -307,25 +285,101 @@ def test_a_process_without_descriptors_serves_those_who_are_there_and_later_the_
     assert process.returncode == 0
 
 
-def test_importing_and_constructing_needs_no_asyncio_in_the_caller() -> None:
-    """The caller's thread goes on while the loop's thread imports; here it is not even given the time to start."""
+@pytest.mark.usefixtures("core")
+def test_a_store_that_finds_no_descriptors_for_its_first_client_serves_it_later(
+    monkeypatch: pytest.MonkeyPatch, lines: list[str]
+) -> None:
+    monkeypatch.setattr(server_module, "RETRY", 0.05)
+    with StoreServer("127.0.0.1") as server, socket.socket() as client:
+        client.settimeout(DEADLINE)
+        with no_more_descriptors():
+            client.connect(("127.0.0.1", server.port))
+            wait_for(lambda: bool(lines))
+        client.sendall(wire.encode(wire.Validate()) + wire.encode(wire.Ping(7)))
+        assert client.recv(4) == b"\x07\0\0\0"
+    assert lines[0].startswith(
+        f"WARNING: the store on port {server.port} cannot serve yet, and tries again in 0.05 s: "
+    )
+    assert os.strerror(errno.EMFILE) in lines[0]
+
+
+def test_a_store_that_never_found_means_can_be_closed(lines: list[str]) -> None:
+    server = StoreServer("127.0.0.1")
+    with socket.socket() as client:
+        client.settimeout(DEADLINE)
+        with no_more_descriptors():
+            client.connect(("127.0.0.1", server.port))
+            wait_for(lambda: bool(lines))
+            server.close()
+        with pytest.raises(ConnectionResetError):
+            client.recv(1)
+
+
+def test_a_defect_on_the_thread_is_told_and_ends_the_store(monkeypatch: pytest.MonkeyPatch, lines: list[str]) -> None:
+    """Its clients must not wait for answers that never come."""
+    choose("python", monkeypatch)
+    before = descriptors()
+    with StoreServer("127.0.0.1") as server, Raw(server.port) as client:
+        assert client.ping()
+        monkeypatch.setattr(ServedTable, "flush", lambda _self: 1 // 0)
+        client.send(wire.Ping(1))
+        assert client.closed()
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(("127.0.0.1", server.port))
+    assert lines == [f"ERROR: a defect ends the store on port {server.port}: its clients are disconnected"]
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_where_there_are_no_threads_the_caller_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    before = descriptors()
+    monkeypatch.setattr(threading.Thread, "start", start)
+    with pytest.raises(OSError, match="no more threads; raise the limit of processes"):
+        StoreServer("127.0.0.1")
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_connection_that_comes_to_a_store_that_has_ended_is_closed() -> None:
+    store = StoreThread("a store")
+    store.close()
+    near, far = socket.socketpair()
+    with far:
+        store.adopt(near, b"")
+        assert far.recv(1) == b""
+
+
+def test_a_store_imports_nothing_before_its_first_client_and_no_asyncio_at_all() -> None:
+    """The caller's thread starts workers meanwhile, and an interpreter imports for one thread at a time."""
     code = (
-        "import sys; from rallypoint.store.server import StoreServer; import rallypoint.store.client;"
-        "print([name for name in ('asyncio', 'uvloop', 'msgspec', 'tempfile', 'datetime') if name in sys.modules])"
+        "import sys; from rallypoint.store.server import StoreServer; s = StoreServer('127.0.0.1');"
+        "from rallypoint.store.client import TCPStore; import socket, time; time.sleep(0.1);"
+        "print('rallypoint.store.carrying' in sys.modules);"
+        "TCPStore('127.0.0.1', s.port).set('k', 'v'); print('rallypoint.store.carrying' in sys.modules);"
+        "print([name for name in ('asyncio', 'uvloop', 'msgspec', 'tempfile') if name in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
-    assert out.stdout.strip() == "[]"
+    assert out.stdout.split("\n") == ["False", "True", "[]", ""]
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    """Look until it is so."""
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)
 
 
 @pytest.mark.parametrize("choice", ["python", "compiled"])
 def test_the_log_says_which_store_serves(
-    choice: str, loop: LoopThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    choice: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     choose(choice, monkeypatch)
     monkeypatch.setattr(logging.getLogger("rallypoint"), "propagate", True)
     with (
         caplog.at_level(logging.DEBUG, "rallypoint.store"),
-        StoreServer("127.0.0.1", loop=loop) as server,
+        StoreServer("127.0.0.1") as server,
         Raw(server.port) as client,
     ):
         assert client.ping()
@@ -334,14 +388,14 @@ def test_the_log_says_which_store_serves(
 
 
 def test_without_the_store_in_c_the_one_in_python_serves(
-    loop: LoopThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv(CHOICE, raising=False)
     monkeypatch.setitem(sys.modules, "rallypoint.store.compiled", None)
     monkeypatch.setattr(logging.getLogger("rallypoint"), "propagate", True)
     with (
         caplog.at_level(logging.DEBUG, "rallypoint.store"),
-        StoreServer("127.0.0.1", loop=loop) as server,
+        StoreServer("127.0.0.1") as server,
         Raw(server.port) as client,
     ):
         assert client.ping()

@@ -2,7 +2,7 @@
 
 The node of rank 0 listens at `master_addr:master_port`. Workers speak the TCPStore protocol there, as they expect;
 agents speak the control protocol on the same port and so learn of failures, which torch's static agents never do. The
-first byte of a connection tells the two apart. Each round has a new table behind the same port.
+first byte of a connection tells the two apart. Each round has a new store behind the same port.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rallypoint.rendezvous.link import Deliver, Link
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.server import ControlServer, allow_connections
 from rallypoint.rendezvous.state import Settings
-from rallypoint.store.rounds import RoundTables
+from rallypoint.store.rounds import RoundStores
 
 if TYPE_CHECKING:
     from rallypoint.base.tls import Tls
@@ -60,7 +60,7 @@ class _Master:
         self._settings = settings
         self._rank = rank
         self._tls = tls
-        self._tables: RoundTables | None = None
+        self._stores: RoundStores | None = None
         self._server: ControlServer | None = None
 
     # The control plane
@@ -87,10 +87,8 @@ class _Master:
             ) from None
         allow_connections(self._settings.max_nodes)
         hub = Hub(self._settings)
-        self._tables = RoundTables()
-        self._server = ControlServer(
-            hub, listener, keys=accepted_keys(), tls=self._tls, fallback=self._tables.connection
-        )
+        self._stores = RoundStores()
+        self._server = ControlServer(hub, listener, keys=accepted_keys(), tls=self._tls, fallback=self._stores.adopt)
         self._endpoint = Endpoint(self._endpoint.host, self._server.port)
         return LocalLink(hub, own_node(self._endpoint.host), deliver, self._endpoint.host)
 
@@ -106,19 +104,19 @@ class _Master:
         return self._endpoint.host, self._endpoint.port
 
     def round_ended(self) -> None:
-        """Put a new table behind the port before anybody can be told of the next round: it needs this node to join."""
-        if self._tables is not None:
-            self._tables.next_round()
+        """Put a new store behind the port before anybody can be told of the next round: it needs this node to join."""
+        if self._stores is not None:
+            self._stores.next_round()
 
     def discard(self) -> None:
-        """Nothing is prepared ahead here: a round that has ended has put a new table behind the port."""
+        """Nothing is prepared ahead here: a round that has ended has put a new store behind the port."""
 
     def begin(self, *, is_host: bool) -> None:
-        """The workers of the round before are gone: hang up on whoever still uses its table."""
-        if self._tables is not None:
-            self._tables.end_former()
+        """The workers of the round before are gone: hang up on whoever still uses its store."""
+        if self._stores is not None:
+            self._stores.end_former()
 
     def close(self) -> None:
         """Hang up on all workers."""
-        if self._tables is not None:
-            self._tables.close()
+        if self._stores is not None:
+            self._stores.close()

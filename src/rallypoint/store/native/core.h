@@ -30,7 +30,6 @@ enum {
     PIECE = 64 * 1024,       /* most bytes that are read at once */
     MOST_EVENTS = 1024,      /* connections that are looked at in one sweep */
     AT_ONCE = 64,            /* connections that are served before replies are sent */
-    MOST_SWEEPS = 16,        /* sweeps before others on the loop have their turn */
 };
 
 /* Bytes of somebody else, for as long as he keeps them. */
@@ -133,7 +132,10 @@ typedef struct {
 
 struct Store {
     Table table;
-    int epoll, listener;
+    int epoll, listener, wake; /* no listener: -1 */
+    bool woken;
+    uint64_t retry;           /* nanoseconds for which nobody is accepted where means were lacking */
+    uint64_t accept_again_at; /* 0 while it listens */
     Conn *conns;
     size_t conn_count;
 
@@ -194,11 +196,11 @@ void replies_drop(Conn *);
 size_t serve(Store *, Conn *, Text data, Refusal *); /* how many bytes were used up */
 
 /* sockets.c */
-int conn_adopt(Store *, int fd); /* 0, or the error for which it could not be had; then it is not closed */
+int conn_adopt(Store *, int fd, Text data); /* 0, or the error for which it could not be had; then it is not closed */
 void conn_rearm(Store *, Conn *); /* say again what is ready there */
-int accept_again(Store *);
-int sweep(Store *); /* how many connections were ready */
-int store_open(Store *, int listener); /* -1 and errno if it could not be done */
-void store_close(Store *);
+bool sweep(Store *, bool may_wait); /* look once at all that is ready; whether there was anything */
+int store_open(Store *); /* -1 and errno if it could not be done */
+void store_close(Store *); /* ends all connections */
+void store_free(Store *);  /* and then what is stored */
 
 #endif

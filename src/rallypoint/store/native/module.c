@@ -20,7 +20,7 @@ typedef struct {
     Store store;
     PyObject *refused, *starved;
     PyThreadState *thread; /* of whoever is in `ready`, while the lock is released */
-    bool open, busy;
+    bool held, open, busy; /* something is stored; connections can be made; a thread is at work */
 } Sockets;
 
 static Sockets *owner(Store *store)
@@ -69,21 +69,25 @@ static bool usable(Sockets *self)
 
 static PyObject *sockets_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
 {
-    static char *names[] = {"listener", "refused", "starved", NULL};
-    int listener;
+    static char *names[] = {"listener", "wake", "retry", "refused", "starved", NULL};
+    int listener, wake;
+    double retry;
     PyObject *refused, *starved;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "iOO", names, &listener, &refused, &starved))
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "iidOO", names, &listener, &wake, &retry, &refused, &starved))
         return NULL;
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     Sockets *self = (Sockets *)allocate(type, 0);
     if (self == NULL)
         return NULL;
-    if (store_open(&self->store, listener) < 0) {
+    self->store.listener = listener;
+    self->store.wake = wake;
+    self->store.retry = (uint64_t)(retry * 1e9);
+    if (store_open(&self->store) < 0) {
         PyErr_SetFromErrno(PyExc_OSError);
         Py_DECREF(self);
         return NULL;
     }
-    self->open = true;
+    self->held = self->open = true;
     self->store.refused = on_refused;
     self->store.starved = on_starved;
     self->refused = Py_NewRef(refused);
@@ -106,12 +110,18 @@ static int sockets_traverse(Sockets *self, visitproc visit, void *arg)
     return 0;
 }
 
-static void end(Sockets *self)
+/* Ends connections, and with `all` the store; others may use the interpreter meanwhile. */
+static void end(Sockets *self, bool all)
 {
-    if (self->open) {
-        self->open = false;
+    bool open = self->open, held = self->held;
+    self->open = false;
+    self->held = held && !all;
+    PyThreadState *thread = PyEval_SaveThread();
+    if (open)
         store_close(&self->store);
-    }
+    if (held && all)
+        store_free(&self->store);
+    PyEval_RestoreThread(thread);
     sockets_clear(self);
 }
 
@@ -119,29 +129,41 @@ static void sockets_dealloc(Sockets *self)
 {
     PyTypeObject *type = Py_TYPE((PyObject *)self);
     PyObject_GC_UnTrack(self);
-    end(self);
+    end(self, true);
     freefunc release = (freefunc)PyType_GetSlot(type, Py_tp_free);
     release(self);
     Py_DECREF(type);
 }
 
-static PyObject *sockets_fileno(Sockets *self, PyObject *Py_UNUSED(nothing))
-{
-    return usable(self) ? PyLong_FromLong(self->store.epoll) : NULL;
-}
-
-static PyObject *sockets_ready(Sockets *self, PyObject *Py_UNUSED(nothing))
+static PyObject *work(Sockets *self, bool until_woken)
 {
     if (!usable(self))
         return NULL;
+    bool any;
     self->busy = true;
     self->thread = PyEval_SaveThread();
-    for (int sweeps = 0; sweeps < MOST_SWEEPS && sweep(&self->store) > 0; sweeps++)
-        ;
+    self->store.woken = false;
+    do
+        any = sweep(&self->store, until_woken);
+    while (until_woken && !self->store.woken);
     PyEval_RestoreThread(self->thread);
     self->thread = NULL;
     self->busy = false;
+    return PyBool_FromLong(any);
+}
+
+static PyObject *sockets_serve(Sockets *self, PyObject *Py_UNUSED(nothing))
+{
+    PyObject *any = work(self, true);
+    if (any == NULL)
+        return NULL;
+    Py_DECREF(any);
     Py_RETURN_NONE;
+}
+
+static PyObject *sockets_turn(Sockets *self, PyObject *Py_UNUSED(nothing))
+{
+    return work(self, false);
 }
 
 static PyObject *failure(int error)
@@ -150,21 +172,19 @@ static PyObject *failure(int error)
     return PyErr_SetFromErrno(PyExc_OSError);
 }
 
-static PyObject *sockets_accept_again(Sockets *self, PyObject *Py_UNUSED(nothing))
+static PyObject *sockets_adopt(Sockets *self, PyObject *arguments)
 {
-    if (!usable(self))
+    int fd;
+    const char *bytes;
+    Py_ssize_t size;
+    if (!PyArg_ParseTuple(arguments, "iy#", &fd, &bytes, &size) || !usable(self))
         return NULL;
-    if (accept_again(&self->store) < 0)
-        return failure(errno);
-    Py_RETURN_NONE;
-}
-
-static PyObject *sockets_adopt(Sockets *self, PyObject *descriptor)
-{
-    long fd = PyLong_AsLong(descriptor);
-    if ((fd == -1 && PyErr_Occurred()) || !usable(self))
-        return NULL;
-    int error = conn_adopt(&self->store, (int)fd);
+    self->busy = true;
+    self->thread = PyEval_SaveThread();
+    int error = conn_adopt(&self->store, fd, (Text){(const uint8_t *)bytes, (size_t)size});
+    PyEval_RestoreThread(self->thread);
+    self->thread = NULL;
+    self->busy = false;
     if (error)
         return failure(error);
     Py_RETURN_NONE;
@@ -179,17 +199,26 @@ static PyObject *sockets_close(Sockets *self, PyObject *Py_UNUSED(nothing))
 {
     if (self->busy && !usable(self))
         return NULL;
-    end(self);
+    end(self, false);
+    Py_RETURN_NONE;
+}
+
+static PyObject *sockets_free(Sockets *self, PyObject *Py_UNUSED(nothing))
+{
+    if (self->busy && !usable(self))
+        return NULL;
+    end(self, true);
     Py_RETURN_NONE;
 }
 
 static PyMethodDef methods[] = {
-    {"fileno", (PyCFunction)sockets_fileno, METH_NOARGS, "A descriptor that is readable while there is work."},
-    {"ready", (PyCFunction)sockets_ready, METH_NOARGS, "Do what there is to do."},
-    {"accept_again", (PyCFunction)sockets_accept_again, METH_NOARGS, "Look at the listening socket again."},
-    {"adopt", (PyCFunction)sockets_adopt, METH_O, "Serve a connected, non-blocking socket, and own its descriptor."},
+    {"serve", (PyCFunction)sockets_serve, METH_NOARGS, "Serve until somebody writes to the eventfd."},
+    {"turn", (PyCFunction)sockets_turn, METH_NOARGS, "Do some of what there is to do; whether there was anything."},
+    {"adopt", (PyCFunction)sockets_adopt, METH_VARARGS,
+     "Serve a connected, non-blocking socket from which this has been read, and own its descriptor."},
     {"connections", (PyCFunction)sockets_connections, METH_NOARGS, "How many clients are connected."},
     {"close", (PyCFunction)sockets_close, METH_NOARGS, "End all connections; the listening socket is not closed."},
+    {"free", (PyCFunction)sockets_free, METH_NOARGS, "After `close`: give the memory back."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -218,6 +247,8 @@ static int begin(PyObject *module)
         return -1;
     }
     Py_DECREF(type);
+    if (PyModule_AddIntConstant(module, "INTERFACE", 2) < 0) /* one more whenever `_native.pyi` changes */
+        return -1;
     return PyModule_AddStringConstant(module, "SOURCES", SOURCES);
 }
 

@@ -1,4 +1,4 @@
-/* Connections, and the one epoll set that the loop watches as a single descriptor.
+/* Connections, in one epoll set.
  *
  * Some connections are read and served, then all that they have earned is sent: few enough that their sockets are still
  * in the processor's caches, and so many that clients who were asleep find several replies when they wake. Laws:
@@ -18,6 +18,7 @@
 #include <string.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
+#include <time.h>
 #include <unistd.h>
 
 static const uint32_t EDGES = EPOLLIN | EPOLLOUT | EPOLLRDHUP | EPOLLET;
@@ -74,9 +75,11 @@ void conn_rearm(Store *store, Conn *conn)
     epoll_ctl(store->epoll, EPOLL_CTL_MOD, conn->fd, &event);
 }
 
-int conn_adopt(Store *store, int fd)
+static uint64_t now(void)
 {
-    return conn_open(store, fd) ? 0 : errno;
+    struct timespec time;
+    clock_gettime(CLOCK_MONOTONIC, &time);
+    return (uint64_t)time.tv_sec * 1000000000u + (uint64_t)time.tv_nsec;
 }
 
 static bool out_of_means(int error)
@@ -95,6 +98,7 @@ static void accept_all(Store *store)
             close(fd);
         if (out_of_means(error)) {
             epoll_ctl(store->epoll, EPOLL_CTL_DEL, store->listener, NULL);
+            store->accept_again_at = now() + store->retry;
             store->starved(store, error);
             return;
         }
@@ -103,10 +107,10 @@ static void accept_all(Store *store)
     }
 }
 
-int accept_again(Store *store)
+static int watch(Store *store, int fd, void *as)
 {
-    struct epoll_event event = {.events = EPOLLIN, .data.ptr = NULL};
-    return epoll_ctl(store->epoll, EPOLL_CTL_ADD, store->listener, &event);
+    struct epoll_event event = {.events = EPOLLIN, .data.ptr = as};
+    return epoll_ctl(store->epoll, EPOLL_CTL_ADD, fd, &event);
 }
 
 /* Serves these bytes, and keeps what is left of them. False if the connection has gone then. */
@@ -222,29 +226,55 @@ static void conn_ready(Store *store, Conn *conn, uint32_t events)
     }
 }
 
-int sweep(Store *store)
+int conn_adopt(Store *store, int fd, Text data)
+{
+    if (!conn_open(store, fd))
+        return errno;
+    if (data.size)
+        conn_serve(store, store->conns, data);
+    flush(store);
+    return 0;
+}
+
+/* How many milliseconds there are until something must be done that no event tells of. */
+static int pause_of(const Store *store)
+{
+    if (!store->accept_again_at)
+        return -1;
+    uint64_t at = now();
+    return at < store->accept_again_at ? (int)((store->accept_again_at - at) / 1000000 + 1) : 0;
+}
+
+bool sweep(Store *store, bool may_wait)
 {
     struct epoll_event events[MOST_EVENTS];
-    int count = epoll_wait(store->epoll, events, MOST_EVENTS, 0);
+    int count = epoll_wait(store->epoll, events, MOST_EVENTS, may_wait ? pause_of(store) : 0);
     for (int i = 0; i < count; i++) {
-        if (events[i].data.ptr == NULL)
+        if (events[i].data.ptr == &store->listener)
             accept_all(store);
-        else
+        else if (events[i].data.ptr == &store->wake) {
+            uint64_t times;
+            store->woken = read(store->wake, &times, sizeof times) > 0;
+        } else
             conn_ready(store, events[i].data.ptr, events[i].events);
         if ((i + 1) % AT_ONCE == 0)
             flush(store);
     }
     flush(store);
-    return count;
+    if (store->accept_again_at && now() >= store->accept_again_at) {
+        store->accept_again_at = 0;
+        watch(store, store->listener, &store->listener);
+    }
+    return count > 0;
 }
 
-int store_open(Store *store, int listener)
+int store_open(Store *store)
 {
-    store->listener = listener;
     store->epoll = epoll_create1(EPOLL_CLOEXEC);
     if (store->epoll < 0)
         return -1;
-    if (accept_again(store) < 0) {
+    if (watch(store, store->wake, &store->wake) < 0 ||
+        (store->listener >= 0 && watch(store, store->listener, &store->listener) < 0)) {
         int error = errno;
         close(store->epoll);
         errno = error;
@@ -259,9 +289,13 @@ void store_close(Store *store)
 {
     while (store->conns != NULL)
         conn_close(store, store->conns);
+    close(store->epoll);
+}
+
+void store_free(Store *store)
+{
     table_close(&store->table);
     free(store->out);
     free(store->segments);
     free(store->intake);
-    close(store->epoll);
 }
