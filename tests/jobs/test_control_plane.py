@@ -78,7 +78,7 @@ def test_a_server_that_stays_away_ends_the_job_when_it_is_needed(rallyrun: Launc
         node.job.until_err("was lost")
     job.say("fail-A-0")
     assert nodes[0].job.ends() == 1
-    assert "has not come back within the join timeout" in nodes[0].job.err
+    assert "has not come back within 3 s" in nodes[0].job.err
     assert nodes[1].job.until(lambda lines: len(lines) == 1, "B runs on") is not None
     job.say("finish")
     assert nodes[1].job.ends() == 0

@@ -196,6 +196,38 @@ def test_below_the_minimum_the_others_wait_for_a_replacement(rallyrun: Launcher)
     all_end([a, replacement], 0)
 
 
+def test_all_who_wait_are_told_at_once_when_the_time_of_one_is_over(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "3")
+    a = job.start("A", "--rdzv-conf=join_timeout=4", env={"LOGLEVEL": "INFO"})
+    a.job.until_err("control plane listens on port")
+    b = job.start("B")  # with the whole default of its own
+    all_end([a, b], 1)
+    host = socket.gethostname()
+    names = f"{host} pid {a.job.pid}, {host} pid {b.job.pid}"
+    for node in (a, b):
+        assert f"{host} pid {a.job.pid} has waited for 4 s, 2 of 3 nodes were in ({names}), 1 was" in node.job.err
+        assert "the control plane" not in node.job.err.partition("did not complete")[2]
+        assert "was lost" not in node.job.err
+    assert "giving up in" in a.job.err
+    assert "waiting for" not in b.job.err  # the host tells
+
+
+def test_a_loss_that_nobody_makes_good_is_told_with_its_time(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "2", conf="join_timeout=4")
+    a = job.host("A")
+    b = job.start("B")
+    for node in (a, b):
+        node.comes_up(1)
+    b.dies()
+    all_end([a], 1)
+    lost = rf"pid {b.job.pid} \(rank 1\) was lost at \d\d:\d\d:\d\d and nobody has taken its place"
+    assert re.search(
+        r"round 0 is over: .* was lost \(.*\); the workers are stopped until 1 more node has come", a.job.err
+    )
+    assert re.search(rf"waiting for .*: 1 of 2 nodes are in .*{lost}; giving up in \d s", a.job.err)
+    assert re.search(rf"error: .*{lost} within 4 s, 1 of 2 nodes were in .*--nnodes=1:2", a.job.err)
+
+
 def test_a_departure_before_the_round_is_complete_leaves_a_place_for_another(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "3")
     a = job.host("A")
@@ -219,7 +251,7 @@ def test_spares_park_one_takes_a_lost_place_and_one_ends_unneeded(rallyrun: Laun
     b = job.start("B")
     for node in (a, b):
         node.comes_up(1, world_size=2)
-    spares = [job.start("S"), job.start("T")]
+    spares = [job.start(name, env={"LOGLEVEL": "INFO"}) for name in "ST"]  # one of them would tell people
     for spare in spares:
         spare.job.until_err("waits as a spare")
     assert [len(node.ups) for node in (a, b, *spares)] == [1, 1, 0, 0], "a spare disturbs nobody"

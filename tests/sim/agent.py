@@ -108,7 +108,7 @@ class Agent:
         self._ask_every = 2.0
         self._asking: Timer | None = None
         self.stores = Stores(job.world)
-        self.handler = ElasticHandler("sim", job.settings, self._open_link, self.stores)
+        self.handler = ElasticHandler("sim", job.settings, self._open_link, self.stores, wall_clock=self.wall_clock)
         self.handler.listen(self._post)
         job.world.note(self.process, "starts")
         self._do(Join())

@@ -34,7 +34,7 @@ from rallypoint.rendezvous.messages import (
     RoundEnded,
 )
 from rallypoint.rendezvous.operations import Close, Drain, Fail
-from rallypoint.rendezvous.state import Outcome, Reason, State, Verdict, name_of
+from rallypoint.rendezvous.state import Outcome, Reason, State, Verdict, known_to, name_of
 from tests.sim.faults import OUTAGES
 from tests.sim.network import Connection
 from tests.sim.server import LocalSession, Server, Session
@@ -68,6 +68,8 @@ class Audit:
         self._stores: dict[int, RoundName] = {}
         """Port to the round whose workers were told of it."""
         self._placed: dict[int, Placement] = {}
+        self._gave_up: set[str] = set()
+        """The names of those for whose sake a rendezvous was abandoned."""
         self._disturbed: dict[int, float] = {}
         kinds = {fault.kind for fault in job.scenario.faults}
         self._only_etcd_fails = job.scenario.etcd and kinds <= OUTAGES
@@ -177,8 +179,23 @@ class Audit:
             self._complete(server, book, after)
         elif before.complete and after.complete and before.round == after.round:
             self._check_members(book, before, after)
+        if after.abandoned.number != before.abandoned.number:
+            self._check_abandoned(before, after)
         if after.closed and not before.closed:
             self._check_close(book, before, after, request)
+
+    def _check_abandoned(self, before: State, after: State) -> None:
+        """A rendezvous comes to nothing for all only when it cannot do without one whose time is over."""
+        by = after.abandoned.by
+        agent = next(each for each in self._job.agents.values() if each.host == by.partition(" ")[0])
+        waited = self._job.world.now - agent.joined_at
+        if before.complete or len(known_to(before)) > self._job.settings.min_nodes:
+            raise Violation("a rendezvous was abandoned that could do without a node", f"{by}: {before}")
+        if waited < self._job.settings.join_timeout - 1e-6:
+            raise Violation("a rendezvous was abandoned too early", f"by {by} after {waited:.3f} s")
+        if known_to(after):
+            raise Violation("a rendezvous was abandoned by halves", f"{after}")
+        self._gave_up.add(by)
 
     def _learn(self, book: Book, after: State, node: int, request: Holding) -> None:
         """A node has said what it holds; from it the server may have taken a round that another one completed."""
@@ -395,7 +412,9 @@ class Audit:
 
     def _check_refused(self, agent: Agent, event: JoinRefused) -> None:
         waited = self._job.world.now - agent.joined_at
-        if event.refusal is Refusal.TIMEOUT and waited < self._job.settings.join_timeout - 1e-6:
+        early = waited < self._job.settings.join_timeout - 1e-6
+        by_another = event.progress is not None and event.progress.gave_up in self._gave_up
+        if event.refusal is Refusal.TIMEOUT and early and not by_another:
             raise Violation("a join was given up too early", f"node {agent.number} after {waited:.3f} s")
         if event.refusal in (Refusal.CLOSED, Refusal.SPARE_NOT_NEEDED) and self.verdict is None:
             raise Violation("a join was refused by a job that goes on", f"node {agent.number}: {event}")

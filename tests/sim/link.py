@@ -120,7 +120,10 @@ class SimLink:
             if self._waits_since is None:
                 return inf
             since = max(since, self._waits_since)
-        return since + self._settings.join_timeout - self.process.clock()
+        until = since + self._settings.join_timeout
+        if self._ever and self._held.join is not None and not self._held.spare:
+            until = min(until, self._held.join[1])
+        return until - self.process.clock()
 
     def _attempt(self) -> None:
         if self._closed:
@@ -285,7 +288,7 @@ class SimLink:
         self._open = False
         self._patient_from = self.process.clock()
         self.process.world.note(self.process, "has lost its link: %s", why)
-        if self._held.ended:
+        if self._held.ended or self._held.refused:
             self._closed = True
             return
         self._deliver(LinkDown(why))

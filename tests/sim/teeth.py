@@ -120,15 +120,20 @@ def _dead_node() -> AbstractContextManager[object]:
     """A node that is lost while a round forms keeps its place in it."""
     end = Arbiter._end
 
-    def bad(self: Arbiter, session: int, now: float, reason: Reason) -> None:
+    def bad(self: Arbiter, session: int, now: float, reason: Reason, detail: str = "") -> None:
         gone = self.roster.get(session)
         if gone is not None and not self.state.complete and gone.node in self.state.participants:
             self.roster.close(session)
             self._pending.pop(gone.node, None)
             return
-        end(self, session, now, reason)
+        end(self, session, now, reason, detail)
 
     return patch.object(Arbiter, "_end", bad)
+
+
+def _over_for_all() -> AbstractContextManager[object]:
+    """The time of any node ends the rendezvous of all, be the others enough or not."""
+    return patch.object(core, "needs_all", lambda state, _settings: not state.complete)
 
 
 def _told_before_kept() -> AbstractContextManager[object]:
@@ -152,6 +157,7 @@ BUGS = (
     Bug("keys are kept without their round", _one_store),
     Bug("a failure that two nodes report is counted twice", _counted_twice),
     Bug("a round completes with a dead node", _dead_node),
+    Bug("one node's time is over for all", _over_for_all),
     Bug("a node is told of a state before it is kept", _told_before_kept),
     Bug("the state is written without a fence", _without_fence),
     Bug("nobody is waited for whose lease ended while etcd was away", _no_patience),

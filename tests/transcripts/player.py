@@ -43,6 +43,7 @@ from rallypoint.rendezvous.messages import (
 )
 from rallypoint.rendezvous.operations import Close, Drain, Fail, Preempt, Succeed
 from rallypoint.rendezvous.state import Member, NodeId, Settings, in_words
+from rallypoint.rendezvous.wording import Subject, given_up, in_progress
 
 Options = dict[str, str]
 
@@ -287,6 +288,12 @@ class Player:
         return [f"{self.names[session]} <- {shown(notice)}" for session, notice in sends if session in self.names]
 
 
+def in_words_of(wording: Callable[[Subject, Progress, float], str], progress: Progress) -> str:
+    """A progress in the words that its node finds for it; who has gone is told without the time of day."""
+    gone = "".join(f"; {each.name}: {each.reason.value} {each.ago:g} s ago" for each in progress.gone)
+    return wording(Subject("transcript", ""), progress._replace(gone=()), 0.0) + gone
+
+
 def shown(notice: Notice) -> str:
     """A notice in a few words."""
     match notice:
@@ -306,10 +313,10 @@ def shown(notice: Notice) -> str:
         case JobEnded(verdict=verdict):
             why = f" ({verdict.detail})" if verdict.detail else ""
             return f"job {verdict.outcome.value}" + (f": {verdict.cause.message}" if verdict.cause else "") + why
-        case JoinRefused(refusal=refusal, detail=detail):
-            return f"refused, {refusal.value}: {detail}"
+        case JoinRefused(refusal=refusal, detail=detail, progress=progress):
+            return f"refused, {refusal.value}: {detail if progress is None else in_words_of(given_up, progress)}"
         case Progress():
-            return f"progress: {notice}"
+            return in_words_of(in_progress, notice) + ("" if notice.tells else " (another tells)")
         case Preempted(round=round_, node=node, seconds=seconds):
             return f"{node} will be gone in {seconds:g} s; round {round_} is to end before"
         case Beat():

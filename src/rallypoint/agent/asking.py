@@ -21,7 +21,8 @@ from rallypoint.agent.spec import RunResult, WorkerSpec, WorkerState
 from rallypoint.base.clock import Deadline
 from rallypoint.base.log import get_logger
 from rallypoint.failures.cause import Cause
-from rallypoint.rendezvous.elastic import error_of, notices
+from rallypoint.rendezvous.elastic import notices
+from rallypoint.rendezvous.errors import error_of
 from rallypoint.rendezvous.messages import (
     JobEnded,
     LinkDown,
@@ -30,8 +31,8 @@ from rallypoint.rendezvous.messages import (
     Notice,
     Placed,
     Placement,
-    Progress,
     RoundEnded,
+    Waiting,
 )
 
 log = get_logger(__name__)
@@ -141,8 +142,8 @@ class Asking:
                 self._join()
             case LinkDown(detail=detail):
                 log.warning("%s", detail)
-            case Progress():
-                log.warning("waiting for the rendezvous of job %r: %s", self._spec.rdzv_handler.get_run_id(), notice)
+            case Waiting(text=text, loud=loud):
+                (log.warning if loud else log.info)("%s", text)
             case _:
                 pass
 

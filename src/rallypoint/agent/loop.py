@@ -55,8 +55,8 @@ from rallypoint.base.signals import Bell, signal_name, signals_to
 from rallypoint.base.waiting import until_readable
 from rallypoint.failures.cause import Cause
 from rallypoint.notices import PREEMPTION
-from rallypoint.rendezvous.elastic import error_of
-from rallypoint.rendezvous.errors import RendezvousClosedError
+from rallypoint.rendezvous.elastic import ASK_FIRST, ASK_MOST
+from rallypoint.rendezvous.errors import RendezvousClosedError, error_of
 from rallypoint.rendezvous.state import Outcome
 from rallypoint.workers.stop import Stopping
 
@@ -64,10 +64,6 @@ if TYPE_CHECKING:
     from rallypoint.health.pulse import Pulse
 
 log = get_logger(__name__)
-
-_PROGRESS_FIRST, _PROGRESS_MOST = 2.0, 60.0
-"""Seconds until the first line that says whom the rendezvous waits for, and at most between later ones. An interval is
-twice the one before: a spare that is parked for days must not fill the log."""
 
 _SIGNAL_COMES = 1.0
 """Seconds that a signal to all processes may take to reach this one, when it has reached others. It takes microseconds,
@@ -96,7 +92,7 @@ class AgentLoop:
         self._last: RunResult | None = None
         self._result: RunResult | None = None
         self._ask_at = 0.0
-        self._ask_every = _PROGRESS_FIRST
+        self._ask_every = ASK_FIRST
         self._look_at = 0.0
         self._finished_at = 0.0
         self._held: RunResult | None = None
@@ -165,7 +161,7 @@ class AgentLoop:
             yield NoSignal()
         yield from self._board.look(self._crew.running)
         if self._waits_for_others and self._clock.monotonic() >= self._ask_at:
-            self._ask_every = min(2 * self._ask_every, _PROGRESS_MOST)
+            self._ask_every = min(2 * self._ask_every, ASK_MOST)
             self._ask_at = self._clock.monotonic() + self._ask_every
             self._membership.ask_progress()
 
@@ -256,7 +252,7 @@ class AgentLoop:
 
     def _do_join(self, _step: Join) -> None:
         spec = self._crew.group.spec
-        self._ask_every = _PROGRESS_FIRST
+        self._ask_every = ASK_FIRST
         self._crew.group.joined_at = self._clock.monotonic()
         self._ask_at = self._crew.group.joined_at + self._ask_every
         log.info("[%s] Rendezvous'ing worker group", spec.role)

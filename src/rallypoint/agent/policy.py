@@ -75,8 +75,8 @@ from rallypoint.rendezvous.messages import (
     Placed,
     Placement,
     Preempted,
-    Progress,
     RoundEnded,
+    Waiting,
 )
 from rallypoint.rendezvous.state import Outcome, Reason, RoundEnd, Verdict, in_words
 
@@ -202,7 +202,7 @@ def _on_round_ended(status: Status, event: RoundEnded) -> Decision:
         ending, steps = _depart(status, status.leaving)
         return ending, (Tell(_account(event, "this node leaves"), loud=True), *steps)
     forming = Status(Phase.FORMING, status.round, status.notice, stopping=SIGTERM, cut_off=status.cut_off)
-    told = Tell(_account(event, "the workers are restarted"), loud=True)
+    told = Tell(_account(event, _next_round(event.end.short)), loud=True)
     failed = event.end.reason in (Reason.FAILURE, Reason.LOST) and status.asked is None
     return forming, (told, Join(), Stop(SIGTERM, again=True, failed=failed))
 
@@ -214,10 +214,17 @@ def _account(event: RoundEnded, then: str) -> str:
     return f"round {end.round} is over: {end.cause.headline}; {then}"
 
 
+def _next_round(short: int) -> str:
+    if not short:
+        return "the workers are restarted"
+    return f"the workers are stopped until {short} more node{' has' if short == 1 else 's have'} come"
+
+
 _WHY: dict[Reason, Callable[[RoundEnd], str]] = {
     Reason.FAILURE: lambda end: f"{end.node or 'a node'} has failed",
     Reason.LOST: lambda end: f"{end.node or 'a node'} was lost" + (f" ({end.detail})" if end.detail else ""),
     Reason.DEPARTED: lambda end: f"{end.node or 'a node'} has left",
+    Reason.GAVE_UP: lambda end: f"{end.node or 'a node'} has given up",
     Reason.DRAINED: lambda end: end.detail or end.reason.value,
     Reason.FORGOTTEN: lambda end: end.reason.value,
 }
@@ -353,7 +360,8 @@ def _on_signal_when_ending(status: Status, event: SignalArrived) -> Decision:
 def _on_link_down(status: Status, event: LinkDown) -> Decision:
     if status.cut_off:
         return status, ()
-    return status._replace(cut_off=True), (Tell(f"{event.detail}; what runs here runs on", loud=True),)
+    then = "this node waits for it to come back" if status.phase is Phase.FORMING else "what runs here runs on"
+    return status._replace(cut_off=True), (Tell(f"{event.detail}; {then}", loud=True),)
 
 
 def _on_link_up(status: Status, event: LinkUp) -> Decision:
@@ -363,10 +371,10 @@ def _on_link_up(status: Status, event: LinkUp) -> Decision:
     return status._replace(cut_off=False), (Tell("the control plane is in reach again", loud=True), *again)
 
 
-def _on_progress(status: Status, event: Progress) -> Decision:
+def _on_waiting_in_words(status: Status, event: Waiting) -> Decision:
     if status.phase is not Phase.FORMING or status.stopping:  # what this node waits for then is its own workers
         return status, ()
-    return status, (Tell(f"waiting for the rendezvous: {event}", loud=True),)
+    return status, (Tell(event.text, loud=event.loud),)
 
 
 _RULES: dict[type, Callable[..., Decision]] = {
@@ -386,7 +394,7 @@ _RULES: dict[type, Callable[..., Decision]] = {
     SignalArrived: _on_signal,
     LinkDown: _on_link_down,
     LinkUp: _on_link_up,
-    Progress: _on_progress,
+    Waiting: _on_waiting_in_words,
 }
 """Events that are not named here change nothing."""
 

@@ -28,7 +28,7 @@ from itertools import chain
 from typing import ParamSpec
 
 from rallypoint.base.endpoint import is_loopback
-from rallypoint.rendezvous.core import Sight, hold_ends, last_call_decides
+from rallypoint.rendezvous.core import Sight, hold_ends, last_call_decides, needs_all
 from rallypoint.rendezvous.liveness import Liveness
 from rallypoint.rendezvous.messages import (
     Beat,
@@ -47,7 +47,7 @@ from rallypoint.rendezvous.operations import Close, Drain, Exit, Fail, Join, Ope
 from rallypoint.rendezvous.placement import placements, progress
 from rallypoint.rendezvous.recovery import end_of, news, passed_over, patience, recovered, seated_before
 from rallypoint.rendezvous.roster import Roster, Session
-from rallypoint.rendezvous.state import NodeId, Reason, Settings, State, known_to
+from rallypoint.rendezvous.state import NodeId, Reason, Settings, State, known_to, waiting_alike
 from rallypoint.rendezvous.stepping import Ran, refusal, run
 from rallypoint.rendezvous.tidings import farewell, newly_complete, nodes_waiting, preempted_by, preemption, round_end
 
@@ -104,13 +104,14 @@ class Arbiter:
         server_address: str = "",
         leased: bool = True,
         at_home: bool = False,
+        near: bool = False,
         settings: Settings | None = None,
     ) -> NodeId:
-        """A node, which was started with `settings`, has made itself known.
+        """A node, which was started with `settings`, has made itself known; its agent may be `near`: our own process.
 
         Returns the name it goes by: its own, unless that was given before.
         """
-        opened = Session(node, address, server_address, settings)
+        opened = Session(node, address, server_address, settings, near=near or at_home)
         return self.roster.open(session, opened, now, leased=leased, at_home=at_home)
 
     def receive(self, session: int, request: Request, now: float) -> list[Send]:
@@ -202,7 +203,8 @@ class Arbiter:
             return
         if not member.address:
             member = member._replace(address=speaker.address)
-        self._start_join(speaker.node, Join(member, now + request.timeout), now)
+        asked = Join(member, now + request.timeout, now - request.waited, self.state.abandoned.number)
+        self._start_join(speaker.node, asked, now)
 
     def _on_leave(self, _session: int, speaker: Session, _request: Leave, now: float) -> None:
         self._pending.pop(speaker.node, None)
@@ -268,8 +270,34 @@ class Arbiter:
         if state.complete and state.wait_list:
             self._tell_participants(nodes_waiting(state))
 
-    def _on_inquire(self, session: int, speaker: Session, _request: Inquire, _now: float) -> None:
-        self._sends.append((session, progress(self.state, speaker.node, self.settings)))
+    def _on_inquire(self, session: int, speaker: Session, _request: Inquire, now: float) -> None:
+        node, sight = speaker.node, self._observer.sight(now)
+        left, tells = self._ends_at(node) - now, self._tells(node)
+        how_far = progress(
+            self.state, node, self.settings, sight, ends_in=left if left < math.inf else -1.0, tells=tells
+        )
+        self._sends.append((session, how_far))
+
+    def _ends_at(self, node: NodeId) -> float:
+        """When the time of what a node waits for is over: its own, or, where all are needed, that of the first."""
+        own = self._pending.get(node)
+        if own is None or node in self.state.redundancy_list:
+            return math.inf
+        if not needs_all(self.state, self.settings):
+            return own.deadline
+        while self._deadlines and not self._is_awaited(*self._deadlines[0]):
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else own.deadline
+
+    def _is_awaited(self, deadline: float, node: NodeId) -> bool:
+        """Whether that is still the deadline of a join that waits."""
+        join = self._pending.get(node)
+        return join is not None and join.deadline == deadline
+
+    def _tells(self, node: NodeId) -> bool:
+        """Whether a node tells people how far things are: of those who wait alike, who lives here, or the first."""
+        alike = waiting_alike(self.state, node)
+        return node == next((each for each in self.roster.near if each in alike), next(iter(alike)))
 
     def _on_beat(self, session: int, _speaker: Session, request: Beat, _now: float) -> None:
         self._sends.append((session, request))
@@ -302,7 +330,7 @@ class Arbiter:
         ran = self._run(node, join, now)
         if ran.ended is not None:
             self._pending.pop(node, None)
-            refused = refusal(ran, node, before, self.state, self.settings)
+            refused = refusal(ran, node, before, self.state, self.settings, self._observer.sight(now))
             if refused is not None:
                 self._send_to([node], refused)
         elif isinstance(ran.operation, Join) and ran.operation is not join:
@@ -454,6 +482,8 @@ def _could_matter(before: State, after: State, settings: Settings) -> bool:
     be the one that was awaited. This keeps a rendezvous of n nodes at n looks instead of n squared.
     """
     if (before.round, before.complete, before.closed) != (after.round, after.complete, after.closed):
+        return True
+    if before.abandoned.number != after.abandoned.number:
         return True
     seats_before = len(before.participants) + len(before.wait_list) + len(before.former)
     seats_after = len(after.participants) + len(after.wait_list) + len(after.former)

@@ -101,6 +101,8 @@ class TcpLink:
         self._waits_since: float | None = None
         self._embedded = False
         """Whether the server of the last session lived inside an agent of the job: only that is ended with a node."""
+        self._asked: asyncio.Event | None = None
+        """Set when a node asks again whose last join was refused; None while no such node waits for that."""
         self._task = self._loop.submit(self._run())
 
     def send(self, request: Request) -> None:
@@ -126,6 +128,8 @@ class TcpLink:
             self._end(f"what this node had to tell the control plane cannot be sent ({error}): {str(request)[:200]}")
             return
         self._hold(after_request(self._held, request, SYSTEM_CLOCK.monotonic()))
+        if self._asked is not None and not self._held.refused:
+            self._asked.set()
         if self._session is not None:
             self._say(self._session, payload)
 
@@ -162,6 +166,8 @@ class TcpLink:
                 lost_at, why = await self._talk(session)
                 if self._closed or self._held.ended:
                     return
+                if self._held.refused:  # so the server may go; it matters to us only if we ask again
+                    await self._asked_again()
                 self._deliver(LinkDown(f"the control plane at {self._where} was lost ({why})"))
                 session = await self._again(lost_at)
                 before = self._held
@@ -249,14 +255,21 @@ class TcpLink:
         def remaining() -> float:
             if self._waits_since is None:
                 return float("inf")
-            return max(0.0, max(lost_at, self._waits_since) + self._patience - SYSTEM_CLOCK.monotonic())
+            until = max(lost_at, self._waits_since) + self._patience
+            if self._held.join is not None and not self._held.spare:  # a join has one deadline, whoever decides on it
+                until = min(until, self._held.join[1])
+            return max(0.0, until - SYSTEM_CLOCK.monotonic())
 
         return await self._dial_until(
             remaining,
-            "the control plane at {endpoint} was lost and has not come back within the join timeout ({why}); "
-            "the node that hosts it has ended or is out of reach: its own output says why",
+            "the control plane at {endpoint} was lost and has not come back within {seconds:.0f} s ({why}); "
+            "look at the output of the node that hosts it",
             gives_in=False,
         )
+
+    async def _asked_again(self) -> None:
+        self._asked = asyncio.Event()
+        await self._asked.wait()
 
     async def _dial_until(self, remaining: Callable[[], float], failure: str, *, gives_in: bool) -> Session:
         """Dial until a session is open.
@@ -267,7 +280,7 @@ class TcpLink:
             gives_in: whether to give up at once where waiting will not help.
         """
         delay, remind = _FIRST_DELAY, _REMIND_FIRST
-        said_at = SYSTEM_CLOCK.monotonic()
+        began = said_at = SYSTEM_CLOCK.monotonic()
         while True:
             if self._embedded and self._stand_in is not None:
                 self._stand_in()
@@ -285,7 +298,9 @@ class TcpLink:
                     raise
                 why = str(error)
             if remaining() <= 0:
-                raise TimeoutError(failure.format(endpoint=self._where, why=why, advice=self._where.advice))
+                seconds = SYSTEM_CLOCK.monotonic() - began
+                told = failure.format(endpoint=self._where, why=why, advice=self._where.advice, seconds=seconds)
+                raise TimeoutError(told)
             if SYSTEM_CLOCK.monotonic() - said_at >= remind:
                 said_at, remind = SYSTEM_CLOCK.monotonic(), min(2 * remind, _REMIND_MOST)
                 self._remind(why, remaining())

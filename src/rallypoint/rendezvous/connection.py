@@ -218,6 +218,7 @@ class ControlConnection(asyncio.Protocol):
         self._timeout.cancel()
         self._server.strangers.let_go(self)
         own = plain_address(str(self._transport.get_extra_info("sockname")[0]))
+        near = hello.pid == os.getpid() and hello.address == own
         # The welcome must be the session's first frame: the name is known only after attaching, so notices of this
         # session cannot precede it (they are only sent in answer to what the node says).
         self._session, name = hub.attach(
@@ -225,7 +226,8 @@ class ControlConnection(asyncio.Protocol):
             NodeId(hello.address, hello.pid, hello.local_id, hello.host),
             address=hello.address,
             server_address=own,
-            at_home=self._server.home and hello.pid == os.getpid() and hello.address == own,
+            at_home=self._server.home and near,
+            near=near,
             settings=hello.settings,
             hang_up=self._hang_up,
         )

@@ -15,12 +15,16 @@ Laws:
 4. A round is complete at once when it has max nodes, or min nodes and everybody known to be alive is in. Only for nodes
    that nobody can know of (no survivor of an earlier round is in) does it wait for the end of the last call.
 5. Departures, losses and drains cost no restart and never close the job. Only a verdict does.
-6. A round has at most one counted failure: who reports another for the same round finds it over.
-7. Nothing here was measured on another host's clock: a `Sight` is one observer's own.
+6. When the time of a node is over, and the others that are in or expected are too few without it, the rendezvous has
+   come to nothing for all who wait: whose time is over first decides. If they are enough, it goes alone. Nobody's time
+   is over while the round needs nothing more but a moment that will come.
+7. A round has at most one counted failure: who reports another for the same round finds it over.
+8. Nothing here was measured on another host's clock: a `Sight` is one observer's own.
 """
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 from rallypoint.rendezvous.operations import (
@@ -38,18 +42,16 @@ from rallypoint.rendezvous.operations import (
     Preempt,
     Succeed,
 )
-from rallypoint.rendezvous.state import NodeId, Preemption, Reason, Settings, State
+from rallypoint.rendezvous.state import NodeId, Preemption, Reason, Settings, State, known_to
 from rallypoint.rendezvous.streaks import streak_after
-
-ROLLBACK_WINDOW = 5.0
-"""Seconds after its deadline in which a join still takes its node out of the lists (contract 4.6, rows 7 and 8)."""
 
 
 class Sight(NamedTuple):
     """What one observer sees of time, in seconds on its own clock.
 
     `last_call_at` is when it first saw the last call that is running, `beat_at` when it last said that it lives,
-    `forming_at` when it first saw this round, `running_at` when it first saw it complete.
+    `forming_at` when it first saw this round, `running_at` when it first saw it complete, `gone_at` when it first saw
+    that each of `State.gone` was.
     """
 
     now: float
@@ -57,6 +59,7 @@ class Sight(NamedTuple):
     beat_at: float | None = None
     forming_at: float | None = None
     running_at: float | None = None
+    gone_at: tuple[float, ...] = ()
 
 
 def next_action(operation: Operation, state: State, node: NodeId, sight: Sight, settings: Settings) -> Action:
@@ -82,14 +85,23 @@ def next_action(operation: Operation, state: State, node: NodeId, sight: Sight, 
 
 def ready(state: State, sight: Sight, settings: Settings) -> bool:
     """Whether the round that forms can be complete now (law 4)."""
+    return settled(state, settings) and sight.now >= starts_at(state, sight, settings)
+
+
+def settled(state: State, settings: Settings) -> bool:
+    """Whether the round that forms needs nothing more but the moment of `starts_at`."""
     count = len(state.participants)
-    if count < settings.min_nodes or (state.hold and sight.now < hold_ends(state, sight)):
+    if state.complete or not settings.min_nodes <= count:
         return False
-    if count == settings.max_nodes:
-        return True
-    if not last_call_decides(state):
-        return not state.former and not state.wait_list
-    return sight.last_call_at is not None and sight.now >= sight.last_call_at + settings.last_call_timeout
+    return count == settings.max_nodes or last_call_decides(state) or not (state.former or state.wait_list)
+
+
+def starts_at(state: State, sight: Sight, settings: Settings) -> float:
+    """When a round that is `settled` will be complete, on the clock of the sight."""
+    moment = hold_ends(state, sight) if state.hold else -math.inf
+    if len(state.participants) == settings.max_nodes or not last_call_decides(state):
+        return moment
+    return math.inf if sight.last_call_at is None else max(moment, sight.last_call_at + settings.last_call_timeout)
 
 
 def hold_ends(state: State, sight: Sight) -> float:
@@ -122,8 +134,10 @@ def _join(operation: Join, state: State, node: NodeId, sight: Sight, settings: S
         return _beat_or_sync(sight, settings)
     if state.complete and node in state.participants:
         return FINISH
-    if sight.now >= operation.deadline:
-        return _give_up(operation, state, node, sight)
+    if operation.since != state.abandoned.number:
+        return Action(Act.ERROR_TIMEOUT)
+    if sight.now >= operation.deadline and not (node in state.participants and settled(state, settings)):
+        return _give_up(operation, state, node, sight, settings)
     if settings.fixed_ranks and not state.knows(node) and _rank_taken(operation, state):
         return Action(Act.ERROR_RANK_TAKEN)
     if state.complete:
@@ -131,14 +145,21 @@ def _join(operation: Join, state: State, node: NodeId, sight: Sight, settings: S
     return _form(operation, state, node, sight, settings)
 
 
-def _give_up(operation: Join, state: State, node: NodeId, sight: Sight) -> Action:
-    if sight.now <= operation.deadline + ROLLBACK_WINDOW:
-        if node in state.participants:
-            return Action(Act.REMOVE_FROM_PARTICIPANTS)
-        if node in state.wait_list:
-            return Action(Act.REMOVE_FROM_WAIT_LIST)
-        if node in state.former:
-            return Action(Act.REMOVE_FROM_FORMER)
+def needs_all(state: State, settings: Settings) -> bool:
+    """Whether the round that forms cannot do without any of those who are in or expected."""
+    return not state.complete and len(known_to(state)) <= settings.min_nodes
+
+
+def _give_up(operation: Join, state: State, node: NodeId, sight: Sight, settings: Settings) -> Action:
+    """torch lets a node stay in the lists that is late by more than five seconds; here none does that gives up."""
+    if state.knows(node) and needs_all(state, settings):
+        return Action(Act.ABANDON, seconds=sight.now - operation.asked_at)
+    if node in state.participants:
+        return Action(Act.REMOVE_FROM_PARTICIPANTS, reason=Reason.GAVE_UP)
+    if node in state.wait_list:
+        return Action(Act.REMOVE_FROM_WAIT_LIST)
+    if node in state.former:
+        return Action(Act.REMOVE_FROM_FORMER, reason=Reason.GAVE_UP)
     return Action(Act.ERROR_TIMEOUT)
 
 
@@ -176,7 +197,7 @@ def _exit(operation: Exit, state: State, node: NodeId, sight: Sight) -> Action:
         return Action(Act.REMOVE_FROM_WAIT_LIST)
     if node in state.redundancy_list:
         return Action(Act.REMOVE_FROM_REDUNDANCY_LIST)
-    return Action(Act.REMOVE_FROM_FORMER)
+    return Action(Act.REMOVE_FROM_FORMER, reason=operation.reason)
 
 
 def _runs(state: State, node: NodeId, round_: int) -> bool:

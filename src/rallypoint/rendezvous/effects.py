@@ -14,6 +14,8 @@ from typing import TypeVar
 from rallypoint.ranks.assign import assign_group_ranks
 from rallypoint.rendezvous.operations import Act, Action
 from rallypoint.rendezvous.state import (
+    Abandoned,
+    Gone,
     Ledger,
     NodeId,
     Outcome,
@@ -24,13 +26,19 @@ from rallypoint.rendezvous.state import (
     Settings,
     State,
     Verdict,
+    hosts_of,
     in_words,
+    known_to,
+    missing,
     name_of,
     names_of,
 )
 from rallypoint.rendezvous.streaks import hold_for
 
 V = TypeVar("V")
+
+_MOST_GONE = 4
+"""How many of those who are gone are kept in mind."""
 
 
 def apply(action: Action, state: State, node: NodeId, settings: Settings) -> State:
@@ -51,11 +59,13 @@ def _keep(_action: Action, state: State, _node: NodeId, _settings: Settings) -> 
 def _add_to_participants(action: Action, state: State, node: NodeId, settings: Settings) -> State:
     assert action.member is not None
     entered = Participant(action.member, former=state.former.get(node))
+    others = state.participants or state.former or state.wait_list
     participants = {**state.participants, node: entered}
     after = state._replace(
         participants=participants,
         wait_list=_without(state.wait_list, node),
         former=_without(state.former, node),
+        gone=_replaced(state.gone, node) if others and entered.former is None else state.gone if others else (),
     )
     if len(participants) == settings.min_nodes:
         after = after._replace(last_call=state.last_calls + 1, last_calls=state.last_calls + 1)
@@ -76,7 +86,7 @@ def _add_to_redundancy_list(action: Action, state: State, node: NodeId, _setting
 
 
 def _remove_from_participants(action: Action, state: State, node: NodeId, settings: Settings) -> State:
-    after = state._replace(participants=_without(state.participants, node))
+    after = state._replace(participants=_without(state.participants, node), gone=_joined_by(state, node, action.reason))
     if state.closed:
         return after
     if not state.complete:
@@ -96,8 +106,39 @@ def _remove_from_redundancy_list(_action: Action, state: State, node: NodeId, _s
     return state._replace(redundancy_list=_without(state.redundancy_list, node))
 
 
-def _remove_from_former(_action: Action, state: State, node: NodeId, _settings: Settings) -> State:
-    return state._replace(former=_without(state.former, node))
+def _remove_from_former(action: Action, state: State, node: NodeId, _settings: Settings) -> State:
+    return state._replace(former=_without(state.former, node), gone=_joined_by(state, node, action.reason))
+
+
+def _joined_by(state: State, node: NodeId, reason: Reason) -> tuple[Gone, ...]:
+    """Those who are gone, and one more."""
+    gone = Gone(node, name_of(state, node), reason)
+    return state.gone if len(state.gone) >= _MOST_GONE else (*state.gone, gone)
+
+
+def _replaced(gone: tuple[Gone, ...], node: NodeId) -> tuple[Gone, ...]:
+    """Those whose place is still free once a node has come: it takes its own again, or that of the first."""
+    return tuple(each for each in gone if each.node != node) if node in {each.node for each in gone} else gone[1:]
+
+
+def _abandon(action: Action, state: State, node: NodeId, settings: Settings) -> State:
+    return state._replace(
+        participants={},
+        wait_list={},
+        redundancy_list={},
+        former={},
+        beats={},
+        last_call=0,
+        hold=0.0,
+        abandoned=Abandoned(
+            state.abandoned.number + 1,
+            name_of(state, node),
+            action.seconds,
+            len(state.participants),
+            hosts_of(state.participants),
+            missing(state, settings),
+        ),
+    )
 
 
 def _mark_complete(_action: Action, state: State, _node: NodeId, settings: Settings) -> State:
@@ -147,6 +188,7 @@ def _complete(state: State, settings: Settings) -> State:
         last_call=0,
         hold=0.0,
         former={},
+        gone=(),
         participants={node: state.participants[node]._replace(rank=ranks[node]) for node in nodes},
     )
 
@@ -154,7 +196,8 @@ def _complete(state: State, settings: Settings) -> State:
 def _end_round(action: Action, state: State, name: str, settings: Settings) -> State:
     """End a complete round by an action of who is called so; `state` no longer holds those who go."""
     detail = _why_drained(state, name) if action.reason is Reason.DRAINED else action.detail
-    after = end_round(state, RoundEnd(state.round, action.reason, name, action.cause, detail))
+    short = max(0, settings.min_nodes - len(known_to(state)))
+    after = end_round(state, RoundEnd(state.round, action.reason, name, action.cause, detail, short))
     if action.reason is not Reason.FAILURE:
         return after
     return after._replace(streak=action.streak, hold=hold_for(action.streak, settings))
@@ -165,7 +208,8 @@ def _why_drained(state: State, name: str) -> str:
         return f"{name_of(state, state.preempted.node)} will be taken away"
     if not state.wait_list:
         return f"{name} asks for another"
-    return f"{in_words(names_of(state, state.wait_list))} {'is' if len(state.wait_list) == 1 else 'are'} new"
+    who = in_words(names_of(state, state.wait_list))
+    return f"the newcomer {who} is taken in" if len(state.wait_list) == 1 else f"the newcomers {who} are taken in"
 
 
 def end_round(state: State, end: RoundEnd) -> State:
@@ -201,7 +245,7 @@ def _entered(ledger: Ledger, reason: Reason) -> Ledger:
             return ledger._replace(departed=ledger.departed + 1)
         case Reason.DRAINED:
             return ledger._replace(drained=ledger.drained + 1)
-        case Reason.FORGOTTEN:
+        case Reason.GAVE_UP | Reason.FORGOTTEN:
             return ledger
 
 
@@ -229,5 +273,6 @@ _EFFECTS: dict[Act, Callable[[Action, State, NodeId, Settings], State]] = {
     Act.MARK_PREEMPTED: _mark_preempted,
     Act.MARK_JOB_FAILED: _mark_job_failed,
     Act.END_ROUND: _mark_round_ended,
+    Act.ABANDON: _abandon,
 }
 """Every other act leaves the state as it is."""

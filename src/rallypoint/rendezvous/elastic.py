@@ -8,21 +8,16 @@ from __future__ import annotations
 
 import os
 import queue
+import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from rallypoint.base.clock import Deadline
+from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
 from rallypoint.base.endpoint import host_name
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.log import get_logger
 from rallypoint.failures.cause import Cause
-from rallypoint.rendezvous.errors import (
-    RendezvousClosedError,
-    RendezvousConnectionError,
-    RendezvousGracefulExitError,
-    RendezvousStateError,
-    RendezvousTimeoutError,
-)
+from rallypoint.rendezvous.errors import RendezvousConnectionError, RendezvousStateError, error_of
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from rallypoint.rendezvous.link import Deliver, Link
 from rallypoint.rendezvous.messages import (
@@ -38,8 +33,8 @@ from rallypoint.rendezvous.messages import (
     Placed,
     Placement,
     Progress,
-    Refusal,
     RoundEnded,
+    Waiting,
 )
 from rallypoint.rendezvous.operations import Close, Drain, Fail, Preempt, Succeed
 from rallypoint.rendezvous.state import Member, NodeId, Outcome, Settings, Verdict
@@ -54,18 +49,21 @@ log = get_logger(__name__)
 OpenLink = Callable[[Deliver, Deadline], Link]
 """Makes the link when it is first needed; the deadline bounds how long it may try to connect."""
 
-_PROGRESS_FIRST, _PROGRESS_EVERY = 2.0, 10.0
-"""Seconds until the first line that says whom a blocking rendezvous waits for, and between later ones."""
+ASK_FIRST, ASK_MOST = 2.0, 60.0
+"""Seconds until somebody who waits asks for the first time how far things are, and at most between later times. An
+interval is twice the one before: a spare that is parked for days must not fill the log."""
 
 
 def notices(inbox: queue.SimpleQueue[Notice], ask_progress: Callable[[], None]) -> Iterator[Notice]:
     """What comes while somebody waits for a round, without end; where nothing does for long, progress is asked for."""
-    patience = _PROGRESS_FIRST
+    patience = ASK_FIRST
+    ask_at = SYSTEM_CLOCK.monotonic() + patience
     while True:
         try:
-            notice = inbox.get(timeout=patience)
+            notice = inbox.get(timeout=max(0.0, ask_at - SYSTEM_CLOCK.monotonic()))
         except queue.Empty:
-            patience = _PROGRESS_EVERY
+            patience = min(2 * patience, ASK_MOST)
+            ask_at = SYSTEM_CLOCK.monotonic() + patience
             ask_progress()
         else:
             yield notice
@@ -81,8 +79,10 @@ class ElasticHandler(RendezvousHandler):
         open_link: OpenLink,
         stores: WorkerStores,
         *,
+        where: str = "",
         rank_hint: int | None = None,
         shut: Callable[[], None] | None = None,
+        wall_clock: Callable[[], float] = time.time,
     ) -> None:
         """Put the parts together; nothing happens before the first join.
 
@@ -91,13 +91,17 @@ class ElasticHandler(RendezvousHandler):
             settings: bounds and times.
             open_link: makes the link to the control plane.
             stores: where worker stores come from.
+            where: where the nodes meet, as in `at host:port`, for people to read.
             rank_hint: the group rank to ask for.
             shut: ends what else belongs to the handler (the embedded server), after the link.
+            wall_clock: the time of day, for people to read, in seconds since 1970.
         """
         self._backend = backend
         self._settings = settings
         self._open_link = open_link
         self._stores = stores
+        self._where = where
+        self._wall_clock = wall_clock
         self._rank_hint = rank_hint
         self._shut = shut
         self._link: Link | None = None
@@ -172,8 +176,8 @@ class ElasticHandler(RendezvousHandler):
             if isinstance(notice, Placed):
                 self.take_up(notice.placement)
                 return self.info(notice.placement)
-            if isinstance(notice, Progress):
-                log.warning("waiting for the rendezvous of job %r: %s", self._settings.run_id, notice)
+            if isinstance(notice, Waiting):
+                (log.warning if notice.loud else log.info)("%s", notice.text)
             if self._join_used_up:
                 self.join("default", 1)
             error = error_of(notice)
@@ -309,50 +313,22 @@ class ElasticHandler(RendezvousHandler):
                 self._verdict = verdict
             case LinkLost() if self._verdict is not None:
                 return  # the server may go once the verdict is told
+            case Progress():
+                from rallypoint.rendezvous.wording import Subject, in_progress
+
+                text = in_progress(Subject(self._settings.run_id, self._where), notice, self._wall_clock())
+                notice = Waiting(text, loud=notice.tells)
+            case JoinRefused(progress=Progress() as how_far):
+                from rallypoint.rendezvous.wording import Subject, given_up
+
+                text = given_up(Subject(self._settings.run_id, self._where), how_far, self._wall_clock())
+                self._last_word = notice = notice._replace(detail=text)
             case JoinRefused() | LinkLost():
                 self._last_word = notice
             case _:
                 pass
         listener = self._listener
         (self._inbox.put if listener is None else listener)(notice)
-
-
-_ERRORS: dict[Refusal, tuple[type[RallypointError], str]] = {
-    Refusal.CLOSED: (
-        RendezvousClosedError,
-        "the job has ended, nobody may join it any more: {detail}; give a new job an --rdzv-id of its own",
-    ),
-    Refusal.TIMEOUT: (
-        RendezvousTimeoutError,
-        "the rendezvous did not complete before the join deadline: {detail}; "
-        "check that all nodes were started with the same endpoint, --nnodes and --rdzv-id",
-    ),
-    Refusal.RANK_TAKEN: (
-        RendezvousClosedError,
-        "another node has joined with this node's rank ({detail}); give each node a --node-rank of its own",
-    ),
-    Refusal.SPARE_NOT_NEEDED: (RendezvousGracefulExitError, "the job has ended without needing this spare ({detail})"),
-}
-
-
-def error_of(notice: Notice) -> RallypointError | None:
-    """The exception that a notice means to somebody who waits for a round; None if it means none."""
-    match notice:
-        case JoinRefused(refusal=refusal, detail=detail):
-            kind, sentence = _ERRORS[refusal]
-            return kind(sentence.format(detail=detail))
-        case JobEnded(verdict=verdict):
-            return _error_of_verdict(verdict)
-        case LinkLost(detail=detail):
-            return RendezvousConnectionError(detail)
-        case _:
-            return None
-
-
-def _error_of_verdict(verdict: Verdict) -> RallypointError:
-    if verdict.outcome is Outcome.FAILED and verdict.cause is not None:
-        return RendezvousClosedError(f"the job has failed: {verdict.cause.headline}")
-    return RendezvousClosedError(f"the job has {verdict.outcome.value}; nobody may join it any more")
 
 
 def local_id() -> int:

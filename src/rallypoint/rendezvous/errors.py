@@ -1,8 +1,12 @@
-"""What can go wrong in a rendezvous; the branch of the tree in `base.errors` that the contract's section 7.7 names."""
+"""What can go wrong in a rendezvous: the branch of `base.errors` that the contract's section 7.7 names, and which of
+these a notice means.
+"""
 
 from __future__ import annotations
 
 from rallypoint.base.errors import RallypointError
+from rallypoint.rendezvous.messages import JobEnded, JoinRefused, LinkLost, Notice, Progress, Refusal
+from rallypoint.rendezvous.state import Outcome, Verdict
 
 
 class RendezvousError(RallypointError):
@@ -27,3 +31,43 @@ class RendezvousStateError(RendezvousError):
 
 class RendezvousGracefulExitError(RendezvousError):
     """This node was a spare and the job has ended without it."""
+
+
+_ERRORS: dict[Refusal, tuple[type[RallypointError], str]] = {
+    Refusal.CLOSED: (
+        RendezvousClosedError,
+        "the job has ended, nobody may join it any more: {detail}; give a new job an --rdzv-id of its own",
+    ),
+    Refusal.TIMEOUT: (
+        RendezvousTimeoutError,
+        "the rendezvous did not complete before the join deadline: {detail}; "
+        "check that all nodes were started with the same endpoint, --nnodes and --rdzv-id",
+    ),
+    Refusal.RANK_TAKEN: (
+        RendezvousClosedError,
+        "another node has joined with this node's rank ({detail}); give each node a --node-rank of its own",
+    ),
+    Refusal.SPARE_NOT_NEEDED: (RendezvousGracefulExitError, "the job has ended without needing this spare ({detail})"),
+}
+
+
+def error_of(notice: Notice) -> RallypointError | None:
+    """The exception that a notice means to somebody who waits for a round; None if it means none."""
+    match notice:
+        case JoinRefused(detail=sentence, progress=Progress()):
+            return RendezvousTimeoutError(sentence)
+        case JoinRefused(refusal=refusal, detail=detail):
+            kind, sentence = _ERRORS[refusal]
+            return kind(sentence.format(detail=detail))
+        case JobEnded(verdict=verdict):
+            return _error_of_verdict(verdict)
+        case LinkLost(detail=detail):
+            return RendezvousConnectionError(detail)
+        case _:
+            return None
+
+
+def _error_of_verdict(verdict: Verdict) -> RallypointError:
+    if verdict.outcome is Outcome.FAILED and verdict.cause is not None:
+        return RendezvousClosedError(f"the job has failed: {verdict.cause.headline}")
+    return RendezvousClosedError(f"the job has {verdict.outcome.value}; nobody may join it any more")

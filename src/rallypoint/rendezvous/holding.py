@@ -43,7 +43,7 @@ class Held(NamedTuple):
     """A node's place, what it has asked, and who it is there.
 
     `join` is the join that has no answer yet and the moment until which it may wait, `spare` whether the node has been
-    told that it waits as a spare; `said` what was told of the round
+    told that it waits as a spare, `refused` whether its last join came to nothing; `said` what was told of the round
     that runs. `past` is the newest round that it knows to be over. `known_as` is incarnation and name of the last
     session that was answered in, `greeted_as` of one that was not yet.
     """
@@ -55,6 +55,7 @@ class Held(NamedTuple):
     over: bool = True
     past: int = -1
     failures: int = 0
+    refused: bool = False
     join: tuple[JoinRequest, float] | None = None
     spare: bool = False
     said: tuple[Fail | Succeed | Drain | Preempt | Close, ...] = ()
@@ -70,7 +71,8 @@ def after_request(held: Held, request: Request, now: float) -> Held:
     """What is held once the node has said `request`, at `now` seconds on its own clock."""
     match request:
         case JoinRequest(member=member, timeout=timeout):
-            return held._replace(member=member, join=(request, now + timeout), spare=False, said=(), ended=False)
+            join = (request, now + timeout)
+            return held._replace(member=member, join=join, spare=False, said=(), ended=False, refused=False)
         case Leave():
             return held._replace(placement=None, over=True, join=None, said=())
         case Fail() | Succeed() | Drain() | Preempt() | Close():
@@ -99,7 +101,7 @@ def after_notice(held: Held, notice: Notice) -> Held:
         case Progress(spare=spare):
             return held._replace(spare=spare)
         case JoinRefused():
-            return held._replace(join=None)
+            return held._replace(join=None, refused=True)
         case JobEnded():
             return held._replace(join=None, said=(), ended=True)
         case _:
@@ -133,8 +135,10 @@ def said_again(held: Held, now: float) -> list[Request]:
     again += held.said
     if held.join is not None:
         request, until = held.join
-        ends = until < math.inf and not held.spare
-        again.append(request._replace(timeout=max(0.0, until - now)) if ends else request)
+        if until < math.inf and not held.spare:
+            left = max(0.0, until - now)
+            request = request._replace(timeout=left, waited=request.waited + request.timeout - left)
+        again.append(request)
     return again
 
 

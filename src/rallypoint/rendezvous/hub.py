@@ -144,6 +144,7 @@ class Hub:
         server_address: str = "",
         leased: bool = True,
         at_home: bool = False,
+        near: bool = False,
         settings: Settings | None = None,
         hang_up: Callable[[], None] | None = None,
     ) -> tuple[int, NodeId]:
@@ -155,7 +156,8 @@ class Hub:
             address: the node's own, towards us.
             server_address: ours, as the node sees it.
             leased: whether the session ends when it is silent for the lease.
-            at_home: whether the node's agent is this process.
+            at_home: whether the node's agent is this process, and both go together.
+            near: whether the node's agent is this process.
             settings: what the node was started with.
             hang_up: called, from any thread, when it was ended from here.
 
@@ -177,6 +179,7 @@ class Hub:
                 server_address=server_address,
                 leased=leased,
                 at_home=at_home,
+                near=near,
                 settings=settings,
             )
         self.on_change()

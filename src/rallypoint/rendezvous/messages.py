@@ -11,14 +11,18 @@ from typing import NamedTuple
 
 from rallypoint.ranks.assign import NodeRanks
 from rallypoint.rendezvous.operations import Close, Drain, Fail, Preempt, Succeed
-from rallypoint.rendezvous.state import Member, NodeId, RoundEnd, Verdict
+from rallypoint.rendezvous.state import Member, NodeId, Reason, RoundEnd, Verdict
 
 
 class JoinRequest(NamedTuple):
-    """Take part; give up after `timeout` seconds. An empty `member.address` stands for the session's own."""
+    """Take part; give up after `timeout` seconds, having waited for `waited` already.
+
+    An empty `member.address` stands for the session's own.
+    """
 
     member: Member
     timeout: float
+    waited: float = 0.0
 
 
 class Leave(NamedTuple):
@@ -121,15 +125,16 @@ class Refusal(StrEnum):
     SPARE_NOT_NEEDED = "spare not needed"
 
 
-class JoinRefused(NamedTuple):
-    """The join came to nothing; `detail` says how far the rendezvous was."""
+class Missed(NamedTuple):
+    """Who has gone without another in its place: what it is called, why it went, and how many seconds ago."""
 
-    refusal: Refusal
-    detail: str
+    name: str
+    reason: Reason
+    ago: float
 
 
 class Progress(NamedTuple):
-    """How far the rendezvous is, as one sentence's worth of facts. `awaited` names at most a few."""
+    """How far the rendezvous is, as facts; `wording` makes a sentence of them. Of names there are at most a few."""
 
     round: int
     complete: bool
@@ -137,25 +142,41 @@ class Progress(NamedTuple):
     min_nodes: int
     max_nodes: int
     awaited: tuple[str, ...]
+    """Who is still to come, as far as that is known."""
     spare: bool
     held_back: float = 0.0
     """Seconds for which this round is held back: after failures without progress, or by a new control plane."""
+    members: tuple[str, ...] = ()
+    """Who is in."""
+    gone: tuple[Missed, ...] = ()
+    starts_in: float = -1.0
+    """Seconds until the round starts with those who are in; negative if others have to come."""
+    ends_in: float = -1.0
+    """Seconds until the rendezvous comes to nothing; negative if it does not by the passing of time."""
+    gave_up: str = ""
+    """The node whose time is over, so that it has come to nothing."""
+    waited: float = 0.0
+    """For how many seconds that node has waited."""
+    tells: bool = False
+    """Whether this node is the one of those who wait that tells people about it."""
 
-    def __str__(self) -> str:
-        if self.spare:
-            return f"all {self.max_nodes} seats of round {self.round} are taken; this node waits as a spare"
-        if self.complete:
-            return f"round {self.round} runs with {self.joined} nodes; this node waits for the next round"
-        bounds = f"{self.min_nodes}" if self.min_nodes == self.max_nodes else f"{self.min_nodes} to {self.max_nodes}"
-        missing = f"; missing: {', '.join(self.awaited)}" if self.awaited else ""
-        return f"{self.joined} of {bounds} nodes are in{missing}{self._held()}"
 
-    def _held(self) -> str:
-        if not self.held_back:
-            return ""
-        if self.round == 0:
-            return f"; a round may run that the control plane has lost, it waits {self.held_back:g} s for its nodes"
-        return f"; held back for {self.held_back:g} s after failures without progress"
+class JoinRefused(NamedTuple):
+    """The join came to nothing; `detail` says why, or, where its time was over, `progress` how far things were."""
+
+    refusal: Refusal
+    detail: str
+    progress: Progress | None = None
+
+
+class Waiting(NamedTuple):
+    """How far the rendezvous is, in words; made on the node's own side, never sent.
+
+    `loud`: this node is the one to tell people.
+    """
+
+    text: str
+    loud: bool
 
 
 class LinkDown(NamedTuple):
@@ -188,6 +209,7 @@ Notice = (
     | JobEnded
     | JoinRefused
     | Progress
+    | Waiting
     | Beat
     | LinkDown
     | LinkUp

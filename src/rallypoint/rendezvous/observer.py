@@ -1,13 +1,13 @@
 """How long something has stood still, seen by one observer on its own clock.
 
-The state holds counters instead of times (law 7 of `core`). An observer remembers when it first saw each value: a
+The state holds counters instead of times (law 8 of `core`). An observer remembers when it first saw each value: a
 node whose beat counter has not moved for the whole allowance is gone, whatever anybody's wall clock says.
 """
 
 from __future__ import annotations
 
 from rallypoint.rendezvous.core import Sight
-from rallypoint.rendezvous.state import NodeId, Settings, State
+from rallypoint.rendezvous.state import Gone, NodeId, Settings, State
 
 
 class Observer:
@@ -22,6 +22,7 @@ class Observer:
         self._looked_at: float | None = None
         self._round: tuple[int, float] | None = None
         self._running_at: float | None = None
+        self._gone: dict[Gone, float] = {}
 
     def look(self, state: State, now: float) -> None:
         """Take in a state seen at `now`, in seconds on the observer's clock."""
@@ -41,6 +42,8 @@ class Observer:
             self._running_at = None
         elif self._running_at is None:
             self._running_at = now
+        if state.gone or self._gone:
+            self._gone = {each: self._gone.get(each, now) for each in state.gone}
         if not state.last_call:
             self._last_call = None
         elif self._last_call is None or self._last_call[0] != state.last_call:
@@ -54,4 +57,4 @@ class Observer:
         """What the core may know of time at `now`."""
         last_call_at = self._last_call[1] if self._last_call else None
         forming_at = self._round[1] if self._round else None
-        return Sight(now, last_call_at, beat_at, forming_at, self._running_at)
+        return Sight(now, last_call_at, beat_at, forming_at, self._running_at, tuple(self._gone.values()))

@@ -15,10 +15,15 @@ from rallypoint.rendezvous.state import Member, Reason, Streak
 
 
 class Join(NamedTuple):
-    """Take part in a round. Done when a round with this node in it is complete."""
+    """Take part in a round. Done when a round with this node in it is complete.
+
+    `asked_at` is when it was asked, `since` how many rendezvous had been abandoned until then.
+    """
 
     member: Member
     deadline: float = math.inf
+    asked_at: float = 0.0
+    since: int = 0
 
 
 class Exit(NamedTuple):
@@ -89,6 +94,8 @@ class Act(Enum):
     MARK_CONSENT = auto()
     MARK_PREEMPTED = auto()
     MARK_JOB_FAILED = auto()
+    ABANDON = auto()
+    """The time of a node is over that this rendezvous cannot do without: it comes to nothing for all who wait."""
     END_ROUND = auto()
     SYNC = auto()
     """Nothing can be done now: look again when the state or the time has changed."""

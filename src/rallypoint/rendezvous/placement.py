@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from rallypoint.ranks.assign import assign_worker_ranks
-from rallypoint.rendezvous.messages import Placement, Progress
-from rallypoint.rendezvous.state import NodeId, Settings, State, names_of
-
-_NAMED = 4
-"""How many missing nodes a progress names."""
+from rallypoint.rendezvous.core import Sight, settled, starts_at
+from rallypoint.rendezvous.messages import Missed, Placement, Progress
+from rallypoint.rendezvous.state import NodeId, Settings, State, hosts_of, missing
 
 
 def placements(state: State) -> dict[NodeId, Placement]:
@@ -29,24 +27,47 @@ def placements(state: State) -> dict[NodeId, Placement]:
     }
 
 
-def progress(state: State, node: NodeId, settings: Settings) -> Progress:
-    """How far the rendezvous is, seen by `node`."""
+def progress(
+    state: State, node: NodeId, settings: Settings, sight: Sight, *, ends_in: float = -1.0, tells: bool = True
+) -> Progress:
+    """How far the rendezvous is, seen by `node`. For `ends_in` and `tells` see `Progress`."""
+    starts = settled(state, settings) and node in state.participants
     return Progress(
         round=state.round,
         complete=state.complete,
         joined=len(state.participants),
         min_nodes=settings.min_nodes,
         max_nodes=settings.max_nodes,
-        awaited=tuple(_missing(state, settings)),
+        awaited=missing(state, settings),
         spare=node in state.redundancy_list,
         held_back=state.hold,
+        members=tuple(hosts_of(state.participants)),
+        gone=_missed(state, sight),
+        starts_in=max(0.0, starts_at(state, sight, settings) - sight.now) if starts else -1.0,
+        ends_in=-1.0 if starts else ends_in,
+        tells=tells,
     )
 
 
-def _missing(state: State, settings: Settings) -> list[str]:
-    if state.complete or not settings.fixed_ranks:
-        return list(names_of(state, sorted(state.former), _NAMED))
-    present = {each.member.rank_hint for each in state.participants.values()}
-    names = [f"node rank {rank}" for rank in range(settings.max_nodes) if rank not in present]
-    more = len(names) - _NAMED
-    return names[:_NAMED] + ([f"{more} more"] if more > 0 else [])
+def given_up(state: State, settings: Settings, sight: Sight, *, tells: bool = True) -> Progress:
+    """How far the rendezvous was that was abandoned last."""
+    last = state.abandoned
+    return Progress(
+        round=state.round,
+        complete=False,
+        joined=last.joined,
+        min_nodes=settings.min_nodes,
+        max_nodes=settings.max_nodes,
+        awaited=last.awaited,
+        spare=False,
+        members=last.members,
+        gone=_missed(state, sight),
+        gave_up=last.by,
+        waited=last.seconds,
+        tells=tells,
+    )
+
+
+def _missed(state: State, sight: Sight) -> tuple[Missed, ...]:
+    pairs = zip(state.gone, sight.gone_at, strict=False)
+    return tuple(Missed(each.name, each.reason, sight.now - at) for each, at in pairs)

@@ -28,6 +28,8 @@ class Session:
     """What the node sees as ours; empty for the node that lives in our own process."""
     settings: Settings | None
     """What the node was started with."""
+    near: bool = False
+    """Whether the node's agent is the process that we live in, if only for now."""
     says_join_again: bool = False
     """Whether the node has said at the beginning of the session that it waits for a place, and has not asked yet."""
     skips_join: bool = False
@@ -47,6 +49,7 @@ class Roster:
         """What a session was called at first to the name that it has claimed."""
         self._claims: dict[NodeId, list[NodeId]] = {}
         """The same the other way round."""
+        self._near: list[int] = []
         self._outside: dict[int, str] = {}
         """What nodes of other machines call us."""
 
@@ -55,6 +58,8 @@ class Roster:
         session.node = self._unique(session.node)
         self._sessions[number] = session
         self._by_node[session.node] = number
+        if session.near:
+            self._near.append(number)
         if session.server_address and not is_loopback(session.address):
             self._outside[number] = session.server_address
         self.liveness.opened(number, now, leased=leased, at_home=at_home)
@@ -87,6 +92,8 @@ class Roster:
         if session is not None:
             del self._by_node[session.node]
             self._outside.pop(number, None)
+            if session.near:
+                self._near.remove(number)
             self.liveness.closed(number)
         return session
 
@@ -125,6 +132,11 @@ class Roster:
     def at_home(self) -> list[NodeId]:
         """The nodes whose agent is the process that we live in."""
         return [self._sessions[number].node for number in self.liveness.home]
+
+    @property
+    def near(self) -> list[NodeId]:
+        """The nodes whose agent is our own process at the moment."""
+        return [self._sessions[number].node for number in self._near]
 
     def _unique(self, node: NodeId) -> NodeId:
         addr = node.addr or "?"

@@ -31,12 +31,13 @@ from rallypoint.rendezvous.messages import (
     Leave,
     LinkLost,
     Notice,
+    Progress,
     Request,
 )
 from rallypoint.rendezvous.observer import Observer
 from rallypoint.rendezvous.operations import Exit, Join, KeepAlive, Operation
 from rallypoint.rendezvous.placement import progress
-from rallypoint.rendezvous.state import NodeId, Reason, Settings, State, name_of
+from rallypoint.rendezvous.state import NodeId, Reason, Settings, State, name_of, waiting_alike
 from rallypoint.rendezvous.state_codec import decode_state, encode_state
 from rallypoint.rendezvous.stepping import Ran, refusal, run
 from rallypoint.rendezvous.tidings import missed_round, tidings
@@ -142,8 +143,9 @@ class SharedStateLink:
         # Often enough that our own beats are on time, and that a silent node is timed and not slept over.
         until = [min(_READ_EVERY, self._settings.keep_alive_interval / 2)]
         if self._pending is not None and self._node not in self._state.redundancy_list:
-            until.append(self._pending.deadline - self._clock.monotonic())
-        return max(0.01, min(until))
+            left = self._pending.deadline - self._clock.monotonic()
+            until += [max(0.01, left)] if left > 0 else []  # if it is over, something else is waited for
+        return min(until)
 
     def _turn(self, request: Request) -> None:
         """Take in what others have done, do what was asked, and see whether the join can go on."""
@@ -154,15 +156,17 @@ class SharedStateLink:
                 log.warning("%s is taken out of the rendezvous: %s", name_of(self._state, node), silent)
                 self._step(node, Exit(Reason.LOST, silent))
         match request:
-            case JoinRequest(member=member, timeout=timeout):
+            case JoinRequest(member=member, timeout=timeout, waited=waited):
                 address = member.address or self._address
-                self._pending = Join(member._replace(address=address), self._clock.monotonic() + timeout)
+                now = self._clock.monotonic()
+                member = member._replace(address=address)
+                self._pending = Join(member, now + timeout, now - waited, self._state.abandoned.number)
             case Leave():
                 self._pending = None
                 self._step(self._node, Exit())
                 self._beat_at = None
             case Inquire():
-                self._deliver_if_open(progress(self._state, self._node, self._settings))
+                self._deliver_if_open(self._progress())
             case Beat() | Holding():  # a blob holds what it held: nothing needs to be said again
                 pass
             case operation:
@@ -170,6 +174,13 @@ class SharedStateLink:
         self._go_on_joining()
         if self._beat_at is not None and self._state.knows(self._node):
             self._step(self._node, KeepAlive())
+
+    def _progress(self) -> Progress:
+        state, now = self._state, self._clock.monotonic()
+        join = self._pending if self._node not in state.redundancy_list else None
+        left = -1.0 if join is None else join.deadline - now
+        tells = next(iter(waiting_alike(state, self._node))) == self._node
+        return progress(state, self._node, self._settings, self._observer.sight(now), ends_in=left, tells=tells)
 
     def _go_on_joining(self) -> None:
         join = self._pending
@@ -181,7 +192,8 @@ class SharedStateLink:
             self._pending = ran.operation if isinstance(ran.operation, Join) else None
             return
         self._pending = None
-        refused = refusal(ran, self._node, before, self._state, self._settings)
+        sight = self._observer.sight(self._clock.monotonic())
+        refused = refusal(ran, self._node, before, self._state, self._settings, sight)
         if refused is not None:
             self._deliver_if_open(refused)
 

@@ -69,6 +69,7 @@ class Reason(StrEnum):
     FAILURE = "a worker failed"
     LOST = "a node was lost"
     DEPARTED = "a node left"
+    GAVE_UP = "a node gave up"
     DRAINED = "the membership changes"
     FORGOTTEN = "how it ended is no longer known"
 
@@ -77,6 +78,7 @@ class RoundEnd(NamedTuple):
     """The end of one round: which, why, by which node, and the failure if there was one.
 
     `node` is a name as people read it, empty if none is known; `detail` says more of the reason, where there is more.
+    `short` is how many nodes have to come before there can be another round.
     """
 
     round: int
@@ -84,6 +86,30 @@ class RoundEnd(NamedTuple):
     node: str
     cause: Cause | None = None
     detail: str = ""
+    short: int = 0
+
+
+class Gone(NamedTuple):
+    """A node that was in and is no more, what it is called and why it went."""
+
+    node: NodeId
+    name: str
+    reason: Reason
+
+
+class Abandoned(NamedTuple):
+    """The last rendezvous that came to nothing because the time of a node was over that it could not do without.
+
+    `number` counts them. `by` is that node, `seconds` how long it has waited. `joined`, `members` and `awaited` tell
+    how far it had come: how many were in, a few of their names, and who was still to come, as far as that is known.
+    """
+
+    number: int = 0
+    by: str = ""
+    seconds: float = 0.0
+    joined: int = 0
+    members: tuple[str, ...] = ()
+    awaited: tuple[str, ...] = ()
 
 
 class Ledger(NamedTuple):
@@ -168,6 +194,9 @@ class State(NamedTuple):
     ended: RoundEnd | None = None
     """How the last round ended."""
     verdict: Verdict | None = None
+    gone: tuple[Gone, ...] = ()
+    """Who has gone since the last round was complete, without another in its place: the first few."""
+    abandoned: Abandoned = Abandoned()
 
     def knows(self, node: NodeId) -> bool:
         """Whether the node stands in any list."""
@@ -199,6 +228,30 @@ def names_of(state: State, nodes: Collection[NodeId], most: int = 4) -> tuple[st
     """The names of some nodes: at most so many, and how many more there are."""
     names = tuple(name_of(state, each) for each in itertools.islice(nodes, most))
     return names if len(nodes) <= most else (*names, f"{len(nodes) - most} more")
+
+
+def waiting_alike(state: State, node: NodeId) -> Collection[NodeId]:
+    """The nodes that wait in the same list as this one, itself counted."""
+    lists = (state.participants, state.wait_list, state.redundancy_list)
+    return next((each for each in lists if node in each), (node,))
+
+
+def hosts_of(nodes: Collection[NodeId], most: int = 8) -> tuple[str, ...]:
+    """The hosts of some nodes, at most so many; with their pids if some of these are on one."""
+    few = list(itertools.islice(nodes, most))
+    hosts = [str(each) for each in few]
+    twins = {each for each in hosts if hosts.count(each) > 1}
+    names = [f"{host} pid {each.pid}" if host in twins else host for host, each in zip(hosts, few, strict=True)]
+    return tuple(names) if len(nodes) <= most else (*names, f"{len(nodes) - most} more")
+
+
+def missing(state: State, settings: Settings, most: int = 4) -> tuple[str, ...]:
+    """Who is still to come as far as that is known, a few: survivors, or, where ranks are fixed, the ranks."""
+    if state.complete or not settings.fixed_ranks:
+        return names_of(state, sorted(state.former), most)
+    present = {each.member.rank_hint for each in state.participants.values()}
+    names = [f"node rank {rank}" for rank in range(settings.max_nodes) if rank not in present]
+    return tuple(names) if len(names) <= most else (*names[:most], f"{len(names) - most} more")
 
 
 def in_words(names: Sequence[str]) -> str:

@@ -8,6 +8,8 @@ import msgspec
 
 from rallypoint.rendezvous.errors import RendezvousStateError
 from rallypoint.rendezvous.state import (
+    Abandoned,
+    Gone,
     Ledger,
     Member,
     NodeId,
@@ -50,6 +52,8 @@ class _Blob:
     next_round: int
     ended: RoundEnd | None
     verdict: Verdict | None
+    gone: tuple[Gone, ...]
+    abandoned: Abandoned
 
 
 _decoder = msgspec.msgpack.Decoder(_Blob)
@@ -79,6 +83,8 @@ def encode_state(state: State) -> bytes:
         state.next_round,
         state.ended,
         state.verdict,
+        state.gone,
+        state.abandoned,
     )
     return _VERSION + msgspec.msgpack.encode(blob)
 
@@ -124,6 +130,8 @@ def decode_state(data: bytes) -> State:
         blob.next_round,
         blob.ended,
         blob.verdict,
+        blob.gone,
+        blob.abandoned,
     )
     if not all(_may_be_shown(each) for each in known_to(state)):
         raise RendezvousStateError("the shared rendezvous state names nodes by what is no text; use another --rdzv-id")

@@ -12,8 +12,8 @@ from rallypoint.rendezvous.core import Sight, next_action
 from rallypoint.rendezvous.effects import apply
 from rallypoint.rendezvous.messages import JoinRefused, Refusal
 from rallypoint.rendezvous.operations import ENDINGS, Act, Join, Operation
-from rallypoint.rendezvous.placement import progress
-from rallypoint.rendezvous.state import NodeId, Outcome, Settings, State
+from rallypoint.rendezvous.placement import given_up, progress
+from rallypoint.rendezvous.state import NodeId, Outcome, Settings, State, name_of
 
 _REFUSALS = {
     Act.ERROR_CLOSED: Refusal.CLOSED,
@@ -62,7 +62,9 @@ def run(
         write(apply(action, read(), node, settings))
 
 
-def refusal(ran: Ran, node: NodeId, before: State, after: State, settings: Settings) -> JoinRefused | None:
+def refusal(
+    ran: Ran, node: NodeId, before: State, after: State, settings: Settings, sight: Sight
+) -> JoinRefused | None:
     """What to tell a node whose join has ended; None if it has its place.
 
     How far things were is told as of `before` the last steps, when the node still counted itself.
@@ -72,7 +74,15 @@ def refusal(ran: Ran, node: NodeId, before: State, after: State, settings: Setti
         return None
     if kind is Refusal.RANK_TAKEN and isinstance(ran.operation, Join):
         return JoinRefused(kind, f"rank {ran.operation.member.rank_hint}")
-    return JoinRefused(kind, _end_of_job(after) if after.closed else str(progress(before, node, settings)))
+    if after.closed or not isinstance(ran.operation, Join):
+        return JoinRefused(kind, _end_of_job(after))
+    own = name_of(before, node)
+    if ran.operation.since != after.abandoned.number:
+        how_far = given_up(after, settings, sight, tells=own == after.abandoned.by)
+    else:
+        waited = sight.now - ran.operation.asked_at
+        how_far = progress(before, node, settings, sight)._replace(gave_up=own, waited=waited)
+    return JoinRefused(kind, "", how_far)
 
 
 def _end_of_job(state: State) -> str:

@@ -16,7 +16,7 @@ import pytest
 
 from rallypoint.agent.local import LocalElasticAgent
 from rallypoint.agent.spec import RunResult, WorkerSpec, WorkerState
-from rallypoint.base.endpoint import free_port
+from rallypoint.base.endpoint import free_port, host_name
 from rallypoint.logs.specs import DefaultLogsSpecs
 from rallypoint.rendezvous.errors import RendezvousClosedError, RendezvousTimeoutError
 from rallypoint.rendezvous.handler import RendezvousHandler
@@ -231,7 +231,8 @@ def test_who_waits_for_others_says_for_whom(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("rallypoint"), "propagate", True)
-    monkeypatch.setattr("rallypoint.rendezvous.elastic._PROGRESS_FIRST", 0.1)
+    monkeypatch.setattr("rallypoint.rendezvous.elastic.ASK_FIRST", 0.1)
     with pytest.raises(RendezvousTimeoutError):
         Looping(begin_and_watch, meeting(2, join_timeout=2), tmp_path).run()
-    assert "waiting for the rendezvous of job 'job': 1 of 2 nodes are in" in caplog.text
+    assert "waiting for the rendezvous of job 'job' at" in caplog.text
+    assert f"1 of 2 nodes are in ({host_name()}), 1 is missing; giving up in 2 s" in caplog.text

@@ -55,9 +55,9 @@ from rallypoint.rendezvous.messages import (
     Placed,
     Placement,
     Preempted,
-    Progress,
     Refusal,
     RoundEnded,
+    Waiting,
 )
 from rallypoint.rendezvous.state import Outcome, Reason, RoundEnd, Verdict
 
@@ -401,7 +401,7 @@ def test_only_a_failure_without_a_notice_makes_the_grace_short(events: list[Even
 
 
 def test_whoever_waits_for_its_own_workers_does_not_say_that_it_waits_for_others() -> None:
-    progress = Progress(0, False, 1, 2, 2, (), False)
+    progress = Waiting("1 of 2 nodes are in", loud=True)
     assert kinds(progress) == []
     assert len(after(progress)[1]) == 1
     stopping = after(placed(0), ended(0))[1]
@@ -425,7 +425,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
             LinkLost("gone"),
             LinkDown("away"),
             LinkUp(),
-            Progress(0, False, 1, 2, 2, (), False),
+            Waiting("1 of 2 nodes are in", loud=True),
             Beat(),
             WorkersSucceeded(),
             WorkersFailed(CAUSE),

@@ -6,6 +6,7 @@ import logging
 import queue
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -23,6 +24,7 @@ from rallypoint.rendezvous.jobs import ManyJobs
 from rallypoint.rendezvous.messages import Inquire as InquireRequest
 from rallypoint.rendezvous.messages import (
     JobEnded,
+    JoinRefused,
     JoinRequest,
     LinkDown,
     LinkLost,
@@ -30,6 +32,7 @@ from rallypoint.rendezvous.messages import (
     Notice,
     Placed,
     Progress,
+    Refusal,
     RoundEnded,
 )
 from rallypoint.rendezvous.operations import Close, Fail, Succeed
@@ -309,7 +312,39 @@ def test_who_needs_the_control_plane_gives_up_when_it_stays_away_for_the_join_ti
     with pytest.raises(queue.Empty):  # it needs nothing: no patience runs out
         node.told.get(timeout=1.0)
     node.link.send(Fail(0, CAUSE, 3))
-    assert "has not come back within the join timeout" in node.loses()
+    assert "was lost and has not come back within" in node.loses()
+    node.link.close()
+
+
+def test_who_was_refused_does_not_miss_the_server_that_goes() -> None:
+    with served(nodes=3) as (_, endpoint):
+        a, b = Node(endpoint), Node(endpoint)
+        b.join(7002)
+        a.link.send(JoinRequest(Member("default", 1, "", 7001), 1.0))
+        for node in (a, b):  # the second has 600 s yet
+            refused = node.hears()
+            assert isinstance(refused, JoinRefused)
+            assert refused.refusal is Refusal.TIMEOUT
+            assert refused.progress is not None
+            assert refused.progress.joined == 2
+    with pytest.raises(queue.Empty):
+        b.told.get(timeout=0.5)
+    b.join(7003)  # now it is missed
+    assert isinstance(b.hears(), LinkDown)
+    a.link.close()
+    b.link.close()
+
+
+def test_a_join_has_one_deadline_whoever_decides_on_it() -> None:
+    with served(nodes=2) as (hub, endpoint):
+        node = Node(endpoint, wait=30.0)
+        node.link.send(JoinRequest(Member("default", 1, "", 7001), 1.5))
+        patience = time.monotonic() + PATIENCE
+        while not hub.state.participants:
+            assert time.monotonic() < patience
+            threading.Event().wait(0.01)
+    assert isinstance(node.hears(), LinkDown)
+    assert "has not come back within" in node.loses()
     node.link.close()
 
 

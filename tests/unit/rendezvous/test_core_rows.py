@@ -7,7 +7,7 @@ import pytest
 from rallypoint.rendezvous.core import Sight, next_action
 from rallypoint.rendezvous.effects import apply
 from rallypoint.rendezvous.operations import Act, Close, Exit, Join, KeepAlive, Operation
-from rallypoint.rendezvous.state import Member, NodeId, Participant, Settings, State
+from rallypoint.rendezvous.state import Abandoned, Member, NodeId, Participant, Settings, State
 
 JOB = Settings("job", 2, 3, counts_beats=True)
 ME, A, B, C = (NodeId(name, 1, 0) for name in ("me", "a", "b", "c"))
@@ -15,6 +15,7 @@ MEMBER = Member("default", 1, "host", 7000)
 IN = Participant(MEMBER)
 FULL = {A: IN, B: IN, C: IN}
 JOIN = Join(MEMBER, deadline=100.0)
+ADD = Act.ADD_TO_PARTICIPANTS
 
 ROWS: list[tuple[str, Operation, State, Sight, Act]] = [
     ("exit: not known", Exit(), State(), Sight(0), Act.FINISH),
@@ -45,7 +46,13 @@ ROWS: list[tuple[str, Operation, State, Sight, Act]] = [
         Act.REMOVE_FROM_REDUNDANCY_LIST,
     ),
     ("6: complete and in", JOIN, State(complete=True, participants={ME: IN, A: IN}), Sight(500), Act.FINISH),
-    ("7: late, in", JOIN, State(participants={ME: IN}), Sight(101), Act.REMOVE_FROM_PARTICIPANTS),
+    (
+        "7: late, in",
+        JOIN,
+        State(round=1, participants={ME: IN._replace(former=0)}, former={B: 1, C: 2}),
+        Sight(101),
+        Act.REMOVE_FROM_PARTICIPANTS,
+    ),
     (
         "8: late, waiting",
         JOIN,
@@ -54,7 +61,6 @@ ROWS: list[tuple[str, Operation, State, Sight, Act]] = [
         Act.REMOVE_FROM_WAIT_LIST,
     ),
     ("9: late", JOIN, State(), Sight(101), Act.ERROR_TIMEOUT),
-    ("9: too late to roll back", JOIN, State(participants={ME: IN}), Sight(106), Act.ERROR_TIMEOUT),
     (
         "10: complete, room left",
         JOIN,
@@ -81,6 +87,23 @@ ROWS: list[tuple[str, Operation, State, Sight, Act]] = [
     ("keep-alive: late", KeepAlive(deadline=3), State(participants={ME: IN}), Sight(5, beat_at=0), Act.ERROR_TIMEOUT),
     ("keep-alive", KeepAlive(), State(participants={ME: IN}), Sight(5, beat_at=0), Act.KEEP_ALIVE),
     # ours
+    ("too few without a late one: it is over for all", JOIN, State(participants={ME: IN}), Sight(106), Act.ABANDON),
+    ("also for those whose time is not over", JOIN, State(abandoned=Abandoned(1)), Sight(1), Act.ERROR_TIMEOUT),
+    ("but not for who asks after that", JOIN._replace(since=1), State(abandoned=Abandoned(1)), Sight(1), ADD),
+    (
+        "late, in, and the last call runs: the round is sure to come",
+        JOIN,
+        State(participants={ME: IN, A: IN}, last_call=1),
+        Sight(120, last_call_at=99),
+        Act.SYNC,
+    ),
+    (
+        "late and waiting behind a round: it goes alone",
+        JOIN,
+        State(complete=True, participants={A: IN, B: IN}, wait_list={ME: MEMBER}),
+        Sight(101),
+        Act.REMOVE_FROM_WAIT_LIST,
+    ),
     (
         "seats of survivors are kept",
         JOIN,

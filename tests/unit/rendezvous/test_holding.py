@@ -40,6 +40,13 @@ def test_a_join_waits_no_longer_for_being_said_again(now: float, left: float) ->
     assert timeouts(waiting(timeout=math.inf), now) == [math.inf]
 
 
+def test_a_join_that_is_said_again_tells_how_long_it_has_waited() -> None:
+    (again,) = [each for each in said_again(waiting(), 100.0) if isinstance(each, JoinRequest)]
+    assert (again.timeout, again.waited) == (500.0, 100.0)
+    held = after_request(Held(), again, 200.0)  # by another agent's link, say
+    assert [each.waited for each in said_again(held, 250.0) if isinstance(each, JoinRequest)] == [150.0]
+
+
 def test_a_spare_waits_for_as_long_as_it_takes() -> None:
     assert timeouts(after_notice(waiting(), progress(spare=True)), 7_000.0) == [600.0]
 

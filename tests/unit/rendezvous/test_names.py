@@ -70,7 +70,9 @@ def test_a_newcomer_is_named_and_not_who_has_drained_the_round() -> None:
     told = arbiter.receive(3, JoinRequest(MEMBER, 600.0), 1.0)
     assert {notice for _, notice in told} == {NodesWaiting(0, 1, ("n3",))}
     sends = arbiter.receive(1, Drain(0), 1.0)
-    assert {notice.end.detail for _, notice in sends if isinstance(notice, RoundEnded)} == {"n3 is new"}
+    assert {notice.end.detail for _, notice in sends if isinstance(notice, RoundEnded)} == {
+        "the newcomer n3 is taken in"
+    }
 
 
 def test_who_will_be_taken_away_is_named_to_the_others_alone() -> None:

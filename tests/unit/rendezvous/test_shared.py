@@ -124,6 +124,25 @@ def nodes(memory: Memory, settings: Settings, names: str, clumsy: bool = False) 
 
 
 @pytest.mark.parametrize("clumsy", [False, True], ids=["calm", "every third race lost"])
+def test_when_the_time_of_one_is_over_all_who_wait_are_told(clumsy: bool) -> None:
+    memory = Memory()
+    with nodes(memory, job(3), "ab", clumsy) as (a, b):
+        b.join()
+        a.join(timeout=1.0)
+        for node in (a, b):
+            refused = node.hears()
+            assert isinstance(refused, JoinRefused)
+            assert refused.refusal is Refusal.TIMEOUT
+            assert refused.progress is not None
+            assert (refused.progress.joined, refused.progress.gave_up) == (2, "a")
+        b.join(timeout=0.5)  # who asks again has its whole time, and is alone
+        refused = b.hears()
+        assert isinstance(refused, JoinRefused)
+        assert refused.progress is not None
+        assert (refused.progress.joined, refused.progress.gave_up) == (1, "b")
+
+
+@pytest.mark.parametrize("clumsy", [False, True], ids=["calm", "every third race lost"])
 def test_nodes_meet_fail_meet_again_and_succeed(clumsy: bool) -> None:
     memory = Memory()
     with nodes(memory, job(3), "abc", clumsy) as (a, b, c):

@@ -77,7 +77,9 @@ def test_a_failure_is_told_once_with_its_trace(kept: Kept) -> None:
         node.next_rendezvous()
     node.shutdown()
     (failed,) = [each for each in kept.events if each.node_state is NodeState.FAILED]
-    assert failed.message.startswith("RendezvousTimeoutError: the rendezvous did not complete")
+    assert failed.message.startswith(
+        "RendezvousTimeoutError: the rendezvous of job 'job' at localhost:0 did not complete"
+    )
     assert failed.message in failed.error_trace
 
 

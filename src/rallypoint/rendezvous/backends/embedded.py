@@ -65,6 +65,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         control.settings,
         control.open,
         worker_stores(params),
+        where=f"at {endpoint}",
         rank_hint=rank_hint(params),
         shut=control.close,
     )

@@ -49,6 +49,7 @@ class _Handler(ElasticHandler):
             control.settings,
             control.open,
             worker_stores(params),
+            where=f"on etcd at {params.endpoint}",
             rank_hint=rank_hint(params),
             shut=control.close,
         )

@@ -52,7 +52,14 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     """
     settings = settings_of(params, counts_beats=True)
     place = _Place(client_of(params), params, settings)
-    return ElasticHandler(params.backend, settings, place.open, worker_stores(params), rank_hint=rank_hint(params))
+    return ElasticHandler(
+        params.backend,
+        settings,
+        place.open,
+        worker_stores(params),
+        where=f"on etcd at {params.endpoint}",
+        rank_hint=rank_hint(params),
+    )
 
 
 def client_of(params: RendezvousParameters) -> EtcdV2Client:

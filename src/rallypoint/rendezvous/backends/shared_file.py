@@ -40,6 +40,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         place.settings,
         place.open,
         worker_stores(params),
+        where=f"in {params.endpoint}" if params.endpoint else "",
         rank_hint=rank_hint(params),
         shut=place.remove_if_private,
     )

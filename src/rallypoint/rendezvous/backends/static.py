@@ -47,7 +47,9 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     )
     settings = settings_of(everyone, join_timeout_key="timeout", fixed_ranks=True)
     master = _Master(endpoint, settings, rank, control_tls(params.config))
-    return ElasticHandler(params.backend, settings, master.open, master, rank_hint=rank, shut=master.shut)
+    return ElasticHandler(
+        params.backend, settings, master.open, master, where=f"at {endpoint}", rank_hint=rank, shut=master.shut
+    )
 
 
 class _Master:

@@ -1,0 +1,108 @@
+"""What a node tells people of a rendezvous that is not complete: facts from the control plane to one sentence. Pure.
+
+What the control plane says is cleaned here, where it becomes text. Seconds become a time of day on this host's clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rallypoint.base.log import printable
+from rallypoint.rendezvous.messages import Missed, Progress
+from rallypoint.rendezvous.state import Reason, in_words
+
+
+class Subject(NamedTuple):
+    """Which rendezvous: the job's id, and where its nodes meet, as in `at host:port`; empty if nobody else can come."""
+
+    run_id: str
+    where: str
+
+    def __str__(self) -> str:
+        return f"the rendezvous of job {self.run_id!r}{f' {self.where}' if self.where else ''}"
+
+
+_WENT = {Reason.LOST: "was lost", Reason.DEPARTED: "left", Reason.GAVE_UP: "gave up"}
+
+
+def in_progress(subject: Subject, progress: Progress, wall: float) -> str:
+    """The line of a node that waits. `wall` is the time in seconds since 1970."""
+    return f"waiting for {subject}: {_how_far(progress)}{_in_whose_place(progress, wall)}{_until_when(progress)}"
+
+
+def given_up(subject: Subject, progress: Progress, wall: float) -> str:
+    """Why a join came to nothing whose time was over. `wall` is the time in seconds since 1970."""
+    who, seconds = printable(progress.gave_up), f"{progress.waited:.0f} s"
+    if progress.complete:
+        running = f"round {progress.round} runs with {_nodes(progress.joined)}{_names(progress.members)}"
+        return f"{subject} did not take {who} in within {seconds}: {running}"
+    missed = _missed(progress)
+    if missed:
+        age = max(each.ago for each in missed)
+        fewer = f"{progress.joined}:{progress.max_nodes}" if progress.joined else f"1:{progress.max_nodes}"
+        return (
+            f"{subject} came to nothing: {_gone(missed, wall)} within {age:.0f} s, {_how_far(progress, past=True)}; "
+            f"start a node in its place, or let the job go on with fewer (--nnodes={fewer})"
+        )
+    return (
+        f"{subject} did not complete: {who} has waited for {seconds}, {_how_far(progress, past=True)}; "
+        "check that all nodes were started with the same endpoint, --nnodes and --rdzv-id"
+    )
+
+
+def _how_far(progress: Progress, *, past: bool = False) -> str:
+    joined, names = progress.joined, _names(progress.members)
+    if progress.spare:
+        return f"all {progress.max_nodes} seats of round {progress.round} are taken; this node waits as a spare"
+    if progress.complete:
+        return f"round {progress.round} runs with {_nodes(joined)}{names}; this node waits for the next round"
+    one, many = ("was", "were") if past else ("is", "are")
+    fixed = progress.min_nodes == progress.max_nodes
+    bounds = f"{progress.min_nodes}" if fixed else f"{progress.min_nodes} to {progress.max_nodes}"
+    short = progress.min_nodes - joined
+    missing = f", {short} {one if short == 1 else many} missing" if short > 0 else ""
+    awaited = in_words([printable(each) for each in progress.awaited])
+    if awaited:  # all that are missing, if the number is fixed and nobody has gone for good
+        awaited = f": {awaited}" if missing and fixed and not progress.gone else f", still to come: {awaited}"
+    return f"{joined} of {bounds} nodes {many} in{names}{missing}{awaited}"
+
+
+def _in_whose_place(progress: Progress, wall: float) -> str:
+    missed = _missed(progress)
+    return f"; {_gone(missed, wall)}" if missed else ""
+
+
+def _missed(progress: Progress) -> Sequence[Missed]:
+    """Those without whom there are too few."""
+    return () if progress.complete or progress.joined >= progress.min_nodes else progress.gone
+
+
+def _gone(missed: Sequence[Missed], wall: float) -> str:
+    each = [
+        f"{printable(who.name)} {_WENT.get(who.reason, 'went')} at {_time_of_day(wall - who.ago)}" for who in missed
+    ]
+    return f"{in_words(each)} and nobody has taken {'its place' if len(each) == 1 else 'their places'}"
+
+
+def _until_when(progress: Progress) -> str:
+    held = f"held back for {progress.held_back:g} s after failures without progress"
+    if progress.held_back and progress.round == 0:
+        held = f"a round may run that the control plane has lost, it waits {progress.held_back:g} s for its nodes"
+    parts = [held] if progress.held_back and not progress.complete else []
+    parts += [f"starting in {progress.starts_in:.0f} s"] if progress.starts_in >= 0 else []
+    parts += [f"giving up in {progress.ends_in:.0f} s"] if progress.ends_in >= 0 else []
+    return "".join(f"; {each}" for each in parts)
+
+
+def _names(names: Sequence[str]) -> str:
+    return f" ({', '.join(printable(each) for each in names)})" if names else ""
+
+
+def _nodes(number: int) -> str:
+    return f"{number} node{'' if number == 1 else 's'}"
+
+
+def _time_of_day(wall: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(wall))

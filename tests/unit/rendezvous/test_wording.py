@@ -1,0 +1,74 @@
+"""The sentences of a rendezvous that is not complete."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rallypoint.rendezvous.messages import Missed, Progress
+from rallypoint.rendezvous.state import Reason
+from rallypoint.rendezvous.wording import Subject, given_up, in_progress
+
+SUBJECT = Subject("job", "at n1:29400")
+FIXED = Progress(0, False, 2, 3, 3, (), False, members=("n1", "n2"))
+ELASTIC = Progress(0, False, 2, 2, 4, (), False, members=("n1", "n2"))
+WALL = time.mktime((2026, 5, 4, 0, 10, 0, 0, 0, -1))
+LOST = (Missed("n3 (rank 2)", Reason.LOST, 18.0),)
+
+
+@pytest.mark.parametrize(
+    ("progress", "words"),
+    [
+        (FIXED._replace(ends_in=12.4), "2 of 3 nodes are in (n1, n2), 1 is missing; giving up in 12 s"),
+        (FIXED._replace(joined=1, members=("n1",)), "1 of 3 nodes are in (n1), 2 are missing"),
+        (ELASTIC._replace(starts_in=18.0), "2 of 2 to 4 nodes are in (n1, n2); starting in 18 s"),
+        (
+            FIXED._replace(gone=LOST, ends_in=5.0),
+            "2 of 3 nodes are in (n1, n2), 1 is missing; n3 (rank 2) was lost at 00:09:42 and nobody has taken its "
+            "place; giving up in 5 s",
+        ),
+        (
+            FIXED._replace(joined=1, gone=(*LOST, Missed("n2", Reason.DEPARTED, 0.0))),
+            "1 of 3 nodes are in (n1, n2), 2 are missing; n3 (rank 2) was lost at 00:09:42 and n2 left at 00:10:00 and "
+            "nobody has taken their places",
+        ),
+        (ELASTIC._replace(gone=LOST, starts_in=1.0), "2 of 2 to 4 nodes are in (n1, n2); starting in 1 s"),
+        (FIXED._replace(awaited=("node rank 2",)), "2 of 3 nodes are in (n1, n2), 1 is missing: node rank 2"),
+        (ELASTIC._replace(awaited=("n3 (rank 2)",)), "2 of 2 to 4 nodes are in (n1, n2), still to come: n3 (rank 2)"),
+        (
+            ELASTIC._replace(round=3, held_back=8.0, starts_in=6.0),
+            "2 of 2 to 4 nodes are in (n1, n2); held back for 8 s after failures without progress; starting in 6 s",
+        ),
+        (
+            ELASTIC._replace(complete=True, ends_in=7.0),
+            "round 0 runs with 2 nodes (n1, n2); this node waits for the next round; giving up in 7 s",
+        ),
+        (ELASTIC._replace(spare=True), "all 4 seats of round 0 are taken; this node waits as a spare"),
+        (FIXED._replace(members=("n1\x1b[31m", "n2")), "2 of 3 nodes are in (n1?[31m, n2), 1 is missing"),
+    ],
+)
+def test_who_waits_says_for_whom_and_how_long(progress: Progress, words: str) -> None:
+    assert in_progress(SUBJECT, progress, WALL) == f"waiting for the rendezvous of job 'job' at n1:29400: {words}"
+
+
+@pytest.mark.parametrize(
+    ("progress", "words"),
+    [
+        (
+            FIXED,
+            "did not complete: n1 has waited for 10 s, 2 of 3 nodes were in (n1, n2), 1 was missing; check that all "
+            "nodes were started with the same endpoint, --nnodes and --rdzv-id",
+        ),
+        (
+            FIXED._replace(gone=LOST),
+            "came to nothing: n3 (rank 2) was lost at 00:09:42 and nobody has taken its place within 18 s, 2 of 3 "
+            "nodes were in (n1, n2), 1 was missing; start a node in its place, or let the job go on with fewer "
+            "(--nnodes=2:3)",
+        ),
+        (ELASTIC._replace(complete=True), "did not take n1 in within 10 s: round 0 runs with 2 nodes (n1, n2)"),
+    ],
+)
+def test_who_gives_up_says_why(progress: Progress, words: str) -> None:
+    told = given_up(SUBJECT, progress._replace(gave_up="n1", waited=10.0), WALL)
+    assert told == f"the rendezvous of job 'job' at n1:29400 {words}"
