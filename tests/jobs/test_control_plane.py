@@ -215,13 +215,13 @@ def test_node_0_of_a_static_job_is_started_again(rallyrun: Launcher) -> None:
 def test_mistakes_are_one_sentence(rallyrun: Launcher) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
-        for endpoint, told in (
-            (f"127.0.0.1:{port}", f"cannot listen at 127.0.0.1:{port}"),
-            ("192.0.2.1:0", "cannot listen at 192.0.2.1:0"),
-            ("host:port", "a port is a number from 0 to 65535"),
+        for endpoint, told, code in (
+            (f"127.0.0.1:{port}", f"cannot listen at 127.0.0.1:{port}", 1),
+            ("192.0.2.1:0", "cannot listen at 192.0.2.1:0", 1),
+            ("host:port", "a port is a number from 0 to 65535", 2),
         ):
             server = rallyrun.command([*RALLYCTL, "serve", "--endpoint", endpoint])
-            assert server.ends() == 1
+            assert server.ends() == code
             assert told in server.err
             assert "Traceback" not in server.err
     assert rallyrun.command([*RALLYCTL]).ends() == 2

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import signal
-import sys
 from typing import Any
 
 _ENDINGS = {signal.SIGTERM, signal.SIGINT}
@@ -34,6 +33,7 @@ def add_verb(verbs: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     from rallypoint.base.errors import RallypointError, UsageError, UserError
+    from rallypoint.cli.outcome import answer, say
     from rallypoint.etcd.local import LocalEtcd
 
     if not options.timeout > 0:
@@ -52,7 +52,7 @@ def _run(options: argparse.Namespace) -> None:
     try:
         try:
             etcd.start(options.timeout, options.num_retries, log, unwanted=_asked_to_end)
-            print(etcd.endpoint, flush=True)
+            answer(str(etcd.endpoint))
         except RallypointError:
             if not _asked_to_end():
                 raise
@@ -63,7 +63,7 @@ def _run(options: argparse.Namespace) -> None:
         etcd.stop()
         if log is not None:
             log.close()
-    print(f"rallyctl: ended by {signal.Signals(number).name}", file=sys.stderr, flush=True)
+    say(f"rallyctl: ended by {signal.Signals(number).name}")
 
 
 def _asked_to_end() -> bool:

@@ -31,10 +31,10 @@ def exit_code_of(work: Callable[[], None], program: str = "rallyrun") -> int:
     try:
         record(work)()
     except RallypointError as error:
-        _say(_words(error, program))
+        say(_words(error, program))
         return USAGE if isinstance(error, UsageError) else FAILED
     except KeyboardInterrupt:
-        _say(f"{program}: interrupted")
+        say(f"{program}: interrupted")
         return INTERRUPTED
     except Exception as error:
         import traceback
@@ -42,7 +42,7 @@ def exit_code_of(work: Callable[[], None], program: str = "rallyrun") -> int:
         with suppress(OSError, ValueError):
             traceback.print_exc()
         name = type(error).__name__
-        _say(f"{program}: error: {name} was not foreseen: a defect of Rallypoint, please report it")
+        say(f"{program}: error: {name} was not foreseen: a defect of Rallypoint, please report it")
         return FAILED
     return 0
 
@@ -59,8 +59,21 @@ def _words(error: RallypointError, program: str) -> str:
     return f"{program}: error: {error}"
 
 
-def _say(text: str) -> None:
-    """Nobody may be left to read it; the exit code then has to tell all."""
+def say(text: str) -> None:
+    """Write a line to standard error. Nobody may be left to read it; the exit code then has to tell all."""
     if sys.stderr is not None:  # `print` would take standard output then
         with suppress(OSError, ValueError):
             print(labelled(text), file=sys.stderr, flush=True)
+
+
+def answer(text: str) -> None:
+    """Write the line that a command was asked for to standard output.
+
+    Raises:
+        RallypointError: nobody reads it, or the disk is full.
+    """
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        sys.stdout = None  # what is left in it would be tried again at the end
+        raise RallypointError(f"standard output cannot be written: {error.strerror}; send it elsewhere") from None

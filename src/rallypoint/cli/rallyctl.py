@@ -86,6 +86,7 @@ def _serve(options: argparse.Namespace) -> None:
     """Serve until a signal asks to end."""
     from rallypoint.base.endpoint import Endpoint, parse_endpoint
     from rallypoint.base.log import configure
+    from rallypoint.cli.outcome import say
     from rallypoint.rendezvous.backends.options import accepted_keys, control_tls
     from rallypoint.rendezvous.jobs import ManyJobs
     from rallypoint.rendezvous.server import ControlServer, allow_connections
@@ -109,10 +110,10 @@ def _serve(options: argparse.Namespace) -> None:
         ) from None
     allow_connections()
     server = ControlServer(ManyJobs(), listeners, keys=accepted_keys(), tls=control_tls(vars(options)))
-    print(f"rallyctl: control plane listens at {Endpoint(host or '*', server.port)}", file=sys.stderr, flush=True)
+    say(f"rallyctl: control plane listens at {Endpoint(host or '*', server.port)}")
     number = signal.sigwait({signal.SIGTERM, signal.SIGINT})
     server.close(linger=0.0)
-    print(f"rallyctl: ended by {signal.Signals(number).name}", file=sys.stderr, flush=True)
+    say(f"rallyctl: ended by {signal.Signals(number).name}")
 
 
 _NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}

@@ -5,8 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from rallypoint.base.errors import UserError
+from rallypoint.base.errors import UsageError
 from rallypoint.base.secrets import SECRET, job_secret, new_secret, token
+from rallypoint.cli.outcome import answer
 
 
 def add_verbs(verbs: Any) -> None:
@@ -17,7 +18,7 @@ def add_verbs(verbs: Any) -> None:
         description="Print a new secret: 32 random bytes as text. Give it to all nodes of a job, and to 'rallyctl "
         "serve', as RALLYPOINT_SECRET or in a file that RALLYPOINT_SECRET_FILE names and nobody else may read.",
     )
-    secret.set_defaults(work=lambda _options: print(new_secret()))
+    secret.set_defaults(work=lambda _options: answer(new_secret()))
     one: argparse.ArgumentParser = verbs.add_parser(
         "token",
         help="print the token of one job, derived from the secret",
@@ -32,5 +33,5 @@ def add_verbs(verbs: Any) -> None:
 def _token(options: argparse.Namespace) -> None:
     secret = job_secret()
     if secret is None:
-        raise UserError(f"{SECRET} is not set; make a secret with 'rallyctl secret', and give it to this command too")
-    print(token(secret, options.job))
+        raise UsageError(f"{SECRET} is not set; make a secret with 'rallyctl secret', and give it to this command too")
+    answer(token(secret, options.job))

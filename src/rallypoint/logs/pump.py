@@ -4,7 +4,9 @@ Laws:
 - it waits in one place (epoll) for pipes, pseudo-terminals, news of followed files and calls from other threads;
 - a source whose bytes wait for their turn is not read further, so memory stays bounded and the worker feels the
   console's pace, as it would without us;
-- nothing that a console or a file does ends it before `stop`; whatever dead workers have left is then carried through.
+- nothing that a console or a file does ends it before `stop`; whatever dead workers have left is then carried through;
+- where a console is a pipe that nobody will read any more, its workers meet that too: the next time they write, as they
+  would without us (EPIPE, and SIGPIPE where it is not ignored, as Python does).
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import stat
 import threading
 from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
@@ -73,6 +76,7 @@ class Pump:
         self._news: Inotify | None = None
         followed = list(tails)
         self._room = bytearray(ROOM if followed else 0)
+        self._pipes = self._watch_readers()
         self._add_tails(followed)
         self._epoll.register(self._called, select.EPOLLIN)
         self._thread = threading.Thread(target=self._run, name="rallypoint-output", daemon=True)
@@ -97,6 +101,14 @@ class Pump:
         """
         self._thread.join(seconds)
         return not self._thread.is_alive()
+
+    def _watch_readers(self) -> set[int]:
+        """Have epoll tell of pipes that relays are shown on and nobody reads any more, which it does unasked."""
+        shown = {relay.show.fd for relay in self._relays if relay.show is not None and relay.show.fd is not None}
+        pipes = {fd for fd in shown if _is_pipe(fd)}
+        for fd in pipes:
+            self._epoll.register(fd, 0)
+        return pipes
 
     def _add_tails(self, tails: list[tuple[Tail, str, Show]]) -> None:
         for tail, _, show in tails:
@@ -142,6 +154,8 @@ class Pump:
         for fd, _ in events:
             if (relay := self._listening.get(fd)) is not None:
                 self._carry(relay, now)
+            elif fd in self._pipes:
+                self._nobody_reads(fd)
             elif fd == self._called:
                 os.eventfd_read(self._called)
                 for each in self._relays:
@@ -183,10 +197,21 @@ class Pump:
         relay.follow_window()
         self._show(relay, now)
         if not goes_on:
+            self._let_go(relay)
+
+    def _nobody_reads(self, fd: int) -> None:
+        """What its workers have written so far is kept for the report."""
+        self._epoll.unregister(fd)
+        self._pipes.discard(fd)
+        for relay in [each for each in self._relays if each.show is not None and each.show.fd == fd]:
+            relay.pull(CAPACITY)
+            self._let_go(relay)
+
+    def _let_go(self, relay: Relay) -> None:
+        if self._listening.pop(relay.fileno(), None) is not None:
             self._epoll.unregister(relay.fileno())
-            del self._listening[relay.fileno()]
-            self._relays.discard(relay)
-            relay.close()
+        self._relays.discard(relay)
+        relay.close()
 
     def _show(self, relay: Relay, now: float) -> None:
         if relay.show is not None and (parts := relay.take()):
@@ -260,3 +285,8 @@ class Pump:
         closers += [self._forget_news, self._epoll.close, self._place.close]
         for close in closers:
             close()
+
+
+def _is_pipe(fd: int) -> bool:
+    mode = os.fstat(fd).st_mode
+    return stat.S_ISFIFO(mode) or stat.S_ISSOCK(mode)

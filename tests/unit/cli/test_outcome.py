@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import signal
+import subprocess
 import sys
 from pathlib import Path
 
@@ -115,3 +116,16 @@ def test_where_nobody_is_left_to_read_it_the_exit_code_is_the_same(
             stderr.close()
         monkeypatch.setattr(sys, "stderr", stderr)
         assert exit_code_of(lambda: _raiser(error)) == code
+
+
+@pytest.mark.parametrize("full", [False, True])
+def test_an_answer_that_cannot_be_written_is_a_sentence(full: bool) -> None:
+    text = "import sys; from rallypoint.cli import outcome as o; sys.exit(o.exit_code_of(lambda: o.answer('x')))"
+    reading, writing = (-1, os.open("/dev/full", os.O_WRONLY)) if full else os.pipe()
+    if not full:
+        os.close(reading)
+    done = subprocess.run([sys.executable, "-c", text], stdout=writing, stderr=subprocess.PIPE, timeout=60, check=False)
+    os.close(writing)
+    why = b"No space left on device" if full else b"Broken pipe"
+    assert done.returncode == 1
+    assert done.stderr == b"rallyrun: error: standard output cannot be written: " + why + b"; send it elsewhere\n"

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from socket import socketpair
 
 import pytest
 
@@ -378,9 +379,45 @@ def test_hidden_ranks_are_kept_for_the_report_and_not_shown(tmp_path: Path, out:
     assert out.end() == err.end() == b""
 
 
-def test_a_console_that_has_gone_costs_its_bytes_only() -> None:
-    reading, writing = os.pipe()
+LOUD = """
+import sys, time
+try:
+    while True:
+        print("word", file=sys.stderr, flush=True)
+        time.sleep(0.001)
+except BrokenPipeError:
+    import os
+    os._exit(7)
+"""
+
+
+@pytest.mark.parametrize("socket", [False, True])
+@pytest.mark.parametrize("already", [False, True])
+def test_who_writes_where_nobody_reads_any_more_meets_that_as_without_us(already: bool, socket: bool) -> None:
+    """As after `2>&1 | head`: the worker's next write fails."""
+    reading, writing = (end.detach() for end in socketpair()) if socket else os.pipe()
+    if already:
+        os.close(reading)
     outputs = Outputs(LogsDest(), 1, {}, stdout=writing, stderr=writing)
+    os.close(writing)
+    worker = _start(outputs, 0, LOUD)
+    try:
+        if not already:
+            assert os.read(reading, 4) == b"word"
+            os.close(reading)
+        assert worker.wait(DEADLINE) == 7
+    finally:
+        worker.kill()
+        worker.wait()
+    assert b"word" in outputs.last_lines(0) or already
+    outputs.close()
+
+
+def test_a_console_that_nobody_reads_costs_a_teed_worker_nothing(tmp_path: Path) -> None:
+    """It writes to its file."""
+    reading, writing = os.pipe()
+    files = _files(tmp_path, 1)
+    outputs = Outputs(LogsDest(stderrs=files, tee_stderrs=files), 1, {}, stdout=writing, stderr=writing)
     os.close(reading)
     os.close(writing)
     worker = _start(outputs, 0, GARBAGE + "[sys.stderr.buffer.write(data) for _ in range(20)]; os._exit(0)")

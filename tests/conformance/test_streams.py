@@ -1,0 +1,71 @@
+"""Standard streams that are closed, or that nobody reads: the exit codes are torchrun's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from tests.conformance.side_by_side.case import Entry, Side
+from tests.jobs.launching import Launcher
+
+pytestmark = pytest.mark.torch
+
+LOUD = """
+import sys, time
+for _ in range(50):
+    print("word", file=sys.stderr, flush=True)
+    time.sleep(0.01)
+print("done")
+"""
+"""Half a second, in which a reader that has gone is noticed."""
+
+PROGRAMS = {"loud.py": LOUD, "fails.py": "import sys; print('fails', file=sys.stderr); sys.exit(3)"}
+
+CLOSED = "<&- >&- 2>&-"
+UNREAD = "2>&1"
+"""Standard error and standard output are one pipe, whose reader has gone: after `2>&1 | head`."""
+ERR_UNREAD = ">/dev/null"
+"""Standard error alone is that pipe."""
+
+CASES = {
+    ("--standalone loud.py", CLOSED): 0,
+    ("--standalone loud.py", UNREAD): 1,
+    ("--standalone loud.py", ERR_UNREAD): 1,
+    ("--standalone -t 3 loud.py", UNREAD): 0,
+    ("--standalone fails.py", CLOSED): 1,
+    ("--nope loud.py", UNREAD): 2,
+}
+
+
+def exit_code(launcher: Launcher, side: Side, words: str, streams: str) -> int:
+    """How a command ends whose standard output and error are a pipe without a reader, but for what `streams` says."""
+    reading, writing = os.pipe()
+    os.close(reading)
+    own = launcher.folder / side.value  # where logs that were asked for stay
+    own.mkdir(exist_ok=True)
+    try:
+        return subprocess.run(
+            ["bash", "-c", f'exec "$@" {streams}', "-", *Entry.COMMAND.command(side), *words.split()],
+            stdin=subprocess.DEVNULL,
+            stdout=writing,
+            stderr=writing,
+            env=launcher.environment({"TMPDIR": str(own)}),
+            cwd=launcher.folder,
+            timeout=60,
+            check=False,
+        ).returncode
+    finally:
+        os.close(writing)
+
+
+def test_exit_codes_where_nobody_reads(launcher: Launcher) -> None:
+    for name, text in PROGRAMS.items():
+        Path(launcher.folder, name).write_text(text)
+    with ThreadPoolExecutor(2) as pool:
+        for side in Side:
+            codes = pool.map(lambda case, side=side: exit_code(launcher, side, *case), CASES)
+            assert dict(zip(CASES, codes, strict=True)) == CASES, side
