@@ -116,7 +116,7 @@ def nodes_say(launcher: Launcher, story: str) -> Any:
 
 
 @pytest.mark.parametrize("change", CHANGES)
-@pytest.mark.parametrize("program", ["backend", "telemetry"])
+@pytest.mark.parametrize("program", ["asking", "backend", "telemetry"])
 def test_a_program(launcher: Launcher, change: Change, program: str) -> None:
     assert says(launcher, program, change) == says(launcher, program, AS_IT_IS)
 

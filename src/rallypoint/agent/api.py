@@ -46,8 +46,8 @@ class ElasticAgent(ABC):
     """What a launcher holds of an agent."""
 
     @abstractmethod
-    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
-        """Run the workers to the job's end, through as many rounds as it takes."""
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult | None:
+        """Run the workers to the job's end, in as many rounds as it takes; None for a spare that was not needed."""
 
     @abstractmethod
     def get_worker_group(self, role: str = DEFAULT_ROLE) -> WorkerGroup:
@@ -88,6 +88,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._asking: Asking | None = None
         self._until_the_end = ExitStack()
         self._restarts_left: int | None = None
+        self._most_restarts: int | None = None
         self._failed_with = RunResult(WorkerState.FAILED)
 
     # For subclasses
@@ -180,13 +181,17 @@ class SimpleElasticAgent(ElasticAgent):
 
     @property
     def _remaining_restarts(self) -> int:
-        """How many failures the job would survive yet. A loop of a subclass's own may count them down."""
+        """How many failures the job would survive yet. It can be set: a loop of a subclass's own counts it down, and
+        with ours, a subclass that knows that no restart would help sets it to 0."""
         left = self._telling.remaining_restarts
-        return left if self._restarts_left is None else min(left, self._restarts_left)
+        if self._restarts_left is None or self._most_restarts is None:
+            return left
+        return min(left, max(0, self._most_restarts - self._restarts) if self._driven else self._restarts_left)
 
     @_remaining_restarts.setter
     def _remaining_restarts(self, left: int) -> None:
         self._restarts_left = left
+        self._most_restarts = self._restarts + left
 
     def get_event_succeeded(self) -> Event:
         """The event that this agent's run has returned."""
@@ -216,14 +221,15 @@ class SimpleElasticAgent(ElasticAgent):
         return self._worker_group
 
     @profiled
-    def run(self, role: str = DEFAULT_ROLE) -> RunResult:
+    def run(self, role: str = DEFAULT_ROLE) -> RunResult | None:
         """Run the workers to the job's end.
 
         Returns:
-            How the group ended; for a spare that was never needed, success without values.
+            How the group ended; None for a spare that was never needed.
 
         Raises:
             RendezvousError: no round could be agreed on.
+            Exception: what a third party's rendezvous has raised, as it is.
             SignalException: this agent was asked to end; its workers have been.
         """
         self._runs = True
@@ -234,7 +240,7 @@ class SimpleElasticAgent(ElasticAgent):
                 return result
             except RendezvousGracefulExitError as ending:
                 log.info("%s", ending)
-                return RunResult(WorkerState.SUCCEEDED)
+                return None
             finally:
                 try:
                     self._membership.shutdown()
@@ -278,6 +284,7 @@ class SimpleElasticAgent(ElasticAgent):
             exit_fds=self._exit_fds,
             finished=self._exit_barrier,
             stopped=self._stopped_ranks,
+            allowed=self._allowed,
             ended=self._ended,
             reached=self._reached,
             forwarding=self._forwards,
@@ -291,6 +298,13 @@ class SimpleElasticAgent(ElasticAgent):
         result = self._monitor_workers(self._worker_group)
         self._telling.looked(result)
         return result
+
+    def _allowed(self) -> int:
+        """How many failures the job survives; fewer than the spec says if a subclass has lessened what remains."""
+        most = self._worker_group.spec.max_restarts
+        if self._most_restarts is None:
+            return most
+        return min(most, self._most_restarts) if self._restarts_left else 0
 
     def _ended(self, result: RunResult | None) -> None:
         self._telling.workers_ended(result, self._succeeded_ranks())

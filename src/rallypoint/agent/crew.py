@@ -61,9 +61,10 @@ class Crew:
     all were sent a moment ago, `forwarding` is what hands signals on later. `look` tells how they are, `running` which
     local ranks have not ended; `exit_fds` become readable when one ends (None: they must be asked). `finished` is
     called once all have succeeded, `ended` when all of a round are gone, with how they were found before that (None:
-    they ran). `stopped` gives the global ranks of those that were sent a signal to stop while they ran. `grace` is how
-    many seconds a stop leaves them. `minder` is what else watches them now, if anything does, `warmth` what they are
-    forked from, if they are, `shown` what the health check shows of them.
+    they ran). `stopped` gives the global ranks of those that were sent a signal to stop while they ran, `allowed` how
+    many failures the job may survive as far as this node is concerned. `grace` is how many seconds a stop leaves them.
+    `minder` is what else watches them now, if anything does, `warmth` what they are forked from, if they are, `shown`
+    what the health check shows of them.
     """
 
     group: WorkerGroup
@@ -77,6 +78,7 @@ class Crew:
     exit_fds: Callable[[], list[int] | None]
     finished: Callable[[], None]
     stopped: Callable[[], tuple[int, ...]]
+    allowed: Callable[[], int]
     ended: Callable[[RunResult | None], None] = lambda _result: None
     reached: Callable[[], frozenset[int]] = frozenset
     forwarding: Callable[[], Minding | None] = lambda: None

@@ -18,18 +18,15 @@ from typing import TYPE_CHECKING
 from rallypoint.agent.exchange import exchange, meet_at_the_end
 from rallypoint.base.log import get_logger
 from rallypoint.failures.cause import Cause
-from rallypoint.rendezvous.errors import RendezvousClosedError, RendezvousGracefulExitError, RendezvousTimeoutError
 from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousStoreInfo
 from rallypoint.rendezvous.link import Deliver
 from rallypoint.rendezvous.messages import (
     JobEnded,
-    JoinRefused,
     LinkLost,
     NodesWaiting,
     Notice,
     Placed,
     Placement,
-    Refusal,
     RoundEnded,
 )
 from rallypoint.rendezvous.state import Outcome, Reason, RoundEnd, Verdict
@@ -41,12 +38,6 @@ log = get_logger(__name__)
 
 _PATIENCE = 5.0
 """Seconds that a handler has to finish what it is at before it is left alone at the end."""
-
-_REFUSALS: tuple[tuple[type[Exception], Refusal], ...] = (
-    (RendezvousClosedError, Refusal.CLOSED),
-    (RendezvousTimeoutError, Refusal.TIMEOUT),
-    (RendezvousGracefulExitError, Refusal.SPARE_NOT_NEEDED),
-)
 
 
 class ForeignMembership:
@@ -204,7 +195,7 @@ class ForeignMembership:
             try:
                 work()
             except BaseException as error:  # a thread that ends unheard would leave the agent waiting for ever
-                log.exception("the rendezvous handler failed: %s", type(self._handler).__name__)
+                log.error("the rendezvous handler %s has raised %r", type(self._handler).__name__, error)
                 self._runs = False
                 self._tell(_notice_of(error))
 
@@ -220,7 +211,4 @@ class ForeignMembership:
 
 
 def _notice_of(error: BaseException) -> Notice:
-    for kind, refusal in _REFUSALS:
-        if isinstance(error, kind):
-            return JoinRefused(refusal, str(error) or type(error).__name__)
-    return LinkLost(f"the rendezvous handler failed: {type(error).__name__}: {error}")
+    return LinkLost(f"the rendezvous handler failed: {type(error).__name__}: {error}", error)

@@ -326,6 +326,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             return RunResult(WorkerState.HEALTHY)
         from rallypoint.failures.failure import ProcessFailure
 
+        self._remaining_restarts = 0  # such a worker keeps its devices, so that starting again here cannot help
         failures = {}
         for local_rank, pid in self._pcontext.pids().items():
             if pid in stuck:

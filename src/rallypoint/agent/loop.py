@@ -289,9 +289,7 @@ class AgentLoop:
                 spec.get_entrypoint_name(),
             )
         log.info("[%s] Worker group %s; telling the other agents", spec.role, WorkerState.FAILED)
-        # A worker that is stuck in the kernel keeps its devices, so that starting again here cannot help.
-        allowed = 0 if self._crew.group.state is WorkerState.UNHEALTHY else spec.max_restarts
-        self._membership.report_failure(self._status.round, step.cause, allowed)
+        self._membership.report_failure(self._status.round, step.cause, self._crew.allowed())
 
     def _do_announce_success(self, _step: AnnounceSuccess) -> None:
         self._finished_at = self._clock.monotonic()

@@ -41,8 +41,7 @@ def exit_code_of(work: Callable[[], None], program: str = "rallyrun") -> int:
 
         with suppress(OSError, ValueError):
             traceback.print_exc()
-        name = type(error).__name__
-        say(f"{program}: error: {name} was not foreseen: a defect of Rallypoint, please report it")
+        say(f"{program}: error: {type(error).__name__} was {_whose(error)}")
         return FAILED
     return 0
 
@@ -56,7 +55,18 @@ def _words(error: RallypointError, program: str) -> str:
         from rallypoint.base.signals import signal_name
 
         return f"{program}: stopped by {signal_name(error.sigval)}"
-    return f"{program}: error: {error}"
+    return f"{program}: error: {str(error) or type(error).__name__}"
+
+
+def _whose(error: Exception) -> str:
+    """Whose fault an exception is that nobody foresaw: that of a plug-in, if it was raised in one, or ours."""
+    trace = error.__traceback__
+    while trace is not None:
+        package = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in {"rallypoint", "__main__"} and package not in sys.stdlib_module_names:
+            return f"raised by {package} ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno}); look there"
+        trace = trace.tb_next
+    return "not foreseen: a defect of Rallypoint, please report it"
 
 
 def say(text: str) -> None:

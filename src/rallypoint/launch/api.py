@@ -62,7 +62,7 @@ def launch_agent(
         health_check_server: see `LocalElasticAgent`.
 
     Returns:
-        Global rank to return value, of this node's workers.
+        Global rank to return value, of this node's workers; empty for a spare that was not needed.
 
     Raises:
         UserError: something in the config cannot work.
@@ -98,13 +98,13 @@ def _run(agent: LocalElasticAgent, role: str, name: str) -> dict[int, Any]:
     """Run the agent, and tell how it ended: a failed job is no success of its agent."""
     try:
         result = agent.run(role)
-        if result.is_failed():
+        if result is not None and result.is_failed():
             raise _failure(result, name)
     except Exception:
         agent.tell(agent.get_event_failed)
         raise
     agent.tell(agent.get_event_succeeded)
-    return result.return_values
+    return {} if result is None else result.return_values
 
 
 def _failure(result: RunResult, name: str) -> ChildFailedError:

@@ -149,9 +149,10 @@ class ElasticHandler(RendezvousHandler):
 
         Raises:
             RendezvousConnectionError: the control plane is out of reach for good.
+            Exception: what a third party's backend has raised, as it is.
         """
         if isinstance(self._last_word, LinkLost):
-            raise RendezvousConnectionError(self._last_word.detail)
+            raise self._last_word.error or RendezvousConnectionError(self._last_word.detail)
         return self._waiting or int(self._is_over)
 
     @property

@@ -51,7 +51,7 @@ _ERRORS: dict[Refusal, tuple[type[RallypointError], str]] = {
 }
 
 
-def error_of(notice: Notice) -> RallypointError | None:
+def error_of(notice: Notice) -> BaseException | None:
     """The exception that a notice means to somebody who waits for a round; None if it means none."""
     match notice:
         case JoinRefused(detail=sentence, progress=Progress()):
@@ -61,8 +61,8 @@ def error_of(notice: Notice) -> RallypointError | None:
             return kind(sentence.format(detail=detail))
         case JobEnded(verdict=verdict):
             return _error_of_verdict(verdict)
-        case LinkLost(detail=detail):
-            return RendezvousConnectionError(detail)
+        case LinkLost(detail=detail, error=error):
+            return error or RendezvousConnectionError(detail)
         case _:
             return None
 

@@ -196,9 +196,13 @@ class LinkUp(NamedTuple):
 
 
 class LinkLost(NamedTuple):
-    """The control plane is out of reach for good; made on the node's own side, never sent."""
+    """The control plane is out of reach for good; made on the node's own side, never sent.
+
+    `error` is what a third party's handler or backend has raised, and what its user is to see.
+    """
 
     detail: str
+    error: BaseException | None = None
 
 
 Notice = (

@@ -86,6 +86,8 @@ class SharedStateLink:
         self._joined = False
         self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
         self._ending = threading.Event()
+        self.broken: Exception | None = None
+        """What has ended the link by itself, if anything has."""
         self._thread = threading.Thread(target=self._run, name="rallypoint-shared-state", daemon=True)
         self._thread.start()
 
@@ -101,6 +103,11 @@ class SharedStateLink:
             self._requests.put(None)
         self._thread.join(timeout=self._settings.heartbeat_timeout + _READ_EVERY)
 
+    @property
+    def is_busy(self) -> bool:
+        """Whether something that was said is not done yet, though the link is closed."""
+        return self._thread.is_alive()
+
     # On the thread
 
     def _run(self) -> None:
@@ -109,11 +116,13 @@ class SharedStateLink:
             try:
                 self._turn_until_it_works(request)
             except RendezvousError as error:
-                self._deliver_if_open(LinkLost(str(error)))
+                self.broken = error
+                self._deliver_if_open(LinkLost(str(error), error))
                 break
             except Exception as error:  # whatever it is, the agent must not wait for ever for what will not come
-                log.exception("the rendezvous over %s has come to an end that was not foreseen", self._backend.name)
-                self._deliver_if_open(LinkLost(f"the rendezvous broke off: {type(error).__name__}: {error}"))
+                self.broken = error
+                log.error("the rendezvous over %s breaks off: its backend has raised %r", self._backend.name, error)
+                self._deliver_if_open(LinkLost(f"the rendezvous broke off: {type(error).__name__}: {error}", error))
                 break
         self._ending.set()  # the watcher must not go on where nobody takes what it says
         watcher.join()

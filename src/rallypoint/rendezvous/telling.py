@@ -57,7 +57,7 @@ class Telling:
         words = f"has joined round {self._round} of {self._rendezvous} as rank {rank} in a world of size {size}."
         self._tell(_JOINS, words, rank=rank, master_endpoint=f"{placement.store_address}:{placement.store_port}")
 
-    def failed(self, error: Exception) -> None:
+    def failed(self, error: BaseException) -> None:
         """The rendezvous has failed for this node; told once for each attempt."""
         if not self._failed and rendezvous_events_wanted():
             self._failed = True
@@ -95,7 +95,7 @@ def _record(name: str, state: str, run_id: str, message: str, **more: Any) -> No
     quietly(lambda: record_rdzv_event(event))
 
 
-def _trace(error: Exception) -> str:
+def _trace(error: BaseException) -> str:
     import traceback
 
     return "".join(traceback.format_exception(error))

@@ -23,9 +23,10 @@ from rallypoint.rendezvous.errors import (
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.store.api import Store
 from rallypoint.store.client import TCPStore
+from rallypoint.store.errors import StoreTimeoutError
 from rallypoint.store.hashstore import HashStore
 from rallypoint.store.server import StoreServer
-from tests.unit.agent.third_party import CountingHandler, RaisingHandler
+from tests.unit.agent.third_party import CountingHandler, RaisingHandler, outcome
 
 PATIENCE = 60.0
 TELL = """
@@ -78,10 +79,10 @@ def run_side_by_side(*agents: NotingAgent) -> list[RunResult]:
     """Run agents as if each was on a node of its own."""
     results: dict[int, RunResult] = {}
 
-    def runs(number: int, run: Callable[[], RunResult]) -> Callable[[], None]:
-        return lambda: results.update({number: run()})
+    def runs(number: int, agent: NotingAgent) -> Callable[[], None]:
+        return lambda: results.update({number: outcome(agent)})
 
-    threads = [threading.Thread(target=runs(number, agent.run)) for number, agent in enumerate(agents)]
+    threads = [threading.Thread(target=runs(number, agent)) for number, agent in enumerate(agents)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -169,37 +170,46 @@ def test_a_barrier_that_fails_does_not_turn_success_into_failure(
 
 
 @pytest.mark.parametrize(
-    ("raised", "expected", "words"),
+    "raised",
     [
-        (RendezvousClosedError("over"), RendezvousClosedError, "over"),
-        (RendezvousTimeoutError("too late"), RendezvousTimeoutError, "too late"),
-        (KeyError("x"), RendezvousConnectionError, "KeyError: 'x'"),
+        RendezvousClosedError("over"),
+        RendezvousTimeoutError("too late"),
+        RendezvousConnectionError("away"),
+        KeyError("x"),
+        SystemExit(3),
+        KeyboardInterrupt(),
     ],
+    ids=repr,
 )
-def test_what_the_handler_raises_ends_the_agent(
-    tmp_path: Path, raised: Exception, expected: type[Exception], words: str
-) -> None:
+def test_what_the_handler_raises_is_what_the_agent_raises(tmp_path: Path, raised: BaseException) -> None:
     handler = RaisingHandler(HashStore(), raised)
-    with pytest.raises(expected, match=words):
+    with pytest.raises(type(raised)) as found:
         agent_over(handler, tmp_path, "").run()
+    assert found.value is raised
     assert handler.shut == 1
 
 
-@pytest.mark.parametrize("raised", [SystemExit(3), KeyboardInterrupt()])
-def test_a_handler_that_would_end_its_thread_ends_the_agent(tmp_path: Path, raised: BaseException) -> None:
-    handler = RaisingHandler(HashStore(), raised)
-    with pytest.raises(RendezvousConnectionError, match=type(raised).__name__):
-        agent_over(handler, tmp_path, "").run()
+class RaisesWhenAsked(CountingHandler):
+    """One that cannot say how many nodes wait."""
+
+    def num_nodes_waiting(self) -> int:
+        raise RendezvousClosedError("over")
+
+
+def test_what_the_handler_raises_while_workers_run_ends_the_agent_too(tmp_path: Path) -> None:
+    handler = RaisesWhenAsked(HashStore(), "job", 1)
+    with pytest.raises(RendezvousClosedError, match=r"^over$"):
+        agent_over(handler, tmp_path, "import time; time.sleep(600)").run()
 
 
 def test_a_spare_that_the_handler_sends_home_ends_well(tmp_path: Path) -> None:
     handler = RaisingHandler(HashStore(), RendezvousGracefulExitError("not needed"))
-    assert agent_over(handler, tmp_path, "").run().state is WorkerState.SUCCEEDED
+    assert agent_over(handler, tmp_path, "").run() is None
 
 
 def test_an_exchange_that_fails_ends_the_agent(tmp_path: Path) -> None:
     """The others of the round never say what they bring."""
     store = HashStore(timeout=0.2)
     CountingHandler(store, "job", 2)._joined(0, 1)
-    with pytest.raises(RendezvousConnectionError, match="StoreTimeoutError"):
+    with pytest.raises(StoreTimeoutError):
         agent_over(CountingHandler(store, "job", 2), tmp_path, "").run()

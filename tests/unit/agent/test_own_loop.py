@@ -23,7 +23,7 @@ from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler
 from rallypoint.store.hashstore import HashStore
-from tests.unit.agent.third_party import CountingHandler
+from tests.unit.agent.third_party import CountingHandler, outcome
 
 Loop = Callable[["Looping"], RunResult]
 
@@ -104,7 +104,7 @@ def test_timers_of_workers_are_enforced_at_each_look(tmp_path: Path, monkeypatch
         agent.begin()
         return agent.watch()
 
-    result = Looping(loop, meeting(), tmp_path, sys.executable, "-c", text).run()
+    result = outcome(Looping(loop, meeting(), tmp_path, sys.executable, "-c", text))
     assert result.is_failed()
     failure = next(iter(result.failures.values()))
     assert failure.exitcode < 0
@@ -123,7 +123,7 @@ def test_the_health_check_answers_while_the_loop_looks(tmp_path: Path, monkeypat
             assert b'"role": "default"' in answer.read()
         return RunResult(WorkerState.STOPPED)
 
-    assert Looping(loop, meeting(), tmp_path, *SLEEPS).run().state is WorkerState.STOPPED
+    assert outcome(Looping(loop, meeting(), tmp_path, *SLEEPS)).state is WorkerState.STOPPED
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"http://localhost:{port}/status", timeout=30)
 
@@ -137,7 +137,7 @@ def test_signals_of_the_user_are_back_at_the_end(tmp_path: Path) -> None:
         seen.append(signal.getsignal(signal.SIGTERM))
         return agent.watch()
 
-    assert Looping(loop, meeting(), tmp_path).run().state is WorkerState.SUCCEEDED
+    assert outcome(Looping(loop, meeting(), tmp_path)).state is WorkerState.SUCCEEDED
     assert signal.getsignal(signal.SIGTERM) == before != seen[0]
 
 
@@ -147,7 +147,7 @@ def run_both(first: Looping, second: Looping) -> list[RunResult | Exception]:
 
     def run(place: int, agent: Looping) -> None:
         try:
-            ends[place] = agent.run()
+            ends[place] = outcome(agent)
         except Exception as error:
             ends[place] = error
 
@@ -217,7 +217,7 @@ def test_restarts_that_are_counted_down(tmp_path: Path) -> None:
             agent._restart_workers(agent.get_worker_group())
 
     agent = Looping(loop, meeting(), tmp_path, sys.executable, "-c", "raise SystemExit(7)", restarts=2)
-    assert agent.run().is_failed()
+    assert outcome(agent).is_failed()
     assert left == [2, 1, 0]
     assert starts[-1] == "attempt_2"
 

@@ -20,6 +20,7 @@ from rallypoint.launch.api import elastic_launch
 from rallypoint.launch.config import LaunchConfig
 from rallypoint.logs.specs import DefaultLogsSpecs
 from tests.unit.agent.test_subclass import Task, ThreadAgent, ours, spec
+from tests.unit.agent.third_party import outcome
 
 PATIENCE = 30.0
 
@@ -100,7 +101,7 @@ def test_workers_are_started_again_when_the_others_are_gone() -> None:
             agent.stops[number].tell()
 
     with beside(threading.Thread(target=end_both_stops)):
-        assert agent.run().return_values == {0: 1}
+        assert outcome(agent).return_values == {0: 1}
     assert agent.calls == ["start", "begin SIGTERM", "gone", "start", "begin SIGTERM", "gone", "shutdown SIGTERM"]
 
 
@@ -136,7 +137,7 @@ def test_a_way_of_its_own_to_stop_workers_is_taken(tmp_path: Path, name: str) ->
         getattr(LocalElasticAgent, name)(self, *arguments)
 
     setattr(Noting, name, noted)
-    assert local(Noting, tmp_path, "raise SystemExit(3)").run().is_failed()
+    assert outcome(local(Noting, tmp_path, "raise SystemExit(3)")).is_failed()
     assert calls[0] == f"{name} of Noting"
 
 

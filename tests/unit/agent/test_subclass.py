@@ -18,7 +18,7 @@ from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler
 from rallypoint.store.hashstore import HashStore
-from tests.unit.agent.third_party import CountingHandler
+from tests.unit.agent.third_party import CountingHandler, outcome
 
 Task = Callable[[int, int, threading.Event], object]
 """Called with the rank, the number of the start from 0, and what is set when it is to stop."""
@@ -98,7 +98,7 @@ def spec(handler: RendezvousHandler, workers: int = 2, max_restarts: int = 0) ->
 @HANDLERS
 def test_return_values_by_global_rank(handler: Callable[[], RendezvousHandler]) -> None:
     agent = ThreadAgent(spec(handler(), workers=3), lambda rank, start, stopping: rank * 10)
-    result = agent.run()
+    result = outcome(agent)
     assert result.state is WorkerState.SUCCEEDED
     assert result.return_values == {0: 0, 1: 10, 2: 20}
     assert agent.calls[0] == "start"
@@ -116,7 +116,7 @@ def test_a_failure_restarts_all(handler: Callable[[], RendezvousHandler]) -> Non
         return f"{rank} in {start}"
 
     agent = ThreadAgent(spec(handler(), max_restarts=1), task)
-    result = agent.run()
+    result = outcome(agent)
     assert result.return_values == {0: "0 in 1", 1: "1 in 1"}
     assert agent.calls[:3] == ["start", "stop", "start"]
 
@@ -129,7 +129,7 @@ def test_a_budget_that_is_gone(handler: Callable[[], RendezvousHandler]) -> None
         stopping.wait(30)
 
     agent = ThreadAgent(spec(handler(), max_restarts=2), task)
-    result = agent.run()
+    result = outcome(agent)
     assert result.is_failed()
     assert set(result.failures) == {1}
     assert result.cause is not None
@@ -167,7 +167,7 @@ def test_an_agent_that_asks_the_handler_itself_is_given_what_our_loop_was() -> N
         return group.group_rank, group.group_world_size
 
     agent = ByItself(spec(ours(), max_restarts=1), task)
-    assert agent.run().return_values == {0: (0, 1), 1: (0, 1)}
+    assert outcome(agent).return_values == {0: (0, 1), 1: (0, 1)}
     assert sorted(stores) == [(0, 1), (0, 2), (1, 1), (1, 2)], "each round has a store of its own"
 
 
@@ -192,6 +192,35 @@ def test_a_group_that_the_agent_has_lost_track_of_ends_it() -> None:
     with pytest.raises(RuntimeError, match="UNKNOWN"):
         agent.run()
     assert agent.calls == ["start", "shutdown SIGTERM"]
+
+
+class Unwell(ThreadAgent):
+    """Finds its workers unhealthy in the first start; `hopeless` sees no use in another."""
+
+    hopeless = False
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        if self.starts == 1:
+            if self.hopeless:
+                self._remaining_restarts = 0
+            return RunResult(WorkerState.UNHEALTHY)
+        return super()._monitor_workers(worker_group)
+
+
+@HANDLERS
+def test_a_group_that_is_not_well_is_restarted(handler: Callable[[], RendezvousHandler]) -> None:
+    agent = Unwell(spec(handler(), max_restarts=2), lambda rank, start, stopping: start or stopping.wait(30))
+    assert outcome(agent).return_values == {0: 1, 1: 1}
+    assert agent._remaining_restarts == 1
+
+
+@HANDLERS
+def test_a_subclass_may_say_that_no_restart_would_help(handler: Callable[[], RendezvousHandler]) -> None:
+    agent = Unwell(spec(handler(), max_restarts=2), lambda rank, start, stopping: stopping.wait(30))
+    agent.hopeless = True
+    assert outcome(agent).is_failed()
+    assert agent.starts == 1
+    assert agent._remaining_restarts == 0
 
 
 def test_an_error_of_the_subclass_is_not_hidden() -> None:

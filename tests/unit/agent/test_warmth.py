@@ -12,6 +12,7 @@ import pytest
 from rallypoint.base.errors import SignalException
 from tests.unit.agent.test_stopping import PATIENCE, beside
 from tests.unit.agent.test_subclass import ThreadAgent, ours, spec
+from tests.unit.agent.third_party import outcome
 
 
 class HandWarmth:
@@ -71,7 +72,7 @@ def test_a_start_waits_until_it_is_warm() -> None:
         made.warmth.tell()
 
     with beside(threading.Thread(target=tell)):
-        assert made.run().return_values == {0: 0}
+        assert outcome(made).return_values == {0: 0}
     assert made.calls[0] == "start"
     made.warmth.close()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from rallypoint.agent.api import SimpleElasticAgent
+from rallypoint.agent.spec import RunResult
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from rallypoint.store.api import Store
 from rallypoint.store.prefix import PrefixStore
@@ -60,3 +62,10 @@ class RaisingHandler(CountingHandler):
 
     def next_rendezvous(self) -> RendezvousInfo:
         raise self._error
+
+
+def outcome(agent: SimpleElasticAgent) -> RunResult:
+    """What the run of an agent that takes part comes to."""
+    result = agent.run()
+    assert result is not None, "it was a spare that was not needed"
+    return result

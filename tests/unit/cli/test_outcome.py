@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,6 +16,7 @@ from rallypoint.base.errors import RallypointError, SignalException, UsageError,
 from rallypoint.cli.outcome import exit_code_of
 from rallypoint.failures.cause import Cause
 from rallypoint.failures.report import ChildFailedError
+from rallypoint.rendezvous.errors import RendezvousClosedError
 
 
 @pytest.fixture(autouse=True)
@@ -76,12 +79,30 @@ def test_an_interrupt_ends_as_shells_expect(capsys: pytest.CaptureFixture[str], 
 
 
 def test_what_nobody_foresaw_keeps_its_traceback(capsys: pytest.CaptureFixture[str], error_file: Path) -> None:
-    assert exit_code_of(lambda: _raiser(ZeroDivisionError("one by none"))) == 1
+    ours: dict[str, Any] = {"__name__": "rallypoint.anywhere"}
+    exec("def work(): raise ZeroDivisionError('one by none')", ours)
+    assert exit_code_of(ours["work"]) == 1
     shown = capsys.readouterr().err
     assert "Traceback" in shown
     assert "ZeroDivisionError: one by none" in shown
     assert shown.splitlines()[-1].startswith("rallyrun: error: ZeroDivisionError was not foreseen")
     assert error_file.exists()
+
+
+def test_what_a_plug_in_raises_is_its_own(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "plugged_in.py").write_text("def meet():\n    raise LookupError('no such place')\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    assert exit_code_of(importlib.import_module("plugged_in").meet) == 1
+    where = tmp_path / "plugged_in.py"
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last == f"rallyrun: error: LookupError was raised by plugged_in ({where}, line 2); look there"
+
+
+def test_an_error_without_words_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    assert exit_code_of(lambda: _raiser(RendezvousClosedError())) == 1
+    assert capsys.readouterr().err == "rallyrun: error: RendezvousClosedError\n"
 
 
 def test_exits_pass_through() -> None:

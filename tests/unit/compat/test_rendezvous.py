@@ -93,7 +93,7 @@ def side_by_side(*calls: Callable[[], object]) -> list[object]:
 def test_a_job_of_two_agents_over_a_backend_of_a_third_party(tmp_path: Path) -> None:
     place, store = Place(), HashStore()
 
-    def node(name: str) -> Callable[[], RunResult]:
+    def node(name: str) -> Callable[[], RunResult | None]:
         times = RendezvousTimeout(last_call=timedelta(seconds=1))
         handler = DynamicRendezvousHandler.from_backend(
             "job", store, Memory(place), 2, 2, "localhost", times, keep_alive_interval=1

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from rallypoint.agent.handled import handled_signals
+from rallypoint.agent.handled import DEFAULT_SIGNALS, PASSED_ON, SIGNALS_VARIABLE, handled_signals
 from rallypoint.base.errors import SignalException
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import Bell, is_posting, signal_name
@@ -40,7 +40,10 @@ def take() -> bool:
         log.warning("signals that end this process will leave its workers to their guardian: a thread cannot take them")
         return False
     _takers += 1
+    named = os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS) != DEFAULT_SIGNALS
     for number in handled_signals():
+        if not named and number in PASSED_ON:  # an agent's own idea of what a scheduler sends
+            continue
         if number not in _former and not is_posting(signal.getsignal(number)):
             try:
                 _former[number] = signal.signal(number, _raise)

@@ -6,6 +6,7 @@ backend is given to keep is bytes of Rallypoint's own form, not pickled objects.
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -13,15 +14,20 @@ from typing import Any
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, own_address
 from rallypoint.base.errors import UserError
+from rallypoint.base.log import get_logger
 from rallypoint.compat.elastic.rendezvous.given_store import given
 from rallypoint.rendezvous.backend import RendezvousBackend, Token
 from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
 from rallypoint.rendezvous.elastic import ElasticHandler, own_node
+from rallypoint.rendezvous.errors import RendezvousError, RendezvousTimeoutError
 from rallypoint.rendezvous.handler import RendezvousInfo
-from rallypoint.rendezvous.link import Deliver, Link
-from rallypoint.rendezvous.messages import Placement
+from rallypoint.rendezvous.link import Deliver
+from rallypoint.rendezvous.messages import JobEnded, JoinRefused, LinkLost, Notice, Placement
+from rallypoint.rendezvous.operations import Close
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.shared import SharedStateLink
+from rallypoint.rendezvous.state import Settings, State
+from rallypoint.rendezvous.state_codec import decode_state
 from rallypoint.store.api import Store
 from rallypoint.store.prefix import PrefixStore
 
@@ -33,6 +39,8 @@ __all__ = [
     "Token",
     "create_handler",
 ]
+
+log = get_logger(__name__)
 
 _DEFAULTS = {"join": 600, "last_call": 30, "close": 30, "heartbeat": 5}
 
@@ -105,7 +113,11 @@ class RendezvousSettings:
 
 
 class DynamicRendezvousHandler(ElasticHandler):
-    """One node's part in a rendezvous whose state is in a backend. Make it with `from_backend`."""
+    """One node's part in a rendezvous whose state is in a backend. Make it with `from_backend`.
+
+    Until it joins, each question is asked of the backend, and what that raises goes through; from then on the handler's
+    own thread alone talks to the backend, and tells.
+    """
 
     def __init__(self, params: RendezvousParameters, store: Store, backend: RendezvousBackend) -> None:
         """`store` is what `RendezvousInfo.store` leads to; `backend` is this handler's alone from now on."""
@@ -117,6 +129,7 @@ class DynamicRendezvousHandler(ElasticHandler):
         self._address = params.local_addr
         self._given_store = store
         self._given_backend = backend
+        self._over = threading.Event()
 
     @classmethod
     def from_backend(
@@ -173,6 +186,41 @@ class DynamicRendezvousHandler(ElasticHandler):
             own.keep_alive_max_attempt,
         )
 
+    def is_closed(self) -> bool:
+        """Whether the rendezvous is over for all."""
+        return self._state().closed if self._link is None else super().is_closed()
+
+    def num_nodes_waiting(self) -> int:
+        """How many nodes wait for the next round."""
+        return len(self._state().wait_list) if self._link is None else super().num_nodes_waiting()
+
+    def set_closed(self) -> None:
+        """End the rendezvous for all; it is over on return.
+
+        Raises:
+            RendezvousTimeoutError: that takes longer than the close timeout.
+        """
+        if self._link is None:
+            self._close_alone()
+            return
+        super().set_closed()
+        if not self._over.wait(self._own_settings.close_timeout):
+            raise RendezvousTimeoutError(_not_closed(self._own_settings))
+        if isinstance(self._last_word, LinkLost) and self._last_word.error is not None:
+            raise self._last_word.error
+
+    def shutdown(self) -> bool:
+        """Leave; the job goes on without us. Returns False if the backend cannot be reached."""
+        try:
+            if self._link is None:
+                self._state()
+        except RendezvousError as error:
+            log.warning("the rendezvous %r is left without a word: %s", self._own_settings.run_id, error)
+            return False
+        finally:
+            super().shutdown()
+        return not (isinstance(self._link, SharedStateLink) and isinstance(self._link.broken, RendezvousError))
+
     def info(self, placement: Placement) -> RendezvousInfo:
         """A placement as torch's users know it; the store is the one that was given, not the workers'."""
         info = super().info(placement)
@@ -180,7 +228,25 @@ class DynamicRendezvousHandler(ElasticHandler):
         store = PrefixStore(prefix, self._given_store)
         return RendezvousInfo(store, info.rank, info.world_size, info.bootstrap_store_info)
 
-    def _open_backend(self, deliver: Deliver, deadline: Deadline) -> Link:
+    def _state(self) -> State:
+        found = self._given_backend.get_state()
+        return State() if found is None else decode_state(found[0])
+
+    def _close_alone(self) -> None:
+        link = self._open_backend(lambda _notice: None, Deadline.after(self._own_settings.close_timeout))
+        link.send(Close())
+        link.close()
+        if link.broken is not None:
+            raise link.broken
+        if link.is_busy:
+            raise RendezvousTimeoutError(_not_closed(self._own_settings))
+
+    def _on_notice(self, notice: Notice) -> None:
+        super()._on_notice(notice)
+        if isinstance(notice, JobEnded | JoinRefused | LinkLost):
+            self._over.set()
+
+    def _open_backend(self, deliver: Deliver, deadline: Deadline) -> SharedStateLink:
         address = self._address or own_address(_ANYWHERE)
         node = own_node(address)
         return SharedStateLink(self._given_backend, self._own_settings, node, address, deliver)
@@ -198,6 +264,13 @@ def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousPar
         UserError: an option cannot work.
     """
     return DynamicRendezvousHandler(params, given(store), backend)
+
+
+def _not_closed(settings: Settings) -> str:
+    return (
+        f"the rendezvous {settings.run_id!r} could not be closed within {settings.close_timeout:g} s; see whether its "
+        "backend answers, or raise close_timeout"
+    )
 
 
 def _whole(time: timedelta) -> int:
