@@ -132,6 +132,13 @@ def all_end(nodes: Sequence[Node], code: int) -> None:
         assert node.job.ends() == code, (node.name, node.job.err)
 
 
+def told_in_short(node: Node) -> str:
+    """The line that stands for the report where others give it, from the rank on; there is no report then."""
+    assert "Root Cause" not in node.job.err, node.job.err
+    (line,) = [line for line in node.job.err.split("\n") if " FAILED: " in line]
+    return line.partition(" FAILED: ")[2]
+
+
 def root_cause(node: Node) -> list[str]:
     """The lines of the report about the first failure that are the same wherever they are printed."""
     report = node.job.err[node.job.err.index("Root Cause") :].split("\n")

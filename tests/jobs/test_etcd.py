@@ -16,7 +16,7 @@ from rallypoint.etcd.api import EtcdRefused
 from rallypoint.etcd.client import EtcdClient
 from tests.etcd_cluster import EtcdCluster, running
 from tests.jobs.launching import Launcher
-from tests.jobs.nodes import Node, Nodes, all_end, all_ranks, common
+from tests.jobs.nodes import Node, Nodes, all_end, all_ranks, common, root_cause, told_in_short
 
 LEASE = 2
 PREFIX = "/tests/of/rallypoint"
@@ -75,12 +75,15 @@ def test_forms_restarts_scales_and_finishes_and_nothing_is_left(rallyrun: Launch
     assert kept(rallyrun, etcd) == []
 
 
-def test_a_job_that_fails_says_the_same_everywhere_and_leaves_nothing(rallyrun: Launcher, etcd: EtcdCluster) -> None:
-    nodes = job(rallyrun, etcd, "2")
-    two, _, _ = started(nodes, "AB")
-    nodes.say("fail-B-0")
-    all_end(two, 1)
-    assert all("B fails in 0" in node.job.err for node in two)
+def test_a_job_that_fails_is_reported_by_two_and_leaves_nothing(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+    """By the agent of the node where the failure was, and by the elected one."""
+    nodes = job(rallyrun, etcd, "3")
+    three, elected, (failing, other) = started(nodes, "ABC")
+    nodes.say(f"fail-{failing.name}-0")
+    all_end(three, 1)
+    assert root_cause(elected) == root_cause(failing)
+    assert all(f"{failing.name} fails in 0" in node.job.err for node in (elected, failing))
+    assert told_in_short(other).startswith(f"rank {failing.ranks(1)[0]} failed on ")
     assert kept(rallyrun, etcd) == []
 
 

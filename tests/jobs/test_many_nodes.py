@@ -11,7 +11,7 @@ import pytest
 
 from rallypoint.base.endpoint import free_port
 from tests.jobs.launching import RALLYRUN, Launcher
-from tests.jobs.nodes import Node, Nodes, all_end, all_ranks, c10d, common, root_cause
+from tests.jobs.nodes import Node, Nodes, all_end, all_ranks, c10d, common, root_cause, told_in_short
 
 QUICK = "last_call_timeout=1"
 
@@ -302,9 +302,10 @@ def test_failures_of_several_nodes_in_one_round_count_once(rallyrun: Launcher) -
     all_end(nodes, 0)
 
 
-def test_when_the_budget_is_gone_all_report_the_same_first_failure(rallyrun: Launcher) -> None:
+def test_when_the_budget_is_gone_there_is_one_report_and_the_same_first_failure_for_all(rallyrun: Launcher) -> None:
+    """The report is given where the failure was and by the coordinator's agent; the others tell the cause in a line."""
     job = c10d(rallyrun, "3", "--max-restarts=1")
-    nodes = [job.start(name) for name in "ABC"]
+    nodes = [job.host("A"), *(job.start(name) for name in "BC")]
     for node in nodes:
         node.comes_up(1)
     job.say("fail-A-0")
@@ -312,17 +313,20 @@ def test_when_the_budget_is_gone_all_report_the_same_first_failure(rallyrun: Lau
         node.comes_up(1, starts=2)
     job.say("fail-B-1")
     all_end(nodes, 1)
-    causes = [root_cause(node) for node in nodes]
-    assert causes[0] == causes[1] == causes[2]
-    rank = nodes[1].ranks(1)[0]
-    assert f"  rank      : {rank} (local_rank: 0)" in causes[0]
-    assert any("  exitcode  : 1 (pid: " in line for line in causes[0])
-    hosts = {re.findall(r"  host      : (\S+)", node.job.err)[-1] for node in nodes}
-    assert len(hosts) == 1
+    a, b, c = nodes
+    assert root_cause(a) == root_cause(b)
+    rank, host = b.ranks(1)[0], socket.gethostname()
+    assert f"  rank      : {rank} (local_rank: 0)" in root_cause(a)
+    assert any("  exitcode  : 1 (pid: " in line for line in root_cause(a))
+    assert (f"host      : {host} (another node)" in a.job.err, f"host      : {host}\n" in b.job.err) == (True, True)
+    short = f"rank {rank} failed on {host} (exit code 1): it exited with code 1; the report is given on {host}"
+    assert told_in_short(c) == short
     for node in nodes:
-        assert ("(another node)" in node.job.err) == (node.name != "B")
-        assert "B fails in 1" in node.job.err
         assert "Traceback" not in node.job.err
+        assert "the workers are restarted (restart 1 of 1)" in node.job.err
+    for node in (a, b):
+        assert "B fails in 1" in node.job.err
+        assert "Restarts used: 1 of 1" in node.job.err
 
 
 def test_an_early_finisher_waits_for_the_others(rallyrun: Launcher) -> None:
@@ -354,7 +358,7 @@ def test_a_failure_takes_an_early_finisher_back_in(rallyrun: Launcher) -> None:
 
 def test_an_early_finisher_fails_with_the_job(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "2", env={"LOGLEVEL": "INFO"})
-    a, b = job.start("A"), job.start("B")
+    a, b = job.host("A"), job.start("B")
     for node in (a, b):
         node.comes_up(1)
     job.say("finish-A")

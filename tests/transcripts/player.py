@@ -307,11 +307,13 @@ def shown(notice: Notice) -> str:
             )
         case RoundEnded(end=end):
             more = ": ".join(each for each in (end.node, end.detail) if each)
-            return f"round {end.round} ended: {end.reason.value}" + (f" ({more})" if more else "")
+            restart = f", restart {end.restarts}" if end.restarts.allowed else ""
+            return f"round {end.round} ended: {end.reason.value}" + (f" ({more})" if more else "") + restart
         case NodesWaiting(round=round_, waiting=waiting, names=names):
             return f"{waiting} waiting for a round after {round_}" + (f" ({in_words(names)})" if names else "")
         case JobEnded(verdict=verdict):
             why = f" ({verdict.detail})" if verdict.detail else ""
+            why += f", restarts {verdict.restarts}" if verdict.restarts.allowed else ""
             return f"job {verdict.outcome.value}" + (f": {verdict.cause.message}" if verdict.cause else "") + why
         case JoinRefused(refusal=refusal, detail=detail, progress=progress):
             return f"refused, {refusal.value}: {detail if progress is None else in_words_of(given_up, progress)}"

@@ -20,7 +20,7 @@ from rallypoint.agent.membership import Membership
 from rallypoint.agent.spec import RunResult, WorkerSpec, WorkerState
 from rallypoint.base.clock import Deadline
 from rallypoint.base.log import get_logger
-from rallypoint.failures.cause import Cause
+from rallypoint.failures.cause import UNLIMITED, Cause
 from rallypoint.rendezvous.elastic import notices
 from rallypoint.rendezvous.errors import error_of
 from rallypoint.rendezvous.messages import (
@@ -36,9 +36,6 @@ from rallypoint.rendezvous.messages import (
 )
 
 log = get_logger(__name__)
-
-_ANY_NUMBER = 1 << 30
-"""Of restarts: who has a loop of their own has said already that there is one left."""
 
 _VERDICT = 5.0
 """Seconds that the word of this node's last failure may take to become the job's verdict."""
@@ -92,7 +89,9 @@ class Asking:
         if failed is None or isinstance(self._membership, ForeignMembership):
             self._membership.drain(self._round)
         else:
-            self._membership.report_failure(self._round, _cause(failed), _ANY_NUMBER)
+            self._membership.report_failure(
+                self._round, _cause(failed), UNLIMITED
+            )  # it has said that there is one left
 
     def finish(self, timeout: float) -> None:
         """Tell the others that all workers of this node have succeeded, and wait for the job's end.

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from rallypoint.agent.exchange import exchange, meet_at_the_end
 from rallypoint.base.log import get_logger
-from rallypoint.failures.cause import Cause
+from rallypoint.failures.cause import Cause, Restarts
 from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousStoreInfo
 from rallypoint.rendezvous.link import Deliver
 from rallypoint.rendezvous.messages import (
@@ -96,6 +96,11 @@ class ForeignMembership:
     def preempt(self, round_: int, seconds: float) -> None:
         """Such a handler knows nobody to tell."""
 
+    @property
+    def hosts_coordinator(self) -> bool:
+        """There is none: each agent knows of its own failures only, and reports those."""
+        return False
+
     def drain(self, round_: int) -> None:
         """End this agent's part of the round; the others find the newcomers as it did."""
         self._do(lambda: self._end_round(RoundEnd(round_, Reason.DRAINED, "newcomers")))
@@ -129,10 +134,11 @@ class ForeignMembership:
     def _count(self, round_: int, cause: Cause, max_restarts: int) -> None:
         if self._failures >= max_restarts:
             self._runs = False
-            self._tell(JobEnded(Verdict(Outcome.FAILED, cause)))
+            self._tell(JobEnded(Verdict(Outcome.FAILED, cause, restarts=Restarts(self._failures, max_restarts))))
             return
         self._failures += 1
-        self._end_round(RoundEnd(round_, Reason.FAILURE, cause.host, cause))
+        restarts = Restarts(self._failures, max_restarts)
+        self._end_round(RoundEnd(round_, Reason.FAILURE, cause.host, cause, restarts=restarts))
 
     def _end_round(self, end: RoundEnd) -> None:
         self._runs = False

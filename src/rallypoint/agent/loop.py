@@ -91,6 +91,8 @@ class AgentLoop:
         self._starting: Start | None = None
         self._last: RunResult | None = None
         self._result: RunResult | None = None
+        self._announced: Cause | None = None
+        """The last failure of this node's workers."""
         self._ask_at = 0.0
         self._ask_every = ASK_FIRST
         self._look_at = 0.0
@@ -289,6 +291,7 @@ class AgentLoop:
                 spec.get_entrypoint_name(),
             )
         log.info("[%s] Worker group %s; telling the other agents", spec.role, WorkerState.FAILED)
+        self._announced = step.cause
         self._membership.report_failure(self._status.round, step.cause, self._crew.allowed())
 
     def _do_announce_success(self, _step: AnnounceSuccess) -> None:
@@ -355,7 +358,15 @@ class AgentLoop:
             if verdict.detail:
                 log.error("[%s] The job ends with restarts left: %s", group.spec.role, verdict.detail)
             group.state = WorkerState.FAILED
-            self._result = RunResult(WorkerState.FAILED, {}, last.failures, verdict.cause, self._crew.stopped())
+            own = verdict.cause is not None and verdict.cause.is_of(self._announced)
+            self._result = RunResult(
+                WorkerState.FAILED,
+                failures=last.failures,
+                cause=verdict.cause,
+                stopped=self._crew.stopped(),
+                restarts=verdict.restarts,
+                told_elsewhere=not own and not self._membership.hosts_coordinator,
+            )
         else:
             raise RendezvousClosedError("the job was ended on request before its workers had finished")
 

@@ -45,6 +45,11 @@ class Membership(Protocol):
         """Seconds that workers are given to acknowledge a notice before the round is drained; 0: they are not asked."""
         ...
 
+    @property
+    def hosts_coordinator(self) -> bool:
+        """Whether the coordinator of the job is in this agent at the moment."""
+        ...
+
     def drain(self, round_: int) -> None:
         """End the round in order; where workers are asked first, this node's consent to that."""
         ...

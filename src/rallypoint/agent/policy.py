@@ -202,7 +202,7 @@ def _on_round_ended(status: Status, event: RoundEnded) -> Decision:
         ending, steps = _depart(status, status.leaving)
         return ending, (Tell(_account(event, "this node leaves"), loud=True), *steps)
     forming = Status(Phase.FORMING, status.round, status.notice, stopping=SIGTERM, cut_off=status.cut_off)
-    told = Tell(_account(event, _next_round(event.end.short)), loud=True)
+    told = Tell(_account(event, _next_round(event.end)), loud=True)
     failed = event.end.reason in (Reason.FAILURE, Reason.LOST) and status.asked is None
     return forming, (told, Join(), Stop(SIGTERM, again=True, failed=failed))
 
@@ -214,10 +214,11 @@ def _account(event: RoundEnded, then: str) -> str:
     return f"round {end.round} is over: {end.cause.headline}; {then}"
 
 
-def _next_round(short: int) -> str:
-    if not short:
-        return "the workers are restarted"
-    return f"the workers are stopped until {short} more node{' has' if short == 1 else 's have'} come"
+def _next_round(end: RoundEnd) -> str:
+    which = f" (restart {end.restarts})" if end.restarts.allowed else ""
+    if not end.short:
+        return f"the workers are restarted{which}"
+    return f"the workers are stopped until {end.short} more node{' has' if end.short == 1 else 's have'} come{which}"
 
 
 _WHY: dict[Reason, Callable[[RoundEnd], str]] = {

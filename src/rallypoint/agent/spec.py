@@ -10,7 +10,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.errors import UserError
-from rallypoint.failures.cause import Cause
+from rallypoint.failures.cause import NO_RESTARTS, Cause, Restarts
 from rallypoint.rendezvous.handler import RendezvousHandler
 
 if TYPE_CHECKING:
@@ -155,6 +155,7 @@ class RunResult:
 
     `return_values` and `failures` are by global rank and hold this node's workers only. `cause` is the first failure
     of the whole job, wherever it was, when the job failed. `stopped` names the global ranks that the agent stopped.
+    `restarts` are those that the job has used, `told_elsewhere` whether other agents give the report of its failure.
     """
 
     state: WorkerState
@@ -162,6 +163,8 @@ class RunResult:
     failures: dict[int, ProcessFailure] = field(default_factory=dict)
     cause: Cause | None = None
     stopped: tuple[int, ...] = ()
+    restarts: Restarts = NO_RESTARTS
+    told_elsewhere: bool = False
 
     def is_failed(self) -> bool:
         """Whether the state is FAILED."""

@@ -15,12 +15,21 @@ MAX_PATH = 4 * 1024
 
 _NO_PLACE = "the worker's standard error, which -t 2 keeps in a file as well"
 
+UNLIMITED = 1 << 30
+"""Restarts that stand for any number."""
+
 
 class Restarts(NamedTuple):
-    """The restarts that a job has used, of those that it was given (0 also where that is not known)."""
+    """The restarts that a job has used, of those that it was given; 0 of those also where that is not known."""
 
     used: int = 0
     allowed: int = 0
+
+    def __str__(self) -> str:
+        return str(self.used) if self.allowed >= UNLIMITED else f"{self.used} of {self.allowed}"
+
+
+NO_RESTARTS = Restarts()
 
 
 class Cause(NamedTuple):
@@ -72,6 +81,10 @@ class Cause(NamedTuple):
             timestamp=failure.moment,
             error_file=error_file,
         )
+
+    def is_of(self, other: Cause | None) -> bool:
+        """Whether it is the same failure, whatever has become of the texts on their way."""
+        return other is not None and (self.rank, self.pid, self.timestamp) == (other.rank, other.pid, other.timestamp)
 
     @property
     def headline(self) -> str:

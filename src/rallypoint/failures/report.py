@@ -2,7 +2,8 @@
 
 Its form is torchrun's (contract section 7.5), so that what greps for it goes on working. What is new in it: the first
 failure may be one of another node, a traceback is always shown, and workers that the launcher itself ended are not
-called failures.
+called failures. One report is enough for a job: where the first failure was on another node, whose agent gives the
+report, one line with the cause stands for it.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from rallypoint.base.errors import RallypointError
-from rallypoint.failures.cause import Cause, exited
+from rallypoint.failures.cause import NO_RESTARTS, Cause, Restarts, exited
 from rallypoint.failures.failure import NO_FILE, ProcessFailure, iso_time
 from rallypoint.failures.last_words import is_traceback
 
@@ -18,13 +19,15 @@ _WIDEST = 60
 
 
 class ChildFailedError(RallypointError):
-    """Workers failed. Its text is the report.
+    """Workers failed. Its text is the report, or one line for it; `format_msg` always gives the report.
 
     Args:
         name: what the workers ran: the script, the module or the command.
         failures: global rank to failure, of this node's workers; may be empty if `cause` is given.
         cause: the first failure of the whole job; None if only this node's are known.
         stopped: global ranks of this node that the launcher ended itself, whether they are in `failures` or not.
+        restarts: how many the job has used, for the report.
+        told_elsewhere: whether agents of other nodes give the report.
     """
 
     def __init__(
@@ -33,6 +36,8 @@ class ChildFailedError(RallypointError):
         failures: Mapping[int, ProcessFailure],
         cause: Cause | None = None,
         stopped: Collection[int] = (),
+        restarts: Restarts = NO_RESTARTS,
+        told_elsewhere: bool = False,
     ) -> None:
         assert failures or cause is not None, "a report needs a failure to report"
         super().__init__(name)
@@ -40,6 +45,8 @@ class ChildFailedError(RallypointError):
         self.failures = dict(failures)
         self.cause = cause
         self.stopped = frozenset(stopped)
+        self.restarts = restarts
+        self.told_elsewhere = told_elsewhere
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
         """Global rank and failure of the worker of this node that failed first, those that were stopped left out.
@@ -55,7 +62,7 @@ class ChildFailedError(RallypointError):
 
     def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
         """The report; what its lines are made of is accepted for code that gives it, and always the same."""
-        return str(self)
+        return self._report()
 
     def root_cause(self) -> Cause:
         """The first failure of the job, as far as it is known."""
@@ -71,6 +78,16 @@ class ChildFailedError(RallypointError):
         return "" if path == NO_FILE else path
 
     def __str__(self) -> str:
+        return self._line() if self.told_elsewhere else self._report()
+
+    def _line(self) -> str:
+        """The cause, and that others tell more of it."""
+        root = self.root_cause()
+        own = sorted(rank for rank in self.failures if rank not in self.stopped)
+        after = f"; here {_ranges(own)} failed after it" if own else ""
+        return f"{self.name} FAILED: {root.headline}{after}; the report is given on {root.host}"
+
+    def _report(self) -> str:
         root = self.root_cause()
         own_root = self._own_root() if self.cause is not None else root.rank
         host = root.host if own_root is not None else _this_host() if self.failures else ""
@@ -81,7 +98,13 @@ class ChildFailedError(RallypointError):
         ]
         number = len(self.failures) if own_root is None else list(self.failures).index(own_root)
         first = _block(number, root, elsewhere=own_root is None)
-        return _assemble(f"{self.name} FAILED", others, self.stopped - {own_root}, first)
+        return _assemble(f"{self.name} FAILED", others, self._asides(own_root), first)
+
+    def _asides(self, own_root: int | None) -> list[str]:
+        """What else is known of the end: lines between the failures and the first of them."""
+        stopped = _ranges(self.stopped - {own_root})
+        asides = [f"Stopped by rallyrun: {stopped}"] if stopped else []
+        return [*asides, f"Restarts used: {self.restarts}"] if self.restarts.allowed else asides
 
     def _own_root(self) -> int | None:
         """The rank of `cause` if it is one of this node's failures."""
@@ -91,12 +114,12 @@ class ChildFailedError(RallypointError):
         return self.cause.rank if own is not None and own.pid == self.cause.pid else None
 
 
-def _assemble(title: str, others: list[str], stopped: Iterable[int], first: str) -> str:
+def _assemble(title: str, others: list[str], asides: list[str], first: str) -> str:
     widest = max(len(line) for text in (title, first, *others) for line in text.split("\n"))
     double, single = "=" * min(widest, _WIDEST), "-" * min(widest, _WIDEST)
     parts = ["", double, title, single, "Failures:", *(others or ["  <NO_OTHER_FAILURES>"])]
-    if ranks := _ranges(stopped):
-        parts += [single, f"Stopped by rallyrun: {ranks}"]
+    for aside in asides:
+        parts += [single, aside]
     parts += [single, "Root Cause (first observed failure):", first, double]
     return "\n".join(parts)
 

@@ -110,7 +110,14 @@ def _run(agent: LocalElasticAgent, role: str, name: str) -> dict[int, Any]:
 def _failure(result: RunResult, name: str) -> ChildFailedError:
     from rallypoint.failures.report import ChildFailedError
 
-    return ChildFailedError(name, failures=result.failures, cause=result.cause, stopped=result.stopped)
+    return ChildFailedError(
+        name,
+        result.failures,
+        cause=result.cause,
+        stopped=result.stopped,
+        restarts=result.restarts,
+        told_elsewhere=result.told_elsewhere,
+    )
 
 
 def _parameters(config: LaunchConfig, run_id: str) -> RendezvousParameters:

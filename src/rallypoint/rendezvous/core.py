@@ -208,13 +208,14 @@ def _fail(operation: Fail, state: State, node: NodeId, sight: Sight, settings: S
     if not _runs(state, node, operation.round):
         return FINISH
     streak = streak_after(state, operation.cause, sight, settings)
-    if state.ledger.failures >= operation.max_restarts:
-        return Action(Act.MARK_JOB_FAILED, cause=operation.cause)
+    cause, most = operation.cause, operation.max_restarts
+    if state.ledger.failures >= most:
+        return Action(Act.MARK_JOB_FAILED, cause=cause, max_restarts=most)
     if 0 < settings.same_failure_limit <= streak.repeats:
         often = "once" if streak.repeats == 1 else f"{streak.repeats} times"
         detail = f"the same failure came back {often} without progress (same_failure_limit)"
-        return Action(Act.MARK_JOB_FAILED, cause=operation.cause, detail=detail)
-    return Action(Act.END_ROUND, reason=Reason.FAILURE, cause=operation.cause, streak=streak)
+        return Action(Act.MARK_JOB_FAILED, cause=cause, detail=detail, max_restarts=most)
+    return Action(Act.END_ROUND, reason=Reason.FAILURE, cause=cause, streak=streak, max_restarts=most)
 
 
 def _succeed(operation: Succeed, state: State, node: NodeId) -> Action:

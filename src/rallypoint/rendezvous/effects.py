@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
+from rallypoint.failures.cause import Restarts
 from rallypoint.ranks.assign import assign_group_ranks
 from rallypoint.rendezvous.operations import Act, Action
 from rallypoint.rendezvous.state import (
@@ -166,7 +167,8 @@ def _mark_preempted(action: Action, state: State, node: NodeId, _settings: Setti
 
 def _mark_job_failed(action: Action, state: State, _node: NodeId, _settings: Settings) -> State:
     ledger = state.ledger._replace(failures=state.ledger.failures + 1)
-    verdict = Verdict(Outcome.FAILED, action.cause, action.detail)
+    restarts = Restarts(state.ledger.failures, action.max_restarts)
+    verdict = Verdict(Outcome.FAILED, action.cause, action.detail, restarts)
     return state._replace(closed=True, ledger=ledger, verdict=verdict)
 
 
@@ -197,9 +199,11 @@ def _end_round(action: Action, state: State, name: str, settings: Settings) -> S
     """End a complete round by an action of who is called so; `state` no longer holds those who go."""
     detail = _why_drained(state, name) if action.reason is Reason.DRAINED else action.detail
     short = max(0, settings.min_nodes - len(known_to(state)))
-    after = end_round(state, RoundEnd(state.round, action.reason, name, action.cause, detail, short))
+    end = RoundEnd(state.round, action.reason, name, action.cause, detail, short)
     if action.reason is not Reason.FAILURE:
-        return after
+        return end_round(state, end)
+    restarts = Restarts(state.ledger.failures + 1, action.max_restarts)
+    after = end_round(state, end._replace(restarts=restarts))
     return after._replace(streak=action.streak, hold=hold_for(action.streak, settings))
 
 

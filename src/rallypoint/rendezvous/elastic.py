@@ -83,6 +83,7 @@ class ElasticHandler(RendezvousHandler):
         rank_hint: int | None = None,
         shut: Callable[[], None] | None = None,
         wall_clock: Callable[[], float] = time.time,
+        hosts: Callable[[], bool] = lambda: False,
     ) -> None:
         """Put the parts together; nothing happens before the first join.
 
@@ -95,6 +96,7 @@ class ElasticHandler(RendezvousHandler):
             rank_hint: the group rank to ask for.
             shut: ends what else belongs to the handler (the embedded server), after the link.
             wall_clock: the time of day, for people to read, in seconds since 1970.
+            hosts: whether the coordinator is in this process at the moment.
         """
         self._backend = backend
         self._settings = settings
@@ -104,6 +106,7 @@ class ElasticHandler(RendezvousHandler):
         self._wall_clock = wall_clock
         self._rank_hint = rank_hint
         self._shut = shut
+        self._hosts = hosts
         self._link: Link | None = None
         self._inbox: queue.SimpleQueue[Notice] = queue.SimpleQueue()
         self._listener: Deliver | None = None
@@ -261,6 +264,11 @@ class ElasticHandler(RendezvousHandler):
     def notice_timeout(self) -> float:
         """Seconds that workers have to acknowledge that the round is to end; 0 if they are not asked."""
         return self._settings.notice_timeout
+
+    @property
+    def hosts_coordinator(self) -> bool:
+        """Whether the coordinator of the job is in this agent at the moment."""
+        return self._hosts()
 
     def drain(self, round_: int) -> None:
         """End the round in order, so that those who wait can be taken in; where workers are asked, agree to that."""

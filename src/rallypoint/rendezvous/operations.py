@@ -116,6 +116,7 @@ class Action(NamedTuple):
     streak: Streak = Streak()
     seconds: float = 0.0
     detail: str = ""
+    max_restarts: int = 0
 
 
 SYNC = Action(Act.SYNC)

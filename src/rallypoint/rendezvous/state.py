@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from rallypoint.failures.cause import Cause
+from rallypoint.failures.cause import Cause, Restarts
 
 
 class NodeId(NamedTuple):
@@ -79,6 +79,7 @@ class RoundEnd(NamedTuple):
 
     `node` is a name as people read it, empty if none is known; `detail` says more of the reason, where there is more.
     `short` is how many nodes have to come before there can be another round.
+    `restarts` holds how many restarts the job has used with the one that follows a failure.
     """
 
     round: int
@@ -87,6 +88,7 @@ class RoundEnd(NamedTuple):
     cause: Cause | None = None
     detail: str = ""
     short: int = 0
+    restarts: Restarts = Restarts()
 
 
 class Gone(NamedTuple):
@@ -151,12 +153,13 @@ class Outcome(StrEnum):
 class Verdict(NamedTuple):
     """The job's end, told to all; a failed job's carries the first failure, and `detail` why there is no restart left.
 
-    An empty `detail` stands for the budget.
+    An empty `detail` stands for the budget. `restarts` are those of a job that has failed.
     """
 
     outcome: Outcome
     cause: Cause | None = None
     detail: str = ""
+    restarts: Restarts = Restarts()
 
 
 class State(NamedTuple):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.failures.cause import Cause
+from rallypoint.failures.cause import Cause, Restarts
 from rallypoint.failures.error_file import error_data, write_error_file
 from rallypoint.failures.failure import ProcessFailure
 from rallypoint.failures.report import ChildFailedError
@@ -83,6 +83,26 @@ def test_a_node_whose_workers_did_not_fail_reports_another_s_failure() -> None:
     assert error.root_error_file() == ""
     with pytest.raises(ValueError, match="empty"):
         error.get_first_failure()
+
+
+def test_where_others_give_the_report_one_line_stands_for_it() -> None:
+    error = ChildFailedError("x.py", {}, ELSEWHERE, stopped=[4], told_elsewhere=True)
+    assert (
+        str(error)
+        == "x.py FAILED: rank 9 failed on node7 (exit code 1): ValueError: boom; the report is given on node7"
+    )
+    assert error.root_cause() == ELSEWHERE
+    assert error.format_msg() == str(ChildFailedError("x.py", {}, ELSEWHERE, stopped=[4]))
+    after = ChildFailedError("x.py", {2: _failure(0, -6, 1.0)}, ELSEWHERE, told_elsewhere=True)
+    assert "boom; here rank 2 failed after it; the report" in str(after)
+
+
+def test_the_report_says_how_many_restarts_were_used() -> None:
+    text = str(ChildFailedError("x.py", {}, ELSEWHERE, stopped=[4], restarts=Restarts(3, 3)))
+    asides = text.partition("Failures:")[2].partition("Root Cause")[0].split("\n")
+    assert asides[3] == "Stopped by rallyrun: rank 4"
+    assert asides[5] == "Restarts used: 3 of 3"
+    assert "Restarts" not in str(ChildFailedError("x.py", {}, ELSEWHERE))
 
 
 def test_a_cause_of_this_node_is_shown_once() -> None:

@@ -115,7 +115,7 @@ def test_the_id_of_an_ended_job_is_free_when_its_nodes_have_gone() -> None:
     assert isinstance(old.told[-1], JobEnded)
     early = Node(world, 2)
     early.joins()
-    assert early.told == [JoinRefused(Refusal.CLOSED, f"it has failed: rank 0 on a: {CAUSE.message}")], (
+    assert early.told == [JoinRefused(Refusal.CLOSED, f"it has failed: {CAUSE.headline}")], (
         "while the job's nodes are there it has that id"
     )
     old.goes()

@@ -68,6 +68,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         where=f"at {endpoint}",
         rank_hint=rank_hint(params),
         shut=control.close,
+        hosts=control.hosts,
     )
 
 
@@ -83,6 +84,8 @@ class _Control:
         self._local_addr = local_addr
         self._tls = tls
         self._server: ControlServer | None = None
+        self._alone = False
+        """Whether the hub is here and needs no server."""
         self._timekeeper: Timekeeper | None = None
 
     def open(self, deliver: Deliver, deadline: Deadline) -> Link:
@@ -123,6 +126,10 @@ class _Control:
         self._server = ControlServer(Hub(self.settings), listener, keys=accepted_keys(), tls=self._tls, home=True)
         log.warning("the control plane's former host is gone; this agent hosts it now, on port %d", self._server.port)
 
+    def hosts(self) -> bool:
+        """Whether it is here."""
+        return self._alone or self._server is not None
+
     def close(self) -> None:
         """End the server, if it is here."""
         if self._timekeeper is not None:
@@ -134,6 +141,7 @@ class _Control:
         """The link to a server of our own; None if somebody else has the port and may be it."""
         address = self._local_addr or own_address(self._endpoint)
         if self.settings.max_nodes == 1 and self._endpoint.port == 0:
+            self._alone = True
             hub = Hub(self.settings)  # nobody else can come, nor know the port: no socket, and no thread if none waits
             if self.settings.restart_backoff:
                 self._timekeeper = Timekeeper(hub)

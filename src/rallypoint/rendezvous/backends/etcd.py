@@ -52,6 +52,7 @@ class _Handler(ElasticHandler):
             where=f"on etcd at {params.endpoint}",
             rank_hint=rank_hint(params),
             shut=control.close,
+            hosts=control.hosts,
         )
         self._control = control
 
@@ -99,6 +100,10 @@ class _Control:
             self._client = self._connect()
         state = self._client.range(self._keys.state).kvs
         return EtcdStore(self._client, self._keys.store + b"%d/" % round_, state[0].lease if state else 0)
+
+    def hosts(self) -> bool:
+        """Whether this agent is the elected one."""
+        return self._candidate is not None and self._candidate.serves
 
     def close(self) -> None:
         """Leave etcd. Idempotent."""

@@ -48,7 +48,14 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     settings = settings_of(everyone, join_timeout_key="timeout", fixed_ranks=True)
     master = _Master(endpoint, settings, rank, control_tls(params.config))
     return ElasticHandler(
-        params.backend, settings, master.open, master, where=f"at {endpoint}", rank_hint=rank, shut=master.shut
+        params.backend,
+        settings,
+        master.open,
+        master,
+        where=f"at {endpoint}",
+        rank_hint=rank,
+        shut=master.shut,
+        hosts=lambda: rank == 0,
     )
 
 

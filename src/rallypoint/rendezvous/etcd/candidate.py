@@ -143,6 +143,11 @@ class Candidate:
         """Begin to stand; returns at once."""
         self._thread.start()
 
+    @property
+    def serves(self) -> bool:
+        """Whether this agent is the arbiter."""
+        return self._term is not None
+
     def close(self) -> None:
         """Give the arbiter's place to the next, and leave etcd; waits until that is done. Idempotent."""
         with self._news:
