@@ -62,9 +62,17 @@ _STAYED_AWAY = "it has not come back to the control plane"
 class Arbiter:
     """All sessions of one job and the state that they share."""
 
-    def __init__(self, settings: Settings, incarnation: str = "") -> None:
-        """Begin with an empty state. `incarnation` is a name that no other arbiter of the job has had."""
+    def __init__(self, settings: Settings, incarnation: str = "", *, learns_settings: bool = False) -> None:
+        """Begin with an empty state.
+
+        Args:
+            settings: of the job.
+            incarnation: a name that no other arbiter of the job has had.
+            learns_settings: whether `settings` are only those of the first node to come, so that one that held a place
+                in the job before us knows better.
+        """
         self.settings = settings
+        self._learns_settings = learns_settings
         self.incarnation = incarnation
         self.state = State()
         self._observer = Observer(settings)
@@ -241,11 +249,13 @@ class Arbiter:
             self._sends.append((session, nodes_waiting(self.state)))
 
     def _be_filled(self, speaker: Session, holding: Holding, now: float) -> None:
-        if holding.round >= 0 and not self._filled and speaker.settings is not None:
+        if self._learns_settings and holding.round >= 0 and not self._filled and speaker.settings is not None:
             # Who comes back knows what the job was started with; whoever came first may be a stranger to it.
             self.settings = speaker.settings._replace(run_id=self.settings.run_id)
             liveness = self.roster.liveness
             liveness.lease, liveness.patience = self.settings.lease, patience(self.settings)
+        if holding.group_world_size > self.settings.max_nodes:
+            return  # there was no such round of this job
         self._filled = self._filled or holding.round >= 0
         before = self.state
         self.state = recovered(before, speaker.node, holding, self.settings)

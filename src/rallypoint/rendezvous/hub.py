@@ -70,6 +70,7 @@ class Hub:
         *,
         former: Former | None = None,
         memory: Memory | None = None,
+        learns_settings: bool = False,
     ) -> None:
         """Begin a job.
 
@@ -78,8 +79,10 @@ class Hub:
             clock: on which everything is timed.
             former: the arbiter that this one succeeds, if there was one; perhaps only to say how its job has ended.
             memory: where to keep the state before anybody is told of it.
+            learns_settings: see `Arbiter`.
         """
-        self._arbiter = Arbiter(settings, os.urandom(8).hex() if former is None else former.incarnation)
+        incarnation = os.urandom(8).hex() if former is None else former.incarnation
+        self._arbiter = Arbiter(settings, incarnation, learns_settings=learns_settings)
         if former is not None:
             self._arbiter.take_over(former.state, clock.monotonic())
         self._clock = clock

@@ -3,6 +3,7 @@
 Laws:
 
 1. A name is given once. A node that has lost its session can so claim its name in the next one, and is surely itself.
+   A name that was claimed is given to nobody else, also where we have not given it (an arbiter before us may have).
 2. A session speaks for one node, and a node has one session at most: who claims a name ends the session that had it.
 3. Who is silent is found by `liveness`, which hears of every session here.
 """
@@ -47,6 +48,8 @@ class Roster:
         """Address and process id to the lowest local id that was not given there yet."""
         self._claimed: dict[NodeId, NodeId] = {}
         """What a session was called at first to the name that it has claimed."""
+        self._foreign: set[tuple[str, int, int]] = set()
+        """Names that were claimed and may not have been given here."""
         self._claims: dict[NodeId, list[NodeId]] = {}
         """The same the other way round."""
         self._near: list[int] = []
@@ -79,6 +82,7 @@ class Roster:
         former = self._by_node.get(name)
         if former is not None:
             self.close(former)
+        self._foreign.add(name[:3])
         self._claimed[session.node] = name
         self._claims.setdefault(name, []).append(session.node)
         del self._by_node[session.node]
@@ -99,6 +103,8 @@ class Roster:
 
     def forget(self, node: NodeId) -> None:
         """Nothing is held for a node any more: what it has claimed needs not be known."""
+        if node not in self._by_node:
+            self._foreign.discard(node[:3])
         for called in self._claims.pop(node, ()):
             if self._claimed.get(called) == node:
                 del self._claimed[called]
@@ -141,5 +147,7 @@ class Roster:
     def _unique(self, node: NodeId) -> NodeId:
         addr = node.addr or "?"
         local_id = max(node.local_id, self._next_local_id.get((addr, node.pid), 0))
+        while (addr, node.pid, local_id) in self._foreign:
+            local_id += 1
         self._next_local_id[addr, node.pid] = local_id + 1
         return NodeId(addr, node.pid, local_id, node.host)

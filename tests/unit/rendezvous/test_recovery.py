@@ -201,7 +201,7 @@ def test_places_are_told_again_after_a_connection_that_broke_in_between() -> Non
 
 
 def test_a_node_with_a_place_knows_better_than_a_newcomer_what_the_job_was_started_with() -> None:
-    arbiter = Arbiter(Settings("job", 1, 2), "new")
+    arbiter = Arbiter(Settings("job", 1, 2), "new", learns_settings=True)
     arbiter.open(1, NodeId("late", 1, 0), 0.0, address="late", settings=Settings("job", 1, 2))
     arbiter.receive(1, JoinRequest(Member("default", 1, "", 1), 600.0), 0.0)
     for rank in range(3):
@@ -212,6 +212,17 @@ def test_a_node_with_a_place_knows_better_than_a_newcomer_what_the_job_was_start
     assert (arbiter.state.round, arbiter.state.complete, arbiter.state.ledger.failures) == (4, True, 2)
     assert len(arbiter.state.participants) == 3
     assert len(arbiter.state.redundancy_list) == 1
+
+
+def test_a_stranger_tells_the_coordinator_of_a_job_neither_settings_nor_rounds_that_it_cannot_have_had() -> None:
+    ours = Settings("job", 1, 2)
+    arbiter = Arbiter(ours, "new")
+    stranger = NodeId("stranger", 1, 0)
+    arbiter.open(1, stranger, 0.0, address="stranger", settings=Settings("job", 1, 60000, lease=86400.0))
+    held = Holding("old", stranger, Member("default", 1, "", 1), 4, 1, 60000, over=False, origin="old")
+    arbiter.receive(1, held, 0.1)
+    assert arbiter.settings == ours
+    assert len(arbiter.state.participants) == 0
 
 
 def test_two_rounds_that_happen_to_have_one_number_are_not_mixed() -> None:

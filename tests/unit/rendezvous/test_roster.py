@@ -55,3 +55,15 @@ def test_what_is_forgotten_is_no_name_any_more_and_others_stay() -> None:
     assert (known.of(first), known.of(again)) == (None, 5)
     assert known.claim(6, beside) == 4
     assert known.of(other) == 6
+
+
+def test_a_name_that_was_claimed_before_it_was_given_is_given_to_nobody_else() -> None:
+    known = roster()
+    opened(known, 1, "10.0.0.9", "a")
+    wanted = NodeId("10.0.0.2", 1, 0)
+    known.claim(1, wanted)
+    assert opened(known, 2, "10.0.0.2", "a") != wanted
+    assert known.of(wanted) == 1
+    known.close(1)
+    assert known.of(wanted) is None
+    assert known.get(2) is not None
