@@ -2,8 +2,8 @@
 
 Each message is checked once, where it is decoded, so that nothing behind the door has to ask. A field's name means the
 same in every message, so the rules are by name, with one for all other numbers and one for all other texts. A number
-out of range is refused. Text is not, since people have to be told of failures whatever a program has printed: what is
-not printable becomes a question mark, and what is too long is cut.
+out of range is refused. Texts and times of day are not, since people have to be told of failures whatever a program has
+printed and a clock shows: what is not printable becomes a question mark, and what is too long or too far is cut.
 """
 
 from __future__ import annotations
@@ -47,10 +47,12 @@ _NUMBERS: Mapping[str, Range] = {
     "rank": _RANK,
     "local_rank": _RANK,
     "lease": Range(0.1, _DAY),
-    "timestamp": Range(0, 253402214400.0),  # the year 9999, which every time zone can show
     "deadline": Range(-math.inf, math.inf),
 }
 """What a number may be, by the name of its field."""
+_TIMES = Range(0, 253402214400.0)
+"""Epoch seconds up to the year 9999, which every time zone can show. What is beyond is a clock that is wrong, of which
+people have to be told as well: it is cut."""
 _OTHER_NUMBERS = Range(-(2**40), 2**40)
 
 _TEXTS: Mapping[str, int] = {"traceback": 64 * 1024, "message": 16 * 1024, "sentence": 8 * 1024, "detail": 8 * 1024}
@@ -101,6 +103,8 @@ def _value(value: Any, name: str, record: Any) -> Any:
 
 
 def _number(value: float, name: str, record: Any) -> float:
+    if name == "timestamp":
+        return min(max(value, _TIMES.least), _TIMES.most) if value == value else _TIMES.least
     least, most = _NUMBERS.get(name, _OTHER_NUMBERS)
     if least <= value <= most:  # never so for NaN
         return value
