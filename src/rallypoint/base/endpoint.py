@@ -73,7 +73,7 @@ def _port(text: str, endpoint: str) -> int:
 
 
 def resolve(host: str, port: int = 0) -> list[str]:
-    """Numeric addresses of `host`, in the resolver's order, each once.
+    """Numeric addresses of `host`, in the resolver's order but for `::1`, which comes last; each once.
 
     Raises:
         OSError: the name cannot be resolved (now; it may be later).
@@ -88,7 +88,8 @@ def _look_up(host: str, port: int, kind: int, flags: int = 0) -> list[tuple[int,
         found = socket.getaddrinfo(host, port, type=kind, flags=flags)
     except UnicodeError as error:  # from the codec for names, before anybody is asked
         raise OSError(errno.EINVAL, f"{host!r} is no host name: {error}") from None
-    return [(family, kind, protocol, target) for family, kind, protocol, _, target in found]
+    places = [(family, kind, protocol, target) for family, kind, protocol, _, target in found]
+    return sorted(places, key=lambda place: place[3][0] == "::1")
 
 
 def host_name() -> str:
@@ -99,6 +100,18 @@ def host_name() -> str:
 def is_loopback(address: str) -> bool:
     """Whether a numeric address can be reached from this machine only."""
     return address.startswith(("127.", "::ffff:127.")) or address == "::1"
+
+
+def usable_address(address: str) -> str:
+    """A numeric address of this machine as others of this machine should be told of it: for `::1` it is `127.0.0.1`.
+
+    Many a script writes `tcp://ADDRESS:PORT`, which has no place for colons, and many an /etc/hosts names `::1` first.
+    Whatever listens on all interfaces is reached by either. Where there is no IPv4, `::1` stays.
+    """
+    return _IPV4_LOOPBACK if address == "::1" and _is_own(_IPV4_LOOPBACK) else address
+
+
+_IPV4_LOOPBACK = "127.0.0.1"
 
 
 def plain_address(address: str) -> str:
@@ -146,6 +159,8 @@ def _is_own(address: str) -> bool:
 def source_address(endpoint: Endpoint) -> str:
     """The address that this machine really uses towards `endpoint`: what others there see of us. Sends nothing.
 
+    Of the two loopbacks it is IPv4's, where there is one (`usable_address`).
+
     Raises:
         OSError: the name cannot be resolved, or there is no route.
     """
@@ -155,25 +170,43 @@ def source_address(endpoint: Endpoint) -> str:
         with socket.socket(family, kind, protocol) as probe:
             try:
                 probe.connect(target)  # for UDP this only looks up the route
-                return str(probe.getsockname()[0])
+                return usable_address(str(probe.getsockname()[0]))
             except OSError as failure:
                 error = failure
     raise error or OSError(f"no address for {endpoint.host!r}")
 
 
 def own_address(endpoint: Endpoint) -> str:
-    """As `source_address`, but `127.0.0.1` where there is no way to `endpoint`: then nobody else can come either."""
+    """As `source_address`, but the loopback where there is no way to `endpoint`: then nobody else can come either."""
     try:
         return source_address(endpoint)
     except OSError:
-        return "127.0.0.1"
+        return usable_address("::1")
+
+
+def outward_address() -> str:
+    """The address by which other machines are likely to reach this one, where no endpoint shows it. Sends nothing.
+
+    The one that it uses towards the rest of the world, over IPv4 if it can; in a network without a way out, the one
+    that its own name stands for; else the loopback.
+    """
+    for host in (*_ANYWHERE, socket.gethostname()):
+        address = own_address(Endpoint(host, 9))
+        if not is_loopback(address):
+            return address
+    return address
+
+
+_ANYWHERE = ("192.0.2.1", "2001:db8::1")
+"""Addresses that are kept for documentation (RFC 5737, RFC 3849)."""
 
 
 def listening_socket(host: str, port: int) -> socket.socket:
     """A bound, listening, non-blocking TCP socket.
 
     Args:
-        host: an address or name to bind, or empty for all interfaces (IPv6 and IPv4 on one socket where it can be).
+        host: an address or name to bind (the first of its addresses that can be bound), or empty for all interfaces
+            (IPv6 and IPv4 on one socket where it can be).
         port: 0 lets the kernel choose.
 
     Raises:
@@ -183,15 +216,22 @@ def listening_socket(host: str, port: int) -> socket.socket:
         try:
             made = _listen(socket.AF_INET6, ("::", port), dual=True)
         except OSError as error:
-            if error.errno not in _NO_IPV6:
+            if error.errno not in _NOT_HERE:
                 raise
             made = _listen(socket.AF_INET, ("", port), dual=False)
         return made
-    family, _, _, target = _look_up(host, port, socket.SOCK_STREAM, socket.AI_PASSIVE)[0]
-    return _listen(family, target, dual=False)
+    places = _look_up(host, port, socket.SOCK_STREAM, socket.AI_PASSIVE)
+    for family, _, _, target in places[:-1]:
+        try:
+            return _listen(family, target, dual=False)
+        except OSError as error:
+            if error.errno not in _NOT_HERE:
+                raise
+    return _listen(places[-1][0], places[-1][3], dual=False)
 
 
-_NO_IPV6 = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}  # the kernel has no IPv6, or it is switched off
+_NOT_HERE = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
+"""The address is another machine's, or of a family that the kernel does not have, or that is switched off."""
 
 
 def _listen(family: int, address: tuple[Any, ...], dual: bool) -> socket.socket:

@@ -7,7 +7,7 @@ import os
 import socket
 from typing import TYPE_CHECKING
 
-from rallypoint.base.endpoint import plain_address, quicken
+from rallypoint.base.endpoint import plain_address, quicken, usable_address
 from rallypoint.base.log import get_logger
 from rallypoint.protocol.frames import MAGIC, TLS_HANDSHAKE, FrameError, FrameReader, frame
 from rallypoint.rendezvous import codec
@@ -217,7 +217,7 @@ class ControlConnection(asyncio.Protocol):
         self._signers = self._handshake.signers
         self._timeout.cancel()
         self._server.strangers.let_go(self)
-        own = plain_address(str(self._transport.get_extra_info("sockname")[0]))
+        own = usable_address(plain_address(str(self._transport.get_extra_info("sockname")[0])))
         near = hello.pid == os.getpid() and hello.address == own
         # The welcome must be the session's first frame: the name is known only after attaching, so notices of this
         # session cannot precede it (they are only sent in answer to what the node says).

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from rallypoint.base.endpoint import Endpoint, host_name, quicken
+from rallypoint.base.endpoint import Endpoint, host_name, quicken, usable_address
 from rallypoint.base.log import printable
 from rallypoint.protocol.frames import MAGIC, FrameError, FrameReader, SignatureError, frame
 from rallypoint.rendezvous import codec
@@ -172,7 +172,7 @@ class Dialer:
     async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, incarnation: str) -> Session:
         handshake = ClientHandshake(self._settings.run_id, self._key, os.urandom(16), self._settings)
         frames, unread = FrameReader(), deque[bytes]()
-        address = str(writer.get_extra_info("sockname")[0])
+        address = usable_address(str(writer.get_extra_info("sockname")[0]))
         hello = codec.encode(handshake.hello(address, os.getpid(), self._local_id, incarnation, host_name()))
         writer.write(MAGIC + frame(hello))
         challenge = await self._answer(reader, frames, unread)

@@ -6,6 +6,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -145,13 +146,89 @@ OURS = ["10.9.0.1", "10.9.0.2", "fd00::1", "fd00::2", "::ffff:10.9.0.2", "127.0.
 OTHERS = ["10.9.0.77", "10.9.0.255", "192.0.2.1", "fd00::77", "2001:db8::1", "::ffff:192.0.2.1"]
 
 
+def needs_its_own(*what: str) -> None:
+    """Skip where the kernel or a container does not let us have a network, or mounts, of our own."""
+    if not (shutil.which("ip") and shutil.which("unshare")):
+        pytest.skip("needs ip and unshare (Debian: iproute2, util-linux), for a network and a hosts file of its own")
+    tried = subprocess.run(["unshare", *what, "true"], check=False, capture_output=True, text=True)
+    if tried.returncode:
+        pytest.skip(f"the kernel or container does not allow `unshare {' '.join(what)}`: {tried.stderr.strip()}")
+
+
 @pytest.mark.parametrize("nonlocal_bind", [0, 1])
 def test_all_addresses_of_all_interfaces_are_this_machine_and_no_others(nonlocal_bind: int) -> None:
-    if not (shutil.which("ip") and shutil.which("unshare")):
-        pytest.skip("needs ip and unshare, to make a network of its own")
-    if subprocess.run(["unshare", "-n", "true"], check=False, capture_output=True).returncode:
-        pytest.skip("may not make a network of its own")
+    needs_its_own("-n")
     command = ["unshare", "-n", "sh", "-ec", A_HOST.format(nonlocal_bind=nonlocal_bind), sys.executable]
     done = subprocess.run([*command, *OURS, *OTHERS], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
     assert done.stdout.split() == OURS
+
+
+LOOPBACKS = """
+mount --bind {hosts} /etc/hosts
+ip link set lo up
+ip addr {change} 127.0.0.1/8 dev lo 2> {errors}
+exec "$0" -c 'from rallypoint.base.endpoint import *
+from rallypoint.base.ports import get_socket_with_port
+print(*[source_address(Endpoint(host, 80)) for host in ("localhost", "six")],
+      own_address(Endpoint("none.invalid", 80)), outward_address(), get_socket_with_port().getsockname()[0],
+      is_this_machine("localhost"), resolve("localhost")[0])'
+"""
+SIX_FIRST = "::1 localhost ip6-localhost six\n127.0.0.1 localhost\n127.0.0.1 {name}\n"
+"""As Debian has it, and getaddrinfo then says `::1` first in whatever order the lines are."""
+
+
+@pytest.mark.parametrize(("change", "address"), [("replace", "127.0.0.1"), ("del", "::1")])
+def test_this_machine_is_called_by_ipv4_whatever_the_hosts_file_names_first(
+    change: str, address: str, tmp_path: Path
+) -> None:
+    """`tcp://ADDRESS:PORT` has no place for colons. A machine without IPv4 has nothing else."""
+    needs_its_own("-n", "-m")
+    hosts = tmp_path / "hosts"
+    hosts.write_text(SIX_FIRST.format(name=socket.gethostname()))
+    script = LOOPBACKS.format(hosts=hosts, change=change, errors=tmp_path / "errors")
+    done = subprocess.run(
+        ["unshare", "-n", "-m", "sh", "-c", script, sys.executable],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    *addresses, ours, first = done.stdout.split()
+    assert addresses == [address] * 5, done.stderr
+    assert ours == "True"
+    assert first == "127.0.0.1", "a list of places has all of them"
+
+
+OUTWARD = """
+ip link set lo up
+ip link add v0 type veth peer name v1
+ip link set v0 up
+ip link set v1 up
+ip addr add {address} dev v0 {nodad}
+mount --bind {hosts} /etc/hosts
+{route}
+exec "$0" -c 'from rallypoint.base.endpoint import outward_address; print(outward_address())'
+"""
+
+
+@pytest.mark.parametrize(
+    ("address", "nodad", "route"),
+    [
+        ("10.9.0.1/24", "", "ip route add default dev v0"),
+        ("fd00::1/64", "nodad", "ip -6 route add default dev v0"),
+        ("10.9.0.1/24", "", ""),
+        ("fd00::1/64", "nodad", ""),
+    ],
+)
+def test_the_outward_address_of_hosts_with_one_family_and_of_networks_without_a_way_out(
+    address: str, nodad: str, route: str, tmp_path: Path
+) -> None:
+    needs_its_own("-n", "-m")
+    own = address.partition("/")[0]
+    hosts = tmp_path / "hosts"
+    hosts.write_text(f"127.0.0.1 localhost\n{own} {socket.gethostname()}\n")
+    script = OUTWARD.format(address=address, nodad=nodad, route=route, hosts=hosts)
+    command = ["unshare", "-n", "-m", "sh", "-ec", script, sys.executable]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout.strip() == own, done.stderr

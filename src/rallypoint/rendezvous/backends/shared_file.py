@@ -6,7 +6,7 @@ import os
 import time
 
 from rallypoint.base.clock import Deadline
-from rallypoint.base.endpoint import Endpoint, own_address
+from rallypoint.base.endpoint import outward_address
 from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
 from rallypoint.rendezvous.backends.store_backend import StoreRendezvousBackend
 from rallypoint.rendezvous.elastic import ElasticHandler, own_node
@@ -21,9 +21,6 @@ from rallypoint.store.filestore import FileStore
 
 _LOOK_EVERY = 0.05
 """Seconds between two looks at the file's size. It may lie on a network, where no kernel tells of changes."""
-
-_ANYWHERE = Endpoint("192.0.2.1", 9)
-"""An address kept for documentation (RFC 5737): asking for the route there sends nothing."""
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
@@ -62,7 +59,7 @@ class _Place:
 
             handle, self._path = mkstemp(prefix="rallypoint_rendezvous_")
             os.close(handle)
-        address = self._local_addr or own_address(_ANYWHERE)
+        address = self._local_addr or outward_address()
         try:
             backend = FileBackend(self._path, self.settings.run_id)
         except StoreError as error:

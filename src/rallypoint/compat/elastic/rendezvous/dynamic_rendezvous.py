@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Any
 
 from rallypoint.base.clock import Deadline
-from rallypoint.base.endpoint import Endpoint, own_address
+from rallypoint.base.endpoint import outward_address
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
 from rallypoint.compat.elastic.rendezvous.given_store import given
@@ -43,9 +43,6 @@ __all__ = [
 log = get_logger(__name__)
 
 _DEFAULTS = {"join": 600, "last_call": 30, "close": 30, "heartbeat": 5}
-
-_ANYWHERE = Endpoint("192.0.2.1", 9)
-"""An address kept for documentation (RFC 5737): asking for the route there sends nothing."""
 
 
 class RendezvousTimeout:
@@ -247,7 +244,7 @@ class DynamicRendezvousHandler(ElasticHandler):
             self._over.set()
 
     def _open_backend(self, deliver: Deliver, deadline: Deadline) -> SharedStateLink:
-        address = self._address or own_address(_ANYWHERE)
+        address = self._address or outward_address()
         node = own_node(address)
         return SharedStateLink(self._given_backend, self._own_settings, node, address, deliver)
 
