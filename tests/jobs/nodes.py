@@ -87,12 +87,12 @@ class Nodes:
         self._rallyrun = rallyrun
         self._flags = flags
         self._env = env or {}
-        self._script = rallyrun.script(f"NAMES = {NAMES!r}\n{SCRIPT}")
+        self.script = rallyrun.script(f"NAMES = {NAMES!r}\n{SCRIPT}")
 
     def start(self, name: str, *flags: str, env: dict[str, str] | None = None) -> Node:
         """Start the agent of a node that is called `name`."""
         merged = {**self._env, "NODE": name, **(env or {})}
-        return Node(name, self._rallyrun(*self._flags, *flags, self._script, env=merged))
+        return Node(name, self._rallyrun(*self._flags, *flags, self.script, env=merged))
 
     def host(self, name: str, env: dict[str, str] | None = None) -> Node:
         """Start an agent and wait until it hosts the control plane of a c10d job."""

@@ -251,12 +251,56 @@ def test_the_others_hear_of_a_departure_before_its_workers_are_gone(rallyrun: La
     flags = ("--nnodes=1:2", "--rdzv-backend=c10d", endpoint, f"--shutdown-timeout={LONG}")
     job = Nodes(rallyrun, *flags, "--rdzv-conf=last_call_timeout=1")
     host = job.host("host")
-    leaver = rallyrun(*flags, rallyrun.script(WORKER.format(deaf=["SIGTERM"]), "deaf.py"))
+    body = WORKER.format(deaf=["SIGTERM"]).replace('"finish"', '"finish-leaver"')
+    leaver = rallyrun(*flags, rallyrun.script(body, "deaf.py"))
     leaver.until(lambda lines: any(line.startswith("ready") for line in lines), "the worker that will stay is up")
     host.comes_up(1, world_size=2)
     leaver.signal(signal.SIGTERM)
     host.comes_up(1, starts=2, world_size=1)
     assert not any(line.startswith("done") for line in leaver.out), "it still saves"
+    job.say("finish-leaver")
+    assert leaver.ends() == 0
+    assert leaver.err.count("Traceback") == 0
     job.say("finish")
-    assert leaver.ends() == 1
     all_end([host], 0)
+
+
+@pytest.mark.parametrize("ending", ["by SIGTERM", "0", "143", "1", "never", "by SIGINT"])
+def test_a_node_that_leaves_in_order_ends_with_0(rallyrun: Launcher, ending: str) -> None:
+    job = c10d(rallyrun, "1:2", "--shutdown-timeout=1", conf="last_call_timeout=30")
+    host = job.host("host")
+    handlers = {"by SIGTERM": "", "by SIGINT": "", "never": "signal.signal(15, lambda *_: None)"}
+    handler = handlers.get(ending, f"signal.signal(15, lambda *_: os._exit({ending}))")
+    job.script = rallyrun.script(f"import os, signal, time\n{handler}\nos.write(1, b'up\\n')\ntime.sleep(99)", "l.py")
+    leaver = job.start("leaver").job
+    leaver.until(lambda lines: "up" in lines, "its worker is up")
+    host.comes_up(1, world_size=2)
+    leaver.signal(signal.SIGINT if ending == "by SIGINT" else signal.SIGTERM)
+    in_order = ending in ("by SIGTERM", "0", "143")
+    assert leaver.ends() == (0 if in_order else 1), leaver.err
+    assert ("has left the job" in leaver.err) == in_order
+    host.comes_up(1, starts=2, world_size=1)
+    job.say("finish")
+    all_end([host], 0)
+
+
+def test_a_job_that_ends_on_all_nodes_goes_on_nowhere(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "1:3", conf="last_call_timeout=30")
+    nodes = [job.host("A"), job.start("B"), job.start("C")]
+    for node in nodes:
+        node.comes_up(1, world_size=3)
+    for node in nodes:
+        node.job.signal(signal.SIGTERM)
+    all_end(nodes, 1)
+
+
+def test_who_hosts_the_control_plane_takes_it_along(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "1:2", conf="last_call_timeout=30")
+    host, other = job.host("A"), job.start("B")
+    for node in (host, other):
+        node.comes_up(1, world_size=2)
+    host.job.signal(signal.SIGTERM)
+    assert host.job.ends() == 1
+    other.comes_up(1, starts=2, world_size=1)  # on this machine it can take the place of the host
+    job.say("finish")
+    all_end([other], 0)

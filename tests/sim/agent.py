@@ -13,6 +13,7 @@ from rallypoint.agent.steps import (
     AnnounceFailure,
     AnnounceSuccess,
     Ask,
+    AskOthers,
     AwaitSignal,
     Depart,
     Drain,
@@ -24,6 +25,7 @@ from rallypoint.agent.steps import (
     Join,
     Kill,
     Leave,
+    LeaveOver,
     NoticeOver,
     PassOn,
     SignalArrived,
@@ -235,7 +237,7 @@ class Agent:
         self._stop = None
         self.crew.gone()
         self._end_notice()
-        self._post(WorkersStopped())
+        self._post(WorkersStopped(in_order=True))
 
     def _do_kill(self, _step: Kill) -> None:
         if self._stop is not None:
@@ -274,6 +276,15 @@ class Agent:
     def _do_leave(self, _step: Leave) -> None:
         self.handler.leave()
 
+    def _do_ask_others(self, _step: AskOthers) -> None:
+        for number in range(5):
+            self.process.later(0.2 * number, self._ask_others)
+        self.process.later(1.0, self._post, LeaveOver())
+
+    def _ask_others(self) -> None:
+        if self.fate is None:
+            self.handler.leave(asks=True)
+
     def _do_nothing(self, _step: Step) -> None:
         pass
 
@@ -305,6 +316,7 @@ class Agent:
         AwaitSignal: _do_nothing,
         Tell: _do_nothing,
         Leave: _do_leave,
+        AskOthers: _do_ask_others,
         End: _do_end,
         GiveUp: _do_give_up,
         Depart: _do_depart,

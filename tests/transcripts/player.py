@@ -32,6 +32,7 @@ from rallypoint.rendezvous.messages import (
     JoinRefused,
     JoinRequest,
     Leave,
+    Left,
     NodesWaiting,
     Notice,
     Placed,
@@ -198,8 +199,8 @@ class Player:
     def _preempt(self, names: list[str], options: Options) -> list[str]:
         return self._say(names, lambda: Preempt(self.arbiter.state.round, float(options["in"])))
 
-    def _leave(self, names: list[str], _options: Options) -> list[str]:
-        return self._say(names, Leave)
+    def _leave(self, names: list[str], options: Options) -> list[str]:
+        return self._say(names, lambda: Leave("asks" in options))
 
     def _end(self, names: list[str], _options: Options) -> list[str]:
         return self._say(names, Close)
@@ -321,6 +322,9 @@ def shown(notice: Notice) -> str:
             return in_words_of(in_progress, notice) + ("" if notice.tells else " (another tells)")
         case Preempted(round=round_, node=node, seconds=seconds):
             return f"{node} will be gone in {seconds:g} s; round {round_} is to end before"
+        case Left(goes_on=goes_on, others=others, outcome=outcome):
+            ended = "" if outcome is None else f", it has {outcome.value}"
+            return f"the job {'goes on' if goes_on else 'does not go on'}, others: {others}{ended}"
         case Beat():
             return "beat"
         case _:

@@ -136,8 +136,12 @@ class SimpleElasticAgent(ElasticAgent):
     def _pass_on(self, number: int) -> None:
         """Hand a signal to each worker that runs; nothing happens where workers cannot be sent any."""
 
-    def _received(self, number: int) -> None:
-        """This agent was sent a signal by which the workers are to be stopped. Does nothing here."""
+    def _expect_shared(self, number: int) -> None:
+        """The workers are to be stopped by a signal that they may be sent by others too. Does nothing here."""
+
+    def _in_order(self) -> bool:
+        """Whether the workers, if there were any, have ended with success or by the SIGTERM that asked them."""
+        return False
 
     def _reached(self) -> frozenset[int]:
         """The signals that all processes of this node's job were sent a moment ago, as far as that can be told."""
@@ -288,6 +292,7 @@ class SimpleElasticAgent(ElasticAgent):
             ended=self._ended,
             reached=self._reached,
             forwarding=self._forwards,
+            in_order=self._in_order,
             minder=self._watched_by,
             warmth=self._warmth,
             shown=self._shown,
@@ -323,8 +328,8 @@ class SimpleElasticAgent(ElasticAgent):
             return None
         if step.again:
             log.info("[%s] Stopping worker group", self._worker_group.spec.role)
-        if step.received:
-            self._received(step.signal)
+        if step.shared:
+            self._expect_shared(step.signal)
         grace = self._failure_grace if step.failed else self._shutdown_timeout
         return self._begin_stop(signal.Signals(step.signal), grace)
 

@@ -82,6 +82,7 @@ class Crew:
     ended: Callable[[RunResult | None], None] = lambda _result: None
     reached: Callable[[], frozenset[int]] = frozenset
     forwarding: Callable[[], Minding | None] = lambda: None
+    in_order: Callable[[], bool] = bool
     minder: Callable[[], Minding | None] = lambda: None
     warmth: Callable[[], Warmth | None] = lambda: None
     shown: Callable[[], Mapping[str, object]] = dict

@@ -22,6 +22,7 @@ from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousStoreInfo
 from rallypoint.rendezvous.link import Deliver
 from rallypoint.rendezvous.messages import (
     JobEnded,
+    Left,
     LinkLost,
     NodesWaiting,
     Notice,
@@ -105,8 +106,13 @@ class ForeignMembership:
         """End this agent's part of the round; the others find the newcomers as it did."""
         self._do(lambda: self._end_round(RoundEnd(round_, Reason.DRAINED, "newcomers")))
 
-    def leave(self) -> None:
-        """Such a handler knows no goodbye short of closing the job for all, which a departure must not."""
+    def leave(self, asks: bool = False) -> None:
+        """Such a handler knows no goodbye short of closing the job for all, which a departure must not.
+
+        How the job stands without this node it cannot tell either.
+        """
+        if asks:
+            self._tell(Left(False, 0))
 
     def ask_progress(self) -> None:
         """Such a handler does not say how far it is."""

@@ -257,7 +257,10 @@ class LocalElasticAgent(SimpleElasticAgent):
         """Whether a signal, by which a worker has ended, was to tell the workers something."""
         return number in PASSED_ON and (number in self._passed_on or number in self._reached())
 
-    def _received(self, number: int) -> None:
+    def _in_order(self) -> bool:
+        return self._pcontext is None or self._pcontext.in_order
+
+    def _expect_shared(self, number: int) -> None:
         self._signals().takes(number)
 
     def _reached(self) -> frozenset[int]:

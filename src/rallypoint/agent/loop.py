@@ -24,6 +24,7 @@ from rallypoint.agent.steps import (
     AnnounceFailure,
     AnnounceSuccess,
     Ask,
+    AskOthers,
     AwaitSignal,
     Depart,
     Drain,
@@ -35,6 +36,7 @@ from rallypoint.agent.steps import (
     Join,
     Kill,
     Leave,
+    LeaveOver,
     NoSignal,
     PassOn,
     SignalArrived,
@@ -48,7 +50,7 @@ from rallypoint.agent.steps import (
     WorkersSucceeded,
 )
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
-from rallypoint.base.errors import SignalException
+from rallypoint.base.errors import NodeLeft, SignalException
 from rallypoint.base.log import get_logger
 from rallypoint.base.mailbox import Mailbox
 from rallypoint.base.signals import Bell, signal_name, signals_to
@@ -68,6 +70,10 @@ log = get_logger(__name__)
 _SIGNAL_COMES = 1.0
 """Seconds that a signal to all processes may take to reach this one, when it has reached others. It takes microseconds,
 unless the machine is in trouble."""
+
+_LEAVING, _LEAVING_EVERY = 1.0, 0.2
+"""Seconds for which a job must go on without this node, to be believed that it does, and between the questions. Who
+ends a whole job on many nodes may reach the last of them so much later."""
 
 _SAFETY_CHECK = 60.0
 """Seconds between looks at workers whose ends wake us, in case one did not; longer if the monitor interval is."""
@@ -95,6 +101,7 @@ class AgentLoop:
         """The last failure of this node's workers."""
         self._ask_at = 0.0
         self._ask_every = ASK_FIRST
+        self._leave_by = math.inf
         self._look_at = 0.0
         self._finished_at = 0.0
         self._held: RunResult | None = None
@@ -162,6 +169,7 @@ class AgentLoop:
             self._signal_by = math.inf
             yield NoSignal()
         yield from self._board.look(self._crew.running)
+        yield from self._look_at_others()
         if self._waits_for_others and self._clock.monotonic() >= self._ask_at:
             self._ask_every = min(2 * self._ask_every, ASK_MOST)
             self._ask_at = self._clock.monotonic() + self._ask_every
@@ -181,7 +189,7 @@ class AgentLoop:
         if self._watches:
             fds += self._crew.exit_fds() or []
             wake_at = min(wake_at, self._look_at)
-        elif self._waits_for_others:
+        elif self._waits_for_others or self._status.phase is Phase.LEAVING:
             wake_at = min(wake_at, self._ask_at)
         if self._pulse is not None:
             self._pulse.sleeps(wake_at, self._crew.shown())
@@ -204,6 +212,15 @@ class AgentLoop:
         found = (self._crew.minder(), self._crew.warmth(), self._crew.forwarding())
         return [each for each in found if each is not None]
 
+    def _look_at_others(self) -> Iterator[Event]:
+        if self._status.phase is not Phase.LEAVING or self._clock.monotonic() < self._ask_at:
+            return
+        if self._ask_at >= self._leave_by:
+            yield LeaveOver()
+        else:
+            self._ask_at = min(self._ask_at + _LEAVING_EVERY, self._leave_by)
+            self._membership.leave(asks=True)
+
     def _look_at_stop(self) -> Iterator[Event]:
         if self._stopping is not None and self._stopping.step():
             self._stopping = None
@@ -213,7 +230,7 @@ class AgentLoop:
         self._board.clear()
         self._crew.group.state = WorkerState.STOPPED
         self._crew.ended(self._last)
-        return WorkersStopped()
+        return WorkersStopped(self._crew.in_order())
 
     def _look_at_workers(self) -> Iterator[Event]:
         group = self._crew.group
@@ -231,8 +248,9 @@ class AgentLoop:
                 cause = self._first_cause(result)
                 reached = frozenset[int]() if cause.exitcode == -SIGKILL else self._crew.reached()
                 # A signal that came since the mail was read is older than what it has done to the workers.
+                round_ = self._status.round
                 yield from self._mailbox.drain()
-                if self._watches:
+                if self._watches and self._status.round == round_:
                     self._last = result
                     yield WorkersFailed(cause, reached)
             case WorkerState.HEALTHY:
@@ -349,6 +367,10 @@ class AgentLoop:
         log.warning("Received %s; ending the workers and leaving the job", signal_name(step.signal))
         self._membership.leave()
 
+    def _do_ask_others(self, _step: AskOthers) -> None:
+        self._ask_at = self._clock.monotonic()
+        self._leave_by = self._ask_at + _LEAVING
+
     def _do_end(self, step: End) -> None:
         verdict, group = step.verdict.verdict, self._crew.group
         last = self._last or RunResult(group.state)
@@ -376,7 +398,10 @@ class AgentLoop:
         raise error
 
     def _do_depart(self, step: Depart) -> None:
-        raise SignalException(f"Process {os.getpid()} got signal {signal_name(step.signal)}", Signals(step.signal))
+        name = signal_name(step.signal)
+        if step.job:
+            raise NodeLeft(f"this node has left the job after {name}; the job {step.job}", Signals(step.signal))
+        raise SignalException(f"Process {os.getpid()} got signal {name}", Signals(step.signal))
 
     def _do_finish(self, _step: Finish) -> None:
         self._succeed(self._last or RunResult(WorkerState.SUCCEEDED))
@@ -402,6 +427,7 @@ class AgentLoop:
         Withdraw: _do_withdraw,
         Forewarn: _do_forewarn,
         Leave: _do_leave,
+        AskOthers: _do_ask_others,
         End: _do_end,
         GiveUp: _do_give_up,
         Depart: _do_depart,

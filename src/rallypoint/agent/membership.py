@@ -58,8 +58,8 @@ class Membership(Protocol):
         """This node will be taken away in so many seconds: the others are to save before that."""
         ...
 
-    def leave(self) -> None:
-        """Take no part any more."""
+    def leave(self, asks: bool = False) -> None:
+        """Take no part any more. With `asks`, have a `Left` notice sent, whenever and however often this is called."""
         ...
 
     def ask_progress(self) -> None:

@@ -5,6 +5,7 @@
     BROKEN    its workers have failed, all have been told; waits to hear whether the round or the job ends
     FINISHED  its workers have all succeeded; waits for the others (the exit barrier)
     ENDING    how it ends is settled; its workers are being stopped
+    LEAVING   it was told to end, and its workers have ended in order; asks whether the job goes on without it
     ENDED     nothing more happens
 
 Laws:
@@ -22,6 +23,8 @@ Laws:
 9. After a failure, or the loss of a node, workers are given the short grace, unless a notice has asked them to save.
 10. Workers are asked while all of them run, and the round is drained with their consent or when their time is over.
 11. Who ends by a signal that this agent was sent too was stopped and has not failed, whichever is seen first.
+12. Who leaves by SIGTERM a job that goes on elsewhere, with workers that end in order, has done what it was asked: that
+    end is a success. That the job goes on must hold for a moment, for all its nodes may be ending.
 """
 
 from __future__ import annotations
@@ -37,6 +40,7 @@ from rallypoint.agent.steps import (
     AnnounceFailure,
     AnnounceSuccess,
     Ask,
+    AskOthers,
     AwaitSignal,
     Depart,
     Drain,
@@ -49,6 +53,7 @@ from rallypoint.agent.steps import (
     Kill,
     Last,
     Leave,
+    LeaveOver,
     NoSignal,
     NoticeOver,
     PassOn,
@@ -63,11 +68,13 @@ from rallypoint.agent.steps import (
     WorkersStopped,
     WorkersSucceeded,
 )
+from rallypoint.base.signals import endings_by
 from rallypoint.failures.cause import Cause
 from rallypoint.notices import PREEMPTION, SCALE
 from rallypoint.rendezvous.messages import (
     JobEnded,
     JoinRefused,
+    Left,
     LinkDown,
     LinkLost,
     LinkUp,
@@ -92,6 +99,7 @@ class Phase(Enum):
     BROKEN = auto()
     FINISHED = auto()
     ENDING = auto()
+    LEAVING = auto()
     ENDED = auto()
 
 
@@ -140,8 +148,7 @@ def decide(status: Status, event: Event) -> Decision:
     """What follows from `event` for an agent that stands at `status`."""
     if status.phase is Phase.ENDED:
         return status, ()
-    rules = _RULES_WHEN_ENDING if status.phase is Phase.ENDING else _RULES
-    rule = rules.get(type(event))
+    rule = _RULES_BY_PHASE.get(status.phase, _RULES).get(type(event))
     return (status, ()) if rule is None else rule(status, event)
 
 
@@ -156,11 +163,18 @@ def _start(status: Status, placement: Placement) -> Decision:
 def _end(status: Status, last: Last, *before: Step, by: int = SIGTERM, failed: bool = False) -> Decision:
     """Settle the end: first the workers are stopped, with the signal `by` unless they have been asked already."""
     if status.phase is not Phase.FORMING:
-        stop = Stop(by, failed=failed, received=isinstance(last, Depart))
+        stop = Stop(by, failed=failed, shared=isinstance(last, Depart))
         return status._replace(phase=Phase.ENDING, last=last, stopping=by), (*before, stop)
     if status.stopping:
         return status._replace(phase=Phase.ENDING, last=last, kept=None), before
-    return status._replace(phase=Phase.ENDED), (*before, last)
+    return _take_last(status, last, *before, in_order=True)
+
+
+def _take_last(status: Status, last: Last, *before: Step, in_order: bool) -> Decision:
+    """No worker is left."""
+    if isinstance(last, Depart) and last.signal == SIGTERM and in_order and not status.cut_off:
+        return status._replace(phase=Phase.LEAVING, stopping=0, last=last), (*before, AskOthers())
+    return status._replace(phase=Phase.ENDED, stopping=0), (*before, last)
 
 
 def _depart(status: Status, number: int) -> Decision:
@@ -204,7 +218,9 @@ def _on_round_ended(status: Status, event: RoundEnded) -> Decision:
     forming = Status(Phase.FORMING, status.round, status.notice, stopping=SIGTERM, cut_off=status.cut_off)
     told = Tell(_account(event, _next_round(event.end)), loud=True)
     failed = event.end.reason in (Reason.FAILURE, Reason.LOST) and status.asked is None
-    return forming, (told, Join(), Stop(SIGTERM, again=True, failed=failed))
+    # Where one node has been told to leave, all may be about to be.
+    shared = event.end.reason is Reason.DEPARTED
+    return forming, (told, Join(), Stop(SIGTERM, again=True, failed=failed, shared=shared))
 
 
 def _account(event: RoundEnded, then: str) -> str:
@@ -293,11 +309,6 @@ def _on_workers_failed(status: Status, event: WorkersFailed) -> Decision:
     return _fail(status, event.cause)
 
 
-def endings_by(number: int) -> tuple[int, int]:
-    """The exit codes of workers that end because of a signal: by it, or as shells and handlers put it."""
-    return -number, 128 + number
-
-
 def _fail(status: Status, cause: Cause) -> Decision:
     return status._replace(phase=Phase.BROKEN, failure=cause, held=None), (AnnounceFailure(cause),)
 
@@ -340,9 +351,29 @@ def _on_signal(status: Status, event: SignalArrived) -> Decision:
     return _depart(status._replace(interrupted=number in INTERRUPTS), number)
 
 
-def _on_last_stopped(status: Status, _event: WorkersStopped) -> Decision:
+def _on_last_stopped(status: Status, event: WorkersStopped) -> Decision:
     assert status.last is not None, "an agent that ends knows how"
-    return status._replace(phase=Phase.ENDED, stopping=0), (status.last,)
+    return _take_last(status, status.last, in_order=event.in_order)
+
+
+def _on_left(status: Status, event: Left) -> Decision:
+    assert isinstance(status.last, Depart), "only who departs asks that"
+    if event.goes_on:
+        more = f"goes on on {event.others} other node{'s' if event.others > 1 else ''}"
+        return status._replace(last=Depart(status.last.signal, more)), ()
+    succeeded = "has succeeded" if event.outcome is Outcome.SUCCEEDED else ""
+    return status._replace(phase=Phase.ENDED), (Depart(status.last.signal, succeeded),)
+
+
+def _on_leave_over(status: Status, _event: LeaveOver) -> Decision:
+    assert status.last is not None, "an agent that leaves knows how"
+    return status._replace(phase=Phase.ENDED), (status.last,)
+
+
+def _leave_unasked(status: Status, _event: Event) -> Decision:
+    """Nobody can say any more how the job stands, or nobody wants to wait for that."""
+    assert isinstance(status.last, Depart), "only who departs asks that"
+    return status._replace(phase=Phase.ENDED), (Depart(status.last.signal),)
 
 
 def _on_signal_when_ending(status: Status, event: SignalArrived) -> Decision:
@@ -353,6 +384,10 @@ def _on_signal_when_ending(status: Status, event: SignalArrived) -> Decision:
     if status.interrupted:
         return status, (Kill(),)
     return status._replace(interrupted=True), (Tell("the workers are being stopped; once more kills them", loud=True),)
+
+
+def _on_signal_when_leaving(status: Status, event: SignalArrived) -> Decision:
+    return (status, ()) if event.number in PASSED_ON | {SIGTERM} else _leave_unasked(status, event)
 
 
 # The line to the others
@@ -404,3 +439,14 @@ _RULES_WHEN_ENDING: dict[type, Callable[..., Decision]] = {
     SignalArrived: _on_signal_when_ending,
 }
 """The same, once the end is settled."""
+
+_RULES_WHEN_LEAVING: dict[type, Callable[..., Decision]] = {
+    Left: _on_left,
+    LeaveOver: _on_leave_over,
+    SignalArrived: _on_signal_when_leaving,
+    LinkDown: _leave_unasked,
+    LinkLost: _leave_unasked,
+}
+"""The same, when nothing is left but the question how the job stands."""
+
+_RULES_BY_PHASE = {Phase.ENDING: _RULES_WHEN_ENDING, Phase.LEAVING: _RULES_WHEN_LEAVING}

@@ -26,7 +26,12 @@ class WorkersFailed(NamedTuple):
 
 
 class WorkersStopped(NamedTuple):
-    """The stop that was begun is done: no worker of this node is left, nor anything that one has started."""
+    """The stop that was begun is done: no worker of this node is left, nor anything that one has started.
+
+    `in_order`: all workers have ended by themselves, with success or by the signal that asked them.
+    """
+
+    in_order: bool = False
 
 
 class WorkersReady(NamedTuple):
@@ -47,8 +52,20 @@ class NoSignal(NamedTuple):
     """The signal that was awaited has not come."""
 
 
+class LeaveOver(NamedTuple):
+    """A moment has passed since it was asked how the job stands without this node."""
+
+
 Event = (
-    Notice | WorkersSucceeded | WorkersFailed | WorkersStopped | WorkersReady | NoticeOver | SignalArrived | NoSignal
+    Notice
+    | WorkersSucceeded
+    | WorkersFailed
+    | WorkersStopped
+    | WorkersReady
+    | NoticeOver
+    | SignalArrived
+    | NoSignal
+    | LeaveOver
 )
 
 
@@ -69,14 +86,14 @@ class Stop(NamedTuple):
     """Begin to stop the workers; `WorkersStopped` follows.
 
     `again`: they are to be started again. `failed`: their round has ended by a failure, so that there is nothing to
-    save beyond what they are at, and the grace is the short one. `received`: this agent was sent the signal, as they
-    may have been too.
+    save beyond what they are at, and the grace is the short one. `shared`: whoever made this agent
+    stop them may have sent the signal to them too.
     """
 
     signal: int = SIGTERM
     again: bool = False
     failed: bool = False
-    received: bool = False
+    shared: bool = False
 
 
 class Kill(NamedTuple):
@@ -151,6 +168,10 @@ class Leave(NamedTuple):
     signal: int
 
 
+class AskOthers(NamedTuple):
+    """Ask how the job stands without this node, for a moment; `Left` notices and `LeaveOver` follow."""
+
+
 # Last steps: the workers are gone, and after one of these nothing more happens.
 
 
@@ -167,9 +188,11 @@ class GiveUp(NamedTuple):
 
 
 class Depart(NamedTuple):
-    """End as the signal asked."""
+    """End as the signal asked. `job` says in words how the job stands without this node, which was not the end of it;
+    it is empty if the job does not go on."""
 
     signal: int
+    job: str = ""
 
 
 class Finish(NamedTuple):
@@ -194,5 +217,6 @@ Step = (
     | Drain
     | Tell
     | Leave
+    | AskOthers
     | Last
 )

@@ -21,6 +21,7 @@
     │   └── RendezvousGracefulExitError    a spare is told that the job has ended
     ├── LoopError                          base/           (also a RuntimeError) the event loop cannot be made
     ├── SignalException                    agent and workers: a signal asked the agent to end
+    │   └── NodeLeft                       it has, and the job goes on elsewhere
     └── ChildFailedError                   failures/       workers failed; carries who, where, how and why
 
 The message of each is one sentence that names what was wrong, with the value, and what to do next.
@@ -51,3 +52,7 @@ class SignalException(RallypointError):
     def __init__(self, msg: str, sigval: int) -> None:
         super().__init__(msg)
         self.sigval = sigval
+
+
+class NodeLeft(SignalException):
+    """A signal asked this node to end; its workers have ended in order, and the job goes on without it."""

@@ -34,6 +34,11 @@ def signal_number(name: str) -> signal.Signals | None:
         return None
 
 
+def endings_by(number: int) -> tuple[int, int]:
+    """The exit codes of workers that end because of a signal: by it, or as shells and handlers put it."""
+    return -number, 128 + number
+
+
 class Bell:
     """Rings at every signal that Python has a handler for, whichever thread gets it."""
 

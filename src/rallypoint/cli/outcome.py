@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from rallypoint.base.errors import RallypointError, SignalException, UsageError
+from rallypoint.base.errors import NodeLeft, RallypointError, SignalException, UsageError
 from rallypoint.base.log import labelled
 from rallypoint.failures.record import record
 
@@ -28,8 +28,15 @@ def exit_code_of(work: Callable[[], None], program: str = "rallyrun") -> int:
         work: what to do.
         program: the name at the beginning of each message.
     """
+
+    def recorded() -> None:
+        try:
+            work()
+        except NodeLeft as left:  # it was asked to, and nothing has failed
+            say(f"{program}: {left}")
+
     try:
-        record(work)()
+        record(recorded)()
     except RallypointError as error:
         say(_words(error, program))
         return USAGE if isinstance(error, UsageError) else FAILED

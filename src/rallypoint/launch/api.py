@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rallypoint.agent.handled import SIGNALS_VARIABLE
 from rallypoint.agent.local import LocalElasticAgent
 from rallypoint.agent.spec import RunResult, WorkerSpec
-from rallypoint.base.errors import UserError
+from rallypoint.base.errors import NodeLeft, UserError
 from rallypoint.base.log import get_logger
 from rallypoint.base.secrets import take_from_environment
 from rallypoint.base.signals import deaf_at_the_end
@@ -68,7 +68,7 @@ def launch_agent(
         UserError: something in the config cannot work.
         ChildFailedError: workers failed; it carries the first failure of the job.
         RendezvousError: the nodes did not come together.
-        SignalException: this agent was asked to end.
+        SignalException: this agent was asked to end; a `NodeLeft` if the job goes on without this node.
     """
     if entrypoint is None:
         raise UserError("there is nothing to launch: the entry point is None; give a program or a function")
@@ -100,6 +100,9 @@ def _run(agent: LocalElasticAgent, role: str, name: str) -> dict[int, Any]:
         result = agent.run(role)
         if result is not None and result.is_failed():
             raise _failure(result, name)
+    except NodeLeft:
+        agent.tell(agent.get_event_succeeded)
+        raise
     except Exception:
         agent.tell(agent.get_event_failed)
         raise

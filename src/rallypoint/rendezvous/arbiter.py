@@ -44,7 +44,7 @@ from rallypoint.rendezvous.messages import (
 )
 from rallypoint.rendezvous.observer import Observer
 from rallypoint.rendezvous.operations import Close, Drain, Exit, Fail, Join, Operation, Preempt, Succeed
-from rallypoint.rendezvous.placement import placements, progress
+from rallypoint.rendezvous.placement import placements, progress, standing
 from rallypoint.rendezvous.recovery import end_of, news, passed_over, patience, recovered, seated_before
 from rallypoint.rendezvous.roster import Roster, Session
 from rallypoint.rendezvous.state import NodeId, Reason, Settings, State, known_to, waiting_alike
@@ -214,9 +214,14 @@ class Arbiter:
         asked = Join(member, now + request.timeout, now - request.waited, self.state.abandoned.number)
         self._start_join(speaker.node, asked, now)
 
-    def _on_leave(self, _session: int, speaker: Session, _request: Leave, now: float) -> None:
+    def _on_leave(self, session: int, speaker: Session, request: Leave, now: float) -> None:
         self._pending.pop(speaker.node, None)
         self._change(now, self._run, speaker.node, Exit(), now)
+        if request.asks:
+            left = standing(self.state, speaker.node, self.settings)
+            # With a node that lives with us, we go too.
+            goes_on = left.goes_on and speaker.node not in self.roster.at_home
+            self._sends.append((session, left._replace(goes_on=goes_on)))
 
     def _on_operation(self, _session: int, speaker: Session, request: Operation, now: float) -> None:
         self._change(now, self._run, speaker.node, request, now)

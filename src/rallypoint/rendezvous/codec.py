@@ -39,6 +39,7 @@ _TYPES: tuple[type, ...] = (
     operations.Preempt,
     messages.Holding,
     messages.Preempted,
+    messages.Left,
 )
 _TAG = {kind: tag for tag, kind in enumerate(_TYPES)}
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])

@@ -278,10 +278,10 @@ class ElasticHandler(RendezvousHandler):
         """Tell all that this node will be taken away in so many seconds."""
         self._send(Preempt(round_, seconds))
 
-    def leave(self) -> None:
-        """Take no part any more; the others go on."""
+    def leave(self, asks: bool = False) -> None:
+        """Take no part any more; the others go on. With `asks`, a `Left` notice says how the job stands without us."""
         if self._link is not None:
-            self._link.send(Leave())
+            self._link.send(Leave(asks))
 
     def ask_progress(self) -> None:
         """Have a `Progress` notice sent."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rallypoint.ranks.assign import NodeRanks
 from rallypoint.rendezvous.operations import Close, Drain, Fail, Preempt, Succeed
-from rallypoint.rendezvous.state import Member, NodeId, Reason, RoundEnd, Verdict
+from rallypoint.rendezvous.state import Member, NodeId, Outcome, Reason, RoundEnd, Verdict
 
 
 class JoinRequest(NamedTuple):
@@ -26,7 +26,9 @@ class JoinRequest(NamedTuple):
 
 
 class Leave(NamedTuple):
-    """Take no part any more."""
+    """Take no part any more. With `asks` it is answered by `Left`, whenever and however often it is said."""
+
+    asks: bool = False
 
 
 class Beat(NamedTuple):
@@ -179,6 +181,14 @@ class Waiting(NamedTuple):
     loud: bool
 
 
+class Left(NamedTuple):
+    """How the job stands without you, who have left it: whether it goes on, on how many nodes, and how it has ended."""
+
+    goes_on: bool
+    others: int
+    outcome: Outcome | None = None
+
+
 class LinkDown(NamedTuple):
     """The control plane is out of reach for now; made on the node's own side, never sent."""
 
@@ -214,6 +224,7 @@ Notice = (
     | JoinRefused
     | Progress
     | Waiting
+    | Left
     | Beat
     | LinkDown
     | LinkUp

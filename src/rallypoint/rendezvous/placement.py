@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from rallypoint.ranks.assign import assign_worker_ranks
 from rallypoint.rendezvous.core import Sight, settled, starts_at
-from rallypoint.rendezvous.messages import Missed, Placement, Progress
-from rallypoint.rendezvous.state import NodeId, Settings, State, hosts_of, missing
+from rallypoint.rendezvous.messages import Left, Missed, Placement, Progress
+from rallypoint.rendezvous.state import NodeId, Settings, State, hosts_of, known_to, missing
 
 
 def placements(state: State) -> dict[NodeId, Placement]:
@@ -71,3 +71,10 @@ def given_up(state: State, settings: Settings, sight: Sight, *, tells: bool = Tr
 def _missed(state: State, sight: Sight) -> tuple[Missed, ...]:
     pairs = zip(state.gone, sight.gone_at, strict=False)
     return tuple(Missed(each.name, each.reason, sight.now - at) for each, at in pairs)
+
+
+def standing(state: State, node: NodeId, settings: Settings) -> Left:
+    """How the job stands without a node that has left it: a round runs, or those who are left are enough for one."""
+    others = len({each for each in known_to(state) if each != node and not each.is_absent})
+    goes_on = not state.closed and others > 0 and (state.complete or others >= settings.min_nodes)
+    return Left(goes_on, others, None if state.verdict is None else state.verdict.outcome)

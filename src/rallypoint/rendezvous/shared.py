@@ -36,7 +36,7 @@ from rallypoint.rendezvous.messages import (
 )
 from rallypoint.rendezvous.observer import Observer
 from rallypoint.rendezvous.operations import Exit, Join, KeepAlive, Operation
-from rallypoint.rendezvous.placement import progress
+from rallypoint.rendezvous.placement import progress, standing
 from rallypoint.rendezvous.state import NodeId, Reason, Settings, State, name_of, waiting_alike
 from rallypoint.rendezvous.state_codec import decode_state, encode_state
 from rallypoint.rendezvous.stepping import Ran, refusal, run
@@ -170,10 +170,12 @@ class SharedStateLink:
                 now = self._clock.monotonic()
                 member = member._replace(address=address)
                 self._pending = Join(member, now + timeout, now - waited, self._state.abandoned.number)
-            case Leave():
+            case Leave(asks=asks):
                 self._pending = None
                 self._step(self._node, Exit())
                 self._beat_at = None
+                if asks:
+                    self._deliver_if_open(standing(self._state, self._node, self._settings))
             case Inquire():
                 self._deliver_if_open(self._progress())
             case Beat() | Holding():  # a blob holds what it held: nothing needs to be said again

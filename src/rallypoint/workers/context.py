@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
+from rallypoint.base.signals import endings_by
 from rallypoint.base.waiting import until_readable
 from rallypoint.logs.outputs import Outputs
 from rallypoint.logs.specs import LogsDest, LogsSpecs
@@ -144,6 +145,11 @@ class PContext(ABC):
     def running(self) -> tuple[int, ...]:
         """Local ranks that have not ended; all for contexts that do not tell."""
         return tuple(range(self.nprocs))
+
+    @property
+    def in_order(self) -> bool:
+        """Whether all processes have ended with success or by SIGTERM; False for contexts that do not tell."""
+        return False
 
     @property
     def must_be_asked(self) -> bool:
@@ -327,6 +333,11 @@ class ProcessesContext(PContext):
     def running(self) -> tuple[int, ...]:
         """Local ranks that have not ended."""
         return () if self._closed else tuple(rank for rank, each in self._processes.items() if each.poll() is None)
+
+    @property
+    def in_order(self) -> bool:
+        """Whether all processes have ended with success or by SIGTERM."""
+        return all(each.poll() in (0, *endings_by(signal.SIGTERM)) for each in self._processes.values())
 
     @property
     def must_be_asked(self) -> bool:

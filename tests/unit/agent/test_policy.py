@@ -15,6 +15,7 @@ from rallypoint.agent.steps import (
     AnnounceFailure,
     AnnounceSuccess,
     Ask,
+    AskOthers,
     AwaitSignal,
     Depart,
     Drain,
@@ -27,6 +28,7 @@ from rallypoint.agent.steps import (
     Kill,
     Last,
     Leave,
+    LeaveOver,
     NoSignal,
     NoticeOver,
     PassOn,
@@ -48,6 +50,7 @@ from rallypoint.rendezvous.messages import (
     Beat,
     JobEnded,
     JoinRefused,
+    Left,
     LinkDown,
     LinkLost,
     LinkUp,
@@ -222,7 +225,9 @@ def test_an_end_comes_after_the_workers_are_gone(before: tuple[Event, ...], endi
     assert len(now) == 1
 
 
-@pytest.mark.parametrize("ending", [*ENDINGS, JoinRefused(Refusal.TIMEOUT, "1 of 2")])
+@pytest.mark.parametrize(
+    "ending", [*(each for each in ENDINGS if each != TERM), JoinRefused(Refusal.TIMEOUT, "1 of 2")]
+)
 def test_without_workers_the_end_is_at_once(ending: Event) -> None:
     status, steps = after(ending)
     assert status.phase is Phase.ENDED
@@ -230,9 +235,10 @@ def test_without_workers_the_end_is_at_once(ending: Event) -> None:
 
 
 def test_the_goodbye_is_said_at_once_and_the_signal_is_the_workers_too() -> None:
-    assert after(placed(0), HUP)[1][1:] == [Leave(SIGHUP), Stop(SIGHUP, received=True)]
-    assert after(placed(0), TERM)[1][1:] == [Leave(SIGTERM), Forewarn(), Stop(SIGTERM, received=True)]
-    assert after(TERM)[1] == [Leave(SIGTERM), Depart(SIGTERM)]
+    assert after(placed(0), HUP)[1][1:] == [Leave(SIGHUP), Stop(SIGHUP, shared=True)]
+    assert after(placed(0), TERM)[1][1:] == [Leave(SIGTERM), Forewarn(), Stop(SIGTERM, shared=True)]
+    assert after(HUP)[1] == [Leave(SIGHUP), Depart(SIGHUP)]
+    assert after(TERM)[1] == [Leave(SIGTERM), AskOthers()]
 
 
 def test_a_signal_during_a_restart_adds_to_the_stop_that_runs() -> None:
@@ -261,6 +267,46 @@ def test_a_signal_that_only_tells_is_passed_on(before: tuple[Event, ...], number
     assert decide(status, SignalArrived(number)) == (status, (PassOn(number),))
 
 
+IN_ORDER = WorkersStopped(in_order=True)
+
+
+def test_a_node_that_leaves_a_job_that_goes_on_has_done_what_it_was_asked() -> None:
+    leaving = (placed(0), TERM, IN_ORDER)
+    status, steps = after(*leaving)
+    assert (status.phase, steps[-1]) == (Phase.LEAVING, AskOthers())
+    left = [Left(True, 3), Left(True, 2), Left(True, 1)]
+    assert after(*leaving, *left)[0].phase is Phase.LEAVING, "it must hold for a moment"
+    assert after(*leaving, *left[:2], LeaveOver())[1][-1] == Depart(SIGTERM, "goes on on 2 other nodes")
+    assert after(*leaving, *left, LeaveOver())[1][-1] == Depart(SIGTERM, "goes on on 1 other node")
+    assert after(*leaving, Left(False, 0, Outcome.SUCCEEDED))[1][-1] == Depart(SIGTERM, "has succeeded")
+    assert after(TERM, Left(True, 2), LeaveOver())[1][-1] == Depart(SIGTERM, "goes on on 2 other nodes"), "a spare"
+
+
+@pytest.mark.parametrize(
+    "then",
+    [
+        (Left(False, 1),),
+        (Left(True, 2), Left(False, 1)),
+        (Left(False, 0, Outcome.FAILED),),
+        (LeaveOver(),),
+        (Left(True, 2), LinkDown("away")),
+        (LinkLost("gone"),),
+        (Left(True, 2), TERM, INT),
+    ],
+)
+def test_a_node_that_leaves_a_job_that_does_not_go_on_is_stopped(then: tuple[Event, ...]) -> None:
+    status, steps = after(placed(0), TERM, IN_ORDER, *then)
+    assert (status.phase, steps[-1]) == (Phase.ENDED, Depart(SIGTERM))
+
+
+def test_only_workers_that_end_in_order_and_sigterm_make_a_leave() -> None:
+    assert after(placed(0), TERM, STOPPED)[1][-1] == Depart(SIGTERM)
+    assert after(placed(0), INT, IN_ORDER)[1][-1] == Depart(SIGINT)
+    assert after(placed(0), HUP, IN_ORDER)[1][-1] == Depart(SIGHUP)
+    assert after(placed(0), LinkDown("away"), TERM, IN_ORDER)[1][-1] == Depart(SIGTERM)
+    assert after(placed(0), ended(0), TERM, IN_ORDER)[1][-1] == AskOthers(), "whatever they were stopped for at first"
+
+
 def by(number: int, *reached: int) -> WorkersFailed:
     """A worker has ended by a signal, and these were sent to all processes a moment before."""
     return WorkersFailed(CAUSE._replace(exitcode=-number), frozenset(reached))
@@ -270,7 +316,7 @@ def test_who_ends_by_a_signal_that_comes_here_too_has_not_failed() -> None:
     status, steps = after(placed(0), by(SIGTERM, SIGTERM))
     assert steps[1:] == [AwaitSignal()]
     assert decide(status, by(SIGTERM, SIGTERM))[1] == (), "it is judged once"
-    assert decide(status, TERM)[1] == (Leave(SIGTERM), Forewarn(), Stop(SIGTERM, received=True))
+    assert decide(status, TERM)[1] == (Leave(SIGTERM), Forewarn(), Stop(SIGTERM, shared=True))
     assert kinds(placed(0), by(SIGTERM, SIGTERM), TERM, STOPPED, NoSignal())[-1] is Depart
     assert AnnounceFailure not in kinds(placed(0), by(SIGTERM, SIGTERM), TERM, NoSignal(), STOPPED, NoSignal())
     assert kinds(placed(0), by(SIGTERM, SIGTERM), TERM, notice=30) == [Start, AwaitSignal, Leave, Forewarn, Stop]
@@ -431,6 +477,9 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
             WorkersFailed(CAUSE),
             by(SIGTERM, SIGTERM),
             NoSignal(),
+            Left(True, 2),
+            Left(False, 0),
+            LeaveOver(),
             STOPPED,
             WorkersReady(),
             NoticeOver(),
@@ -438,6 +487,9 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     ),
 )
 LIVELY = st.one_of(st.builds(placed, st.integers(0, 3)), st.builds(ended, st.integers(0, 3)), st.just(STOPPED), EVENTS)
+
+
+_HOLDS_A_PLACE = {Phase.RUNNING, Phase.BROKEN, Phase.FINISHED}
 
 
 class World:
@@ -492,7 +544,7 @@ def test_laws(events: list[Event], notice: float) -> None:
         assert status.notice == notice
         assert bool(status.stopping) == world.stopping or status.phase is Phase.ENDED
         assert (status.phase is Phase.ENDED) == world.over
-        if isinstance(event, RoundEnded) and before.phase not in {Phase.FORMING, Phase.ENDING, Phase.ENDED}:
+        if isinstance(event, RoundEnded) and before.phase in _HOLDS_A_PLACE:
             assert (event.end.round == before.round) == bool(now), "a round that is over changes nothing"
     # Whatever has happened, a signal and the end of the workers end it.
     status, now = decide(status, HUP)

@@ -25,6 +25,7 @@ from rallypoint.rendezvous.messages import (
     JoinRefused,
     JoinRequest,
     Leave,
+    Left,
     NodesWaiting,
     Notice,
     Placed,
@@ -43,6 +44,7 @@ REQUESTS: list[Request] = [
     JoinRequest(Member("role", 2, "10.0.0.1", 7000, None), 600.0),
     JoinRequest(Member("", 1, "", 0, 5), 0.5),
     Leave(),
+    Leave(asks=True),
     Fail(1, CAUSE, 3),
     Succeed(0),
     Drain(7),
@@ -65,6 +67,8 @@ NOTICES: list[Notice] = [
     JoinRefused(Refusal.TIMEOUT, "1 of 2"),
     Progress(0, False, 1, 2, 3, ("a", "b"), True),
     Beat(),
+    Left(True, 3),
+    Left(False, 0, Outcome.SUCCEEDED),
 ]
 
 
