@@ -48,7 +48,7 @@ def test_training_ends_with_the_same_loss_whole_and_killed(launcher: Launcher) -
     assert loss(launcher(*common, "--warm=torch", *model)) == cold
     progress = launcher.folder / "progress"
     folder = f"--checkpoint-dir={launcher.folder / 'checkpoint'}"
-    job = launcher(*common, "--warm=torch", *model, folder, f"--progress={progress}", env={"LOGLEVEL": "INFO"})
+    job = launcher(*common, "--warm=torch", *model, folder, f"--progress={progress}", env={"LOGLEVEL": "DEBUG"})
     deadline = time.monotonic() + launching.PATIENCE
     while not [each for each in told(progress, "step") if each["step"] >= 25]:
         assert time.monotonic() < deadline, job.err
@@ -61,6 +61,9 @@ def test_training_ends_with_the_same_loss_whole_and_killed(launcher: Launcher) -
     assert min(resumed) >= 20
     assert "cold" not in job.err
     assert "torch is imported; workers are forked from process" in job.err
+    late = [line for line in job.err.splitlines() if "imported after the fork" in line]
+    assert len(late) == 2, "before the restart, and at the end"
+    assert not [line for line in late if "torch._dynamo " in line], "which DistributedDataParallel() would import"
 
 
 NUMBERS = """
@@ -86,7 +89,7 @@ def test_torch_computes_what_it_computes_cold(launcher: Launcher, threads: str) 
     flags = ("--standalone", *(("--nproc-per-node=2",) if threads else ()))
     # Tensors of a data loader pass through sockets in the temporary folder, on paths that must be short.
     env = {"TMPDIR": "/tmp", **({"OMP_NUM_THREADS": threads} if threads else {})}
-    for warm in ((), ("--warm=torch,numpy",)):
+    for warm in ((), ("--warm=torch,numpy,networkx,fsspec",)):  # the last two go through all variables
         job = launcher.command([*launching.RALLYRUN, *flags, *warm, script], env)
         assert job.ends() == 0, job.err
         assert "cold" not in job.err, job.err

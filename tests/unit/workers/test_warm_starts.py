@@ -304,7 +304,7 @@ def test_what_workers_import_themselves(guardian: Guardian, tmp_path: Path, capl
             assert ends(start(found, guardian, tmp_path, text)) == 0
         found.prepare(guardian)
     (line,) = [record.message for record in caplog.records if "after the fork" in record.message]
-    assert re.search(rf"fork: outer \([45] modules, at {re.escape(str(tmp_path))}/script\.py:3\);", line)
+    assert re.search(r"fork: outer \([45] modules, at script\.py:3\);", line)
 
 
 def waits(found: WarmStarts) -> bool:

@@ -9,6 +9,8 @@ from __future__ import annotations
 import posix
 import sys
 
+from rallypoint.workers.warm.recording import shown
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from types import FrameType
@@ -51,7 +53,7 @@ def _asked(name: str, frame: FrameType | None) -> tuple[str, str]:
             if frame.f_code.co_name == "_find_and_load":
                 name, where = frame.f_locals["name"], ""
         elif not where and not file.endswith("/importlib/__init__.py"):
-            where = f"{file}:{frame.f_lineno}"
+            where = shown(frame)
         frame = frame.f_back
     return name, where
 
