@@ -73,6 +73,42 @@ def test_a_line_of_300_kilobytes_is_cut_with_a_word_on_where_it_is_whole(rallyru
     assert len(root) < 3000
 
 
+STUCK = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+open(f"up-{os.environ['RANK']}", "w").close()
+def training():
+    while True:
+        time.sleep(1)
+if os.environ["RANK"] == "2":
+    while not (os.path.exists("up-0") and os.path.exists("up-1")):
+        time.sleep(0.02)
+    sys.exit(3)
+training()
+"""
+
+
+def test_stacks_before_a_kill_tell_whose_they_are(rallyrun: Launcher) -> None:
+    flags = ["--standalone", "--nproc-per-node=3", "--shutdown-timeout=1", rallyrun.script(STUCK)]
+    job = rallyrun(*flags)
+    assert job.ends() == 1
+    host = socket.gethostname()
+    for rank in (0, 1):
+        own = [
+            line.removeprefix(f"[rank {rank} on {host}] ") for line in job.err.split("\n") if f"[rank {rank} on" in line
+        ]
+        assert own[0] == "Fatal Python error: Aborted"
+        assert own[2].startswith("Current thread ")
+        assert own[3].endswith("in training")
+        assert re.search(rf"the stacks of rank {rank} on {host} \(pid \d+\) follow\n", job.err)
+    hidden = rallyrun("--redirects=3", "--log-dir=logs", *flags)
+    assert hidden.ends() == 1
+    for rank in (0, 1):
+        (path,) = re.findall(rf"the stacks of rank {rank} on {host} \(pid \d+\) are in (\S+)\n", hidden.err)
+        with open(path) as file:
+            assert file.read().startswith("Fatal Python error: Aborted\n")
+
+
 def test_the_thread_that_crashed_is_shown_however_many_there_are(rallyrun: Launcher) -> None:
     script = rallyrun.script(
         """

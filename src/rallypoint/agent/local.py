@@ -27,6 +27,7 @@ from rallypoint.workers.stop import Stopping
 if TYPE_CHECKING:
     from rallypoint.health.check import HealthCheckServer
     from rallypoint.watchdog.minder import Minder
+    from rallypoint.watchdog.requests import FileTimerRequest
     from rallypoint.workers.forwarding import Forwarding
     from rallypoint.workers.warm.starts import WarmStarts
 
@@ -158,8 +159,14 @@ class LocalElasticAgent(SimpleElasticAgent):
             stuck_after=self._stuck_after,
             run_id=self._worker_group.spec.rdzv_handler.get_run_id(),
             grace=self._shutdown_timeout,
-            report=self._telling.watched,
+            report=self._watched,
         )
+
+    def _watched(self, name: str, timer: FileTimerRequest | None) -> None:
+        """The watchdog has done what `name` says; whoever ends by its timer shows its stacks before."""
+        if timer is not None and timer.signal > 0 and self._pcontext is not None:
+            self._pcontext.announce_stacks(timer.worker_pid)
+        self._telling.watched(name, timer)
 
     def _unmind(self) -> None:
         minder, self._minder = self._minder, None

@@ -97,6 +97,7 @@ class Outputs:
         self._hidden = set(range(nprocs)) - set(local_ranks_filter) if local_ranks_filter else set()
         self._worker_ends: dict[int, list[int | None]] = {rank: [None, None] for rank in range(nprocs)}
         self._relays: dict[int, Relay] = {}
+        self._teed_errors: dict[int, Tail] = {}
         self._console = Console(1 if stdout is None else stdout, 2 if stderr is None else stderr)
         self._seen = [_Seen(place, [], [], []) for place in self._console.places]
         self._pumps: list[Pump] = []
@@ -146,6 +147,16 @@ class Outputs:
         path = self._dest.stderrs.get(local_rank, "")
         return "" if path == os.devnull else path
 
+    def label(self, local_rank: int, label: str) -> None:
+        """From now on have each line of a worker's standard error begin with this where it is shown."""
+        relay = self._relays.get(local_rank)
+        if relay is not None:
+            relay.label(os.fsencode(label))
+            for pump in self._pumps:
+                pump.wake()
+        elif local_rank in self._teed_errors:
+            self._teed_errors[local_rank].relabel(os.fsencode(label))
+
     def close(self) -> None:
         """Show all that dead workers have written, then let go of everything. Idempotent."""
         for rank in list(self._worker_ends):
@@ -170,7 +181,9 @@ class Outputs:
         ends, path = self._worker_ends[rank], self._dest.stderrs.get(rank, "")
         if path and path != os.devnull:
             ends[1] = _open_log(path)
-            self._follow(self._seen[-1], rank, self._dest.tee_stderrs, prefix, self._console.err(), sieve)
+            tail = self._follow(self._seen[-1], rank, self._dest.tee_stderrs, prefix, self._console.err(), sieve)
+            if tail is not None:
+                self._teed_errors[rank] = tail
         else:
             hidden = rank in self._hidden or path == os.devnull
             self._relays[rank] = relay = Relay(None if hidden else self._console.err())
@@ -179,10 +192,13 @@ class Outputs:
 
     def _follow(
         self, seen: _Seen, rank: int, teed: Mapping[int, str], prefix: str, show: Show, sieve: Sieve | None
-    ) -> None:
+    ) -> Tail | None:
         path = teed.get(rank, "")
-        if path and path != os.devnull and rank not in self._hidden:
-            seen.tails.append((Tail(path, os.fsencode(prefix), sieve), path, show))
+        if not path or path == os.devnull or rank in self._hidden:
+            return None
+        tail = Tail(path, os.fsencode(prefix), sieve)
+        seen.tails.append((tail, path, show))
+        return tail
 
     def _sieve(self, seen: _Seen, path: str, texts: Sequence[str] | None) -> Sieve | None:
         if not path or not texts:

@@ -40,6 +40,9 @@ class Relay:
         self._fd, self.worker_end, self._terminal = _open_channel(show)
         self._lock = threading.Lock()
         self._unsent: list[bytes] = []
+        self._label = b""
+        self._in_line = False
+        """Whether what was read last has not ended its line."""
         self._last = bytearray()
         self._ended = False
 
@@ -69,6 +72,16 @@ class Relay:
             taken, self._unsent = self._unsent, []
             return taken
 
+    def label(self, label: bytes) -> None:
+        """From now on have each line begin with this where it is shown; the first label counts."""
+        with self._lock:
+            if self._label or self.show is None:
+                return
+            self._label = label
+            if self._in_line:
+                self._unsent.append(b"\n")
+                self._in_line = False
+
     def last_lines(self) -> bytes:
         """The last bytes that the worker wrote, at most `KEPT`, up to this moment; long lines without their middle."""
         self.pull(CAPACITY)
@@ -90,10 +103,15 @@ class Relay:
 
     def _keep(self, chunk: bytes) -> None:
         if self.show is not None:
-            self._unsent.append(chunk)
+            self._unsent.append(self._labelled(chunk) if self._label else chunk)
+            self._in_line = not chunk.endswith(b"\n")
         self._last += chunk
         if len(self._last) > 4 * KEPT:  # rarely, since cutting the front costs a copy
             self._last[:] = squeezed(bytes(self._last))[-KEPT:]
+
+    def _labelled(self, chunk: bytes) -> bytes:
+        inside, end = (chunk[:-1], b"\n") if chunk.endswith(b"\n") else (chunk, b"")
+        return (b"" if self._in_line else self._label) + inside.replace(b"\n", b"\n" + self._label) + end
 
 
 def squeezed(data: bytes) -> bytes:

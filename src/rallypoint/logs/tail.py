@@ -81,6 +81,10 @@ class Tail:
             parts += self._long_lines(room, end) or self._short_lines(room, end, got)
             yield Piece(parts, ends=True)
 
+    def relabel(self, prefix: bytes) -> None:
+        """Have the lines that are yet to be shown begin with another prefix, from whatever thread."""
+        self._prefix, self._between = prefix, b"\n" + prefix
+
     def behind(self) -> bool:
         """Whether the file holds bytes that `pieces` has not looked at."""
         return os.fstat(self._fd).st_size != self._read

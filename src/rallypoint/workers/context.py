@@ -17,6 +17,7 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
@@ -160,6 +161,10 @@ class PContext(ABC):
         """Send each process that runs a signal that means something to it; nothing where that cannot be done."""
         return
 
+    def announce_stacks(self, pid: int) -> None:
+        """A process is about to write the stacks of its threads: say whose they are. Does nothing here."""
+        return
+
     @abstractmethod
     def begin_close(
         self,
@@ -283,7 +288,8 @@ class ProcessesContext(PContext):
             )
             cpus = self._extras.cpus(self.nprocs)
             for rank in range(self.nprocs):
-                self._processes[rank] = self._start_one(rank, *outputs.stdio(rank), cpus[rank])
+                self._processes[rank] = process = self._start_one(rank, *outputs.stdio(rank), cpus[rank])
+                process.before_stacks = partial(self.announce_stacks, process.pid)
                 outputs.started(rank)
             from rallypoint.failures.out_of_memory import Kills
 
@@ -348,6 +354,17 @@ class ProcessesContext(PContext):
         """Send each process that runs a signal that means something to it."""
         for process in self._processes.values():
             process.pass_on(number)
+
+    def announce_stacks(self, pid: int) -> None:
+        """A process is about to write the stacks of its threads: say whose they are, there or before each line."""
+        rank = next((rank for rank, each in self._processes.items() if each.pid == pid), None)
+        if rank is None or self._outputs is None:
+            return
+        own = self.envs[rank].get("RANK")
+        name = f"{f'local rank {rank}' if own is None else f'rank {own}'} on {os.uname().nodename}"
+        path = self._outputs.log_of(rank)
+        log.warning("the stacks of %s (pid %d) %s", name, pid, f"are in {os.path.abspath(path)}" if path else "follow")
+        self._outputs.label(rank, f"[{name}] ")
 
     def _note_failures(self, exitcodes: Mapping[int, int | None]) -> None:
         """Remember who has failed by itself. The exits of those whom the ladder stops are never looked at here."""

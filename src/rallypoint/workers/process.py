@@ -14,7 +14,7 @@ import errno
 import os
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rallypoint.base.errors import RallypointError, UserError
 from rallypoint.workers.guardian.client import Guardian, GuardianLost, Started, readable
@@ -58,6 +58,8 @@ class Watched(ABC):
         """Whether it ended when its guardian was lost, who alone could have told how."""
         self.signalled = False
         """Whether it was asked to end while, as far as was known, it still ran."""
+        self.before_stacks: Callable[[], None] = lambda: None
+        """Called before it is sent SIGABRT, which has it write its stacks."""
         self._killed = False
         self._exitcode: int | None = None
 
@@ -96,6 +98,8 @@ class Watched(ABC):
         """Send the worker a signal that shall end it. Nothing happens once it has ended."""
         if self._exitcode is None:
             self.signalled = True
+            if number == signal.SIGABRT:
+                self.before_stacks()
             self._killed |= number == signal.SIGKILL
             self.pass_on(number)
 

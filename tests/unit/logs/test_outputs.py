@@ -173,6 +173,32 @@ def test_one_long_line_does_not_displace_the_lines_before_it(
     outputs.close()
 
 
+@pytest.mark.parametrize("teed", [True, False])
+def test_lines_that_come_after_a_label_begin_with_it(tmp_path: Path, out: Console, err: Console, teed: bool) -> None:
+    files = _files(tmp_path, 1)
+    dest = LogsDest(stderrs=files, tee_stderrs=files) if teed else LogsDest()
+    outputs = Outputs(dest, 1, {0: "[0]:"}, stdout=out.fd, stderr=err.fd)
+    code = """
+import os, sys
+os.write(2, b"one\\ntwo")
+open(sys.argv[1]).read()
+for byte in b"a\\n\\nb\\n":
+    os.write(2, bytes([byte]))
+"""
+    gate = tmp_path / "gate"
+    os.mkfifo(gate)
+    worker = _start(outputs, 0, code, str(gate))
+    err.wait_for(lambda got: got.endswith(b"[0]:one\n" if teed else b"two"))
+    outputs.label(0, "[rank 3 on n3] ")
+    outputs.label(0, "[rank 3 on n3] ")
+    gate.write_bytes(b"")
+    worker.wait(DEADLINE)
+    assert outputs.last_lines(0) == b"one\ntwoa\n\nb\n", "the report shows the worker's own words"
+    outputs.close()
+    first = b"[0]:one\n[rank 3 on n3] twoa\n" if teed else b"one\ntwo\n[rank 3 on n3] a\n"
+    assert err.end() == first + b"[rank 3 on n3] \n[rank 3 on n3] b\n"
+
+
 def test_redirected_streams_are_files_and_nothing_else(tmp_path: Path, out: Console, err: Console) -> None:
     threads = threading.active_count()
     dest = LogsDest(stdouts={0: str(tmp_path / "out")}, stderrs={0: str(tmp_path / "err")})
