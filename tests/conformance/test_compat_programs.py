@@ -121,7 +121,7 @@ def test_a_program(launcher: Launcher, change: Change, program: str) -> None:
     assert says(launcher, program, change) == says(launcher, program, AS_IT_IS)
 
 
-@pytest.mark.parametrize("program", ["launching", "output", "functions", "forks"])
+@pytest.mark.parametrize("program", ["launching", "output", "functions", "forks", "stores"])
 def test_a_program_that_holds_no_store(launcher: Launcher, program: str) -> None:
     assert says(launcher, program, NO_TORCH) == says(launcher, program, AS_IT_IS)
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -128,11 +129,16 @@ class TCPStore(RequestingStore):
         self.close()
 
     def __del__(self) -> None:
-        # Torch's users drop stores without closing them. Only the connection ends so: closing a server waits for its
-        # loop, and at the interpreter's end nobody may wait any more.
+        # Torch's users drop stores without closing them, and then want the port again.
         connection: socket.socket | None = getattr(self, "_connection", None)
         if connection is not None:
             connection.close()
+        server: StoreServer | None = getattr(self, "_server", None)
+        if server is None or sys.is_finalizing():  # other threads have stopped by then, some of them with locks
+            return
+        self._server = None
+        if move_out(server):
+            server.drop()
 
     def _where(self) -> str:
         return f"the store at {self._endpoint}"

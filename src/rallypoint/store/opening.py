@@ -2,8 +2,18 @@
 
 from __future__ import annotations
 
+import os
+
 from rallypoint.base.errors import UserError
+from rallypoint.base.log import get_logger
 from rallypoint.store.client import TCPStore
+from rallypoint.store.errors import StoreConnectionError
+from rallypoint.store.together import barrier
+
+log = get_logger(__name__)
+
+_ALL_ARE_IN = "_tcp_store/num_members"
+"""The prefix of torch's own keys for this barrier: some of those who come may be torch's."""
 
 
 def create_c10d_store(
@@ -21,25 +31,37 @@ def create_c10d_store(
     Args:
         is_server: whether this process serves.
         server_addr: the server's name or address.
-        server_port: the server's port; for a server, -1 or 0 lets the kernel choose (see the store's `port`).
+        server_port: the server's port; for the only one to use the store, -1 lets the kernel choose, and for a server
+            0 does (see the store's `port`).
         world_size: how many will use the store, the server's process included.
         timeout: seconds for connecting and wherever the store waits.
         wait_for_workers: return only when all have come.
         retries: accepted as torch's callers give it, and without effect: what the kernel chooses is free.
-        use_libuv: accepted as torch's callers give it, and without effect.
+        use_libuv: accepted as torch's callers give it, and without effect; `USE_LIBUV` says what the store's
+            `libuvBackend` is.
 
     Raises:
-        UserError: a client was given no port.
-        StoreConnectionError: no store answered in time, or the port cannot be listened on.
+        UserError: there is no port, and others are to come.
+        StoreConnectionError: no store answered in time, the port cannot be listened on, or a client was given none.
         StoreTimeoutError: not all came in time.
     """
+    if use_libuv is not None:
+        log.warning("use_libuv=%s has no effect; set USE_LIBUV to 0 or 1 instead", use_libuv)
+    if server_port == -1 and world_size > 1:
+        raise UserError(f"a store that {world_size} will use needs a port that they all know; give server_port")
     if not is_server and server_port <= 0:
-        raise UserError(f"server_port={server_port} is where no server can be; give a client the server's port")
-    return TCPStore(
+        raise StoreConnectionError(
+            f"server_port={server_port} is where no server can be; give a client the server's port"
+        )
+    store = TCPStore(
         server_addr,
         max(0, server_port),
         world_size=world_size,
         is_master=is_server,
         timeout=timeout,
         wait_for_workers=wait_for_workers,
+        use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
     )
+    if wait_for_workers:
+        barrier(store, world_size, _ALL_ARE_IN, barrier_timeout=timeout)
+    return store

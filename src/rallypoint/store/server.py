@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 
 _logger = get_logger(__name__)
 
+_MOMENT = 1.0
+"""Seconds that a finalizer waits until a store is closed; a millisecond unless this process is in trouble."""
+
 RETRY = 1.0
 """Seconds after which it is tried again where there were no means."""
 
@@ -51,7 +54,7 @@ class StoreThread:
         self._name = name
         self._listener = listener
         self._lines = LimitedLines(_logger, "connections that it refused")
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # a finalizer may come in between, and `drop` this or another store
         self._arrivals: deque[tuple[socket.socket, bytes]] = deque()
         self._closing = False
         self._over = False
@@ -83,14 +86,24 @@ class StoreThread:
 
         In a copy of the process that made it, it goes on where it was made, and the copy only lets go of it.
         """
+        if self._begin_to_close():
+            self._ended.wait()
+
+    def drop(self) -> None:
+        """As `close`, for a finalizer: it may have interrupted anybody, and nobody must wait for long."""
+        if self._begin_to_close() and threading.current_thread() is not self._thread:
+            self._ended.wait(_MOMENT)
+
+    def _begin_to_close(self) -> bool:
+        """Whether the end is to be waited for; in a copy of the process there is nobody who would tell of it."""
         if os.getpid() != self._process:
             self._let_go()
-            return
+            return False
         with self._lock:
             self._closing = True
             if not self._over:
                 os.eventfd_write(self._wake, 1)
-        self._ended.wait()
+        return True
 
     def _let_go(self) -> None:
         if not self._over:
@@ -189,6 +202,10 @@ class StoreServer:
     def close(self) -> None:
         """End all connections and stop listening. All is closed when this returns. Idempotent."""
         self._thread.close()
+
+    def drop(self) -> None:
+        """As `close`, for a finalizer."""
+        self._thread.drop()
 
     def __enter__(self) -> StoreServer:
         return self

@@ -7,7 +7,7 @@ import threading
 
 from rallypoint.store.server import StoreServer
 
-_lock = threading.Lock()
+_lock = threading.RLock()  # a finalizer may come in between, and `move_out` a store
 _tenants: dict[int, list[StoreServer]] = {}  # for each port its server, once for each store that uses it
 
 
@@ -18,7 +18,8 @@ def move_in(port: int) -> StoreServer:
         OSError: the port is taken by somebody else.
     """
     with _lock:
-        server = _tenants[port][0] if port in _tenants else StoreServer(port=port)
+        homes = _tenants.get(port)
+        server = homes[0] if homes else StoreServer(port=port)
         _tenants.setdefault(server.port, []).append(server)
         return server
 
@@ -39,7 +40,7 @@ def move_out(server: StoreServer) -> bool:
 def _begin_anew() -> None:
     """In a copy of this process nobody serves; what listens is the original's."""
     global _lock
-    _lock = threading.Lock()
+    _lock = threading.RLock()
     _tenants.clear()
 
 

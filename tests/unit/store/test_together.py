@@ -9,7 +9,7 @@ from datetime import timedelta
 import pytest
 
 from rallypoint.base.errors import UserError
-from rallypoint.store.errors import StoreError, StoreTimeoutError
+from rallypoint.store.errors import StoreConnectionError, StoreError, StoreTimeoutError
 from rallypoint.store.hashstore import HashStore
 from rallypoint.store.opening import create_c10d_store
 from rallypoint.store.together import barrier, get_all, store_timeout, synchronize
@@ -102,8 +102,10 @@ def test_not_more_than_sixteen_are_named() -> None:
 
 
 def test_a_store_with_its_server_in_one_call() -> None:
-    with pytest.raises(UserError, match="server_port=-1 is where no server can be"):
+    with pytest.raises(StoreConnectionError, match="server_port=-1 is where no server can be"):
         create_c10d_store(False, "localhost")
+    with pytest.raises(UserError, match="give server_port"):
+        create_c10d_store(True, "localhost", world_size=2)
     server = create_c10d_store(True, "localhost", timeout=PATIENCE, wait_for_workers=False)
     client = create_c10d_store(False, "localhost", server.port, timeout=PATIENCE)
     client.set("k", "v")

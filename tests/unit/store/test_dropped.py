@@ -1,0 +1,100 @@
+"""Stores that nobody holds any more, and processes that end with open ones."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+import threading
+
+import pytest
+
+from rallypoint.base.endpoint import free_port
+from rallypoint.store.client import TCPStore
+from rallypoint.store.errors import StoreConnectionError
+from rallypoint.store.server import StoreServer
+
+
+def test_a_dropped_store_leaves_its_port() -> None:
+    port = free_port()
+    for _ in range(3):
+        store = TCPStore("localhost", port, is_master=True)
+        store.set("key", "value")
+        del store
+
+
+def test_a_store_that_is_dropped_in_a_circle_leaves_its_port() -> None:
+    port = free_port()
+    for _ in range(3):
+        store = TCPStore("localhost", port, is_master=True)
+        vars(store)["itself"] = store
+        del store
+        gc.collect()
+
+
+def test_a_shared_server_lives_as_long_as_one_store() -> None:
+    first = TCPStore("localhost", 0, is_master=True, multi_tenant=True)
+    port = first.port
+    second = TCPStore("localhost", port, is_master=True, multi_tenant=True)
+    del first
+    second.set("key", "value")
+    del second
+    with pytest.raises(StoreConnectionError, match="within"):
+        TCPStore("localhost", port, timeout=0.1)
+
+
+def test_a_clone_holds_no_server() -> None:
+    store = TCPStore("localhost", 0, is_master=True)
+    clone = store.clone()
+    del store
+    with pytest.raises(StoreConnectionError):
+        clone.get("key")
+    clone.close()
+
+
+def test_a_store_that_could_not_be_made_is_dropped_in_peace() -> None:
+    taken = StoreServer()
+    with pytest.raises(StoreConnectionError):
+        TCPStore("localhost", taken.port, is_master=True)
+    gc.collect()
+    taken.close()
+
+
+def test_many_threads_drop_stores_of_one_server() -> None:
+    first = TCPStore("localhost", 0, is_master=True, multi_tenant=True)
+
+    def use() -> None:
+        for _ in range(20):
+            TCPStore("localhost", first.port, is_master=True, multi_tenant=True).add("count", 1)
+
+    threads = [threading.Thread(target=use) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert first.add("count", 0) == 80
+    first.close()
+
+
+OPEN = {
+    "a store": "kept = TCPStore('localhost', 0, is_master=True); kept.set('key', 'value')",
+    "a rendezvous": "kept = rendezvous(); kept.next_rendezvous().store.set('key', 'value')",
+    "a health check": "kept = HealthCheckServer(float, 0, 60); kept.start()",
+}
+_IMPORTS = """
+import gc
+from rallypoint.health.check import HealthCheckServer
+from rallypoint.rendezvous.params import RendezvousParameters
+from rallypoint.rendezvous.registry import get_rendezvous_handler
+from rallypoint.store.client import TCPStore
+def rendezvous():
+    return get_rendezvous_handler(RendezvousParameters("c10d", "localhost:0", "job", 1, 1))
+"""
+
+
+@pytest.mark.parametrize("end", ["", "del kept; gc.collect()"], ids=["kept", "dropped"])
+@pytest.mark.parametrize("what", OPEN.values(), ids=OPEN)
+def test_a_process_that_ends_with_something_open_says_nothing(what: str, end: str) -> None:
+    program = "\n".join([_IMPORTS, what, end])
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert ended.stderr == ""
