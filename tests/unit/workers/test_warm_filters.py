@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import sys
 import types
 from pathlib import Path
 
@@ -134,14 +133,40 @@ def test_a_loop_has_not_read_each_variable(tmp_path: Path, monkeypatch: pytest.M
     assert recorded(tmp_path, text).read == {}
 
 
-def test_known_readers_do_what_is_said_of_them() -> None:
-    """All that are known are here, as what torch needs; their code is what it was when they were looked at."""
-    assert set(KNOWN) == {("fsspec.config", "set_conf_env")}
-    for name in [each for each in sys.modules if each.startswith("fsspec")]:
-        del sys.modules[name]
-    with Recording(("RANK",), lambda where, what: pytest.fail(f"{where} {what}")) as recording:
-        config = importlib.import_module("fsspec.config")
+KNOWN_READERS = {
+    ("fsspec.config", "set_conf_env"): "read({})",
+    ("subprocess", "_execute_child"): "import os; module.Popen(['true'], env=os.environ).wait()",
+    ("ctypes.util", "_findLib_gcc"): "read('of_no_such_name')",
+    ("uuid", "_get_command_stdout"): "read('true', '')",
+    ("urllib.request", "getproxies_environment"): "read()",
+}
+
+
+def test_each_known_reader_is_called_here() -> None:
+    assert KNOWN_READERS.keys() == KNOWN.keys()
+
+
+@pytest.mark.parametrize("reader", KNOWN_READERS, ids=".".join)
+def test_known_readers(reader: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their names are what they were when they were looked at; without the table they would be refused."""
+    for program in ("gcc", "true"):
+        (tmp_path / program).write_text("#!/bin/sh\n")
+        (tmp_path / program).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    module = importlib.import_module(reader[0])
+    scope = {"module": module, "read": getattr(module, reader[1], None)}
+    with Recording((), lambda where, what: pytest.fail(f"{where} {what}")) as recording:
+        exec(KNOWN_READERS[reader], scope)
+    assert set(recording.beginnings) == set(KNOWN[reader])
+    monkeypatch.delitem(KNOWN, reader)
+    refused: list[str] = []
+    with Recording((), lambda where, what: refused.append(what)):
+        exec(KNOWN_READERS[reader], scope)
+    assert set(refused) == {"copies all environment variables"}
+
+
+def test_what_fsspec_keeps() -> None:
     kept: dict[str, object] = {}
-    config.set_conf_env(kept, {"FSSPEC_A": '{"a": 1}', "FSSPEC_B_C": "x", "RANK": "1", "OTHER": "{}"})
+    read = importlib.import_module("fsspec.config").set_conf_env
+    read(kept, {"FSSPEC_A": '{"a": 1}', "FSSPEC_B_C": "x", "RANK": "1", "OTHER": "{}"})
     assert kept == {"a": {"a": 1}, "b": {"c": "x"}}
-    assert "FSSPEC" in recording.beginnings

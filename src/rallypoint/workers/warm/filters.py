@@ -26,9 +26,15 @@ if TYPE_CHECKING:
     Loop = _ast.For | _ast.ListComp | _ast.SetComp | _ast.DictComp | _ast.GeneratorExp
     Range = tuple[int | None, int | None, int | None, int | None]
 
-KNOWN = {
+KNOWN: dict[tuple[str, str], tuple[str, ...]] = {
     # It copies all into a dictionary of its own, which it drops after a loop with this test.
     ("fsspec.config", "set_conf_env"): ("FSSPEC",),
+    # They hand all on to a program that they run, as it would inherit them.
+    ("subprocess", "_execute_child"): (),
+    ("ctypes.util", "_findLib_gcc"): (),
+    ("uuid", "_get_command_stdout"): (),
+    # It keeps what ends with `_proxy`, as nothing does that workers have of their own.
+    ("urllib.request", "getproxies_environment"): (),
 }
 """Module and function of a reader, and how the names begin of which alone it keeps something."""
 
@@ -51,7 +57,7 @@ def kept(frame: FrameType) -> tuple[str, ...] | None:
         the beginnings; None if it may keep any variable.
     """
     known = KNOWN.get((frame.f_globals.get("__name__", ""), frame.f_code.co_name))
-    return known or _filtered(frame)
+    return _filtered(frame) if known is None else known
 
 
 def _filtered(frame: FrameType) -> tuple[str, ...] | None:
