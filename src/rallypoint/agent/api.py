@@ -341,6 +341,8 @@ class SimpleElasticAgent(ElasticAgent):
         spec = worker_group.spec
         placement = self._placement = self._placed() if self._driven else self._meet()
         self._membership.take_up(placement)
+        if placement.max_restarts >= 0:  # the first node's value is the job's
+            spec.max_restarts = placement.max_restarts
         self._telling.met()
         info = self._membership.info(placement)
         worker_group.store = None

@@ -24,6 +24,7 @@ from rallypoint.failures.cause import UNLIMITED, Cause
 from rallypoint.rendezvous.elastic import notices
 from rallypoint.rendezvous.errors import error_of
 from rallypoint.rendezvous.messages import (
+    Differs,
     JobEnded,
     LinkDown,
     LinkLost,
@@ -126,7 +127,8 @@ class Asking:
     # Inside
 
     def _join(self) -> None:
-        self._membership.join(self._spec.role, self._spec.local_world_size)
+        spec = self._spec
+        self._membership.join(spec.role, spec.local_world_size, spec.max_restarts, spec.get_program_name())
 
     def _heed(self, notice: Notice) -> None:
         """Do what a notice means to somebody who waits for a round."""
@@ -141,6 +143,9 @@ class Asking:
                 self._join()
             case LinkDown(detail=detail):
                 log.warning("%s", detail)
+            case Differs(differences=differences):
+                for each in differences:
+                    log.warning("%s; give all nodes of a job the same", each.told("this node"))
             case Waiting(text=text, loud=loud):
                 (log.warning if loud else log.info)("%s", text)
             case _:

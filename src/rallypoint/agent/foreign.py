@@ -69,8 +69,8 @@ class ForeignMembership:
         """Hand every notice to `deliver`; None ends that."""
         self._deliver = deliver
 
-    def join(self, role: str, local_world_size: int) -> None:
-        """Ask for a place in the next round."""
+    def join(self, role: str, local_world_size: int, max_restarts: int = -1, program: str = "") -> None:
+        """Ask for a place in the next round. Such a handler cannot carry what the node was started with."""
         self._do(lambda: self._meet(role, local_world_size))
 
     def take_up(self, placement: Placement) -> None:

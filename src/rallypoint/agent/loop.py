@@ -276,7 +276,7 @@ class AgentLoop:
         self._crew.group.joined_at = self._clock.monotonic()
         self._ask_at = self._crew.group.joined_at + self._ask_every
         log.info("[%s] Rendezvous'ing worker group", spec.role)
-        self._membership.join(spec.role, spec.local_world_size)
+        self._membership.join(spec.role, spec.local_world_size, spec.max_restarts, spec.get_program_name())
 
     def _do_start(self, step: Start) -> None:
         self._last = self._held = None

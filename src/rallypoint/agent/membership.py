@@ -20,7 +20,7 @@ class Membership(Protocol):
         """Hand every notice to `deliver`."""
         ...
 
-    def join(self, role: str, local_world_size: int) -> None:
+    def join(self, role: str, local_world_size: int, max_restarts: int = -1, program: str = "") -> None:
         """Ask for a place in the next round."""
         ...
 

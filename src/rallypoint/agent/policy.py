@@ -72,6 +72,7 @@ from rallypoint.base.signals import endings_by
 from rallypoint.failures.cause import Cause
 from rallypoint.notices import PREEMPTION, SCALE
 from rallypoint.rendezvous.messages import (
+    Differs,
     JobEnded,
     JoinRefused,
     Left,
@@ -413,6 +414,11 @@ def _on_waiting_in_words(status: Status, event: Waiting) -> Decision:
     return status, (Tell(event.text, loud=event.loud),)
 
 
+def _on_differs(status: Status, event: Differs) -> Decision:
+    told = (f"{each.told('this node')}; give all nodes of a job the same" for each in event.differences)
+    return status, tuple(Tell(each, loud=True) for each in told)
+
+
 _RULES: dict[type, Callable[..., Decision]] = {
     Placed: _on_placed,
     WorkersStopped: _on_workers_stopped,
@@ -430,6 +436,7 @@ _RULES: dict[type, Callable[..., Decision]] = {
     SignalArrived: _on_signal,
     LinkDown: _on_link_down,
     LinkUp: _on_link_up,
+    Differs: _on_differs,
     Waiting: _on_waiting_in_words,
 }
 """Events that are not named here change nothing."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.errors import UserError
+from rallypoint.base.log import printable
 from rallypoint.failures.cause import NO_RESTARTS, Cause, Restarts
 from rallypoint.rendezvous.handler import RendezvousHandler
 
@@ -104,6 +105,20 @@ class WorkerSpec:
         if isinstance(self.entrypoint, str):
             return os.path.basename(self.entrypoint)
         return str(getattr(self.entrypoint, "__qualname__", self.entrypoint))
+
+    def get_program_name(self) -> str:
+        """As `get_entrypoint_name`, but of an interpreter its script or module; may stand in a line of text."""
+        assert self.entrypoint is not None
+        return printable(os.path.basename(program_name(self.entrypoint, self.args)))
+
+
+def program_name(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -> str:
+    """What a person calls the entry point: the script or module of an interpreter, else the program or function."""
+    if not isinstance(entrypoint, str):
+        return str(getattr(entrypoint, "__qualname__", entrypoint))
+    if not os.path.basename(entrypoint).startswith("python"):
+        return entrypoint
+    return next((str(each) for each in args if not str(each).startswith("-")), entrypoint)
 
 
 @dataclass

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from rallypoint.agent.handled import SIGNALS_VARIABLE
 from rallypoint.agent.local import LocalElasticAgent
-from rallypoint.agent.spec import RunResult, WorkerSpec
+from rallypoint.agent.spec import RunResult, WorkerSpec, program_name
 from rallypoint.base.errors import NodeLeft, UserError
 from rallypoint.base.log import get_logger
 from rallypoint.base.secrets import take_from_environment
@@ -73,7 +73,7 @@ def launch_agent(
     if entrypoint is None:
         raise UserError("there is nothing to launch: the entry point is None; give a program or a function")
     run_id = config.run_id or _random_run_id()
-    log.info("launching:\n%s", describe(config, _name(entrypoint, args)))
+    log.info("launching:\n%s", describe(config, program_name(entrypoint, args)))
     os.environ[SIGNALS_VARIABLE] = config.signals_to_handle
     take_from_environment()
     assert config.logs_specs is not None
@@ -81,7 +81,7 @@ def launch_agent(
     with deaf_at_the_end(), _known_to_neighbors(parameters):
         try:
             agent = _agent(config, entrypoint, args, parameters, health_check_server)
-            return _run(agent, config.role, _name(entrypoint, args))
+            return _run(agent, config.role, program_name(entrypoint, args))
         finally:
             config.logs_specs.tidy()
 
@@ -181,12 +181,3 @@ def _random_run_id() -> str:
     run_id = str(SystemRandom().randrange(10**9))
     log.warning("the config has no run_id; this agent goes by %s, which no other agent will share", run_id)
     return run_id
-
-
-def _name(entrypoint: Callable[..., Any] | str, args: list[Any]) -> str:
-    """What a person calls the entry point: the script or module of an interpreter, else the program or function."""
-    if not isinstance(entrypoint, str):
-        return str(getattr(entrypoint, "__qualname__", entrypoint))
-    if not os.path.basename(entrypoint).startswith("python"):
-        return entrypoint
-    return next((str(each) for each in args if not str(each).startswith("-")), entrypoint)

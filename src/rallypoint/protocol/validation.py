@@ -40,6 +40,7 @@ _NUMBERS: Mapping[str, Range] = {
     "group_rank": Range(-1, MOST_NODES - 1),
     "control_rank": Range(-1, MOST_NODES - 1),
     "group_world_size": Range(0, MOST_NODES),
+    "max_restarts": Range(-1, 2**31),
     "min_nodes": Range(1, MOST_NODES),
     "max_nodes": Range(1, MOST_NODES),
     "round": Range(-1, _ROUNDS),

@@ -32,6 +32,7 @@ from rallypoint.rendezvous.core import Sight, hold_ends, last_call_decides, need
 from rallypoint.rendezvous.liveness import Liveness
 from rallypoint.rendezvous.messages import (
     Beat,
+    Differs,
     Holding,
     Inquire,
     JoinRequest,
@@ -47,7 +48,7 @@ from rallypoint.rendezvous.operations import Close, Drain, Exit, Fail, Join, Ope
 from rallypoint.rendezvous.placement import placements, progress, standing
 from rallypoint.rendezvous.recovery import end_of, news, passed_over, patience, recovered, seated_before
 from rallypoint.rendezvous.roster import Roster, Session
-from rallypoint.rendezvous.state import NodeId, Reason, Settings, State, known_to, waiting_alike
+from rallypoint.rendezvous.state import Member, NodeId, Reason, Settings, State, known_to, name_of, waiting_alike
 from rallypoint.rendezvous.stepping import Ran, refusal, run
 from rallypoint.rendezvous.tidings import farewell, newly_complete, nodes_waiting, preempted_by, preemption, round_end
 
@@ -203,9 +204,10 @@ class Arbiter:
 
     # Requests.
 
-    def _on_join(self, _session: int, speaker: Session, request: JoinRequest, now: float) -> None:
+    def _on_join(self, session: int, speaker: Session, request: JoinRequest, now: float) -> None:
         member = request.member
         speaker.says_join_again = False
+        self._compare(session, speaker, member)
         if speaker.skips_join:
             speaker.skips_join = False
             return
@@ -213,6 +215,19 @@ class Arbiter:
             member = member._replace(address=speaker.address)
         asked = Join(member, now + request.timeout, now - request.waited, self.state.abandoned.number)
         self._start_join(speaker.node, asked, now)
+
+    def _compare(self, session: int, speaker: Session, member: Member) -> None:
+        """Tell a node once if it was started in another way than the job."""
+        own, job, state = speaker.settings, self.settings, self.state
+        alike = state.max_restarts in (-1, member.max_restarts)
+        if alike and own in (None, job) and state.programs.get(member.role, member.program) == member.program:
+            return
+        from rallypoint.rendezvous.differences import differences
+
+        found = tuple(each for each in differences(member, own, state, job) if each not in speaker.differs)
+        if found:
+            speaker.differs += found
+            self._sends.append((session, Differs(name_of(state, speaker.node), found)))
 
     def _on_leave(self, session: int, speaker: Session, request: Leave, now: float) -> None:
         self._pending.pop(speaker.node, None)

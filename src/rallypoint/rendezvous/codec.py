@@ -40,6 +40,7 @@ _TYPES: tuple[type, ...] = (
     messages.Holding,
     messages.Preempted,
     messages.Left,
+    messages.Differs,
 )
 _TAG = {kind: tag for tag, kind in enumerate(_TYPES)}
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])

@@ -233,17 +233,6 @@ class ControlConnection(asyncio.Protocol):
         )
         self._hub = hub
         self._say(Welcome(name, hub.settings.lease, hub.incarnation, self._server.jobs.job is not None))
-        ours, theirs = hub.settings, hello.settings
-        if (ours.min_nodes, ours.max_nodes) != (theirs.min_nodes, theirs.max_nodes):
-            log.warning(
-                "node %s was started for %d to %d nodes, the job for %d to %d, which holds; "
-                "give all nodes of a job the same --nnodes",
-                name,
-                theirs.min_nodes,
-                theirs.max_nodes,
-                ours.min_nodes,
-                ours.max_nodes,
-            )
 
     def _on_beat(self, hub: Hub) -> None:
         if not hub.beat(self._session):

@@ -18,6 +18,7 @@ from rallypoint.rendezvous.state import (
     Abandoned,
     Gone,
     Ledger,
+    Member,
     NodeId,
     Outcome,
     Participant,
@@ -40,6 +41,8 @@ V = TypeVar("V")
 
 _MOST_GONE = 4
 """How many of those who are gone are kept in mind."""
+_MOST_ROLES = 16
+"""Of how many roles it is known what they run."""
 
 
 def apply(action: Action, state: State, node: NodeId, settings: Settings) -> State:
@@ -61,16 +64,25 @@ def _add_to_participants(action: Action, state: State, node: NodeId, settings: S
     assert action.member is not None
     entered = Participant(action.member, former=state.former.get(node))
     others = state.participants or state.former or state.wait_list
+    budget = state.max_restarts if others or state.round else -1  # who begins anew is not held to what others said
     participants = {**state.participants, node: entered}
     after = state._replace(
         participants=participants,
         wait_list=_without(state.wait_list, node),
         former=_without(state.former, node),
         gone=_replaced(state.gone, node) if others and entered.former is None else state.gone if others else (),
+        max_restarts=action.member.max_restarts if budget < 0 else budget,
+        programs=_with_program(state.programs if others or state.round else {}, action.member),
     )
     if len(participants) == settings.min_nodes:
         after = after._replace(last_call=state.last_calls + 1, last_calls=state.last_calls + 1)
     return _complete(after, settings) if len(participants) == settings.max_nodes and not state.hold else after
+
+
+def _with_program(programs: Mapping[str, str], member: Member) -> Mapping[str, str]:
+    if not member.program or member.role in programs or len(programs) >= _MOST_ROLES:
+        return programs
+    return {**programs, member.role: member.program}
 
 
 def _add_to_wait_list(action: Action, state: State, node: NodeId, _settings: Settings) -> State:

@@ -21,6 +21,7 @@ from rallypoint.rendezvous.errors import RendezvousConnectionError, RendezvousSt
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from rallypoint.rendezvous.link import Deliver, Link
 from rallypoint.rendezvous.messages import (
+    Differs,
     Inquire,
     JobEnded,
     JoinRefused,
@@ -182,6 +183,9 @@ class ElasticHandler(RendezvousHandler):
                 return self.info(notice.placement)
             if isinstance(notice, Waiting):
                 (log.warning if notice.loud else log.info)("%s", notice.text)
+            if isinstance(notice, Differs):
+                for each in notice.differences:
+                    log.warning("%s; give all nodes of a job the same", each.told("this node"))
             if self._join_used_up:
                 self.join("default", 1)
             error = error_of(notice)
@@ -208,8 +212,10 @@ class ElasticHandler(RendezvousHandler):
         """From now on hand every notice to `deliver`, from whatever thread it comes; None ends that."""
         self._listener = deliver
 
-    def join(self, role: str, local_world_size: int) -> None:
+    def join(self, role: str, local_world_size: int, max_restarts: int = -1, program: str = "") -> None:
         """Ask for a place in the next round; the answer is a `Placed` or `JoinRefused` notice.
+
+        What the node was started with goes along (see `Member`), so that people hear of it if nodes differ.
 
         A worker store of this node listens before the request goes out, should the node become group rank 0. A round
         that came and went before it was taken up may have used what was prepared for it, and so may one that was
@@ -221,7 +227,7 @@ class ElasticHandler(RendezvousHandler):
             self._stores.discard()
         self._telling.joins()
         address, port = self._stores.prepare()
-        member = Member(role, local_world_size, address, port, self._rank_hint)
+        member = Member(role, local_world_size, address, port, self._rank_hint, max_restarts, program)
         try:
             self._send(JoinRequest(member, self._settings.join_timeout))
         except RallypointError as error:

@@ -158,7 +158,7 @@ def _holding(held: Held, member: Member, incarnation: str, node: NodeId) -> Hold
     return Holding(
         incarnation,
         node,
-        member,
+        member._replace(max_restarts=place.max_restarts),
         round=place.round,
         origin=place.origin,
         group_rank=place.group_rank,

@@ -15,7 +15,8 @@ import itertools
 import math
 import os
 import threading
-from collections import deque
+import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -25,10 +26,13 @@ from rallypoint.base.log import get_logger
 from rallypoint.rendezvous.arbiter import Arbiter, Send
 from rallypoint.rendezvous.handshake import Hello
 from rallypoint.rendezvous.link import Deliver
-from rallypoint.rendezvous.messages import Beat, Notice, Request
+from rallypoint.rendezvous.messages import Beat, Difference, Differs, JoinRefused, Notice, Progress, Request
 from rallypoint.rendezvous.state import NodeId, Reason, Settings, State
 
 log = get_logger(__name__)
+
+_TOLD_OF = 4
+"""Of how many nodes that differ from the job in one thing people here are told, and in how many values of each."""
 
 _PAUSE = 5.0
 """Seconds until a tick that went wrong is tried again."""
@@ -71,6 +75,7 @@ class Hub:
         former: Former | None = None,
         memory: Memory | None = None,
         learns_settings: bool = False,
+        narrates: bool = False,
     ) -> None:
         """Begin a job.
 
@@ -80,6 +85,7 @@ class Hub:
             former: the arbiter that this one succeeds, if there was one; perhaps only to say how its job has ended.
             memory: where to keep the state before anybody is told of it.
             learns_settings: see `Arbiter`.
+            narrates: whether the log here tells what one of the waiting nodes tells of the rendezvous.
         """
         incarnation = os.urandom(8).hex() if former is None else former.incarnation
         self._arbiter = Arbiter(settings, incarnation, learns_settings=learns_settings)
@@ -87,6 +93,8 @@ class Hub:
             self._arbiter.take_over(former.state, clock.monotonic())
         self._clock = clock
         self._memory = memory
+        self._narrates = narrates
+        self._differing: Counter[Difference] = Counter()
         self._number = 0
         """Of the newest state; each has its own."""
         self._numbered = self._arbiter.state
@@ -286,9 +294,31 @@ class Hub:
         return bool(self._outbox) and self._outbox[0].number <= self._kept
 
     def _tell(self, session: int, notice: Notice) -> None:
+        if isinstance(notice, Differs):
+            self._mention(notice)
+        elif self._narrates and isinstance(notice, Progress | JoinRefused):
+            self._narrate(notice)
         deliver = self._deliver.get(session)
         if deliver is not None and not self._protected(partial(deliver, notice)):
             self._protected(self._hang_up.get(session, do_nothing))
+
+    def _mention(self, notice: Differs) -> None:
+        """Tell people on our side, too, that nodes differ; not of each that differs as others do."""
+        for each in notice.differences:
+            self._differing[each] += 1
+            if self._differing[each] <= _TOLD_OF and len(self._differing) <= _TOLD_OF**2:
+                sentence = each.told(notice.node)
+                log.warning("job %r: %s; give all nodes of a job the same", self.settings.run_id, sentence)
+
+    def _narrate(self, notice: Progress | JoinRefused) -> None:
+        from rallypoint.rendezvous.wording import Subject, given_up, in_progress
+
+        subject = Subject(self.settings.run_id, "")
+        if isinstance(notice, Progress):
+            if notice.tells:
+                log.warning("%s", in_progress(subject, notice, time.time()))
+        elif notice.progress is not None and notice.progress.tells:
+            log.warning("%s", given_up(subject, notice.progress, time.time()))
 
     def _protected(self, call: Callable[[], None]) -> bool:
         """Call what belongs to one session; returns whether that went well."""

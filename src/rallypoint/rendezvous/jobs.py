@@ -132,7 +132,7 @@ class ManyJobs:
         if len(self._jobs) >= MOST_JOBS:
             raise HandshakeError(f"this control plane has {MOST_JOBS} jobs already; start another one")
         job = self._jobs[hello.job] = self._watched(
-            Hub(hello.settings._replace(run_id=hello.job), self._clock, learns_settings=True)
+            Hub(hello.settings._replace(run_id=hello.job), self._clock, learns_settings=True, narrates=True)
         )
         job.forgotten_at = self._clock.monotonic() + _KEPT
         self._reckon(job)

@@ -68,7 +68,8 @@ Request = JoinRequest | Leave | Fail | Succeed | Drain | Preempt | Close | Beat 
 class Placement(NamedTuple):
     """A node's own place in a complete round, and all that its workers need to know.
 
-    `restarts` is the number of restarts that the job has used so far, `control_rank` the group rank of the node whose
+    `restarts` is the number of restarts that the job has used so far, `max_restarts` how many it may use (-1 if nobody
+    has said), `control_rank` the group rank of the node whose
     agent hosts the control plane, -1 if none does. `origin` is the incarnation of the arbiter that has completed the
     round; together with its number it names the round for good.
     """
@@ -82,6 +83,7 @@ class Placement(NamedTuple):
     restarts: int
     control_rank: int = -1
     origin: str = ""
+    max_restarts: int = -1
 
 
 class Placed(NamedTuple):
@@ -125,6 +127,30 @@ class Refusal(StrEnum):
     TIMEOUT = "timeout"
     RANK_TAKEN = "rank taken"
     SPARE_NOT_NEEDED = "spare not needed"
+
+
+class Difference(NamedTuple):
+    """Something that a node was started with in another way than the job: what it is, and both values.
+
+    `holds` says whether the job's value is the one that counts.
+    """
+
+    what: str
+    own: str
+    job: str
+    holds: bool = True
+
+    def told(self, who: str) -> str:
+        """A sentence for people about `who`."""
+        holds = ", which holds" if self.holds else ""
+        return f"{who} was started with {self.what}{self.own}, the job with {self.what}{self.job}{holds}"
+
+
+class Differs(NamedTuple):
+    """You, who are called `node`, were started in another way than the job; it is told to people on both sides."""
+
+    node: str
+    differences: tuple[Difference, ...]
 
 
 class Missed(NamedTuple):
@@ -225,6 +251,7 @@ Notice = (
     | Progress
     | Waiting
     | Left
+    | Differs
     | Beat
     | LinkDown
     | LinkUp

@@ -22,6 +22,7 @@ def placements(state: State) -> dict[NodeId, Placement]:
             store_address=host.address,
             store_port=host.store_port,
             restarts=state.restarts,
+            max_restarts=state.max_restarts,
         )
         for (node, each), own in zip(in_order, ranks, strict=True)
     }

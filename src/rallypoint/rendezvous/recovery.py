@@ -43,6 +43,7 @@ def recovered(state: State, node: NodeId, holding: Holding, settings: Settings) 
         return state
     state = state._replace(
         ledger=state.ledger._replace(failures=max(state.ledger.failures, holding.failures)),
+        max_restarts=holding.member.max_restarts if state.max_restarts < 0 else state.max_restarts,
     )
     if holding.round > state.round or (holding.round == state.round and not state.complete):
         return _adopted(state, node, holding, settings)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 
 from rallypoint.base.endpoint import is_loopback
 from rallypoint.rendezvous.liveness import Liveness
+from rallypoint.rendezvous.messages import Difference
 from rallypoint.rendezvous.state import NodeId, Settings
 
 
@@ -35,6 +36,8 @@ class Session:
     """Whether the node has said at the beginning of the session that it waits for a place, and has not asked yet."""
     skips_join: bool = False
     """Whether the join that it says next was overtaken by what it has just been told."""
+    differs: tuple[Difference, ...] = ()
+    """How the node was started in another way than the job, as it has been told."""
 
 
 class Roster:

@@ -25,6 +25,7 @@ from rallypoint.rendezvous.errors import RendezvousConnectionError, RendezvousEr
 from rallypoint.rendezvous.link import Deliver
 from rallypoint.rendezvous.messages import (
     Beat,
+    Differs,
     Holding,
     Inquire,
     JoinRequest,
@@ -37,7 +38,7 @@ from rallypoint.rendezvous.messages import (
 from rallypoint.rendezvous.observer import Observer
 from rallypoint.rendezvous.operations import Exit, Join, KeepAlive, Operation
 from rallypoint.rendezvous.placement import progress, standing
-from rallypoint.rendezvous.state import NodeId, Reason, Settings, State, name_of, waiting_alike
+from rallypoint.rendezvous.state import Member, NodeId, Reason, Settings, State, known_to, name_of, waiting_alike
 from rallypoint.rendezvous.state_codec import decode_state, encode_state
 from rallypoint.rendezvous.stepping import Ran, refusal, run
 from rallypoint.rendezvous.tidings import missed_round, tidings
@@ -169,6 +170,7 @@ class SharedStateLink:
                 address = member.address or self._address
                 now = self._clock.monotonic()
                 member = member._replace(address=address)
+                self._compare(member)
                 self._pending = Join(member, now + timeout, now - waited, self._state.abandoned.number)
             case Leave(asks=asks):
                 self._pending = None
@@ -185,6 +187,14 @@ class SharedStateLink:
         self._go_on_joining()
         if self._beat_at is not None and self._state.knows(self._node):
             self._step(self._node, KeepAlive())
+
+    def _compare(self, member: Member) -> None:
+        """Tell people if this node was started in another way than the job, as far as the state shows that."""
+        from rallypoint.rendezvous.differences import differences
+
+        found = differences(member, None, self._state, self._settings) if known_to(self._state) else ()
+        if found:
+            self._deliver_if_open(Differs(name_of(self._state, self._node), found))
 
     def _progress(self) -> Progress:
         state, now = self._state, self._clock.monotonic()

@@ -42,7 +42,8 @@ class Member(NamedTuple):
     """All that others need of a node, brought along when it joins, so that nothing is exchanged afterwards.
 
     `address` and `store_port` say where the worker store of this node listens, should it become group rank 0;
-    `rank_hint` is the group rank that it asks for.
+    `rank_hint` is the group rank that it asks for. `max_restarts` and `program` are what it was started with, -1 and
+    empty if that is not said: of the first comes the job's number, and others are warned if theirs are not the same.
     """
 
     role: str
@@ -50,6 +51,8 @@ class Member(NamedTuple):
     address: str
     store_port: int
     rank_hint: int | None = None
+    max_restarts: int = -1
+    program: str = ""
 
 
 class Participant(NamedTuple):
@@ -200,6 +203,10 @@ class State(NamedTuple):
     gone: tuple[Gone, ...] = ()
     """Who has gone since the last round was complete, without another in its place: the first few."""
     abandoned: Abandoned = Abandoned()
+    max_restarts: int = -1
+    """How many failures the job survives, as its first node was started; -1 if that was not said."""
+    programs: Mapping[str, str] = {}
+    """What the first node of each role runs, for the first few roles."""
 
     def knows(self, node: NodeId) -> bool:
         """Whether the node stands in any list."""

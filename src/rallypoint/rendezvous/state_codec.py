@@ -22,7 +22,7 @@ from rallypoint.rendezvous.state import (
     known_to,
 )
 
-_VERSION = b"rallypoint-state-4:"
+_VERSION = b"rallypoint-state-5:"
 _MAX_STATE = 8 * 1024 * 1024
 _MAX_NAME = 255
 
@@ -54,6 +54,8 @@ class _Blob:
     verdict: Verdict | None
     gone: tuple[Gone, ...]
     abandoned: Abandoned
+    max_restarts: int
+    programs: list[tuple[str, str]]
 
 
 _decoder = msgspec.msgpack.Decoder(_Blob)
@@ -85,6 +87,8 @@ def encode_state(state: State) -> bytes:
         state.verdict,
         state.gone,
         state.abandoned,
+        state.max_restarts,
+        sorted(state.programs.items()),
     )
     return _VERSION + msgspec.msgpack.encode(blob)
 
@@ -132,6 +136,8 @@ def decode_state(data: bytes) -> State:
         blob.verdict,
         blob.gone,
         blob.abandoned,
+        blob.max_restarts,
+        dict(blob.programs),
     )
     if not all(_may_be_shown(each) for each in known_to(state)):
         raise RendezvousStateError("the shared rendezvous state names nodes by what is no text; use another --rdzv-id")

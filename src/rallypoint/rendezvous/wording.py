@@ -60,8 +60,9 @@ def _how_far(progress: Progress, *, past: bool = False) -> str:
         return f"round {progress.round} runs with {_nodes(joined)}{names}; this node waits for the next round"
     one, many = ("was", "were") if past else ("is", "are")
     fixed = progress.min_nodes == progress.max_nodes
-    bounds = f"{progress.min_nodes}" if fixed else f"{progress.min_nodes} to {progress.max_nodes}"
     short = progress.min_nodes - joined
+    bounds = f"{progress.min_nodes}" if fixed else f"{progress.min_nodes} to {progress.max_nodes}"
+    bounds = bounds if short > 0 or fixed else f"up to {progress.max_nodes}"
     missing = f", {short} {one if short == 1 else many} missing" if short > 0 else ""
     awaited = in_words([printable(each) for each in progress.awaited])
     if awaited:  # all that are missing, if the number is fixed and nobody has gone for good

@@ -21,8 +21,8 @@ from rallypoint.rendezvous.client import TcpLink
 from rallypoint.rendezvous.handshake import ClientHandshake, HandshakeError, Proof
 from rallypoint.rendezvous.hub import Hub, LocalLink
 from rallypoint.rendezvous.jobs import ManyJobs
-from rallypoint.rendezvous.messages import Inquire as InquireRequest
 from rallypoint.rendezvous.messages import (
+    Differs,
     JobEnded,
     JoinRefused,
     JoinRequest,
@@ -35,6 +35,7 @@ from rallypoint.rendezvous.messages import (
     Refusal,
     RoundEnded,
 )
+from rallypoint.rendezvous.messages import Inquire as InquireRequest
 from rallypoint.rendezvous.operations import Close, Fail, Succeed
 from rallypoint.rendezvous.server import ControlServer
 from rallypoint.rendezvous.state import Member, NodeId, Outcome, Settings, Verdict
@@ -62,7 +63,8 @@ class Node:
         self.link.send(JoinRequest(Member("default", 1, "", port), 600.0))
 
     def hears(self) -> Notice:
-        return self.told.get(timeout=PATIENCE)
+        notice = self.told.get(timeout=PATIENCE)
+        return self.hears() if isinstance(notice, Differs) else notice
 
     def loses(self) -> str:
         notice = self.hears()

@@ -22,7 +22,7 @@ LOST = (Missed("n3 (rank 2)", Reason.LOST, 18.0),)
     [
         (FIXED._replace(ends_in=12.4), "2 of 3 nodes are in (n1, n2), 1 is missing; giving up in 12 s"),
         (FIXED._replace(joined=1, members=("n1",)), "1 of 3 nodes are in (n1), 2 are missing"),
-        (ELASTIC._replace(starts_in=18.0), "2 of 2 to 4 nodes are in (n1, n2); starting in 18 s"),
+        (ELASTIC._replace(starts_in=18.0), "2 of up to 4 nodes are in (n1, n2); starting in 18 s"),
         (
             FIXED._replace(gone=LOST, ends_in=5.0),
             "2 of 3 nodes are in (n1, n2), 1 is missing; n3 (rank 2) was lost at 00:09:42 and nobody has taken its "
@@ -33,12 +33,12 @@ LOST = (Missed("n3 (rank 2)", Reason.LOST, 18.0),)
             "1 of 3 nodes are in (n1, n2), 2 are missing; n3 (rank 2) was lost at 00:09:42 and n2 left at 00:10:00 and "
             "nobody has taken their places",
         ),
-        (ELASTIC._replace(gone=LOST, starts_in=1.0), "2 of 2 to 4 nodes are in (n1, n2); starting in 1 s"),
+        (ELASTIC._replace(gone=LOST, starts_in=1.0), "2 of up to 4 nodes are in (n1, n2); starting in 1 s"),
         (FIXED._replace(awaited=("node rank 2",)), "2 of 3 nodes are in (n1, n2), 1 is missing: node rank 2"),
-        (ELASTIC._replace(awaited=("n3 (rank 2)",)), "2 of 2 to 4 nodes are in (n1, n2), still to come: n3 (rank 2)"),
+        (ELASTIC._replace(awaited=("n3 (rank 2)",)), "2 of up to 4 nodes are in (n1, n2), still to come: n3 (rank 2)"),
         (
             ELASTIC._replace(round=3, held_back=8.0, starts_in=6.0),
-            "2 of 2 to 4 nodes are in (n1, n2); held back for 8 s after failures without progress; starting in 6 s",
+            "2 of up to 4 nodes are in (n1, n2); held back for 8 s after failures without progress; starting in 6 s",
         ),
         (
             ELASTIC._replace(complete=True, ends_in=7.0),
