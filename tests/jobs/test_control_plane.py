@@ -66,6 +66,22 @@ def test_a_failure_while_the_server_is_away_is_counted_once_when_it_is_back(rall
     all_end(nodes, 1)
 
 
+def test_a_server_outside_tells_how_far_the_rendezvous_is_and_one_of_the_nodes(rallyrun: Launcher) -> None:
+    port = free_port()
+    server = serve(rallyrun, port)
+    job = outside(rallyrun, port, "3", conf=",join_timeout=5")
+    a = job.start("A")
+    server.until_err("1 of 3 nodes are in")
+    b = job.start("B")
+    all_end([a, b], 1)
+    assert server.err.count("did not complete: ") == 1
+    assert "1 of 3 nodes are in" in a.job.err
+    assert "waiting for" not in b.job.err
+    assert "2 of 3 nodes were in" in b.job.err
+    server.signal(signal.SIGTERM)
+    assert server.ends() == 0
+
+
 def test_a_server_that_stays_away_ends_the_job_when_it_is_needed(rallyrun: Launcher) -> None:
     port = free_port()
     server = serve(rallyrun, port)

@@ -270,6 +270,23 @@ def test_spares_park_one_takes_a_lost_place_and_one_ends_unneeded(rallyrun: Laun
 # Failures and ends
 
 
+def test_unequal_arguments_are_told_to_both_sides_and_those_of_the_first_hold(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "2")
+    a = job.host("A")
+    job.script = rallyrun.script("import sys; sys.exit(3)", "other.py")
+    b = job.start("B", "--nnodes=3", "--max-restarts=5")
+    all_end([a, b], 1)
+    assert len(a.ups) == 1, "the first one's restarts hold: none"
+    differences = (
+        "--nnodes=3, the job with --nnodes=2, which holds",
+        "--max-restarts=5, the job with --max-restarts=0, which holds",
+        "the program other.py, the job with the program script.py",
+    )
+    for difference in differences:
+        assert f"this node was started with {difference}; give all nodes of a job the same" in b.job.err
+        assert f"{socket.gethostname()} pid {b.job.pid} was started with {difference}" in a.job.err
+
+
 def test_a_failure_on_one_node_restarts_all_and_counts_once(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "2", "--max-restarts=3")
     a, b = job.start("A", "--nproc-per-node=2"), job.start("B")
@@ -394,6 +411,9 @@ def test_a_secret_lets_in_only_who_knows_it(rallyrun: Launcher) -> None:
         assert stranger.ups == []
         assert "RALLYPOINT_SECRET" in stranger.job.err
         assert "Traceback" not in stranger.job.err
+    host = socket.gethostname()
+    told = re.findall(rf"from 127.0.0.1:\d+ \({host}\) refused: it was told: .*RALLYPOINT_SECRET", a.job.err)
+    assert len(told) == 2, a.job.err
     b = job.start("B", env={"RALLYPOINT_SECRET": "open-sesame-1c9Zq7kW4"})
     for node in (a, b):
         node.comes_up(1)

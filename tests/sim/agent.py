@@ -208,7 +208,7 @@ class Agent:
 
     def _do_join(self, _step: Join) -> None:
         self.joined_at = self.job.world.now
-        self.handler.join("default", self.plan.size)
+        self.handler.join("default", self.plan.size, self.job.scenario.max_restarts, "train.py")
         self._ask_every = 2.0
         self._ask_again()
 

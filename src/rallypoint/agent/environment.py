@@ -32,7 +32,6 @@ def worker_environment(
         "MASTER_ADDR": group.master_addr,
         "MASTER_PORT": group.master_port,
         "TORCHELASTIC_RESTART_COUNT": restarts,
-        "TORCHELASTIC_MAX_RESTARTS": spec.max_restarts,
     }
     environment = {name: str(value) for name, value in numbers.items()}
     if spec.virtual_local_rank:
@@ -55,6 +54,7 @@ def constant_environment(spec: WorkerSpec, agent_environment: Mapping[str, str])
     constants: dict[str, object] = {
         "ROLE_NAME": spec.role,
         "LOCAL_WORLD_SIZE": spec.local_world_size,
+        "TORCHELASTIC_MAX_RESTARTS": spec.max_restarts,
         "TORCHELASTIC_RUN_ID": spec.rdzv_handler.get_run_id(),
         "TORCHELASTIC_USE_AGENT_STORE": spec.rdzv_handler.use_agent_store,
         "TORCH_NCCL_ASYNC_ERROR_HANDLING": agent_environment.get("TORCH_NCCL_ASYNC_ERROR_HANDLING", 1),

@@ -219,6 +219,8 @@ class Arbiter:
     def _compare(self, session: int, speaker: Session, member: Member) -> None:
         """Tell a node once if it was started in another way than the job."""
         own, job, state = speaker.settings, self.settings, self.state
+        if state.begins:
+            state = State()
         alike = state.max_restarts in (-1, member.max_restarts)
         if alike and own in (None, job) and state.programs.get(member.role, member.program) == member.program:
             return

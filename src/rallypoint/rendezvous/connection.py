@@ -8,7 +8,7 @@ import socket
 from typing import TYPE_CHECKING
 
 from rallypoint.base.endpoint import plain_address, quicken, usable_address
-from rallypoint.base.log import get_logger
+from rallypoint.base.log import get_logger, printable
 from rallypoint.protocol.frames import MAGIC, TLS_HANDSHAKE, FrameError, FrameReader, frame
 from rallypoint.rendezvous import codec
 from rallypoint.rendezvous.handshake import (
@@ -192,9 +192,11 @@ class ControlConnection(asyncio.Protocol):
 
     def _answer_to(self, payload: bytes) -> Challenge | Refused:
         try:
-            answer = self._handshake.hello(codec.decode(payload, Hello))
+            hello = codec.decode(payload, Hello)
         except codec.CodecError as error:
             return Refused(str(error))
+        self._peer = f"{self._peer} ({printable(hello.host or hello.address, 64)})"
+        answer = self._handshake.hello(hello)
         if self._server.keys is not None:
             from rallypoint.protocol.signing import transcript_of
 
@@ -208,7 +210,7 @@ class ControlConnection(asyncio.Protocol):
     def _say_or_refuse(self, answer: Challenge | Refused) -> bool:
         self._say(answer)
         if isinstance(answer, Refused):
-            self._drop(answer.sentence)
+            self._drop(f"it was told: {answer.sentence}")
             return False
         return True
 

@@ -63,16 +63,16 @@ def _keep(_action: Action, state: State, _node: NodeId, _settings: Settings) -> 
 def _add_to_participants(action: Action, state: State, node: NodeId, settings: Settings) -> State:
     assert action.member is not None
     entered = Participant(action.member, former=state.former.get(node))
-    others = state.participants or state.former or state.wait_list
-    budget = state.max_restarts if others or state.round else -1  # who begins anew is not held to what others said
+    if state.begins:
+        state = state._replace(gone=(), max_restarts=-1, programs={})
     participants = {**state.participants, node: entered}
     after = state._replace(
         participants=participants,
         wait_list=_without(state.wait_list, node),
         former=_without(state.former, node),
-        gone=_replaced(state.gone, node) if others and entered.former is None else state.gone if others else (),
-        max_restarts=action.member.max_restarts if budget < 0 else budget,
-        programs=_with_program(state.programs if others or state.round else {}, action.member),
+        gone=_replaced(state.gone, node) if entered.former is None else state.gone,
+        max_restarts=action.member.max_restarts if state.max_restarts < 0 else state.max_restarts,
+        programs=_with_program(state.programs, action.member),
     )
     if len(participants) == settings.min_nodes:
         after = after._replace(last_call=state.last_calls + 1, last_calls=state.last_calls + 1)

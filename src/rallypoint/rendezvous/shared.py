@@ -38,7 +38,7 @@ from rallypoint.rendezvous.messages import (
 from rallypoint.rendezvous.observer import Observer
 from rallypoint.rendezvous.operations import Exit, Join, KeepAlive, Operation
 from rallypoint.rendezvous.placement import progress, standing
-from rallypoint.rendezvous.state import Member, NodeId, Reason, Settings, State, known_to, name_of, waiting_alike
+from rallypoint.rendezvous.state import Member, NodeId, Reason, Settings, State, name_of, waiting_alike
 from rallypoint.rendezvous.state_codec import decode_state, encode_state
 from rallypoint.rendezvous.stepping import Ran, refusal, run
 from rallypoint.rendezvous.tidings import missed_round, tidings
@@ -192,7 +192,7 @@ class SharedStateLink:
         """Tell people if this node was started in another way than the job, as far as the state shows that."""
         from rallypoint.rendezvous.differences import differences
 
-        found = differences(member, None, self._state, self._settings) if known_to(self._state) else ()
+        found = () if self._state.begins else differences(member, None, self._state, self._settings)
         if found:
             self._deliver_if_open(Differs(name_of(self._state, self._node), found))
 

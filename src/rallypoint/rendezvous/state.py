@@ -208,6 +208,11 @@ class State(NamedTuple):
     programs: Mapping[str, str] = {}
     """What the first node of each role runs, for the first few roles."""
 
+    @property
+    def begins(self) -> bool:
+        """Whether nobody is in yet, or no more: who comes now begins, and is held to nothing that others said."""
+        return not (self.round or self.participants or self.wait_list or self.former)
+
     def knows(self, node: NodeId) -> bool:
         """Whether the node stands in any list."""
         return (

@@ -19,6 +19,8 @@ from rallypoint.rendezvous.handshake import (
 )
 from rallypoint.rendezvous.messages import (
     Beat,
+    Difference,
+    Differs,
     Holding,
     Inquire,
     JobEnded,
@@ -26,6 +28,7 @@ from rallypoint.rendezvous.messages import (
     JoinRequest,
     Leave,
     Left,
+    Missed,
     NodesWaiting,
     Notice,
     Placed,
@@ -42,7 +45,7 @@ from rallypoint.rendezvous.state import Member, NodeId, Outcome, Reason, RoundEn
 CAUSE = Cause(3, 1, "host", 42, -11, "Signal 11", "Traceback ä\n", 1.5, "/x/error.json")
 REQUESTS: list[Request] = [
     JoinRequest(Member("role", 2, "10.0.0.1", 7000, None), 600.0),
-    JoinRequest(Member("", 1, "", 0, 5), 0.5),
+    JoinRequest(Member("", 1, "", 0, 5, 3, "train.py"), 0.5, 2.5),
     Leave(),
     Leave(asks=True),
     Fail(1, CAUSE, 3),
@@ -66,6 +69,14 @@ NOTICES: list[Notice] = [
     JobEnded(Verdict(Outcome.SUCCEEDED)),
     JoinRefused(Refusal.TIMEOUT, "1 of 2"),
     Progress(0, False, 1, 2, 3, ("a", "b"), True),
+    JoinRefused(
+        Refusal.TIMEOUT,
+        "",
+        Progress(
+            0, False, 1, 2, 3, (), False, gone=(Missed("n3", Reason.LOST, 2.5),), gave_up="n1", waited=3.5, tells=True
+        ),
+    ),
+    Differs("n2", (Difference("--nnodes=", "3", "2"), Difference("the program ", "a.py", "b.py", holds=False))),
     Beat(),
     Left(True, 3),
     Left(False, 0, Outcome.SUCCEEDED),
