@@ -53,7 +53,7 @@ def refused(job: Job, *words: str, code: int = 1) -> None:
     ids=lambda value: "_".join(value) if isinstance(value, list) and value and value[0].startswith("-") else "",
 )
 def test_a_value_that_cannot_work_is_named(rallyrun: Launcher, flags: list[str], words: list[str]) -> None:
-    refused(rallyrun(*flags, rallyrun.script(FINE)), *words)
+    refused(rallyrun(*flags, rallyrun.script(FINE)), *words, code=2 if "--node-rank=2" in flags else 1)
 
 
 def test_a_program_that_does_not_exist_is_named(rallyrun: Launcher) -> None:
@@ -173,7 +173,7 @@ def test_an_early_end_of_a_static_rendezvous_says_who_is_missing(rallyrun: Launc
     job = rallyrun(
         "--nnodes=3", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-conf=timeout=1", rallyrun.script(FINE)
     )
-    refused(job, "1 of 3 nodes", "node rank 1, node rank 2")
+    refused(job, "1 of 3 nodes", "node rank 1 and node rank 2")
 
 
 def test_a_shared_file_that_cannot_be_written_is_named(rallyrun: Launcher) -> None:

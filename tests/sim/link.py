@@ -63,7 +63,7 @@ class SimLink:
         self._open = False
         self._closed = False
         self._ever = False
-        self._embedded = False
+        self._embedded = True
         self._delay = _FIRST_DELAY
         self._patient_from = process.clock()
         self._waits_since: float | None = None

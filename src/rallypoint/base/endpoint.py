@@ -131,7 +131,12 @@ def is_this_machine(host: str) -> bool:
         addresses = resolve(host)
     except OSError:
         return False
-    return any(is_loopback(address) or _is_own(address) for address in addresses)
+    return any(map(is_here, addresses))
+
+
+def is_here(address: str) -> bool:
+    """Whether a numeric address leads to this machine: a loopback, or one of its interfaces."""
+    return is_loopback(address) or _is_own(address)
 
 
 def _is_own(address: str) -> bool:

@@ -83,6 +83,7 @@ def config_from_options(
         virtual_local_rank=options.virtual_local_rank,
         shutdown_timeout=options.shutdown_timeout,
         node_rank=place.node_rank,
+        endpoint_flag=place.endpoint_flag,
         warm=options.warm,
     )
     return config, program, arguments

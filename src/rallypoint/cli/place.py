@@ -22,13 +22,16 @@ _RESERVED = ("backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_a
 
 
 class Place(NamedTuple):
-    """The rendezvous: backend, endpoint, job id, the backend's options, and the rank that this node wishes for."""
+    """The rendezvous: backend, endpoint, job id, the backend's options, the rank that this node wishes for, and where
+    the user has written the endpoint.
+    """
 
     backend: str
     endpoint: str
     run_id: str
     configs: dict[str, Any]
     node_rank: int | None
+    endpoint_flag: str = "--rdzv-endpoint"
 
 
 def choose_place(options: Options, max_nodes: int) -> Place:
@@ -60,7 +63,8 @@ def choose_place(options: Options, max_nodes: int) -> Place:
     elif options.rdzv_backend in _ON_ETCD:
         _check_etcd_endpoints(options)
     wish = options.node_rank if "node_rank" in options.sources else None
-    return Place(options.rdzv_backend, options.rdzv_endpoint, options.rdzv_id, configs, wish)
+    source = options.source("rdzv_endpoint")
+    return Place(options.rdzv_backend, options.rdzv_endpoint, options.rdzv_id, configs, wish, source)
 
 
 def _is_bare(options: Options, max_nodes: int) -> bool:
@@ -107,7 +111,8 @@ def _static(options: Options, configs: dict[str, Any], max_nodes: int) -> Place:
             parse_endpoint(endpoint, None)
         except UserError as error:
             raise UserError(f"{options.source('master_addr')} and {options.source('master_port')}: {error}") from None
-    return Place("static", endpoint, options.rdzv_id, configs | {"rank": rank}, None)
+    source = options.source("rdzv_endpoint" if options.rdzv_endpoint else "master_addr")
+    return Place("static", endpoint, options.rdzv_id, configs | {"rank": rank}, None, source)
 
 
 def _check_endpoint(options: Options, default_port: int | None) -> None:

@@ -127,7 +127,7 @@ def _parameters(config: LaunchConfig, run_id: str) -> RendezvousParameters:
     options = dict(config.rdzv_configs)
     if config.node_rank is not None:
         options["rank"] = config.node_rank
-    return RendezvousParameters(
+    parameters = RendezvousParameters(
         backend=config.rdzv_backend,
         endpoint=config.rdzv_endpoint,
         run_id=run_id,
@@ -136,6 +136,8 @@ def _parameters(config: LaunchConfig, run_id: str) -> RendezvousParameters:
         local_addr=config.local_addr,
         **options,
     )
+    parameters.endpoint_flag = config.endpoint_flag
+    return parameters
 
 
 def _agent(

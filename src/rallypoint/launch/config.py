@@ -52,6 +52,7 @@ class LaunchConfig:
             says, or 30.
         warm: modules that are imported once; workers that are Python scripts are forked from there, as far as they can,
             and start in milliseconds. Beyond torch.
+        endpoint_flag: what the user gave the endpoint by, for messages. Beyond torch.
         node_rank: the group rank that this node would like where the rendezvous assigns ranks. Beyond torch.
 
     Raises:
@@ -82,6 +83,7 @@ class LaunchConfig:
     virtual_local_rank: bool = False
     shutdown_timeout: int | None = None
     node_rank: int | None = None
+    endpoint_flag: str = "--rdzv-endpoint"
     warm: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:

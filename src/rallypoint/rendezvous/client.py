@@ -48,8 +48,10 @@ _CONNECT_FIRST, _CONNECT_AGAIN = 5.0, 1.5
 pauses: when a link comes back, a new attempt is quicker."""
 _GOODBYE = 1.0
 """Seconds that the last words have to leave."""
-_REMIND_FIRST, _REMIND_MOST = 10.0, 300.0
-"""Seconds until a line says that the server is out of reach, and at most between later ones."""
+_REMIND_FIRST, _REMIND_AGAIN = 2.0, 10.0
+"""Seconds until a line says that the server is out of reach: one that nobody has met yet, one that was lost."""
+_REMIND_LEAST, _REMIND_MOST = 60.0, 300.0
+"""Seconds between later lines, which become fewer."""
 
 
 class TcpLink:
@@ -66,7 +68,6 @@ class TcpLink:
         key: bytes | None = None,
         tls: Tls | None = None,
         loop: LoopThread | None = None,
-        stand_in: Callable[[], None] | None = None,
     ) -> None:
         """Begin to connect; returns at once.
 
@@ -79,8 +80,6 @@ class TcpLink:
             key: the job's, if it has one; for an endpoint that is given as such.
             tls: the control plane's, if it has any; as above.
             loop: where to run; the process's shared loop if not given.
-            stand_in: called before each new attempt once a session was lost with a server that lived in an agent: may
-                open a server in its place.
         """
         self._where: Whereabouts = Fixed(Place(endpoint, key, tls)) if isinstance(endpoint, Endpoint) else endpoint
         self._settings = settings
@@ -92,15 +91,14 @@ class TcpLink:
         self._patience = settings.join_timeout
         self._deliver = deliver
         self._deadline = deadline
-        self._stand_in = stand_in
         self._loop = loop or shared_loop()
         self._held = Held()
         self._session: Session | None = None
         self._silent: list[asyncio.StreamWriter] = []
         self._closed = False
         self._waits_since: float | None = None
-        self._embedded = False
-        """Whether the server of the last session lived inside an agent of the job: only that is ended with a node."""
+        self._embedded = True
+        """Whether the server lives inside an agent of the job, by the last session; before the first it may."""
         self._asked: asyncio.Event | None = None
         """Set when a node asks again whose last join was refused; None while no such node waits for that."""
         self._task = self._loop.submit(self._run())
@@ -248,7 +246,7 @@ class TcpLink:
         return await self._dial_until(
             self._deadline.remaining,
             "no control plane could be reached at {endpoint} before the join deadline: {why}; {advice}",
-            gives_in=True,
+            first=True,
         )
 
     async def _again(self, lost_at: float) -> Session:
@@ -264,37 +262,35 @@ class TcpLink:
             remaining,
             "the control plane at {endpoint} was lost and has not come back within {seconds:.0f} s ({why}); "
             "look at the output of the node that hosts it",
-            gives_in=False,
+            first=False,
         )
 
     async def _asked_again(self) -> None:
         self._asked = asyncio.Event()
         await self._asked.wait()
 
-    async def _dial_until(self, remaining: Callable[[], float], failure: str, *, gives_in: bool) -> Session:
+    async def _dial_until(self, remaining: Callable[[], float], failure: str, *, first: bool) -> Session:
         """Dial until a session is open.
 
         Args:
             remaining: seconds that are left to try.
             failure: the sentence for when they are over.
-            gives_in: whether to give up at once where waiting will not help.
+            first: whether there was no session yet: then to give up at once where waiting will not help.
         """
-        delay, remind = _FIRST_DELAY, _REMIND_FIRST
+        delay, remind = _FIRST_DELAY, _REMIND_FIRST if first else _REMIND_AGAIN
         began = said_at = SYSTEM_CLOCK.monotonic()
         while True:
-            if self._embedded and self._stand_in is not None:
-                self._stand_in()
             self._moved.clear()
             try:
                 # Not wait_for: it may swallow a cancellation that comes in the very moment of success.
                 async with asyncio.timeout(max(0.1, min(remaining(), 60.0))):
-                    return await self._dial(_CONNECT_FIRST if gives_in else _CONNECT_AGAIN)
+                    return await self._dial(_CONNECT_FIRST if first else _CONNECT_AGAIN)
             except TimeoutError as error:
                 why = str(error) or ("" if self._dialer is None else self._dialer.unfinished)
             except TRY_AGAIN as error:
                 why = _told(error)
             except HandshakeError as error:
-                if gives_in:
+                if first:
                     raise
                 why = str(error)
             if remaining() <= 0:
@@ -302,8 +298,8 @@ class TcpLink:
                 told = failure.format(endpoint=self._where, why=why, advice=self._where.advice, seconds=seconds)
                 raise TimeoutError(told)
             if SYSTEM_CLOCK.monotonic() - said_at >= remind:
-                said_at, remind = SYSTEM_CLOCK.monotonic(), min(2 * remind, _REMIND_MOST)
-                self._remind(why, remaining())
+                said_at, remind = SYSTEM_CLOCK.monotonic(), min(max(2 * remind, _REMIND_LEAST), _REMIND_MOST)
+                self._remind(why, f"; {self._where.advice}" if first else "", remaining())
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(delay * random.uniform(0.5, 1.0), remaining())):
                     await self._moved.wait()
@@ -318,7 +314,7 @@ class TcpLink:
             self._place = place
             self._dialer = Dialer(place, self._settings, self._local_id)
         try:
-            return await self._dialer.dial(patience, self._last_met())
+            return await self._dialer.dial(patience, self._last_met(), self._where.resolved if self._embedded else None)
         except TRY_AGAIN as error:
             self._where.failed(place, error)
             raise
@@ -333,9 +329,9 @@ class TcpLink:
         met = self._held.greeted_as or self._held.known_as
         return "" if met is None else met[0]
 
-    def _remind(self, why: str, remaining: float) -> None:
+    def _remind(self, why: str, advice: str, remaining: float) -> None:
         limit = "the workers run on" if remaining == float("inf") else f"giving up in {remaining:.0f} s"
-        log.warning("waiting for the control plane at %s (%s); %s", self._where, why, limit)
+        log.warning("waiting for the control plane at %s (%s)%s; %s", self._where, why, advice, limit)
 
 
 def _payload(request: Request) -> bytes:

@@ -10,6 +10,7 @@ import asyncio
 import os
 import socket
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -64,6 +65,7 @@ class Dialer:
 
     def __init__(self, place: Place, settings: Settings, local_id: int) -> None:
         self._endpoint = place.endpoint
+        self._flag = place.flag
         self._settings = settings
         self._local_id = local_id
         self._key = place.key
@@ -75,18 +77,24 @@ class Dialer:
         self.unfinished = "nothing was tried yet"
         """What the attempt waits for, or waited for last: what there is to say if its time is up."""
 
-    async def dial(self, patience: float, incarnation: str = "") -> Session:
+    async def dial(
+        self, patience: float, incarnation: str = "", resolved: Callable[[list[str]], None] | None = None
+    ) -> Session:
         """Try once, at each address that the endpoint's name stands for.
 
         Args:
             patience: seconds for each TCP connection; the kernel's own grows to minutes.
             incarnation: the arbiter that this node was last in a session with; empty for a newcomer.
+            resolved: is told the numeric addresses of the endpoint before they are tried.
 
         Raises:
             HandshakeError: what listens there is of no use to us, and says so.
             OSError, TimeoutError, CodecError: it did not work this time (`TRY_AGAIN`).
         """
-        reader, writer = await self._connect(await self._look_up(), patience)
+        places = await self._look_up()
+        if resolved is not None:
+            resolved(list(dict.fromkeys(str(place[3][0]) for place in places)))
+        reader, writer = await self._connect(places, patience)
         self.unfinished = "it was connected to and did not answer the greeting"
         try:
             return await self._greet(reader, writer, incarnation)
@@ -127,7 +135,7 @@ class Dialer:
             else:
                 self._silent.discard(place)
                 return connected
-        if len(failures) == 1:
+        if len(failures) == 1 and (isinstance(failures[0], TimeoutError) or places[0][3][0] == self._endpoint.host):
             raise failures[0]
         refused = all(isinstance(each, ConnectionRefusedError) for each in failures)
         kind = ConnectionRefusedError if failures and refused else OSError
@@ -238,7 +246,7 @@ class Dialer:
     def _foreign(self, what: str) -> HandshakeError:
         return HandshakeError(
             f"what listens at {self._endpoint} is not Rallypoint's control plane: {what}; "
-            "give --rdzv-endpoint a port of its own"
+            f"give {self._flag.replace('addr', 'port').replace('ADDR', 'PORT')} a port of its own"
         )
 
 

@@ -56,6 +56,8 @@ class RendezvousParameters:
         self.min_nodes = min_nodes
         self.max_nodes = max_nodes
         self.local_addr = local_addr
+        self.endpoint_flag = "--rdzv-endpoint"
+        """What the user gave the endpoint by, for messages."""
         self.config: dict[str, Any] = kwargs
 
     def get(self, key: str, default: Any = None) -> Any:

@@ -1,7 +1,10 @@
 """`c10d`: the control server inside the agent that owns the endpoint.
 
 Who hosts it is inferred as in the contract's section 4.4: the node whose machine the endpoint names; if several agents
-run there, the first to bind. `store_type=file` puts the state into a shared file instead (`shared_file`).
+run there, the first to bind. What a name stands for may change, and may be nothing yet when nodes start (on Kubernetes
+it is so as a rule), so the question is asked again before each attempt to connect.
+
+`store_type=file` puts the state into a shared file instead (`shared_file`).
 """
 
 from __future__ import annotations
@@ -58,7 +61,12 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         raise UserError(f"rendezvous option store_type={store_type!r} is unknown; choose tcp or file")
     endpoint = parse_endpoint(params.endpoint, C10D_PORT)
     control = _Control(
-        endpoint, settings_of(params), params.get_as_bool("is_host"), params.local_addr, control_tls(params.config)
+        endpoint,
+        settings_of(params),
+        params.get_as_bool("is_host"),
+        params.local_addr,
+        control_tls(params.config),
+        params.endpoint_flag,
     )
     return ElasticHandler(
         params.backend,
@@ -76,13 +84,20 @@ class _Control:
     """This node's end of the control plane: the server where it is ours to host, and the link."""
 
     def __init__(
-        self, endpoint: Endpoint, settings: Settings, is_host: bool | None, local_addr: str | None, tls: Tls | None
+        self,
+        endpoint: Endpoint,
+        settings: Settings,
+        is_host: bool | None,
+        local_addr: str | None,
+        tls: Tls | None,
+        flag: str,
     ) -> None:
         self.settings = settings
         self._endpoint = endpoint
         self._is_host = is_host
         self._local_addr = local_addr
         self._tls = tls
+        self._flag = flag
         self._server: ControlServer | None = None
         self._alone = False
         """Whether the hub is here and needs no server."""
@@ -96,24 +111,14 @@ class _Control:
             if link is not None:
                 return link
         from rallypoint.rendezvous.client import TcpLink
+        from rallypoint.rendezvous.whereabouts import Fixed, Inferred, Place
 
-        return TcpLink(
-            self._endpoint,
-            self.settings,
-            local_id(),
-            deliver,
-            deadline,
-            key=own_key(self.settings.run_id),
-            tls=self._tls,
-            stand_in=self._stand_in if host else None,
-        )
+        place = Place(self._endpoint, own_key(self.settings.run_id), self._tls, self._flag)
+        where = Fixed(place) if self._is_host is False else Inferred(place, self._stand_in)
+        return TcpLink(where, self.settings, local_id(), deliver, deadline)
 
-    def _stand_in(self) -> None:
-        """Where the endpoint is this machine, one agent here may host what another one hosted until it died.
-
-        The link asks for it only where the lost server lived in an agent of the job: the port of a control plane that
-        is outside the job is not ours to take.
-        """
+    def _stand_in(self, lost: bool) -> None:
+        """The endpoint is this machine: one agent here hosts what nobody hosts yet, or, if it was lost, any more."""
         if self._server is not None:
             return
         try:
@@ -124,7 +129,12 @@ class _Control:
 
         allow_connections(self.settings.max_nodes)
         self._server = ControlServer(Hub(self.settings), listener, keys=accepted_keys(), tls=self._tls, home=True)
-        log.warning("the control plane's former host is gone; this agent hosts it now, on port %d", self._server.port)
+        port = self._server.port
+        if lost:
+            log.warning("the control plane's former host is gone; this agent hosts it now, on port %d", port)
+        else:
+            log.info("control plane listens on port %d: %s is this machine now", port, self._endpoint.host)
+            tell_hosting(self.settings.run_id)
 
     def hosts(self) -> bool:
         """Whether it is here."""

@@ -21,7 +21,6 @@ class Posted:
     """Written by the candidate's threads, read by the link's."""
 
     lasting = False
-    advice = "check --rdzv-endpoint, and that etcd is healthy (etcdctl endpoint status)"
 
     def __init__(self, where: str, tls: Tls | None = None) -> None:
         """Nobody is posted yet.
@@ -94,6 +93,14 @@ class Posted:
             return self._refused.lease if self._refused is not None and self._refused == self._post else 0
 
     # What the link asks and says
+
+    @property
+    def advice(self) -> str:
+        """What to do if nobody is found."""
+        return "check --rdzv-endpoint, and that etcd is healthy (etcdctl endpoint status)"
+
+    def resolved(self, addresses: list[str]) -> None:
+        """Who is elected says so in etcd."""
 
     def find(self) -> Place | None:
         """Where the arbiter listens. See `Whereabouts.find`."""
