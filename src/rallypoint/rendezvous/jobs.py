@@ -173,6 +173,8 @@ class ManyJobs:
         log.info("job %r has gone", name)
         if verdict is None:
             return
+        if verdict.cause is not None:
+            log.warning("job %r has failed: %s; restarts used: %s", name, verdict.cause.headline, verdict.restarts)
         until = self._clock.monotonic() + _ENDED_KEPT
         for incarnation in job.names:
             self._ended[name, incarnation] = _Ended(job.hub.settings, verdict, until)

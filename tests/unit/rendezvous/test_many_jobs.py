@@ -107,7 +107,7 @@ class Node:
         self.says(Holding(met, name, MEMBER, round_, 0, nodes, over=False))
 
 
-def test_the_id_of_an_ended_job_is_free_when_its_nodes_have_gone() -> None:
+def test_the_id_of_an_ended_job_is_free_when_its_nodes_have_gone(caplog: pytest.LogCaptureFixture) -> None:
     world = World()
     old = Node(world, 1)
     old.joins()
@@ -121,6 +121,7 @@ def test_the_id_of_an_ended_job_is_free_when_its_nodes_have_gone() -> None:
     old.goes()
     new = Node(world, 3)
     new.joins()
+    assert caplog.messages == [f"job 'job' has failed: {CAUSE.headline}; restarts used: 0 of 0"]
     assert isinstance(new.told[-1], Placed), "who was refused does not hold the id"
     early.goes()
     new.says(Succeed(0))
