@@ -38,6 +38,8 @@ say("done")
 """
 
 LONG = "last_call_timeout=1,notice_timeout=50"
+BOTH = "last_call_timeout=50,notice_timeout=50"
+"""For a job of two that begins with both, however late the second comes."""
 
 
 class Pair:
@@ -120,7 +122,7 @@ def test_a_newcomer_that_goes_away_takes_the_notice_along(rallyrun: Launcher) ->
 
 
 def test_all_save_before_a_node_is_taken_away(rallyrun: Launcher) -> None:
-    job = Pair(rallyrun, "1:2", LONG)
+    job = Pair(rallyrun, "1:2", BOTH)
     a, b = job.both_up()
     b.signal(signal.SIGTERM)
     hears(b, "notice preemption self 0 True")
@@ -140,7 +142,7 @@ def test_all_save_before_a_node_is_taken_away(rallyrun: Launcher) -> None:
 
 
 def test_a_node_that_is_taken_away_goes_at_the_deadline(rallyrun: Launcher) -> None:
-    job = Pair(rallyrun, "1:2", "last_call_timeout=1,notice_timeout=1")
+    job = Pair(rallyrun, "1:2", "last_call_timeout=50,notice_timeout=1")
     a, b = job.both_up()
     b.signal(signal.SIGTERM)
     assert b.ends() == 0
@@ -151,7 +153,7 @@ def test_a_node_that_is_taken_away_goes_at_the_deadline(rallyrun: Launcher) -> N
 
 
 def test_an_interrupt_cuts_the_time_of_the_notice_short(rallyrun: Launcher) -> None:
-    job = Pair(rallyrun, "1:2", LONG)
+    job = Pair(rallyrun, "1:2", BOTH)
     a, b = job.both_up()
     b.signal(signal.SIGTERM)
     hears(b, "notice preemption self 0 True")
