@@ -240,6 +240,40 @@ def test_a_worker_without_a_handler_is_told_of_that(rallyrun: Launcher, everybod
     assert "which was meant for the workers; this one has no handler for it" in job.err
 
 
+def test_stacks_are_shown_before_a_scheduler_kills_all(rallyrun: Launcher) -> None:
+    job = start(rallyrun, ["SIGTERM"], env={"RALLYPOINT_TERMINATION_GRACE": "2"})
+    job.signal(signal.SIGTERM)
+    ends_at_once(job)
+    assert "did not end within 1 s; sending SIGKILL" in job.err
+    assert 'script.py", line' in job.err, "its stack"
+
+
+def test_a_scheduler_that_ends_a_node_shortens_the_stop_that_runs(rallyrun: Launcher) -> None:
+    env = {"RALLYPOINT_TERMINATION_GRACE": "2"}
+    flags = ("--nproc-per-node=2", "--max-restarts=1", f"--rdzv-conf=failure_grace={LONG}")
+    job = start(rallyrun, ["SIGTERM"], *flags, env=env)
+    (rallyrun.folder / "fail-0").touch()
+    job.until(lambda lines: heard(lines, signal.SIGTERM) == 1, "the other worker was asked to stop")
+    job.signal(signal.SIGTERM)
+    ends_at_once(job)
+
+
+def test_a_notice_leaves_time_for_the_stop(rallyrun: Launcher) -> None:
+    env = {"RALLYPOINT_TERMINATION_GRACE": "4"}
+    job = start(rallyrun, ["SIGTERM"], f"--rdzv-conf=notice_timeout={LONG}", env=env)
+    job.signal(signal.SIGTERM)
+    job.until_err("the workers have 1 s to save and acknowledge")
+    ends_at_once(job)
+    assert "did not end within 1 s; sending SIGKILL" in job.err
+
+
+def test_a_grace_period_that_cannot_be_is_refused(rallyrun: Launcher) -> None:
+    job = rallyrun("--standalone", rallyrun.script(""), env={"RALLYPOINT_TERMINATION_GRACE": "soon"})
+    assert job.ends() != 0
+    assert "RALLYPOINT_TERMINATION_GRACE='soon' is no number of seconds above 0" in job.err
+    assert "Traceback" not in job.err
+
+
 def test_without_a_scheduler_user_signals_mean_what_they_do_to_any_program(rallyrun: Launcher) -> None:
     job = start(rallyrun, [])
     job.signal(signal.SIGUSR1)

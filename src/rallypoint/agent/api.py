@@ -6,6 +6,8 @@ with a loop of its own, in `_invoke_run`, calls the same methods; `asking` is it
 
 from __future__ import annotations
 
+import math
+import os
 import signal
 import time
 from abc import ABC, abstractmethod
@@ -31,6 +33,7 @@ from rallypoint.telemetry.door import profiled
 
 if TYPE_CHECKING:
     from rallypoint.agent.asking import Asking
+    from rallypoint.agent.termination import Times
     from rallypoint.health.pulse import Pulse
     from rallypoint.store.api import Store
     from rallypoint.telemetry.events import Event
@@ -63,6 +66,7 @@ class SimpleElasticAgent(ElasticAgent):
         exit_barrier_timeout: float = 300,
         shutdown_timeout: int = 30,
         failure_grace: float | None = None,
+        chosen_timeout: bool = True,
     ) -> None:
         """Make an agent; nothing happens before `run`.
 
@@ -72,6 +76,8 @@ class SimpleElasticAgent(ElasticAgent):
                 With ours the wait ends with the verdict, however long that takes.
             shutdown_timeout: seconds between the signal that stops workers and SIGKILL.
             failure_grace: the same where the round has ended by a failure; None for 5, or `shutdown_timeout` if less.
+            chosen_timeout: whether somebody has chosen `shutdown_timeout`; if not, what is known of the scheduler's
+                grace period may shorten it (`agent.termination`).
         """
         self._worker_group = WorkerGroup(spec)
         self._exit_barrier_timeout = exit_barrier_timeout
@@ -79,6 +85,10 @@ class SimpleElasticAgent(ElasticAgent):
         """Whether `run` is under way."""
         self._shutdown_timeout = shutdown_timeout
         self._failure_grace = min(FAILURE_GRACE, shutdown_timeout) if failure_grace is None else failure_grace
+        self._chosen_timeout = chosen_timeout
+        self._times: Times | None = None
+        """What SIGTERM to this agent leaves of time, once it has come, at this moment of `time.monotonic`:"""
+        self._terminated_at = 0.0
         self._membership = self._make_membership(spec, exit_barrier_timeout)
         self._placement: Placement | None = None
         self._pulse: Pulse | None = None
@@ -138,6 +148,9 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _expect_shared(self, number: int) -> None:
         """The workers are to be stopped by a signal that they may be sent by others too. Does nothing here."""
+
+    def _shorten_stop(self, until: float) -> None:
+        """A stop that runs, if one does, is to leave the workers no more time than until then. Does nothing here."""
 
     def _in_order(self) -> bool:
         """Whether the workers, if there were any, have ended with success or by the SIGTERM that asked them."""
@@ -278,7 +291,7 @@ class SimpleElasticAgent(ElasticAgent):
         log.info("[%s] starting workers for entrypoint: %s", role, group.spec.get_entrypoint_name())
         crew = Crew(
             group=group,
-            grace=self._shutdown_timeout,
+            grace=lambda: self._within(self._shutdown_timeout),
             start=self._start_round,
             stop=self._stop,
             shutdown=lambda number: self._shutdown(signal.Signals(number), self._shutdown_timeout),
@@ -293,6 +306,7 @@ class SimpleElasticAgent(ElasticAgent):
             reached=self._reached,
             forwarding=self._forwards,
             in_order=self._in_order,
+            terminated=self._terminated,
             minder=self._watched_by,
             warmth=self._warmth,
             shown=self._shown,
@@ -331,7 +345,27 @@ class SimpleElasticAgent(ElasticAgent):
         if step.shared:
             self._expect_shared(step.signal)
         grace = self._failure_grace if step.failed else self._shutdown_timeout
-        return self._begin_stop(signal.Signals(step.signal), grace)
+        return self._begin_stop(signal.Signals(step.signal), self._within(grace))
+
+    def _terminated(self) -> float:
+        """This agent was sent SIGTERM: what the scheduler's grace period leaves counts from the first one on.
+
+        Returns:
+            For how many seconds the workers may be asked to save before they are stopped.
+        """
+        if self._times is None:
+            from rallypoint.agent.termination import times
+
+            self._terminated_at = time.monotonic()
+            self._times = times(self._shutdown_timeout, chosen=self._chosen_timeout, environ=os.environ)
+            self._shorten_stop(self._terminated_at + self._within(math.inf))
+        return self._times.notice
+
+    def _within(self, seconds: float) -> float:
+        """So many seconds, or what is left where this agent was sent SIGTERM."""
+        if self._times is None:
+            return seconds
+        return min(seconds, self._times.left(time.monotonic() - self._terminated_at))
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
         """Take up a placement: address of the store, group rank, worker ranks.

@@ -16,6 +16,7 @@ What a stop goes through, from the policy's word to the kernel; each layer knows
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -68,7 +69,7 @@ class Crew:
     """
 
     group: WorkerGroup
-    grace: float
+    grace: Callable[[], float]
     start: Callable[[Placement], None]
     stop: Callable[[Stop], Stopping | None]
     shutdown: Callable[[int], None]
@@ -83,6 +84,7 @@ class Crew:
     reached: Callable[[], frozenset[int]] = frozenset
     forwarding: Callable[[], Minding | None] = lambda: None
     in_order: Callable[[], bool] = bool
+    terminated: Callable[[], float] = lambda: math.inf
     minder: Callable[[], Minding | None] = lambda: None
     warmth: Callable[[], Warmth | None] = lambda: None
     shown: Callable[[], Mapping[str, object]] = dict

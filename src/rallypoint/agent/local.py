@@ -53,6 +53,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         health_check_server: HealthCheckServer | None = None,
         uninterruptible_state_timeout: float | None = None,
         failure_grace: float | None = None,
+        chosen_timeout: bool = True,
     ) -> None:
         """Make an agent; nothing happens before `run`.
 
@@ -68,8 +69,9 @@ class LocalElasticAgent(SimpleElasticAgent):
             uninterruptible_state_timeout: seconds that a worker may be stuck in the kernel; the environment's word if
                 not given, and 0 for ever.
             failure_grace: see `SimpleElasticAgent`.
+            chosen_timeout: see `SimpleElasticAgent`.
         """
-        super().__init__(spec, exit_barrier_timeout, shutdown_timeout, failure_grace)
+        super().__init__(spec, exit_barrier_timeout, shutdown_timeout, failure_grace, chosen_timeout)
         self._start_method = start_method
         self._logs_specs = logs_specs
         self._log_line_prefix_template = log_line_prefix_template
@@ -264,6 +266,10 @@ class LocalElasticAgent(SimpleElasticAgent):
         """Whether a signal, by which a worker has ended, was to tell the workers something."""
         return number in PASSED_ON and (number in self._passed_on or number in self._reached())
 
+    def _shorten_stop(self, until: float) -> None:
+        if self._pcontext is not None:
+            self._pcontext.shorten_close(until)
+
     def _in_order(self) -> bool:
         return self._pcontext is None or self._pcontext.in_order
 
@@ -364,7 +370,7 @@ class LocalElasticAgent(SimpleElasticAgent):
         if self._pcontext is None:
             return None
         sent = self._have_it(death_sig)
-        stopping = self._pcontext.begin_close(death_sig, timeout, self._shutdown_timeout, sent=sent)
+        stopping = self._pcontext.begin_close(death_sig, timeout, self._within(self._shutdown_timeout), sent=sent)
         return None if stopping.step() else stopping
 
     def _stops_differently(self) -> bool:

@@ -158,7 +158,7 @@ class AgentLoop:
     def _events(self) -> Iterator[Event]:
         """Wait until something has happened, and give it out one by one."""
         self._wait()
-        yield from self._mailbox.drain()
+        yield from self._mail()
         yield from self._look_at_stop()
         for minder in self._minders():
             minder.step()
@@ -212,6 +212,13 @@ class AgentLoop:
         found = (self._crew.minder(), self._crew.warmth(), self._crew.forwarding())
         return [each for each in found if each is not None]
 
+    def _mail(self) -> Iterator[Event]:
+        for event in self._mailbox.drain():
+            if isinstance(event, SignalArrived) and event.number == SIGTERM:
+                yield event._replace(notice=self._crew.terminated())
+            else:
+                yield event
+
     def _look_at_others(self) -> Iterator[Event]:
         if self._status.phase is not Phase.LEAVING or self._clock.monotonic() < self._ask_at:
             return
@@ -249,7 +256,7 @@ class AgentLoop:
                 reached = frozenset[int]() if cause.exitcode == -SIGKILL else self._crew.reached()
                 # A signal that came since the mail was read is older than what it has done to the workers.
                 round_ = self._status.round
-                yield from self._mailbox.drain()
+                yield from self._mail()
                 if self._watches and self._status.round == round_:
                     self._last = result
                     yield WorkersFailed(cause, reached)
@@ -359,7 +366,7 @@ class AgentLoop:
         self._board.withdraw()
 
     def _do_forewarn(self, _step: Forewarn) -> None:
-        self._board.post(PREEMPTION, "", self._status.round, self._crew.grace, waits=False)
+        self._board.post(PREEMPTION, "", self._status.round, self._crew.grace(), waits=False)
 
     # Steps: the end
 

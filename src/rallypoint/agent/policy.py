@@ -346,8 +346,9 @@ def _on_signal(status: Status, event: SignalArrived) -> Decision:
     if number == SIGTERM and status.leaving:
         return status, ()
     if number == SIGTERM and status.notice and status.phase is Phase.RUNNING and status.held is None:
-        told = Tell(f"Received SIGTERM; the workers have {status.notice:g} s to save and acknowledge", loud=True)
-        asked = (told, AnnounceDeparture(status.notice), Ask(PREEMPTION, "", status.notice))
+        seconds = min(status.notice, event.notice)
+        told = Tell(f"Received SIGTERM; the workers have {seconds:g} s to save and acknowledge", loud=True)
+        asked = (told, AnnounceDeparture(seconds), Ask(PREEMPTION, "", seconds))
         return status._replace(asked=Asked(PREEMPTION), leaving=number), asked
     return _depart(status._replace(interrupted=number in INTERRUPTS), number)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from signal import SIGTERM
 from typing import NamedTuple
 
@@ -43,9 +44,10 @@ class NoticeOver(NamedTuple):
 
 
 class SignalArrived(NamedTuple):
-    """This agent was sent a signal that it handles."""
+    """This agent was sent a signal that it handles. `notice`: the workers may be asked for so many seconds at most."""
 
     number: int
+    notice: float = math.inf
 
 
 class NoSignal(NamedTuple):

@@ -174,6 +174,7 @@ def _agent(
         shutdown_timeout=config.shutdown_timeout,
         health_check_server=health_check_server,
         failure_grace=grace,
+        chosen_timeout=config.chosen_timeout,
     )
 
 

@@ -56,7 +56,7 @@ class LaunchConfig:
         node_rank: the group rank that this node would like where the rendezvous assigns ranks. Beyond torch.
 
     Raises:
-        UserError: a negative or unreadable shutdown timeout.
+        UserError: a negative or unreadable shutdown timeout, or grace period in `RALLYPOINT_TERMINATION_GRACE`.
     """
 
     min_nodes: int
@@ -86,7 +86,15 @@ class LaunchConfig:
     endpoint_flag: str = "--rdzv-endpoint"
     warm: tuple[str, ...] = ()
 
+    chosen_timeout: bool = field(init=False, default=True)
+    """Whether somebody has chosen `shutdown_timeout`."""
+
     def __post_init__(self) -> None:
+        self.chosen_timeout = self.shutdown_timeout is not None or _SHUTDOWN_VARIABLE in os.environ
+        if os.environ.get("RALLYPOINT_TERMINATION_GRACE"):
+            from rallypoint.agent.termination import stated
+
+            stated(os.environ)  # so that it is refused here and not when it is needed
         self.rdzv_configs = self.rdzv_configs | self._timeout()
         self.shutdown_timeout = _shutdown_timeout(self.shutdown_timeout)
         if self.logs_specs is None:

@@ -183,6 +183,10 @@ class PContext(ABC):
             sent: whether somebody else sees to it that the processes get the signal.
         """
 
+    def shorten_close(self, until: float) -> None:
+        """If stopping has begun: from this moment on, on the monotonic clock, no process has time left."""
+        return
+
     def close(self, death_sig: signal.Signals | None = None, timeout: float = 30, *, sent: bool = False) -> None:
         """Stop what still runs, carry all output through, and let go of everything. Idempotent.
 
@@ -426,6 +430,11 @@ class ProcessesContext(PContext):
             self._closing = _Closing(ladder, self._finish)
         return self._closing
 
+    def shorten_close(self, until: float) -> None:
+        """If stopping has begun: from this moment on, on the monotonic clock, no process has time left."""
+        if self._closing is not None:
+            self._closing.shorten(until)
+
     def _finish(self) -> None:
         """Carry all output through, and let go of everything."""
         if self._outputs is not None:
@@ -473,6 +482,11 @@ class _Closing:
             self._finish()
             self._done = True
         return self._done
+
+    def shorten(self, until: float) -> None:
+        """From this moment on nobody has time left."""
+        if self._ladder is not None:
+            self._ladder.shorten(until)
 
     def hurry(self) -> None:
         """See `Stopping`."""

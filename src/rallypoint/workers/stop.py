@@ -229,6 +229,12 @@ class Ladder:
                 self._give_up()
         return self._rung is _Rung.DONE
 
+    def shorten(self, until: float) -> None:
+        """The grace, also of one that writes a file, is over at this moment on the clock, if it is not earlier."""
+        self._spared_until = min(self._spared_until, until)
+        if self._rung is _Rung.ASKED:
+            self._until = min(self._until, until)
+
     def hurry(self) -> None:
         """Give no more time: SIGKILL to all that is left."""
         if self._rung in (_Rung.ASKED, _Rung.SHOWING, _Rung.KILLED) or self._asks_the_rest:
