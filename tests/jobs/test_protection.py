@@ -9,7 +9,7 @@ import trustme
 
 from rallypoint.base.secrets import Secret, new_secret, token
 from tests.jobs.launching import Launcher
-from tests.jobs.nodes import Node, all_end, c10d
+from tests.jobs.nodes import Node, Nodes, all_end, c10d
 
 
 def certificates(folder: Path, *names: str) -> str:
@@ -124,3 +124,17 @@ def test_a_secret_that_others_may_read_is_refused(rallyrun: Launcher, tmp_path: 
     assert job.job.ends() in (1, 2)
     assert "chmod 600" in job.job.err
     assert "Traceback" not in job.job.err
+
+
+def listening_at(port: int) -> set[str]:
+    """The addresses at which somebody on this machine listens on a port, as the kernel writes them."""
+    rows = [line.split() for name in ("tcp", "tcp6") for line in Path(f"/proc/net/{name}").read_text().splitlines()[1:]]
+    return {row[1].split(":")[0] for row in rows if row[3] == "0A" and int(row[1].split(":")[1], 16) == port}
+
+
+def test_the_store_of_a_job_on_this_machine_cannot_be_reached_from_others(rallyrun: Launcher) -> None:
+    node = Nodes(rallyrun, "--standalone").start("A")
+    node.comes_up(1)
+    assert listening_at(int(node.last(1)[0]["MASTER_PORT"])) == {"0100007F"}  # 127.0.0.1, in the machine's byte order
+    (rallyrun.folder / "finish").touch()
+    assert node.job.ends() == 0

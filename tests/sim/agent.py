@@ -110,7 +110,9 @@ class Agent:
         self._ask_every = 2.0
         self._asking: Timer | None = None
         self.stores = Stores(job.world)
-        self.handler = ElasticHandler("sim", job.settings, self._open_link, self.stores, wall_clock=self.wall_clock)
+        self.handler = ElasticHandler(
+            "sim", job.settings, self._open_link, self.stores, clock=self.process.clock, wall_clock=self.wall_clock
+        )
         self.handler.listen(self._post)
         job.world.note(self.process, "starts")
         self._do(Join())

@@ -13,7 +13,7 @@ from rallypoint.rendezvous import codec
 from rallypoint.rendezvous.etcd.posted import Posted
 from rallypoint.rendezvous.handshake import Challenge, ClientHandshake, Welcome
 from rallypoint.rendezvous.holding import Held, after_notice, after_request, forget_join, greeted, said_again
-from rallypoint.rendezvous.messages import Beat, Inquire, LinkDown, LinkLost, LinkUp, Notice, Request
+from rallypoint.rendezvous.messages import Beat, Inquire, LinkDown, LinkLost, LinkOpened, LinkUp, Notice, Request
 from rallypoint.rendezvous.messages import Leave as LeaveRequest
 from rallypoint.rendezvous.state import Settings
 from rallypoint.rendezvous.whereabouts import Place
@@ -61,6 +61,8 @@ class SimLink:
         self._pause: Timer | None = None
         self._held = Held()
         self._open = False
+        self.address: str | None = None
+        """See `Link.address`."""
         self._closed = False
         self._ever = False
         self._embedded = True
@@ -255,6 +257,9 @@ class SimLink:
             self.process.world.note(self.process, "says again %s", request)
             connection.send(0, codec.encode(request))
         self._listen_for(connection)
+        if self.address is None:
+            self.address = self._address
+            self._deliver(LinkOpened())
         self.process.later(self._lease / 3, self._beat, connection)
 
     def _listen_for(self, connection: Connection) -> None:

@@ -334,6 +334,7 @@ class LocalSession:
         self.node = node
         self.number = 0
         self.process = server.process
+        self.address: str | None = f"10.0.0.{node}"
         self._server = server
         self._deliver = deliver
 

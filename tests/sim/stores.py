@@ -15,7 +15,7 @@ class Stores:
         self.prepared = 0
         self.current = 0
 
-    def prepare(self) -> tuple[str, int]:
+    def prepare(self, address: str) -> tuple[str, int]:
         """Have a store ready for the round to come."""
         if not self.prepared:
             self._world.ports += 1

@@ -206,6 +206,24 @@ _ANYWHERE = ("192.0.2.1", "2001:db8::1")
 """Addresses that are kept for documentation (RFC 5737, RFC 3849)."""
 
 
+def listening_address(host: str, *, only_here: bool) -> str:
+    """Where to listen so that others reach this machine at `host`: one of its addresses, or empty for all of them.
+
+    Empty where one address may not do: `host` is not (only) this machine, as behind a translated or virtual address, or
+    cannot be looked up, or stands for the loopback here while others may come from elsewhere.
+
+    Args:
+        host: a name or an address by which others know this machine.
+        only_here: whether all others are on this machine.
+    """
+    try:
+        addresses = resolve(host)
+    except OSError:
+        return ""
+    fit = all(_is_own(each) and (only_here or not is_loopback(each)) for each in addresses)
+    return addresses[0] if fit else ""
+
+
 def listening_socket(host: str, port: int) -> socket.socket:
     """A bound, listening, non-blocking TCP socket.
 

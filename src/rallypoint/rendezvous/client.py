@@ -22,7 +22,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
-from rallypoint.base.endpoint import Endpoint
+from rallypoint.base.endpoint import Endpoint, plain_address, usable_address
 from rallypoint.base.log import get_logger
 from rallypoint.base.loop import LoopThread, shared_loop
 from rallypoint.protocol.frames import FrameError, check_size, frame
@@ -31,7 +31,7 @@ from rallypoint.rendezvous.dialing import TRY_AGAIN, Dialer, Session
 from rallypoint.rendezvous.handshake import HandshakeError
 from rallypoint.rendezvous.holding import Held, after_notice, after_request, forget_join, greeted, said_again
 from rallypoint.rendezvous.link import Deliver
-from rallypoint.rendezvous.messages import Beat, Leave, LinkDown, LinkLost, LinkUp, Notice, Request
+from rallypoint.rendezvous.messages import Beat, Leave, LinkDown, LinkLost, LinkOpened, LinkUp, Notice, Request
 from rallypoint.rendezvous.state import Settings
 from rallypoint.rendezvous.whereabouts import Fixed, Place, Whereabouts
 
@@ -96,6 +96,8 @@ class TcpLink:
         self._session: Session | None = None
         self._silent: list[asyncio.StreamWriter] = []
         self._closed = False
+        self.address: str | None = None
+        """See `Link.address`. Set once, on the loop's thread, before `LinkOpened` is delivered."""
         self._waits_since: float | None = None
         self._embedded = True
         """Whether the server lives inside an agent of the job, by the last session; before the first it may."""
@@ -161,6 +163,9 @@ class TcpLink:
         try:
             session = await self._first()
             while True:
+                if self.address is None:
+                    self.address = usable_address(plain_address(str(session.writer.get_extra_info("sockname")[0])))
+                    self._deliver(LinkOpened())
                 lost_at, why = await self._talk(session)
                 if self._closed or self._held.ended:
                     return

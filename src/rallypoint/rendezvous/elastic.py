@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import os
 import queue
+import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
 from rallypoint.base.endpoint import host_name
@@ -28,6 +29,7 @@ from rallypoint.rendezvous.messages import (
     JoinRequest,
     Leave,
     LinkLost,
+    LinkOpened,
     LinkUp,
     NodesWaiting,
     Notice,
@@ -70,6 +72,14 @@ def notices(inbox: queue.SimpleQueue[Notice], ask_progress: Callable[[], None]) 
             yield notice
 
 
+class _Wanted(NamedTuple):
+    """A place that this node wants in the next round, and since when, on the handler's clock."""
+
+    member: Member
+    """This node, still without the place where its worker store listens."""
+    since: float
+
+
 class ElasticHandler(RendezvousHandler):
     """One node's part in the rendezvous of a job."""
 
@@ -83,6 +93,7 @@ class ElasticHandler(RendezvousHandler):
         where: str = "",
         rank_hint: int | None = None,
         shut: Callable[[], None] | None = None,
+        clock: Callable[[], float] = SYSTEM_CLOCK.monotonic,
         wall_clock: Callable[[], float] = time.time,
         hosts: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -96,6 +107,7 @@ class ElasticHandler(RendezvousHandler):
             where: where the nodes meet, as in `at host:port`, for people to read.
             rank_hint: the group rank to ask for.
             shut: ends what else belongs to the handler (the embedded server), after the link.
+            clock: on which it is counted how long a place has been wanted, in seconds.
             wall_clock: the time of day, for people to read, in seconds since 1970.
             hosts: whether the coordinator is in this process at the moment.
         """
@@ -104,6 +116,7 @@ class ElasticHandler(RendezvousHandler):
         self._open_link = open_link
         self._stores = stores
         self._where = where
+        self._clock = clock
         self._wall_clock = wall_clock
         self._rank_hint = rank_hint
         self._shut = shut
@@ -111,6 +124,9 @@ class ElasticHandler(RendezvousHandler):
         self._link: Link | None = None
         self._inbox: queue.SimpleQueue[Notice] = queue.SimpleQueue()
         self._listener: Deliver | None = None
+        self._joins = threading.Lock()
+        self._wanted: _Wanted | None = None
+        """The place that is to be asked for once the control plane has been reached. Under the lock `_joins`."""
         self._placement: Placement | None = None
         self._waiting = 0
         self._verdict: Verdict | None = None
@@ -226,13 +242,31 @@ class ElasticHandler(RendezvousHandler):
             self._taken_round = self._told_round
             self._stores.discard()
         self._telling.joins()
-        address, port = self._stores.prepare()
-        member = Member(role, local_world_size, address, port, self._rank_hint, max_restarts, program)
+        member = Member(role, local_world_size, "", 0, self._rank_hint, max_restarts, program)
         try:
-            self._send(JoinRequest(member, self._settings.join_timeout))
+            self._want(_Wanted(member, self._clock()))
+            self._opened()
+            self._join_if_open()
         except RallypointError as error:
             self._telling.failed(error)
             raise
+
+    def _join_if_open(self) -> None:
+        """Say what is wanted, if anything is: only now is it known where this node's worker store is to listen."""
+        if self._link is None or self._link.address is None:
+            return  # whoever makes the link, or `LinkOpened`, comes here again
+        wanted = self._want(None)
+        if wanted is not None:
+            host, port = self._stores.prepare(self._link.address)
+            member = wanted.member._replace(address=host, store_port=port)
+            waited = self._clock() - wanted.since
+            self._link.send(JoinRequest(member, max(0.0, self._settings.join_timeout - waited), waited=waited))
+
+    def _want(self, wanted: _Wanted | None) -> _Wanted | None:
+        """Put this in the place of what was wanted, and return that."""
+        with self._joins:
+            former, self._wanted = self._wanted, wanted
+        return former
 
     def take_up(self, placement: Placement) -> None:
         """The workers of the round before are gone: only now may its store go, and this round's begin."""
@@ -286,6 +320,7 @@ class ElasticHandler(RendezvousHandler):
 
     def leave(self, asks: bool = False) -> None:
         """Take no part any more; the others go on. With `asks`, a `Left` notice says how the job stands without us."""
+        self._want(None)
         if self._link is not None:
             self._link.send(Leave(asks))
 
@@ -305,13 +340,19 @@ class ElasticHandler(RendezvousHandler):
         self.take_up(placement)
         return self.info(placement)
 
-    def _send(self, request: JoinRequest | Fail | Succeed | Drain | Preempt | Close | Inquire) -> None:
+    def _opened(self) -> Link:
         if self._link is None:
             self._link = self._open_link(self._on_notice, Deadline.after(self._settings.join_timeout))
-        self._link.send(request)
+        return self._link
+
+    def _send(self, request: JoinRequest | Fail | Succeed | Drain | Preempt | Close | Inquire) -> None:
+        self._opened().send(request)
 
     def _on_notice(self, notice: Notice) -> None:
         match notice:
+            case LinkOpened():
+                self._join_if_open()
+                return
             case NodesWaiting(waiting=waiting):
                 self._waiting = waiting
             case Placed(placement=placement):

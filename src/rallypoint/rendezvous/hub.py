@@ -371,6 +371,7 @@ class LocalLink:
 
     def __init__(self, hub: Hub, node: NodeId, deliver: Deliver, address: str) -> None:
         self._hub = hub
+        self.address = address
         self._session, self.node = hub.attach(deliver, node, address=address, leased=False, at_home=True)
 
     def send(self, request: Request) -> None:

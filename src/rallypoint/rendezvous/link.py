@@ -18,6 +18,11 @@ Deliver = Callable[[Notice], None]
 class Link(Protocol):
     """One node's line to the control plane. Notices go to the `Deliver` that it was made with."""
 
+    @property
+    def address(self) -> str | None:
+        """This node's address towards the control plane; None until that has been reached, which `LinkOpened` tells."""
+        ...
+
     def send(self, request: Request) -> None:
         """Say something. Never blocks; a link that is lost says so by `LinkLost`."""
         ...

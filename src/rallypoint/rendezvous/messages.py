@@ -221,6 +221,10 @@ class LinkDown(NamedTuple):
     detail: str
 
 
+class LinkOpened(NamedTuple):
+    """The control plane was reached for the first time; made on the node's own side, never sent."""
+
+
 class LinkUp(NamedTuple):
     """The control plane is in reach again; made on the node's own side, never sent.
 
@@ -254,6 +258,7 @@ Notice = (
     | Differs
     | Beat
     | LinkDown
+    | LinkOpened
     | LinkUp
     | LinkLost
 )

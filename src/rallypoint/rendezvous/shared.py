@@ -76,7 +76,7 @@ class SharedStateLink:
         self._backend = backend
         self._settings = settings
         self._node = node
-        self._address = address
+        self.address = address
         self._deliver = deliver
         self._clock = clock
         self._observer = Observer(settings)
@@ -167,7 +167,7 @@ class SharedStateLink:
                 self._step(node, Exit(Reason.LOST, silent))
         match request:
             case JoinRequest(member=member, timeout=timeout, waited=waited):
-                address = member.address or self._address
+                address = member.address or self.address
                 now = self._clock.monotonic()
                 member = member._replace(address=address)
                 self._compare(member)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from rallypoint.base.endpoint import free_port
+from rallypoint.base.endpoint import free_port, listening_address
 from rallypoint.store.server import StoreServer
 
 
@@ -19,8 +19,11 @@ class WorkerStores(Protocol):
     hosted_by_agent: bool
     """Whether an agent serves the store that workers are told of."""
 
-    def prepare(self) -> tuple[str, int]:
+    def prepare(self, address: str) -> tuple[str, int]:
         """Have a store ready for the round to come.
+
+        Args:
+            address: of this node towards the control plane.
 
         Returns:
             Its address (empty: the one that this node's control connection shows) and port.
@@ -45,20 +48,26 @@ class WorkerStores(Protocol):
 
 
 class AgentStores:
-    """A server of this agent's own for each round, on all interfaces and a port that the kernel picks."""
+    """A server of this agent's own for each round, at one address of this node and a port that the kernel picks."""
 
     hosted_by_agent = True
 
-    def __init__(self, address: str = "") -> None:
-        """`address` is this node's address as the user gave it; empty if the control connection is to show it."""
+    def __init__(self, address: str = "", *, only_here: bool = False) -> None:
+        """Make nothing yet.
+
+        Args:
+            address: this node's, as the user gave it; empty if the control connection is to show it.
+            only_here: whether all workers of the job are on this machine.
+        """
         self._address = address
+        self._only_here = only_here
         self._prepared: StoreServer | None = None
         self._current: StoreServer | None = None
 
-    def prepare(self) -> tuple[str, int]:
+    def prepare(self, address: str) -> tuple[str, int]:
         """See `WorkerStores.prepare`. A store that was prepared and never used serves again."""
         if self._prepared is None:
-            self._prepared = StoreServer()
+            self._prepared = StoreServer(listening_address(self._address or address, only_here=self._only_here))
         return self._address, self._prepared.port
 
     def round_ended(self) -> None:
@@ -96,7 +105,7 @@ class WorkersOwnStores:
     def __init__(self, address: str = "") -> None:
         self._address = address
 
-    def prepare(self) -> tuple[str, int]:
+    def prepare(self, address: str) -> tuple[str, int]:
         """See `WorkerStores.prepare`."""
         return self._address, free_port()
 

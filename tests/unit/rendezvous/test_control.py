@@ -39,6 +39,7 @@ from rallypoint.rendezvous.messages import Inquire as InquireRequest
 from rallypoint.rendezvous.operations import Close, Fail, Succeed
 from rallypoint.rendezvous.server import ControlServer
 from rallypoint.rendezvous.state import Member, NodeId, Outcome, Settings, Verdict
+from tests.unit.rendezvous.listening import Heard
 
 PATIENCE = 10.0
 CAUSE = Cause(0, 0, "a", 42, -9, "Signal 9 (SIGKILL)", "", 0.0, "")
@@ -55,9 +56,9 @@ class Node:
     """One link and what it was told."""
 
     def __init__(self, endpoint: Endpoint, job: str = "job", key: bytes | None = None, wait: float = 20.0) -> None:
-        self.told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+        self.told = Heard()
         settings = Settings(job, 1, 2, join_timeout=wait)
-        self.link = TcpLink(endpoint, settings, 0, self.told.put, Deadline.after(wait), key=key)
+        self.link = TcpLink(endpoint, settings, 0, self.told.take, Deadline.after(wait), key=key)
 
     def join(self, port: int = 7000) -> None:
         self.link.send(JoinRequest(Member("default", 1, "", port), 600.0))
@@ -139,7 +140,7 @@ def raw_session(endpoint: Endpoint) -> Iterator[socket.socket]:
 
 def test_a_session_that_breaks_off_is_a_loss_and_is_noticed_at_once() -> None:
     with served(nodes=1, lease=3600.0) as (hub, endpoint):
-        told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+        told = Heard()
         host = LocalLink(hub, NodeId("127.0.0.1", 1, 99), told.put, "127.0.0.1")
         with raw_session(endpoint):
             host.send(JoinRequest(Member("default", 1, "", 7000), 600.0))

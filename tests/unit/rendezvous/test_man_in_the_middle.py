@@ -20,10 +20,11 @@ from rallypoint.rendezvous.client import TcpLink
 from rallypoint.rendezvous.handshake import Challenge, Welcome
 from rallypoint.rendezvous.hub import Hub
 from rallypoint.rendezvous.jobs import ManyJobs
-from rallypoint.rendezvous.messages import JobEnded, JoinRequest, LinkDown, LinkLost, Notice, Placed
+from rallypoint.rendezvous.messages import JobEnded, JoinRequest, LinkDown, LinkLost, Placed
 from rallypoint.rendezvous.operations import Close
 from rallypoint.rendezvous.server import ControlServer
 from rallypoint.rendezvous.state import Member, NodeId, Settings
+from tests.unit.rendezvous.listening import Heard
 
 PATIENCE = 20.0
 JOB = Settings("job", 1, 1, join_timeout=PATIENCE)
@@ -99,9 +100,9 @@ def between(change: Change, key: bytes | None) -> Iterator[Between]:
 
 
 @contextmanager
-def linked(endpoint: Endpoint, key: bytes | None, job: Settings = JOB) -> Iterator[queue.SimpleQueue[Notice]]:
-    told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
-    link = TcpLink(endpoint, job, 0, told.put, Deadline.after(PATIENCE), key=key)
+def linked(endpoint: Endpoint, key: bytes | None, job: Settings = JOB) -> Iterator[Heard]:
+    told = Heard()
+    link = TcpLink(endpoint, job, 0, told.take, Deadline.after(PATIENCE), key=key)
     link.send(JoinRequest(Member("default", 1, "", 7000), PATIENCE))
     try:
         yield told

@@ -18,7 +18,7 @@ from rallypoint.rendezvous import codec
 from rallypoint.rendezvous.client import TcpLink
 from rallypoint.rendezvous.hub import Hub
 from rallypoint.rendezvous.link import Deliver
-from rallypoint.rendezvous.messages import JobEnded, JoinRequest, Notice, Placed, Request, RoundEnded
+from rallypoint.rendezvous.messages import JobEnded, JoinRequest, LinkOpened, Notice, Placed, Request, RoundEnded
 from rallypoint.rendezvous.operations import Fail, Succeed
 from rallypoint.rendezvous.server import ControlServer, allow_connections
 from rallypoint.rendezvous.state import Member, Settings
@@ -55,6 +55,8 @@ class Nodes:
 
     def _listener(self, node: int) -> Deliver:
         def deliver(notice: Notice) -> None:
+            if isinstance(notice, LinkOpened):
+                return  # of the node's own making
             with self._changed:
                 self._heard[node].append(notice)
                 self._changed.notify_all()

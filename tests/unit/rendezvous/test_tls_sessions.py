@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import queue
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,6 +20,7 @@ from rallypoint.rendezvous.server import ControlServer
 from rallypoint.rendezvous.state import Member, Settings
 from rallypoint.store.client import TCPStore
 from rallypoint.store.rounds import RoundStores
+from tests.unit.rendezvous.listening import Heard
 
 PATIENCE = 20.0
 JOB = Settings("job", 1, 1, join_timeout=PATIENCE)
@@ -65,8 +65,8 @@ def served(tls: Tls | None, key: bytes | None = None) -> Iterator[Endpoint]:
 
 def joined(endpoint: Endpoint, tls: Tls | None, key: bytes | None = None) -> Notice:
     """What a node that wants to take part is told first."""
-    told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
-    link = TcpLink(endpoint, JOB, 0, told.put, Deadline.after(PATIENCE), key=key, tls=tls)
+    told = Heard()
+    link = TcpLink(endpoint, JOB, 0, told.take, Deadline.after(PATIENCE), key=key, tls=tls)
     link.send(JoinRequest(Member("default", 1, "", 7000), PATIENCE))
     try:
         return told.get(timeout=PATIENCE)

@@ -297,6 +297,7 @@ class _EtcdLink:
     def __init__(self, backend: EtcdV2Backend, link: SharedStateLink) -> None:
         self._backend = backend
         self._link = link
+        self.address: str | None = link.address
 
     def send(self, request: Request) -> None:
         """See `Link.send`."""

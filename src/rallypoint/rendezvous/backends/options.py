@@ -155,11 +155,16 @@ def accepted_keys() -> Keys | None:
     return None if secret is None else secret.keys
 
 
-def worker_stores(params: RendezvousParameters) -> WorkerStores:
-    """Where worker stores come from when they are not at the endpoint (contract section 2.1)."""
+def worker_stores(params: RendezvousParameters, *, only_here: bool = False) -> WorkerStores:
+    """Where worker stores come from when they are not at the endpoint (contract section 2.1).
+
+    Args:
+        params: of the backend.
+        only_here: whether all nodes are on this machine, however many they are.
+    """
     if os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1":
         return WorkersOwnStores(params.local_addr or "")
-    return AgentStores(params.local_addr or "")
+    return AgentStores(params.local_addr or "", only_here=only_here or params.max_nodes == 1)
 
 
 def rank_hint(params: RendezvousParameters) -> int | None:

@@ -108,7 +108,7 @@ class _Master:
 
     # The workers' store: see `worker_stores.WorkerStores`
 
-    def prepare(self) -> tuple[str, int]:
+    def prepare(self, address: str) -> tuple[str, int]:
         """The endpoint, as it was written: workers of a static job connect to just that."""
         return self._endpoint.host, self._endpoint.port
 
