@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 FAILURE_GRACE = 5.0
-"""Seconds between SIGTERM and SIGKILL after a failure, where nothing says otherwise."""
+"""Seconds between SIGTERM and SIGKILL after a failure, where nothing says otherwise (decision 26)."""
 
 
 class ElasticAgent(ABC):

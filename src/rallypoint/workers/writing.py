@@ -13,7 +13,6 @@ Laws:
 
 from __future__ import annotations
 
-import contextlib
 import os
 from typing import NamedTuple
 
@@ -98,11 +97,22 @@ def progress(pid: int) -> Progress:
 
 
 def _open_files(pid: int) -> dict[int, str]:
-    found = {}
-    with contextlib.suppress(OSError):
-        for name in os.listdir(f"/proc/{pid}/fd"):
-            with contextlib.suppress(OSError):  # closed since
-                found[int(name)] = os.readlink(f"/proc/{pid}/fd/{name}")
+    """Descriptor to what it is. There may be hundreds, of each of several workers, while a restart waits."""
+    found: dict[int, str] = {}
+    try:
+        folder = os.open(f"/proc/{pid}/fd", os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return found
+    try:
+        for name in os.listdir(folder):
+            try:
+                found[int(name)] = os.readlink(name, dir_fd=folder)
+            except OSError:  # closed since
+                continue
+    except OSError:  # the process has ended
+        pass
+    finally:
+        os.close(folder)
     return found
 
 

@@ -1,0 +1,66 @@
+"""Checkpoints that are written in place, and what helpers of a worker write last, when something dies beside them."""
+
+from __future__ import annotations
+
+import signal
+
+import pytest
+
+from rallypoint.base.endpoint import free_port
+from tests.jobs.launching import Launcher
+
+TRAINING = """
+import json, os, time
+from rallypoint import notices
+def write(piece):
+    with open("checkpoint.json", "w") as file:
+        file.write("[0")
+        for _ in range(40):
+            file.write(piece)
+            file.flush()
+            started or print("saving", flush=True)
+            started.append(True)
+            time.sleep(0.03)
+        file.write("]")
+started = []
+if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and not os.path.exists("checkpoint.json"):
+    if os.environ["NODE"] == "A":
+        {save}
+    time.sleep(600)
+with open("checkpoint.json") as file:
+    print("loaded", len(json.load(file)), flush=True)
+"""
+SAVES = {
+    "in place": 'write(", 1" * 20_000)',
+    "in small pieces, and says so": 'with notices.saving(): write(", 1")',
+}
+
+
+@pytest.mark.parametrize("how", SAVES)
+def test_a_checkpoint_that_is_written_while_another_node_dies_is_whole(rallyrun: Launcher, how: str) -> None:
+    script = rallyrun.script(TRAINING.replace("{save}", SAVES[how]))
+    flags = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=job"]
+    a = rallyrun(*flags, "--rdzv-conf=is_host=true", script, env={"NODE": "A"})
+    b = rallyrun(*flags, "--rdzv-conf=is_host=false", script, env={"NODE": "B"})
+    a.until(lambda lines: "saving" in lines, "the checkpoint is begun")
+    b.signal(signal.SIGKILL)
+    assert a.ends() == 0, a.err
+    pieces = 20_000 if how == "in place" else 1
+    assert a.out[-1] == f"loaded {40 * pieces + 1}", a.err
+    assert ("checkpoint.json; it is stopped when that is done" in a.err) is (how == "in place")
+
+
+def test_a_helper_that_outlives_its_worker_may_write_to_the_end(rallyrun: Launcher) -> None:
+    helper = "import os, signal, time; signal.signal(15, lambda *_: (write(), os._exit(0))); print(flush=True)\n"
+    helper += "def write():\n    with open('records', 'w') as file:\n"
+    helper += "        for _ in range(20): time.sleep(0.01); print('record', file=file, flush=True)\n"
+    helper += "while True: signal.pause()\n"
+    script = rallyrun.script(
+        "import os, subprocess, sys\n"
+        f"command = [sys.executable, '-c', {helper!r}]\n"
+        "helper = subprocess.Popen(command, start_new_session=True, stdout=subprocess.PIPE)\n"
+        "helper.stdout.readline()\nos._exit(0)\n"
+    )
+    job = rallyrun("--standalone", script)
+    assert job.ends() == 0, job.err
+    assert (rallyrun.folder / "records").read_text() == "record\n" * 20
