@@ -171,7 +171,7 @@ def past(step: int) -> Callable[[bytes], bool]:
 def finish(run: Run, killed_at: float | None = None) -> Outcome:
     """Read to the end; `killed_at` is the moment on `run.seconds()` at which something was killed."""
     recovery = None
-    if killed_at is not None and run.read_until(lambda _: _went_back(run.output)):
+    if killed_at is not None and run.read_until(_goes_back_from(run.output)):
         recovery = run.seconds() - killed_at
     run.read_until(lambda text: False)
     found = _FINAL.findall(run.output)
@@ -186,10 +186,14 @@ def finish(run: Run, killed_at: float | None = None) -> Outcome:
     )
 
 
-def _went_back(output: bytes) -> bool:
-    """Whether steps have been told again, as a resumed run does; what the killed one had told comes before."""
-    steps = [int(each) for each in _STEP.findall(output)]
-    return any(later <= former for former, later in pairwise(steps))
+def _goes_back_from(told: bytes) -> Callable[[bytes], bool]:
+    """Whether steps are told again, as a resumed run does; what the killed one has told may come late, but goes on."""
+    last = [int(each) for each in _STEP.findall(told)][-1:]
+
+    def goes_back(text: bytes) -> bool:
+        return any(later <= former for former, later in pairwise([*last, *map(int, _STEP.findall(text))]))
+
+    return goes_back
 
 
 def undisturbed(program: str) -> Outcome:
