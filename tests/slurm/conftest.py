@@ -1,0 +1,26 @@
+"""One Slurm for all tests of this folder that a process runs. Where there cannot be one, they say so and do not run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.slurm.cluster import Slurm, slurm, why_not
+from tests.slurm.jobs import SlurmJobs
+
+
+@pytest.fixture(scope="session")
+def _cluster() -> Iterator[Slurm]:
+    if (reason := why_not()) is not None:
+        pytest.skip(f"SLURM TESTS DID NOT RUN: {reason}")
+    with slurm(nodes=3) as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def jobs(_cluster: Slurm, tmp_path: Path) -> Iterator[SlurmJobs]:
+    made = SlurmJobs(_cluster, tmp_path)
+    yield made
+    made.close()

@@ -1,0 +1,130 @@
+"""Jobs of several nodes under a real Slurm, and what they have said so far."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+from tests.slurm.cluster import Slurm, wait_until
+
+WORKER = """
+import os, signal, sys, time
+me = f"rank {os.environ['RANK']} of {os.environ['WORLD_SIZE']} in run {os.environ.get('SLURM_RESTART_COUNT', '0')}"
+def say(what):
+    os.write(1, f"{me}: {what}\\n".encode())
+def hear(number, _):
+    say("heard " + signal.Signals(number).name)
+    if number == signal.SIGTERM and "deaf" not in sys.argv:
+        os._exit(0)
+for name in sys.argv[2].split(","):
+    signal.signal(getattr(signal, name), hear)
+say("up")
+while not os.path.exists(sys.argv[1] + "/finish"):
+    time.sleep(0.02)
+say("done")
+"""
+
+
+class SlurmJob:
+    """One batch job whose one step runs `rallyrun` on each node."""
+
+    def __init__(self, cluster: Slurm, number: str, output: Path) -> None:
+        self.number = number
+        self._cluster = cluster
+        self._output = output
+
+    @property
+    def lines(self) -> list[str]:
+        """All that it has printed, each line with the number of the step's task before it."""
+        return self._output.read_text().splitlines() if self._output.exists() else []
+
+    def count(self, pattern: str) -> int:
+        """In how many lines a pattern is found."""
+        return sum(re.search(pattern, line) is not None for line in self.lines)
+
+    def until(self, holds: Callable[[], bool], what: str) -> None:
+        """Wait until something holds."""
+        wait_until(holds, lambda: "\n".join([what, *self.lines, self._cluster("squeue")]))
+
+    def until_up(self, workers: int, run: int = 0) -> None:
+        """Wait until so many workers of one world are up."""
+        self.until(
+            lambda: self.count(rf"of {workers} in run {run}: up") == workers, f"{workers} workers are up in run {run}"
+        )
+
+    def until_said(self, pattern: str, times: int = 1) -> None:
+        """Wait until a pattern is found in so many lines."""
+        self.until(lambda: self.count(pattern) >= times, f"{times} times {pattern!r}")
+
+    def cancel(self, *how: str) -> None:
+        """`scancel` with these arguments."""
+        self._cluster("scancel", *how, self.number)
+
+    def ends(self) -> str:
+        """Wait for the end; returns Slurm's word for it."""
+        self.until(lambda: self.state not in {"RUNNING", "PENDING", "COMPLETING", "CONFIGURING"}, "it has ended")
+        return self.state
+
+    @property
+    def state(self) -> str:
+        """Slurm's word for how it is."""
+        (found,) = re.findall(r"JobState=(\w+)", self._cluster("scontrol", "show", "job", self.number))
+        return str(found)
+
+
+class SlurmJobs:
+    """Starts jobs in a folder of the test's own."""
+
+    def __init__(self, cluster: Slurm, folder: Path) -> None:
+        self.cluster = cluster
+        self.folder = folder
+        self._temporary = folder / "tmp"
+        self._temporary.mkdir()
+        (folder / "worker.py").write_text(WORKER)
+        self._jobs: list[SlurmJob] = []
+
+    def start(self, *flags: str, signals: str, deaf: bool = False) -> SlurmJob:
+        """Start a job on all nodes, one worker each, which handle these signals; `deaf` ones stay after SIGTERM."""
+        words = [sys.executable, "-m", "rallypoint.run", "--rdzv-backend=c10d", "--rdzv-endpoint=n1:29400"]
+        words += ["--rdzv-conf=last_call_timeout=50", *flags, "worker.py", str(self.folder), signals]
+        step = f"srun --no-kill --label {shlex.join([*words, 'deaf'] if deaf else words)}"
+        script = self.folder / "job.sh"
+        script.write_text(
+            f'#!/bin/sh\nexport PET_RDZV_ID=$SLURM_JOB_ID.$SLURM_RESTART_COUNT\n{step}\necho "srun has ended with $?"\n'
+        )
+        output = self.folder / "output"
+        options = (f"--nodes={len(self.cluster.nodes)}", "--ntasks-per-node=1", "--no-kill", "--requeue", "--parsable")
+        where = (f"--chdir={self.folder}", f"--output={output}", "--open-mode=append")
+        env = {"TMPDIR": str(self._temporary), "OMP_NUM_THREADS": "1"}
+        number = self.cluster("sbatch", *options, *where, str(script), env=env).strip()
+        job = SlurmJob(self.cluster, number, output)
+        self._jobs.append(job)
+        return job
+
+    def finish(self) -> None:
+        """Have the workers end with success."""
+        (self.folder / "finish").touch()
+
+    def forget_temporary(self) -> None:
+        """Take away what a node that was lost with all its processes has left."""
+        shutil.rmtree(self._temporary)
+        self._temporary.mkdir()
+
+    def close(self) -> None:
+        """End what runs, and check that nothing of it is left."""
+        self.finish()
+        for job in self._jobs:
+            if job.state in {"RUNNING", "PENDING"}:
+                job.cancel()
+            job.ends()
+        left = {name: pids for name in self.cluster.nodes if (pids := self._left(name))}
+        assert not left, f"processes were left on the nodes: {left}"
+        assert not list(self._temporary.iterdir()), "temporary files were left"
+
+    def _left(self, name: str) -> list[int]:
+        wait_until(lambda: not self.cluster.pids(name, "worker.py"), lambda: f"no worker is left on {name}")
+        return self.cluster.pids(name, "rallypoint")
