@@ -169,7 +169,7 @@ class Server:
             server_address=server_address,
             leased=leased,
             at_home=hello.pid == self.home,
-            hang_up=lambda: self._hang_up(holder),
+            hang_up=lambda _why: self._hang_up(holder),
         )
         self.sessions[holder.number] = holder
         return name

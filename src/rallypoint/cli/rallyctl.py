@@ -112,7 +112,7 @@ def _serve(options: argparse.Namespace) -> None:
     server = ControlServer(ManyJobs(), listeners, keys=accepted_keys(), tls=control_tls(vars(options)))
     say(f"rallyctl: control plane listens at {Endpoint(host or '*', server.port)}")
     number = signal.sigwait({signal.SIGTERM, signal.SIGINT})
-    server.close(linger=0.0)
+    server.close(linger=0.0, why=f"{signal.Signals(number).name} has ended it")
     say(f"rallyctl: ended by {signal.Signals(number).name}")
 
 

@@ -58,6 +58,9 @@ Send = tuple[int, Notice]
 _SILENT = "nothing was heard from it for {:g} s"
 _STAYED_AWAY = "it has not come back to the control plane"
 """What there is to say of how a node was lost."""
+_NOBODY_HEARD = "no node at all was heard for {:g} s, so the control plane was cut off"
+_ANOTHER = "its node has opened another"
+"""What else there is to say of why a session was ended."""
 
 
 class Arbiter:
@@ -83,7 +86,7 @@ class Arbiter:
         self._all_let_go = False
         self._ticked_at = -math.inf
         self._sends: list[Send] = []
-        self._ended: list[int] = []
+        self._ended: list[tuple[int, str]] = []
         self._decided = False
         """Whether a round was completed here, and not only taken over from an arbiter before us."""
         self._filled = False
@@ -158,10 +161,11 @@ class Arbiter:
         self._ticked_at = now
         silence = self.roster.liveness.look(now)
         for session in silence.over:
-            self._ended.append(session)
-            self._end(session, now, Reason.LOST, _SILENT.format(self.settings.lease))
+            silent = _SILENT.format(self.settings.lease)
+            self._ended.append((session, silent))
+            self._end(session, now, Reason.LOST, silent)
         for session in silence.out_of_reach:
-            self._ended.append(session)
+            self._ended.append((session, _NOBODY_HEARD.format(patience(self.settings))))
             self._let_go(session, now)
         while self._deadlines and self._deadlines[0][0] <= now:
             _, node = heapq.heappop(self._deadlines)
@@ -193,8 +197,8 @@ class Arbiter:
             moments.append(sight.last_call_at + self.settings.last_call_timeout)
         return moments
 
-    def take_ended(self) -> list[int]:
-        """Sessions that were ended by us since this was last asked: their connections are of no more use."""
+    def take_ended(self) -> list[tuple[int, str]]:
+        """Sessions that were ended by us since this was last asked, and why: their connections are of no more use."""
         ended, self._ended = self._ended, []
         return ended
 
@@ -252,7 +256,7 @@ class Arbiter:
             former = seated_before(ours, speaker.node, request)
         if former is not None:
             ended = self.roster.claim(session, former)
-            self._ended += [] if ended is None else [ended]
+            self._ended += [] if ended is None else [(ended, _ANOTHER)]
             if self._absent_until is not None and not self._some_are_unheard():
                 self._all_have_spoken()
         elif self._decided:

@@ -31,7 +31,17 @@ from rallypoint.rendezvous.dialing import TRY_AGAIN, Dialer, Session
 from rallypoint.rendezvous.handshake import HandshakeError
 from rallypoint.rendezvous.holding import Held, after_notice, after_request, forget_join, greeted, said_again
 from rallypoint.rendezvous.link import Deliver
-from rallypoint.rendezvous.messages import Beat, Leave, LinkDown, LinkLost, LinkOpened, LinkUp, Notice, Request
+from rallypoint.rendezvous.messages import (
+    Beat,
+    Leave,
+    LinkDown,
+    LinkLost,
+    LinkOpened,
+    LinkUp,
+    Notice,
+    Request,
+    SessionEnded,
+)
 from rallypoint.rendezvous.state import Settings
 from rallypoint.rendezvous.whereabouts import Fixed, Place, Whereabouts
 
@@ -101,6 +111,8 @@ class TcpLink:
         self._waits_since: float | None = None
         self._embedded = True
         """Whether the server lives inside an agent of the job, by the last session; before the first it may."""
+        self._farewell = ""
+        """Why the server has ended the session, in its own words."""
         self._asked: asyncio.Event | None = None
         """Set when a node asks again whose last join was refused; None while no such node waits for that."""
         self._task = self._loop.submit(self._run())
@@ -172,7 +184,7 @@ class TcpLink:
                 if self._held.refused:  # so the server may go; it matters to us only if we ask again
                     await self._asked_again()
                 self._deliver(LinkDown(f"the control plane at {self._where} was lost ({why})"))
-                session = await self._again(lost_at)
+                session = await self._again(lost_at, why)
                 before = self._held
                 self._hold(forget_join(before, session.welcome.incarnation))
                 self._deliver(LinkUp(join_lost=before.join is not self._held.join))
@@ -192,6 +204,7 @@ class TcpLink:
         """Use the session until it is lost; returns when that was, and why."""
         welcome = session.welcome
         self._embedded = welcome.embedded
+        self._farewell = ""
         for request in said_again(self._held, SYSTEM_CLOCK.monotonic()):
             self._say(session, _payload(request))
         self._hold(greeted(self._held, welcome.incarnation, welcome.node))
@@ -226,7 +239,7 @@ class TcpLink:
             async with asyncio.timeout(patience):
                 data = await session.reader.read(65536)
             if not data:
-                return "it hung up"
+                return self._farewell or "it hung up"
             session.unread.extend(session.frames.feed(data))
 
     def _drop_silent(self) -> None:
@@ -235,6 +248,9 @@ class TcpLink:
 
     def _take(self, notice: Notice) -> None:
         self._drop_silent()
+        if isinstance(notice, SessionEnded):
+            self._farewell = notice.detail
+            return
         self._hold(after_notice(self._held, notice))
         if not isinstance(notice, Beat) and not self._closed:
             self._deliver(notice)
@@ -250,11 +266,14 @@ class TcpLink:
     async def _first(self) -> Session:
         return await self._dial_until(
             self._deadline.remaining,
-            "no control plane could be reached at {endpoint} before the join deadline: {why}; {advice}",
+            lambda why, _seconds: (
+                f"no control plane could be reached at {self._where} before the join deadline: {why}; "
+                f"{self._where.advice}"
+            ),
             first=True,
         )
 
-    async def _again(self, lost_at: float) -> Session:
+    async def _again(self, lost_at: float, how: str) -> Session:
         def remaining() -> float:
             if self._waits_since is None:
                 return float("inf")
@@ -265,8 +284,10 @@ class TcpLink:
 
         return await self._dial_until(
             remaining,
-            "the control plane at {endpoint} was lost and has not come back within {seconds:.0f} s ({why}); "
-            "look at the output of the node that hosts it",
+            lambda why, seconds: (
+                f"the control plane at {self._where} was lost ({how}) and has not come back within {seconds:.0f} s "
+                f"({why}); look at the output of the node that hosts it"
+            ),
             first=False,
         )
 
@@ -274,12 +295,14 @@ class TcpLink:
         self._asked = asyncio.Event()
         await self._asked.wait()
 
-    async def _dial_until(self, remaining: Callable[[], float], failure: str, *, first: bool) -> Session:
+    async def _dial_until(
+        self, remaining: Callable[[], float], failure: Callable[[str, float], str], *, first: bool
+    ) -> Session:
         """Dial until a session is open.
 
         Args:
             remaining: seconds that are left to try.
-            failure: the sentence for when they are over.
+            failure: makes the sentence for when they are over, of why and after how many seconds.
             first: whether there was no session yet: then to give up at once where waiting will not help.
         """
         delay, remind = _FIRST_DELAY, _REMIND_FIRST if first else _REMIND_AGAIN
@@ -299,9 +322,7 @@ class TcpLink:
                     raise
                 why = str(error)
             if remaining() <= 0:
-                seconds = SYSTEM_CLOCK.monotonic() - began
-                told = failure.format(endpoint=self._where, why=why, advice=self._where.advice, seconds=seconds)
-                raise TimeoutError(told)
+                raise TimeoutError(failure(why, SYSTEM_CLOCK.monotonic() - began))
             if SYSTEM_CLOCK.monotonic() - said_at >= remind:
                 said_at, remind = SYSTEM_CLOCK.monotonic(), min(max(2 * remind, _REMIND_LEAST), _REMIND_MOST)
                 self._remind(why, f"; {self._where.advice}" if first else "", remaining())

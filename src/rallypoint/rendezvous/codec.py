@@ -41,6 +41,7 @@ _TYPES: tuple[type, ...] = (
     messages.Preempted,
     messages.Left,
     messages.Differs,
+    messages.SessionEnded,
 )
 _TAG = {kind: tag for tag, kind in enumerate(_TYPES)}
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])

@@ -22,7 +22,7 @@ from rallypoint.rendezvous.handshake import (
     Welcome,
     objection_to,
 )
-from rallypoint.rendezvous.messages import Beat, JoinRequest, Leave, Notice, Request
+from rallypoint.rendezvous.messages import Beat, JoinRequest, Leave, Notice, Request, SessionEnded
 from rallypoint.rendezvous.state import NodeId, Reason
 
 if TYPE_CHECKING:
@@ -55,8 +55,6 @@ _TLS_ONLY = (
     "this control plane speaks TLS only; give this node tls_cert, tls_key and tls_ca in --rdzv-conf, as the others"
 )
 
-_TAKEN_OUT = "its node was silent for longer than its lease and has been taken out"
-
 
 class ControlConnection(asyncio.Protocol):
     """A stranger at first, a node's session after the handshake."""
@@ -76,6 +74,7 @@ class ControlConnection(asyncio.Protocol):
         self._answered = False
         """Whether the last beat was."""
         self._done = False
+        self._why_ended = "its session has ended"
 
     # asyncio's side
 
@@ -238,7 +237,7 @@ class ControlConnection(asyncio.Protocol):
 
     def _on_beat(self, hub: Hub) -> None:
         if not hub.beat(self._session):
-            self._drop(_TAKEN_OUT)
+            self._drop(self._why_ended)
             return
         self._answered = not self._answered or len(self._server.connections) <= _MANY
         if self._answered:
@@ -257,7 +256,7 @@ class ControlConnection(asyncio.Protocol):
         elif isinstance(request, JoinRequest):
             self._leaving = False
         if not hub.receive(self._session, request):
-            self._drop(_TAKEN_OUT)
+            self._drop(self._why_ended)
 
     def _deliver(self, notice: Notice) -> None:
         told = self._server.told
@@ -265,13 +264,15 @@ class ControlConnection(asyncio.Protocol):
             told = self._server.told = (notice, codec.encode(notice))
         self._server.post(self, told[1])
 
-    def _hang_up(self) -> None:
-        log.warning(
-            "control connection from %s is closed: its node was silent for too long, has opened another, "
-            "or could not be told what concerns it",
-            self._peer,
-        )
-        self._loop.call_soon_threadsafe(self.abort)
+    def _hang_up(self, why: str) -> None:
+        log.warning("control connection from %s is closed: %s", self._peer, why)
+        self._why_ended = why
+        self._loop.call_soon_threadsafe(self._end_session)
+
+    def _end_session(self) -> None:
+        if not self._done:
+            self._say(SessionEnded(self._why_ended))
+        self.abort()
 
     # Sending and ending
 
@@ -296,8 +297,10 @@ class ControlConnection(asyncio.Protocol):
             log.warning("control connection from %s does not read what it is sent; it is closed", self._peer)
             self._transport.abort()
 
-    def finish(self) -> None:
-        """Send what is left and say that nothing more comes; take no more requests, which nobody would stand for."""
+    def finish(self, why: str) -> None:
+        """Send what is left and why nothing more comes; take no more requests, which nobody would stand for."""
+        if why and self._hub is not None and not self._done:
+            self._say(SessionEnded(why))
         self._done = True
         if self._channel is not None and not self._transport.is_closing():
             self._channel.say_goodbye()
@@ -313,8 +316,10 @@ class ControlConnection(asyncio.Protocol):
 
     def _drop(self, why: str) -> None:
         self._done = True
-        complain = self._server.strangers.complain if self._hub is None else log.warning
-        complain("control connection from %s refused: %s", self._peer, why)
+        if self._hub is None:
+            self._server.strangers.complain("control connection from %s refused: %s", self._peer, why)
+        else:
+            log.warning("control connection from %s is closed: %s", self._peer, why)
         self._transport.close()
 
     def _too_slow(self) -> None:

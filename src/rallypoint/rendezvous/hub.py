@@ -103,7 +103,7 @@ class Hub:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._deliver: dict[int, Deliver] = {}
-        self._hang_up: dict[int, Callable[[], None]] = {}
+        self._hang_up: dict[int, Callable[[str], None]] = {}
         self._outbox: deque[_Due] = deque()
         self._beats: deque[Send] = deque()
         self._late: set[int] = set()
@@ -157,7 +157,7 @@ class Hub:
         at_home: bool = False,
         near: bool = False,
         settings: Settings | None = None,
-        hang_up: Callable[[], None] | None = None,
+        hang_up: Callable[[str], None] | None = None,
     ) -> tuple[int, NodeId]:
         """Open a session.
 
@@ -170,7 +170,7 @@ class Hub:
             at_home: whether the node's agent is this process, and both go together.
             near: whether the node's agent is this process.
             settings: what the node was started with.
-            hang_up: called, from any thread, when it was ended from here.
+            hang_up: called, from any thread, with the reason, when it was ended from here.
 
         Returns:
             The session's number, and the name that the node goes by.
@@ -251,10 +251,10 @@ class Hub:
 
     def _take_hang_ups(self) -> list[Callable[[], None]]:
         ended = self._arbiter.take_ended()
-        for session in ended:
+        for session, _ in ended:
             self._deliver.pop(session, None)
             self._late.discard(session)
-        return [self._hang_up.pop(session) for session in ended if session in self._hang_up]
+        return [partial(self._hang_up.pop(session), why) for session, why in ended if session in self._hang_up]
 
     def _post(self, sends: Iterable[Send]) -> None:
         """What is to be told waits for the state that it follows from. With the lock held."""
@@ -300,7 +300,9 @@ class Hub:
             self._narrate(notice)
         deliver = self._deliver.get(session)
         if deliver is not None and not self._protected(partial(deliver, notice)):
-            self._protected(self._hang_up.get(session, do_nothing))
+            hang_up = self._hang_up.get(session)
+            if hang_up is not None:
+                self._protected(partial(hang_up, "it could not be told what concerns its node"))
 
     def _mention(self, notice: Differs) -> None:
         """Tell people on our side, too, that nodes differ; not of each that differs as others do."""

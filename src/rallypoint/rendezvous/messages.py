@@ -153,6 +153,12 @@ class Differs(NamedTuple):
     differences: tuple[Difference, ...]
 
 
+class SessionEnded(NamedTuple):
+    """The control plane ends this session, for the reason that `detail` says; the last thing that is said in it."""
+
+    detail: str
+
+
 class Missed(NamedTuple):
     """Who has gone without another in its place: what it is called, why it went, and how many seconds ago."""
 
@@ -256,6 +262,7 @@ Notice = (
     | Waiting
     | Left
     | Differs
+    | SessionEnded
     | Beat
     | LinkDown
     | LinkOpened

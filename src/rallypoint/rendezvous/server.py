@@ -115,14 +115,15 @@ class ControlServer:
         jobs.on_change = self._arm_soon
         self._loop.call(self._start)
 
-    def close(self, linger: float = 2.0) -> None:
+    def close(self, linger: float = 2.0, why: str = "") -> None:
         """Take no more nodes, let the last notices arrive, and end all sessions. Idempotent.
 
         Args:
             linger: seconds that nodes have to read what was sent and hang up.
+            why: what to tell them, last of all.
         """
         if self._closed is None:
-            self._closed = self._loop.submit(self._shut(linger))
+            self._closed = self._loop.submit(self._shut(linger, why))
         self._closed.result()
 
     def post(self, connection: ControlConnection, payload: bytes) -> None:
@@ -168,7 +169,7 @@ class ControlServer:
         self._serves = True
         self._arm()
 
-    async def _shut(self, linger: float) -> None:
+    async def _shut(self, linger: float, why: str) -> None:
         import asyncio
 
         await self._starting
@@ -180,7 +181,7 @@ class ControlServer:
             self._timer.cancel()
         self._emptied = asyncio.Event()
         for connection in list(self.connections):
-            connection.finish()
+            connection.finish(why)
         if self.connections:
             try:
                 await asyncio.wait_for(self._emptied.wait(), linger)

@@ -92,7 +92,7 @@ def _record(name: str, state: str, run_id: str, message: str, **more: Any) -> No
     from rallypoint.telemetry.recording import record_rdzv_event
 
     event = RdzvEvent(name, run_id, message, socket.gethostname(), os.getpid(), NodeState[state], **more)
-    quietly(lambda: record_rdzv_event(event))
+    quietly("events", lambda: record_rdzv_event(event))
 
 
 def _trace(error: BaseException) -> str:

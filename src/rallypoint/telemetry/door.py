@@ -43,7 +43,7 @@ def put(name: str, value: float) -> None:
     if metrics_wanted():
         from rallypoint.telemetry.metrics import put_metric
 
-        quietly(lambda: put_metric(name, value))
+        quietly("metrics", lambda: put_metric(name, value))
 
 
 def profiled(function: Callable[P, R]) -> Callable[P, R]:
@@ -68,9 +68,9 @@ def profiled(function: Callable[P, R]) -> Callable[P, R]:
     return called
 
 
-def quietly(tell: Callable[[], None]) -> None:
-    """Call somebody's handler; what it raises becomes a log line."""
+def quietly(what: str, tell: Callable[[], None]) -> None:
+    """Call somebody's handler of `what`; what it raises becomes a log line."""
     try:
         tell()
     except Exception as error:
-        log.warning("a handler of events or metrics failed (%s: %s); the job goes on", type(error).__name__, error)
+        log.warning("a handler of %s failed (%s: %s); the job goes on", what, type(error).__name__, error)

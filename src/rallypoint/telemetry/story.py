@@ -109,7 +109,7 @@ class AgentStory:
 
     def tell(self, event: Event) -> None:
         """Record an event, whatever becomes of it."""
-        quietly(lambda: record(event, self._destination))
+        quietly("events", lambda: record(event, self._destination))
 
     def told(self, state: str, group: GroupLike, restarts: int, seconds: float) -> None:
         """The agent has done what `state` names (RENDEZVOUS, ASSIGN_WORKER_RANKS), and it took so many seconds."""

@@ -23,6 +23,7 @@ from rallypoint.rendezvous.hub import Hub, LocalLink
 from rallypoint.rendezvous.jobs import ManyJobs
 from rallypoint.rendezvous.messages import (
     Differs,
+    Holding,
     JobEnded,
     JoinRefused,
     JoinRequest,
@@ -34,6 +35,7 @@ from rallypoint.rendezvous.messages import (
     Progress,
     Refusal,
     RoundEnded,
+    SessionEnded,
 )
 from rallypoint.rendezvous.messages import Inquire as InquireRequest
 from rallypoint.rendezvous.operations import Close, Fail, Succeed
@@ -159,9 +161,42 @@ def test_a_silent_node_is_gone_after_its_lease_and_learns_of_it() -> None:
         newcomer.join()
         assert isinstance(newcomer.hears(), Placed)
         assert hub.state.ledger.lost == 1
+        payload = mute.recv(1000)[4:]
+        assert codec.decode_notice(payload) == SessionEnded("nothing was heard from it for 0.3 s")
         with suppress(ConnectionResetError):
             assert mute.recv(1000) == b"", "a node that was taken out must find its session closed"
         newcomer.link.close()
+
+
+def test_a_server_that_ends_says_why_before_it_hangs_up() -> None:
+    server = ControlServer(Hub(Settings("job", 1, 1)), listening_socket("127.0.0.1", 0))
+    node = Node(Endpoint("127.0.0.1", server.port), wait=0.5)
+    node.join()
+    assert isinstance(node.hears(), Placed)
+    server.close(why="n1, which hosted it, has left the job")
+    down = node.hears()
+    assert isinstance(down, LinkDown)
+    assert down.detail.endswith("was lost (n1, which hosted it, has left the job)")
+    node.link.send(Fail(0, CAUSE, 3))
+    assert "was lost (n1, which hosted it, has left the job) and has not come back within" in node.loses()
+    node.link.close()
+
+
+def test_why_a_session_was_ended_is_the_one_reason_that_there_was() -> None:
+    clock, why, told = Clock(), list[str](), list[Notice]()
+    hub = Hub(Settings("job", 1, 2), clock)
+    node = NodeId("h", 1, 0)
+    first, name = hub.attach(told.append, node, address="h", hang_up=why.append)
+    hub.receive(first, JoinRequest(Member("default", 1, "", 7000), 600.0))
+    second, _ = hub.attach(told.append, node, address="h", hang_up=why.append)
+    hub.receive(second, Holding(hub.incarnation, name, Member("default", 1, "", 7000)))
+    assert why == ["its node has opened another"]
+    clock.now += 100.0
+    hub.tick()  # after a sleep it looks again first
+    while len(why) < 2:
+        clock.now = hub.wake_at()
+        hub.tick()
+    assert why[1:] == ["nothing was heard from it for 3 s"]
 
 
 def test_a_link_waits_for_a_server_that_comes_late() -> None:
@@ -315,7 +350,7 @@ def test_who_needs_the_control_plane_gives_up_when_it_stays_away_for_the_join_ti
     with pytest.raises(queue.Empty):  # it needs nothing: no patience runs out
         node.told.get(timeout=1.0)
     node.link.send(Fail(0, CAUSE, 3))
-    assert "was lost and has not come back within" in node.loses()
+    assert "was lost (it hung up) and has not come back within" in node.loses()
     node.link.close()
 
 

@@ -248,7 +248,7 @@ def test_silent_nodes_of_ended_jobs_are_taken_out_too() -> None:
     hung_up: list[str] = []
     hello = ClientHandshake("job", None, b"n", old.settings).hello("h", 9, 0, old.met)
     late = world.jobs.hub_for(hello)
-    late.attach(old.told.append, NodeId("h", 9, 0), address="h", hang_up=lambda: hung_up.append("late"))
+    late.attach(old.told.append, NodeId("h", 9, 0), address="h", hang_up=lambda _why: hung_up.append("late"))
     old.goes()
     new = Node(world, 2)
     assert new.hub is not late
@@ -305,7 +305,7 @@ def test_a_tick_that_goes_wrong_is_told_and_tried_again_and_costs_other_jobs_not
     broken.joins()
     sound.joins()
     hung_up: list[str] = []
-    sound.hub.attach(sound.told.append, NodeId("h", 9, 0), address="h", hang_up=lambda: hung_up.append("mute"))
+    sound.hub.attach(sound.told.append, NodeId("h", 9, 0), address="h", hang_up=lambda _why: hung_up.append("mute"))
     with monkeypatch.context() as patch:
         patch.setattr(broken.hub.__dict__["_arbiter"], "tick", lambda _now: 1 / 0)
         world.passes(12.0, sound)

@@ -174,10 +174,10 @@ def test_a_session_that_cannot_be_told_something_ends_alone(caplog: pytest.LogCa
     def broken(notice: Notice) -> None:
         raise ValueError(f"cannot say {notice}")
 
-    first, _ = hub.attach(broken, NodeId("a", 1, 0), address="a", hang_up=lambda: ended.append("first"))
-    second, _ = hub.attach(told.append, NodeId("b", 1, 0), address="b", hang_up=lambda: ended.append("second"))
+    first, _ = hub.attach(broken, NodeId("a", 1, 0), address="a", hang_up=ended.append)
+    second, _ = hub.attach(told.append, NodeId("b", 1, 0), address="b", hang_up=lambda _why: ended.append("second"))
     hub.receive(first, Beat())
     hub.receive(second, Beat())
-    assert (ended, told) == (["first"], [Beat()])
+    assert (ended, told) == (["it could not be told what concerns its node"], [Beat()])
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert "cannot say Beat()" in caplog.text

@@ -122,7 +122,7 @@ def test_a_handler_that_fails_costs_a_log_line(events: KeptEvents, caplog: pytes
     log_handlers["kept"] = Broken()
     a_story().started(GROUP, 0)
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
-    assert lines == ["a handler of events or metrics failed (OSError: full); the job goes on"] * 2
+    assert lines == ["a handler of events failed (OSError: full); the job goes on"] * 2
 
 
 class Agent:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import (
     Endpoint,
+    host_name,
     is_this_machine,
     listening_socket,
     own_address,
@@ -145,7 +146,7 @@ class _Control:
         if self._timekeeper is not None:
             self._timekeeper.close()
         if self._server is not None:
-            self._server.close()
+            self._server.close(why=f"{host_name()}, which hosted it, has left the job")
 
     def _host(self, deliver: Deliver) -> Link | None:
         """The link to a server of our own; None if somebody else has the port and may be it."""

@@ -136,7 +136,7 @@ class EtcdV2Backend(RendezvousBackend):
         if self._goes_back(found):
             found = self._read(quorum=True)  # a member may lag behind; the cluster does not
         if self._goes_back(found):
-            raise self._gone()
+            raise self._gone(found)
         return self._seen(found)
 
     def set_state(self, state: bytes, token: object = None) -> tuple[bytes, int, bool] | None:
@@ -157,7 +157,7 @@ class EtcdV2Backend(RendezvousBackend):
             raise self._gone()
         found = self._read(quorum=True)
         if self._goes_back(found):
-            raise self._gone()
+            raise self._gone(found)
         now = self._seen(found)
         if now is None:
             return None
@@ -230,10 +230,11 @@ class EtcdV2Backend(RendezvousBackend):
     def _goes_back(self, found: Found) -> bool:
         return (0 if found.node is None else found.node.modified) < self._modified
 
-    def _gone(self) -> RendezvousStateError:
+    def _gone(self, found: Found | None = None) -> RendezvousStateError:
+        there = found is not None and found.node is not None
+        how = "is older than it was: etcd has lost the last writes" if there else "is gone"
         return RendezvousStateError(
-            f"the rendezvous state in etcd's key {self._key!r} is gone, or older than it was: "
-            "etcd has lost it or somebody has removed it; start the job again with another --rdzv-id"
+            f"the rendezvous state in etcd's key {self._key!r} {how}; start the job again with another --rdzv-id"
         )
 
     def _seen(self, found: Found) -> tuple[bytes, int] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import Deadline
-from rallypoint.base.endpoint import Endpoint, listening_socket, parse_endpoint
+from rallypoint.base.endpoint import Endpoint, host_name, listening_socket, parse_endpoint
 from rallypoint.base.errors import UserError
 from rallypoint.rendezvous.backends.options import accepted_keys, control_tls, own_key, rank_hint, settings_of
 from rallypoint.rendezvous.elastic import ElasticHandler, local_id, own_node
@@ -104,7 +104,7 @@ class _Master:
     def shut(self) -> None:
         """End the server, if it is here."""
         if self._server is not None:
-            self._server.close()
+            self._server.close(why=f"{host_name()}, which hosted it, has left the job")
 
     # The workers' store: see `worker_stores.WorkerStores`
 

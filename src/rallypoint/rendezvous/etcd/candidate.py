@@ -232,7 +232,11 @@ class Candidate:
         if last.kvs[0].key == key:  # else it was sent before, unanswered, and others have come since
             before = _Before(last.kvs[1] if len(last.kvs) > 1 else None, result.revision)
         if result.revision < seen:
-            log.warning("etcd has lost what it held, or was set back to an earlier day; this agent begins anew there")
+            log.warning(
+                "etcd has gone back from revision %d to %d and what it held is lost; this agent begins anew there",
+                seen,
+                result.revision,
+            )
             self._posted.begin_anew()
             self._post_watch_lost = True
         self._see_post(arbiter.kvs, result.revision)

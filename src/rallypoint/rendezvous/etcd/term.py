@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
-from rallypoint.base.endpoint import listening_socket
+from rallypoint.base.endpoint import host_name, listening_socket
 from rallypoint.base.log import get_logger
 from rallypoint.etcd.api import EtcdLeaseGone, EtcdUnreachable, Found, KeyValue, Lost, Put, Range, WatchEvent
 from rallypoint.etcd.client import EtcdClient
@@ -170,7 +170,7 @@ class Term:
     def _end(self, linger: float) -> None:
         # Nodes hang up when the server ends, and that must not be taken for their departure.
         self._memory.close(_LAST_WRITES if linger else 0.0)
-        self._server.close(linger)
+        self._server.close(linger, f"{host_name()} hosts it no more")
 
     def _former(self, kept: Kept, standing: Standing, settings: Settings) -> Former:
         """Law 1. An arbiter without a name is a new one."""
