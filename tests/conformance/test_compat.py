@@ -154,6 +154,8 @@ def module_of_torch(module: str) -> Any:
 
 
 def module_of_ours(module: str) -> Any:
+    if module == "distributed":
+        return import_module("rallypoint.compat")
     return import_module(f"rallypoint.compat.{module.removeprefix('distributed.')}")
 
 

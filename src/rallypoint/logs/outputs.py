@@ -113,7 +113,7 @@ class Outputs:
                     self._seen.remove(seen)
         except BaseException as error:
             self.close()
-            if isinstance(error, OSError):
+            if isinstance(error, OSError) and not isinstance(error, UserError):
                 raise _refused(error) from error
             raise
 
@@ -220,7 +220,9 @@ def _refused(error: OSError) -> UserError:
         f"the log file {error.filename!r} cannot be made" if error.filename else "the workers' output has no way to us"
     )
     remedy = _REMEDIES.get(error.errno or 0, "name another folder with --log-dir")
-    return UserError(f"{what}: {error.strerror or error}; {remedy}")
+    from rallypoint.base.user_errors import user_error
+
+    return user_error(f"{what}: {error.strerror or error}; {remedy}", error)
 
 
 def _open_log(path: str) -> int:

@@ -9,8 +9,6 @@ from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from typing import Any, TypeAlias
 
-from rallypoint.base.errors import UserError
-
 EventMetadataValue: TypeAlias = str | int | float | bool | None
 
 
@@ -130,4 +128,6 @@ def _refusing(line: str, what: str) -> Iterator[None]:
         yield
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
-        raise UserError(f"{line[:200]!r} is not {what} as JSON on one line ({reason})") from None
+        from rallypoint.base.user_errors import user_error
+
+        raise user_error(f"{line[:200]!r} is not {what} as JSON on one line ({reason})", error) from None

@@ -62,7 +62,9 @@ def _offered(destination: str) -> logging.Handler:
         ) from error
     if made is None and offer is None:
         known = ", ".join(sorted({*log_handlers, *entry_point_names(GROUP)}))
-        raise UserError(f"there is no event handler {destination!r}; use one of {known}")
+        from rallypoint.base.user_errors import user_error
+
+        raise user_error(f"there is no event handler {destination!r}; use one of {known}", KeyError)
     if not isinstance(made, logging.Handler):
         raise UserError(
             f"the event handler {destination!r} is a {type(made).__name__}; its entry point must name a "

@@ -13,8 +13,6 @@ import contextlib
 import fcntl
 import os
 
-from rallypoint.base.errors import UserError
-
 _ROOM = 256 * 1024
 """Bytes that may wait while the agent is busy; what does not fit is an error in the client."""
 
@@ -39,7 +37,10 @@ class Fifo:
             self._fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
             why = error.strerror or str(error)
-            raise UserError(f"the pipe {path!r} of the watchdog cannot be made: {why}; name another place") from None
+            from rallypoint.base.user_errors import user_error
+
+            text = f"the pipe {path!r} of the watchdog cannot be made: {why}; name another place"
+            raise user_error(text, error) from None
         with contextlib.suppress(OSError):
             fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, _ROOM)
         self._room = fcntl.fcntl(self._fd, fcntl.F_GETPIPE_SZ)

@@ -21,7 +21,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
-from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import endings_by
 from rallypoint.base.waiting import until_readable
@@ -551,4 +550,7 @@ def start_processes(
 
 def _check_ranks(what: str, mapping: Mapping[int, object], nprocs: int) -> None:
     if set(mapping) != set(range(nprocs)):
-        raise UserError(f"{what} are for the local ranks {sorted(mapping)}; they must be for 0 to {nprocs - 1}")
+        from rallypoint.base.user_errors import user_error
+
+        ranks = f"{what} are for the local ranks {sorted(mapping)}; they must be for 0 to {nprocs - 1}"
+        raise user_error(ranks, RuntimeError)

@@ -16,7 +16,7 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from rallypoint.base.errors import RallypointError, UserError
+from rallypoint.base.errors import RallypointError, ResourceError
 from rallypoint.workers.guardian.client import Guardian, GuardianLost, Started, readable
 
 UNKNOWN_EXIT = 255
@@ -170,6 +170,9 @@ class WorkerProcess(Watched):
 def _start_error(program: str, error: OSError) -> RallypointError:
     number = error.errno or 0
     if number in _WHY_THE_PROGRAM:
-        return UserError(f"the worker program {program!r} {_WHY_THE_PROGRAM[number].format(reason=error.strerror)}")
+        from rallypoint.base.user_errors import user_error
+
+        why = _WHY_THE_PROGRAM[number].format(reason=error.strerror)
+        return user_error(f"the worker program {program!r} {why}", error)
     where = _WHERE_TO_LOOK.get(number, "the limits of this process (`ulimit -a`) and of its control group")
-    return RallypointError(f"no process could be started for {program!r}: {error.strerror or error}; look at {where}")
+    return ResourceError(f"no process could be started for {program!r}: {error.strerror or error}; look at {where}")

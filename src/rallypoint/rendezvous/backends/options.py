@@ -71,8 +71,10 @@ def settings_of(
         counts_beats: see `Settings`.
 
     Raises:
-        UserError: a time is not a whole number, or not positive.
+        UserError: a time is not a whole number, or not positive, or the run id is empty.
     """
+    if not params.run_id and not fixed_ranks:
+        raise UserError("the run id is empty; give the job one, the same on all nodes (--rdzv-id)")
     times = {name: _positive(params, name, default) for name, default in _DEFAULTS.items()}
     if join_timeout_key != "join_timeout":
         times["join_timeout"] = _positive(params, join_timeout_key, times["join_timeout"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import binascii
 
+from rallypoint.base.errors import UserError
 from rallypoint.rendezvous.backend import RendezvousBackend
 from rallypoint.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
 from rallypoint.store.api import Store
@@ -25,10 +26,11 @@ class StoreRendezvousBackend(RendezvousBackend):
             run_id: the job's id.
 
         Raises:
+            UserError: an empty run id.
             RendezvousConnectionError: the store is out of reach.
         """
         if not run_id:
-            raise RendezvousStateError("a rendezvous in a store needs a run id that is not empty; give --rdzv-id")
+            raise UserError("a rendezvous in a store needs a run id that is not empty; give --rdzv-id")
         self._store = store
         self._key = f"torch.rendezvous.{run_id}"
         self._compare_set(b"", _NO_STATE)

@@ -27,7 +27,7 @@ from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, TextIO
 
-from rallypoint.base.errors import RallypointError
+from rallypoint.base.errors import ResourceError
 from rallypoint.failures.record import record
 from rallypoint.workers.functions.worker import become, call
 from rallypoint.workers.process import Watched
@@ -95,7 +95,7 @@ class ForkedProcess(Watched):
             self._process.start()
             pidfd = _pidfd(self._process)
         except OSError as error:
-            raise RallypointError(
+            raise ResourceError(
                 f"no process could be started by fork: {error.strerror or error}; look at the limits of this process "
                 "(`ulimit -a`) and of its control group"
             ) from None

@@ -20,7 +20,7 @@ from multiprocessing.reduction import ForkingPickler
 from socket import AF_UNIX, SOCK_SEQPACKET, send_fds, socket, socketpair
 from typing import Any, NamedTuple
 
-from rallypoint.base.errors import RallypointError, UserError
+from rallypoint.base.errors import RallypointError
 
 SEAL = b"\0rallypoint: returned"
 MOST_AT_ONCE = 200
@@ -73,9 +73,12 @@ class Parcel:
             ForkingPickler(body).dump((function, tuple(args)))
         except Exception as error:
             name = getattr(function, "__qualname__", function)
-            raise UserError(
+            from rallypoint.base.user_errors import user_error
+
+            raise user_error(
                 f"the function {name} and its arguments cannot be handed to a new process: {error}; use what stands at "
-                "the top of a module, or the start method fork"
+                "the top of a module, or the start method fork",
+                error,
             ) from error
         finally:
             set_spawning_popen(former)

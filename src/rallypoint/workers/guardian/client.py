@@ -23,7 +23,7 @@ from collections.abc import Collection, Mapping, Sequence
 from socket import MSG_CMSG_CLOEXEC, socket, socketpair
 from typing import Any, NamedTuple
 
-from rallypoint.base.errors import RallypointError, UserError
+from rallypoint.base.errors import RallypointError, ResourceError, UserError
 from rallypoint.base.log import get_logger
 from rallypoint.base.procfs import own_settings
 from rallypoint.base.signals import signal_name
@@ -107,7 +107,7 @@ class Guardian:
             if link is not None:
                 link.close()
             if isinstance(error, OSError):
-                raise RallypointError(
+                raise ResourceError(
                     f"the guardian of the workers could not be started by {sys.executable!r}: "
                     f"{error.strerror or error}; look at the limits of processes and open files (`ulimit -a`)"
                 ) from None
