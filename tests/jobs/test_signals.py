@@ -318,6 +318,25 @@ def test_a_node_that_leaves_in_order_ends_with_0(rallyrun: Launcher, ending: str
     all_end([host], 0)
 
 
+def test_workers_that_start_after_a_departure_are_not_sent_the_signal_of_those_before(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "1:2", conf="last_call_timeout=30", env=SLURM)
+    job.script = rallyrun.script(
+        WORKER.format(deaf=["SIGTERM"]).replace('"finish"', '"finish-" + os.environ["WORLD_SIZE"]')
+    )
+    host = job.host("host").job
+    leaver = job.start("leaver").job
+    for each in (host, leaver):
+        each.until(lambda lines: "ready" in " ".join(lines), "its worker is up")
+    leaver.signal(signal.SIGTERM)
+    host.until_err("has left")
+    (rallyrun.folder / "finish-2").touch()  # these end by themselves, before they are sent SIGTERM
+    host.until(lambda lines: sum(line.startswith("ready") for line in lines) == 2, "the next worker is up")
+    assert leaver.ends() == 0  # which takes a second
+    (rallyrun.folder / "finish-1").touch()
+    ends_at_once(host, 0)
+    assert host.out[-1] == "done", "and has heard of nothing"
+
+
 def test_a_job_that_ends_on_all_nodes_goes_on_nowhere(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "1:3", conf="last_call_timeout=30")
     nodes = [job.host("A"), job.start("B"), job.start("C")]

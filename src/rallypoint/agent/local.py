@@ -107,6 +107,9 @@ class LocalElasticAgent(SimpleElasticAgent):
         log.info("[%s] Starting worker group", spec.role)
         log.info("use_agent_store: %s", spec.rdzv_handler.use_agent_store)
         guardian = self._guarded()
+        self._passed_on.clear()
+        if self._forwarding is not None:
+            self._forwarding.forget()
         if self._warm is not None:
             self._warm.prepare(guardian)
         self._pcontext = start_processes(
@@ -259,7 +262,7 @@ class LocalElasticAgent(SimpleElasticAgent):
 
     def _pass_on(self, number: int) -> None:
         self._passed_on.add(number)
-        if self._pcontext is not None and not self._signals().takes(number):
+        if self._pcontext is not None and self._pcontext.running and not self._signals().takes(number):
             self._pcontext.pass_on(number)
 
     def _was_only_told(self, number: int) -> bool:

@@ -9,7 +9,8 @@ Laws:
 1. A worker gets a signal from the sender or from us, never from both.
 2. Where a scheduler is known, the sender may still be at it: what has not reached the guardian is sent on after
    `SETTLE` seconds. Elsewhere it is sent on at once.
-3. The same signal within `BURST` seconds after it has reached all counts as the same: schedulers say things twice.
+3. Workers are sent nothing that came before they were started.
+4. The same signal within `BURST` seconds after it has reached all counts as the same: schedulers say things twice.
 
 Whoever signals the guardian alone deceives us: nothing of ours does, and it is nobody's business.
 """
@@ -78,6 +79,11 @@ class Forwarding:
         if self._scheduled:
             self._due.setdefault(number, self._clock.monotonic() + SETTLE)
         return self._scheduled
+
+    def forget(self) -> None:
+        """Other workers are about to start: what was sent before was not for them."""
+        self._reached.clear()
+        self._due.clear()
 
     def in_hand(self, number: int) -> bool:
         """Whether the workers have been sent the signal, or will be by `step`."""

@@ -85,6 +85,17 @@ def test_a_scheduler_that_is_still_at_it() -> None:
     assert site.forwarding.wake_at() == math.inf
 
 
+def test_workers_that_start_are_sent_nothing_of_before() -> None:
+    site = Site(scheduled=True)
+    assert site.forwarding.takes(TERM)
+    site.kept = [USR1]
+    assert site.forwarding.reached() == {USR1}
+    site.forwarding.forget()
+    site.later(SETTLE)
+    assert site.sent == []
+    assert site.forwarding.reached() == frozenset()
+
+
 def test_what_came_a_moment_before_is_known() -> None:
     site = Site(scheduled=False)
     site.kept = [TERM, USR1]
