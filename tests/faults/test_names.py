@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,6 +86,95 @@ def test_behind_a_virtual_address_it_is_said_that_nobody_hosts(net: Network, ral
     waiting, last = told
     for line in (waiting, last):
         assert "set is_host=true on one" in line
-        assert f"{first.address}: Connection refused" in line.replace("[Errno 111] ", "")
+        assert f"{first.address}: Connection refused" in line
     assert "giving up in" in waiting
     assert last.startswith("rallyrun: error: ")
+
+
+def static(*flags: str) -> list[str]:
+    return ["--master-addr=n1", f"--master-port={PORT}", *flags]
+
+
+def test_a_forgotten_node_rank_is_told_at_once_and_ends_where_it_is_certain(net: Network, rallyrun: Launcher) -> None:
+    """Every node hosts itself then, and one of them where all look for rank 0."""
+    first, second = net.hosts
+    for host in net.hosts:
+        knows(rallyrun, host, f"{first.address} n1")
+    told = f"rank 0 must run on n1 ({first.address}); this is {second.address}"
+    alone = start(rallyrun, second, *static())
+    alone.until_err(told)
+    assert "--node-rank" in alone.err
+    assert "--master-addr" in alone.err
+    right = start(rallyrun, first, *static())
+    assert alone.ends() == 1
+    assert f"rallyrun: error: {told}; give this node a --node-rank of its own: another node" in alone.err
+    late = start(rallyrun, second, *static("--node-rank=1"))
+    assert [job.ends() for job in (right, late)] == [0, 0], (right.err, late.err)
+    assert "must run" not in right.err + late.err
+
+
+def test_a_node_of_another_rank_hears_where_rank_0_must_run(net: Network, rallyrun: Launcher) -> None:
+    first, second = net.hosts
+    knows(rallyrun, second, f"{first.address} n1")
+    job = start(rallyrun, second, *static("--node-rank=1", "--rdzv-conf=timeout=4"))
+    assert job.ends() == 1
+    told = f"rank 0 must run on n1 ({first.address}); this is {second.address} with --node-rank 1; check --master-addr"
+    assert job.err.count(told) == 2, job.err
+
+
+def test_what_is_not_certain_ends_no_job(net: Network, rallyrun: Launcher) -> None:
+    """Another job at the endpoint, and a name that stands for nothing: both are told, and the others waited for."""
+    first, second = net.hosts
+    knows(rallyrun, first, f"{first.address} n1")
+    knows(rallyrun, second, f"{first.address} n1")
+    other = start(rallyrun, first, *static("--rdzv-id=other"), LOGLEVEL="INFO")
+    other.until_err("waiting for the rendezvous of job 'other'")
+    job = start(rallyrun, second, *static("--rdzv-conf=timeout=4"))
+    job.until_err("belongs to job 'other'")
+    job.until_err(f"rank 0 must run on n1 ({first.address}); this is {second.address}")
+    other.stop()
+    knows(rallyrun, first)
+    nameless = start(rallyrun, first, *static("--rdzv-conf=timeout=4"))
+    nameless.until_err("--master-addr names 'n1', which stands for no address here")
+    for each in (job, nameless):
+        assert each.ends() == 1
+        assert "started with the same --master-addr, --nnodes and --rdzv-id" in each.err.splitlines()[-1]
+
+
+BALANCER = """
+import asyncio, sys
+async def hand_on(reader, writer):
+    try:
+        while data := await reader.read(65536):
+            writer.write(data)
+    finally:
+        writer.close()
+async def serve(reader, writer):
+    try:
+        back = await asyncio.open_connection(sys.argv[1], int(sys.argv[2]))
+    except OSError:
+        return writer.close()
+    await asyncio.gather(hand_on(reader, back[1]), hand_on(back[0], writer))
+async def main():
+    async with await asyncio.start_server(serve, None, int(sys.argv[2])) as server:
+        print("serves", flush=True)
+        await server.serve_forever()
+asyncio.run(main())
+"""
+
+
+def test_an_address_that_only_leads_to_rank_0_is_as_good_as_its_own(net: Network, rallyrun: Launcher) -> None:
+    """As a virtual address of Kubernetes does, or NAT: a host in between hands every connection on."""
+    first, second, between = *net.hosts, net.add("between")
+    for host in net.hosts:
+        knows(rallyrun, host, f"{between.address} n1")
+    script = rallyrun.script(BALANCER, "balancer.py")
+    balancer = rallyrun.command([*between.entry, sys.executable, script, first.address, str(PORT)])
+    balancer.until(lambda lines: lines == ["serves"], "it listens")
+    zero = start(rallyrun, first, *static("--node-rank=0"), LOGLEVEL="INFO")
+    zero.until_err("leads here")
+    one = start(rallyrun, second, *static("--node-rank=1"))
+    assert [job.ends() for job in (zero, one)] == [0, 0], (zero.err, one.err)
+    assert sorted(line.split()[0] for job in (zero, one) for line in job.out) == ["n1", "n1"]
+    assert "must run" not in zero.err + one.err
+    balancer.stop()

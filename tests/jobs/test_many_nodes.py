@@ -246,7 +246,7 @@ def test_a_departure_before_the_round_is_complete_leaves_a_place_for_another(ral
 
 
 def test_spares_park_one_takes_a_lost_place_and_one_ends_unneeded(rallyrun: Launcher) -> None:
-    job = c10d(rallyrun, "1:2", conf=QUICK)
+    job = c10d(rallyrun, "1:2", conf="last_call_timeout=30")
     a = job.host("A")
     b = job.start("B")
     for node in (a, b):

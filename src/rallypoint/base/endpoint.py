@@ -119,8 +119,8 @@ def plain_address(address: str) -> str:
     return address.removeprefix("::ffff:") if "." in address else address
 
 
-def is_this_machine(host: str) -> bool:
-    """Whether `host` names the machine that asks.
+def is_this_machine(host: str, *, ask: bool = True) -> bool:
+    """Whether `host` names the machine that asks; without `ask`, as far as that is known without looking a name up.
 
     An address is ours when the kernel would send from it: that counts every interface, aliases included, where
     comparing names would miss them. A name that does not resolve is not ours (yet).
@@ -128,10 +128,10 @@ def is_this_machine(host: str) -> bool:
     if host in {"localhost", socket.gethostname()}:
         return True
     try:
-        addresses = resolve(host)
+        found = _look_up(host, 0, socket.SOCK_STREAM, 0 if ask else socket.AI_NUMERICHOST)
     except OSError:
         return False
-    return any(map(is_here, addresses))
+    return any(is_here(str(target[0])) for _, _, _, target in found)
 
 
 def is_here(address: str) -> bool:

@@ -27,7 +27,7 @@ from rallypoint.base.log import get_logger
 from rallypoint.base.loop import LoopThread, shared_loop
 from rallypoint.protocol.frames import FrameError, check_size, frame
 from rallypoint.rendezvous import codec
-from rallypoint.rendezvous.dialing import TRY_AGAIN, Dialer, Session
+from rallypoint.rendezvous.dialing import TRY_AGAIN, Dialer, Session, in_words
 from rallypoint.rendezvous.handshake import HandshakeError
 from rallypoint.rendezvous.holding import Held, after_notice, after_request, forget_join, greeted, said_again
 from rallypoint.rendezvous.link import Deliver
@@ -368,4 +368,4 @@ def _payload(request: Request) -> bytes:
 
 
 def _told(error: Exception) -> str:
-    return str(error) or type(error).__name__
+    return in_words(error) or type(error).__name__

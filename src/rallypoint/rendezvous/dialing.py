@@ -139,7 +139,9 @@ class Dialer:
             raise failures[0]
         refused = all(isinstance(each, ConnectionRefusedError) for each in failures)
         kind = ConnectionRefusedError if failures and refused else OSError
-        raise kind("; ".join(f"{place[3][0]}: {error}" for place, error in zip(places, failures, strict=True)))
+        raise kind(
+            "; ".join(f"{place[3][0]}: {in_words(error)}" for place, error in zip(places, failures, strict=True))
+        )
 
     async def _connected(self, place: _Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         family, kind, protocol, address = place
@@ -248,6 +250,11 @@ class Dialer:
             f"what listens at {self._endpoint} is not Rallypoint's control plane: {what}; "
             f"give {self._flag.replace('addr', 'port').replace('ADDR', 'PORT')} a port of its own"
         )
+
+
+def in_words(error: Exception) -> str:
+    """An error without its number."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
 
 
 def _transcript(handshake: ClientHandshake, hello: bytes, challenge: bytes) -> bytes:

@@ -91,6 +91,7 @@ class ElasticHandler(RendezvousHandler):
         stores: WorkerStores,
         *,
         where: str = "",
+        endpoint_flag: str = "endpoint",
         rank_hint: int | None = None,
         shut: Callable[[], None] | None = None,
         clock: Callable[[], float] = SYSTEM_CLOCK.monotonic,
@@ -105,6 +106,7 @@ class ElasticHandler(RendezvousHandler):
             open_link: makes the link to the control plane.
             stores: where worker stores come from.
             where: where the nodes meet, as in `at host:port`, for people to read.
+            endpoint_flag: what the user gave that by, for the same.
             rank_hint: the group rank to ask for.
             shut: ends what else belongs to the handler (the embedded server), after the link.
             clock: on which it is counted how long a place has been wanted, in seconds.
@@ -115,7 +117,8 @@ class ElasticHandler(RendezvousHandler):
         self._settings = settings
         self._open_link = open_link
         self._stores = stores
-        self._where = where
+        self._subject = settings.run_id, where, endpoint_flag
+        """As `wording` has it, which is for those who wait."""
         self._clock = clock
         self._wall_clock = wall_clock
         self._rank_hint = rank_hint
@@ -372,12 +375,12 @@ class ElasticHandler(RendezvousHandler):
             case Progress():
                 from rallypoint.rendezvous.wording import Subject, in_progress
 
-                text = in_progress(Subject(self._settings.run_id, self._where), notice, self._wall_clock())
+                text = in_progress(Subject(*self._subject), notice, self._wall_clock())
                 notice = Waiting(text, loud=notice.tells)
             case JoinRefused(progress=Progress() as how_far):
                 from rallypoint.rendezvous.wording import Subject, given_up
 
-                text = given_up(Subject(self._settings.run_id, self._where), how_far, self._wall_clock())
+                text = given_up(Subject(*self._subject), how_far, self._wall_clock())
                 self._last_word = notice = notice._replace(detail=text)
             case JoinRefused() | LinkLost():
                 self._last_word = notice

@@ -15,10 +15,13 @@ from rallypoint.rendezvous.state import Reason, in_words
 
 
 class Subject(NamedTuple):
-    """Which rendezvous: the job's id, and where its nodes meet, as in `at host:port`; empty if nobody else can come."""
+    """Which rendezvous: the job's id, where its nodes meet, as in `at host:port` (empty if nobody else can come), and
+    what the user gave that by.
+    """
 
     run_id: str
     where: str
+    flag: str = "endpoint"
 
     def __str__(self) -> str:
         return f"the rendezvous of job {self.run_id!r}{f' {self.where}' if self.where else ''}"
@@ -48,7 +51,7 @@ def given_up(subject: Subject, progress: Progress, wall: float) -> str:
         )
     return (
         f"{subject} did not complete: {who} has waited for {seconds}, {_how_far(progress, past=True)}; "
-        "check that all nodes were started with the same endpoint, --nnodes and --rdzv-id"
+        f"check that all nodes were started with the same {subject.flag}, --nnodes and --rdzv-id"
     )
 
 

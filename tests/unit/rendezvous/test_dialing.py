@@ -144,9 +144,7 @@ def test_when_no_address_answers_each_is_named() -> None:
 
     with silent("127.0.0.2", port):
         sentence = play(["127.0.0.2", "127.0.0.1"], script)
-    assert (
-        "127.0.0.2: 127.0.0.2 does not answer a TCP connection; 127.0.0.1: [Errno 111] Connection refused" in sentence
-    )
+    assert "127.0.0.2: 127.0.0.2 does not answer a TCP connection; 127.0.0.1: Connection refused" in sentence
 
 
 def test_when_all_addresses_refuse_that_is_a_refusal() -> None:

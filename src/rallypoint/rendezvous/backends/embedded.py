@@ -75,6 +75,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         control.open,
         worker_stores(params),
         where=f"at {endpoint}",
+        endpoint_flag=params.endpoint_flag,
         rank_hint=rank_hint(params),
         shut=control.close,
         hosts=control.hosts,

@@ -10,8 +10,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import Deadline
-from rallypoint.base.endpoint import Endpoint, host_name, listening_socket, parse_endpoint
+from rallypoint.base.endpoint import Endpoint, host_name, is_this_machine, listening_socket, parse_endpoint
 from rallypoint.base.errors import UserError
+from rallypoint.base.loop import shared_loop
 from rallypoint.rendezvous.backends.options import accepted_keys, control_tls, own_key, rank_hint, settings_of
 from rallypoint.rendezvous.elastic import ElasticHandler, local_id, own_node
 from rallypoint.rendezvous.errors import RendezvousConnectionError
@@ -21,10 +22,12 @@ from rallypoint.rendezvous.link import Deliver, Link
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.server import ControlServer, allow_connections
 from rallypoint.rendezvous.state import Settings
+from rallypoint.rendezvous.whereabouts import Place
 from rallypoint.store.rounds import RoundStores
 
 if TYPE_CHECKING:
     from rallypoint.base.tls import Tls
+    from rallypoint.rendezvous.backends.rank_zero import EndpointCheck
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
@@ -46,13 +49,14 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         params.backend, params.endpoint, params.run_id, params.max_nodes, params.max_nodes, **params.config
     )
     settings = settings_of(everyone, join_timeout_key="timeout", fixed_ranks=True)
-    master = _Master(endpoint, settings, rank, control_tls(params.config))
+    master = _Master(endpoint, settings, rank, control_tls(params.config), params.endpoint_flag)
     return ElasticHandler(
         params.backend,
         settings,
         master.open,
         master,
         where=f"at {endpoint}",
+        endpoint_flag=params.endpoint_flag,
         rank_hint=rank,
         shut=master.shut,
         hosts=lambda: rank == 0,
@@ -64,11 +68,13 @@ class _Master:
 
     hosted_by_agent = True
 
-    def __init__(self, endpoint: Endpoint, settings: Settings, rank: int, tls: Tls | None) -> None:
+    def __init__(self, endpoint: Endpoint, settings: Settings, rank: int, tls: Tls | None, flag: str) -> None:
         self._endpoint = endpoint
         self._settings = settings
         self._rank = rank
         self._tls = tls
+        self._flag = flag
+        self._check: EndpointCheck | None = None
         self._stores: RoundStores | None = None
         self._server: ControlServer | None = None
 
@@ -77,32 +83,40 @@ class _Master:
     def open(self, deliver: Deliver, deadline: Deadline) -> Link:
         """Serve the endpoint if this is rank 0, and connect."""
         if self._rank != 0:
+            from rallypoint.rendezvous.backends.rank_zero import OfRankZero
             from rallypoint.rendezvous.client import TcpLink
 
-            return TcpLink(
-                self._endpoint,
-                self._settings,
-                local_id(),
-                deliver,
-                deadline,
-                key=own_key(self._settings.run_id),
-                tls=self._tls,
-            )
+            return TcpLink(OfRankZero(self._place(), self._rank), self._settings, local_id(), deliver, deadline)
         try:
             listener = listening_socket("", self._endpoint.port)
         except OSError as error:
+            port = self._flag.replace("addr", "port").replace("ADDR", "PORT")
             raise RendezvousConnectionError(
-                f"node rank 0 cannot listen at {self._endpoint}: {error.strerror}; give --master-port a free port"
+                f"node rank 0 cannot listen at {self._endpoint}: {error.strerror}; give {port} a free port, or, if "
+                "rank 0 of this job runs on this machine already, give this node a --node-rank of its own"
             ) from None
         allow_connections(self._settings.max_nodes)
         hub = Hub(self._settings)
         self._stores = RoundStores()
         self._server = ControlServer(hub, listener, keys=accepted_keys(), tls=self._tls, fallback=self._stores.adopt)
         self._endpoint = Endpoint(self._endpoint.host, self._server.port)
+        if not is_this_machine(self._endpoint.host, ask=False):
+            self._begin_check(hub, deliver)
         return LocalLink(hub, own_node(self._endpoint.host), deliver, self._endpoint.host)
+
+    def _place(self) -> Place:
+        return Place(self._endpoint, own_key(self._settings.run_id), self._tls, self._flag)
+
+    def _begin_check(self, hub: Hub, deliver: Deliver) -> None:
+        from rallypoint.rendezvous.backends.rank_zero import EndpointCheck
+
+        self._check = EndpointCheck(self._place(), hub, deliver, local_id())
+        shared_loop().call(self._check.start)
 
     def shut(self) -> None:
         """End the server, if it is here."""
+        if self._check is not None:
+            shared_loop().call(self._check.stop)
         if self._server is not None:
             self._server.close(why=f"{host_name()}, which hosted it, has left the job")
 
