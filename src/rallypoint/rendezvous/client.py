@@ -97,6 +97,8 @@ class TcpLink:
         self._place: Place | None = None
         """Where the last attempt was made; the dialer is for there."""
         self._dialer: Dialer | None = None
+        self._why = ""
+        """Why the last attempt came to nothing."""
         self._moved = asyncio.Event()
         self._patience = settings.join_timeout
         self._deliver = deliver
@@ -305,31 +307,46 @@ class TcpLink:
             failure: makes the sentence for when they are over, of why and after how many seconds.
             first: whether there was no session yet: then to give up at once where waiting will not help.
         """
-        delay, remind = _FIRST_DELAY, _REMIND_FIRST if first else _REMIND_AGAIN
-        began = said_at = SYSTEM_CLOCK.monotonic()
+        delay, began = _FIRST_DELAY, SYSTEM_CLOCK.monotonic()
+        self._why = ""
+        reminder = asyncio.ensure_future(self._remind(remaining, first))
+        try:
+            while True:
+                self._moved.clear()
+                try:
+                    # Not wait_for: it may swallow a cancellation that comes in the very moment of success.
+                    async with asyncio.timeout(max(0.1, min(remaining(), 60.0))):
+                        return await self._dial(_CONNECT_FIRST if first else _CONNECT_AGAIN)
+                except TRY_AGAIN as error:
+                    self._why = in_words(error) or self._unfinished or type(error).__name__
+                except HandshakeError as error:
+                    if first:
+                        raise
+                    self._why = str(error)
+                if remaining() <= 0:
+                    raise TimeoutError(failure(self._why, SYSTEM_CLOCK.monotonic() - began))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(delay * random.uniform(0.5, 1.0), remaining())):
+                        await self._moved.wait()
+                delay = min(delay * 1.5, _LONGEST_DELAY)
+        finally:
+            reminder.cancel()
+
+    @property
+    def _unfinished(self) -> str:
+        return "" if self._dialer is None else self._dialer.unfinished
+
+    async def _remind(self, remaining: Callable[[], float], first: bool) -> None:
+        """Say now and then that the server is out of reach, and why, also while an attempt lasts."""
+        pause = _REMIND_FIRST if first else _REMIND_AGAIN
         while True:
-            self._moved.clear()
-            try:
-                # Not wait_for: it may swallow a cancellation that comes in the very moment of success.
-                async with asyncio.timeout(max(0.1, min(remaining(), 60.0))):
-                    return await self._dial(_CONNECT_FIRST if first else _CONNECT_AGAIN)
-            except TimeoutError as error:
-                why = str(error) or ("" if self._dialer is None else self._dialer.unfinished)
-            except TRY_AGAIN as error:
-                why = _told(error)
-            except HandshakeError as error:
-                if first:
-                    raise
-                why = str(error)
-            if remaining() <= 0:
-                raise TimeoutError(failure(why, SYSTEM_CLOCK.monotonic() - began))
-            if SYSTEM_CLOCK.monotonic() - said_at >= remind:
-                said_at, remind = SYSTEM_CLOCK.monotonic(), min(max(2 * remind, _REMIND_LEAST), _REMIND_MOST)
-                self._remind(why, f"; {self._where.advice}" if first else "", remaining())
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(delay * random.uniform(0.5, 1.0), remaining())):
-                    await self._moved.wait()
-            delay = min(delay * 1.5, _LONGEST_DELAY)
+            await asyncio.sleep(pause)
+            pause = min(max(2 * pause, _REMIND_LEAST), _REMIND_MOST)
+            advice = f"; {self._where.advice}" if first else ""
+            left = remaining()
+            limit = "the workers run on" if left == float("inf") else f"giving up in {left:.0f} s"
+            why = self._why or self._unfinished
+            log.warning("waiting for the control plane at %s (%s)%s; %s", self._where, why, advice, limit)
 
     async def _dial(self, patience: float) -> Session:
         """One attempt, at where the control plane is now."""
@@ -354,10 +371,6 @@ class TcpLink:
         """The arbiter of the last session, by its incarnation; empty if there was none."""
         met = self._held.greeted_as or self._held.known_as
         return "" if met is None else met[0]
-
-    def _remind(self, why: str, advice: str, remaining: float) -> None:
-        limit = "the workers run on" if remaining == float("inf") else f"giving up in {remaining:.0f} s"
-        log.warning("waiting for the control plane at %s (%s)%s; %s", self._where, why, advice, limit)
 
 
 def _payload(request: Request) -> bytes:

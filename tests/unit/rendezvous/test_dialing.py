@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import logging
+import queue
 import socket
+import time
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import ExitStack, contextmanager
+from logging.handlers import QueueHandler
 from typing import Any, TypeVar
 
 import pytest
 
+from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, free_port, listening_socket
 from rallypoint.rendezvous import dialing
+from rallypoint.rendezvous.client import TcpLink
 from rallypoint.rendezvous.dialing import Dialer
 from rallypoint.rendezvous.hub import Hub
+from rallypoint.rendezvous.messages import Notice
 from rallypoint.rendezvous.server import ControlServer
 from rallypoint.rendezvous.state import Settings
 from rallypoint.rendezvous.whereabouts import Place
@@ -145,6 +152,29 @@ def test_when_no_address_answers_each_is_named() -> None:
     with silent("127.0.0.2", port):
         sentence = play(["127.0.0.2", "127.0.0.1"], script)
     assert "127.0.0.2: 127.0.0.2 does not answer a TCP connection; 127.0.0.1: Connection refused" in sentence
+
+
+def test_a_server_that_does_not_answer_is_told_of_before_the_attempt_is_over() -> None:
+    """An attempt lasts for five seconds; the first sign is there after two."""
+    port = free_port()
+    told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+    lines: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    handler = QueueHandler(lines)
+    logging.getLogger("rallypoint").addHandler(handler)
+    with silent("127.0.0.2", port):
+        began = time.monotonic()
+        link = TcpLink(Endpoint("127.0.0.2", port), SETTINGS, 0, told.put, Deadline.after(30.0))
+        try:
+            line = lines.get(timeout=30.0).getMessage()
+            seconds = time.monotonic() - began
+        finally:
+            logging.getLogger("rallypoint").removeHandler(handler)
+            link.close()
+    assert line.startswith(
+        f"waiting for the control plane at 127.0.0.2:{port} (127.0.0.2 does not answer a TCP connection); check "
+        "--rdzv-endpoint, and that the node that hosts it has started; giving up in "
+    )
+    assert seconds < 4.5
 
 
 def test_when_all_addresses_refuse_that_is_a_refusal() -> None:
