@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import tempfile
 from enum import Enum
@@ -131,10 +132,52 @@ def shown(thing: Any) -> dict[str, object]:
     }
 
 
+SHOWN_OTHERWISE = {
+    "WorkerSpec": "it has fields beyond torch's",
+    "RunResult": "it has fields beyond torch's",
+    "LaunchConfig": "it has fields beyond torch's",
+    "ProcessFailure": "it has fields beyond torch's, and reads its error file when asked",
+    "ChildFailedError": "it says what torch's refers to a manual for",
+    "DefaultLogsSpecs": "the folder is made with the first worker's, not with the object",
+    "TimerRequest": "torch's shows its address",
+    "FileTimerRequest": "torch's shows its address",
+}
+"""Classes whose text is not torch's, and why."""
+
+
+def text_of(thing: object) -> list[str]:
+    """Its texts; none of those that name a place in memory."""
+    return [text for text in (str(thing), repr(thing), f"{thing}") if " at 0x" not in text]
+
+
+def behaves(thing: Any) -> list[object]:
+    """Whether it can be a key, is equal to a copy of itself, and is true."""
+    try:
+        equal = thing == copy.copy(thing)
+    except TypeError:  # exceptions, mostly
+        equal = None
+    return [thing.__hash__ is not None, equal, bool(thing)]
+
+
+@pytest.mark.parametrize("case", INSTANCES, ids=lambda case: case.expression)
+def test_an_instance_shows_itself_and_compares_as_torchs_does(case: Made) -> None:
+    theirs, ours = (made(of(case.module), case.expression) for of in (module_of_torch, module_of_ours))
+    if type(theirs).__name__ not in SHOWN_OTHERWISE and text_of(theirs):
+        assert text_of(ours) == text_of(theirs)
+    if type(theirs).__name__ not in COMPARED_OTHERWISE:
+        assert behaves(ours) == behaves(theirs)
+
+
+COMPARED_OTHERWISE = dict.fromkeys(("RendezvousStoreInfo", "LogsDest"), "it is frozen, and may have a hash")
+"""Classes whose instances compare otherwise, and why."""
+
+
 @pytest.fixture(autouse=True)
 def _no_traces(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Some of torch's make a temporary folder as soon as they are made themselves."""
+    """Some of torch's make a temporary folder as soon as they are made themselves, or leave something to the next."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    errors = module_of_torch("distributed.elastic.multiprocessing.errors")
+    monkeypatch.setattr(errors, "_EMPTY_ERROR_DATA", {"message": "<NONE>"})  # torch's failures write into it
 
 
 @functools.cache

@@ -341,6 +341,7 @@ class SimpleElasticAgent(ElasticAgent):
             self._restart_workers(self._worker_group)
             return None
         if step.again:
+            self._telling.restarts()
             log.info("[%s] Stopping worker group", self._worker_group.spec.role)
         if step.shared:
             self._expect_shared(step.signal)
@@ -453,7 +454,7 @@ class SimpleElasticAgent(ElasticAgent):
 
     def _exit_barrier(self) -> None:
         """Tell the others that this node is done. The verdict, once all are, ends our loop; any other waits here."""
-        log.info("Local worker group finished (%s). Waiting for the other agents.", self._worker_group.state)
+        log.info("Local worker group finished (%s). Waiting for the other agents.", self._worker_group.state.value)
         if self._asking is not None:
             self._asking.finish(self._exit_barrier_timeout)
         elif self._placement is not None:

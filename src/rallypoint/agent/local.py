@@ -372,6 +372,7 @@ class LocalElasticAgent(SimpleElasticAgent):
             self._minder.stand_down()
         if self._pcontext is None:
             return None
+        self._telling.stops()
         sent = self._have_it(death_sig)
         stopping = self._pcontext.begin_close(death_sig, timeout, self._within(self._shutdown_timeout), sent=sent)
         return None if stopping.step() else stopping

@@ -263,12 +263,14 @@ class AgentLoop:
             case WorkerState.HEALTHY:
                 pass
             case lost:
-                raise RuntimeError(f"[{group.spec.role}] the worker group is in state {lost}; the agent has lost track")
+                raise RuntimeError(
+                    f"[{group.spec.role}] the worker group is in state {lost.value}; the agent has lost track"
+                )
 
     def _first_cause(self, result: RunResult) -> Cause:
         host = socket.gethostname()  # not getfqdn: a name server that is away must not hold up the news
         if not result.failures:
-            return Cause(-1, -1, host, os.getpid(), 0, f"worker group {result.state}", "", time.time(), "")
+            return Cause(-1, -1, host, os.getpid(), 0, f"worker group {result.state.value}", "", time.time(), "")
         rank, failure = min(result.failures.items(), key=lambda entry: entry[1].moment)
         return Cause.of(failure, rank, host)
 
@@ -315,7 +317,7 @@ class AgentLoop:
                 cause.pid,
                 spec.get_entrypoint_name(),
             )
-        log.info("[%s] Worker group %s; telling the other agents", spec.role, WorkerState.FAILED)
+        log.info("[%s] Worker group %s; telling the other agents", spec.role, self._crew.group.state.value)
         self._announced = step.cause
         self._membership.report_failure(self._status.round, step.cause, self._crew.allowed())
 

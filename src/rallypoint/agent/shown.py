@@ -33,7 +33,7 @@ def status(
     return {
         "run_id": group.spec.rdzv_handler.get_run_id(),
         "role": group.spec.role,
-        "state": str(group.state),
+        "state": group.state.value,
         "round": None if placement is None else placement.round,
         "restarts": restarts,
         "remaining_restarts": remaining_restarts,

@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
+from enum import Enum
 from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.errors import UserError
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 DEFAULT_ROLE = "default"
 
 
-class WorkerState(StrEnum):
+class WorkerState(str, Enum):  # noqa: UP042 - its `str` is torch's: with the name of the class
     """What a worker group is at."""
 
     UNKNOWN = "UNKNOWN"
@@ -127,7 +127,7 @@ def _unusable(text: str) -> UserError:
     return user_error(text, AssertionError)
 
 
-@dataclass
+@dataclass(eq=False, repr=False)
 class Worker:
     """One worker; its ranks are -1 until a round gives it some."""
 
@@ -138,6 +138,11 @@ class Worker:
     role_world_size: int = -1
     id: Any = None
     """Its process id."""
+
+    def __str__(self) -> str:
+        return ",".join(f"{name}={value}" for name, value in vars(self).items() if name != "id")
+
+    __repr__ = __str__
 
 
 class WorkerGroup:

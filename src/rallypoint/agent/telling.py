@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
-from rallypoint.agent.spec import RunResult, WorkerGroup
+from rallypoint.agent.spec import RunResult, WorkerGroup, WorkerState
 from rallypoint.telemetry.door import metrics_wanted, put
 
 if TYPE_CHECKING:
@@ -28,6 +28,8 @@ class Telling:
         self._restarts = restarts
         self._began = time.monotonic()
         self._told: AgentStory | None = None
+        self._stop_began: float | None = None
+        self._restart_began: float | None = None
         self._running = False
         """Whether workers were told as started and not yet as ended."""
 
@@ -53,12 +55,23 @@ class Telling:
     def met(self) -> None:
         """The nodes have come together."""
         began = self._group.joined_at
-        put("SimpleElasticAgent._rendezvous.success", 1)
-        put("SimpleElasticAgent._rendezvous.duration.ms", int((time.monotonic() - began) * 1000))
+        _put_step("SimpleElasticAgent._rendezvous", began)
         self.took("RENDEZVOUS", began)
+
+    def stops(self) -> None:
+        """The workers are being stopped, though they have not all succeeded."""
+        if metrics_wanted() and self._group.state != WorkerState.SUCCEEDED:
+            self._stop_began = time.monotonic()
+
+    def restarts(self) -> None:
+        """The workers are being stopped, to be started again."""
+        if metrics_wanted():
+            self._restart_began = time.monotonic()
 
     def started(self) -> None:
         """The workers have been started."""
+        began, self._restart_began = self._restart_began, None
+        _put_step("SimpleElasticAgent._restart_workers", began)
         self._running = True
         if self._wanted:
             self._story().started(self._group, self._restarts())
@@ -70,9 +83,11 @@ class Telling:
             result: how they were found; None if they ran until the agent stopped them.
             succeeded: global ranks that had succeeded, in a group that has not.
         """
+        began, self._stop_began = self._stop_began, None
+        _put_step("LocalElasticAgent._stop_workers", began)
         running, self._running = self._running, False
         if running and self._wanted:
-            state, failures = ("", {}) if result is None else (str(result.state), result.failures)
+            state, failures = ("", {}) if result is None else (result.state.value, result.failures)
             self._story().ended(state, self._group, self._restarts(), failures, succeeded)
 
     def watched(self, name: str, timer: FileTimerRequest | None) -> None:
@@ -110,3 +125,10 @@ class Telling:
             name = spec.get_entrypoint_name()
             self._told = AgentStory(spec.event_log_handler, run_id, spec.role, backend, name, self._began)
         return self._told
+
+
+def _put_step(name: str, began: float | None) -> None:
+    """Tell of a step that torch takes in one method, and our loop in several events. None: it never began."""
+    if began is not None:
+        put(f"{name}.success", 1)
+        put(f"{name}.duration.ms", int((time.monotonic() - began) * 1000))

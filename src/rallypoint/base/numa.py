@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from enum import StrEnum
+from enum import Enum
 from typing import NamedTuple
 
 from rallypoint.base.errors import UserError
@@ -17,7 +17,7 @@ from rallypoint.base.errors import UserError
 Cpus = frozenset[int]
 
 
-class AffinityMode(StrEnum):
+class AffinityMode(str, Enum):  # noqa: UP042 - its `str` is torch's: with the name of the class
     """What a worker shares with its GPU."""
 
     NODE = "node"

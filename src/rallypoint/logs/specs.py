@@ -127,6 +127,21 @@ class DefaultLogsSpecs(LogsSpecs):
         self._root_is_temporary = not log_dir
         self._run_log_dir: str | None = None
 
+    def __repr__(self) -> str:
+        shown = {"root_log_dir": self._root_log_dir, "redirects": self._redirects, "tee": self._tee}
+        named = ", ".join(f"{name}={value}" for name, value in shown.items())
+        return f"{type(self).__name__}({named}, local_ranks_filter={self._local_ranks_filter})"
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, DefaultLogsSpecs):
+            return NotImplemented
+        return self._settings() == other._settings()
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _settings(self) -> tuple[object, ...]:
+        return self._root_log_dir, self._redirects, self._tee, self._local_ranks_filter
+
     @property
     def root_log_dir(self) -> str | None:
         """The base folder; None until the first start if the user named none."""

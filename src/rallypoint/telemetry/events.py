@@ -6,20 +6,20 @@ import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
+from enum import Enum
 from typing import Any, TypeAlias
 
 EventMetadataValue: TypeAlias = str | int | float | bool | None
 
 
-class EventSource(StrEnum):
+class EventSource(str, Enum):  # noqa: UP042 - its `str` is torch's: with the name of the class
     """Who an event is about."""
 
     AGENT = "AGENT"
     WORKER = "WORKER"
 
 
-class NodeState(StrEnum):
+class NodeState(str, Enum):  # noqa: UP042 - as above
     """What a node is at in a rendezvous."""
 
     INIT = "INIT"

@@ -125,7 +125,7 @@ def prof(fn: Callable[P, R] | None = None, group: str = DEFAULT_GROUP) -> Callab
     """Count the calls of a function, and time them: `@prof`, or `@prof(group="mine")`.
 
     Each call puts `<name>.success` or `<name>.failure` (1), and `<name>.duration.ms`. The name is the function's
-    qualified one (`Class.method`), with its module before it where that has no class or function in it.
+    qualified one (`Class.method`), with its module's last name before it where that has no class or function in it.
     """
 
     def measured(function: Callable[Q, T], /) -> Callable[Q, T]:
@@ -146,7 +146,7 @@ def profile(group: str | None = None) -> _Decorator:
 
 def _name(function: Callable[..., object]) -> str:
     qualified = function.__qualname__
-    return qualified if "." in qualified else f"{function.__module__}.{qualified}"
+    return qualified if "." in qualified else f"{function.__module__.rpartition('.')[2]}.{qualified}"
 
 
 def _measured(function: Callable[P, R], name: str, group: str | None) -> Callable[P, R]:
