@@ -106,3 +106,12 @@ def _answer_all(stranger: socket.socket) -> None:
             with connection:
                 connection.recv(16)
                 connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 100)
+
+
+def test_why_nobody_is_known_tells_an_etcd_that_is_silent_from_one_that_knows_of_nobody() -> None:
+    posted = Posted("etcd:2379")
+    assert posted.why_not() == "etcd has not answered yet"
+    posted.see(None, 7)
+    assert posted.why_not() == "no agent was elected arbiter yet"
+    posted.trouble = "etcd at etcd:2379 gave no answer within 3 s"
+    assert posted.why_not() == posted.trouble

@@ -15,6 +15,7 @@ from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, free_port, listening_socket
 from rallypoint.base.errors import UserError
 from rallypoint.etcd.api import EtcdRefused, EtcdUnreachable
+from rallypoint.rendezvous.backends import etcd_v2
 from rallypoint.rendezvous.backends.etcd_options import endpoints_of
 from rallypoint.rendezvous.backends.etcd_v2 import EtcdV2Backend, client_of
 from rallypoint.rendezvous.backends.etcd_v2_http import EtcdV2Client
@@ -277,6 +278,20 @@ def test_an_etcd_that_comes_late_is_waited_for(tmp_path: Path, key: str, caplog:
             assert one.get_state() is None
         member.wait_ready()
     assert caplog.text.count("trying again for another") == 1
+
+
+def test_an_etcd_that_takes_the_connection_and_is_silent_is_told_of_soon(
+    key: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Before the first attempt has come to nothing."""
+    monkeypatch.setattr(etcd_v2, "_TELL_FIRST", 0.1)
+    with listening_socket("127.0.0.1", 0) as silent:
+        endpoint = Endpoint("127.0.0.1", silent.getsockname()[1])
+        client = EtcdV2Client([endpoint], timeout=1.0)
+        made = EtcdV2Backend(client, key, patience=Deadline.after(0.5))
+        with closing(made), pytest.raises(RendezvousError, match="before the join deadline"):
+            made.get_state()
+    assert caplog.messages == [f"no etcd has answered at {endpoint} yet; check --rdzv-endpoint"]
 
 
 def test_a_cluster_without_a_quorum_is_waited_for(tmp_path: Path, key: str) -> None:

@@ -41,7 +41,8 @@ DEFAULT_TTL = 7200
 
 _AGAIN = 1.0
 """Seconds between two attempts to reach an etcd that has not answered yet."""
-_TELL_EVERY = 10.0
+_TELL_FIRST, _TELL_EVERY = 2.0, 60.0
+"""Seconds until a line says that etcd does not answer, if no attempt has failed until then, and between later lines."""
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
@@ -205,6 +206,9 @@ class EtcdV2Backend(RendezvousBackend):
     def _first_read(self) -> Found:
         """As `_read`, but an etcd that does not answer yet, or has no quorum, is waited for until the patience ends."""
         told_at: float | None = None
+        slow = threading.Timer(_TELL_FIRST, self._tell_silence)
+        slow.daemon = True
+        slow.start()
         while True:
             try:
                 return self._read(quorum=True)
@@ -220,6 +224,11 @@ class EtcdV2Backend(RendezvousBackend):
                     told_at = now
                     log.warning("%s; trying again for another %.0f s", error, patience.remaining())
                 self._hurry.wait(min(_AGAIN, patience.remaining()))
+            finally:
+                slow.cancel()
+
+    def _tell_silence(self) -> None:
+        log.warning("no etcd has answered at %s yet; check --rdzv-endpoint", self._client.endpoint)
 
     def _read(self, *, quorum: bool = False) -> Found:
         try:

@@ -114,7 +114,9 @@ class Posted:
 
     def why_not(self) -> str:
         """Why nobody knows."""
-        return self.hopeless or self.trouble or "no agent was elected arbiter yet"
+        if self.hopeless or self.trouble:
+            return self.hopeless or self.trouble
+        return "no agent was elected arbiter yet" if self._revision else "etcd has not answered yet"
 
     def greeted(self, node: NodeId, incarnation: str) -> None:
         """A session is open, in which this node is called so, with the arbiter of that name."""
