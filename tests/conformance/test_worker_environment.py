@@ -6,6 +6,7 @@ import json
 import os
 import re
 import signal
+import socket
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -157,10 +158,9 @@ def test_workers_find_the_same_variables(launcher: Launcher, name: str) -> None:
 
 
 def _shape(path: str) -> str:
-    """The path without what is random in it, and without the launcher's name."""
-    return re.sub(
-        r"^logs-\w+/(.+)_\w{8}/", r"logs/\1_*/", re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "ID", path)
-    )
+    """The path without what is random in it, the launcher's name, and that of this machine, which only ours has."""
+    named = re.sub(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", "ID", path)
+    return re.sub(rf"^logs-\w+/(.+?)(_{re.escape(socket.gethostname())})?_\w{{8}}/", r"logs/\1_*/", named)
 
 
 RESTART = """
@@ -200,9 +200,11 @@ def test_exit_codes_and_log_folders(launcher: Launcher, name: str) -> None:
 
 
 def tree(folder: Path) -> dict[str, str]:
-    """Paths under a log folder, without what is random in them, to what is in them."""
+    """Paths under a log folder, without what is random in them, to what is in them; but for our links by rank."""
     found = {}
     for path in folder.rglob("*"):
+        if path.is_symlink():
+            continue
         name = re.sub(r"^[^/]+", "JOB", str(path.relative_to(folder)))
         found[name] = path.read_text() if path.is_file() else ""
     return found

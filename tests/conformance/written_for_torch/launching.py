@@ -40,8 +40,10 @@ def shown(config: LaunchConfig, program: Any, arguments: list[str]) -> list[Any]
 
 
 def torch_flags(args: argparse.Namespace) -> dict[str, Any]:
-    """What torch knows of: not `--warm`, nor what Rallypoint keeps for itself."""
-    return {name: value for name, value in vars(args).items() if not name.startswith(("rallypoint", "warm"))}
+    """What torch knows of: no flags of Rallypoint alone, nor what it keeps for itself."""
+    return {
+        name: value for name, value in vars(args).items() if not name.startswith(("rallypoint", "warm", "host_prefix"))
+    }
 
 
 def parsing() -> list[Any]:
