@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
+import pickle
 import re
 import subprocess
 import sys
@@ -365,6 +367,28 @@ def test_samplers_refuse_in_the_same_words(torchs: Any, workers: int, rank: int,
             kind(range(3), workers, rank, start)
         said.append(str(refused.value))
     assert said[0] == said[1]
+
+
+class Derived(ElasticDistributedSampler):
+    """A sampler as a user may derive it."""
+
+
+@pytest.mark.parametrize("kind", [ElasticDistributedSampler, Derived])
+def test_where_torch_is_there_a_sampler_is_one_of_torchs(kind: type[ElasticDistributedSampler], torchs: Any) -> None:
+    from torch.utils.data import DistributedSampler
+
+    sampler = kind(range(5), 2, rank=1, start_index=1)
+    assert isinstance(sampler, DistributedSampler)
+    assert isinstance(sampler, kind)
+    assert type(sampler) is type(kind(range(3), 1, 0))
+    again = pickle.loads(pickle.dumps(sampler))
+    assert type(again) is type(sampler)
+    assert (list(again), vars(again)) == (list(sampler), vars(sampler))
+    assert list(copy.deepcopy(sampler)) == list(sampler)
+    sampler.set_epoch(3)
+    theirs = torchs.utils.data.ElasticDistributedSampler(range(5), 2, rank=1, start_index=1)
+    theirs.set_epoch(3)
+    assert list(sampler) == list(theirs)
 
 
 def test_few_samples_for_many_workers_are_given_out_where_torchs_sampler_fails(torchs: Any) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator, Sized
 from itertools import cycle, islice
+from typing import Any, Self
 
 from rallypoint.base.errors import UserError
 from rallypoint.data.permutation import permutation
@@ -14,7 +16,9 @@ class ElasticDistributedSampler:
     """Gives each worker its share of the indices of a dataset from `start_index` on, shuffled anew in each epoch.
 
     Every worker gets as many as every other: where they do not come out even, some are given twice. The order is that
-    of torch's sampler of the same name. A `DataLoader` takes it as its `sampler`.
+    of torch's sampler of the same name. A `DataLoader` takes it as its `sampler`. Where torch's samplers are imported
+    when one is made, it is a `torch.utils.data.DistributedSampler` as well: trainers ask for that before they set the
+    epoch.
 
     Args:
         dataset: what has a length.
@@ -25,6 +29,14 @@ class ElasticDistributedSampler:
     Raises:
         UserError: a number out of its bounds, or one that neither the caller nor the environment gives.
     """
+
+    def __new__(cls, *_arguments: object, **_named: object) -> Self:
+        kind: Any = _also_torchs(cls)
+        made: Self = object.__new__(kind)
+        return made
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _remake, (_PLAIN.get(type(self), type(self)),), vars(self)
 
     def __init__(
         self, dataset: Sized, num_replicas: int | None = None, rank: int | None = None, start_index: int = 0
@@ -60,6 +72,27 @@ class ElasticDistributedSampler:
     def __len__(self) -> int:
         """How many indices this worker gets in an epoch."""
         return self.num_samples
+
+
+_PLAIN: dict[type, type] = {}
+"""For each class that is torch's as well the one that it was made from, which others know by name."""
+
+
+def _also_torchs(kind: type) -> type:
+    """`kind`, or below it and torch's `DistributedSampler`, if that is imported, a class that is both."""
+    torchs = getattr(sys.modules.get("torch.utils.data.distributed"), "DistributedSampler", None)
+    if torchs is None or issubclass(kind, torchs):
+        return kind
+    for made, plain in _PLAIN.items():
+        if plain is kind:
+            return made
+    both = type(kind.__name__, (kind, torchs), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    _PLAIN[both] = kind
+    return both
+
+
+def _remake(kind: type[ElasticDistributedSampler]) -> ElasticDistributedSampler:
+    return kind.__new__(kind)
 
 
 def _given(value: int | None, argument: str, variable: str) -> int:

@@ -78,7 +78,10 @@ class ChildFailedError(RallypointError):
         return "" if path == NO_FILE else path
 
     def __str__(self) -> str:
-        return self._line() if self.told_elsewhere else self._report()
+        try:
+            return self._line() if self.told_elsewhere else self._report()
+        except Exception as error:  # a failure may be anybody's object, and nothing is worse than to say nothing
+            return self._piecemeal(error)
 
     def _line(self) -> str:
         """The cause, and that others tell more of it."""
@@ -99,6 +102,16 @@ class ChildFailedError(RallypointError):
         number = len(self.failures) if own_root is None else list(self.failures).index(own_root)
         first = _block(number, root, elsewhere=own_root is None)
         return _assemble(f"{self.name} FAILED", others, self._asides(own_root), first)
+
+    def _piecemeal(self, error: Exception) -> str:
+        """What can be said where a failure, or the cause, is none that a report can be made of."""
+        lines = [f"{self.name} FAILED; the report cannot be made ({type(error).__name__}: {error}), but this is known:"]
+        for index, (rank, failure) in enumerate(self.failures.items()):
+            try:
+                lines.append(_block(index, Cause.of(failure, rank, _this_host())))
+            except Exception:
+                lines.append(f"[{index}]: rank {rank}: {object.__repr__(failure)}")
+        return "\n".join(lines)
 
     def _asides(self, own_root: int | None) -> list[str]:
         """What else is known of the end: lines between the failures and the first of them."""

@@ -10,7 +10,7 @@ from multiprocessing.queues import Queue
 from queue import Empty
 from typing import Any
 
-from rallypoint.base.clock import SYSTEM_CLOCK
+from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
 from rallypoint.watchdog.client import TimerClient
 from rallypoint.watchdog.queueing import RequestQueue, TimerServer
 from rallypoint.watchdog.requests import TimerRequest
@@ -48,15 +48,18 @@ class MultiprocessingRequestQueue(RequestQueue):
         return self._queue.qsize()
 
     def get(self, size: int, timeout: float) -> list[TimerRequest]:
-        """Up to `size` requests: waits up to `timeout` seconds for the first, and takes what else is there."""
-        found: list[Any] = []
+        """Up to `size` requests; waits for so many up to `timeout` seconds in all, and no longer once it is woken."""
+        found: list[TimerRequest] = []
+        deadline = Deadline.after(timeout)
         try:
-            found.append(self._queue.get(timeout=timeout))
             while len(found) < size:
-                found.append(self._queue.get_nowait())
+                request = self._queue.get(timeout=max(0.0, deadline.remaining()))
+                if request is None:
+                    break
+                found.append(request)
         except Empty:
             pass
-        return [each for each in found if each is not None]
+        return found
 
     def wake(self) -> None:
         """Have a `get` that waits return."""

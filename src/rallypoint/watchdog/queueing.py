@@ -24,7 +24,7 @@ class RequestQueue(ABC):
 
     @abstractmethod
     def get(self, size: int, timeout: float) -> list[TimerRequest]:
-        """Up to `size` requests; waits for the first up to `timeout` seconds, and returns none if none came."""
+        """Up to `size` requests; waits for them up to `timeout` seconds, and returns those that have come."""
 
     def wake(self) -> None:
         """Have a `get` that waits return, where that can be done; else `stop` waits for it."""
@@ -66,7 +66,7 @@ class TimerServer(ABC):
 
     @abstractmethod
     def _reap_worker(self, worker_id: Any) -> bool:
-        """End a worker. Returns whether it is gone, or will be."""
+        """End a worker. Returns whether it is gone, or will be; if it raises, nothing more is tried."""
 
     def _due(self) -> float:
         """When to look next, on the monotonic clock; infinite if only `max_interval` says."""
@@ -114,5 +114,5 @@ class TimerServer(ABC):
         try:
             return self._reap_worker(worker)
         except Exception:
-            log.exception("worker %s cannot be ended", worker)
-            return False
+            log.exception("worker %s cannot be ended; its timers are let go of", worker)
+            return True

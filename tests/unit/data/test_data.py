@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 
@@ -69,6 +71,15 @@ def test_each_epoch_has_its_own_order() -> None:
     assert list(sampler) == first
     sampler.set_epoch(1)
     assert list(sampler) != first
+
+
+def test_without_torch_a_sampler_is_a_plain_one() -> None:
+    program = (
+        "import pickle, sys; from rallypoint.data.sampler import ElasticDistributedSampler as Sampler\n"
+        "made = Sampler(range(5), 2, 1); again = pickle.loads(pickle.dumps(made))\n"
+        "print(type(made) is Sampler, list(again) == list(made), 'torch' in sys.modules)"
+    )
+    assert subprocess.check_output([sys.executable, "-c", program], text=True) == "True True False\n"
 
 
 def test_the_environment_says_who_one_is(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -169,3 +170,35 @@ def test_a_reason_stands_before_the_worker_s_words_also_where_these_are_a_traceb
 def test_a_traceback_above_a_death_by_signal_does_not_hide_the_signal() -> None:
     text = str(ChildFailedError("x", {0: _failure(0, -9, 1.0, f"{TRACE}\n".encode())}))
     assert "  traceback : Signal 9 (SIGKILL) received by PID 100; the last lines of standard error:\n" in text
+
+
+class Unprintable:
+    """Somebody's object, with nothing that a failure has."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize(
+    "value", [None, "", "words", b"", -1, 1e300, float("nan"), {}, {"message": None}, Unprintable()]
+)
+@pytest.mark.parametrize("name", [*vars(_failure(0, 1, 1.0)), "all of it"])
+def test_whatever_a_failure_holds_the_report_is_given(name: str, value: object) -> None:
+    """Code that was written for torch fills these fields by itself."""
+    odd: Any = _failure(0, 1, 1.0)
+    if name == "all of it":
+        odd = value
+    else:
+        setattr(odd, name, value)
+    told = str(ChildFailedError("job", {3: odd, 7: _failure(1, 5, 2.0, b"last words\n")}))
+    assert "job FAILED" in told
+    assert "last words" in told
+    assert "3" in told
+    assert str(ChildFailedError("job", {3: odd}, told_elsewhere=True)).startswith("job FAILED")
+
+
+def test_whatever_the_cause_is_the_report_is_given() -> None:
+    cause: Any = Unprintable()
+    told = str(ChildFailedError("job", {7: _failure(1, 5, 2.0, b"last words\n")}, cause))
+    assert "job FAILED" in told
+    assert "last words" in told
