@@ -179,7 +179,11 @@ SIMPLE = (bool, int, float, str, type(None), Enum)
 
 def differences(ours: Any, theirs: Any) -> list[str]:
     """In what a call that torch takes would not be taken the same way."""
-    expected, found = parameters(theirs), parameters(ours)
+    # A class with a `__new__` that takes anything is called as its `__init__` says.
+    made = isinstance(ours, type) and "__new__" in vars(ours) and "__init__" in vars(ours)
+    expected, found = parameters(theirs), parameters(vars(ours)["__init__"] if made else ours)
+    if made and found:
+        found = found[1:]
     if expected is None or found is None:
         return []
     told = []
@@ -273,6 +277,37 @@ def test_whatever_a_module_says_is_public_is_there() -> None:
         ours = module_of_ours(module)
         assert set(ours.__all__) >= set(names.split()), module
         assert all(hasattr(ours, name) for name in ours.__all__), module
+
+
+NOT_GIVEN = {
+    "get_method_name": "of torch's own tracing",
+    "cas_delay": "a step of torch's own protocol in etcd",
+}
+"""Names of torch's modules that ours do not have, and why."""
+
+
+def test_what_torchs_modules_import_of_torchs_own_is_there() -> None:
+    """Users import it from there, and patch it. Modules, loggers and what is not torch's own are left out."""
+    missing = set()
+    for module in PUBLIC:
+        theirs, ours = module_of_torch(module), module_of_ours(module)
+        for name, thing in vars(theirs).items():
+            home = getattr(thing, "__module__", "")
+            own = str(home).startswith(("torch.distributed.elastic", "torch.distributed.launcher", "torch.numa"))
+            if own and callable(thing) and not name.startswith("_") and not hasattr(ours, name):
+                missing.add(name)
+    assert missing <= set(NOT_GIVEN), missing
+
+
+def test_names_that_no_class_or_function_stands_for() -> None:
+    assert module_of_ours("distributed.elastic.control_plane").TORCH_WORKER_SERVER_SOCKET == (
+        module_of_torch("distributed.elastic.control_plane").TORCH_WORKER_SERVER_SOCKET
+    )
+    registry = module_of_ours("distributed.elastic.rendezvous.registry").handler_registry
+    assert registry is module_of_ours("distributed.elastic.rendezvous").rendezvous_handler_registry
+    with module_of_ours("distributed.elastic.rendezvous.etcd_server").find_free_port() as sock:
+        assert sock.getsockname()[1]
+    module_of_ours("distributed.elastic.timer.debug_info_logging").log_debug_info_for_expired_timers("job", {1: ["s"]})
 
 
 def test_nothing_of_torch_is_imported() -> None:

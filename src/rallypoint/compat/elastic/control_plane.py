@@ -10,11 +10,11 @@ from typing import NoReturn
 from rallypoint.base.log import get_logger
 from rallypoint.failures.record import record
 
-__all__ = ["worker_main"]
+__all__ = ["TORCH_WORKER_SERVER_SOCKET", "worker_main"]
 
 log = get_logger(__name__)
 
-_SOCKET_VARIABLE = "TORCH_WORKER_SERVER_SOCKET"
+TORCH_WORKER_SERVER_SOCKET = "TORCH_WORKER_SERVER_SOCKET"
 
 
 @contextmanager
@@ -23,8 +23,8 @@ def worker_main() -> Iterator[None]:
 
     torch's also serves debugging requests on the socket that `TORCH_WORKER_SERVER_SOCKET` names; this one does not.
     """
-    if os.environ.get(_SOCKET_VARIABLE):
-        log.warning("%s is set, but Rallypoint serves no debugging requests there", _SOCKET_VARIABLE)
+    if os.environ.get(TORCH_WORKER_SERVER_SOCKET):
+        log.warning("%s is set, but Rallypoint serves no debugging requests there", TORCH_WORKER_SERVER_SOCKET)
     try:
         yield
     except Exception as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rallypoint.compat.also import also
 from rallypoint.compat.elastic.multiprocessing.api import (
     DefaultLogsSpecs,
     LogsDest,
@@ -31,3 +32,5 @@ __all__ = [
     "start_processes",
     "to_map",
 ]
+
+__getattr__ = also(__name__)

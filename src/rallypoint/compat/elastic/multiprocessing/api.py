@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.errors import SignalException
 from rallypoint.base.waiting import until_readable
+from rallypoint.compat.also import also
 from rallypoint.compat.elastic.multiprocessing.taken_signals import bell, give_back, take
 from rallypoint.failures.failure import ProcessFailure
 from rallypoint.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
@@ -39,6 +40,8 @@ __all__ = [
     "start_processes",
     "to_map",
 ]
+
+__getattr__ = also(__name__)
 
 
 class _Taking(context.ProcessesContext):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from rallypoint.compat.also import also
 from rallypoint.rendezvous.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -33,3 +34,5 @@ __all__ = [
     "RendezvousTimeoutError",
     "rendezvous_handler_registry",
 ]
+
+__getattr__ = also(__name__)

@@ -12,6 +12,7 @@ from typing import Any
 
 from rallypoint.base.endpoint import is_this_machine, parse_endpoint
 from rallypoint.base.errors import UserError
+from rallypoint.compat.also import also
 from rallypoint.compat.elastic.rendezvous.given_store import given
 from rallypoint.rendezvous.backends.store_backend import StoreRendezvousBackend
 from rallypoint.rendezvous.errors import RendezvousConnectionError
@@ -22,6 +23,8 @@ from rallypoint.store.errors import StoreError
 from rallypoint.store.filestore import FileStore
 
 __all__ = ["DEFAULT_PORT", "C10dRendezvousBackend", "create_backend"]
+
+__getattr__ = also(__name__)
 
 DEFAULT_PORT = C10D_PORT
 

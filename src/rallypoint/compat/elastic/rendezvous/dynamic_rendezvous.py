@@ -15,6 +15,7 @@ from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import outward_address
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
+from rallypoint.compat.also import also
 from rallypoint.compat.elastic.rendezvous.given_store import given
 from rallypoint.rendezvous.backend import RendezvousBackend, Token
 from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
@@ -39,6 +40,8 @@ __all__ = [
     "Token",
     "create_handler",
 ]
+
+__getattr__ = also(__name__)
 
 log = get_logger(__name__)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from rallypoint.base.errors import UserError
+from rallypoint.compat.also import also
 from rallypoint.compat.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 from rallypoint.compat.elastic.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend
 from rallypoint.compat.elastic.rendezvous.etcd_store import EtcdStore
@@ -22,6 +23,8 @@ __all__ = [
     "EtcdRendezvousRetryableFailure",
     "create_rdzv_handler",
 ]
+
+__getattr__ = also(__name__)
 
 _DEFAULT_PREFIX = "/torchelastic/p2p"
 _DEFAULT_TIMEOUT, _DEFAULT_LAST_CALL_TIMEOUT = 600, 30

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from rallypoint.compat.also import also
 from rallypoint.compat.elastic.rendezvous.etcd_store import EtcdStore
 from rallypoint.compat.elastic.rendezvous.given_client import given_client
 from rallypoint.etcd.api import EtcdError
@@ -12,6 +13,8 @@ from rallypoint.rendezvous.errors import RendezvousConnectionError
 from rallypoint.rendezvous.params import RendezvousParameters
 
 __all__ = ["EtcdRendezvousBackend", "create_backend"]
+
+__getattr__ = also(__name__)
 
 _STORE_PREFIX = "/torch/elastic/store"
 

@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 from typing import IO, Any
 
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.base.errors import RallypointError
+from rallypoint.base.ports import get_socket_with_port as find_free_port
 from rallypoint.etcd.local import LocalEtcd
 from rallypoint.rendezvous.backends.etcd_v2_http import EtcdV2Client
 
-__all__ = ["EtcdServer"]
+__all__ = ["EtcdServer", "find_free_port", "stop_etcd"]
+
+
+def stop_etcd(subprocess: subprocess.Popen[Any] | None, data_dir: str | None = None) -> None:
+    """End an etcd that somebody has started, if it runs, and remove its data, if a folder is named."""
+    if subprocess is not None and subprocess.poll() is None:
+        subprocess.terminate()
+        subprocess.wait()
+    if data_dir:
+        shutil.rmtree(data_dir, ignore_errors=True)
 
 
 class EtcdServer:

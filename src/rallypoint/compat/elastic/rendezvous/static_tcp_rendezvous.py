@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from rallypoint.base.endpoint import Endpoint
+from rallypoint.compat.also import also
 from rallypoint.rendezvous.backends.static import create_handler
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import RendezvousParameters
 
 __all__ = ["StaticTCPRendezvous", "create_rdzv_handler"]
+
+__getattr__ = also(__name__)
 
 
 class StaticTCPRendezvous(ElasticHandler):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from rallypoint.compat.also import also
 from rallypoint.watchdog.local import LocalTimerClient, LocalTimerServer, MultiprocessingRequestQueue
 
 __all__ = ["LocalTimerClient", "LocalTimerServer", "MultiprocessingRequestQueue"]
+
+__getattr__ = also(__name__)

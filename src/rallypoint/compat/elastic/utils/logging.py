@@ -6,8 +6,11 @@ import logging
 import sys
 
 from rallypoint.base.log import log_level
+from rallypoint.compat.also import also
 
 __all__ = ["get_logger"]
+
+__getattr__ = also(__name__)
 
 
 def get_logger(name: str | None = None) -> logging.Logger:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from rallypoint.agent.api import ElasticAgent, SimpleElasticAgent
 from rallypoint.agent.spec import DEFAULT_ROLE, RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
+from rallypoint.compat.also import also
 
 __all__ = [
     "DEFAULT_ROLE",
@@ -15,3 +16,5 @@ __all__ = [
     "WorkerSpec",
     "WorkerState",
 ]
+
+__getattr__ = also(__name__)

@@ -9,6 +9,7 @@ from rallypoint.agent.local import (
     TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT,
     LocalElasticAgent,
 )
+from rallypoint.compat.also import also
 
 __all__ = [
     "TORCHELASTIC_ENABLE_FILE_TIMER",
@@ -17,3 +18,5 @@ __all__ = [
     "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT",
     "LocalElasticAgent",
 ]
+
+__getattr__ = also(__name__)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from rallypoint.compat.also import also
 from rallypoint.failures.failure import ProcessFailure
 from rallypoint.failures.handler import ErrorHandler, get_error_handler
 from rallypoint.failures.record import record
 from rallypoint.failures.report import ChildFailedError
 
 __all__ = ["ChildFailedError", "ErrorHandler", "ProcessFailure", "get_error_handler", "record"]
+
+__getattr__ = also(__name__)

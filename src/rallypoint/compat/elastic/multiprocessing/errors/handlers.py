@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from rallypoint.compat.also import also
 from rallypoint.failures.handler import get_error_handler
 
 __all__ = ["get_error_handler"]
+
+__getattr__ = also(__name__)
