@@ -55,8 +55,8 @@ class Notice(NamedTuple):
     """The workers will soon be stopped.
 
     `reason` is "scale" (to be started again with more nodes) or "preemption" (`node` will be taken away; empty where it
-    is this one). `round` is the round that is to end. `deadline` is in seconds on CLOCK_MONOTONIC. `number` is what
-    `acknowledge` answers to.
+    is this one). `node` is a name for people: host and group rank, as in "n3 (rank 2)". `round` is the round that is to
+    end. `deadline` is in seconds on CLOCK_MONOTONIC. `number` is what `acknowledge` answers to.
     """
 
     reason: str

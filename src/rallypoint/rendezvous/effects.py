@@ -99,13 +99,14 @@ def _add_to_redundancy_list(action: Action, state: State, node: NodeId, _setting
 
 
 def _remove_from_participants(action: Action, state: State, node: NodeId, settings: Settings) -> State:
-    after = state._replace(participants=_without(state.participants, node), gone=_joined_by(state, node, action.reason))
+    after = state._replace(participants=_without(state.participants, node))
     if state.closed:
         return after
+    if state.complete and node in state.succeeded and after.participants:
+        return _end_job_if_all_succeeded(after)
+    after = after._replace(gone=_joined_by(state, node, action.reason))
     if not state.complete:
         return after._replace(last_call=0) if len(after.participants) < settings.min_nodes else after
-    if node in state.succeeded and after.participants:
-        return _end_job_if_all_succeeded(after)
     return _end_round(action, after, name_of(state, node), settings)
 
 
@@ -125,8 +126,9 @@ def _remove_from_former(action: Action, state: State, node: NodeId, _settings: S
 
 def _joined_by(state: State, node: NodeId, reason: Reason) -> tuple[Gone, ...]:
     """Those who are gone, and one more."""
-    gone = Gone(node, name_of(state, node), reason)
-    return state.gone if len(state.gone) >= _MOST_GONE else (*state.gone, gone)
+    if len(state.gone) >= _MOST_GONE:
+        return state.gone
+    return (*state.gone, Gone(node, name_of(state, node), reason))
 
 
 def _replaced(gone: tuple[Gone, ...], node: NodeId) -> tuple[Gone, ...]:

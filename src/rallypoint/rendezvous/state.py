@@ -225,17 +225,25 @@ def known_to(state: State) -> tuple[NodeId, ...]:
     return (*state.participants, *state.wait_list, *state.redundancy_list, *state.former)
 
 
+_COMPARED = 64
+"""With how many nodes the name of one is compared."""
+
+
 def name_of(state: State, node: NodeId) -> str:
     """What people call a node: its host, and its group rank if it has or had one in the round before.
 
-    The process id comes in between where another agent of the job runs on a host of the same name.
+    The process id comes in between where another agent of the job runs on a host of the same name, if that is among the
+    first few nodes: in a large job nobody is asked to look through all of them for each name.
     """
     if node.is_absent:
         return str(node)
     seat = state.participants.get(node)
     rank = state.former.get(node) if seat is None else seat.rank if state.complete else seat.former
     called = str(node)
-    apart = any((each.host or each.addr) == called and each != node for each in known_to(state))
+    others = itertools.islice(
+        itertools.chain(state.participants, state.wait_list, state.redundancy_list, state.former), _COMPARED
+    )
+    apart = any((each.host or each.addr) == called and each != node for each in others)
     return f"{called}{f' pid {node.pid}' if apart else ''}{'' if rank is None else f' (rank {rank})'}"
 
 
