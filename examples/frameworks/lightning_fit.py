@@ -1,4 +1,4 @@
-r"""A Lightning module that resumes from its last checkpoint; an epoch is one pass over four batches a worker.
+r"""A Lightning module that resumes from its last checkpoint, where an epoch begins; an epoch is one batch a worker.
 
 rallyrun --standalone --nproc-per-node=2 --max-restarts=3 examples/frameworks/lightning_fit.py \
     --checkpoint-dir=checkpoints
@@ -16,7 +16,7 @@ import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, TensorDataset
 
-PER_WORKER = 16
+BATCH = 4
 
 
 class Regression(lightning.LightningModule):
@@ -45,13 +45,14 @@ def main() -> None:
     """Train from the last checkpoint, if there is one, to the last step."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--every", type=int, default=5, help="steps from one checkpoint to the next")
     parser.add_argument("--checkpoint-dir", type=Path, required=True)
     options = parser.parse_args()
 
     lightning.seed_everything(0, verbose=False)
     world_size, local = int(os.environ["WORLD_SIZE"]), int(os.environ["LOCAL_WORLD_SIZE"])
-    inputs = torch.randn(PER_WORKER * world_size, 8)
-    data = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=4)
+    inputs = torch.randn(BATCH * world_size, 8)
+    data = DataLoader(TensorDataset(inputs, inputs.sum(1, keepdim=True)), batch_size=BATCH)
     model = Regression()
     trainer = lightning.Trainer(
         accelerator="cpu",
@@ -59,7 +60,7 @@ def main() -> None:
         devices=local,
         num_nodes=world_size // local,
         max_steps=options.steps,
-        callbacks=[ModelCheckpoint(options.checkpoint_dir, save_last=True, every_n_epochs=1)],
+        callbacks=[ModelCheckpoint(options.checkpoint_dir, save_last=True, every_n_epochs=options.every)],
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,

@@ -37,7 +37,7 @@ TOLERANCE = 1e-6
 PRELOADS = {"jax_psum": "jax", "fsdp2_checkpoint": "torch", "nanogpt": "torch"}
 """What to import ahead for each program; `torch` where nothing is named."""
 
-_STEP, _FINAL = re.compile(rb"^step (\d+)", re.M), re.compile(rb"final loss (\S+)")
+_STEP, _FINAL = re.compile(rb"^step (\d+)", re.M), re.compile(rb"final loss ([0-9.]+)")
 
 
 class Outcome(NamedTuple):
