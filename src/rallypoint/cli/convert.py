@@ -48,7 +48,7 @@ def config_from_options(
         The configuration, the program or function to run, and its arguments (with `${local_rank}` still in them).
 
     Raises:
-        UserError: a value that cannot work, or one whose work comes in a later release.
+        UserError: a value that cannot work.
     """
     low, high = parse_nnodes(options.nnodes, options.source("nnodes"))
     _check_bounds(options)
