@@ -131,6 +131,24 @@ def test_a_foreign_service_on_the_port_is_told_apart(rallyrun: Launcher) -> None
         refused(rallyrun(*at(port), rallyrun.script(FINE)), f"127.0.0.1:{port}", "not Rallypoint's control plane")
 
 
+@pytest.mark.parametrize(
+    ("flags", "env", "named"),
+    [
+        (["--master-port={port}"], {}, "--master-port"),
+        ([], {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": "{port}"}, "PET_MASTER_PORT"),
+        (["--rdzv-endpoint=127.0.0.1:{port}"], {}, "--rdzv-endpoint"),
+    ],
+)
+def test_a_static_job_hears_of_what_it_was_given(
+    rallyrun: Launcher, flags: list[str], env: dict[str, str], named: str
+) -> None:
+    with listening(hello) as port:
+        given = [flag.format(port=port) for flag in flags]
+        variables = {name: text.format(port=port) for name, text in env.items()}
+        job = rallyrun("--nnodes=2", "--node-rank=1", *given, rallyrun.script(FINE), env=variables)
+        refused(job, f"127.0.0.1:{port}", "not Rallypoint's control plane", f"give {named} a port of its own")
+
+
 def test_a_torch_store_on_the_port_is_told_apart(rallyrun: Launcher) -> None:
     server = StoreServer()
     try:
