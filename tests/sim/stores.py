@@ -29,7 +29,7 @@ class Stores:
         """What was prepared may have been used: prepare another."""
         self.prepared = 0
 
-    def begin(self, *, is_host: bool) -> None:
+    def begin(self, *, is_host: bool, clients: int) -> None:
         """The round has begun: the store before goes."""
         self.current = self.prepared if is_host else 0
         self.prepared = 0

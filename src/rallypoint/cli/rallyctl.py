@@ -84,12 +84,13 @@ def _parser() -> argparse.ArgumentParser:
 
 def _serve(options: argparse.Namespace) -> None:
     """Serve until a signal asks to end."""
+    from rallypoint.base.descriptors import allow_descriptors
     from rallypoint.base.endpoint import Endpoint, parse_endpoint
     from rallypoint.base.log import configure
     from rallypoint.cli.outcome import say
     from rallypoint.rendezvous.backends.options import accepted_keys, control_tls
     from rallypoint.rendezvous.jobs import ManyJobs
-    from rallypoint.rendezvous.server import ControlServer, allow_connections
+    from rallypoint.rendezvous.server import ControlServer
 
     configure()
     text: str = options.endpoint
@@ -108,7 +109,7 @@ def _serve(options: argparse.Namespace) -> None:
             f"the control plane cannot listen at {text or place}: {error.strerror}; "
             "give --endpoint another port, or an address of this machine"
         ) from None
-    allow_connections()
+    allow_descriptors()
     server = ControlServer(ManyJobs(), listeners, keys=accepted_keys(), tls=control_tls(vars(options)))
     say(f"rallyctl: control plane listens at {Endpoint(host or '*', server.port)}")
     number = signal.sigwait({signal.SIGTERM, signal.SIGINT})

@@ -7,7 +7,6 @@ make room. It runs on the process's loop thread.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import socket
 from collections import deque
@@ -29,9 +28,6 @@ if TYPE_CHECKING:
     from rallypoint.rendezvous.strangers import Strangers
 
 log = get_logger(__name__)
-
-_OTHER_FILES = 256
-"""Open files of a process besides its control connections, at most."""
 
 
 class Jobs(Protocol):
@@ -232,16 +228,3 @@ class ControlServer:
             self.jobs.tick()
         finally:
             self._arm()
-
-
-def allow_connections(wanted: float = float("inf")) -> None:
-    """See to it that this process may have so many connections, as far as its hard limit of open files allows.
-
-    The usual soft limit, 1024, is made for programs that use `select`. Processes started from here have the new limit.
-    """
-    import resource
-
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if soft != resource.RLIM_INFINITY and soft < wanted + _OTHER_FILES:
-        with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it; then the old limit has to do
-            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

@@ -12,6 +12,9 @@ from typing import Protocol
 from rallypoint.base.endpoint import free_port, listening_address
 from rallypoint.store.server import StoreServer
 
+_FEW = 256
+"""Clients for whom every process has descriptors."""
+
 
 class WorkerStores(Protocol):
     """One node's supply of worker stores: prepare, begin, round_ended, prepare, begin, round_ended, ..., close."""
@@ -38,13 +41,26 @@ class WorkerStores(Protocol):
         """What was prepared may have been used in a round that this node never began: prepare another."""
         ...
 
-    def begin(self, *, is_host: bool) -> None:
-        """The round has begun: the one before is over, and unless this node is its host what was prepared can go."""
+    def begin(self, *, is_host: bool, clients: int) -> None:
+        """The round has begun: the one before is over, and unless this node is its host what was prepared can go.
+
+        Args:
+            is_host: whether it is.
+            clients: workers and agents of the round: so many connect to its host, at least.
+        """
         ...
 
     def close(self) -> None:
         """Let go of all. Idempotent."""
         ...
+
+
+def expect(clients: int) -> None:
+    """See to it that so many can connect to this process, and say so where they cannot."""
+    if clients > _FEW:
+        from rallypoint.base.descriptors import allow_descriptors
+
+        allow_descriptors(clients, f"The {clients} workers and agents of this job")
 
 
 class AgentStores:
@@ -79,13 +95,14 @@ class AgentStores:
             self._prepared.close()
             self._prepared = None
 
-    def begin(self, *, is_host: bool) -> None:
+    def begin(self, *, is_host: bool, clients: int) -> None:
         """See `WorkerStores.begin`."""
         former, self._current = self._current, None
         if former is not None:
             former.close()
         if is_host:
             self._current, self._prepared = self._prepared, None
+            expect(clients)
         else:
             self.discard()
 
@@ -115,7 +132,7 @@ class WorkersOwnStores:
     def discard(self) -> None:
         """See `WorkerStores.discard`."""
 
-    def begin(self, *, is_host: bool) -> None:
+    def begin(self, *, is_host: bool, clients: int) -> None:
         """See `WorkerStores.begin`."""
 
     def close(self) -> None:

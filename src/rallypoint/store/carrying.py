@@ -7,12 +7,17 @@ tests hold both to them. `RALLYPOINT_STORE=python` has the Python one serve alth
 
 from __future__ import annotations
 
+import errno
 import os
+import resource
 import socket
+from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from rallypoint.base.descriptors import allow_descriptors, for_connections
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.base.log import LimitedLines, get_logger
+from rallypoint.store.guard import Guard
 
 _logger = get_logger(__name__)
 
@@ -30,6 +35,8 @@ class Surroundings(NamedTuple):
     """An eventfd, which has `Carrier.serve` return; it is then empty again."""
     lines: LimitedLines
     """For all that strangers can cause to be said."""
+    guard: Guard = Guard()
+    """Who may connect, and what each may have."""
     retry: float = RETRY
     """Seconds without new connections when there were no means for one more."""
 
@@ -45,6 +52,9 @@ class Carrier(Protocol):
 
     def adopt(self, client: socket.socket, data: bytes = b"") -> None:
         """Serve a socket that is connected already, and from which this has been read."""
+
+    def admit(self, peers: Sequence[str] | None) -> None:
+        """From now on only these addresses and networks may be connected; others are disconnected. None: all may."""
 
     def close(self) -> None:
         """End all connections. The listening socket is not closed."""
@@ -72,10 +82,17 @@ def open_carrier(around: Surroundings) -> Carrier:
     return PolledSockets(around)
 
 
-def ready_to_listen(listener: socket.socket) -> None:
-    """Set on a listening socket what accepted ones inherit."""
-    listener.setblocking(False)
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+def set_options(made: socket.socket, guard: Guard) -> None:
+    """Set what a connection needs: on itself, or on a listening socket from which it inherits that."""
+    made.setblocking(False)
+    if made.family not in {socket.AF_INET, socket.AF_INET6}:
+        return
+    idle, interval, count = guard.keepalive
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, count)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def peer_of(client: socket.socket) -> str:
@@ -94,6 +111,39 @@ def say_refusal(lines: LimitedLines, peer: str, error: Exception) -> None:
     lines.warning("the store closes the connection from %s: %s", peer, error)
 
 
-def say_starvation(around: Surroundings, reason: str) -> None:
-    """Say why nobody can connect for a while."""
+OUT_OF_MEANS = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC}
+"""Why a connection cannot be had now, and perhaps later."""
+
+
+def more_descriptors(around: Surroundings, error: int, present: int) -> int:
+    """Nobody can be accepted: get more descriptors if it is for want of them, and else say that nobody can for a while.
+
+    Args:
+        around: the store's.
+        error: why not; 0 where there are as many connections as the guard allows.
+        present: the number from which on descriptors were kept for others in this process.
+
+    Returns:
+        What this number is now; another one if somebody can be accepted at once.
+    """
+    if not error:
+        around.lines.warning(
+            "the store accepts no connections before others end: it has %d, and more are not allowed",
+            around.guard.connections,
+        )
+        return present
+    reason = os.strerror(error)
+    if error == errno.EMFILE:
+        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        limit = allow_descriptors()
+        if soft not in {limit, resource.RLIM_INFINITY}:
+            return for_connections(limit)
+        reason = f"{reason} (some of the {limit} are kept for the agent); raise the hard limit (`ulimit -Hn`)"
     around.lines.warning("the store accepts no connections for %g s: %s", around.retry, reason)
+    return present
+
+
+def first_descriptors() -> int:
+    """From which number on descriptors are kept for others in this process, before more were asked for."""
+    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return for_connections(soft if soft != resource.RLIM_INFINITY else 1 << 30)

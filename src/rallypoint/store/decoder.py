@@ -32,6 +32,7 @@ from rallypoint.store.wire import (
     check_count,
     check_key,
     check_payload,
+    check_request,
 )
 
 R = TypeVar("R")
@@ -59,14 +60,15 @@ class Decoder(Generic[R]):
 
     __slots__ = (
         *("_at", "_data", "_late", "_want"),
-        *("_keys", "_left", "_make", "_many_pairs"),
-        *("_client", "_known", "_readers"),
+        *("_keys", "_left", "_make", "_many_pairs", "_taken"),
+        *("_client", "_known", "_limit", "_readers"),
     )
 
     def __init__(self, readers: Readers[R], client: object = None) -> None:
         self._client = client
         self._readers = readers.greeting
         self._known = readers.requests
+        self._limit = readers.limit
         self._data = b""
         self._at = 0  # where in the data the next field begins
         self._want = 0  # how long the data must be for the next field to be whole, if it is known
@@ -74,7 +76,13 @@ class Decoder(Generic[R]):
         self._left = 0  # keys or pairs still to come of the request that is being read
         self._many_pairs = False  # what is to come are pairs
         self._keys: list[bytes] = []
+        self._taken = 0  # bytes of a request of many keys that were read already
         self._make: Callable[..., R] = _nothing
+
+    @property
+    def greeted(self) -> bool:
+        """Whether the greeting has come."""
+        return self._readers is self._known
 
     def feed(self, data: bytes) -> None:
         """Take bytes that have arrived."""
@@ -136,15 +144,18 @@ class Decoder(Generic[R]):
 
     def _next_keys(self, data: bytes, at: int, left: int) -> R | None:
         keys = self._keys
+        taken = self._taken - at
         while left:
             end = self._string(data, at, MAX_KEY)
             if end < 0:
+                check_request(taken + self._want, self._limit)
                 break
             keys.append(data[at + 8 : end])
             left -= 1
             at = end
         self._at = at
         self._left = left
+        self._taken = taken + at
         return None if left else self._make(self._client, keys)
 
     def _next_pair(self, data: bytes, at: int, left: int) -> R | None:
@@ -166,9 +177,15 @@ _Reader: TypeAlias = Callable[[Decoder[R], bytes, int], R | None]
 
 
 class Readers(Generic[R]):
-    """How to read each opcode, before and after the greeting, for one way of making something of requests."""
+    """How to read each opcode, before and after the greeting, for one way of making something of requests.
 
-    def __init__(self, makers: Makers[R]) -> None:
+    Args:
+        makers: what is made of requests.
+        limit: bytes of a request of many keys that may be kept until the rest has come.
+    """
+
+    def __init__(self, makers: Makers[R], limit: float = float("inf")) -> None:
+        self.limit = limit
         known: dict[Op, _Reader[R]] = {op: shape(makers[op]) for op, shape in _SHAPES.items()}
         known[Op.MULTI_SET] = _pairs(makers[Op.SET], makers[Op.MULTI_SET])
         known[Op.VALIDATE] = _refuse(GREETED_AGAIN)
@@ -273,6 +290,7 @@ def _keys(make: Callable[..., R]) -> _Reader[R]:
         (count,) = _u64(data, at)
         check_count(count)
         decoder._keys = []
+        decoder._taken = 9
         decoder._make = make
         decoder._many_pairs = False
         return decoder._next_keys(data, at + 8, count)

@@ -12,12 +12,21 @@ from rallypoint.store.server import StoreThread
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Sequence
+
+    from rallypoint.store.guard import Guard
 
 
 class RoundStores:
-    """The store of the present round, and those of earlier ones that still have connections. Used by any thread."""
+    """The store of the present round, and those of earlier ones that still have connections. Used by any thread.
 
-    def __init__(self) -> None:
+    Args:
+        guard: who may connect, and what each may have.
+    """
+
+    def __init__(self, guard: Guard | None = None) -> None:
+        self._guard = guard
+        self._admitted: list[Sequence[str] | None] = []  # who is, if that was said
         self._lock = threading.Lock()
         self._present: StoreThread | None = None
         self._former: list[StoreThread] = []
@@ -32,7 +41,9 @@ class RoundStores:
         with self._lock:
             try:
                 if self._present is None and not self._closed:
-                    self._present = StoreThread("the store of this round")
+                    self._present = StoreThread("the store of this round", guard=self._guard)
+                    for peers in self._admitted:
+                        self._present.admit(peers)
             finally:
                 if self._present is None:
                     client.close()
@@ -45,6 +56,20 @@ class RoundStores:
             if self._present is not None:
                 self._former.append(self._present)
                 self._present = None
+
+    def admit(self, peers: Sequence[str] | None) -> None:
+        """From now on only these addresses and networks may be connected, in later rounds too; None: all may.
+
+        Raises:
+            UserError: one of them is neither an address nor a network.
+        """
+        from rallypoint.store.guard import networks
+
+        networks(peers)
+        with self._lock:
+            self._admitted = [peers]
+            if self._present is not None:
+                self._present.admit(peers)
 
     def end_former(self) -> None:
         """End the connections to the stores of earlier rounds."""

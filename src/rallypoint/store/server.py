@@ -25,9 +25,11 @@ from rallypoint.base.log import LimitedLines, get_logger
 
 if TYPE_CHECKING:
     import socket
+    from collections.abc import Sequence
     from types import TracebackType
 
     from rallypoint.store.carrying import Carrier
+    from rallypoint.store.guard import Guard
 
 _logger = get_logger(__name__)
 
@@ -44,18 +46,21 @@ class StoreThread:
     Args:
         name: of the thread, and of the store in log lines.
         listener: a listening socket, which is closed in the end; without one, connections come by `adopt` only.
+        guard: who may connect, and what each may have; see there for what is granted otherwise.
 
     Raises:
         OSError: there are no descriptors, or no threads, to be had.
     """
 
-    def __init__(self, name: str, listener: socket.socket | None = None) -> None:
+    def __init__(self, name: str, listener: socket.socket | None = None, guard: Guard | None = None) -> None:
+        self._guard = guard
         self._process = os.getpid()
         self._name = name
         self._listener = listener
         self._lines = LimitedLines(_logger, "connections that it refused")
         self._lock = threading.RLock()  # a finalizer may come in between, and `drop` this or another store
         self._arrivals: deque[tuple[socket.socket, bytes]] = deque()
+        self._admitted: list[Sequence[str] | None] = []  # who is to be, if that is new
         self._closing = False
         self._over = False
         self._ended = threading.Event()
@@ -80,6 +85,20 @@ class StoreThread:
                 os.eventfd_write(self._wake, 1)
                 return
         client.close()
+
+    def admit(self, peers: Sequence[str] | None) -> None:
+        """From now on only these addresses and networks may be connected; None: all may. On any thread.
+
+        Raises:
+            UserError: one of them is neither.
+        """
+        from rallypoint.store.guard import networks
+
+        networks(peers)
+        with self._lock:
+            self._admitted = [peers]
+            if not self._over:
+                os.eventfd_write(self._wake, 1)
 
     def close(self) -> None:
         """End all connections and stop listening. All is closed when this returns. Idempotent; on any thread.
@@ -139,8 +158,9 @@ class StoreThread:
         while not self._closing:
             try:
                 from rallypoint.store.carrying import Surroundings, open_carrier
+                from rallypoint.store.guard import Guard
 
-                return open_carrier(Surroundings(self._listener, self._wake, self._lines))
+                return open_carrier(Surroundings(self._listener, self._wake, self._lines, self._guard or Guard()))
             except (OSError, MemoryError, ImportError) as error:
                 self._lines.warning("%s cannot serve yet, and tries again in %g s: %s", self._name, RETRY, error)
                 with contextlib.suppress(BlockingIOError):
@@ -149,16 +169,21 @@ class StoreThread:
         return None
 
     def _go_on(self, carrier: Carrier | None) -> TypeGuard[Carrier]:
-        """Hand over who has come; whether the store is there and still to serve."""
+        """Hand over who has come and who may come; whether the store is there and still to serve."""
         if carrier is None:
             return False
         with self._lock:
             arrivals, self._arrivals = self._arrivals, deque()
+            admitted, self._admitted = self._admitted, []
+        for peers in admitted:
+            carrier.admit(peers)
         for client, data in arrivals:
             carrier.adopt(client, data)
         return not self._closing
 
     def _end(self, carrier: Carrier | None) -> None:
+        if self._listener is not None:
+            self._listener.close()
         try:
             if carrier is not None:
                 carrier.close()
@@ -179,17 +204,20 @@ class StoreServer:
         host: an address or name of this machine, or empty for all its interfaces, IPv6 and IPv4.
         port: 0 lets the kernel choose; see `port` for what it chose.
         listener: a listening socket to use instead of a new one; the server closes it in the end.
+        guard: who may connect, and what each may have; see there for what is granted otherwise.
 
     Raises:
         OSError: the port is taken, the address is not of this machine, or there are no descriptors or threads left.
     """
 
-    def __init__(self, host: str = "", port: int = 0, listener: socket.socket | None = None) -> None:
+    def __init__(
+        self, host: str = "", port: int = 0, listener: socket.socket | None = None, guard: Guard | None = None
+    ) -> None:
         self.host = host
         listener = listener if listener is not None else listening_socket(host, port)
         self._port: int = listener.getsockname()[1]
         try:
-            self._thread = StoreThread(f"the store on port {self._port}", listener)
+            self._thread = StoreThread(f"the store on port {self._port}", listener, guard)
         except BaseException:
             listener.close()
             raise
@@ -198,6 +226,16 @@ class StoreServer:
     def port(self) -> int:
         """The TCP port on which it listens."""
         return self._port
+
+    def admit(self, peers: Sequence[str] | None) -> None:
+        """From now on only these addresses and networks may be connected; None: all may. On any thread.
+
+        Who is connected and is none of them is disconnected.
+
+        Raises:
+            UserError: one of them is neither an address nor a network.
+        """
+        self._thread.admit(peers)
 
     def close(self) -> None:
         """End all connections and stop listening. All is closed when this returns. Idempotent."""

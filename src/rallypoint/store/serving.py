@@ -6,13 +6,18 @@ calls `ServedTable.flush`, which writes what anybody has earned. Laws:
 - replies wait in `outgoing`, in the order in which they were earned, until they are flushed: those to one piece of
   input leave in one write for each client, unless they are large;
 - a client that does not read is not served: once the carrier has no room for its replies, its next request is looked
-  at only when they have gone. Large values wait as references to what the table holds;
-- bytes that break the protocol close their own connection, with one log line, after the replies earned before them.
-  That holds for the greeting too: torch's server stays silent after a wrong one until more comes, ours closes at once.
+  at only when they have gone, and long replies are made no further. Large values wait as references to what the table
+  holds;
+- nobody has more than a slice at a time: whoever asks for more has his next one when all others had theirs, and until
+  then nothing more is read from him;
+- bytes that break the protocol, or what goes beyond the guard's limits, close their own connection, with one log line,
+  after the replies earned before them. So does a lack of memory. That holds for the greeting too: torch's server stays
+  silent after a wrong one until more comes, ours closes at once.
 """
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
@@ -21,27 +26,38 @@ from rallypoint.base.log import LimitedLines
 from rallypoint.store.carrying import say_refusal
 from rallypoint.store.decoder import Decoder, Readers
 from rallypoint.store.errors import StoreProtocolError
-from rallypoint.store.table import JOINED, Replies, Reply, Table
+from rallypoint.store.guard import Guard, bytes_of_one, keys_of_one, no_memory
+from rallypoint.store.table import JOINED, Replies, Reply, Table, Work
 
 _BLOCK = 4096
 """Bytes of replies to one connection's requests that are written at once, to learn whether there is room for more."""
+_SLICE = 128
+"""Requests, or steps of long ones, of one connection before others have their turn."""
+_SLICE_TIME = 0.001
+"""Seconds that long ones have at most."""
 
 
 class ServedTable:
     """What the connections of one server share."""
 
-    def __init__(self, lines: LimitedLines) -> None:
+    def __init__(self, lines: LimitedLines, guard: Guard) -> None:
         self.lines = lines
-        self.table: Table[Connection] = Table()
-        self.readers: Readers[Replies[Connection]] = Readers(self.table.commands())
+        self.guard = guard
+        self.table: Table[Connection] = Table(guard.value)
+        self.readers: Readers[Replies[Connection] | Work[Connection]] = Readers(self.table.commands(), guard.request)
         self.connections: set[Connection] = set()
+        self.busy: deque[Connection] = deque()
+        """Those whose slice was over before all was done."""
         self.outgoing: list[tuple[Connection, bytes]] = []
 
     def flush(self) -> None:
         """Write all replies that wait."""
         outgoing, self.outgoing = self.outgoing, []
         for connection, replies in outgoing:
-            connection.write(replies)
+            try:
+                connection.write(replies)
+            except MemoryError:
+                connection.refuse(no_memory())
 
     def close(self) -> None:
         """End all connections at once; what was not yet sent is dropped."""
@@ -52,7 +68,7 @@ class ServedTable:
 class Connection(ABC):
     """One client's connection to `served`; who carries its bytes makes the abstract methods."""
 
-    __slots__ = ("_backlog", "_decoder", "_full", "_over", "_served")
+    __slots__ = ("_backlog", "_bytes", "_deaf", "_decoder", "_full", "_keys", "_over", "_served", "_work", "busy")
 
     def __init__(self, served: ServedTable) -> None:
         self._served = served
@@ -60,6 +76,11 @@ class Connection(ABC):
         self._backlog: deque[bytes | memoryview] = deque()  # replies for which the carrier has no room
         self._full = False  # the carrier has no room
         self._over = False  # no more requests are taken
+        self._deaf = False  # it reads no replies any more
+        self._work: Work[Connection] | None = None  # what is left of a long request
+        self._keys = self._bytes = 0  # by how much it has made the table larger
+        self.busy = False
+        """Whether its slice was over before all was done."""
 
     @abstractmethod
     def write(self, replies: bytes) -> None:
@@ -77,37 +98,99 @@ class Connection(ABC):
     def peer(self) -> str:
         """Who is at the other end, for messages."""
 
+    @property
+    def greeted(self) -> bool:
+        """Whether it has greeted."""
+        return self._decoder.greeted
+
     def serve(self, data: bytes) -> None:
-        """Execute the requests that these bytes make whole, as long as there is room for replies."""
-        decoder = self._decoder
-        no_room = self._full
-        if no_room:
-            decoder.feed(data)
+        """Execute the requests that these bytes make whole, as long as there is room for replies, for one slice."""
+        if self._over:
             return
-        mine = b""
+        if self._full or self.busy:
+            self._decoder.feed(data)
+            return
+        table = self._served.table
+        keys, size = table.keys, table.bytes
         try:
-            replies = decoder.take(data)
-            while replies is not None:
-                if isinstance(replies, bytes):
-                    mine += replies
-                    replies = ()
-                if replies or len(mine) >= _BLOCK:
-                    self._earn(mine, replies)
-                    mine = b""
-                    if self._full:
-                        break
-                replies = decoder.next()
+            self._execute(data)
         except StoreProtocolError as error:
-            self._earn(mine, ())
-            self._refuse(error)
+            self.refuse(error)
+        except MemoryError:
+            self.refuse(no_memory())
         else:
-            if mine:
-                self._served.outgoing.append((self, mine))
+            if table.keys != keys or table.bytes != size:
+                self._account(table.keys - keys, table.bytes - size)
 
     def leave(self) -> None:
         """Take no more requests and wait for nothing."""
         self._over = True
+        self.busy = False
         self._served.table.forget(self)
+        if self._work is not None:
+            self._work.close()
+            self._work = None
+
+    def refuse(self, error: StoreProtocolError) -> None:
+        """Tell why, and close the connection as soon as what it has earned has gone."""
+        if not self._over:
+            say_refusal(self._served.lines, self.peer(), error)
+            self.leave()
+            self._served.flush()
+            self.finish()
+
+    def _execute(self, data: bytes) -> None:
+        decoder = self._decoder
+        mine = b""
+        steps = _SLICE
+        end = 0.0
+        try:
+            replies = decoder.take(data) if self._work is None else self._step(data)
+            while replies is not None:
+                if isinstance(replies, bytes):
+                    mine += replies
+                elif isinstance(replies, list):
+                    if replies:
+                        self._earn(mine, replies)
+                        mine = b""
+                else:
+                    self._work = replies
+                if len(mine) >= _BLOCK:
+                    self._earn(mine, ())
+                    mine = b""
+                steps -= 1
+                if self._full or self._over:
+                    break
+                if self._work is not None:
+                    end = end or time.monotonic() + _SLICE_TIME
+                    steps = steps if time.monotonic() < end else 0
+                if not steps:
+                    self.busy = True
+                    self._served.busy.append(self)
+                    break
+                replies = decoder.next() if self._work is None else self._step(b"")
+        finally:
+            if mine:
+                self._served.outgoing.append((self, mine))
+
+    def _step(self, data: bytes) -> Replies[Connection] | Work[Connection] | None:
+        """The next step of a long request, or what comes after it."""
+        if data:
+            self._decoder.feed(data)
+        if self._work is not None and not self._deaf:
+            for replies in self._work:
+                return replies
+        self._work = None
+        return self._decoder.next()
+
+    def _account(self, keys: int, size: int) -> None:
+        """It has made the table larger, or smaller."""
+        self._keys = max(0, self._keys + keys)
+        self._bytes = max(0, self._bytes + size)
+        if self._keys > self._served.guard.keys:
+            self.refuse(keys_of_one(self._keys, self._served.guard.keys))
+        elif self._bytes > self._served.guard.bytes:
+            self.refuse(bytes_of_one(self._bytes, self._served.guard.bytes))
 
     def _earn(self, mine: bytes, replies: Sequence[Reply[Connection]]) -> None:
         """Put replies in line, and write them if they are many bytes."""
@@ -115,12 +198,6 @@ class Connection(ABC):
         self._served.outgoing += earned
         if sum(len(reply) for _, reply in earned) >= _BLOCK:
             self._served.flush()
-
-    def _refuse(self, error: StoreProtocolError) -> None:
-        say_refusal(self._served.lines, self.peer(), error)
-        self._served.flush()
-        self.leave()
-        self.finish()
 
 
 def _together(replies: Sequence[Reply[Connection]]) -> list[Reply[Connection]]:

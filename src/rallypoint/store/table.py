@@ -4,8 +4,7 @@ Pure. A command takes a client (any hashable token) and the fields of its reques
 some of which may be for other clients. Laws:
 
 - **Keys** hold bytes. A queue of the same name is another thing; it exists while it is not empty.
-- **One outstanding wait for each client**: a later WAIT or BARRIER takes the place of an earlier one. A client counts
-  the keys that it still misses; a key named twice counts twice. It gets DONE when the count reaches zero, once.
+- **One outstanding wait for each client** (`waiting`): a later WAIT or BARRIER takes the place of an earlier one.
 - **A change of a key wakes all who wait for it**, whatever the change: what was seen set stays seen, even if it is
   deleted before the rest has come. COMPARE_SET wakes them also when it stores nothing. A push wakes, in the order in
   which they came, those for whom this was one key of several, up to and including the first who has now got all.
@@ -14,47 +13,67 @@ some of which may be for other clients. Laws:
   earlier arrivals; arriving at the world size or beyond wakes all.
 - **Waiters are answered first**, then who has woken them: a client can do both, and reads its replies in that order.
 - **Whoever has left is forgotten**, and gets no more replies.
+- **What takes long is done step by step** (`Work`), and others are served between the steps: a request of many keys
+  looks at some of them now and at others later, as if it had come in pieces. LIST_KEYS alone tells what was there at
+  one moment (`listing`).
 """
 
 from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from typing import Generic, TypeAlias, TypeVar
 
 from rallypoint.store import wire
 from rallypoint.store.errors import StoreProtocolError
+from rallypoint.store.guard import OVERHEAD, grown_value
+from rallypoint.store.listing import MASK, SHARDS, Listings, Shards
+from rallypoint.store.waiting import Waiters
 from rallypoint.store.wire import CANCELLED, DONE, I64, MISSING, U32, U64, Op
 
 C = TypeVar("C", bound=Hashable)
 Reply: TypeAlias = tuple[C, bytes]
 """Who gets which bytes."""
-Replies: TypeAlias = bytes | Sequence[Reply[C]]
+Replies: TypeAlias = bytes | list[Reply[C]]
 """All replies that a command earns, in the order in which they must be sent. Just bytes, perhaps none, are for the
 asker alone: nearly every command ends so, and the server's speed lives on it."""
+
+Work: TypeAlias = "Generator[Replies[C], None, None]"
+"""The same, step by step. Each step is a few microseconds, whatever there is in the table, and the asker's next request
+is executed after the last one. Whoever gives it up before closes it."""
 
 JOINED = 64 * 1024
 """Bytes up to which a value travels in one piece with its length; a longer one is not copied."""
 
+_FEW = 16
+"""Keys of one request that are seen to in one step."""
+_NUMBER_TEXT = 4096
+"""Bytes of a value in which a number is looked for."""
 _NUMBER = re.compile(rb"\s*+([+-]?)(?=[0-9])0*+([0-9]{0,19}+)(?![0-9])")
 _LOWEST, _HIGHEST = -(1 << 63), (1 << 63) - 1
 _NOTHING = b""
 
 
 class Table(Generic[C]):
-    """The keys and queues of one store, and who waits for them."""
+    """The keys and queues of one store, and who waits for them.
 
-    def __init__(self) -> None:
-        self._values: dict[bytes, bytes | bytearray] = {}  # a bytearray while it is appended to, until it is read
+    Args:
+        value_limit: bytes to which a value may grow by APPEND.
+    """
+
+    def __init__(self, value_limit: float = float("inf")) -> None:
+        self._value_limit = value_limit
+        self._shards: Shards = [{} for _ in range(SHARDS)]  # bytearrays are appended to, until they are read
+        self._listings = Listings(self._shards)
+        self.keys = 0
+        """Names of values and queues."""
+        self.bytes = 0
+        """Of these names, the values and what is in queues; each name and each value in a queue counts 64 more."""
         self._queues: dict[bytes, deque[bytes]] = {}
-        self._waiting: dict[
-            bytes, dict[C, int]
-        ] = {}  # who waits for a key, first come first, and how often it is named
-        self._missing: dict[C, int] = {}  # how many keys a waiter still misses
-        self._awaited: dict[C, Sequence[bytes]] = {}  # the keys that a waiter named
+        self._waiters: Waiters[C] = Waiters()
 
-    def commands(self) -> Mapping[Op, Callable[..., Replies[C]]]:
+    def commands(self) -> Mapping[Op, Callable[..., Replies[C] | Work[C]]]:
         """What to call for each opcode, with the client and the fields of the request."""
         return {
             Op.SET: self.set,
@@ -83,71 +102,106 @@ class Table(Generic[C]):
         Raises:
             StoreProtocolError: ADD or BARRIER on a value that is no number. Nothing is changed.
         """
-        replies = self.commands()[wire.opcode(request)](client, *request)
-        return [reply for reply in _listed(client, replies) if reply[1]]
+        done = self.commands()[wire.opcode(request)](client, *request)
+        steps = done if isinstance(done, Generator) else [done]
+        return [reply for replies in steps for reply in _listed(client, replies) if reply[1]]
 
     def forget(self, client: C) -> None:
         """The client has left, or no longer waits."""
-        if self._missing.pop(client, None) is None:
-            return
-        for key in self._awaited.pop(client):
-            line = self._waiting.get(key)
-            if line is not None and line.pop(client, None) is not None and not line:
-                del self._waiting[key]
+        self._waiters.give_up(client)
+
+    def clear(self, steps: int) -> bool:
+        """Tidy up so much behind those who were forgotten; whether something is left."""
+        return self._waiters.clear(steps)
 
     def set(self, _client: C, key: bytes, value: bytes) -> Replies[C]:
         """Store a value. No reply."""
-        self._values[key] = value
-        return self._wake(key) if key in self._waiting else _NOTHING
+        self._put(key, value)
+        return self._wake(key) if key in self._waiters.lines else _NOTHING
 
     def multi_set(self, client: C, pairs: Sequence[tuple[bytes, bytes]]) -> Replies[C]:
         """Store several values. No reply."""
         return [reply for key, value in pairs for reply in _listed(client, self.set(client, key, value))]
 
     def append(self, _client: C, key: bytes, value: bytes) -> Replies[C]:
-        """Lengthen a value. No reply."""
-        present = self._values.get(key, b"")
+        """Lengthen a value. No reply. Raises StoreProtocolError if it were to become longer than it may."""
+        present = self._shards[hash(key) & MASK].get(key, b"")
+        if len(present) + len(value) > self._value_limit:
+            raise grown_value(len(present) + len(value), self._value_limit)
         if isinstance(present, bytes):
-            present = self._values[key] = bytearray(present)
+            present = bytearray(present)
+            self._put(key, present)
         present += value
+        self.bytes += len(value)
         return self._wake(key)
 
     def compare_set(self, client: C, key: bytes, expected: bytes, desired: bytes) -> Replies[C]:
         """Store `desired` if the present value is `expected`. The reply is the value that is now there."""
         present = self._read(key)
         if expected == (present or b""):
-            present = self._values[key] = desired
+            self._put(key, desired)
+            present = desired
         # Where the key is missing and something was expected, the protocol gives back what was expected.
         reply = _value(client, expected if present is None else present)
-        return [*self._wake(key), *_listed(client, reply)] if key in self._waiting else reply
+        return [*self._wake(key), *_listed(client, reply)] if key in self._waiters.lines else reply
 
     def get(self, client: C, key: bytes) -> Replies[C]:
         """The reply is the value, empty if there is none."""
-        value = self._values.get(key, b"")
+        value = self._shards[hash(key) & MASK].get(key, b"")
         if len(value) <= JOINED:
             return U64.pack(len(value)) + value
         return _value(client, self._read(key) or b"")
 
-    def multi_get(self, client: C, keys: Sequence[bytes]) -> Replies[C]:
+    def multi_get(self, client: C, keys: Sequence[bytes]) -> Replies[C] | Work[C]:
         """The reply is one value for each key, empty where there is none."""
-        return [piece for key in keys for piece in _listed(client, self.get(client, key))]
+        return self.get(client, keys[0]) if len(keys) == 1 else self._get_each(client, keys)
+
+    def _get_each(self, client: C, keys: Sequence[bytes]) -> Work[C]:
+        for key in keys:
+            yield self.get(client, key)
 
     def add(self, client: C, key: bytes, delta: int) -> Replies[C]:
         """Add to a number. The reply is the sum. Raises StoreProtocolError if there is a value that is no number."""
         reply = I64.pack(self._increase(key, delta))
-        return [*self._wake(key), (client, reply)] if key in self._waiting else reply
+        return [*self._wake(key), (client, reply)] if key in self._waiters.lines else reply
 
-    def check(self, _client: C, keys: Sequence[bytes]) -> Replies[C]:
+    def check(self, _client: C, keys: Sequence[bytes]) -> Replies[C] | Work[C]:
         """The reply tells whether all keys are there, as values or as queues."""
+        if len(keys) > _FEW:
+            return self._check_many(keys)
         return DONE if self._has_all(keys) else MISSING
 
-    def wait(self, client: C, keys: Sequence[bytes]) -> Replies[C]:
+    def _check_many(self, keys: Sequence[bytes]) -> Work[C]:
+        for some in _by_few(keys):
+            if not self._has_all(some):
+                yield MISSING
+                return
+            yield _NOTHING
+        yield DONE
+
+    def wait(self, client: C, keys: Sequence[bytes]) -> Replies[C] | Work[C]:
         """The reply comes when all keys are there."""
+        if len(keys) > _FEW:
+            return self._wait_for_many(client, keys)
         if self._has_all(keys):
             return DONE
-        # A key that has only a queue counts as missing here, although a wait for it alone would be over at once.
-        self._enlist(client, [key for key in keys if key not in self._values])
-        return _NOTHING
+        self._waiters.begin(client)
+        self._enlist(client, keys)
+        return DONE if self._waiters.settle(client) else _NOTHING
+
+    def _wait_for_many(self, client: C, keys: Sequence[bytes]) -> Work[C]:
+        for some in _by_few(keys):
+            if not self._has_all(some):
+                break
+            yield _NOTHING
+        else:
+            yield DONE
+            return
+        self._waiters.begin(client)
+        for some in _by_few(keys):
+            self._enlist(client, some)
+            yield _NOTHING
+        yield DONE if self._waiters.settle(client) else _NOTHING
 
     def cancel_wait(self, client: C) -> Replies[C]:
         """Wait no longer."""
@@ -156,15 +210,24 @@ class Table(Generic[C]):
 
     def num_keys(self, _client: C) -> Replies[C]:
         """The reply is the number of values."""
-        return I64.pack(len(self._values))
+        return I64.pack(sum(map(len, self._shards)))
 
-    def list_keys(self, _client: C) -> Replies[C]:
+    def list_keys(self, _client: C) -> Work[C]:
         """The reply is the names of all values."""
-        return wire.strings(list(self._values))
+        yield from self._listings.names()
 
     def delete_key(self, _client: C, key: bytes) -> Replies[C]:
         """Remove a value; a queue of that name stays. The reply tells whether it was there."""
-        return I64.pack(0 if self._values.pop(key, None) is None else 1)
+        index = hash(key) & MASK
+        shard = self._shards[index]
+        if key not in shard:
+            return I64.pack(0)
+        if self._listings.any:
+            self._listings.freeze(index)
+        self.bytes -= len(shard.pop(key))
+        if key not in self._queues:
+            self._uncount(key)
+        return I64.pack(1)
 
     def ping(self, _client: C, nonce: int) -> Replies[C]:
         """The reply is the nonce."""
@@ -172,8 +235,14 @@ class Table(Generic[C]):
 
     def queue_push(self, _client: C, key: bytes, value: bytes) -> Replies[C]:
         """Put a value at the end of a queue. No reply."""
-        self._queues.setdefault(key, deque()).append(value)
-        return self._wake_first(key)
+        queue = self._queues.get(key)
+        if queue is None:
+            queue = self._queues[key] = deque()
+            if key not in self._shards[hash(key) & MASK]:
+                self._count(key)
+        queue.append(value)
+        self.bytes += len(value) + OVERHEAD
+        return [(client, DONE) for client in self._waiters.wake_first(key)]
 
     def queue_pop(self, client: C, key: bytes) -> Replies[C]:
         """The reply is the length before, and if that is not 0 the oldest value, which is then gone."""
@@ -182,8 +251,11 @@ class Table(Generic[C]):
             return I64.pack(0)
         length = I64.pack(len(queue))
         value = queue.popleft()
+        self.bytes -= len(value) + OVERHEAD
         if not queue:
             del self._queues[key]
+            if key not in self._shards[hash(key) & MASK]:
+                self._uncount(key)
         return [(client, length), *_listed(client, _value(client, value))]
 
     def queue_len(self, _client: C, key: bytes) -> Replies[C]:
@@ -194,60 +266,62 @@ class Table(Generic[C]):
         """The reply comes when `world_size` have arrived. Raises StoreProtocolError if the value is no number."""
         if self._increase(key, 1) >= world_size:
             return [*self._wake(key), (client, DONE)]
-        self._enlist(client, [key])
+        self._waiters.begin(client)
+        self._waiters.add(client, key)
+        self._waiters.settle(client)
         return _NOTHING
 
+    def _put(self, key: bytes, value: bytes | bytearray) -> None:
+        index = hash(key) & MASK
+        shard = self._shards[index]
+        present = shard.get(key)
+        if present is None and self._listings.any:
+            self._listings.freeze(index)
+        shard[key] = value
+        self.bytes += len(value) - len(present or b"")
+        if present is None and key not in self._queues:
+            self._count(key)
+
+    def _count(self, key: bytes) -> None:
+        """A name that was of nothing is of something."""
+        self.keys += 1
+        self.bytes += len(key) + OVERHEAD
+
+    def _uncount(self, key: bytes) -> None:
+        """There is nothing of this name any more."""
+        self.keys -= 1
+        self.bytes -= len(key) + OVERHEAD
+
     def _read(self, key: bytes) -> bytes | None:
-        value = self._values.get(key)
+        shard = self._shards[hash(key) & MASK]
+        value = shard.get(key)
         if isinstance(value, bytearray):  # replies may be on their way for long: they need a value that stays as it is
-            value = self._values[key] = bytes(value)
+            value = shard[key] = bytes(value)
         return value
 
     def _increase(self, key: bytes, delta: int) -> int:
-        present = self._values.get(key, b"0")
+        present = self._shards[hash(key) & MASK].get(key, b"0")
         total = delta + (int(present) if present.isdigit() and len(present) < 19 else _number(key, present))
         if not _LOWEST <= total <= _HIGHEST:
             total = (total - _LOWEST) % (1 << 64) + _LOWEST
-        self._values[key] = b"%d" % total
+        self._put(key, b"%d" % total)
         return total
 
     def _has_all(self, keys: Sequence[bytes]) -> bool:
-        values, queues = self._values, self._queues
+        shards, queues = self._shards, self._queues
         for key in keys:  # noqa: SIM110 - a loop takes half the time of all() here, and this runs for every WAIT
-            if key not in values and key not in queues:
+            if key not in shards[hash(key) & MASK] and key not in queues:
                 return False
         return True
 
     def _enlist(self, client: C, keys: Sequence[bytes]) -> None:
-        self.forget(client)
-        self._missing[client] = len(keys)
-        self._awaited[client] = keys
         for key in keys:
-            line = self._waiting.setdefault(key, {})
-            line[client] = line.get(client, 0) + 1
+            # A key that has only a queue counts as missing here, although a wait for it alone would be over at once.
+            if key not in self._shards[hash(key) & MASK]:
+                self._waiters.add(client, key)
 
     def _wake(self, key: bytes) -> list[Reply[C]]:
-        """The key has changed: whoever waited for it misses it no longer."""
-        line = self._waiting.pop(key, {})
-        return [(client, DONE) for client, times in line.items() if self._found(client, times)]
-
-    def _wake_first(self, key: bytes) -> list[Reply[C]]:
-        """The queue has grown: serve those who wait in order, until one has got all that he waited for."""
-        line = self._waiting.get(key, {})
-        for client, times in list(line.items()):
-            del line[client]
-            if not line:
-                del self._waiting[key]
-            if self._found(client, times):
-                return [(client, DONE)]
-        return []
-
-    def _found(self, client: C, times: int) -> bool:
-        self._missing[client] -= times
-        if self._missing[client]:
-            return False
-        del self._missing[client], self._awaited[client]
-        return True
+        return [(client, DONE) for client in self._waiters.wake(key)]
 
 
 def _listed(client: C, replies: Replies[C]) -> Sequence[Reply[C]]:
@@ -261,12 +335,16 @@ def _value(client: C, value: bytes) -> Replies[C]:
 
 def _number(key: bytes, text: bytes | bytearray) -> int:
     """The decimal number at the beginning of `text`, as C's strtoll reads it: blanks before, anything behind."""
-    found = _NUMBER.match(text)
+    found = _NUMBER.match(text[:_NUMBER_TEXT])
     if found is not None:
         number = int(found[1] + b"0" + found[2])
         if _LOWEST <= number <= _HIGHEST:
             return number
     raise no_number(key, bytes(text[:40]))
+
+
+def _by_few(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    return (keys[start : start + _FEW] for start in range(0, len(keys), _FEW))
 
 
 def no_number(key: bytes, text: bytes) -> StoreProtocolError:

@@ -243,6 +243,12 @@ def check_count(count: int) -> None:
         )
 
 
+def check_request(size: float, limit: float) -> None:
+    """Raises StoreProtocolError if a request of `size` bytes is longer than the store allows."""
+    if size > limit:
+        raise StoreProtocolError(f"a request of {size:.0f} bytes or more is too long; this store allows {limit:.0f}")
+
+
 def _key(key: bytes) -> bytes:
     check_key(len(key))
     return string(key)

@@ -12,6 +12,7 @@ import pytest
 
 from rallypoint.agent.exchange import exchange, exit_barrier
 from rallypoint.base.clock import Deadline
+from rallypoint.base.descriptors import allow_descriptors
 from rallypoint.base.endpoint import Endpoint, listening_socket
 from rallypoint.failures.cause import Cause
 from rallypoint.rendezvous import codec
@@ -20,7 +21,7 @@ from rallypoint.rendezvous.hub import Hub
 from rallypoint.rendezvous.link import Deliver
 from rallypoint.rendezvous.messages import JobEnded, JoinRequest, LinkOpened, Notice, Placed, Request, RoundEnded
 from rallypoint.rendezvous.operations import Fail, Succeed
-from rallypoint.rendezvous.server import ControlServer, allow_connections
+from rallypoint.rendezvous.server import ControlServer
 from rallypoint.rendezvous.state import Member, Settings
 from rallypoint.store import hashstore, wire
 from rallypoint.store.hashstore import HashStore
@@ -93,7 +94,7 @@ class Nodes:
 
 @contextmanager
 def met(count: int) -> Iterator[tuple[CountingHub, Nodes]]:
-    allow_connections(2 * count)
+    allow_descriptors(2 * count)
     settings = Settings("job", count, count, lease=NO_BEATS)
     hub = CountingHub(settings)
     server = ControlServer(hub, listening_socket("127.0.0.1", 0))

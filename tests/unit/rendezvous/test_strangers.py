@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import resource
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
@@ -18,7 +17,7 @@ from rallypoint.rendezvous import codec, connection, strangers
 from rallypoint.rendezvous.handshake import PROTOCOL_VERSION, ClientHandshake, Proof, Refused, Welcome
 from rallypoint.rendezvous.hub import Hub
 from rallypoint.rendezvous.messages import Beat, Notice
-from rallypoint.rendezvous.server import ControlServer, allow_connections
+from rallypoint.rendezvous.server import ControlServer
 from rallypoint.rendezvous.state import NodeId, Settings
 
 PATIENCE = 10.0
@@ -151,19 +150,6 @@ def test_many_that_come_at_once_have_a_moment_to_say_what_they_are(monkeypatch: 
         for made in [stack.enter_context(stranger(port)) for _ in range(10)]:
             made.sendall(greeting())
             assert Answers(made).next()
-
-
-def test_a_server_may_have_as_many_connections_as_the_hard_limit_allows() -> None:
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    low = min(512, hard)
-    try:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (low, hard))
-        allow_connections(2)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == low, "that is enough for two"
-        allow_connections(1000)
-        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 def test_a_session_that_cannot_be_told_something_ends_alone(caplog: pytest.LogCaptureFixture) -> None:

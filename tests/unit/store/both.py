@@ -14,15 +14,20 @@ from rallypoint.base.endpoint import listening_socket
 from rallypoint.base.log import LimitedLines, get_logger
 from rallypoint.store import wire
 from rallypoint.store.carrying import CHOICE, Carrier, Surroundings, open_carrier
+from rallypoint.store.guard import Guard
 
 KINDS = ["python", "compiled"]
 RETRY = 0.05
 """Seconds after which a bench accepts again where there were no means."""
 
 
+def _forbidden(*_limit: object) -> None:
+    raise ValueError("not in this sandbox")
+
+
 @contextmanager
 def no_more_descriptors() -> Iterator[None]:
-    """This process may open none: neither above those that are open nor in the gaps between them."""
+    """This process may open none: neither above those that are open nor in the gaps between them. It gets no more."""
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     highest = max(int(name) for name in os.listdir("/proc/self/fd"))
     plugs = [os.dup(2)]
@@ -30,7 +35,9 @@ def no_more_descriptors() -> Iterator[None]:
         plugs.append(os.dup(2))
     resource.setrlimit(resource.RLIMIT_NOFILE, (max(highest, plugs[-1]) + 1, before[1]))
     try:
-        yield
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(resource, "setrlimit", _forbidden)
+            yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
         for plug in plugs:
@@ -81,12 +88,12 @@ class Peer:
 class Bench:
     """A store and connections to it; it works only when told to."""
 
-    def __init__(self) -> None:
+    def __init__(self, guard: Guard) -> None:
         self._listener = listening_socket("127.0.0.1", 0)
         self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lines = LimitedLines(get_logger("rallypoint.store"), "connections that it refused")
         self.port: int = self._listener.getsockname()[1]
-        self.carrier: Carrier = open_carrier(Surroundings(self._listener, self.wake, self._lines, RETRY))
+        self.carrier: Carrier = open_carrier(Surroundings(self._listener, self.wake, self._lines, guard, RETRY))
         self._peers: list[Peer] = []
 
     def connect(self, greet: bool = True, buffer: int = 0) -> Peer:
@@ -138,11 +145,11 @@ class Bench:
 
 
 @contextmanager
-def bench(kind: str) -> Iterator[Bench]:
+def bench(kind: str, guard: Guard = Guard()) -> Iterator[Bench]:  # noqa: B008 - it never changes
     """A store of this kind."""
     with pytest.MonkeyPatch.context() as patch:
         choose(kind, patch)
-        made = Bench()
+        made = Bench(guard)
         wanted = "CompiledSockets" if kind == "compiled" else "PolledSockets"
         assert type(made.carrier).__name__ == wanted
     before = len(os.listdir("/proc/self/fd"))

@@ -6,12 +6,14 @@ import errno
 import gc
 import logging
 import os
+import resource
 import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -301,6 +303,47 @@ def test_a_store_that_finds_no_descriptors_for_its_first_client_serves_it_later(
         f"WARNING: the store on port {server.port} cannot serve yet, and tries again in 0.05 s: "
     )
     assert os.strerror(errno.EMFILE) in lines[0]
+
+
+@pytest.mark.usefixtures("core")
+def test_many_clients_raise_the_soft_limit_of_descriptors() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    highest = max(int(name) for name in os.listdir("/proc/self/fd"))
+    with ExitStack() as stack:
+        stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, before)
+        few = highest + 320
+        resource.setrlimit(resource.RLIMIT_NOFILE, (few, before[1]))
+        server = stack.enter_context(StoreServer("127.0.0.1"))
+        here = [stack.enter_context(Raw(server.port)) for _ in range(few * 45 // 100)]  # each has two descriptors here
+        assert all(client.ping() for client in here)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE) == (before[1], before[1])
+
+
+@pytest.mark.usefixtures("core")
+def test_who_takes_all_connections_takes_none_from_the_next_store(tmp_path: Path) -> None:
+    """A crowd connects to one store of a process that may have few files; then a worker fails, and another opens."""
+    code = (
+        "import logging, resource, sys; from rallypoint.store.server import StoreServer; logging.basicConfig();"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (60, 60)); s = StoreServer('127.0.0.1');"
+        "print(s.port, flush=True); sys.stdin.readline(); t = StoreServer('127.0.0.1');"
+        "print(t.port, flush=True); sys.stdin.readline(); s.close(); t.close()"
+    )
+    with (
+        open(tmp_path / "log", "w") as log,
+        subprocess.Popen([sys.executable, "-c", code], stdin=-1, stdout=-1, stderr=log, text=True) as process,
+        ExitStack() as stack,
+    ):
+        assert process.stdout is not None
+        assert process.stdin is not None
+        port = int(process.stdout.readline())
+        crowd = [stack.enter_context(Raw(port)) for _ in range(100)]
+        assert crowd[0].ping()
+        print(file=process.stdin, flush=True)
+        with Raw(int(process.stdout.readline())) as client:
+            assert client.ping()
+        print(file=process.stdin, flush=True)
+        process.wait(DEADLINE)
+    assert process.returncode == 0
 
 
 def test_a_store_that_never_found_means_can_be_closed(lines: list[str]) -> None:

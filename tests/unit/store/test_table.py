@@ -41,7 +41,11 @@ def test_the_table_does_what_its_dumb_twin_does(steps: Sequence[tuple[str, wire.
             with pytest.raises(StoreProtocolError, match="not a number"):
                 table.execute(client, request)
             continue
-        assert joined(table.execute(client, request)) == joined(expected)
+        found = joined(table.execute(client, request))
+        if isinstance(request, wire.ListKeys):  # in no order
+            assert [sorted(reply) for _, reply in found] == [sorted(reply) for _, reply in expected]
+        else:
+            assert found == joined(expected)
 
 
 @pytest.fixture(name="table")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import Deadline
+from rallypoint.base.descriptors import allow_descriptors
 from rallypoint.base.endpoint import Endpoint, host_name, is_this_machine, listening_socket, parse_endpoint
 from rallypoint.base.errors import UserError
 from rallypoint.base.loop import shared_loop
@@ -20,9 +21,10 @@ from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.hub import Hub, LocalLink
 from rallypoint.rendezvous.link import Deliver, Link
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.server import ControlServer, allow_connections
+from rallypoint.rendezvous.server import ControlServer
 from rallypoint.rendezvous.state import Settings
 from rallypoint.rendezvous.whereabouts import Place
+from rallypoint.rendezvous.worker_stores import expect
 from rallypoint.store.rounds import RoundStores
 
 if TYPE_CHECKING:
@@ -95,7 +97,7 @@ class _Master:
                 f"node rank 0 cannot listen at {self._endpoint}: {error.strerror}; give {port} a free port, or, if "
                 "rank 0 of this job runs on this machine already, give this node a --node-rank of its own"
             ) from None
-        allow_connections(self._settings.max_nodes)
+        allow_descriptors(self._settings.max_nodes)
         hub = Hub(self._settings)
         self._stores = RoundStores()
         self._server = ControlServer(hub, listener, keys=accepted_keys(), tls=self._tls, fallback=self._stores.adopt)
@@ -134,9 +136,10 @@ class _Master:
     def discard(self) -> None:
         """Nothing is prepared ahead here: a round that has ended has put a new store behind the port."""
 
-    def begin(self, *, is_host: bool) -> None:
+    def begin(self, *, is_host: bool, clients: int) -> None:
         """The workers of the round before are gone: hang up on whoever still uses its store."""
         if self._stores is not None:
+            expect(clients)
             self._stores.end_former()
 
     def close(self) -> None:

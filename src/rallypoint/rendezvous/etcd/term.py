@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.descriptors import allow_descriptors
 from rallypoint.base.endpoint import host_name, listening_socket
 from rallypoint.base.log import get_logger
 from rallypoint.etcd.api import EtcdLeaseGone, EtcdUnreachable, Found, KeyValue, Lost, Put, Range, WatchEvent
@@ -29,7 +30,7 @@ from rallypoint.rendezvous.etcd.keys import Kept, Keys, Post, decode_kept, decod
 from rallypoint.rendezvous.etcd.memory import EtcdMemory, Fence
 from rallypoint.rendezvous.hub import Former, Hub
 from rallypoint.rendezvous.recovery import patience
-from rallypoint.rendezvous.server import ControlServer, allow_connections
+from rallypoint.rendezvous.server import ControlServer
 from rallypoint.rendezvous.state import NodeId, Settings, State, known_to
 from rallypoint.rendezvous.state_codec import decode_state
 
@@ -119,7 +120,7 @@ class Term:
             kept=self.hub.kept,
             deposed=deposed,
         )
-        allow_connections(settings.max_nodes)
+        allow_descriptors(settings.max_nodes)
         secret = secrets.token_hex(16)
         try:
             self._server = ControlServer(

@@ -1,35 +1,36 @@
-/* Blocks of memory and values that several hold. */
+/* Blocks of memory, values that several hold, and rings of neighbours. */
 #include "core.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-void *claim(void *block, size_t size)
+#ifdef STORE_MEMORY_FAILS /* for tests: says when a block is refused */
+bool STORE_MEMORY_FAILS(void);
+#else
+#define STORE_MEMORY_FAILS() false
+#endif
+
+void *get_block(void *block, size_t size)
 {
-    void *found = realloc(block, size ? size : 1);
-    if (found == NULL) {
-        fprintf(stderr, "rallypoint: the store needs %zu bytes more and this process may not have them\n", size);
-        abort();
-    }
-    return found;
+    return STORE_MEMORY_FAILS() ? NULL : realloc(block, size ? size : 1);
 }
 
 Blob *blob_room(size_t room)
 {
-    Blob *blob = claim(NULL, sizeof(Blob) + room);
-    blob->holders = 1;
-    blob->size = 0;
-    blob->room = room;
+    Blob *blob = get_block(NULL, sizeof(Blob) + room);
+    if (blob != NULL)
+        *blob = (Blob){.holders = 1, .room = room};
     return blob;
 }
 
-Blob *blob_new(const uint8_t *bytes, size_t size)
+Blob *blob_new(Text text)
 {
-    Blob *blob = blob_room(size);
-    blob->size = size;
-    if (size)
-        memcpy(blob->bytes, bytes, size);
+    Blob *blob = blob_room(text.size);
+    if (blob != NULL) {
+        blob->size = text.size;
+        if (text.size)
+            memcpy(blob->bytes, text.bytes, text.size);
+    }
     return blob;
 }
 
@@ -53,28 +54,57 @@ Blob *blob_assign(Blob *old, Text value)
         memcpy(old->bytes, value.bytes, value.size);
         return old;
     }
-    blob_drop(old);
-    return blob_new(value.bytes, value.size);
+    Blob *made = blob_new(value);
+    if (made != NULL)
+        blob_drop(old);
+    return made;
 }
 
-Blob *blob_extend(Blob *old, Text more)
+Blob *blob_extend(Blob *old, Text more, uint64_t limit)
 {
     if (old == NULL)
-        return blob_new(more.bytes, more.size);
+        return blob_new(more);
     size_t size = old->size + more.size;
-    if (old->holders > 1) { /* it is on its way to somebody: that must stay as it is */
-        Blob *copy = blob_room(size);
-        memcpy(copy->bytes, old->bytes, old->size);
-        copy->size = old->size;
-        blob_drop(old);
-        old = copy;
-    } else if (old->room < size) {
+    if (old->room < size) {
         size_t room = size + size / 2; /* many appends in a row cost as much as one */
-        old = claim(old, sizeof(Blob) + room);
-        old->room = room;
+        if (room > limit)
+            room = limit > size ? (size_t)limit : size;
+        bool shared = old->holders > 1; /* on its way to somebody: it stays where it is until then */
+        Blob *made = shared ? blob_room(room) : get_block(old, sizeof(Blob) + room);
+        if (made == NULL)
+            return NULL;
+        if (shared) {
+            memcpy(made->bytes, old->bytes, old->size);
+            made->size = old->size;
+            blob_drop(old);
+        }
+        made->room = room;
+        old = made;
     }
     if (more.size)
         memcpy(old->bytes + old->size, more.bytes, more.size);
     old->size = size;
     return old;
+}
+
+void ring_open(Node *ring)
+{
+    ring->before = ring->after = ring;
+}
+
+void ring_add(Node *ring, Node *node)
+{
+    node->before = ring->before;
+    node->after = ring;
+    ring->before->after = node;
+    ring->before = node;
+}
+
+void ring_remove(Node *node)
+{
+    if (node->after == NULL)
+        return;
+    node->before->after = node->after;
+    node->after->before = node->before;
+    node->before = node->after = NULL;
 }

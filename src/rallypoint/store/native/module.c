@@ -19,7 +19,7 @@ typedef struct {
     PyObject_HEAD
     Store store;
     PyObject *refused, *starved;
-    PyThreadState *thread; /* of whoever is in `ready`, while the lock is released */
+    PyThreadState *thread; /* of whoever has the store work, while the lock is released */
     bool held, open, busy; /* something is stored; connections can be made; a thread is at work */
 } Sockets;
 
@@ -28,34 +28,43 @@ static Sockets *owner(Store *store)
     return (Sockets *)((char *)store - offsetof(Sockets, store));
 }
 
-/* Calls Python from `ready`. What goes wrong there must not stop the store. */
-static void tell(PyObject *callback, PyObject *arguments)
+/* Calls Python in the midst of work. What goes wrong there must not stop the store. */
+static PyObject *call(PyObject *callback, PyObject *arguments)
 {
     PyObject *result = arguments ? PyObject_CallObject(callback, arguments) : NULL;
     if (result == NULL)
         PyErr_WriteUnraisable(callback);
-    Py_XDECREF(result);
     Py_XDECREF(arguments);
+    return result;
 }
 
-static void on_refused(Store *store, Conn *conn, const Refusal *refusal)
+static void on_refused(Store *store, int fd, const Refusal *refusal)
 {
     Sockets *self = owner(store);
     PyEval_RestoreThread(self->thread);
-    tell(self->refused,
-         Py_BuildValue("(iiKy#y#)", conn->fd, (int)refusal->reason, (unsigned long long)refusal->number,
-                       refusal->first.bytes ? (const char *)refusal->first.bytes : "", (Py_ssize_t)refusal->first.size,
-                       refusal->second.bytes ? (const char *)refusal->second.bytes : "",
-                       (Py_ssize_t)refusal->second.size));
+    PyObject *result = call(
+        self->refused,
+        Py_BuildValue("(iiKy#y#)", fd, (int)refusal->reason, (unsigned long long)refusal->number,
+                      refusal->first.bytes ? (const char *)refusal->first.bytes : "", (Py_ssize_t)refusal->first.size,
+                      refusal->second.bytes ? (const char *)refusal->second.bytes : "",
+                      (Py_ssize_t)refusal->second.size));
+    Py_XDECREF(result);
     self->thread = PyEval_SaveThread();
 }
 
-static void on_starved(Store *store, int error)
+static int on_starved(Store *store, int error)
 {
     Sockets *self = owner(store);
     PyEval_RestoreThread(self->thread);
-    tell(self->starved, Py_BuildValue("(i)", error));
+    PyObject *result = call(self->starved, Py_BuildValue("(i)", error));
+    long descriptors = result == NULL ? store->descriptors : PyLong_AsLong(result);
+    if (descriptors == -1 && PyErr_Occurred()) {
+        PyErr_WriteUnraisable(self->starved);
+        descriptors = store->descriptors;
+    }
+    Py_XDECREF(result);
     self->thread = PyEval_SaveThread();
+    return (int)descriptors;
 }
 
 static bool usable(Sockets *self)
@@ -69,11 +78,13 @@ static bool usable(Sockets *self)
 
 static PyObject *sockets_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
 {
-    static char *names[] = {"listener", "wake", "retry", "refused", "starved", NULL};
-    int listener, wake;
-    double retry;
+    static char *names[] = {"listener", "wake", "descriptors", "limits", "refused", "starved", NULL};
+    int listener, wake, descriptors;
+    double retry, greeting;
+    unsigned long long connections, request, value, keys, bytes;
     PyObject *refused, *starved;
-    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "iidOO", names, &listener, &wake, &retry, &refused, &starved))
+    if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "iii(ddKKKKK)OO", names, &listener, &wake, &descriptors, &retry,
+                                     &greeting, &connections, &request, &value, &keys, &bytes, &refused, &starved))
         return NULL;
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     Sockets *self = (Sockets *)allocate(type, 0);
@@ -81,7 +92,11 @@ static PyObject *sockets_new(PyTypeObject *type, PyObject *arguments, PyObject *
         return NULL;
     self->store.listener = listener;
     self->store.wake = wake;
-    self->store.retry = (uint64_t)(retry * 1e9);
+    self->store.descriptors = descriptors;
+    self->store.limits = (Limits){
+        .retry = (uint64_t)(retry * 1e9), .greeting = (uint64_t)(greeting * 1e9), .connections = connections,
+        .request = request, .value = value, .keys = keys, .bytes = bytes,
+    };
     if (store_open(&self->store) < 0) {
         PyErr_SetFromErrno(PyExc_OSError);
         Py_DECREF(self);
@@ -110,18 +125,32 @@ static int sockets_traverse(Sockets *self, visitproc visit, void *arg)
     return 0;
 }
 
+/* Between these the store works, and others may use the interpreter. */
+static void begin_work(Sockets *self)
+{
+    self->busy = true;
+    self->thread = PyEval_SaveThread();
+}
+
+static void end_work(Sockets *self)
+{
+    PyEval_RestoreThread(self->thread);
+    self->thread = NULL;
+    self->busy = false;
+}
+
 /* Ends connections, and with `all` the store; others may use the interpreter meanwhile. */
 static void end(Sockets *self, bool all)
 {
     bool open = self->open, held = self->held;
     self->open = false;
     self->held = held && !all;
-    PyThreadState *thread = PyEval_SaveThread();
+    begin_work(self);
     if (open)
         store_close(&self->store);
     if (held && all)
         store_free(&self->store);
-    PyEval_RestoreThread(thread);
+    end_work(self);
     sockets_clear(self);
 }
 
@@ -140,15 +169,12 @@ static PyObject *work(Sockets *self, bool until_woken)
     if (!usable(self))
         return NULL;
     bool any;
-    self->busy = true;
-    self->thread = PyEval_SaveThread();
+    begin_work(self);
     self->store.woken = false;
     do
         any = sweep(&self->store, until_woken);
     while (until_woken && !self->store.woken);
-    PyEval_RestoreThread(self->thread);
-    self->thread = NULL;
-    self->busy = false;
+    end_work(self);
     return PyBool_FromLong(any);
 }
 
@@ -179,14 +205,33 @@ static PyObject *sockets_adopt(Sockets *self, PyObject *arguments)
     Py_ssize_t size;
     if (!PyArg_ParseTuple(arguments, "iy#", &fd, &bytes, &size) || !usable(self))
         return NULL;
-    self->busy = true;
-    self->thread = PyEval_SaveThread();
+    begin_work(self);
     int error = conn_adopt(&self->store, fd, (Text){(const uint8_t *)bytes, (size_t)size});
-    PyEval_RestoreThread(self->thread);
-    self->thread = NULL;
-    self->busy = false;
+    end_work(self);
     if (error)
         return failure(error);
+    Py_RETURN_NONE;
+}
+
+static PyObject *sockets_admit(Sockets *self, PyObject *networks)
+{
+    const char *bytes;
+    Py_ssize_t size;
+    if (!usable(self))
+        return NULL;
+    bool guarded = networks != Py_None;
+    if (!guarded)
+        bytes = "", size = 0;
+    else if (!PyArg_Parse(networks, "y#", &bytes, &size))
+        return NULL;
+    size_t count = (size_t)size / sizeof(Network);
+    Network *peers = get_block(NULL, (size_t)size);
+    if (peers == NULL)
+        return PyErr_NoMemory();
+    memcpy(peers, bytes, (size_t)size);
+    begin_work(self);
+    store_admit(&self->store, peers, count, guarded);
+    end_work(self);
     Py_RETURN_NONE;
 }
 
@@ -216,6 +261,8 @@ static PyMethodDef methods[] = {
     {"turn", (PyCFunction)sockets_turn, METH_NOARGS, "Do some of what there is to do; whether there was anything."},
     {"adopt", (PyCFunction)sockets_adopt, METH_VARARGS,
      "Serve a connected, non-blocking socket from which this has been read, and own its descriptor."},
+    {"admit", (PyCFunction)sockets_admit, METH_O,
+     "Serve only who is in these networks, each of 16 bytes of an IPv6 address and one for how many bits count; None: all."},
     {"connections", (PyCFunction)sockets_connections, METH_NOARGS, "How many clients are connected."},
     {"close", (PyCFunction)sockets_close, METH_NOARGS, "End all connections; the listening socket is not closed."},
     {"free", (PyCFunction)sockets_free, METH_NOARGS, "After `close`: give the memory back."},
@@ -247,7 +294,7 @@ static int begin(PyObject *module)
         return -1;
     }
     Py_DECREF(type);
-    if (PyModule_AddIntConstant(module, "INTERFACE", 2) < 0) /* one more whenever `_native.pyi` changes */
+    if (PyModule_AddIntConstant(module, "INTERFACE", 3) < 0) /* one more whenever `_native.pyi` changes */
         return -1;
     return PyModule_AddStringConstant(module, "SOURCES", SOURCES);
 }

@@ -7,32 +7,38 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-enum { MOST_AT_ONCE = 64, KEPT = 1024 * 1024 };
+enum { MOST_AT_ONCE = 64 };
 
+/* The next segment; there is one, for those that there are can be flushed. */
 static Segment *segment(Store *store)
 {
-    if (store->segment_count == store->segment_room) {
-        store->segment_room = store->segment_room ? 2 * store->segment_room : 256;
-        store->segments = claim(store->segments, store->segment_room * sizeof(Segment));
-    }
+    if (store->segment_count == OUT_SEGMENTS)
+        flush(store);
     return &store->segments[store->segment_count++];
+}
+
+static void owe(Store *store, const Conn *conn, size_t size)
+{
+    store->steps += size / STEP;
+    if (conn == store->serving)
+        store->owed += size;
 }
 
 void reply_bytes(Store *store, Conn *conn, const void *bytes, size_t size)
 {
-    if (store->out_size + size > store->out_room) {
-        store->out_room = 2 * (store->out_size + size) + 4096;
-        store->out = claim(store->out, store->out_room);
-    }
-    if (size)
-        memcpy(store->out + store->out_size, bytes, size);
+    if (store->out_size + size > OUT_ROOM)
+        flush(store);
     Segment *last = store->segment_count ? &store->segments[store->segment_count - 1] : NULL;
     if (last != NULL && last->conn == conn && last->blob == NULL)
         last->size += size;
-    else
-        *segment(store) = (Segment){.conn = conn, .at = store->out_size, .size = size};
+    else {
+        Segment *made = segment(store); /* which may flush, and begin `out` anew */
+        *made = (Segment){.conn = conn, .at = store->out_size, .size = size};
+    }
+    if (size)
+        memcpy(store->out + store->out_size, bytes, size);
     store->out_size += size;
-    store->unflushed += size;
+    owe(store, conn, size);
 }
 
 void reply_byte(Store *store, Conn *conn, uint8_t byte)
@@ -45,20 +51,15 @@ void reply_number(Store *store, Conn *conn, uint64_t number)
     reply_bytes(store, conn, &number, 8);
 }
 
-void reply_text(Store *store, Conn *conn, Text value)
-{
-    reply_number(store, conn, value.size);
-    reply_bytes(store, conn, value.bytes, value.size);
-}
-
 void reply_blob(Store *store, Conn *conn, Blob *value)
 {
     if (value->size <= JOINED) {
-        reply_bytes(store, conn, value->bytes, value->size);
+        if (value->size)
+            reply_bytes(store, conn, value->bytes, value->size);
         return;
     }
     *segment(store) = (Segment){.conn = conn, .blob = blob_hold(value), .size = value->size};
-    store->unflushed += value->size;
+    owe(store, conn, value->size);
 }
 
 void reply_value(Store *store, Conn *conn, Blob *value)
@@ -72,11 +73,20 @@ void reply_value(Store *store, Conn *conn, Blob *value)
 static void keep(Store *store, const Segment *part)
 {
     Conn *conn = part->conn;
-    Piece *piece = claim(NULL, sizeof(Piece));
-    if (part->blob != NULL)
-        *piece = (Piece){.blob = blob_hold(part->blob), .at = part->at};
+    Piece *piece = get_block(NULL, sizeof(Piece));
+    Blob *blob = part->blob;
+    if (blob != NULL)
+        blob_hold(blob);
     else
-        *piece = (Piece){.blob = blob_new(store->out + part->at, part->size)};
+        blob = blob_new((Text){store->out + part->at, part->size});
+    if (piece == NULL || blob == NULL) {
+        free(piece);
+        blob_drop(blob);
+        conn_fail(store, conn);
+        return;
+    }
+    size_t at = part->blob != NULL ? part->at : 0;
+    *piece = (Piece){.blob = blob, .at = at, .end = at + part->size};
     *(conn->backlog_end ? &conn->backlog_end->next : &conn->backlog) = piece;
     conn->backlog_end = piece;
 }
@@ -109,7 +119,8 @@ static void flush_to(Store *store, Conn *conn, Segment *first, size_t count)
             wanted += first[i].size;
         }
         ssize_t taken = give(conn, parts, count);
-        if (taken < 0) { /* nobody reads replies any more; whatever else it has sent, reading will find */
+        if (taken < 0) { /* whatever else it has sent, reading will find */
+            conn->deaf = true;
             conn_rearm(store, conn);
             return;
         }
@@ -135,31 +146,29 @@ void flush(Store *store)
         for (end = i + 1; end < store->segment_count && end < i + MOST_AT_ONCE; end++)
             if (store->segments[end].conn != conn)
                 break;
-        flush_to(store, conn, &store->segments[i], end - i);
+        if (!conn->failed && !conn->deaf)
+            flush_to(store, conn, &store->segments[i], end - i);
     }
     for (size_t i = 0; i < store->segment_count; i++)
         blob_drop(store->segments[i].blob);
-    store->segment_count = store->out_size = store->unflushed = 0;
-    if (store->out_room > KEPT) {
-        free(store->out);
-        store->out = NULL;
-        store->out_room = 0;
-    }
+    store->segment_count = store->out_size = store->owed = 0;
 }
 
-void replies_resume(Conn *conn)
+void replies_resume(Store *store, Conn *conn)
 {
     conn->full = false;
     while (conn->backlog != NULL) {
         Piece *piece = conn->backlog;
-        struct iovec rest = {piece->blob->bytes + piece->at, piece->blob->size - piece->at};
+        struct iovec rest = {piece->blob->bytes + piece->at, piece->end - piece->at};
         ssize_t sent = give(conn, &rest, 1);
         if (sent < 0) {
+            conn->deaf = true;
             replies_drop(conn);
+            conn_rearm(store, conn);
             return;
         }
         piece->at += (size_t)sent;
-        if (piece->at < piece->blob->size) {
+        if (piece->at < piece->end) {
             conn->full = true;
             return;
         }

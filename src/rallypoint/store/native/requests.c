@@ -11,7 +11,8 @@
 enum Op { VALIDATE, SET, COMPARE_SET, GET, ADD, CHECK, WAIT, NUM_KEYS, DELETE_KEY, APPEND, MULTI_GET, MULTI_SET,
           CANCEL_WAIT, PING, QUEUE_PUSH, QUEUE_POP, QUEUE_LEN, LIST_KEYS, BARRIER };
 
-typedef enum { WHOLE, LACKING, REFUSED } Found;
+/* PAUSED: it is whole, and not done; others have their turn first, or its replies must find room. */
+typedef enum { WHOLE, LACKING, PAUSED, REFUSED } Found;
 
 /* A place in the data, and what became of the last attempt to read there. */
 typedef struct {
@@ -72,16 +73,16 @@ static Found greeting(Conn *conn, Cursor *cursor)
     if (magic != MAGIC)
         return refuse(cursor, WRONG_MAGIC, magic);
     conn->greeted = true;
+    ring_remove(&conn->young);
     return WHOLE;
 }
 
-static Found set(Store *store, Cursor *cursor, void (*store_it)(Store *, Text, Text))
+static Found set(Store *store, Conn *conn, Cursor *cursor, bool (*store_it)(Store *, Conn *, Text, Text, Refusal *))
 {
     Text key, value;
     READ(string(cursor, &key, MAX_KEY));
     READ(string(cursor, &value, MAX_PAYLOAD));
-    store_it(store, key, value);
-    return WHOLE;
+    return store_it(store, conn, key, value, cursor->refusal) ? WHOLE : REFUSED;
 }
 
 static Found compare_set(Store *store, Conn *conn, Cursor *cursor)
@@ -90,8 +91,7 @@ static Found compare_set(Store *store, Conn *conn, Cursor *cursor)
     READ(string(cursor, &key, MAX_KEY));
     READ(string(cursor, &expected, MAX_PAYLOAD));
     READ(string(cursor, &desired, MAX_PAYLOAD));
-    table_compare_set(store, conn, key, expected, desired);
-    return WHOLE;
+    return table_compare_set(store, conn, key, expected, desired, cursor->refusal) ? WHOLE : REFUSED;
 }
 
 static Found with_key(Store *store, Conn *conn, Cursor *cursor, void (*command)(Store *, Conn *, Text))
@@ -112,58 +112,81 @@ static Found with_number(Store *store, Conn *conn, Cursor *cursor,
     return command(store, conn, key, number, cursor->refusal) ? WHOLE : REFUSED;
 }
 
-/* Keys that were all seen whole, one after the other. */
-static Text next_key(const uint8_t **at)
+/* The next key of a request that has come whole. */
+static Text next_key(Store *store, Conn *conn, const Cursor *cursor)
 {
-    Text key = {*at + 8, 0};
     uint64_t size;
-    memcpy(&size, *at, 8);
-    key.size = size;
-    *at += 8 + size;
+    memcpy(&size, cursor->data.bytes + conn->doing_at, 8);
+    Text key = {cursor->data.bytes + conn->doing_at + 8, size};
+    conn->doing_at += 8 + size;
+    conn->doing_left--;
+    store->steps++;
     return key;
 }
 
-static void check(Store *store, Conn *conn, const uint8_t *keys, uint64_t count)
+/* The first key of a request that has come whole is next. */
+static void begin_keys(Conn *conn, const Cursor *cursor)
 {
-    bool all = true;
-    while (all && count--)
-        all = table_has(&store->table, next_key(&keys));
-    reply_byte(store, conn, all ? DONE : MISSING);
+    memcpy(&conn->doing_left, cursor->data.bytes + 1, 8);
+    conn->doing_at = 9;
 }
 
-static void wait(Store *store, Conn *conn, const uint8_t *keys, uint64_t count)
+/* Sees to what the request asks for of one key. */
+static Found see_to(Store *store, Conn *conn, Cursor *cursor)
 {
-    const uint8_t *at = keys;
-    bool all = true;
-    for (uint64_t i = 0; all && i < count; i++)
-        all = table_has(&store->table, next_key(&at));
-    if (all) {
+    Text key = next_key(store, conn, cursor);
+    switch (conn->doing) {
+    case CHECKING:
+        if (!table_has(&store->table, key)) {
+            reply_byte(store, conn, MISSING);
+            conn->doing = NOTHING;
+        }
+        return WHOLE;
+    case LOOKING:
+        if (table_has(&store->table, key))
+            return WHOLE;
+        conn->doing = ENLISTING; /* from the first key on */
+        begin_keys(conn, cursor);
+        return wait_begin(store, conn, conn->doing_left) ? WHOLE : refuse(cursor, NO_MEMORY, 0);
+    case ENLISTING:
+        /* A key that has only a queue counts as missing here, although a wait for it alone would be over at once. */
+        if (!table_has_value(&store->table, key) && !wait_for_key(store, conn, key))
+            return refuse(cursor, NO_MEMORY, 0);
+        return WHOLE;
+    default:
+        table_get(store, conn, key);
+        if (store->owed >= BLOCK)
+            flush(store);
+        if (conn->deaf)
+            conn->doing = NOTHING;
+        return WHOLE;
+    }
+}
+
+/* Goes on with a request of many keys, as far as its slice and the room for replies go. */
+static Found keys_some(Store *store, Conn *conn, Cursor *cursor)
+{
+    while (conn->doing != NOTHING && conn->doing_left) {
+        if (conn->full || conn->failed || store->steps >= SLICE)
+            return PAUSED;
+        READ(see_to(store, conn, cursor));
+    }
+    Doing done = conn->doing;
+    conn->doing = NOTHING;
+    cursor->at = conn->doing_end;
+    if (done == CHECKING || done == LOOKING)
         reply_byte(store, conn, DONE);
-        return;
-    }
-    table_enlist(&store->table, conn, count);
-    /* A key that has only a queue counts as missing here, although a wait for it alone would be over at once. */
-    for (; count; count--) {
-        Text key = next_key(&keys);
-        if (!table_has_value(&store->table, key))
-            table_enlist_key(&store->table, conn, key);
-    }
+    else if (done == ENLISTING)
+        wait_settle(store, conn);
+    return WHOLE;
 }
 
-static void multi_get(Store *store, Conn *conn, const uint8_t *keys, uint64_t count)
-{
-    for (; count; count--)
-        table_get(store, conn, next_key(&keys));
-}
-
-static Found with_keys(Store *store, Conn *conn, Cursor *cursor,
-                       void (*command)(Store *, Conn *, const uint8_t *, uint64_t))
+static Found with_keys(Store *store, Conn *conn, Cursor *cursor, Doing doing)
 {
     uint64_t count;
     READ(fixed(cursor, &count, 8));
     if (count > MAX_KEYS)
         return refuse(cursor, MANY_KEYS, count);
-    const uint8_t *keys = cursor->data.bytes + cursor->at;
     uint64_t left = count;
     if (conn->keys_at) { /* some were seen whole when less had come */
         left = conn->keys_left;
@@ -173,6 +196,8 @@ static Found with_keys(Store *store, Conn *conn, Cursor *cursor,
         Text key;
         size_t at = cursor->at;
         Found found = string(cursor, &key, MAX_KEY);
+        if (found == LACKING && cursor->want > store->limits.request)
+            return refuse(cursor, LONG_REQUEST, cursor->want);
         if (found != WHOLE) {
             conn->keys_at = at;
             conn->keys_left = left;
@@ -180,8 +205,10 @@ static Found with_keys(Store *store, Conn *conn, Cursor *cursor,
         }
     }
     conn->keys_at = 0;
-    command(store, conn, keys, count);
-    return WHOLE;
+    conn->doing = doing;
+    conn->doing_end = cursor->at;
+    begin_keys(conn, cursor);
+    return keys_some(store, conn, cursor);
 }
 
 static Found with_pairs(Conn *conn, Cursor *cursor)
@@ -218,14 +245,21 @@ static Found alone(void (*command)(Store *, Conn *), Store *store, Conn *conn)
 
 static void cancel_wait(Store *store, Conn *conn)
 {
-    table_forget(&store->table, conn);
+    wait_give_up(store, conn);
     reply_byte(store, conn, CANCELLED);
+}
+
+static Found list_keys(Store *store, Conn *conn, Cursor *cursor)
+{
+    return list_begin(store, conn) ? WHOLE : refuse(cursor, NO_MEMORY, 0);
 }
 
 static Found request(Store *store, Conn *conn, Cursor *cursor)
 {
+    if (conn->doing != NOTHING)
+        return keys_some(store, conn, cursor);
     if (conn->pairs_left) {
-        READ(set(store, cursor, table_set));
+        READ(set(store, conn, cursor, table_set));
         conn->pairs_left--;
         return WHOLE;
     }
@@ -234,48 +268,73 @@ static Found request(Store *store, Conn *conn, Cursor *cursor)
         return op == VALIDATE ? greeting(conn, cursor) : strange(cursor, NO_GREETING);
     switch (op) {
     case VALIDATE: return strange(cursor, GREETED_AGAIN);
-    case SET: return set(store, cursor, table_set);
+    case SET: return set(store, conn, cursor, table_set);
     case COMPARE_SET: return compare_set(store, conn, cursor);
     case GET: return with_key(store, conn, cursor, table_get);
     case ADD: return with_number(store, conn, cursor, table_add);
-    case CHECK: return with_keys(store, conn, cursor, check);
-    case WAIT: return with_keys(store, conn, cursor, wait);
+    case CHECK: return with_keys(store, conn, cursor, CHECKING);
+    case WAIT: return with_keys(store, conn, cursor, LOOKING);
     case NUM_KEYS: return alone(table_num_keys, store, conn);
     case DELETE_KEY: return with_key(store, conn, cursor, table_delete_key);
-    case APPEND: return set(store, cursor, table_append);
-    case MULTI_GET: return with_keys(store, conn, cursor, multi_get);
+    case APPEND: return set(store, conn, cursor, table_append);
+    case MULTI_GET: return with_keys(store, conn, cursor, GETTING);
     case MULTI_SET: return with_pairs(conn, cursor);
     case CANCEL_WAIT: return alone(cancel_wait, store, conn);
     case PING: return ping(store, conn, cursor);
-    case QUEUE_PUSH: return set(store, cursor, table_queue_push);
+    case QUEUE_PUSH: return set(store, conn, cursor, table_queue_push);
     case QUEUE_POP: return with_key(store, conn, cursor, table_queue_pop);
     case QUEUE_LEN: return with_key(store, conn, cursor, table_queue_len);
-    case LIST_KEYS: return alone(table_list_keys, store, conn);
+    case LIST_KEYS: return list_keys(store, conn, cursor);
     case BARRIER: return with_number(store, conn, cursor, table_barrier);
     default: return strange(cursor, UNKNOWN_OPCODE);
     }
 }
 
-size_t serve(Store *store, Conn *conn, Text data, Refusal *refusal)
+/* Requests until one is lacking, or there is no room for replies, or the slice is over. */
+static size_t requests(Store *store, Conn *conn, Text data, Refusal *refusal)
 {
-    size_t used = 0, before = store->unflushed;
-    conn->want = 0;
-    while (used < data.size) {
+    size_t used = 0;
+    while (!conn->full && !conn->failed && store->steps < SLICE) {
+        if (conn->listing != NULL) {
+            list_some(store, conn);
+            continue;
+        }
+        if (used == data.size)
+            break;
         Cursor cursor = {.data = {data.bytes + used, data.size - used}, .refusal = refusal};
         Found found = request(store, conn, &cursor);
-        if (found == REFUSED)
-            break;
-        if (found == LACKING) {
+        if (found == LACKING)
             conn->want = cursor.want;
+        if (found == LACKING || found == REFUSED)
             break;
+        if (found == WHOLE) {
+            used += cursor.at;
+            store->steps += 1 + cursor.at / STEP;
         }
-        used += cursor.at;
-        if (store->unflushed - before >= BLOCK) {
+        if (store->owed >= BLOCK)
             flush(store);
-            before = 0;
-            if (conn->full)
-                break;
-        }
     }
+    return used;
+}
+
+/* Adds what this has become larger by. */
+static uint64_t grown(uint64_t sum, uint64_t before, uint64_t now)
+{
+    return now >= before ? sum + (now - before) : sum > before - now ? sum - (before - now) : 0;
+}
+
+size_t serve(Store *store, Conn *conn, Text data, Refusal *refusal)
+{
+    uint64_t keys = store->table.keys, bytes = store->table.bytes;
+    conn->want = 0;
+    store->serving = conn;
+    store->owed = store->steps = 0;
+    size_t used = requests(store, conn, data, refusal);
+    conn->keys = grown(conn->keys, keys, store->table.keys);
+    conn->bytes = grown(conn->bytes, bytes, store->table.bytes);
+    if (refusal->reason == REFUSE_NOTHING && conn->keys > store->limits.keys)
+        *refusal = (Refusal){.reason = KEYS_OF_ONE, .number = conn->keys};
+    else if (refusal->reason == REFUSE_NOTHING && conn->bytes > store->limits.bytes)
+        *refusal = (Refusal){.reason = BYTES_OF_ONE, .number = conn->bytes};
     return used;
 }

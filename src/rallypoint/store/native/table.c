@@ -1,11 +1,12 @@
-/* What the requests mean: keys, queues, waiters and barriers, under the laws of `table.py`. */
+/* What the requests mean: keys, queues and barriers, under the laws of `table.py`. */
 #include "core.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
-enum { FIRST_BUCKETS = 64 };
+enum { FIRST_BUCKETS = 4, SHARD_SHIFT = 64 - 10 };
+_Static_assert(SHARDS == 1 << (64 - SHARD_SHIFT), "a name's part is told by the highest bits of its hash");
 
 /* SipHash-1-3 with a secret: a stranger cannot choose keys that all fall into one bucket. */
 #define ROTATE(x, b) (((x) << (b)) | ((x) >> (64 - (b))))
@@ -47,9 +48,6 @@ static uint64_t hash(const Table *table, Text key)
 void table_open(Table *table)
 {
     memset(table, 0, sizeof *table);
-    table->mask = FIRST_BUCKETS - 1;
-    table->buckets = claim(NULL, FIRST_BUCKETS * sizeof(Slot *));
-    memset(table->buckets, 0, FIRST_BUCKETS * sizeof(Slot *));
     if (getrandom(table->secret, sizeof table->secret, 0) != (ssize_t)sizeof table->secret)
         abort(); /* so few bytes are always had at once */
 }
@@ -66,222 +64,222 @@ static void items_free(Slot *slot)
 
 void table_close(Table *table)
 {
-    for (size_t i = 0; i <= table->mask; i++)
-        while (table->buckets[i] != NULL) {
-            Slot *slot = table->buckets[i];
-            table->buckets[i] = slot->next;
-            blob_drop(slot->value);
-            items_free(slot);
-            free(slot);
-        }
-    free(table->buckets);
-    table->buckets = NULL;
+    for (size_t i = 0; i < SHARDS; i++) {
+        Shard *shard = &table->shards[i];
+        for (size_t j = 0; shard->buckets != NULL && j <= shard->mask; j++)
+            while (shard->buckets[j] != NULL) {
+                Slot *slot = shard->buckets[j];
+                shard->buckets[j] = slot->next;
+                blob_drop(slot->value);
+                items_free(slot);
+                free(slot);
+            }
+        free(shard->buckets);
+        shard->buckets = NULL;
+    }
 }
 
-static Slot *find_hashed(const Table *table, Text key, uint64_t hashed)
+static Slot *find_hashed(const Shard *shard, Text key, uint64_t hashed)
 {
-    Slot *slot = table->buckets[hashed & table->mask];
+    if (shard->buckets == NULL)
+        return NULL;
+    Slot *slot = shard->buckets[hashed & shard->mask];
     while (slot != NULL && (slot->hash != hashed || slot->size != key.size || memcmp(slot->key, key.bytes, key.size)))
         slot = slot->next;
     return slot;
 }
 
-static Slot *find(const Table *table, Text key)
+Slot *table_find(const Table *table, Text key)
 {
-    return find_hashed(table, key, hash(table, key));
+    uint64_t hashed = hash(table, key);
+    return find_hashed(&table->shards[hashed >> SHARD_SHIFT], key, hashed);
 }
 
-static void grow(Table *table)
+/* More buckets. Where there is no memory for them, the present ones do, more slowly; only the first are needed. */
+static bool grow(Shard *shard)
 {
-    size_t old = table->mask + 1, count = 2 * old;
-    Slot **buckets = claim(NULL, count * sizeof(Slot *));
+    size_t old = shard->buckets == NULL ? 0 : shard->mask + 1, count = old ? 2 * old : FIRST_BUCKETS;
+    Slot **buckets = get_block(NULL, count * sizeof(Slot *));
+    if (buckets == NULL)
+        return old > 0;
     memset(buckets, 0, count * sizeof(Slot *));
     for (size_t i = 0; i < old; i++)
-        for (Slot *slot = table->buckets[i], *next; slot != NULL; slot = next) {
+        for (Slot *slot = shard->buckets[i], *next; slot != NULL; slot = next) {
             Slot **bucket = &buckets[slot->hash & (count - 1)];
             next = slot->next;
             slot->next = *bucket;
             *bucket = slot;
         }
-    free(table->buckets);
-    table->buckets = buckets;
-    table->mask = count - 1;
+    free(shard->buckets);
+    shard->buckets = buckets;
+    shard->mask = count - 1;
+    return true;
 }
 
-static Slot *find_or_make(Table *table, Text key)
+Slot *table_find_or_make(Table *table, Text key)
 {
     uint64_t hashed = hash(table, key);
-    Slot *slot = find_hashed(table, key, hashed);
+    Shard *shard = &table->shards[hashed >> SHARD_SHIFT];
+    Slot *slot = find_hashed(shard, key, hashed);
     if (slot != NULL)
         return slot;
-    if (table->slots > table->mask)
-        grow(table);
-    slot = claim(NULL, sizeof(Slot) + key.size);
-    memset(slot, 0, sizeof(Slot));
-    slot->hash = hashed;
-    slot->size = key.size;
+    if ((shard->buckets == NULL || shard->slots > shard->mask) && !grow(shard))
+        return NULL;
+    slot = get_block(NULL, sizeof(Slot) + key.size);
+    if (slot == NULL)
+        return NULL;
+    Slot **bucket = &shard->buckets[hashed & shard->mask];
+    *slot = (Slot){.next = *bucket, .hash = hashed, .size = key.size};
     if (key.size)
         memcpy(slot->key, key.bytes, key.size);
-    Slot **bucket = &table->buckets[hashed & table->mask];
-    slot->next = *bucket;
     *bucket = slot;
-    table->slots++;
+    shard->slots++;
     return slot;
 }
 
 /* A name of which nothing is left is forgotten. */
-static void tidy(Table *table, Slot *slot)
+void table_tidy(Table *table, Slot *slot)
 {
     if (slot->value != NULL || slot->oldest != NULL || slot->first != NULL)
         return;
-    Slot **at = &table->buckets[slot->hash & table->mask];
+    Shard *shard = &table->shards[slot->hash >> SHARD_SHIFT];
+    Slot **at = &shard->buckets[slot->hash & shard->mask];
     while (*at != slot)
         at = &(*at)->next;
     *at = slot->next;
     free(slot);
-    table->slots--;
+    shard->slots--;
 }
 
-static void put(Table *table, Slot *slot, Text value)
+/* Of what goes by this name so many bytes have gone and come; it may have been nothing, or be nothing now. */
+static void count(Table *table, const Slot *slot, bool was_there, size_t gone, size_t come)
 {
-    table->values += slot->value == NULL;
-    slot->value = blob_assign(slot->value, value);
-}
-
-/* Takes the link out of its key's line; the key may have to be tidied then. */
-static void unlink_one(Link *link)
-{
-    Slot *slot = link->slot;
-    *(link->before ? &link->before->after : &slot->first) = link->after;
-    *(link->after ? &link->after->before : &slot->last) = link->before;
-    link->slot = NULL;
-}
-
-static void wait_over(Conn *conn)
-{
-    free(conn->links);
-    conn->links = NULL;
-    conn->link_count = 0;
-    conn->missing = 0;
-}
-
-void table_forget(Table *table, Conn *conn)
-{
-    for (size_t i = 0; i < conn->link_count; i++) {
-        Slot *slot = conn->links[i].slot;
-        if (slot != NULL) {
-            unlink_one(&conn->links[i]);
-            tidy(table, slot);
-        }
+    bool is_there = slot->value != NULL || slot->oldest != NULL;
+    table->bytes += come - gone;
+    if (is_there && !was_there) {
+        table->keys++;
+        table->bytes += slot->size + OVERHEAD;
+    } else if (was_there && !is_there) {
+        table->keys--;
+        table->bytes -= slot->size + OVERHEAD;
     }
-    wait_over(conn);
 }
 
-void table_enlist(Table *table, Conn *conn, size_t most)
+static bool no_memory(Store *store, Slot *slot, Refusal *refusal)
 {
-    table_forget(table, conn);
-    conn->links = claim(NULL, most * sizeof(Link));
+    if (slot != NULL)
+        table_tidy(&store->table, slot);
+    refusal->reason = NO_MEMORY;
+    return false;
 }
 
-void table_enlist_key(Table *table, Conn *conn, Text key)
+/* Makes what `made` says the slot's value; false if that is nothing, for which there was no memory. */
+static bool put(Store *store, Slot *slot, Blob *(*make)(Blob *, Text, uint64_t), Text text)
 {
-    Slot *slot = find_or_make(table, key);
-    conn->missing++;
-    if (slot->last != NULL && slot->last->conn == conn) { /* named before in this request: nobody else came between */
-        slot->last->times++;
-        return;
-    }
-    Link *link = &conn->links[conn->link_count++];
-    *link = (Link){.before = slot->last, .slot = slot, .conn = conn, .times = 1};
-    *(slot->last ? &slot->last->after : &slot->first) = link;
-    slot->last = link;
-}
-
-/* The link's key has come: whether that was the last that its connection missed. */
-static bool found(Store *store, Link *link)
-{
-    Conn *conn = link->conn;
-    conn->missing -= link->times;
-    unlink_one(link);
-    if (conn->missing)
+    bool was_there = slot->value != NULL || slot->oldest != NULL, born = slot->value == NULL;
+    size_t before = born ? 0 : slot->value->size;
+    if (born)
+        list_freeze(store, slot->hash >> SHARD_SHIFT);
+    Blob *made = make(slot->value, text, store->limits.value);
+    if (made == NULL)
         return false;
-    wait_over(conn);
-    reply_byte(store, conn, DONE);
+    slot->value = made;
+    store->table.values += born;
+    count(&store->table, slot, was_there, before, made->size);
     return true;
 }
 
-static void wake(Store *store, Slot *slot)
+static Blob *as_it_is(Blob *old, Text value, uint64_t limit)
 {
-    while (slot->first != NULL)
-        found(store, slot->first);
+    (void)limit;
+    return blob_assign(old, value);
 }
 
-static void wake_first(Store *store, Slot *slot)
+bool table_set(Store *store, Conn *conn, Text key, Text value, Refusal *refusal)
 {
-    while (slot->first != NULL && !found(store, slot->first))
-        ;
+    (void)conn;
+    Slot *slot = table_find_or_make(&store->table, key);
+    if (slot == NULL || !put(store, slot, as_it_is, value))
+        return no_memory(store, slot, refusal);
+    wake_all(store, slot);
+    return true;
 }
 
-void table_set(Store *store, Text key, Text value)
+bool table_append(Store *store, Conn *conn, Text key, Text value, Refusal *refusal)
 {
-    Slot *slot = find_or_make(&store->table, key);
-    put(&store->table, slot, value);
-    wake(store, slot);
+    (void)conn;
+    Slot *slot = table_find_or_make(&store->table, key);
+    if (slot == NULL)
+        return no_memory(store, slot, refusal);
+    size_t size = (slot->value ? slot->value->size : 0) + value.size;
+    if (size > store->limits.value) {
+        table_tidy(&store->table, slot);
+        *refusal = (Refusal){.reason = GROWN_VALUE, .number = size};
+        return false;
+    }
+    if (!put(store, slot, blob_extend, value))
+        return no_memory(store, slot, refusal);
+    wake_all(store, slot);
+    return true;
 }
 
-void table_append(Store *store, Text key, Text value)
+/* Where the key is missing and something was expected, the protocol gives back what was expected. */
+static bool reply_expected(Store *store, Conn *conn, Text expected, Refusal *refusal)
 {
-    Slot *slot = find_or_make(&store->table, key);
-    store->table.values += slot->value == NULL;
-    slot->value = blob_extend(slot->value, value);
-    wake(store, slot);
+    Blob *blob = blob_new(expected);
+    if (blob == NULL)
+        return no_memory(store, NULL, refusal);
+    reply_value(store, conn, blob);
+    blob_drop(blob);
+    return true;
 }
 
-void table_compare_set(Store *store, Conn *conn, Text key, Text expected, Text desired)
+bool table_compare_set(Store *store, Conn *conn, Text key, Text expected, Text desired, Refusal *refusal)
 {
-    Table *table = &store->table;
-    Slot *slot = find(table, key);
+    Slot *slot = table_find(&store->table, key);
     Blob *present = slot ? slot->value : NULL;
     size_t size = present ? present->size : 0;
     if (expected.size == size && (size == 0 || memcmp(expected.bytes, present->bytes, size) == 0)) {
         if (slot == NULL)
-            slot = find_or_make(table, key);
-        put(table, slot, desired);
+            slot = table_find_or_make(&store->table, key);
+        if (slot == NULL || !put(store, slot, as_it_is, desired))
+            return no_memory(store, slot, refusal);
         present = slot->value;
     }
     if (slot != NULL)
-        wake(store, slot);
-    /* Where the key is missing and something was expected, the protocol gives back what was expected. */
+        wake_all(store, slot);
+    bool fine = true;
     if (present != NULL)
         reply_value(store, conn, present);
     else
-        reply_text(store, conn, expected);
+        fine = reply_expected(store, conn, expected, refusal);
     if (slot != NULL)
-        tidy(table, slot);
+        table_tidy(&store->table, slot);
+    return fine;
 }
 
 void table_get(Store *store, Conn *conn, Text key)
 {
-    Slot *slot = find(&store->table, key);
+    Slot *slot = table_find(&store->table, key);
     reply_value(store, conn, slot ? slot->value : NULL);
 }
 
 bool table_has_value(const Table *table, Text key)
 {
-    Slot *slot = find(table, key);
+    Slot *slot = table_find(table, key);
     return slot != NULL && slot->value != NULL;
 }
 
 bool table_has(const Table *table, Text key)
 {
-    Slot *slot = find(table, key);
+    Slot *slot = table_find(table, key);
     return slot != NULL && (slot->value != NULL || slot->oldest != NULL);
 }
 
 /* The decimal number at the beginning, as strtoll reads it: blanks before, anything behind. False if there is none. */
 static bool number(const Blob *text, int64_t *result)
 {
-    const uint8_t *at = text->bytes, *end = at + text->size;
+    const uint8_t *at = text->bytes, *end = at + (text->size < MAX_NUMBER ? text->size : MAX_NUMBER);
     while (at < end && (*at == ' ' || (*at >= '\t' && *at <= '\r')))
         at++;
     bool negative = at < end && *at == '-';
@@ -300,11 +298,11 @@ static bool number(const Blob *text, int64_t *result)
     return true;
 }
 
-static Slot *increase(Table *table, Text key, int64_t delta, int64_t *total, Refusal *refusal)
+static Slot *increase(Store *store, Text key, int64_t delta, int64_t *total, Refusal *refusal)
 {
-    Slot *slot = find_or_make(table, key);
+    Slot *slot = table_find_or_make(&store->table, key);
     int64_t present = 0;
-    if (slot->value != NULL && !number(slot->value, &present)) {
+    if (slot != NULL && slot->value != NULL && !number(slot->value, &present)) {
         const Blob *text = slot->value;
         *refusal = (Refusal){
             .reason = NO_NUMBER,
@@ -321,17 +319,20 @@ static Slot *increase(Table *table, Text key, int64_t delta, int64_t *total, Ref
     while (rest /= 10);
     if (*total < 0)
         *--at = '-';
-    put(table, slot, (Text){at, (size_t)(text + sizeof text - at)});
+    if (slot == NULL || !put(store, slot, as_it_is, (Text){at, (size_t)(text + sizeof text - at)})) {
+        no_memory(store, slot, refusal);
+        return NULL;
+    }
     return slot;
 }
 
 bool table_add(Store *store, Conn *conn, Text key, int64_t delta, Refusal *refusal)
 {
     int64_t total;
-    Slot *slot = increase(&store->table, key, delta, &total, refusal);
+    Slot *slot = increase(store, key, delta, &total, refusal);
     if (slot == NULL)
         return false;
-    wake(store, slot);
+    wake_all(store, slot);
     reply_number(store, conn, (uint64_t)total);
     return true;
 }
@@ -339,16 +340,17 @@ bool table_add(Store *store, Conn *conn, Text key, int64_t delta, Refusal *refus
 bool table_barrier(Store *store, Conn *conn, Text key, int64_t world_size, Refusal *refusal)
 {
     int64_t total;
-    Slot *slot = increase(&store->table, key, 1, &total, refusal);
+    Slot *slot = increase(store, key, 1, &total, refusal);
     if (slot == NULL)
         return false;
     if (total >= world_size) {
-        wake(store, slot);
+        wake_all(store, slot);
         reply_byte(store, conn, DONE);
-    } else {
-        table_enlist(&store->table, conn, 1);
-        table_enlist_key(&store->table, conn, key);
+        return true;
     }
+    if (!wait_begin(store, conn, 1) || !wait_for_key(store, conn, key))
+        return no_memory(store, NULL, refusal);
+    wait_settle(store, conn);
     return true;
 }
 
@@ -357,57 +359,46 @@ void table_num_keys(Store *store, Conn *conn)
     reply_number(store, conn, store->table.values);
 }
 
-void table_list_keys(Store *store, Conn *conn)
-{
-    Table *table = &store->table;
-    size_t size = 8;
-    for (size_t i = 0; i <= table->mask; i++)
-        for (Slot *slot = table->buckets[i]; slot != NULL; slot = slot->next)
-            size += slot->value ? 8 + slot->size : 0;
-    Blob *list = blob_room(size);
-    uint64_t length = table->values;
-    memcpy(list->bytes, &length, 8);
-    list->size = 8;
-    for (size_t i = 0; i <= table->mask; i++)
-        for (Slot *slot = table->buckets[i]; slot != NULL; slot = slot->next) {
-            if (slot->value == NULL)
-                continue;
-            length = slot->size;
-            memcpy(list->bytes + list->size, &length, 8);
-            memcpy(list->bytes + list->size + 8, slot->key, slot->size);
-            list->size += 8 + slot->size;
-        }
-    reply_blob(store, conn, list);
-    blob_drop(list);
-}
-
 void table_delete_key(Store *store, Conn *conn, Text key)
 {
-    Slot *slot = find(&store->table, key);
+    Slot *slot = table_find(&store->table, key);
     bool there = slot != NULL && slot->value != NULL;
     if (there) {
+        list_freeze(store, slot->hash >> SHARD_SHIFT);
+        size_t size = slot->value->size;
         blob_drop(slot->value);
         slot->value = NULL;
         store->table.values--;
-        tidy(&store->table, slot);
+        count(&store->table, slot, true, size, 0);
+        table_tidy(&store->table, slot);
     }
     reply_number(store, conn, there);
 }
 
-void table_queue_push(Store *store, Text key, Text value)
+bool table_queue_push(Store *store, Conn *conn, Text key, Text value, Refusal *refusal)
 {
-    Slot *slot = find_or_make(&store->table, key);
-    Item *item = claim(NULL, sizeof(Item));
-    *item = (Item){.value = blob_new(value.bytes, value.size)};
+    (void)conn;
+    Slot *slot = table_find_or_make(&store->table, key);
+    Item *item = get_block(NULL, sizeof(Item));
+    Blob *blob = blob_new(value);
+    if (slot == NULL || item == NULL || blob == NULL) {
+        free(item);
+        blob_drop(blob);
+        return no_memory(store, slot, refusal);
+    }
+    bool was_there = slot->value != NULL || slot->oldest != NULL;
+    *item = (Item){.value = blob};
     *(slot->newest ? &slot->newest->next : &slot->oldest) = item;
     slot->newest = item;
     slot->queued++;
+    count(&store->table, slot, was_there, 0, blob->size + OVERHEAD);
     wake_first(store, slot);
+    return true;
 }
 
 void table_queue_pop(Store *store, Conn *conn, Text key)
 {
-    Slot *slot = find(&store->table, key);
+    Slot *slot = table_find(&store->table, key);
     Item *item = slot ? slot->oldest : NULL;
     reply_number(store, conn, slot ? slot->queued : 0);
     if (item == NULL)
@@ -417,13 +408,14 @@ void table_queue_pop(Store *store, Conn *conn, Text key)
         slot->newest = NULL;
     slot->queued--;
     reply_value(store, conn, item->value);
+    count(&store->table, slot, true, item->value->size + OVERHEAD, 0);
     blob_drop(item->value);
     free(item);
-    tidy(&store->table, slot);
+    table_tidy(&store->table, slot);
 }
 
 void table_queue_len(Store *store, Conn *conn, Text key)
 {
-    Slot *slot = find(&store->table, key);
+    Slot *slot = table_find(&store->table, key);
     reply_number(store, conn, slot ? slot->queued : 0);
 }

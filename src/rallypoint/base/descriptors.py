@@ -1,0 +1,48 @@
+"""How many files this process may have open: a connection is one."""
+
+from __future__ import annotations
+
+import contextlib
+import resource
+
+from rallypoint.base.log import get_logger
+
+log = get_logger(__name__)
+
+_told: set[str] = set()
+"""Who was said to have too few: each round asks again."""
+
+OTHERS = 256
+"""Open files of a process besides its connections, at most."""
+
+
+def allow_descriptors(wanted: float = float("inf"), what: str = "") -> int:
+    """See to it that this process may have so many connections, as far as its hard limit of open files allows.
+
+    The usual soft limit, 1024, is made for programs that use `select`. Processes started from here have the new limit.
+
+    Args:
+        wanted: connections.
+        what: who they are, for a warning where the hard limit is too low.
+
+    Returns:
+        How many files may be open now.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if what and what not in _told and hard != resource.RLIM_INFINITY and hard < wanted + OTHERS:
+        _told.add(what)
+        log.warning(
+            "%s need %d open files of this process, which may have %d, so not all can connect; raise the hard limit "
+            "(`ulimit -Hn`, or LimitNOFILE= of a service)",
+            *(what, wanted + OTHERS, hard),
+        )
+    if soft != resource.RLIM_INFINITY and soft < wanted + OTHERS:
+        with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it; then the old limit has to do
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return limit if limit != resource.RLIM_INFINITY else 1 << 30
+
+
+def for_connections(limit: int) -> int:
+    """From which descriptor on those of a process that may have so many are kept for what is no connection."""
+    return limit - min(OTHERS, limit // 4)

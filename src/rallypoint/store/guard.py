@@ -1,0 +1,125 @@
+"""Who may connect to a store, and how much of it each connection may have. Pure.
+
+Torch's clients cannot prove who they are, so whoever can connect can read and write all keys: what guards a store is
+the address that a client comes from. The limits bound what one connection can take from the process that serves; what
+goes beyond them ends that connection with a log line, and no other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from socket import AF_INET, AF_INET6, inet_pton
+from typing import NamedTuple
+
+from rallypoint.base.errors import UserError
+from rallypoint.store.errors import StoreProtocolError
+
+_MAPPED = bytes(10) + b"\xff\xff"
+"""Before an IPv4 address this is how a socket for both kinds shows it."""
+
+
+class Guard(NamedTuple):
+    """What a store grants. Bytes count keys and values alike."""
+
+    peers: Sequence[str] | None = None
+    """Addresses and networks (`10.0.0.0/8`) that may connect; None for all. `StoreServer.admit` changes it."""
+    greeting: float = 30.0
+    """Seconds that a connection has to greet; 0 for ever."""
+    keepalive: tuple[int, int, int] = (120, 30, 6)
+    """Seconds of silence after which the kernel asks whether a client's machine is there, seconds between further
+    questions, and how many without an answer end the connection."""
+    connections: int = 0
+    """Connections at once, beyond which others wait until one ends; 0 for as many as there are descriptors for."""
+    request: int = 32 * 1024 * 1024
+    """Bytes of one request, which are held until all have come."""
+    value: int = 32 * 1024 * 1024
+    """Bytes of one value, to which it may grow by APPEND."""
+    keys: int = 1 << 24
+    """Keys by which one connection may make the store larger; those that it deletes count for it."""
+    bytes: int = 1 << 33
+    """Bytes by which one connection may make the store larger; each key and each value in a queue costs 64 more."""
+
+
+OVERHEAD = 64
+"""Bytes that a key, and a value in a queue, count beside their own."""
+
+
+class Network(NamedTuple):
+    """Addresses of which so many first bits are these, all in the form of IPv6."""
+
+    address: bytes
+    bits: int
+
+    def __contains__(self, address: object) -> bool:
+        assert isinstance(address, bytes)
+        shift = 128 - self.bits
+        return int.from_bytes(address, "big") >> shift == int.from_bytes(self.address, "big") >> shift
+
+
+def network(text: str) -> Network:
+    """An address, or a network as `address/bits`.
+
+    Raises:
+        UserError: it is neither.
+    """
+    address, slash, bits = text.strip().partition("/")
+    try:
+        packed = packed_address(address)
+        most = 32 if packed.startswith(_MAPPED) and ":" not in address else 128
+        count = int(bits) if slash else most
+        if not 0 <= count <= most or (slash and not bits.isdecimal()):
+            raise ValueError
+    except (OSError, ValueError):
+        raise UserError(
+            f"{text!r} is no address and no network; write one as 10.1.2.3, 10.0.0.0/8, fd00::1 or fd00::/64"
+        ) from None
+    return Network(packed, count + 128 - most)
+
+
+def networks(texts: Iterable[str] | None) -> tuple[Network, ...] | None:
+    """All of them; None stays None.
+
+    Raises:
+        UserError: one is none.
+    """
+    return None if texts is None else tuple(map(network, texts))
+
+
+def packed_address(text: str) -> bytes:
+    """A numeric address in the form of IPv6, without the scope that a link-local one may have.
+
+    Raises:
+        OSError: it is no address.
+    """
+    return inet_pton(AF_INET6, text.partition("%")[0]) if ":" in text else _MAPPED + inet_pton(AF_INET, text)
+
+
+def no_memory() -> StoreProtocolError:
+    """The process may have no more memory."""
+    return StoreProtocolError("there is no memory for what it asks for; see the limits of this process and its node")
+
+
+def grown_value(size: int, limit: float) -> StoreProtocolError:
+    """A value was to grow beyond what it may."""
+    return StoreProtocolError(f"a value would grow to {size} bytes; this store allows {limit:.0f}")
+
+
+def keys_of_one(count: int, limit: int) -> StoreProtocolError:
+    """A connection has added more keys than one may."""
+    return StoreProtocolError(f"it has added {count} keys and deleted too few; this store allows {limit} a connection")
+
+
+def bytes_of_one(size: int, limit: int) -> StoreProtocolError:
+    """A connection has added more bytes than one may."""
+    return StoreProtocolError(f"it has added {size} bytes and deleted too few; this store allows {limit} a connection")
+
+
+def silent(seconds: float) -> StoreProtocolError:
+    """A connection has not greeted in time."""
+    return StoreProtocolError(f"it has not greeted within {seconds:g} s, so it is no store client")
+
+
+def no_peer(allowed: Sequence[str]) -> StoreProtocolError:
+    """A connection comes from an address that may not."""
+    few = ", ".join(allowed[:4]) + (f" and {len(allowed) - 4} more" if len(allowed) > 4 else "")
+    return StoreProtocolError(f"its address is none of those that may use this store ({few or 'there are none'})")

@@ -1,0 +1,56 @@
+"""How many files a process may have open."""
+
+from __future__ import annotations
+
+import logging
+import resource
+from collections.abc import Iterator
+
+import pytest
+
+from rallypoint.base.descriptors import OTHERS, allow_descriptors, for_connections
+from rallypoint.rendezvous.worker_stores import AgentStores
+
+
+@pytest.fixture(autouse=True, name="hard")
+def _hard() -> Iterator[int]:
+    """The hard limit, and a low soft one."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(600, before[1]), before[1]))
+    yield before[1]
+    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+def test_the_soft_limit_is_raised_where_that_is_needed(hard: int) -> None:
+    assert allow_descriptors(2) == min(600, hard), "that is enough for two"
+    assert allow_descriptors(1000) == hard
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+
+
+def test_it_says_once_where_the_hard_limit_is_too_low(
+    hard: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(logging.getLogger("rallypoint"), "propagate", True)
+    for _ in range(2):
+        allow_descriptors(hard, "A crowd")
+    allow_descriptors(hard)
+    assert caplog.messages == [
+        f"A crowd need {hard + OTHERS} open files of this process, which may have {hard}, so not all can connect; "
+        "raise the hard limit (`ulimit -Hn`, or LimitNOFILE= of a service)"
+    ]
+
+
+def test_some_are_never_for_connections() -> None:
+    assert for_connections(1 << 20) == (1 << 20) - OTHERS
+    assert for_connections(40) == 30
+
+
+def test_the_host_of_a_round_has_room_for_its_workers_and_not_only_for_its_nodes(hard: int) -> None:
+    stores = AgentStores("127.0.0.1")
+    stores.prepare("127.0.0.1")
+    stores.begin(is_host=False, clients=1200)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(600, hard), "they do not come here"
+    stores.prepare("127.0.0.1")
+    stores.begin(is_host=True, clients=1200)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
+    stores.close()
