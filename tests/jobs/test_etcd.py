@@ -214,7 +214,7 @@ def test_an_etcd_that_has_forgotten_everything_is_told_anew_and_no_worker_notice
         member.start()
         member.wait_ready()
         for node in two:
-            node.job.until_err("etcd has lost what it held")
+            node.job.until_err("what it held is lost")
         threading.Event().wait(2 * LEASE)
         assert [len(node.ups) for node in two] == [1, 1]
         nodes.say("fail-B-0")

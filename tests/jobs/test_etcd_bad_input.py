@@ -37,22 +37,23 @@ def at(etcd: EtcdCluster) -> str:
 
 
 @pytest.mark.parametrize(
-    ("endpoint", "conf", "words"),
+    ("endpoint", "conf", "words", "code"),
     [
-        ("host:port", "", ["'host:port'", "--rdzv-endpoint"]),
-        ("127.0.0.1:1,a b", "", ["'a b'", "host:port", "--rdzv-endpoint"]),
-        ("127.0.0.1:1", "protocol=ftp", ["protocol", "'ftp'", "http or https"]),
-        ("127.0.0.1:1", "key=k.pem", ["'k.pem'", "cert"]),
-        ("127.0.0.1:1", "protocol=http,cacert=c.pem", ["protocol", "https"]),
-        ("127.0.0.1:1", "cacert=no-such-file.pem", ["no-such-file.pem", "cacert"]),
-        ("127.0.0.1:1", "password=x", ["password", "user"]),
-        ("127.0.0.1:1", "lease=soon", ["lease", "'soon'"]),
-        ("127.0.0.1:1", "prefix=a\udcff", ["prefix", "UTF-8"]),
-        ("127.0.0.1:1", "user=u,password=a\udcff", ["password", "UTF-8"]),
+        ("host:port", "", ["'host:port'", "--rdzv-endpoint"], 1),
+        ("127.0.0.1:1,a b", "", ["'a b'", "host:port", "--rdzv-endpoint"], 1),
+        ("127.0.0.1:1", "protocol=ftp", ["protocol", "'ftp'", "http or https"], 1),
+        ("127.0.0.1:1", "key=k.pem", ["'k.pem'", "cert"], 2),
+        ("127.0.0.1:1", "protocol=http,cacert=c.pem", ["protocol", "https"], 2),
+        ("127.0.0.1:1", "cacert=no-such-file.pem", ["no-such-file.pem", "cacert"], 1),
+        ("127.0.0.1:1", "password=x", ["password", "user"], 2),
+        ("127.0.0.1:1", "lease=soon", ["lease", "'soon'"], 2),
+        ("127.0.0.1:1", "prefix=a\udcff", ["prefix", "UTF-8"], 1),
+        ("127.0.0.1:1", "user=u,password=a\udcff", ["password", "UTF-8"], 2),
     ],
 )
-def test_an_option_that_cannot_work(rallyrun: Launcher, endpoint: str, conf: str, words: list[str]) -> None:
-    refused(rallyrun(*flags(endpoint, conf), rallyrun.script(FINE)), *words)
+def test_an_option_that_cannot_work(rallyrun: Launcher, endpoint: str, conf: str, words: list[str], code: int) -> None:
+    """Values of options that torchrun does not have end as wrong flags do."""
+    refused(rallyrun(*flags(endpoint, conf), rallyrun.script(FINE)), *words, code=code)
 
 
 def test_no_etcd_there_is_waited_for_until_the_join_deadline(rallyrun: Launcher) -> None:
