@@ -5,7 +5,7 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 READY  := $(VENV)/.ready
 
-.PHONY: demo test conformance-warm sweep sim lint frameworks bench dist lock clean
+.PHONY: demo fuzz test conformance-warm sweep sim lint frameworks bench dist lock clean
 
 demo: $(READY)  ## train with two workers, kill one half-way, finish with the same loss
 	@$(BIN)/python examples/demo.py
@@ -21,6 +21,9 @@ sweep: $(READY)  ## the arbiter of a job on etcd dies at each of its steps
 
 sim: $(READY)  ## 10,000 jobs in virtual time, with faults from seeds
 	@$(BIN)/python -m tests.sim $(ARGS)
+
+fuzz: $(READY)  ## the store in C against arbitrary clients, with sanitizers, for a minute (ARGS=600 for ten)
+	@$(BIN)/python -m tests.fuzz $(ARGS)
 
 lint: $(READY)  ## style, types and the floors of the house
 	$(BIN)/ruff check .

@@ -1,0 +1,18 @@
+"""Some seconds of what `make fuzz` does for longer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.fuzz.store import CannotFuzzError, build, run, seeds
+
+
+def test_arbitrary_clients_do_not_break_the_store_in_c(tmp_path: Path) -> None:
+    try:
+        build(tmp_path / "fuzzer")
+    except CannotFuzzError as error:
+        pytest.skip(str(error))
+    seeds(tmp_path / "corpus")
+    assert run(tmp_path / "fuzzer", tmp_path / "corpus", 10) > 100
