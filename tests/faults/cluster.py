@@ -36,7 +36,7 @@ if "DEAF" in e:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 node, count, held = e["NODE"], e["TORCHELASTIC_RESTART_COUNT"], []
 def own(what):
-    held.append(os.open("own-" + what, os.O_CREAT | os.O_RDWR))
+    held.append(os.open("own-" + what, os.O_CREAT | os.O_RDONLY))
     try:
         fcntl.flock(held[-1], fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

@@ -40,7 +40,7 @@ def test_a_worker_that_cannot_write_its_log_fails_and_the_report_says_why(
     script = cluster.launcher.script(TALKER, "talker.py")
     agent = cluster.run("A", [f"--log-dir={small_disk}", option, script])
     assert agent.job.ends() == 1
-    said = [line for line in agent.job.err.splitlines() if "full" in line and str(small_disk) in line]
+    said = [line for line in agent.job.err.splitlines() if "disk is full" in line and str(small_disk) in line]
     assert len(said) == 1, agent.job.err
 
 
