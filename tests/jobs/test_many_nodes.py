@@ -273,8 +273,11 @@ def test_spares_park_one_takes_a_lost_place_and_one_ends_unneeded(rallyrun: Laun
 def test_unequal_arguments_are_told_to_both_sides_and_those_of_the_first_hold(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "2")
     a = job.host("A")
-    job.script = rallyrun.script("import sys; sys.exit(3)", "other.py")
+    waits = "import os, time\nwhile not os.path.exists('fail-B'): time.sleep(0.02)\nos._exit(3)\n"
+    job.script = rallyrun.script(waits, "other.py")
     b = job.start("B", "--nnodes=3", "--max-restarts=5")
+    a.comes_up(1)
+    job.say("fail-B")
     all_end([a, b], 1)
     assert len(a.ups) == 1, "the first one's restarts hold: none"
     differences = (

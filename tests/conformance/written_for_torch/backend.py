@@ -45,12 +45,14 @@ def node(make: Any, told: list[Any]) -> None:
     info.store.set(f"from {info.rank}", str(info.rank))
     heard = [info.store.get(f"from {rank}").decode() for rank in range(info.world_size)]
     told.append([info.rank, info.world_size, heard, handler.get_backend(), handler.get_run_id(), handler.is_closed()])
+    seen.wait()
     if info.rank == 0:
         handler.set_closed()
     done.wait()
     handler.shutdown()
 
 
+seen = threading.Barrier(2)
 done = threading.Barrier(2)
 
 
