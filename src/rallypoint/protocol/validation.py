@@ -58,6 +58,8 @@ _OTHER_NUMBERS = Range(-(2**40), 2**40)
 
 _TEXTS: Mapping[str, int] = {"traceback": 64 * 1024, "message": 16 * 1024, "sentence": 8 * 1024, "detail": 8 * 1024}
 """Characters that a text of several lines may have, by the name of its field."""
+_LINES: Mapping[str, int] = {"host": 255}
+"""Characters that a text of one line may have, by the name of its field; others `_LONGEST_LINE`."""
 _LONGEST_LINE = 4 * 1024
 _LONGEST_BYTES = 256
 _MOST_ITEMS = MOST_NODES
@@ -123,7 +125,7 @@ def _count(value: Collection[Any], most: int, name: str, record: Any) -> None:
 
 def _text(text: str, name: str) -> str:
     lines = name in _TEXTS
-    most = _TEXTS.get(name, _LONGEST_LINE)
+    most = _TEXTS[name] if lines else _LINES.get(name, _LONGEST_LINE)
     if len(text) <= most and (text.isprintable() or (lines and _is_plain(text))):
         return text
     return "".join(each if each.isprintable() or (lines and each in "\n\t") else "?" for each in text[:most])

@@ -19,7 +19,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from rallypoint.base.log import printable
 from rallypoint.rendezvous.state import NodeId, Settings
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ class ServerHandshake:
         refusal = self._objection(hello)
         if refusal is not None:
             return Refused(refusal)
-        self.greeted = hello._replace(address=printable(hello.address), host=printable(hello.host))
+        self.greeted = hello
         return Challenge(self.nonce)
 
     def _objection(self, hello: Hello) -> str | None:
