@@ -6,9 +6,9 @@ may give it. The parser, the reading of `PET_*` variables and the help page all 
 
 from __future__ import annotations
 
-from argparse import ArgumentTypeError
+from argparse import SUPPRESS, Action, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 SWITCH = None
 """The `read` of a flag that takes no value."""
@@ -43,6 +43,24 @@ class Flag(NamedTuple):
     def variable(self) -> str:
         """The environment variable that may give it: `PET_NPROC_PER_NODE`."""
         return f"PET_{self.dest.upper()}"
+
+
+class ShowVersion(Action):
+    """The flag `--version`: prints the command's name and the installed version on stdout, and ends with code 0."""
+
+    def __init__(self, option_strings: list[str], dest: str, command: str, default: str = SUPPRESS) -> None:
+        super().__init__(option_strings, SUPPRESS, nargs=0, default=default, help="Show the version and exit.")
+        self._command = command
+
+    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option: str | None = None) -> None:
+        """Print and end the process; the version is looked up only now, since the look-up is slow to import."""
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            print(self._command, version("rallypoint"))
+        except PackageNotFoundError:
+            print(self._command, "(unknown version: the package rallypoint is not installed)")
+        parser.exit()
 
 
 def whole_number(text: str) -> int:

@@ -4,6 +4,7 @@ Laws:
 
 1. The command line wins over `PET_<NAME>`, and that over the default.
 2. Up to the script, prefixes, `--` and usage errors are argparse's, so they are what torchrun of the same Python does.
+   `--version`, which torchrun does not have, is never meant by a prefix.
 3. What follows the script is never looked at, but for a first `--` right after it. (argparse looks: under torchrun
    `train.py --log x` is refused where `--log` could be two of torchrun's own flags.)
 4. Text from the environment passes through the flag's type, but not through its choices.
@@ -16,7 +17,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from rallypoint.base.errors import UserError
-from rallypoint.cli.flags import FLAGS, Flag
+from rallypoint.cli.flags import FLAGS, Flag, ShowVersion
 
 _DESCRIPTION = """\
 Starts a distributed Python job, keeps it alive, and says why it died. Takes torchrun's place: the same flags, the same
@@ -142,6 +143,10 @@ class Parser(argparse.ArgumentParser):
         finally:
             self._trying = False
 
+    def _get_option_tuples(self, option_string: str) -> list[Any]:
+        """argparse's flags that a prefix could mean, without `--version`: `--v` means what torchrun takes it for."""
+        return [found for found in super()._get_option_tuples(option_string) if not isinstance(found[0], ShowVersion)]
+
     def error(self, message: str) -> NoReturn:
         """End the process with a usage error and code 2, but not in an attempt."""
         if self._trying:
@@ -160,6 +165,7 @@ def build_parser() -> Parser:
             parser.add_argument(
                 *flag.spellings, dest=flag.dest, type=flag.read, choices=flag.choices, help=_help_with_default(flag)
             )
+    parser.add_argument("--version", action=ShowVersion, command="rallyrun")
     parser.add_argument("training_script", type=str, help="The script (module, program) that each worker runs.")
     parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="Its arguments, passed on untouched.")
     return parser

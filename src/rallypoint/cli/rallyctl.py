@@ -18,6 +18,7 @@ from functools import partial
 
 from rallypoint.base.errors import RallypointError, UsageError, UserError
 from rallypoint.cli.etcd import add_verb as add_etcd_verb
+from rallypoint.cli.flags import ShowVersion
 from rallypoint.cli.secrets import add_verbs as add_secret_verbs
 from rallypoint.rendezvous.params import C10D_PORT
 
@@ -32,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 after SIGTERM or ^C, 1 when something failed, 2 after a value that cannot work.
 
     Raises:
-        SystemExit: 2 after a usage error, 0 after help.
+        SystemExit: 2 after a usage error, 0 after help and `--version`.
     """
     if argv is None:
         from rallypoint.cli.birth import become_command
@@ -55,6 +56,7 @@ _TLS_FILES = {
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("rallyctl", description="What runs beside rallyrun's jobs.")
+    parser.add_argument("--version", action=ShowVersion, command="rallyctl")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     serve = verbs.add_parser(
         "serve",

@@ -1,10 +1,16 @@
 from __future__ import annotations
 
+import argparse
+from collections.abc import Callable
+from functools import partial
+from importlib.metadata import version
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.base.errors import UserError
+from rallypoint.cli import rallyctl
 from rallypoint.cli.flags import FLAGS, Flag, split_filters
 from rallypoint.cli.parse import Options, parse
 from rallypoint.cli.place import STATIC_PORT
@@ -127,6 +133,37 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert shown.err == ""
     for flag in FLAGS:
         assert all(spelling in shown.out for spelling in flag.spellings)
+
+
+@pytest.mark.parametrize("read", [partial(parse, environ={}), rallyctl.main], ids=["rallyrun", "rallyctl"])
+def test_version(read: Callable[[list[str]], object], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        read(["--version"])
+    shown = capsys.readouterr()
+    command = "rallyctl" if read is rallyctl.main else "rallyrun"
+    assert (caught.value.code, shown.out, shown.err) == (0, f"{command} {version('rallypoint')}\n", "")
+
+
+@pytest.mark.parametrize("word", ["--ve", "--ver", "--version=1", "--versions"])
+def test_only_the_whole_word_is_version(word: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        parse([word, "s.py"], {})
+    shown = capsys.readouterr()
+    assert (caught.value.code, shown.out) == (2, "")
+    assert shown.err.splitlines()[-1].endswith(("takes no value, and was given '1'; leave that out", f": {word}"))
+
+
+def test_a_prefix_means_what_it_means_to_a_parser_without_version(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = argparse.ArgumentParser()
+    plain.add_argument("--virtual-local-rank", "--virtual_local_rank", action="store_true")
+    plain.add_argument("script")
+    ends = []
+    for read in (plain.parse_args, partial(parse, environ={})):
+        try:
+            ends.append((read(["--v", "s.py"]).virtual_local_rank, ""))
+        except SystemExit as end:
+            ends.append((end.code, capsys.readouterr().err.rpartition(": error: ")[2]))
+    assert ends[0] == ends[1]
 
 
 @given(st.lists(st.text(alphabet="-=ab x1")))
