@@ -167,5 +167,5 @@ def _read(path: str) -> Notice | None:
             float(found["deadline"]),
             int(found["number"]),
         )
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError):
         return None

@@ -92,7 +92,13 @@ def test_who_has_not_seen_the_notice_and_saves_with_the_others_answers_it_too(fo
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "3", '{"reason": 1}', '{"reason":"","node":"","round":"x","deadline":0,"number":1}']
+    "text",
+    [
+        *("", "{", "[]", "3", '{"reason": 1}', '{"reason":"","node":"","round":"x","deadline":0,"number":1}'),
+        '{"reason":"","node":"","round":1e999,"deadline":0,"number":1}',
+        '{"reason":"","node":"","round":1,"deadline":' + 400 * "9" + ',"number":1}',
+        100_000 * "[",
+    ],
 )
 def test_what_cannot_be_read_is_no_notice(folder: Path, text: str) -> None:
     hang(folder, text)

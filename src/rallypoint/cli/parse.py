@@ -147,6 +147,14 @@ class Parser(argparse.ArgumentParser):
         """argparse's flags that a prefix could mean, without `--version`: `--v` means what torchrun takes it for."""
         return [found for found in super()._get_option_tuples(option_string) if not isinstance(found[0], ShowVersion)]
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """As argparse does, which (until Python 3.12) makes an empty list of `--flag=--` where one value is wanted."""
+        values, rest = super().parse_known_args(args, namespace)
+        for action in self._actions:
+            if action.option_strings and isinstance(getattr(values, action.dest, None), list):
+                self.error(f"argument {'/'.join(action.option_strings)}: '--' is not a value; give it another")
+        return values, rest
+
     def error(self, message: str) -> NoReturn:
         """End the process with a usage error and code 2, but not in an attempt."""
         if self._trying:

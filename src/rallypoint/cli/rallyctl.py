@@ -19,6 +19,7 @@ from functools import partial
 from rallypoint.base.errors import RallypointError, UsageError, UserError
 from rallypoint.cli.etcd import add_verb as add_etcd_verb
 from rallypoint.cli.flags import ShowVersion
+from rallypoint.cli.parse import Parser
 from rallypoint.cli.secrets import add_verbs as add_secret_verbs
 from rallypoint.rendezvous.params import C10D_PORT
 
@@ -55,7 +56,7 @@ _TLS_FILES = {
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser("rallyctl", description="What runs beside rallyrun's jobs.")
+    parser = Parser("rallyctl", description="What runs beside rallyrun's jobs.")
     parser.add_argument("--version", action=ShowVersion, command="rallyctl")
     verbs = parser.add_subparsers(required=True, metavar="VERB")
     serve = verbs.add_parser(

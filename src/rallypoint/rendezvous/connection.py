@@ -214,7 +214,7 @@ class ControlConnection(asyncio.Protocol):
         return True
 
     def _open(self, hello: Hello) -> None:
-        hub = self._server.jobs.hub_for(hello)
+        hub = self._server.jobs.hub_for(hello, _address(self._transport.get_extra_info("peername")))
         self._signers = self._handshake.signers
         self._timeout.cancel()
         self._server.strangers.let_go(self)
@@ -335,5 +335,13 @@ def _shown(address: object) -> str:
     match address:
         case (str(host), int(port), *_):
             return f"{plain_address(host)}:{port}"
+        case _:
+            return "an unknown address"
+
+
+def _address(address: object) -> str:
+    match address:
+        case (str(host), *_):
+            return plain_address(host).partition("%")[0]
         case _:
             return "an unknown address"

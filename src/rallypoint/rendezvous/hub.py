@@ -133,7 +133,7 @@ class Hub:
         """The one job that nodes must be of. (With `hub_for`, a hub is a `server.Jobs` of one job.)"""
         return self.settings.run_id
 
-    def hub_for(self, _hello: Hello) -> Hub:
+    def hub_for(self, _hello: Hello, _peer: str) -> Hub:
         """Where the node that greets so belongs: here."""
         return self
 

@@ -10,6 +10,9 @@ Laws:
    of no node any more, the next newcomer takes its id, with new counts; nodes that come back later fill the new hub
    with what they hold, as they would fill one that was started anew.
 4. What happens in one job costs the others nothing: a hub is looked at when something happens in it or is due in it.
+5. Nobody fills the control plane with names: where there are too many jobs, in all or begun from one address, the one
+   that was without sessions for the longest time is forgotten as under law 3. Where all have sessions, a newcomer is
+   refused; the nodes of one address can so keep out others of that address only.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ import itertools
 import math
 import threading
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import NamedTuple
 
@@ -33,6 +36,8 @@ log = get_logger(__name__)
 
 MOST_JOBS = 1024
 """Jobs at a time, so that nobody can fill the memory with names."""
+MOST_JOBS_OF_ONE = MOST_JOBS // 4
+"""Jobs at a time that were begun from one address, or from one network of IPv6 (64 bits), where a machine has many."""
 _KEPT = 60.0
 """Seconds for which a job without nodes and without a verdict is remembered."""
 _MOST_ENDED, _ENDED_KEPT = 4096, 86400.0
@@ -48,10 +53,14 @@ class _Ended(NamedTuple):
 
 
 class _Job:
-    """A hub, and when it is to be looked at. `names` are the arbiters that its nodes know or knew it by."""
+    """A hub, and when it is to be looked at. `names` are the arbiters that its nodes know or knew it by.
 
-    def __init__(self, hub: Hub) -> None:
+    `origin` is where the node came from that began it.
+    """
+
+    def __init__(self, hub: Hub, origin: str = "") -> None:
         self.hub = hub
+        self.origin = origin
         self.names = {hub.incarnation}
         self.at = math.inf
         self.forgotten_at = math.inf
@@ -74,8 +83,12 @@ class ManyJobs:
         self._lock = threading.Lock()
         self.on_change: Callable[[], None] = do_nothing
 
-    def hub_for(self, hello: Hello) -> Hub:
+    def hub_for(self, hello: Hello, peer: str) -> Hub:
         """The hub of the node's job, made if there is none.
+
+        Args:
+            hello: how the node greets.
+            peer: the address that its connection comes from.
 
         Raises:
             HandshakeError: there are too many jobs, this one was begun under another kind of rendezvous, or what the
@@ -86,12 +99,18 @@ class ManyJobs:
             ended = self._verdict_for(hello)
             if ended is not None:
                 return self._farewell_for(hello, ended)
-            job = self._job_for(hello) or self._begin(hello)
+            job = self._job_for(hello) or self._begin(hello, _origin(peer))
             if job.hub.settings.fixed_ranks != hello.settings.fixed_ranks:
                 raise HandshakeError(f"job {hello.job!r} is not static on all nodes; give all the same --rdzv-backend")
             if 0 < len(hello.incarnation) <= _LONGEST_NAME and len(job.names) < _MOST_NAMES:
                 job.names.add(hello.incarnation)
             return job.hub
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The ids of the jobs that it has, for those who only look."""
+        with self._lock:
+            return frozenset(self._jobs)
 
     def now(self) -> float:
         """The time on which `wake_at` is, in seconds."""
@@ -128,19 +147,29 @@ class ManyJobs:
             return None
         return job
 
-    def _begin(self, hello: Hello) -> _Job:
-        if len(self._jobs) >= MOST_JOBS:
-            raise HandshakeError(f"this control plane has {MOST_JOBS} jobs already; start another one")
-        job = self._jobs[hello.job] = self._watched(
-            Hub(hello.settings._replace(run_id=hello.job), self._clock, learns_settings=True, narrates=True)
-        )
+    def _begin(self, hello: Hello, origin: str) -> _Job:
+        self._make_room(self._jobs, MOST_JOBS, "this control plane has")
+        of_one = {name: job for name, job in self._jobs.items() if job.origin == origin}
+        self._make_room(of_one, MOST_JOBS_OF_ONE, f"nodes at {origin} have begun")
+        hub = Hub(hello.settings._replace(run_id=hello.job), self._clock, learns_settings=True, narrates=True)
+        job = self._jobs[hello.job] = self._watched(hub, origin)
         job.forgotten_at = self._clock.monotonic() + _KEPT
         self._reckon(job)
         log.info("job %r has come", hello.job)
         return job
 
-    def _watched(self, hub: Hub) -> _Job:
-        job = _Job(hub)
+    def _make_room(self, jobs: Mapping[str, _Job], most: int, who: str) -> None:
+        if len(jobs) < most:
+            return
+        name = min(jobs, key=lambda each: jobs[each].forgotten_at)
+        if jobs[name].forgotten_at == math.inf:
+            raise HandshakeError(
+                f"{who} {most} jobs that run already; end some of them, or start another control plane"
+            )
+        self._forget(name, jobs[name])
+
+    def _watched(self, hub: Hub, origin: str = "") -> _Job:
+        job = _Job(hub, origin)
         hub.on_change = partial(self._look, job)
         return job
 
@@ -216,6 +245,18 @@ def _is_over(hub: Hub) -> bool:
     state = hub.state
     known = state.participants or state.wait_list or state.redundancy_list or state.former
     return not hub.members and (state.verdict is not None or not known)
+
+
+def _origin(peer: str) -> str:
+    """What counts as one address."""
+    if ":" not in peer:
+        return peer
+    from ipaddress import IPv6Address, IPv6Network
+
+    try:
+        return str(IPv6Network((int(IPv6Address(peer)) >> 64 << 64, 64)))
+    except ValueError:  # it may have a scope
+        return peer
 
 
 def _check(asked: Settings) -> None:

@@ -41,8 +41,11 @@ class Jobs(Protocol):
         """The one job that nodes must be of; None takes any."""
         ...
 
-    def hub_for(self, hello: Hello) -> Hub:
-        """The hub of the job that a node, which has proved that it may, belongs to. HandshakeError if there is none."""
+    def hub_for(self, hello: Hello, peer: str) -> Hub:
+        """The hub of the job that a node, which has proved that it may, belongs to. HandshakeError if there is none.
+
+        `peer` is the address that its connection comes from.
+        """
         ...
 
     def now(self) -> float:

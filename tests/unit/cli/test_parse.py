@@ -111,6 +111,8 @@ def test_choices_bind_the_command_line_only(capsys: pytest.CaptureFixture[str]) 
         (["s.py"], {"PET_MONITOR_INTERVAL": "x"}, "PET_MONITOR_INTERVAL: 'x' is not a number"),
         (["--r", "1", "s.py"], {}, "ambiguous option: --r"),
         (["--nnodes"], {}, "expected one argument"),
+        (["--node-rank=--", "s.py"], {}, "argument --node-rank/--node_rank: '--' is not a"),
+        (["-t=--", "s.py"], {}, "argument -t/--tee: '--' is not a"),
     ],
 )
 def test_usage_errors(
@@ -236,3 +238,11 @@ def test_help_is_finished_and_names_every_backend_and_the_default_ports(capsys: 
     about = shown[shown.index("--rdzv-endpoint RDZV_ENDPOINT, ") : shown.index("--rdzv-id RDZV_ID, ")]
     assert [port for port in (C10D_PORT, DEFAULT_PORT) if str(port) not in about] == []
     assert str(STATIC_PORT) in shown[shown.index("--master-port MASTER_PORT, ") :]
+
+
+@pytest.mark.parametrize("arguments", [["serve", "--endpoint=--"], ["token", "--job=--"], ["etcd", "--port=--"]])
+def test_what_is_no_value_is_none_for_rallyctl_either(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        rallyctl.main(arguments)
+    assert caught.value.code == 2
+    assert "'--' is not a value" in capsys.readouterr().err.splitlines()[-1]

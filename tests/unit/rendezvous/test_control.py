@@ -405,13 +405,13 @@ def test_a_job_without_nodes_is_forgotten_after_a_while() -> None:
     clock = Clock()
     jobs = ManyJobs(clock)
     hello = ClientHandshake("one", None, b"n", Settings("one", 1, 1)).hello("h", 1, 0)
-    hub = jobs.hub_for(hello)
+    hub = jobs.hub_for(hello, "192.0.2.1")
     session, _ = hub.attach(lambda _notice: None, NodeId("h", 1, 0), address="h")
     clock.now += 1000
     jobs.wake_at()
-    assert jobs.hub_for(hello) is hub
+    assert jobs.hub_for(hello, "192.0.2.1") is hub
     hub.detach(session)
     clock.now = jobs.wake_at()
-    assert jobs.hub_for(hello) is not hub
+    assert jobs.hub_for(hello, "192.0.2.1") is not hub
     with pytest.raises(HandshakeError, match="asks for 2 to 1 nodes"):
-        jobs.hub_for(hello._replace(settings=Settings("one", 2, 1)))
+        jobs.hub_for(hello._replace(settings=Settings("one", 2, 1)), "192.0.2.1")

@@ -48,7 +48,9 @@ def test_a_prefix_may_be_written_in_any_way() -> None:
     assert Keys.of("", "j").root == "/j/"
 
 
-@given(st.builds(NodeId, NAMES.map(printable), st.integers(0), st.integers(0), NAMES.map(printable)))
+@given(
+    st.builds(NodeId, NAMES.map(printable), st.integers(0, 2**31 - 1), st.integers(0, 2**31 - 1), NAMES.map(printable))
+)
 def test_a_node_is_read_as_it_was_written(name: NodeId) -> None:
     assert decode_node(encode_node(name)) == name
 
@@ -61,13 +63,13 @@ def test_the_name_of_a_node_may_stand_in_a_log_line_whoever_wrote_it() -> None:
     assert len(found.host) == 255
 
 
-@given(st.lists(NAMES, min_size=1).map(tuple), st.integers(1, 65535), st.integers(0), NAMES)
+@given(st.lists(NAMES.map(printable), min_size=1).map(tuple), st.integers(1, 65535), st.integers(0, 2**63 - 1), NAMES)
 def test_a_post_is_read_as_it_was_written(addresses: tuple[str, ...], port: int, lease: int, secret: str) -> None:
     post = Post(addresses, port, lease, secret)
     assert decode_post(encode_post(post)) == post
 
 
-@given(st.text("0123456789abcdef", min_size=1, max_size=32), st.integers(0), st.binary())
+@given(st.text("0123456789abcdef", min_size=1, max_size=32), st.integers(0, 2**63 - 1), st.binary())
 def test_what_is_kept_is_read_as_it_was_written(incarnation: str, number: int, state: bytes) -> None:
     kept = Kept(incarnation, number, state)
     assert decode_kept(b"key", encode_kept(kept)) == kept
@@ -79,3 +81,28 @@ def test_bytes_of_others_are_none_of_ours(value: bytes) -> None:
     assert decode_post(value) is None
     with pytest.raises(RendezvousStateError, match="did not write"):
         decode_kept(b"key", value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        b'{"name": ["h", 1e999, 0], "host": "h"}',
+        b'{"name": ["h", 1, %d], "host": "h"}' % 2**64,
+        b'{"name": ["h", -1, 0], "host": "h"}',
+        b'{"name": "abc", "host": "h"}',
+        b'{"addresses": ["h"], "port": 1e999, "lease": 1, "secret": ""}',
+        b'{"addresses": ["h"], "port": 1, "lease": %d, "secret": ""}' % 2**64,
+        b'{"addresses": [], "port": 1, "lease": 1, "secret": ""}',
+        b'{"addresses": "h", "port": 1, "lease": 1, "secret": ""}',
+        b'{"host": ' + 100_000 * b"[",
+    ],
+)
+def test_values_that_no_agent_writes_are_none_of_ours(value: bytes) -> None:
+    assert decode_node(value) is None
+    assert decode_post(value) is None
+
+
+def test_a_state_with_a_number_beyond_all_counting_is_none_of_ours() -> None:
+    for number in (-1, 2**63, 10**4299):
+        with pytest.raises(RendezvousStateError, match="did not write"):
+            decode_kept(b"key", encode_kept(Kept("a", number, b"")))

@@ -343,6 +343,21 @@ def test_an_etcd_without_the_v2_api(tmp_path: Path, key: str) -> None:
         (b"HTTP/1.1 200 OK\r\nContent-Length: 5\r\n\r\nhello", "is not etcd: it answers with status 200 and 'hello'"),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n[]", "is not etcd"),
         (b"HTTP/1.1 302 Found\r\nContent-Length: 0\r\n\r\n", "is not etcd: it answers with status 302"),
+        *(
+            (b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body), "is not etcd")
+            for body in (
+                b'{"errorCode": 1e999}',
+                b'{"errorCode": 0}',
+                b'{"errorCode": "x"}',
+                b'{"node": []}',
+                b'{"node": {"modifiedIndex": 1e999}}',
+                b'{"node": {"value": 1}}',
+                b'{"node": {"nodes": [1]}}',
+                b'{"node": ' + 100 * b'{"nodes": [' + b"{}" + 100 * b"]}" + b"}",
+                b'{"node": {}, "index": []}',
+                100_000 * b"[",
+            )
+        ),
     ],
 )
 def test_something_else_at_the_endpoint(answer: bytes, said: str) -> None:

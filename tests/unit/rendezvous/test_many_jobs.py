@@ -11,7 +11,7 @@ import pytest
 from rallypoint.failures.cause import Cause
 from rallypoint.rendezvous.handshake import ClientHandshake, HandshakeError
 from rallypoint.rendezvous.hub import Hub
-from rallypoint.rendezvous.jobs import ManyJobs
+from rallypoint.rendezvous.jobs import MOST_JOBS, MOST_JOBS_OF_ONE, ManyJobs
 from rallypoint.rendezvous.messages import (
     Beat,
     Holding,
@@ -67,8 +67,17 @@ class World:
 class Node:
     """A node of a job, over one session at a time."""
 
-    def __init__(self, world: World, pid: int, job: str = "job", nodes: int = 1, least: int | None = None) -> None:
+    def __init__(
+        self,
+        world: World,
+        pid: int,
+        job: str = "job",
+        nodes: int = 1,
+        least: int | None = None,
+        peer: str = "192.0.2.1",
+    ) -> None:
         self.world = world
+        self.peer = peer
         self.pid = pid
         self.settings = Settings(job, least or nodes, nodes)
         self.told: list[Notice] = []
@@ -79,7 +88,7 @@ class Node:
         """Open a session, naming the arbiter of the last one."""
         settings = self.settings
         hello = ClientHandshake(settings.run_id, None, b"n", settings).hello("h", self.pid, 0, self.met)
-        self.hub: Hub = self.world.jobs.hub_for(hello)
+        self.hub: Hub = self.world.jobs.hub_for(hello, self.peer)
         self.session, self.name = self.hub.attach(self._hears, NodeId("h", self.pid, 0), address="h")
         self.met = self.hub.incarnation
 
@@ -247,7 +256,7 @@ def test_silent_nodes_of_ended_jobs_are_taken_out_too() -> None:
     old.says(Succeed(0))
     hung_up: list[str] = []
     hello = ClientHandshake("job", None, b"n", old.settings).hello("h", 9, 0, old.met)
-    late = world.jobs.hub_for(hello)
+    late = world.jobs.hub_for(hello, "192.0.2.1")
     late.attach(old.told.append, NodeId("h", 9, 0), address="h", hang_up=lambda _why: hung_up.append("late"))
     old.goes()
     new = Node(world, 2)
@@ -277,7 +286,7 @@ def test_one_beat_and_one_tick_cost_the_same_among_many_jobs() -> None:
     beats, ticks = [], []
     for count in (1, 500):
         world = World()
-        nodes = [Node(world, 1, job=f"job{number}") for number in range(count)]
+        nodes = [Node(world, 1, job=f"job{each}", peer=f"192.0.2.{each % 100}") for each in range(count)]
         for node in nodes:
             node.joins()
         world.passes(5.0, *nodes)
@@ -289,6 +298,45 @@ def test_one_beat_and_one_tick_cost_the_same_among_many_jobs() -> None:
         assert world.jobs.wake_at() > world.clock.now
     assert beats[0] == beats[1]
     assert ticks[1] <= 500 * ticks[0]
+
+
+def test_names_without_sessions_make_room_for_newcomers() -> None:
+    world = World()
+    running = Node(world, 1, job="running")
+    running.joins()
+    hub = running.hub
+    for number in range(3 * MOST_JOBS):
+        Node(world, 2, job=f"name {number}", peer=f"198.51.100.{number % 200}").goes()
+        assert len(world.jobs.names) <= MOST_JOBS
+    assert {"running", f"name {3 * MOST_JOBS - 1}"} <= world.jobs.names
+    assert "name 0" not in world.jobs.names, "who has gone longest ago goes first"
+    assert Node(world, 3, job="running").hub is hub
+
+
+@pytest.mark.parametrize(
+    ("peers", "origin"),
+    [(["198.51.100.7"], "198.51.100.7"), (["2001:db8:0:1::1", "2001:db8:0:1:ffff::2"], "2001:db8:0:1::/64")],
+)
+def test_one_address_cannot_keep_out_others_by_names_that_have_sessions(peers: list[str], origin: str) -> None:
+    world = World()
+    greedy = [
+        Node(world, 2, job=f"name {number}", peer=peers[number % len(peers)]) for number in range(MOST_JOBS_OF_ONE)
+    ]
+    with pytest.raises(HandshakeError, match=f"nodes at {origin} have begun {MOST_JOBS_OF_ONE} jobs that run already"):
+        Node(world, 2, job="one more", peer=peers[0])
+    Node(world, 1, job="of another", peer="2001:db8:0:2::1").joins()
+    Node(world, 2, job="of another", peer=peers[0])
+    greedy[7].goes()
+    Node(world, 2, job="one more", peer=peers[0])
+    assert "name 7" not in world.jobs.names
+
+
+def test_as_many_jobs_as_there_may_be_are_told_so() -> None:
+    world = World()
+    for number in range(MOST_JOBS):
+        Node(world, 2, job=f"name {number}", peer=f"198.51.100.{number % 200}")
+    with pytest.raises(HandshakeError, match=f"this control plane has {MOST_JOBS} jobs that run already; end some"):
+        Node(world, 1)
 
 
 def test_what_cannot_be_is_refused_in_a_sentence() -> None:

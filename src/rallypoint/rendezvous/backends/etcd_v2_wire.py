@@ -10,11 +10,12 @@ import http.client
 import json
 import ssl
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 from urllib.parse import quote
 
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.base.errors import UserError
+from rallypoint.base.log import printable
 from rallypoint.etcd.api import Credentials, EtcdRefused, EtcdUnreachable, Tls
 
 KEY_NOT_FOUND, TEST_FAILED, NODE_EXISTS, UNAUTHORIZED, EVENT_INDEX_CLEARED = 100, 101, 105, 110, 401
@@ -23,6 +24,10 @@ KEY_NOT_FOUND, TEST_FAILED, NODE_EXISTS, UNAUTHORIZED, EVENT_INDEX_CLEARED = 100
 HUNG_UP = (http.client.RemoteDisconnected, http.client.IncompleteRead)
 
 _RAFT_ERRORS = range(300, 400)
+_NUMBERS = range(1 << 63)
+"""Indexes and error codes."""
+_DEEPEST = 64
+"""Folders in folders that an answer may hold."""
 
 
 class Node(NamedTuple):
@@ -37,6 +42,7 @@ class Node(NamedTuple):
 class Answer(NamedTuple):
     status: int
     body: Mapping[str, Any]
+    """With the number of an error that is not 0, or a node."""
     as_of: int
     endpoint: Endpoint
     sent_again: bool
@@ -47,7 +53,7 @@ class Answer(NamedTuple):
 
     def refusal(self, what: str) -> EtcdRefused | EtcdUnreachable:
         said = f"{self.body.get('message', f'status {self.status}')} ({self.body.get('cause', '')})"
-        return EtcdRefused(f"etcd at {self.endpoint} refuses to {what}: {said}")
+        return EtcdRefused(f"etcd at {self.endpoint} refuses to {what}: {printable(said)}")
 
 
 class Dialer:
@@ -109,19 +115,41 @@ def read(endpoint: Endpoint, response: http.client.HTTPResponse, data: bytes) ->
     """An answer of etcd's v2 API. Raises EtcdUnreachable or EtcdRefused for what is none, or no answer yet."""
     try:
         body = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         body = None
-    known = isinstance(body, dict) and ("node" in body or "errorCode" in body)
-    if response.status >= 500 or (known and body.get("errorCode") in _RAFT_ERRORS):
-        words = body.get("message") if isinstance(body, dict) else data[:80].decode(errors="replace").strip()
-        raise EtcdUnreachable(f"etcd at {endpoint} cannot answer now ({words or f'status {response.status}'})", True)
-    if not known or not isinstance(body, dict) or body.get("errorCode") == UNAUTHORIZED:
+    if response.status >= 500 or (_is_answer(body) and body.get("errorCode") in _RAFT_ERRORS):
+        said = body.get("message") if isinstance(body, dict) else data[:80].decode(errors="replace").strip()
+        words = printable(str(said)) if said else f"status {response.status}"
+        raise EtcdUnreachable(f"etcd at {endpoint} cannot answer now ({words})", True)
+    if not _is_answer(body) or body.get("errorCode") == UNAUTHORIZED:
         raise EtcdRefused(_not_v2(endpoint, response.status, data))
     try:
         index = int(response.getheader("X-Etcd-Index") or body.get("index", 0))
     except ValueError:
         index = 0
-    return Answer(response.status, body, index, endpoint, False)
+    return Answer(response.status, body, index if index in _NUMBERS else 0, endpoint, False)
+
+
+def _is_answer(body: object) -> TypeGuard[dict[str, Any]]:
+    """Whether it says what was wrong, or has a node; with fields of the types and in the ranges that etcd's have."""
+    if not isinstance(body, dict) or not all(_is_number(body.get(name, 0)) for name in ("errorCode", "index")):
+        return False
+    return bool(body.get("errorCode")) or _is_node(body.get("node"), _DEEPEST)
+
+
+def _is_node(node: object, deepest: int) -> bool:
+    return (
+        deepest > 0
+        and isinstance(node, dict)
+        and all(isinstance(node.get(name, ""), str) for name in ("key", "value"))
+        and _is_number(node.get("modifiedIndex", 0))
+        and isinstance(node.get("nodes", []), list)
+        and all(_is_node(each, deepest - 1) for each in node.get("nodes", []))
+    )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int) and value in _NUMBERS
 
 
 def _not_v2(endpoint: Endpoint, status: int, data: bytes) -> str:

@@ -11,8 +11,10 @@ Everything but the state is JSON, for people with `etcdctl`.
 from __future__ import annotations
 
 import json
-from typing import NamedTuple
+from typing import Annotated, NamedTuple, TypedDict
 from urllib.parse import quote
+
+import msgspec
 
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import printable
@@ -22,6 +24,28 @@ from rallypoint.rendezvous.state import NodeId
 _STATE = b"rallypoint-etcd-1 "
 _NAME = 32
 """Characters that the name of an arbiter may have."""
+_NUMBERS = range(1 << 63)
+"""Which a kept state may have."""
+
+_Small = Annotated[int, msgspec.Meta(ge=0, lt=1 << 31)]
+_Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
+_Lease = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+
+
+class _NodeValue(TypedDict):
+    name: tuple[str, _Small, _Small]
+    host: str
+
+
+class _PostValue(TypedDict):
+    addresses: list[str]
+    port: _Port
+    lease: _Lease
+    secret: str
+
+
+_node = msgspec.json.Decoder(_NodeValue)
+_post = msgspec.json.Decoder(_PostValue)
 
 
 class Keys(NamedTuple):
@@ -93,11 +117,11 @@ def encode_node(name: NodeId) -> bytes:
 def decode_node(value: bytes) -> NodeId | None:
     """The name of the agent that wrote this; None if it is not one of ours."""
     try:
-        found = json.loads(value)
-        addr, pid, local_id = found["name"]
-        return NodeId(printable(str(addr)), int(pid), int(local_id), printable(str(found["host"])))
-    except (ValueError, TypeError, KeyError):
+        found = _node.decode(value)
+    except (ValueError, RecursionError):
         return None
+    addr, pid, local_id = found["name"]
+    return NodeId(printable(addr), pid, local_id, printable(found["host"]))
 
 
 def encode_post(post: Post) -> bytes:
@@ -108,12 +132,11 @@ def encode_post(post: Post) -> bytes:
 def decode_post(value: bytes) -> Post | None:
     """Where the arbiter is; None if an arbiter of ours did not write this."""
     try:
-        found = json.loads(value)
-        addresses = tuple(str(each) for each in found["addresses"])
-        post = Post(addresses, int(found["port"]), int(found["lease"]), str(found["secret"]))
-    except (ValueError, TypeError, KeyError):
+        found = _post.decode(value)
+    except (ValueError, RecursionError):
         return None
-    return post if addresses and 0 < post.port < 65536 else None
+    post = Post(tuple(map(printable, found["addresses"])), found["port"], found["lease"], found["secret"])
+    return post if post.addresses else None
 
 
 def encode_kept(kept: Kept) -> bytes:
@@ -132,7 +155,7 @@ def decode_kept(key: bytes, value: bytes) -> Kept:
         kept = Kept(incarnation.decode("ascii"), int(number), state)
     except ValueError:
         header, kept = b"", Kept("", 0, b"")
-    if header + b" " != _STATE or not 0 < len(kept.incarnation) <= _NAME:
+    if header + b" " != _STATE or not 0 < len(kept.incarnation) <= _NAME or kept.number not in _NUMBERS:
         raise RendezvousStateError(
             f"the key {key.decode(errors='replace')!r} in etcd holds {value[:24]!r}, which this version of Rallypoint "
             "did not write; use the same version on all nodes, or another --rdzv-id or prefix (--rdzv-conf prefix=...)"
