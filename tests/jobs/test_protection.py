@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import trustme
 
+from rallypoint.base.endpoint import free_port
 from rallypoint.base.secrets import Secret, new_secret, token
-from tests.jobs.launching import Launcher
+from tests.jobs.launching import RALLYRUN, Launcher
 from tests.jobs.nodes import Node, Nodes, all_end, c10d
 
 
@@ -138,3 +139,14 @@ def test_the_store_of_a_job_on_this_machine_cannot_be_reached_from_others(rallyr
     assert listening_at(int(node.last(1)[0]["MASTER_PORT"])) == {"0100007F"}  # 127.0.0.1, in the machine's byte order
     (rallyrun.folder / "finish").touch()
     assert node.job.ends() == 0
+
+
+def test_it_is_said_where_not_all_nodes_can_connect(rallyrun: Launcher) -> None:
+    flags = ["--nnodes=1:400", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=job"]
+    script = rallyrun.script("print('ran')")
+    limited = ["bash", "-c", 'ulimit -n 400; exec "$@"', "-", *RALLYRUN]
+    job = rallyrun.command([*limited, *flags, "--rdzv-conf=last_call_timeout=1", script])
+    assert job.ends() == 0
+    (told,) = [line for line in job.err.splitlines() if "open files" in line]
+    assert "Up to 400 nodes of this job need 656 open files of this process, which may have 400" in told
+    assert "raise the hard limit" in told

@@ -9,8 +9,8 @@ from rallypoint.base.log import get_logger
 
 log = get_logger(__name__)
 
-_told: set[str] = set()
-"""Who was said to have too few: each round asks again."""
+_told: set[int] = set()
+"""Hard limits that were said to be too low: once is enough, and each round asks again."""
 
 OTHERS = 256
 """Open files of a process besides its connections, at most."""
@@ -29,8 +29,8 @@ def allow_descriptors(wanted: float = float("inf"), what: str = "") -> int:
         How many files may be open now.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    if what and what not in _told and hard != resource.RLIM_INFINITY and hard < wanted + OTHERS:
-        _told.add(what)
+    if what and hard not in _told and hard != resource.RLIM_INFINITY and hard < wanted + OTHERS:
+        _told.add(hard)
         log.warning(
             "%s need %d open files of this process, which may have %d, so not all can connect; raise the hard limit "
             "(`ulimit -Hn`, or LimitNOFILE= of a service)",
@@ -41,6 +41,11 @@ def allow_descriptors(wanted: float = float("inf"), what: str = "") -> int:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return limit if limit != resource.RLIM_INFINITY else 1 << 30
+
+
+def allow_nodes(most: int) -> None:
+    """See to it that a coordinator in this process can have so many nodes, and say so where it cannot."""
+    allow_descriptors(most, f"Up to {most} nodes of this job")
 
 
 def for_connections(limit: int) -> int:

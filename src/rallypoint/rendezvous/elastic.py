@@ -276,6 +276,7 @@ class ElasticHandler(RendezvousHandler):
         self._placement = placement
         self._taken_round = placement.round
         clients = placement.ranks.world_size + placement.group_world_size
+        clients += self._settings.max_nodes if self._hosts() else 0
         self._stores.begin(is_host=placement.group_rank == 0, clients=clients)
         self._telling.joined(placement)
 

@@ -46,7 +46,7 @@ class WorkerStores(Protocol):
 
         Args:
             is_host: whether it is.
-            clients: workers and agents of the round: so many connect to its host, at least.
+            clients: connections to its host: of the round's workers and agents, and to the coordinator if it is there.
         """
         ...
 
@@ -60,7 +60,7 @@ def expect(clients: int) -> None:
     if clients > _FEW:
         from rallypoint.base.descriptors import allow_descriptors
 
-        allow_descriptors(clients, f"The {clients} workers and agents of this job")
+        allow_descriptors(clients, f"The {clients} connections of this job's workers and agents")
 
 
 class AgentStores:

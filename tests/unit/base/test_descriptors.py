@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import logging
+import queue
 import resource
 from collections.abc import Iterator
 
 import pytest
 
 from rallypoint.base.descriptors import OTHERS, allow_descriptors, for_connections
+from rallypoint.base.endpoint import free_port
+from rallypoint.rendezvous.elastic import ElasticHandler
+from rallypoint.rendezvous.messages import Notice, Placed
+from rallypoint.rendezvous.params import RendezvousParameters
+from rallypoint.rendezvous.registry import get_rendezvous_handler
 from rallypoint.rendezvous.worker_stores import AgentStores
 
 
@@ -54,3 +60,18 @@ def test_the_host_of_a_round_has_room_for_its_workers_and_not_only_for_its_nodes
     stores.begin(is_host=True, clients=1200)
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     stores.close()
+
+
+def test_who_hosts_coordinator_and_store_has_room_for_nodes_and_workers_together(hard: int) -> None:
+    params = RendezvousParameters("c10d", f"127.0.0.1:{free_port()}", "job", 1, 200, last_call_timeout=1)
+    handler = get_rendezvous_handler(params)
+    assert isinstance(handler, ElasticHandler)
+    told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+    handler.listen(told.put)
+    handler.join("default", 200)
+    while not isinstance(placed := told.get(timeout=60), Placed):
+        pass
+    assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(600, hard), "the nodes alone need no more"
+    handler.take_up(placed.placement)
+    assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard), "nor do the workers alone"
+    handler.shutdown()

@@ -127,10 +127,10 @@ class _Control:
             listener = listening_socket("", self._endpoint.port)
         except OSError:  # somebody else listens, perhaps the server that was out of reach
             return
-        from rallypoint.base.descriptors import allow_descriptors
+        from rallypoint.base.descriptors import allow_nodes
         from rallypoint.rendezvous.server import ControlServer
 
-        allow_descriptors(self.settings.max_nodes)
+        allow_nodes(self.settings.max_nodes)
         self._server = ControlServer(Hub(self.settings), listener, keys=accepted_keys(), tls=self._tls, home=True)
         port = self._server.port
         if lost:
@@ -168,11 +168,11 @@ class _Control:
                         "choose another port, or port 0 for a free one"
                     ) from None
                 return None
-            from rallypoint.base.descriptors import allow_descriptors
+            from rallypoint.base.descriptors import allow_nodes
             from rallypoint.rendezvous.server import ControlServer
 
             # The workers keep the limit that they would have had: their guardian was started before.
-            allow_descriptors(self.settings.max_nodes)
+            allow_nodes(self.settings.max_nodes)
             hub = Hub(self.settings)
             self._server = ControlServer(hub, listener, keys=accepted_keys(), tls=self._tls)
             log.info("control plane listens on port %d", self._server.port)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import Deadline
-from rallypoint.base.descriptors import allow_descriptors
+from rallypoint.base.descriptors import allow_nodes
 from rallypoint.base.endpoint import Endpoint, host_name, is_this_machine, listening_socket, parse_endpoint
 from rallypoint.base.errors import UserError
 from rallypoint.base.loop import shared_loop
@@ -97,7 +97,7 @@ class _Master:
                 f"node rank 0 cannot listen at {self._endpoint}: {error.strerror}; give {port} a free port, or, if "
                 "rank 0 of this job runs on this machine already, give this node a --node-rank of its own"
             ) from None
-        allow_descriptors(self._settings.max_nodes)
+        allow_nodes(self._settings.max_nodes)
         hub = Hub(self._settings)
         self._stores = RoundStores()
         self._server = ControlServer(hub, listener, keys=accepted_keys(), tls=self._tls, fallback=self._stores.adopt)

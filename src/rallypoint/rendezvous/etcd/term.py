@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
-from rallypoint.base.descriptors import allow_descriptors
+from rallypoint.base.descriptors import allow_nodes
 from rallypoint.base.endpoint import host_name, listening_socket
 from rallypoint.base.log import get_logger
 from rallypoint.etcd.api import EtcdLeaseGone, EtcdUnreachable, Found, KeyValue, Lost, Put, Range, WatchEvent
@@ -120,7 +120,7 @@ class Term:
             kept=self.hub.kept,
             deposed=deposed,
         )
-        allow_descriptors(settings.max_nodes)
+        allow_nodes(settings.max_nodes)
         secret = secrets.token_hex(16)
         try:
             self._server = ControlServer(
