@@ -45,6 +45,7 @@ from rallypoint.rendezvous.telling import Telling
 from rallypoint.rendezvous.worker_stores import WorkerStores
 
 if TYPE_CHECKING:
+    from rallypoint.rendezvous.wording import Said
     from rallypoint.store.api import Store
 
 log = get_logger(__name__)
@@ -138,6 +139,7 @@ class ElasticHandler(RendezvousHandler):
         self._ended_round = -1
         self._taken_round = -1
         self._join_used_up = False
+        self._said: Said = {}
         self._last_word: Notice | None = None
         """The notice after which no round will come for this node, if there was one."""
         self._telling = Telling(settings.run_id)
@@ -375,10 +377,10 @@ class ElasticHandler(RendezvousHandler):
             case LinkLost() if self._verdict is not None:
                 return  # the server may go once the verdict is told
             case Progress():
-                from rallypoint.rendezvous.wording import Subject, in_progress
+                from rallypoint.rendezvous.wording import Subject, in_progress, is_news
 
                 text = in_progress(Subject(*self._subject), notice, self._wall_clock())
-                notice = Waiting(text, loud=notice.tells)
+                notice = Waiting(text, loud=notice.tells and is_news(notice, self._said, self._clock()))
             case JoinRefused(progress=Progress() as how_far):
                 from rallypoint.rendezvous.wording import Subject, given_up
 

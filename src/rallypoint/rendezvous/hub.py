@@ -19,7 +19,7 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.log import get_logger
@@ -28,6 +28,9 @@ from rallypoint.rendezvous.handshake import Hello
 from rallypoint.rendezvous.link import Deliver
 from rallypoint.rendezvous.messages import Beat, Difference, Differs, JoinRefused, Notice, Progress, Request
 from rallypoint.rendezvous.state import NodeId, Reason, Settings, State
+
+if TYPE_CHECKING:
+    from rallypoint.rendezvous.wording import Said
 
 log = get_logger(__name__)
 
@@ -94,6 +97,7 @@ class Hub:
         self._clock = clock
         self._memory = memory
         self._narrates = narrates
+        self._said: Said = {}
         self._differing: Counter[Difference] = Counter()
         self._number = 0
         """Of the newest state; each has its own."""
@@ -313,11 +317,11 @@ class Hub:
                 log.warning("job %r: %s; give all nodes of a job the same", self.settings.run_id, sentence)
 
     def _narrate(self, notice: Progress | JoinRefused) -> None:
-        from rallypoint.rendezvous.wording import Subject, given_up, in_progress
+        from rallypoint.rendezvous.wording import Subject, given_up, in_progress, is_news
 
         subject = Subject(self.settings.run_id, "")
         if isinstance(notice, Progress):
-            if notice.tells:
+            if notice.tells and is_news(notice, self._said, self._clock.monotonic()):
                 log.warning("%s", in_progress(subject, notice, time.time()))
         elif notice.progress is not None and notice.progress.tells:
             log.warning("%s", given_up(subject, notice.progress, time.time()))

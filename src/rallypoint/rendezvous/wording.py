@@ -27,12 +27,33 @@ class Subject(NamedTuple):
         return f"the rendezvous of job {self.run_id!r}{f' {self.where}' if self.where else ''}"
 
 
+Said = dict[tuple[object, ...], float]
+"""What people were told of a rendezvous, and when."""
+
+_REPEAT = 60.0
+"""Seconds until somebody is told the same again."""
+
 _WENT = {Reason.LOST: "was lost", Reason.DEPARTED: "left", Reason.GAVE_UP: "gave up"}
 
 
 def in_progress(subject: Subject, progress: Progress, wall: float) -> str:
     """The line of a node that waits. `wall` is the time in seconds since 1970."""
     return f"waiting for {subject}: {_how_far(progress)}{_in_whose_place(progress, wall)}{_until_when(progress)}"
+
+
+def is_news(progress: Progress, said: Said, now: float) -> bool:
+    """Whether the line is due: how things stand has changed, or was last told a minute ago. Notes that it is told.
+
+    Nodes that come one after another are no such change: they may be many.
+    """
+    short, lost = progress.joined < progress.min_nodes, tuple(each.name for each in progress.gone)
+    stands = progress.round, progress.complete, progress.spare, short, progress.starts_in >= 0, lost
+    if any(each[0] != progress.round for each in said):
+        said.clear()
+    if now - said.get(stands, -_REPEAT) < _REPEAT:
+        return False
+    said[stands] = now
+    return True
 
 
 def given_up(subject: Subject, progress: Progress, wall: float) -> str:

@@ -8,7 +8,7 @@ import pytest
 
 from rallypoint.rendezvous.messages import Missed, Progress
 from rallypoint.rendezvous.state import Reason
-from rallypoint.rendezvous.wording import Subject, given_up, in_progress
+from rallypoint.rendezvous.wording import Said, Subject, given_up, in_progress, is_news
 
 SUBJECT = Subject("job", "at n1:29400")
 FIXED = Progress(0, False, 2, 3, 3, (), False, members=("n1", "n2"))
@@ -72,3 +72,15 @@ def test_who_waits_says_for_whom_and_how_long(progress: Progress, words: str) ->
 def test_who_gives_up_says_why(progress: Progress, words: str) -> None:
     told = given_up(SUBJECT, progress._replace(gave_up="n1", waited=10.0), WALL)
     assert told == f"the rendezvous of job 'job' at n1:29400 {words}"
+
+
+def test_the_same_is_said_once_a_minute_and_what_has_changed_at_once() -> None:
+    said: Said = {}
+    many = FIXED._replace(min_nodes=30, max_nodes=30)
+    asked = (2.0, 6.0, 14.0, 30.0, 61.0, 62.0, 122.0)
+    lines = [now for now in asked if is_news(many._replace(joined=int(now) % 29, ends_in=600 - now), said, now)]
+    assert lines == [2.0, 62.0, 122.0]
+    assert is_news(FIXED._replace(gone=LOST), said, 123.0)
+    assert not is_news(FIXED._replace(gone=(LOST[0]._replace(ago=20.0),)), said, 125.0)
+    assert is_news(ELASTIC._replace(starts_in=18.0), said, 126.0)
+    assert is_news(FIXED._replace(round=1), said, 127.0)
