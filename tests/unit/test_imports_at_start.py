@@ -19,7 +19,7 @@ HELP = {"": 1, "base": 2, "cli": 5}
 FIRST_WORKER = {
     "": 1,
     "agent": 14,
-    "base": 11,
+    "base": 12,
     "cli": 9,
     "failures": 5,
     "launch": 3,

@@ -51,6 +51,7 @@ from rallypoint.agent.steps import (
 )
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.errors import NodeLeft, SignalException
+from rallypoint.base.kernel import check_kernel
 from rallypoint.base.log import get_logger
 from rallypoint.base.mailbox import Mailbox
 from rallypoint.base.signals import Bell, signal_name, signals_to
@@ -85,6 +86,7 @@ class AgentLoop:
     def __init__(
         self, crew: Crew, membership: Membership, clock: Clock = SYSTEM_CLOCK, pulse: Pulse | None = None
     ) -> None:
+        check_kernel()
         self._crew = crew
         self._pulse = pulse
         self._membership = membership

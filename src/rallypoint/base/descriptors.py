@@ -12,6 +12,9 @@ log = get_logger(__name__)
 _told: set[int] = set()
 """Hard limits that were said to be too low: once is enough, and each round asks again."""
 
+_USUAL = 1024
+"""The limit where it cannot be known."""
+
 OTHERS = 256
 """Open files of a process besides its connections, at most."""
 
@@ -28,7 +31,7 @@ def allow_descriptors(wanted: float = float("inf"), what: str = "") -> int:
     Returns:
         How many files may be open now.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    soft, hard = limits()
     if what and hard not in _told and hard != resource.RLIM_INFINITY and hard < wanted + OTHERS:
         _told.add(hard)
         log.warning(
@@ -39,13 +42,26 @@ def allow_descriptors(wanted: float = float("inf"), what: str = "") -> int:
     if soft != resource.RLIM_INFINITY and soft < wanted + OTHERS:
         with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it; then the old limit has to do
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    limit = limits()[0]
     return limit if limit != resource.RLIM_INFINITY else 1 << 30
 
 
 def allow_nodes(most: int) -> None:
     """See to it that a coordinator in this process can have so many nodes, and say so where it cannot."""
     allow_descriptors(most, f"Up to {most} nodes of this job")
+
+
+def limits() -> tuple[int, int]:
+    """The soft and the hard limit of open files; `RLIM_INFINITY` for none."""
+    try:
+        return resource.getrlimit(resource.RLIMIT_NOFILE)
+    except OSError:  # a sandbox may forbid to ask as well
+        pass
+    with contextlib.suppress(OSError, ValueError), open("/proc/self/limits", encoding="utf-8") as lines:
+        found = next((line.split()[3:5] for line in lines if line.startswith("Max open files")), [])
+        soft, hard = (resource.RLIM_INFINITY if each == "unlimited" else int(each) for each in found)
+        return soft, hard
+    return _USUAL, _USUAL
 
 
 def for_connections(limit: int) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rallypoint.base.errors import RallypointError
+from rallypoint.base.kernel import check_for_loop
 from rallypoint.base.log import get_logger
 
 if TYPE_CHECKING:
@@ -150,6 +151,7 @@ class LoopThread:
 
     def _run(self) -> None:
         try:
+            check_for_loop()
             loop = _new_event_loop()
         except BaseException as error:
             self._fail(error)
@@ -175,10 +177,14 @@ class LoopThread:
             loop.close()
 
     def _fail(self, error: BaseException) -> None:
-        failure = (
-            f"the event loop of this process cannot be made ({type(error).__name__}: {error}); look at the limits of "
-            "open files (`ulimit -n`) and processes (`ulimit -u`), and at whether uvloop is installed whole"
-        )
+        failure = "the event loop of this process cannot be made"
+        if isinstance(error, RallypointError):
+            failure += f": {error}"
+        else:
+            failure += (
+                f" ({type(error).__name__}: {error}); look at the limits of open files (`ulimit -n`) and processes "
+                "(`ulimit -u`), and at whether uvloop is installed whole"
+            )
         log.error("%s", failure)
         with self._lock:
             self._failure = failure

@@ -34,10 +34,19 @@ def become_command() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            # All below it are open, so it gets this number.
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+            _open_null(name)  # all below it are open, so it gets this number
         if getattr(sys, name) is None:
             setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115 - as long as the process
+
+
+def _open_null(name: str) -> None:
+    try:
+        os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
+    except OSError as error:
+        sys.exit(
+            f"error: this process was started without {name}, and {os.devnull}, which would take its place, cannot be "
+            f"opened ({error.strerror}); make it (`mknod -m 666 {os.devnull} c 1 3`), or give {name}"
+        )
 
 
 def hear_interrupts() -> None:

@@ -33,6 +33,7 @@ def add_verb(verbs: Any) -> None:
 
 def _run(options: argparse.Namespace) -> None:
     from rallypoint.base.errors import RallypointError, UsageError, UserError
+    from rallypoint.base.kernel import check_kernel
     from rallypoint.cli.outcome import answer, say
     from rallypoint.etcd.local import LocalEtcd
 
@@ -40,6 +41,7 @@ def _run(options: argparse.Namespace) -> None:
         raise UsageError(f"--timeout={options.timeout:g} is no time to start in; give more than 0 seconds")
     if options.num_retries < 0:
         raise UsageError(f"--num-retries={options.num_retries} is negative; give 0 or more")
+    check_kernel()
     # Blocked, they come to `sigwait` alone; the end of a child comes there as well.
     signal.pthread_sigmask(signal.SIG_BLOCK, {*_ENDINGS, signal.SIGCHLD})
     etcd = LocalEtcd(options.port, options.data_dir)

@@ -89,6 +89,7 @@ def _serve(options: argparse.Namespace) -> None:
     """Serve until a signal asks to end."""
     from rallypoint.base.descriptors import allow_descriptors
     from rallypoint.base.endpoint import Endpoint, parse_endpoint
+    from rallypoint.base.kernel import check_for_loop
     from rallypoint.base.log import configure
     from rallypoint.cli.outcome import say
     from rallypoint.rendezvous.backends.options import accepted_keys, control_tls
@@ -96,6 +97,7 @@ def _serve(options: argparse.Namespace) -> None:
     from rallypoint.rendezvous.server import ControlServer
 
     configure()
+    check_for_loop()
     text: str = options.endpoint
     try:
         everywhere = not text or text.startswith(":")

@@ -185,7 +185,10 @@ class LocalEtcd:
                 self._made_data_dir = True
             self._folder = mkdtemp(prefix="rallypoint_etcd_", dir=self._data_dir)
         except OSError as error:
-            text = f"the folder {error.filename!r} for etcd's data cannot be made: {error.strerror}"
+            folder, do = (
+                (f"the folder {error.filename!r}", "") if error.filename else ("a folder", "; set TMPDIR to one")
+            )
+            text = f"{folder} for etcd's data cannot be made: {error.strerror or error}{do}"
             raise user_error(text, error) from None
         self._name = os.path.basename(self._folder)
         self._endpoint = Endpoint(_HOST, self._port or free_port())

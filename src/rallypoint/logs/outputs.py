@@ -209,6 +209,8 @@ class Outputs:
         return seen.sieves[-1]
 
 
+_NEW_NULL = f"`mknod -m 666 {os.devnull} c 1 3`"
+
 _REMEDIES = {
     errno.EMFILE: "start fewer workers, or raise this process's limit of open files (`ulimit -n`)",
     errno.ENFILE: "raise the machine's limit of open files (`sysctl fs.file-max`)",
@@ -216,10 +218,12 @@ _REMEDIES = {
 
 
 def _refused(error: OSError) -> UserError:
-    what = (
-        f"the log file {error.filename!r} cannot be made" if error.filename else "the workers' output has no way to us"
-    )
-    remedy = _REMEDIES.get(error.errno or 0, "name another folder with --log-dir")
+    what, remedy = "the workers' output has no way to us", "name another folder with --log-dir"
+    if error.filename == os.devnull:
+        what, remedy = f"{os.devnull} cannot be opened for output that is not shown", f"make it ({_NEW_NULL})"
+    elif error.filename:
+        what = f"the log file {error.filename!r} cannot be made"
+    remedy = _REMEDIES.get(error.errno or 0, remedy)
     from rallypoint.base.user_errors import user_error
 
     return user_error(f"{what}: {error.strerror or error}; {remedy}", error)
@@ -227,7 +231,8 @@ def _refused(error: OSError) -> UserError:
 
 def _open_log(path: str) -> int:
     # Appending keeps lines whole when several processes share the file, and after somebody has emptied it.
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
+    making = os.O_CREAT | os.O_TRUNC if path != os.devnull else 0  # a file in its place would grow, and stay
+    return os.open(path, os.O_WRONLY | making | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
 
 def _end_of(path: str) -> bytes:

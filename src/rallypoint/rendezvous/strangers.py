@@ -7,6 +7,7 @@ import resource
 from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.descriptors import limits
 from rallypoint.base.log import LimitedLines, get_logger
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ class Strangers:
     """
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
-        files = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        files = limits()[0]
         self._room = _MOST if files == resource.RLIM_INFINITY else min(_MOST, max(8, files // 4))
         self._clock = clock
         self._waiting: dict[ControlConnection, float] = {}

@@ -14,7 +14,7 @@ import socket
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from rallypoint.base.descriptors import allow_descriptors, for_connections
+from rallypoint.base.descriptors import allow_descriptors, for_connections, limits
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.base.log import LimitedLines, get_logger
 from rallypoint.store.guard import Guard
@@ -134,7 +134,7 @@ def more_descriptors(around: Surroundings, error: int, present: int) -> int:
         return present
     reason = os.strerror(error)
     if error == errno.EMFILE:
-        soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        soft = limits()[0]
         limit = allow_descriptors()
         if soft not in {limit, resource.RLIM_INFINITY}:
             return for_connections(limit)
@@ -145,5 +145,5 @@ def more_descriptors(around: Surroundings, error: int, present: int) -> int:
 
 def first_descriptors() -> int:
     """From which number on descriptors are kept for others in this process, before more were asked for."""
-    soft = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    soft = limits()[0]
     return for_connections(soft if soft != resource.RLIM_INFINITY else 1 << 30)

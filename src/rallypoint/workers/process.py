@@ -38,6 +38,7 @@ _WHERE_TO_LOOK = {
     errno.ENOMEM: "the memory that is free, and `memory.max` of the control group",
     errno.EMFILE: "this process's limit of open files (`ulimit -n`)",
     errno.ENFILE: "the machine's limit of open files (`sysctl fs.file-max`)",
+    **dict.fromkeys((errno.EPERM, errno.ENOSYS), "what a sandbox (the seccomp profile of the container) denies"),
 }
 
 
@@ -174,5 +175,10 @@ def _start_error(program: str, error: OSError) -> RallypointError:
 
         why = _WHY_THE_PROGRAM[number].format(reason=error.strerror)
         return user_error(f"the worker program {program!r} {why}", error)
-    where = _WHERE_TO_LOOK.get(number, "the limits of this process (`ulimit -a`) and of its control group")
-    return ResourceError(f"no process could be started for {program!r}: {error.strerror or error}; look at {where}")
+    return no_process(f"for {program!r}", error)
+
+
+def no_process(what: str, error: OSError) -> ResourceError:
+    """The error for a process that this machine does not let be started; `what` says which."""
+    where = _WHERE_TO_LOOK.get(error.errno or 0, "the limits of this process (`ulimit -a`) and of its control group")
+    return ResourceError(f"no process could be started {what}: {error.strerror or error}; look at {where}")

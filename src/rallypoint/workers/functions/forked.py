@@ -27,10 +27,10 @@ from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, TextIO
 
-from rallypoint.base.errors import ResourceError
 from rallypoint.failures.record import record
 from rallypoint.workers.functions.worker import become, call
-from rallypoint.workers.process import Watched
+from rallypoint.workers.guardian.footing import open_null
+from rallypoint.workers.process import Watched, no_process
 from rallypoint.workers.sweep import end_trees
 
 _PR_SET_PDEATHSIG = 1
@@ -95,10 +95,7 @@ class ForkedProcess(Watched):
             self._process.start()
             pidfd = _pidfd(self._process)
         except OSError as error:
-            raise ResourceError(
-                f"no process could be started by fork: {error.strerror or error}; look at the limits of this process "
-                "(`ulimit -a`) and of its control group"
-            ) from None
+            raise no_process("by fork", error) from None
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(mine)
@@ -204,7 +201,7 @@ def _number(stream: TextIO) -> int:
 
 
 def _no_input() -> None:
-    null = os.open(os.devnull, os.O_RDONLY)
+    null = open_null()
     if null != 0:  # multiprocessing may have closed it
         os.dup2(null, 0)
         os.close(null)

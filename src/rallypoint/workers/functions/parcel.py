@@ -49,7 +49,9 @@ class Parcel:
     """One parcel, from the agent's side."""
 
     def __init__(self) -> None:
-        fd = os.memfd_create("rallypoint-function", os.MFD_CLOEXEC)
+        from rallypoint.base.kernel import memory_file
+
+        fd = memory_file("rallypoint-function")
         try:
             self.fd = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)  # never in the place of a standard stream
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import marshal
 import os
 from socket import AF_UNIX, SOCK_SEQPACKET, recv_fds, send_fds, socket, socketpair
@@ -9,7 +10,7 @@ from typing import Any
 
 from rallypoint.base.errors import RallypointError
 from rallypoint.workers.guardian.client import readable
-from rallypoint.workers.process import Watched, WorkerProcess
+from rallypoint.workers.process import Watched, WorkerProcess, no_process
 
 _NOTICE = 1.0
 """Seconds for the notice of a worker whose pidfd tells that it has ended. It comes in well under a millisecond, except
@@ -45,8 +46,8 @@ class ForkServer:
             if message[0] == "ended":
                 self._ended[message[1]] = message[2]
             elif message[0] == "failed" or not descriptors:
-                reason = os.strerror(message[1]) if message[0] == "failed" else "there are too many open files"
-                raise RallypointError(f"no process could be started by the fork server: {reason}; look at `ulimit -a`")
+                number = message[1] if message[0] == "failed" else errno.EMFILE
+                raise no_process("by the fork server", OSError(number, os.strerror(number)))
             else:
                 return message[1], descriptors[0]
 

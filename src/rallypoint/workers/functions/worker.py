@@ -17,6 +17,7 @@ from typing import Any
 
 from rallypoint.failures.record import record
 from rallypoint.workers.functions.parcel import MOST_AT_ONCE, SEAL, Errand, Received, write_all
+from rallypoint.workers.guardian.footing import open_null
 
 
 def main() -> None:
@@ -27,7 +28,7 @@ def main() -> None:
 def channel_at_stdin() -> socket:
     """Take the connection away from descriptor 0, which nothing comes from then."""
     channel = socket(fileno=fcntl.fcntl(0, fcntl.F_DUPFD_CLOEXEC, 3))
-    null = os.open(os.devnull, os.O_RDONLY)
+    null = open_null()
     os.dup2(null, 0)
     os.close(null)
     return channel

@@ -24,6 +24,7 @@ from socket import MSG_CMSG_CLOEXEC, socket, socketpair
 from typing import Any, NamedTuple
 
 from rallypoint.base.errors import RallypointError, ResourceError, UserError
+from rallypoint.base.kernel import check_kernel, denied_error
 from rallypoint.base.log import get_logger
 from rallypoint.base.procfs import own_settings
 from rallypoint.base.signals import signal_name
@@ -76,7 +77,7 @@ class Guardian:
     """One guardian. `pid` is that of its keeper, which is our child.
 
     Raises:
-        RallypointError: this machine has no room for another process.
+        RallypointError: this machine has no room for another process, or denies what we need.
     """
 
     def __init__(self) -> None:
@@ -90,6 +91,7 @@ class Guardian:
         self.why = ""
         """In words, once it is lost: how it ended."""
         self._pidfd = -1
+        check_kernel()
         link: socket | None = None
         try:
             link, theirs = socketpair()
@@ -106,7 +108,7 @@ class Guardian:
         except BaseException as error:
             if link is not None:
                 link.close()
-            if isinstance(error, OSError):
+            if isinstance(error, OSError) and not isinstance(error, ResourceError):
                 raise ResourceError(
                     f"the guardian of the workers could not be started by {sys.executable!r}: "
                     f"{error.strerror or error}; look at the limits of processes and open files (`ulimit -a`)"
@@ -332,6 +334,9 @@ class Guardian:
                 signal.pidfd_send_signal(self._pidfd, signal.SIGKILL)
         ended = readable(self._pidfd, _FAREWELL)
         code = self._bury() if ended else None
+        if code in protocol.DENIED:
+            self.why = str(denied_error(protocol.DENIED[code]))
+            return
         how = silence or (_how(code) if ended else "the connection to it broke")
         killed = code == -signal.SIGKILL and not silence
         where = " (its kernel's log tells of the OOM killer)" if killed else ""

@@ -29,7 +29,7 @@ def become_subreaper() -> None:
     """Adopt the orphans below us. Python has no call for it; `ctypes` does it too, for 2 ms more.
 
     Raises:
-        OSError: the kernel is older than 3.4.
+        OSError: the kernel is older than 3.4, or a sandbox denies it.
     """
     ctypes = __import__("_ctypes")
     try:
@@ -52,7 +52,7 @@ def hear_of_children() -> int:
 
 
 def let_go_of_the_rest(kept: set[int]) -> None:
-    """Close what the agent had inherited and is none of ours; 0 and 1 are /dev/null, 2 stays for a last word."""
+    """Close what the agent had inherited and is none of ours; 0 and 1 lead nowhere, 2 stays for a last word."""
     # By name: where the kernel has no close_range(2), `closerange` tries every number there could be.
     for fd in map(int, posix.listdir("/proc/self/fd")):
         if fd > 2 and fd not in kept:
@@ -63,10 +63,20 @@ def let_go_of_the_rest(kept: set[int]) -> None:
     for target in (0, 1, 2):
         if target == 2 and _is_open(2):
             continue
-        null = posix.open("/dev/null", posix.O_RDWR)
+        null = open_null()
         if null != target:
             posix.dup2(null, target, inheritable=False)
             posix.close(null)
+
+
+def open_null() -> int:
+    """/dev/null; where there is none, the end of a pipe that nobody holds the other end of: nothing comes of either."""
+    try:
+        return posix.open("/dev/null", posix.O_RDWR)
+    except OSError:
+        reading, writing = posix.pipe()
+        posix.close(writing)
+        return reading
 
 
 def _is_open(fd: int) -> bool:

@@ -31,6 +31,10 @@ from rallypoint.workers.guardian.family import LAST_PATIENCE, Family
 from rallypoint.workers.guardian.footing import SIGKILL
 from rallypoint.workers.guardian.program import guard
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _START = 0.5
 """Seconds that the start of a job takes, so that the keeper's own work then comes after it."""
 
@@ -38,9 +42,9 @@ _START = 0.5
 def main(arguments: list[str]) -> None:
     """Be the keeper, and by a fork the guardian, of the process whose connection and pidfd have these numbers."""
     link, agent = map(int, arguments[:2])
-    posix.setsid()
+    _or_end_with(101, posix.setsid)
     footing.let_go_of_the_rest({link, agent})
-    footing.become_subreaper()
+    _or_end_with(102, footing.become_subreaper)
     guardian = posix.fork()
     if guardian:
         posix.close(link)
@@ -48,6 +52,14 @@ def main(arguments: list[str]) -> None:
         _keep(guardian)
     footing.become_subreaper()  # that is not inherited
     guard(link, agent)
+
+
+def _or_end_with(code: int, call: Callable[[], None]) -> None:
+    """Do what may be denied; the agent finds words for the code (`protocol.DENIED`)."""
+    try:
+        call()
+    except OSError:
+        posix._exit(code)
 
 
 def _keep(guardian: int) -> None:

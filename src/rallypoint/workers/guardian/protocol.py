@@ -37,6 +37,9 @@ CLOSE       no answer
 
 NOT_YET = "not yet"
 
+DENIED = {101: "setsid", 102: "prctl (PR_SET_CHILD_SUBREAPER)"}
+"""Exit codes of a keeper that is denied a system call, which it cannot do without."""
+
 CLOSED = -1
 """In `descriptors` of SPAWN (for 0, 1 and 2, which of the sent ones it shall be): the worker starts without it."""
 

@@ -19,6 +19,7 @@ from enum import Enum
 from socket import MSG_CMSG_CLOEXEC, socketpair
 from typing import Any, NamedTuple
 
+from rallypoint.base.kernel import memory_file
 from rallypoint.base.procfs import own_settings
 from rallypoint.base.signals import signal_name
 from rallypoint.workers.guardian import protocol
@@ -103,7 +104,7 @@ class Zygote:
         self._pidfd = self._words = -1
         self._link, theirs = socketpair()
         try:
-            self._words = os.memfd_create("rallypoint-warm-stderr")
+            self._words = memory_file("rallypoint-warm-stderr")
             with theirs:
                 self.pid = self._start(theirs.fileno(), argv)
             self._link.settimeout(PATIENCE)
@@ -126,7 +127,7 @@ class Zygote:
     def _start(self, link: int, argv: Sequence[str]) -> int:
         path = self._environ.get("PYTHONPATH")
         environ = {**self._environ, "PYTHONPATH": _HOOK + (os.pathsep + path if path else "")}
-        output = os.memfd_create("rallypoint-warm-stdout")
+        output = memory_file("rallypoint-warm-stdout")
         try:
             # What a scheduler sends to all processes must not end it; its copies have the mask of their own order.
             started = self.guardian.spawn(argv, environ, link, output, self._words, kept=True, blocked=SENT_TO_ALL)

@@ -21,6 +21,8 @@ import os
 from collections.abc import Collection, Mapping, Sequence
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.errors import ResourceError
+from rallypoint.base.kernel import memory_file
 from rallypoint.base.log import get_logger
 from rallypoint.workers.guardian.client import Guardian, GuardianLost, Started
 from rallypoint.workers.warm.client import Phase, Preload, Zygote
@@ -174,6 +176,8 @@ class WarmStarts:
             self._give_up(str(reason))
         except GuardianLost:
             return  # another one follows, and `prepare` with it
+        except ResourceError as reason:
+            self._give_up(str(reason))
         except OSError as error:
             self._give_up(f"no process could be started to import {self._named()}: {error.strerror or error}")
 
@@ -233,7 +237,7 @@ class _Late:
     """A file in memory in which workers note what they import after the fork."""
 
     def __init__(self) -> None:
-        self._fd = os.memfd_create("rallypoint-late-imports")
+        self._fd = memory_file("rallypoint-late-imports")
         self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def close(self) -> None:

@@ -1,0 +1,117 @@
+"""What an agent needs of the kernel. It is asked before anything is started, in some microseconds.
+
+A sandbox (the seccomp profile of a container) may deny system calls, and a root folder may come without /proc. Then one
+sentence names all that is missing. Later, each would show itself as something else: a limit, a lost process,
+or one that cannot be killed.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import select
+import signal
+import socket
+from collections.abc import Callable, Mapping
+
+from rallypoint.base.errors import ResourceError
+
+_DENIALS = {errno.EPERM, errno.EACCES, errno.ENOSYS}
+
+_checked = False
+
+
+def check_kernel() -> None:
+    """See to it that this process may do what an agent cannot do without. Asks the kernel once.
+
+    Raises:
+        ResourceError: it may not; names what, and what to do.
+    """
+    global _checked
+    if not _checked:
+        _check({**_CALLS, **_CALLS_ON_PROCESSES})
+        _check_proc()
+        _checked = True
+
+
+def check_for_loop() -> None:
+    """The same for what an event loop needs, which without it may end this process."""
+    _check(_CALLS)
+
+
+def _check(calls: Mapping[str, Callable[[], object]]) -> None:
+    denied = {name: error for name, call in calls.items() if (error := _refusal(call)) is not None}
+    if denied:
+        raise denied_error(*denied, why=next(iter(denied.values())))
+
+
+def denied_error(*calls: str, why: OSError | None = None) -> ResourceError:
+    """The error for system calls that are denied, or that the kernel does not have."""
+    names = f"system call {calls[0]}" if len(calls) == 1 else f"system calls {', '.join(calls[:-1])} and {calls[-1]}"
+    reason = f" ({why.strerror})" if why is not None else ""
+    return ResourceError(
+        f"the {names} cannot be used here{reason}: a sandbox denies it, or the kernel is too old; allow it in the "
+        "seccomp profile of the container, or use Linux 5.3 or newer"
+    )
+
+
+def memory_file(name: str) -> int:
+    """The descriptor of a new file in memory (`memfd_create`). Raises OSError; a ResourceError if that is denied."""
+    try:
+        return os.memfd_create(name, os.MFD_CLOEXEC)
+    except OSError as error:
+        raise denied_error("memfd_create", why=error) if is_denial(error) else error from None
+
+
+def is_denial(error: OSError) -> bool:
+    """Whether a system call without a path has failed because it is denied, and not for want of anything."""
+    return error.errno in _DENIALS and error.filename is None
+
+
+def _refusal(call: Callable[[], object]) -> OSError | None:
+    """How the call is denied; None if it is not, whatever else may be wrong."""
+    try:
+        call()
+    except OSError as error:
+        return error if is_denial(error) else None
+    return None
+
+
+def _pipe() -> None:
+    for end in os.pipe2(os.O_CLOEXEC):
+        os.close(end)
+
+
+def _socketpair() -> None:
+    for end in socket.socketpair():
+        end.close()
+
+
+_CALLS: dict[str, Callable[[], object]] = {
+    "eventfd2": lambda: os.close(os.eventfd(0)),
+    "epoll_create1": lambda: select.epoll().close(),
+    "pipe2": _pipe,
+    "socketpair": _socketpair,
+}
+"""What an event loop needs too."""
+
+_CALLS_ON_PROCESSES: dict[str, Callable[[], object]] = {
+    "pidfd_open": lambda: os.close(os.pidfd_open(os.getpid())),
+    "pidfd_send_signal": lambda: signal.pidfd_send_signal(-1, 0),  # there is no such descriptor
+}
+
+
+def _check_proc() -> None:
+    try:
+        known = os.readlink("/proc/self")
+    except OSError as error:
+        raise ResourceError(
+            f"/proc cannot be read ({error.strerror}), and only there is it seen what workers have left running; mount "
+            "it (`mount -t proc proc /proc`)"
+        ) from None
+    if known != str(os.getpid()):
+        raise ResourceError(
+            f"/proc is that of another PID namespace (it calls this process {known}, which is {os.getpid()} here), so "
+            "what workers leave running would be taken for other processes; mount one of this namespace "
+            "(`mount -t proc proc /proc`, or `unshare --mount-proc`)"
+        )

@@ -1,0 +1,131 @@
+"""What a sandbox denies is named in one sentence before anything is started; what can be done without is."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from rallypoint.base.endpoint import free_port
+from tests import denying
+from tests.jobs.launching import RALLYRUN, Job, Launcher
+from tests.jobs.test_bad_input import FINE, refused
+
+pytestmark = pytest.mark.skipif(denying.why_not() is not None, reason=str(denying.why_not()))
+
+RALLYCTL = [sys.executable, "-m", "rallypoint.cli.rallyctl"]
+FAILS = """
+import os, subprocess, sys, time
+if os.environ["RANK"] == "0":
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+    sys.exit(3)
+time.sleep(1000)
+"""
+
+
+def denied(rallyrun: Launcher, what: str, *args: str) -> Job:
+    return rallyrun.command([*denying.denying(what), *RALLYRUN, *args, rallyrun.script(FINE)])
+
+
+@pytest.mark.parametrize("error", ["EPERM", "ENOSYS"])
+@pytest.mark.parametrize("call", ["prctl", "setsid", "eventfd2", "epoll_create1", "pipe2", "socketpair", "pidfd_open"])
+def test_a_call_that_is_needed_is_named(rallyrun: Launcher, call: str, error: str) -> None:
+    job = denied(rallyrun, f"{call}={error}", "--standalone")
+    refused(job, f"the system call {call}", "seccomp")
+    assert "ulimit" not in job.err
+
+
+def test_all_that_is_denied_is_named_at_once(rallyrun: Launcher) -> None:
+    job = denied(rallyrun, "pidfd_open=ENOSYS,eventfd2=EPERM", "--standalone")
+    refused(job, "the system calls eventfd2 and pidfd_open", "seccomp")
+
+
+def test_a_job_that_could_not_end_its_workers_does_not_start_them(rallyrun: Launcher) -> None:
+    script = rallyrun.script(FAILS)
+    what = denying.denying("pidfd_send_signal=EPERM")
+    refused(
+        rallyrun.command([*what, *RALLYRUN, "--standalone", "--nproc-per-node=2", script]),
+        "the system call pidfd_send_signal",
+    )
+
+
+def test_an_event_loop_is_not_begun_without_what_it_needs(rallyrun: Launcher) -> None:
+    endpoint = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
+    refused(denied(rallyrun, "pipe2=EPERM", "--rdzv-backend=c10d", endpoint), "the system call pipe2")
+    serve = [*denying.denying("epoll_create1=EPERM"), *RALLYCTL, "serve", "--endpoint=127.0.0.1:0"]
+    refused(rallyrun.command(serve), "the system call epoll_create1")
+
+
+def test_functions_need_a_file_in_memory(rallyrun: Launcher) -> None:
+    refused(denied(rallyrun, "memfd_create=EPERM", "--standalone", "--run-path"), "the system call memfd_create")
+
+
+def test_what_can_be_done_without_is(rallyrun: Launcher) -> None:
+    calls = ("prlimit64", "memfd_create", "inotify_init1", "sched_setaffinity")
+    endpoint = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
+    job = denied(
+        rallyrun,
+        ",".join(f"{each}=EPERM" for each in calls),
+        "--rdzv-backend=c10d",
+        endpoint,
+        "--tee=3",
+        f"--log-dir={rallyrun.folder}/logs",
+    )
+    assert job.ends() == 0, job.err
+    assert [line.partition(":")[2] for line in job.out] == ["ran"]
+
+
+def test_workers_start_cold_where_they_cannot_be_forked(rallyrun: Launcher) -> None:
+    job = denied(rallyrun, "memfd_create=EPERM", "--standalone", "--warm=json")
+    assert job.ends() == 0, job.err
+    assert "Workers start cold: the system call memfd_create" in job.err
+
+
+# Folders of the system, in mount namespaces
+
+
+@pytest.fixture(scope="session")
+def own_mounts() -> None:
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("TESTS OF MISSING FOLDERS DID NOT RUN: need root and `unshare` (Debian: util-linux)")
+    done = subprocess.run(["unshare", "-m", "true"], capture_output=True, text=True, timeout=30, check=False)
+    if done.returncode != 0:
+        pytest.skip(f"TESTS OF MISSING FOLDERS DID NOT RUN: {done.stderr}")
+
+
+def within(rallyrun: Launcher, mounts: str, *args: str, ways: tuple[str, ...] = ("-m",)) -> Job:
+    """Start rallyrun in namespaces of its own, after this change to what is mounted there."""
+    command = [*RALLYRUN, "--standalone", *args, rallyrun.script(FINE)]
+    return rallyrun.command(["unshare", *ways, "sh", "-c", f'{mounts} exec "$@"', "sh", *command])
+
+
+def test_without_proc_nothing_is_started(rallyrun: Launcher, own_mounts: None) -> None:
+    refused(within(rallyrun, "umount -l /proc &&"), "/proc cannot be read", "mount -t proc")
+
+
+def test_the_proc_of_others_is_known_for_what_it_is(rallyrun: Launcher, own_mounts: None) -> None:
+    job = within(rallyrun, "", ways=("--pid", "--fork", "--kill-child"))
+    refused(job, "/proc is that of another PID namespace", "--mount-proc")
+
+
+@pytest.mark.parametrize("flags", [[], ["--run-path"], ["--run-path", "--start-method=fork"]], ids=" ".join)
+def test_a_job_does_without_dev_null(rallyrun: Launcher, own_mounts: None, flags: list[str]) -> None:
+    job = within(rallyrun, "mount -t tmpfs none /dev &&", *flags)
+    assert job.ends() == 0, job.err
+    assert job.out == ["ran"]
+
+
+def test_dev_null_is_named_where_it_is_needed(rallyrun: Launcher, own_mounts: None) -> None:
+    bare = "mount -t tmpfs none /dev &&"
+    refused(within(rallyrun, bare, "--nproc-per-node=2", "--local-ranks-filter=0"), "/dev/null", "mknod")
+    closed = within(rallyrun, f"{bare} exec <&- &&")
+    refused(closed, "without stdin", "/dev/null", "mknod")
+
+
+def test_no_temporary_folder_is_named(rallyrun: Launcher, own_mounts: None) -> None:
+    full = " && ".join(f"mount -t tmpfs -o ro none {each}" for each in ("/var/tmp", "/tmp"))
+    job = within(rallyrun, f"{full} && cd / && mount -o remount,ro,bind / && unset TMPDIR &&", ways=("-m",))
+    refused(job, "no folder for temporary files can be written to", "TMPDIR")
