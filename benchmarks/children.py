@@ -140,14 +140,15 @@ class Children:
     ) -> None:
         self._stop()
 
-    def start(self, name: str, argv: list[str]) -> Child:
+    def start(self, name: str, argv: list[str], env: Mapping[str, str] | None = None) -> Child:
         """Start a process in a session of its own, with pipes for standard input and output.
 
         Args:
             name: how messages call it.
             argv: its command line; it runs in the repository's root with a clean, marked environment.
+            env: more variables for it.
         """
-        child = Child(name, argv, {**clean_environment(), _MARK: self._mark})
+        child = Child(name, argv, {**clean_environment(), **(env or {}), _MARK: self._mark})
         self._children.append(child)
         assert child.process.stdout is not None
         os.set_blocking(child.process.stdout.fileno(), False)

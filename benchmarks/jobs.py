@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import socket
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from benchmarks.case import OURS, THEIRS
@@ -47,6 +47,7 @@ def start_node(
     conf: str = "",
     entry: Sequence[str] = (),
     backend: str = "c10d",
+    env: Mapping[str, str] | None = None,
 ) -> Child:
     """One agent of several, with one worker and one restart allowed.
 
@@ -59,6 +60,7 @@ def start_node(
         conf: `--rdzv-conf`.
         entry: what the command line begins with, to run elsewhere than here.
         backend: `--rdzv-backend`.
+        env: more variables for it.
     """
     options = [
         f"--nnodes={nnodes}",
@@ -69,7 +71,8 @@ def start_node(
         "--rdzv-id=bench",
         *([f"--rdzv-conf={conf}"] if conf else []),
     ]
-    return children.start(f"{COMMANDS[side]} (node {node})", [*entry, launcher(COMMANDS[side]), *options, _WORKER])
+    argv = [*entry, launcher(COMMANDS[side]), *options, _WORKER]
+    return children.start(f"{COMMANDS[side]} (node {node})", argv, env)
 
 
 def first_lines(children: Children, count: int, old: Collection[int] = (), patience: float = _PATIENCE) -> list[Worker]:

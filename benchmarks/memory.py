@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 from functools import partial
 
@@ -22,7 +23,9 @@ _FIELD = re.compile(r"^(VmRSS|Pss):\s+(\d+) kB$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class _Memory:
+class Memory:
+    """Of one agent, in MB: its resident pages, and how many helpers are in it."""
+
     resident: float
     proportional: float
     """Shared pages counted by their share (PSS), MB; both sums are over the agent and its helpers."""
@@ -46,18 +49,23 @@ def _run(settings: Settings) -> list[Row]:
     ]
 
 
-def _measure(side: str) -> _Memory:
+def _measure(side: str) -> Memory:
     with Children() as children:
         agent = start_single(children, side)
         workers = {worker.pid for worker in first_lines(children, 2)}
         time.sleep(_SETTLE)
-        helpers = [pid for pid in descendants(agent.pid) if pid not in workers]
-        counted = [agent.pid, *helpers]
-        return _Memory(
-            resident=sum(_field(pid, "status", "VmRSS") for pid in counted),
-            proportional=sum(_field(pid, "smaps_rollup", "Pss") for pid in counted),
-            helpers=len(helpers),
-        )
+        return of_agent(agent.pid, workers)
+
+
+def of_agent(agent: int, workers: Collection[int]) -> Memory:
+    """The memory of an agent and of all below it but its workers, by pid."""
+    helpers = [pid for pid in descendants(agent) if pid not in workers]
+    counted = [agent, *helpers]
+    return Memory(
+        resident=sum(_field(pid, "status", "VmRSS") for pid in counted),
+        proportional=sum(_field(pid, "smaps_rollup", "Pss") for pid in counted),
+        helpers=len(helpers),
+    )
 
 
 def _field(pid: int, file: str, name: str) -> float:

@@ -97,6 +97,15 @@ class Met(msgspec.Struct, frozen=True):
     world_sizes: list[int]
 
 
+class Protected(msgspec.Struct, frozen=True):
+    """To a control server, as its last argument, and to a crowd: what protects the control plane."""
+
+    secret: str = ""
+    """The job's; empty for none."""
+    certificates: str = ""
+    """A folder with `cert.pem`, `key.pem` and `ca.pem` of 127.0.0.1; empty for no TLS."""
+
+
 class Gather(msgspec.Struct, frozen=True):
     """To a crowd: these are its nodes; answered by a line `ready`."""
 
@@ -107,6 +116,7 @@ class Gather(msgspec.Struct, frozen=True):
     """Number of this program's first node."""
     all_nodes: int
     run_id: str
+    protected: Protected = Protected()
 
 
 class Gathered(msgspec.Struct, frozen=True):

@@ -15,7 +15,7 @@ from functools import partial
 from benchmarks.case import OURS, Case, Settings, row, sample
 from benchmarks.children import Child, Children, program
 from benchmarks.errors import BenchError
-from benchmarks.messages import Gather, Gathered, Go, Serving, Sustain, Sustained, decode, encode
+from benchmarks.messages import Gather, Gathered, Go, Protected, Serving, Sustain, Sustained, decode, encode
 from benchmarks.processor_time import ProcessClock
 from benchmarks.table import Budget, Row
 from benchmarks.turns import Turns, in_turn
@@ -23,6 +23,7 @@ from benchmarks.turns import Turns, in_turn
 _SIZES = (256, 1024, 4096)
 _QUICK_SIZES = (64, 256)
 _RUN_ID = "bench"
+_OPEN = Protected()
 _LEAD = 0.2  # seconds from the order until the start: every process must have it by then
 _PATIENCE = 300.0  # seconds for any one answer
 _SETTLE = 3.0  # seconds of beats before those that are measured
@@ -31,7 +32,7 @@ _RSS = re.compile(r"^VmRSS:\s+(\d+) kB$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
-class _Figures:
+class Figures:
     """One rendezvous, and the beats after it. All but the first and the last are for one node."""
 
     seconds: float
@@ -46,22 +47,20 @@ class _Figures:
 
 
 def _run(settings: Settings) -> list[Row]:
-    found: dict[int, Turns[_Figures]] = {}
+    found: dict[int, Turns[Figures]] = {}
     sizes = _QUICK_SIZES if settings.quick else _SIZES
     for nodes in sizes:
         seconds = _QUICK_SECONDS if settings.quick else _SECONDS
-        measure = partial(_measure, nodes, seconds if nodes == max(sizes) else 0.0)
+        measure = partial(gather, nodes, seconds if nodes == max(sizes) else 0.0)
         found[nodes] = in_turn(f"scale, {nodes} nodes", settings.rounds, {OURS: measure})
     few, many = min(found), max(found)
 
-    def figure(
-        nodes: int, what: str, unit: str, pick: Callable[[_Figures], float], budget: Budget | None = None
-    ) -> Row:
-        return row(f"{nodes:,} nodes: {what}", unit, _picked(found[nodes], pick), budget)
+    def figure(nodes: int, what: str, unit: str, pick: Callable[[Figures], float], budget: Budget | None = None) -> Row:
+        return row(f"{nodes:,} nodes: {what}", unit, picked(found[nodes], pick), budget)
 
-    def against(what: str, unit: str, pick: Callable[[_Figures], float], times: int) -> Row:
+    def against(what: str, unit: str, pick: Callable[[Figures], float], times: int) -> Row:
         """The figure of the many nodes, which may be `times` that of the few."""
-        base = sample(_picked(found[few], pick).results.get(OURS, []))
+        base = sample(picked(found[few], pick).results.get(OURS, []))
         name = f"{times} x ours of {few}" if times > 1 else f"ours of {few}"
         ours = figure(many, what, unit, pick)
         scaled = base.times(times) if base else None
@@ -82,16 +81,19 @@ def _run(settings: Settings) -> list[Row]:
     ]
 
 
-def _picked(turns: Turns[_Figures], pick: Callable[[_Figures], float]) -> Turns[float]:
+def picked(turns: Turns[Figures], pick: Callable[[Figures], float]) -> Turns[float]:
+    """One figure of all rounds of all sides."""
     return Turns({side: [pick(one) for one in figures] for side, figures in turns.results.items()}, turns.failures)
 
 
-def _measure(nodes: int, seconds: float) -> _Figures:
+def gather(nodes: int, seconds: float, protected: Protected = _OPEN) -> Figures:
+    """Let nodes meet, and then beat for so many seconds, or not at all."""
     with Children() as children:
-        server = children.start("control server", program("control_server", str(nodes), _RUN_ID))
+        argv = program("control_server", str(nodes), _RUN_ID, encode(protected).decode())
+        server = children.start("control server", argv)
         port = decode(_answer(children, server, "its port"), Serving).port
         crowd = children.start("crowd", program("crowd"))
-        crowd.tell(encode(Gather(port, nodes, 0, nodes, _RUN_ID)))
+        crowd.tell(encode(Gather(port, nodes, 0, nodes, _RUN_ID, protected)))
         _answer(children, crowd, "being ready")
         clock, memory = ProcessClock(server.pid), _resident(server.pid)
         used, at = clock.seconds(), time.monotonic() + _LEAD
@@ -100,7 +102,7 @@ def _measure(nodes: int, seconds: float) -> _Figures:
         _check(met, nodes)
         used, memory = clock.seconds() - used, _resident(server.pid) - memory
         beating = _beating(children, crowd, server.pid, seconds) if seconds else 0.0
-    return _Figures(
+    return Figures(
         seconds=met.returned - at,
         messages=met.messages / nodes,
         bytes=met.bytes / nodes,

@@ -1,4 +1,5 @@
-"""Our control server alone in its process: `control_server NODES RUN_ID`. Prints its port; serves until stdin ends.
+"""Our control server alone in its process: `control_server NODES RUN_ID [PROTECTED]`. Prints its port; serves until
+stdin ends.
 
 torch's counterpart is its store server: there the nodes do the rest among themselves.
 """
@@ -8,7 +9,8 @@ from __future__ import annotations
 import sys
 
 from benchmarks.limits import raise_file_limit
-from benchmarks.messages import Serving, encode
+from benchmarks.messages import Protected, Serving, decode, encode
+from benchmarks.protected import key_of, tls_of
 from rallypoint.base.endpoint import listening_socket
 from rallypoint.rendezvous.backends.options import settings_of
 from rallypoint.rendezvous.hub import Hub
@@ -16,15 +18,17 @@ from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.server import ControlServer
 
 
-def main(nodes: int, run_id: str) -> None:
+def main(nodes: int, run_id: str, protected: Protected) -> None:
     """Serve one job until standard input ends."""
     raise_file_limit()
     settings = settings_of(RendezvousParameters("c10d", "127.0.0.1:0", run_id, nodes, nodes))
-    server = ControlServer(Hub(settings), listening_socket("127.0.0.1", 0))
+    key = key_of(protected, run_id)
+    keys = None if key is None else lambda _job: (key,)
+    server = ControlServer(Hub(settings), listening_socket("127.0.0.1", 0), keys=keys, tls=tls_of(protected))
     print(encode(Serving(server.port)).decode(), flush=True)
     sys.stdin.read()
     server.close()
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2])
+    main(int(sys.argv[1]), sys.argv[2], decode(sys.argv[3] if sys.argv[3:] else "{}", Protected))

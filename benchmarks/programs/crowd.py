@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import socket
+import ssl
 import sys
 import time
 from dataclasses import dataclass, field
@@ -17,7 +18,9 @@ from dataclasses import dataclass, field
 from benchmarks.limits import raise_file_limit
 from benchmarks.messages import Gather, Gathered, Go, Sustain, Sustained, decode, encode
 from benchmarks.processor_time import ProcessClock
+from benchmarks.protected import key_of, tls_of
 from rallypoint.protocol.frames import MAGIC, FrameReader, frame
+from rallypoint.protocol.signing import transcript_of
 from rallypoint.rendezvous import codec
 from rallypoint.rendezvous.backends.options import settings_of
 from rallypoint.rendezvous.handshake import Challenge, ClientHandshake, Welcome
@@ -27,7 +30,7 @@ from rallypoint.rendezvous.state import Member, Settings
 
 _PATIENCE = 240.0  # seconds until all have their place
 _BEATS_PER_LEASE = 3
-_BEAT = frame(codec.encode(Beat()))
+_BEAT = codec.encode(Beat())
 _LENGTH = 4
 """Bytes of a frame before its payload."""
 _AT_ONCE = 16
@@ -43,11 +46,36 @@ class _Node:
     number: int
     socket: socket.socket
     handshake: ClientHandshake
+    greeting: bytes
+    """The Hello, as it goes over the wire."""
+    greeted: bool = False
+    """Whether that has gone: with TLS it waits for TLS's own handshake."""
     frames: FrameReader = field(default_factory=FrameReader)
     lease: float = 0.0
     placed_at: float = 0.0
     rank: int = -1
     world_size: int = 0
+
+    def send(self, payload: bytes, before: bytes = b"") -> int:
+        """Say one frame, signed if the session is; returns how many bytes that were."""
+        signers = self.handshake.signers if self.lease else None
+        return self.socket.send(before + frame(payload if signers is None else signers.out.sign(payload)))
+
+    def verified(self, payload: bytes) -> bytes:
+        """What was said to it, without its signature."""
+        return payload if self.handshake.signers is None else self.handshake.signers.into.verify(payload)
+
+    def received(self) -> bytes:
+        """What has come; b"" if that is TLS's own alone."""
+        try:
+            data = self.socket.recv(65536)
+            while isinstance(self.socket, ssl.SSLSocket) and self.socket.pending():
+                data += self.socket.recv(65536)
+        except ssl.SSLWantReadError:
+            return b""
+        if not data:
+            raise SystemExit(f"the server has hung up on node {self.number}")
+        return data
 
 
 class _Crowd:
@@ -56,6 +84,8 @@ class _Crowd:
     def __init__(self, order: Gather) -> None:
         self._order = order
         self._settings = _settings(order)
+        self._key = key_of(order.protected, order.run_id)
+        self._tls = tls_of(order.protected)
         self._epoll = select.epoll()
         self._nodes: dict[int, _Node] = {}
         self._greeted: list[_Node] = []
@@ -108,15 +138,27 @@ class _Crowd:
         made = socket.create_connection(("127.0.0.1", self._order.port))
         made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         made.setblocking(False)
-        handshake = ClientHandshake(self._order.run_id, None, os.urandom(16), self._settings)
-        node = self._nodes[made.fileno()] = _Node(self._order.first + number, made, handshake)
+        if self._tls is not None:
+            context = self._tls.for_node()
+            made = context.wrap_socket(made, server_hostname="127.0.0.1", do_handshake_on_connect=False)
+        handshake = ClientHandshake(self._order.run_id, self._key, os.urandom(16), self._settings)
+        hello = codec.encode(handshake.hello("127.0.0.1", os.getpid(), self._order.first + number))
+        node = self._nodes[made.fileno()] = _Node(self._order.first + number, made, handshake, hello)
         self._epoll.register(made, select.EPOLLIN)
-        hello = handshake.hello("127.0.0.1", os.getpid(), node.number)
-        self._say(node, MAGIC + frame(codec.encode(hello)))
+        self._greet(node)
 
-    def _say(self, node: _Node, data: bytes) -> None:
+    def _greet(self, node: _Node) -> None:
+        if isinstance(node.socket, ssl.SSLSocket):
+            try:
+                node.socket.do_handshake()
+            except ssl.SSLWantReadError:
+                return
+        node.greeted = True
+        self._say(node, node.greeting, MAGIC)
+
+    def _say(self, node: _Node, payload: bytes, before: bytes = b"") -> None:
         self.messages += 1
-        self.bytes += node.socket.send(data)
+        self.bytes += node.send(payload, before)
 
     def _beat(self) -> None:
         """Let those beat whose turn has come: one after the other, each `_BEATS_PER_LEASE` times in a lease."""
@@ -129,22 +171,23 @@ class _Crowd:
         due = min(int((now - self._beats_from) / gap), len(nodes))
         for _ in range(due):
             self._next_beat = (self._next_beat + 1) % len(nodes)
-            nodes[self._next_beat].socket.send(_BEAT)
+            nodes[self._next_beat].send(_BEAT)
         self.beats += due
         self._beats_from = max(self._beats_from + due * gap, now - gap)
 
     def _listen(self, seconds: float) -> None:
         for fd, _ in self._epoll.poll(seconds, 1024):
             node = self._nodes[fd]
-            data = node.socket.recv(65536)
-            if not data:
-                raise SystemExit(f"the server has hung up on node {node.number}")
-            for payload in node.frames.feed(data):
-                if payload == _BEAT[_LENGTH:]:
+            if not node.greeted:
+                self._greet(node)
+                continue
+            for signed in node.frames.feed(node.received()):
+                payload = node.verified(signed)
+                if payload == _BEAT:
                     self.answers += 1
                 else:
                     self.messages += 1
-                    self.bytes += _LENGTH + len(payload)
+                    self.bytes += _LENGTH + len(signed)
                     self._on_frame(node, payload)
 
     def _on_frame(self, node: _Node, payload: bytes) -> None:
@@ -153,12 +196,12 @@ class _Crowd:
             return
         answer = codec.decode_answer(payload)
         if isinstance(answer, Challenge):
-            self._say(node, frame(codec.encode(node.handshake.prove())))
+            self._say(node, codec.encode(node.handshake.prove(transcript_of(node.greeting, payload))))
         elif isinstance(answer, Welcome):
             node.lease = answer.lease
             self._greeted.append(node)
             member = Member("default", 1, "", _FIRST_PORT + node.number)
-            self._say(node, frame(codec.encode(JoinRequest(member, _PATIENCE))))
+            self._say(node, codec.encode(JoinRequest(member, _PATIENCE)))
         else:
             raise SystemExit(f"node {node.number} was refused: {answer.sentence}")
 
