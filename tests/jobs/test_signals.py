@@ -269,7 +269,7 @@ def test_a_notice_leaves_time_for_the_stop(rallyrun: Launcher) -> None:
 
 def test_a_grace_period_that_cannot_be_is_refused(rallyrun: Launcher) -> None:
     job = rallyrun("--standalone", rallyrun.script(""), env={"RALLYPOINT_TERMINATION_GRACE": "soon"})
-    assert job.ends() != 0
+    assert job.ends() == 2
     assert "RALLYPOINT_TERMINATION_GRACE='soon' is no number of seconds above 0" in job.err
     assert "Traceback" not in job.err
 

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from rallypoint.base.errors import UserError
+from rallypoint.base.errors import UsageError
 
 VARIABLE = "RALLYPOINT_TERMINATION_GRACE"
 MARGIN = 5.0
@@ -54,7 +54,7 @@ def times(shutdown_timeout: float, *, chosen: bool, environ: Mapping[str, str]) 
         environ: of the agent.
 
     Raises:
-        UserError: see `stated`.
+        UsageError: see `stated`.
     """
     grace = stated(environ)
     if grace is not None:
@@ -70,7 +70,7 @@ def stated(environ: Mapping[str, str]) -> float | None:
     """What the user says; None if nothing.
 
     Raises:
-        UserError: it is no number of seconds above 0.
+        UsageError: it is no number of seconds above 0.
     """
     text = environ.get(VARIABLE, "")
     if not text:
@@ -80,7 +80,7 @@ def stated(environ: Mapping[str, str]) -> float | None:
     except ValueError:
         seconds = math.nan
     if not 0 < seconds < math.inf:
-        raise UserError(f"{VARIABLE}={text!r} is no number of seconds above 0; set one, or unset it")
+        raise UsageError(f"{VARIABLE}={text!r} is no number of seconds above 0; set one, or unset it")
     return seconds
 
 

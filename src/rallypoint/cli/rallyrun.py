@@ -105,7 +105,7 @@ def _run(options: Options) -> None:
 
 def _warn_of_variables() -> None:
     """Most environments have no variable that could be one of ours."""
-    if any(name.startswith("PET_") for name in os.environ):
+    if any(name.startswith(("PET_", "RALLYPOINT_")) for name in os.environ):
         from rallypoint.cli.unknown import warn_of_variables
 
         warn_of_variables(os.environ)

@@ -1,6 +1,7 @@
 """What torchrun ignores in silence: names in `--rdzv-conf` and `PET_*` variables that mean nothing to anybody.
 
-They stay ignored, since that is the contract, but a warning says so, with the name that was likely meant.
+They stay ignored, since that is the contract, but a warning says so, with the name that was likely meant. So does one
+for a variable that is almost one of ours, since a job without its secret would run unprotected.
 """
 
 from __future__ import annotations
@@ -15,9 +16,20 @@ _log = get_logger(__name__)
 _LIKE = 0.5
 """How much two names must have in common, from 0 to 1, for one to be taken for the other."""
 
+OURS = frozenset(
+    f"RALLYPOINT_{name}"
+    for name in (
+        *("SECRET", "SECRET_FILE", "ETCD_PASSWORD", "ETCD_PASSWORD_FILE"),
+        *("STORE", "NOTICES", "TERMINATION_GRACE"),
+    )
+)
+"""The variables that this program reads."""
+_ALMOST = 0.8
+"""How much a variable must have in common with one of `OURS`. Kubernetes makes others that begin so, for services."""
+
 
 def warn_of_variables(environ: Mapping[str, str]) -> None:
-    """Say which variables look like those of flags (`PET_NNODE`) and are none.
+    """Say which variables look like those of flags (`PET_NNODE`) or like others of ours, and are none.
 
     Args:
         environ: the agent's environment.
@@ -33,6 +45,11 @@ def warn_of_variables(environ: Mapping[str, str]) -> None:
             )
         elif not flag.from_environment:
             _log.warning("%s has no effect: %s is read from the command line alone; give it there", name, flag.name)
+    ours = {name.removeprefix("RALLYPOINT_"): name for name in OURS}
+    for name in sorted(name for name in environ if name.startswith("RALLYPOINT_") and name not in OURS):
+        meant = nearest(name.removeprefix("RALLYPOINT_"), ours, _ALMOST)
+        if meant:
+            _log.warning("%s has no effect: nothing reads it; did you mean %s?", name, ours[meant])
 
 
 def warn_of_options(source: str, given: Collection[str], backend: str, known: Collection[str]) -> None:
@@ -56,12 +73,18 @@ _MEANT = {"timeout": "join_timeout", "join_timeout": "timeout", "rank": "--node-
 """Names that two backends have for one thing, and what has a flag, which wins."""
 
 
-def nearest(name: str, known: Collection[str]) -> str:
-    """The known name that is most like `name`, in whatever case of letters; empty if none is."""
+def nearest(name: str, known: Collection[str], least: float = _LIKE) -> str:
+    """The known name that is most like `name`, in whatever case of letters; empty if none is.
+
+    Args:
+        name: what somebody wrote.
+        known: what it may have been meant for.
+        least: how much they must have in common, from 0 to 1.
+    """
     from difflib import SequenceMatcher
 
     def likeness(other: str) -> float:
         return SequenceMatcher(None, name.lower(), other.lower()).ratio()
 
     best = max(sorted(known), key=likeness, default="")
-    return best if best and likeness(best) >= _LIKE else ""
+    return best if best and likeness(best) >= least else ""

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import re
+from pathlib import Path
 
 import pytest
 
+import rallypoint
 from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.parse import parse
 from rallypoint.cli.place import choose_place
-from rallypoint.cli.unknown import nearest, warn_of_variables
+from rallypoint.cli.unknown import OURS, nearest, warn_of_variables
 from rallypoint.rendezvous.backends.options import KNOWN
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.registry import rendezvous_handler_registry
@@ -89,6 +92,27 @@ def test_unknown_variables(caplog: pytest.LogCaptureFixture) -> None:
     assert nnode == "PET_NNODE has no effect: no flag reads it; did you mean PET_NNODES?"
     assert numa.startswith("PET_NUMA_BINDING has no effect: --numa-binding is read from the command line alone")
     assert other == "PET_XYZ has no effect: no flag reads it"
+
+
+def test_a_variable_that_is_almost_one_of_ours(caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_variables(dict.fromkeys(["RALLYPOINT_SECRETS", "RALLYPOINT_TERMINATON_GRACE"], "1"))
+    assert told(caplog) == [
+        "RALLYPOINT_SECRETS has no effect: nothing reads it; did you mean RALLYPOINT_SECRET?",
+        "RALLYPOINT_TERMINATON_GRACE has no effect: nothing reads it; did you mean RALLYPOINT_TERMINATION_GRACE?",
+    ]
+
+
+def test_variables_of_ours_and_of_others_are_fine(caplog: pytest.LogCaptureFixture) -> None:
+    kubernetes = [f"RALLYPOINT_{service}{what}" for service in ("", "CONTROL_") for what in ("SERVICE_HOST", "PORT")]
+    warn_of_variables(dict.fromkeys([*OURS, *kubernetes, "RALLYPOINT_TEST_MARK"], "1"))
+    assert told(caplog) == []
+
+
+def test_the_table_has_each_variable_that_is_read() -> None:
+    files = Path(rallypoint.__file__).parent.rglob("*.py")
+    named = {name for file in files for name in re.findall(r'"(RALLYPOINT_[A-Z_]+)"', file.read_text())}
+    assert {f"{name}{more}" for name in named for more in ("", "_FILE")} >= OURS
+    assert named <= OURS
 
 
 def test_variables_of_flags_are_fine(caplog: pytest.LogCaptureFixture) -> None:

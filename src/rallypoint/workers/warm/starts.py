@@ -205,7 +205,7 @@ class WarmStarts:
         rest = [each for each in self._preload.modules if each != zygote.module]
         rest = rest or [each for each in zygote.packages if each not in left_out]
         if not rest:
-            self._give_up(f"{why}; name modules in --warm that do without {zygote.module}")
+            self._give_up(f"{why}; take it out of --warm, or name there what does without it")
             return
         self._preload = self._preload._replace(modules=tuple(rest), left_out=left_out)
         self._tell_cold(f"{why}; they do until {self._named()} is preloaded without it")
