@@ -120,8 +120,15 @@ class Cluster:
         flags = [f"--nnodes={self.nnodes}", f"--rdzv-backend={self.backend}", "--rdzv-id=job"]
         flags += [f"--rdzv-endpoint={self.endpoint}"]
         flags += [f"--rdzv-conf={','.join(conf)}"] if conf else []
+        return self._launch(name, host, [*flags, *command], env)
+
+    def alone(self, name: str, flags: Sequence[str]) -> Agent:
+        """Start an agent with one obedient worker that is told where to meet by these flags and nothing else."""
+        return self._launch(name, self.host(name), [*flags, self._script], None)
+
+    def _launch(self, name: str, host: Host, command: Sequence[str], env: dict[str, str] | None) -> Agent:
         merged = {"NODE": name, "LOGLEVEL": "INFO", **(env or {})}
-        agent = Agent(name, self.launcher.command([*host.entry, *RALLYRUN, *flags, *command], merged), host)
+        agent = Agent(name, self.launcher.command([*host.entry, *RALLYRUN, *command], merged), host)
         self.agents.append(agent)
         return agent
 

@@ -9,6 +9,7 @@ import contextlib
 import errno
 import re
 import socket
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from rallypoint.base.errors import UserError
@@ -148,7 +149,7 @@ def _is_own(address: str) -> bool:
     sends from the address itself, if that is ours, while it routes from any address that a socket is bound to.
     """
     address = plain_address(address)
-    if address in {"0.0.0.0", "::"}:
+    if address in _ALL:
         return True
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
     try:
@@ -206,10 +207,10 @@ _ANYWHERE = ("192.0.2.1", "2001:db8::1")
 """Addresses that are kept for documentation (RFC 5737, RFC 3849)."""
 
 
-def listening_address(host: str, *, only_here: bool) -> str:
-    """Where to listen so that others reach this machine at `host`: one of its addresses, or empty for all of them.
+def listening_addresses(host: str, *, only_here: bool) -> list[str]:
+    """Where to listen so that others reach this machine at `host`: addresses of it, or none for all that it has.
 
-    Empty where one address may not do: `host` is not (only) this machine, as behind a translated or virtual address, or
+    None where its own may not do: `host` is not (only) this machine, as behind a translated or virtual address, or
     cannot be looked up, or stands for the loopback here while others may come from elsewhere.
 
     Args:
@@ -219,9 +220,60 @@ def listening_address(host: str, *, only_here: bool) -> str:
     try:
         addresses = resolve(host)
     except OSError:
-        return ""
-    fit = all(_is_own(each) and (only_here or not is_loopback(each)) for each in addresses)
-    return addresses[0] if fit else ""
+        return []
+    found = [each for each in addresses if not is_loopback(each) or _is_own(each)]  # there may be no IPv6 here
+    fit = all(each not in _ALL and _is_own(each) and (only_here or not is_loopback(each)) for each in found)
+    return found if fit else []
+
+
+_ALL = ("0.0.0.0", "::")
+
+
+def listening_address(host: str, *, only_here: bool) -> str:
+    """As `listening_addresses`, for who listens at one address or, where the string is empty, at all."""
+    found = listening_addresses(host, only_here=only_here)
+    return found[0] if len(found) == 1 or (found and all(map(is_loopback, found))) else ""
+
+
+def listening_sockets(addresses: Sequence[str], port: int) -> list[socket.socket]:
+    """Sockets as by `listening_socket` at those of the addresses that this machine has, all on one port.
+
+    Args:
+        addresses: where to listen; none for all interfaces.
+        port: 0 lets the kernel choose.
+
+    Raises:
+        OSError: the port is taken at one of them, or none of them is of this machine.
+    """
+    for _ in range(_ATTEMPTS if port == 0 else 0):
+        try:
+            return _listening_sockets(addresses, port)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE:
+                raise  # else the port that the kernel chose at the first of them is taken at another
+    return _listening_sockets(addresses, port)
+
+
+_ATTEMPTS = 8
+
+
+def _listening_sockets(addresses: Sequence[str], port: int) -> list[socket.socket]:
+    with contextlib.ExitStack() as made:
+        found: list[socket.socket] = []
+        elsewhere: OSError | None = None
+        for address in addresses or [""]:
+            try:
+                found.append(made.enter_context(listening_socket(address, port)))
+            except OSError as error:
+                if error.errno not in _NOT_HERE:
+                    raise
+                elsewhere = error
+            else:
+                port = found[-1].getsockname()[1]
+        if not found and elsewhere is not None:
+            raise elsewhere
+        made.pop_all()
+    return found
 
 
 def listening_socket(host: str, port: int) -> socket.socket:

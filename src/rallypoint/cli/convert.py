@@ -84,6 +84,7 @@ def config_from_options(
         shutdown_timeout=options.shutdown_timeout,
         node_rank=place.node_rank,
         endpoint_flag=place.endpoint_flag,
+        endpoint_given=place.endpoint_given,
         warm=options.warm,
     )
     return config, program, arguments

@@ -22,8 +22,8 @@ _RESERVED = ("backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_a
 
 
 class Place(NamedTuple):
-    """The rendezvous: backend, endpoint, job id, the backend's options, the rank that this node wishes for, and where
-    the user has written the endpoint.
+    """The rendezvous: backend, endpoint, job id, the backend's options, the rank that this node wishes for, where
+    the user has written the endpoint, and whether.
     """
 
     backend: str
@@ -32,6 +32,7 @@ class Place(NamedTuple):
     configs: dict[str, Any]
     node_rank: int | None
     endpoint_flag: str = "--rdzv-endpoint"
+    endpoint_given: bool = True
 
 
 def choose_place(options: Options, max_nodes: int) -> Place:
@@ -112,7 +113,8 @@ def _static(options: Options, configs: dict[str, Any], max_nodes: int) -> Place:
         except UserError as error:
             raise UserError(f"{options.source('master_addr')} and {options.source('master_port')}: {error}") from None
     source = options.source("rdzv_endpoint" if options.rdzv_endpoint else "master_addr")
-    return Place("static", endpoint, options.rdzv_id, configs | {"rank": rank}, None, source)
+    given = bool(options.rdzv_endpoint) or "master_addr" in options.sources
+    return Place("static", endpoint, options.rdzv_id, configs | {"rank": rank}, None, source, given)
 
 
 def _check_endpoint(options: Options, default_port: int | None) -> None:

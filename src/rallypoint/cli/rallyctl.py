@@ -9,9 +9,7 @@ rallyctl etcd                           a throw-away etcd on this machine, for t
 from __future__ import annotations
 
 import argparse
-import errno
 import signal
-import socket
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -88,7 +86,7 @@ def _parser() -> argparse.ArgumentParser:
 def _serve(options: argparse.Namespace) -> None:
     """Serve until a signal asks to end."""
     from rallypoint.base.descriptors import allow_descriptors
-    from rallypoint.base.endpoint import Endpoint, parse_endpoint
+    from rallypoint.base.endpoint import Endpoint, listening_sockets, parse_endpoint, resolve
     from rallypoint.base.kernel import check_for_loop
     from rallypoint.base.log import configure
     from rallypoint.cli.outcome import say
@@ -108,7 +106,7 @@ def _serve(options: argparse.Namespace) -> None:
     # Blocked before any thread is made, so that `sigwait` alone gets them.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
     try:
-        listeners = _listening(host, place.port)
+        listeners = listening_sockets(resolve(host) if host else [], place.port)
     except OSError as error:
         raise RallypointError(
             f"the control plane cannot listen at {text or place}: {error.strerror}; "
@@ -120,37 +118,6 @@ def _serve(options: argparse.Namespace) -> None:
     number = signal.sigwait({signal.SIGTERM, signal.SIGINT})
     server.close(linger=0.0, why=f"{signal.Signals(number).name} has ended it")
     say(f"rallyctl: ended by {signal.Signals(number).name}")
-
-
-_NOT_HERE = {errno.EADDRNOTAVAIL, errno.EAFNOSUPPORT}
-"""An address of another machine, or of a kind that this machine does not have."""
-
-
-def _listening(host: str, port: int) -> list[socket.socket]:
-    """Sockets that listen at all addresses of `host` that this machine has, on one port. Raises OSError if none can."""
-    from rallypoint.base.endpoint import listening_socket, resolve
-
-    if not host:
-        return [listening_socket("", port)]
-    made: list[socket.socket] = []
-    elsewhere: list[OSError] = []
-    try:
-        for address in resolve(host):
-            try:
-                made.append(listening_socket(address, port))
-            except OSError as error:
-                if error.errno not in _NOT_HERE:
-                    raise
-                elsewhere.append(error)
-            else:
-                port = made[-1].getsockname()[1]
-        if not made:
-            raise elsewhere[0]
-    except BaseException:
-        for each in made:
-            each.close()
-        raise
-    return made
 
 
 if __name__ == "__main__":

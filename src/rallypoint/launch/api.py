@@ -144,6 +144,7 @@ def _parameters(config: LaunchConfig, run_id: str) -> RendezvousParameters:
         **options,
     )
     parameters.endpoint_flag = config.endpoint_flag
+    parameters.endpoint_given = config.endpoint_given
     return parameters
 
 

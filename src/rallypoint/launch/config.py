@@ -53,6 +53,7 @@ class LaunchConfig:
         warm: modules that are imported once; workers that are Python scripts are forked from there, as far as they can,
             and start in milliseconds. Beyond torch.
         endpoint_flag: what the user gave the endpoint by, for messages. Beyond torch.
+        endpoint_given: whether the user gave the endpoint, or it is the default. Beyond torch.
         node_rank: the group rank that this node would like where the rendezvous assigns ranks. Beyond torch.
 
     Raises:
@@ -84,6 +85,7 @@ class LaunchConfig:
     shutdown_timeout: int | None = None
     node_rank: int | None = None
     endpoint_flag: str = "--rdzv-endpoint"
+    endpoint_given: bool = True
     warm: tuple[str, ...] = ()
 
     chosen_timeout: bool = field(init=False, default=True)

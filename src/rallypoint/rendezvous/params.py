@@ -58,6 +58,8 @@ class RendezvousParameters:
         self.local_addr = local_addr
         self.endpoint_flag = "--rdzv-endpoint"
         """What the user gave the endpoint by, for messages."""
+        self.endpoint_given = True
+        """Whether the user gave it, or it is the default."""
         self.config: dict[str, Any] = kwargs
 
     def get(self, key: str, default: Any = None) -> Any:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TYPE_CHECKING, Protocol
 
+from rallypoint.base.endpoint import Endpoint, is_loopback
 from rallypoint.base.log import get_logger
 from rallypoint.base.loop import LoopThread, shared_loop
 from rallypoint.rendezvous.hub import Hub, do_nothing
@@ -111,8 +112,22 @@ class ControlServer:
         self._timer_at = float("inf")
         self._emptied: asyncio.Event | None = None
         self._closed: Future[None] | None = None
+        if keys is None and tls is None:
+            self._warn_if_open()
         jobs.on_change = self._arm_soon
         self._loop.call(self._start)
+
+    def _warn_if_open(self) -> None:
+        """Say that anybody may come, where others than this machine can."""
+        places = [each.getsockname()[:2] for each in self._listeners]
+        outside = [Endpoint("*" if host in {"::", "0.0.0.0"} else host, port) for host, port in places]
+        outside = [each for each in outside if not is_loopback(each.host)]
+        if outside:
+            log.warning(
+                "the control plane listens at %s without a secret, so that whoever reaches it can join, restart and "
+                "end the job; give all nodes the same RALLYPOINT_SECRET_FILE (`rallyctl secret` makes one)",
+                " and ".join(map(str, outside)),
+            )
 
     def close(self, linger: float = 2.0, why: str = "") -> None:
         """Take no more nodes, let the last notices arrive, and end all sessions. Idempotent.

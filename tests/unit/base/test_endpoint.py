@@ -17,7 +17,10 @@ from rallypoint.base.endpoint import (
     free_port,
     is_loopback,
     is_this_machine,
+    listening_address,
+    listening_addresses,
     listening_socket,
+    listening_sockets,
     own_address,
     parse_endpoint,
     resolve,
@@ -102,6 +105,41 @@ def test_a_listening_socket_takes_both_families_and_says_when_the_port_is_taken(
     with listening_socket("127.0.0.1", 0) as server:
         assert server.getsockname()[0] == "127.0.0.1"
     assert 0 < free_port() < 65536
+
+
+@pytest.mark.parametrize(
+    ("host", "only_here", "found"),
+    [
+        ("127.0.0.1", True, ["127.0.0.1"]),
+        ("127.0.0.1", False, []),
+        ("localhost", False, []),
+        ("192.0.2.1", True, []),
+        ("no-such-host.invalid", True, []),
+        ("0.0.0.0", True, []),
+        ("::", True, []),
+    ],
+)
+def test_where_to_listen_is_what_others_know_this_machine_by(host: str, only_here: bool, found: list[str]) -> None:
+    assert listening_addresses(host, only_here=only_here) == found
+    assert listening_address(host, only_here=only_here) == "".join(found)
+
+
+def test_a_name_of_both_loopbacks_is_listened_at_on_one_port() -> None:
+    found = listening_addresses("localhost", only_here=True)
+    assert found
+    assert all(map(is_loopback, found))
+    made = listening_sockets(["127.0.0.1", "::1", "192.0.2.1"], 0)
+    assert [each.getsockname()[0] for each in made] == ["127.0.0.1", "::1"], "another machine's address is left out"
+    (port,) = {each.getsockname()[1] for each in made}
+    with pytest.raises(OSError, match="in use"):
+        listening_sockets(["127.0.0.2", "::1"], port)
+    listening_sockets(["127.0.0.2"], port)[0].close()  # nothing is left of the attempt
+    with pytest.raises(OSError, match="in use"):
+        listening_sockets([], port)
+    for each in made:
+        each.close()
+    with pytest.raises(OSError, match="assign"):
+        listening_sockets(["192.0.2.1"], 0)
 
 
 def test_names_have_labels_as_name_servers_know_them() -> None:

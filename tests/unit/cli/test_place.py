@@ -59,7 +59,7 @@ def test_standalone_says_where_it_is(caplog: pytest.LogCaptureFixture) -> None:
 def test_static(arguments: list[str], endpoint: str) -> None:
     place = _place(*arguments, "--node-rank=1", "--rdzv-id=job", "--rdzv-conf=rank=7,timeout=3", max_nodes=2)
     flag = "--rdzv-endpoint" if "--rdzv-endpoint=h:3" in arguments else "--master-addr"
-    assert place == Place("static", endpoint, "job", {"rank": 1, "timeout": "3"}, None, flag)
+    assert place == Place("static", endpoint, "job", {"rank": 1, "timeout": "3"}, None, flag, endpoint[0] != "1")
 
 
 def test_static_on_one_node_when_a_port_is_named() -> None:

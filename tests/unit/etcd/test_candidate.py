@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +27,13 @@ from rallypoint.etcd.api import (
 )
 from rallypoint.etcd.client import EtcdClient
 from rallypoint.etcd.telling import Watch
+from rallypoint.rendezvous.backends.options import control_listeners
 from rallypoint.rendezvous.etcd.candidate import Candidate
 from rallypoint.rendezvous.etcd.keys import Kept, Keys, decode_post, encode_kept, encode_node
 from rallypoint.rendezvous.etcd.memory import EtcdMemory, Fence
 from rallypoint.rendezvous.etcd.posted import Posted
 from rallypoint.rendezvous.etcd.term import Standing, Term
+from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.recovery import patience
 from rallypoint.rendezvous.state import Member, NodeId, Outcome, Participant, Settings, State, Verdict
 from rallypoint.rendezvous.state_codec import encode_state
@@ -38,6 +41,7 @@ from tests.etcd_cluster import EtcdCluster, running
 
 PATIENCE = 30.0
 SOON = 0.05
+LISTEN = partial(control_listeners, RendezvousParameters("etcd", "here", "job", 1, 4), port=0)
 
 
 @pytest.fixture(name="keys")
@@ -55,7 +59,7 @@ class Agent:
         self.told: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.posted.on_move = lambda: self.told.put(None)
         settings = Settings("job", 1, 4, lease=lease)
-        self.candidate = Candidate(connect, keys, settings, self.posted, find_addresses, 0)
+        self.candidate = Candidate(connect, keys, settings, self.posted, find_addresses, LISTEN, 0)
 
     def sees_an_arbiter(self) -> None:
         self.told.get(timeout=PATIENCE)
@@ -342,7 +346,7 @@ def test_what_an_earlier_launch_left_is_not_gone_on_with_and_its_nodes_may_still
     fence = Fence((key, client.range(key).kvs[0].create_revision))
     settings = Settings("job", 1, 4)
     who = Standing(fence, lease, waited=True, met="", dead=frozenset())
-    term = Term(client, keys, settings, who, addresses=["127.0.0.1"], deposed=lambda _why: None)
+    term = Term(client, keys, settings, who, addresses=["127.0.0.1"], listen=LISTEN, deposed=lambda _why: None)
     try:
         assert term.hub.incarnation != "earlier"
         assert term.hub.state == State(hold=0.0 if ended else patience(settings))

@@ -10,14 +10,15 @@ it is so as a rule), so the question is asked again before each attempt to conne
 from __future__ import annotations
 
 import errno
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import (
     Endpoint,
     host_name,
+    is_loopback,
     is_this_machine,
-    listening_socket,
     own_address,
     parse_endpoint,
 )
@@ -25,10 +26,12 @@ from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
 from rallypoint.rendezvous.backends.options import (
     accepted_keys,
+    control_listeners,
     control_tls,
     own_key,
     rank_hint,
     settings_of,
+    where_in_words,
     worker_stores,
 )
 from rallypoint.rendezvous.elastic import ElasticHandler, local_id, own_node
@@ -37,11 +40,12 @@ from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.hub import Hub, LocalLink, Timekeeper
 from rallypoint.rendezvous.link import Deliver, Link
 from rallypoint.rendezvous.params import C10D_PORT, RendezvousParameters
-from rallypoint.rendezvous.state import Settings
 from rallypoint.rendezvous.telling import tell_hosting
 
 if TYPE_CHECKING:
-    from rallypoint.base.tls import Tls
+    import socket
+    from collections.abc import Callable
+
     from rallypoint.rendezvous.server import ControlServer
 
 log = get_logger(__name__)
@@ -61,20 +65,16 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     if store_type != "tcp":
         raise UserError(f"rendezvous option store_type={store_type!r} is unknown; choose tcp or file")
     endpoint = parse_endpoint(params.endpoint, C10D_PORT)
-    control = _Control(
-        endpoint,
-        settings_of(params),
-        params.get_as_bool("is_host"),
-        params.local_addr,
-        control_tls(params.config),
-        params.endpoint_flag,
-    )
+    # Nobody elsewhere can know a port that the kernel will choose, nor come to an address that is each machine's own.
+    only_here = is_loopback(endpoint.host) or (endpoint.port == 0 and endpoint.host == "localhost")
+    listeners = partial(control_listeners, params, [endpoint.host], endpoint.port, only_here=only_here)
+    control = _Control(endpoint, params, listeners)
     return ElasticHandler(
         params.backend,
         control.settings,
         control.open,
-        worker_stores(params),
-        where=f"at {endpoint}",
+        worker_stores(params, only_here=only_here),
+        where=where_in_words(endpoint, is_loopback(endpoint.host)),
         endpoint_flag=params.endpoint_flag,
         rank_hint=rank_hint(params),
         shut=control.close,
@@ -86,20 +86,15 @@ class _Control:
     """This node's end of the control plane: the server where it is ours to host, and the link."""
 
     def __init__(
-        self,
-        endpoint: Endpoint,
-        settings: Settings,
-        is_host: bool | None,
-        local_addr: str | None,
-        tls: Tls | None,
-        flag: str,
+        self, endpoint: Endpoint, params: RendezvousParameters, listeners: Callable[[], list[socket.socket]]
     ) -> None:
-        self.settings = settings
+        self.settings = settings_of(params)
         self._endpoint = endpoint
-        self._is_host = is_host
-        self._local_addr = local_addr
-        self._tls = tls
-        self._flag = flag
+        self._is_host = params.get_as_bool("is_host")
+        self._local_addr = params.local_addr
+        self._tls = control_tls(params.config)
+        self._flag = params.endpoint_flag
+        self._listeners = listeners
         self._server: ControlServer | None = None
         self._alone = False
         """Whether the hub is here and needs no server."""
@@ -124,14 +119,14 @@ class _Control:
         if self._server is not None:
             return
         try:
-            listener = listening_socket("", self._endpoint.port)
+            listeners = self._listeners()
         except OSError:  # somebody else listens, perhaps the server that was out of reach
             return
         from rallypoint.base.descriptors import allow_nodes
         from rallypoint.rendezvous.server import ControlServer
 
         allow_nodes(self.settings.max_nodes)
-        self._server = ControlServer(Hub(self.settings), listener, keys=accepted_keys(), tls=self._tls, home=True)
+        self._server = ControlServer(Hub(self.settings), listeners, keys=accepted_keys(), tls=self._tls, home=True)
         port = self._server.port
         if lost:
             log.warning("the control plane's former host is gone; this agent hosts it now, on port %d", port)
@@ -160,7 +155,7 @@ class _Control:
                 self._timekeeper = Timekeeper(hub)
         else:
             try:
-                listener = listening_socket("", self._endpoint.port)
+                listeners = self._listeners()
             except OSError as error:
                 if self._is_host or error.errno != errno.EADDRINUSE:
                     raise RendezvousConnectionError(
@@ -174,7 +169,7 @@ class _Control:
             # The workers keep the limit that they would have had: their guardian was started before.
             allow_nodes(self.settings.max_nodes)
             hub = Hub(self.settings)
-            self._server = ControlServer(hub, listener, keys=accepted_keys(), tls=self._tls)
+            self._server = ControlServer(hub, listeners, keys=accepted_keys(), tls=self._tls)
             log.info("control plane listens on port %d", self._server.port)
         tell_hosting(self.settings.run_id)
         return LocalLink(hub, own_node(address), deliver, address)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, is_loopback, own_address
 from rallypoint.rendezvous.backends.etcd_options import credentials_of, endpoints_of, tls_of
-from rallypoint.rendezvous.backends.options import control_tls, rank_hint, settings_of, worker_stores
+from rallypoint.rendezvous.backends.options import control_listeners, control_tls, rank_hint, settings_of, worker_stores
 from rallypoint.rendezvous.elastic import ElasticHandler, local_id
 from rallypoint.rendezvous.etcd.keys import Keys
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo
@@ -74,6 +74,7 @@ class _Control:
         self._credentials = credentials_of(params)
         self._keys = Keys.of(str(params.get("prefix", DEFAULT_PREFIX)), params.run_id)
         self._local_addr = params.local_addr
+        self._listen = partial(control_listeners, params, port=0)
         self._candidate: Candidate | None = None
         self._client: EtcdClient | None = None
         """The agents' store's, once somebody has asked for that."""
@@ -86,7 +87,9 @@ class _Control:
 
         number = local_id()
         posted = Posted(", ".join(str(each) for each in self._endpoints), self._control_tls)
-        self._candidate = Candidate(self._connect, self._keys, self.settings, posted, self._addresses, number)
+        self._candidate = Candidate(
+            self._connect, self._keys, self.settings, posted, self._addresses, self._listen, number
+        )
         link = TcpLink(posted, self.settings, number, deliver, deadline)
         posted.on_move = link.follow
         self._candidate.start()

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import itertools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from rallypoint.base.endpoint import Endpoint, listening_addresses, listening_sockets, resolve
 from rallypoint.base.errors import UsageError, UserError
 from rallypoint.base.secrets import job_secret
 from rallypoint.rendezvous.params import RendezvousParameters
@@ -13,6 +16,8 @@ from rallypoint.rendezvous.state import Settings
 from rallypoint.rendezvous.worker_stores import AgentStores, WorkersOwnStores, WorkerStores
 
 if TYPE_CHECKING:
+    import socket
+
     from rallypoint.base.tls import Tls
     from rallypoint.rendezvous.handshake import Keys
 
@@ -43,14 +48,17 @@ _OURS = {
 _TLS = ("tls_cert", "tls_key", "tls_ca", "tls_peer")
 """Of the control plane, wherever there is a server of ours."""
 
+_LISTEN = "listen"
+"""Where a coordinator in this agent listens: an address or name of this machine, or `any` for all interfaces."""
+
 _ELASTIC = {"rank", *_OURS, *_DEFAULTS} - {"read_timeout"}
 _ON_ETCD = {"protocol", "cacert", "cert", "key", "ca_cert", "ssl_cert", "ssl_cert_key", "user", "password"}
 
 KNOWN = {
-    "static": {"timeout", *_OURS, *_TLS},
-    "c10d": {"store_type", "is_host", "read_timeout", *_ELASTIC, *_TLS},
+    "static": {"timeout", _LISTEN, *_OURS, *_TLS},
+    "c10d": {"store_type", "is_host", "read_timeout", _LISTEN, *_ELASTIC, *_TLS},
     "etcd-v2": {"etcd_prefix", "read_timeout", *_ON_ETCD, *_ELASTIC},
-    "etcd": {"prefix", "join_timeout", "last_call_timeout", "rank", *_ON_ETCD, *_OURS, *_TLS},
+    "etcd": {"prefix", "join_timeout", "last_call_timeout", "rank", _LISTEN, *_ON_ETCD, *_OURS, *_TLS},
 }
 """Backend to the options that mean something to it, or to torchrun's of that name. What a plug-in reads, it knows."""
 
@@ -155,6 +163,47 @@ def accepted_keys() -> Keys | None:
     """The keys that a coordinator accepts from nodes; None where there is no secret. Raises as `own_key` does."""
     secret = job_secret()
     return None if secret is None else secret.keys
+
+
+def control_listeners(
+    params: RendezvousParameters, hosts: Sequence[str], port: int, *, only_here: bool = False
+) -> list[socket.socket]:
+    """Sockets on which a coordinator in this agent listens: at what others know this machine by, and nowhere else.
+
+    Args:
+        params: of the backend; `listen` among its options says where instead, and `local_addr` where as well.
+        hosts: names and addresses by which other nodes look for it.
+        port: 0 lets the kernel choose.
+        only_here: whether all nodes are on this machine.
+
+    Raises:
+        UserError: `listen` is no address of this machine.
+        OSError: the port is taken.
+    """
+    given = str(params.get(_LISTEN) or "")
+    if given:
+        return _chosen_listeners(given, port)
+    found = [listening_addresses(each, only_here=only_here or params.max_nodes == 1) for each in hosts]
+    if params.local_addr:
+        found.append(listening_addresses(params.local_addr, only_here=True))
+    return listening_sockets([] if [] in found else list(dict.fromkeys(itertools.chain(*found))), port)
+
+
+def _chosen_listeners(given: str, port: int) -> list[socket.socket]:
+    try:
+        return listening_sockets([] if given == "any" else resolve(given), port)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise
+        raise UserError(
+            f"rendezvous option {_LISTEN}={given!r} is no address of this machine ({error.strerror}); give one of its "
+            "addresses, or any for all"
+        ) from None
+
+
+def where_in_words(endpoint: Endpoint, only_here: bool) -> str:
+    """Where the nodes meet, for the sentences of those who wait for others."""
+    return f"at {endpoint}{' (which other machines cannot reach)' if only_here else ''}"
 
 
 def worker_stores(params: RendezvousParameters, *, only_here: bool = False) -> WorkerStores:

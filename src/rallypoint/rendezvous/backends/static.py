@@ -7,14 +7,23 @@ first byte of a connection tells the two apart. Each round has a new store behin
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.descriptors import allow_nodes
-from rallypoint.base.endpoint import Endpoint, host_name, is_this_machine, listening_socket, parse_endpoint
+from rallypoint.base.endpoint import Endpoint, host_name, is_loopback, is_this_machine, parse_endpoint
 from rallypoint.base.errors import UserError
 from rallypoint.base.loop import shared_loop
-from rallypoint.rendezvous.backends.options import accepted_keys, control_tls, own_key, rank_hint, settings_of
+from rallypoint.rendezvous.backends.options import (
+    accepted_keys,
+    control_listeners,
+    control_tls,
+    own_key,
+    rank_hint,
+    settings_of,
+    where_in_words,
+)
 from rallypoint.rendezvous.elastic import ElasticHandler, local_id, own_node
 from rallypoint.rendezvous.errors import RendezvousConnectionError
 from rallypoint.rendezvous.handler import RendezvousHandler
@@ -28,6 +37,9 @@ from rallypoint.rendezvous.worker_stores import expect
 from rallypoint.store.rounds import RoundStores
 
 if TYPE_CHECKING:
+    import socket
+    from collections.abc import Callable
+
     from rallypoint.base.tls import Tls
     from rallypoint.rendezvous.backends.rank_zero import EndpointCheck
 
@@ -51,13 +63,16 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         params.backend, params.endpoint, params.run_id, params.max_nodes, params.max_nodes, **params.config
     )
     settings = settings_of(everyone, join_timeout_key="timeout", fixed_ranks=True)
-    master = _Master(endpoint, settings, rank, control_tls(params.config), params.endpoint_flag)
+    # The default is an address that is each machine's own, and says nothing of where the others come from.
+    only_here = is_loopback(endpoint.host) and params.endpoint_given
+    listeners = partial(control_listeners, params, [endpoint.host], endpoint.port, only_here=only_here)
+    master = _Master(endpoint, settings, rank, control_tls(params.config), params.endpoint_flag, listeners)
     return ElasticHandler(
         params.backend,
         settings,
         master.open,
         master,
-        where=f"at {endpoint}",
+        where=where_in_words(endpoint, only_here),
         endpoint_flag=params.endpoint_flag,
         rank_hint=rank,
         shut=master.shut,
@@ -70,12 +85,21 @@ class _Master:
 
     hosted_by_agent = True
 
-    def __init__(self, endpoint: Endpoint, settings: Settings, rank: int, tls: Tls | None, flag: str) -> None:
+    def __init__(
+        self,
+        endpoint: Endpoint,
+        settings: Settings,
+        rank: int,
+        tls: Tls | None,
+        flag: str,
+        listeners: Callable[[], list[socket.socket]],
+    ) -> None:
         self._endpoint = endpoint
         self._settings = settings
         self._rank = rank
         self._tls = tls
         self._flag = flag
+        self._listeners = listeners
         self._check: EndpointCheck | None = None
         self._stores: RoundStores | None = None
         self._server: ControlServer | None = None
@@ -90,7 +114,7 @@ class _Master:
 
             return TcpLink(OfRankZero(self._place(), self._rank), self._settings, local_id(), deliver, deadline)
         try:
-            listener = listening_socket("", self._endpoint.port)
+            listeners = self._listeners()
         except OSError as error:
             port = self._flag.replace("addr", "port").replace("ADDR", "PORT")
             raise RendezvousConnectionError(
@@ -100,7 +124,7 @@ class _Master:
         allow_nodes(self._settings.max_nodes)
         hub = Hub(self._settings)
         self._stores = RoundStores()
-        self._server = ControlServer(hub, listener, keys=accepted_keys(), tls=self._tls, fallback=self._stores.adopt)
+        self._server = ControlServer(hub, listeners, keys=accepted_keys(), tls=self._tls, fallback=self._stores.adopt)
         self._endpoint = Endpoint(self._endpoint.host, self._server.port)
         if not is_this_machine(self._endpoint.host, ask=False):
             self._begin_check(hub, deliver)

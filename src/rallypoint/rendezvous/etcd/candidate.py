@@ -23,6 +23,7 @@ import logging
 import math
 import os
 import random
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
@@ -99,6 +100,7 @@ class Candidate:
         settings: Settings,
         posted: Posted,
         find_addresses: Callable[[], Sequence[str]],
+        listen: Callable[[Sequence[str]], list[socket.socket]],
         local_id: int,
     ) -> None:
         """Put the parts together.
@@ -109,6 +111,7 @@ class Candidate:
             settings: what the job asks of its rendezvous.
             posted: what this node knows of the arbiter, shared with its link.
             find_addresses: those of this machine as others may reach it, the likeliest first; may look up names.
+            listen: makes sockets on which others reach us at these addresses, all on one port.
             local_id: which handler of this process this is.
         """
         self._connect = connect
@@ -117,6 +120,7 @@ class Candidate:
         self._posted = posted
         self._find_addresses = find_addresses
         self._addresses: Sequence[str] = ()
+        self._listen = listen
         self._local_id = local_id
         self._ttl = max(1, math.ceil(settings.lease))
         self._news = threading.Condition()
@@ -306,6 +310,7 @@ class Candidate:
             self._settings,
             standing,
             addresses=self._addresses,
+            listen=self._listen,
             deposed=self._on_deposed,
             tls=self._posted.tls,
         )

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.descriptors import allow_nodes
-from rallypoint.base.endpoint import host_name, listening_socket
+from rallypoint.base.endpoint import host_name
 from rallypoint.base.log import get_logger
 from rallypoint.etcd.api import EtcdLeaseGone, EtcdUnreachable, Found, KeyValue, Lost, Put, Range, WatchEvent
 from rallypoint.etcd.client import EtcdClient
@@ -35,6 +35,8 @@ from rallypoint.rendezvous.state import NodeId, Settings, State, known_to
 from rallypoint.rendezvous.state_codec import decode_state
 
 if TYPE_CHECKING:
+    import socket
+
     from rallypoint.base.tls import Tls
 
 log = get_logger(__name__)
@@ -76,6 +78,7 @@ class Term:
         standing: Standing,
         *,
         addresses: Sequence[str],
+        listen: Callable[[Sequence[str]], list[socket.socket]],
         deposed: Callable[[str], None],
         tls: Tls | None = None,
     ) -> None:
@@ -87,6 +90,7 @@ class Term:
             settings: what the job asks of its rendezvous.
             standing: who we are.
             addresses: of this machine, the likeliest first.
+            listen: makes sockets on which others reach us at these addresses, all on one port.
             deposed: called once, from any thread, with the reason, when we are the arbiter no more.
             tls: of the control plane, if it has any.
 
@@ -123,9 +127,7 @@ class Term:
         allow_nodes(settings.max_nodes)
         secret = secrets.token_hex(16)
         try:
-            self._server = ControlServer(
-                self.hub, listening_socket("", 0), keys=lambda _job: (secret.encode(),), tls=tls
-            )
+            self._server = ControlServer(self.hub, listen(addresses), keys=lambda _job: (secret.encode(),), tls=tls)
         except BaseException:
             self._memory.close()
             raise
