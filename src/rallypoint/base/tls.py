@@ -12,6 +12,7 @@ Laws:
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -106,9 +107,13 @@ def _load(files: TlsFiles) -> tuple[SSLContext, SSLContext]:
 def _load_into(context: SSLContext, files: TlsFiles) -> None:
     for name, path in zip(("tls_cert", "tls_key", "tls_ca"), files[:3], strict=True):
         try:
-            os.close(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+            fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            regular = stat.S_ISREG(os.fstat(fd).st_mode)
+            os.close(fd)
         except OSError as error:
             raise UserError(f"{name}={path!r} cannot be read: {error.strerror}") from None
+        if not regular:  # OpenSSL would wait for a named pipe for ever
+            raise UserError(f"{name}={path!r} is no regular file; give the path of one in PEM")
     try:
         context.load_cert_chain(files.cert, files.key, password=_no_password)
     except (OSError, ValueError) as error:  # an SSLError is an OSError

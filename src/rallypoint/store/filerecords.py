@@ -38,26 +38,47 @@ def removing(key: bytes) -> bytes:
     return setting(_REMOVED + key, b"")
 
 
-def replay(data: bytes, content: dict[bytes, bytes]) -> None:
-    """Do to `content` what the records say.
+def replay(data: bytes, content: dict[bytes, bytes], size: int | None = None) -> int:
+    """Do to `content` what the records say that are whole.
+
+    Args:
+        data: bytes of the file, from the beginning of a record on.
+        content: keys and values.
+        size: how many bytes the file has from there on; None for those of `data`.
+
+    Returns:
+        Where in `data` the first record begins that is not whole.
 
     Raises:
-        StoreProtocolError: the data does not end with a record's end.
+        StoreProtocolError: it is no store's file, or does not end with a record's end.
     """
+    size = len(data) if size is None else size
     at = 0
-    while at < len(data):
-        key, at = _string(data, at)
-        value, at = _string(data, at)
+    while (found := _string(data, at, size)) is not None:
+        key, middle = found
+        if not key:
+            raise StoreProtocolError("it holds a key without a name: it is no store's file")
+        found = _string(data, middle, size)
+        if found is None:
+            break
+        value, at = found
         if key.startswith(_REMOVED):
             content.pop(key[1:], None)
         else:
             content[key] = value
+    return at
 
 
-def _string(data: bytes, at: int) -> tuple[bytes, int]:
+def _string(data: bytes, at: int, size: int) -> tuple[bytes, int] | None:
+    """The string that begins there and where it ends; None if that is not in `data`."""
+    if at == size:
+        return None
     start = at + _LENGTH.size
     if start <= len(data):
         end = start + _LENGTH.unpack_from(data, at)[0]
         if end <= len(data):
             return data[start:end], end
-    raise StoreProtocolError("it ends in the middle of a record: it is no store's file, or a writer died over it")
+        start = end
+    if start > size:
+        raise StoreProtocolError("it ends in the middle of a record: it is no store's file, or a writer died over it")
+    return None

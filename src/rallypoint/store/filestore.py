@@ -7,8 +7,10 @@ read from where it was last left. Waiting looks at its size every 10 ms: a file 
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
+import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 _POLL = 0.01
+_PIECE = 1 << 20
 
 
 class FileStore(Store):
@@ -200,7 +203,7 @@ class FileStore(Store):
 
             def append(records: bytes) -> None:
                 _write(file, self._size, records)
-                self._take_in(records)
+                self._take_in(records, len(records))
 
             yield append
 
@@ -228,20 +231,29 @@ class FileStore(Store):
         now = os.fstat(file)
         if now.st_ino != self._inode or now.st_size < self._size:
             self._forget(now.st_ino)
-        if now.st_size > self._size:
-            self._take_in(_read(file, self._size, now.st_size))
+        data = b""
+        while now.st_size > self._size + len(data):
+            # In pieces: what is no store's file is known by its first ones, however large it is.
+            at = self._size + len(data)
+            piece = os.pread(file, min(max(_PIECE, len(data)), now.st_size - at), at)
+            if not piece:
+                break
+            data += piece
+            data = data[self._take_in(data, now.st_size - self._size) :]
 
     def _forget(self, inode: int) -> None:
         """Another file, or none, has taken the file's place."""
         self._content.clear()
         self._inode, self._size = inode, 0
 
-    def _take_in(self, records: bytes) -> None:
+    def _take_in(self, records: bytes, size: int) -> int:
+        """Take in the records that are whole; returns how many bytes that are. For `size` see `replay`."""
         try:
-            replay(records, self._content)
+            taken = replay(records, self._content, size)
         except StoreProtocolError as error:
             raise StoreProtocolError(f"{self._path} cannot be read as a store ({error}); give another path") from None
-        self._size += len(records)
+        self._size += taken
+        return taken
 
 
 _NO_QUEUES = "a store in a file has no queues; use a TCPStore or a HashStore"
@@ -259,12 +271,15 @@ def _open_locked(path: str, lock: int) -> int | None:
     flags = os.O_RDONLY if lock == fcntl.LOCK_SH else os.O_RDWR | os.O_CREAT
     while True:
         try:
-            file = os.open(path, flags | os.O_CLOEXEC, 0o644)
+            # Without waiting: a named pipe that nobody writes to would hold us for ever.
+            file = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o644)
         except FileNotFoundError:
             if lock == fcntl.LOCK_SH:
                 return None
             raise
         try:
+            if not stat.S_ISREG(os.fstat(file).st_mode):
+                raise OSError(errno.EINVAL, "it is no regular file")
             fcntl.flock(file, lock)
             if os.fstat(file).st_nlink:
                 return file
@@ -272,14 +287,6 @@ def _open_locked(path: str, lock: int) -> int | None:
             os.close(file)
             raise
         os.close(file)
-
-
-def _read(file: int, start: int, end: int) -> bytes:
-    pieces = []
-    while start < end and (piece := os.pread(file, end - start, start)):
-        pieces.append(piece)
-        start += len(piece)
-    return b"".join(pieces)
 
 
 def _write(file: int, at: int, records: bytes) -> None:

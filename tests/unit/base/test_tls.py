@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import ssl
 from pathlib import Path
 
@@ -82,7 +83,10 @@ def test_files_that_cannot_serve_are_named(tmp_path: Path) -> None:
     files = written(tmp_path, trustme.CA(), "node0")
     nonsense = tmp_path / "nonsense"
     nonsense.write_text("nonsense")
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
     wrong = {
+        "no regular file": files._replace(cert=str(pipe)),
         "tls_cert": files._replace(cert=str(nonsense)),
         "tls_key": files._replace(key=files.cert),
         "tls_ca": files._replace(ca=str(nonsense)),

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import threading
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -138,6 +139,37 @@ def test_a_file_that_is_no_store_is_left_as_it_is(path: str, content: bytes) -> 
 def test_a_path_that_cannot_be_opened(tmp_path: Path) -> None:
     with pytest.raises(StoreConnectionError, match="No such file or directory"):
         FileStore(str(tmp_path / "missing" / "store"))
+
+
+def test_what_is_no_regular_file_is_refused_at_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, Path("/dev/zero"), tmp_path):
+        with pytest.raises(StoreConnectionError, match="cannot be opened"):
+            FileStore(str(path))
+
+
+@pytest.mark.parametrize("begins", [b"", b"\0\0\0\xff", b"\1\0\0\0/\xff\xff\xff\xff"])
+def test_a_foreign_file_of_gigabytes_is_known_by_its_beginning(path: str, begins: bytes) -> None:
+    with open(path, "wb") as file:
+        file.write(begins)
+        file.truncate(3 << 30)
+    tracemalloc.start()
+    try:
+        with pytest.raises(StoreProtocolError, match="no store's file"):
+            FileStore(path)
+        assert tracemalloc.get_traced_memory()[1] < 16 << 20
+    finally:
+        tracemalloc.stop()
+
+
+def test_a_record_longer_than_a_piece_is_read(path: str) -> None:
+    with FileStore(path) as first:
+        first.set("large", b"x" * (5 << 20))
+        first.set("small", b"y")
+        with FileStore(path) as second:
+            assert second.get("large") == b"x" * (5 << 20)
+            assert second.get("small") == b"y"
 
 
 def test_a_full_disk_leaves_whole_records(path: str) -> None:
