@@ -192,7 +192,7 @@ class ElasticHandler(RendezvousHandler):
         Where an agent listens, its loop has done that: what it has been placed in is taken up and given, once.
         """
         if self._listener is not None:
-            return self._met_by_the_agent()
+            return _as_torch_takes_it(self._met_by_the_agent())
         if self._placement is not None:
             self._send(Drain(self._placement.round))
         self.join("default", 1)
@@ -201,7 +201,7 @@ class ElasticHandler(RendezvousHandler):
             notice = next(coming)
             if isinstance(notice, Placed):
                 self.take_up(notice.placement)
-                return self.info(notice.placement)
+                return _as_torch_takes_it(self.info(notice.placement))
             if isinstance(notice, Waiting):
                 (log.warning if notice.loud else log.info)("%s", notice.text)
             if isinstance(notice, Differs):
@@ -392,6 +392,18 @@ class ElasticHandler(RendezvousHandler):
                 pass
         listener = self._listener
         (self._inbox.put if listener is None else listener)(notice)
+
+
+def _as_torch_takes_it(info: RendezvousInfo) -> RendezvousInfo:
+    """The same for who has asked by itself: where torch is imported, the store is one that torch's functions take."""
+
+    def store() -> Store:
+        from rallypoint.store.torchs import where_torch_is
+
+        made: Store = where_torch_is(info.store)
+        return made
+
+    return RendezvousInfo(store, info.rank, info.world_size, info.bootstrap_store_info)
 
 
 def local_id() -> int:

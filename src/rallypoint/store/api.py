@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rallypoint.base.errors import UserError
 
@@ -164,6 +164,16 @@ class Store(ABC):
     @abstractmethod
     def has_extended_api(self) -> bool:
         """Whether all of append, multi_get, multi_set and the queues are there and done by the store itself."""
+
+    def to_torch(self) -> Any:
+        """A `torch.distributed.Store` with the same content, for code that hands it to torch.
+
+        Raises:
+            UserError: `torch.distributed` is not imported; nothing here imports it.
+        """
+        from rallypoint.store.torchs import to_torch
+
+        return to_torch(self)
 
     def close(self) -> None:  # noqa: B027 - most stores hold nothing
         """Give back what the store holds, such as a connection. It cannot be used any more. Idempotent."""

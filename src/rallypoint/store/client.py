@@ -78,6 +78,7 @@ class TCPStore(RequestingStore):
         self._lock = threading.Lock()
         self._broken: str | None = None
         self._libuv = use_libuv
+        self._server_stays = False
         self._server: StoreServer | None = None
         self._connection: socket.socket | None = None
         if is_master:
@@ -107,6 +108,10 @@ class TCPStore(RequestingStore):
         """What `use_libuv` was."""
         return self._libuv
 
+    def outlives_us(self) -> None:
+        """The server has clients elsewhere in this process: it ends with `close`, and not when nobody holds this."""
+        self._server_stays = True
+
     def clone(self) -> TCPStore:
         return TCPStore(self.host, self.port, timeout=self._timeout)
 
@@ -134,7 +139,9 @@ class TCPStore(RequestingStore):
         if connection is not None:
             connection.close()
         server: StoreServer | None = getattr(self, "_server", None)
-        if server is None or sys.is_finalizing():  # other threads have stopped by then, some of them with locks
+        if (
+            server is None or getattr(self, "_server_stays", False) or sys.is_finalizing()
+        ):  # other threads have stopped by then, some of them with locks
             return
         self._server = None
         if move_out(server):

@@ -100,7 +100,7 @@ def test_what_is_switched_off_for_the_imports_is_seen_by_no_worker(
     code = (
         "import builtins, os\nbuiltins.N = 'JE_ARROW_MALLOC_CONF'\nbefore = dict(os.environ)\n"
         "from rallypoint.workers.warm.imports import Imports\n"
-        "Imports(['reader'], (), '/', None, {0, 1, 2, *map(int, os.listdir('/proc/self/fd'))}).run((), print)\n"
+        "Imports(['reader'], (), '/', None, {0, 1, 2, *map(int, os.listdir('/proc/self/fd'))}).run((), print, int)\n"
         "import subprocess\nprint(subprocess.getoutput(f'echo ${N}'), dict(os.environ) == before)\n"
     )
     shown = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout

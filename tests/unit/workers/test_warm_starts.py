@@ -320,9 +320,25 @@ def test_how_long_the_first_start_waits(guardian: Guardian, tmp_path: Path, capl
         clock.now = starts.PATIENCE
         assert not waits(found)
         assert found.start(command(tmp_path), os.environ, None, None, ()) is None
-        assert "not imported after 20 s" in caplog.text
+        assert "slow is not imported, and has not got on for 20 s" in caplog.text
         clock.now = 0.0
         assert not waits(found)
+
+
+def test_it_waits_on_while_one_module_after_the_other_is_imported(guardian: Guardian, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "slow.py").write_text(
+        f"open({str(tmp_path / 'fifo')!r}, 'w').write('here')\nimport time\ntime.sleep(600)\n"
+    )
+    clock = Clock()
+    clock.now = 15.0
+    with warm(guardian, tmp_path, "json,slow", clock, ready=False) as found:
+        assert found.wake_at() == 15.0 + starts.PATIENCE
+        assert (tmp_path / "fifo").read_text() == "here"
+        clock.now = 34.0
+        until(found, lambda: found.wake_at() == 34.0 + starts.PATIENCE)
+        clock.now = 53.0
+        assert waits(found)
 
 
 def test_a_new_guardian_gets_a_zygote_of_its_own(guardian: Guardian, tmp_path: Path) -> None:

@@ -84,6 +84,8 @@ class Zygote:
     def __init__(self, guardian: Guardian, argv: Sequence[str], environ: Mapping[str, str], request: Preload) -> None:
         self.phase = Phase.IMPORTING
         self.why = ""
+        self.imported = 0
+        """How many modules it has imported."""
         self.module = ""
         """The module that makes it unfit."""
         self.packages: tuple[str, ...] = ()
@@ -142,7 +144,7 @@ class Zygote:
 
     def look(self) -> Phase:
         """Take notice of what it has said, or of its end. Returns what it is at now."""
-        while self._link.fileno() >= 0 and readable(self._link.fileno()):
+        while self._link.fileno() >= 0 and (self._buffer or readable(self._link.fileno())):
             try:
                 message, _ = self._receive()
             except (OSError, EOFError):
@@ -150,6 +152,8 @@ class Zygote:
                 break
             if message[0] == "ready":
                 self.phase, self._read, self._beginnings = Phase.READY, *message[1:]
+            elif message[0] == "imported":
+                self.imported += 1
             elif message[0] == "unfit":
                 self.phase, self.module, self.why, packages = Phase.UNFIT, *message[1:]
                 self.packages = tuple(packages)

@@ -76,12 +76,13 @@ class Imports:
         self.importing = ""
         """The module that is being imported."""
 
-    def run(self, own: Collection[str], refused: Callable[[Unfit], None]) -> Recording:
+    def run(self, own: Collection[str], refused: Callable[[Unfit], None], imported: Callable[[], None]) -> Recording:
         """Import with `sys.path` and `__main__` as the script's own imports find them.
 
         Args:
             own: variables that each worker has of its own.
             refused: called where one of them is read, which no import that follows can mend.
+            imported: called after each module.
 
         Raises:
             Unfit: this process must not be forked.
@@ -100,6 +101,7 @@ class Imports:
                 self._import_one(module)
                 if added and sys.path[0] != self._path0:
                     raise Unfit(module, "it puts something before the script's folder on sys.path")
+                imported()
         if self._main_file is not None:
             del main.__file__
         if added:

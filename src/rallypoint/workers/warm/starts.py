@@ -1,9 +1,9 @@
 """Warm starts of one agent: a zygote at a time, and the word whether a worker is forked from it or starts cold.
 
 When the first workers are to start and the first zygote still imports, they wait for it (`importing`), `PATIENCE` at
-most: it imports what they would, and has begun before them, so that they come to their first line after the import no
-later, and the processors import once and not once for each worker. A script that does other things before it imports
-waits longer than it had to. Never again: workers that are to start while a later zygote imports start cold.
+most for each module: it imports what they would, and has begun before them, so that they come to their first line after
+the import no later, and the processors import once and not once for each worker. A script that does other things before
+it imports waits longer than it had to. Never again: workers that are to start while a later zygote imports start cold.
 
 Laws:
 
@@ -32,7 +32,7 @@ from rallypoint.workers.warm.environment import read_unseen
 log = get_logger(__name__)
 
 PATIENCE = 20.0
-"""Seconds that the first start of workers waits for the imports, from when these began."""
+"""Seconds that the first start of workers waits for the import of a module."""
 _MOST_DEATHS = 3
 """So many zygotes in a row may end without a worker forked from them."""
 
@@ -67,7 +67,7 @@ class WarmStarts:
         self._late: _Late | None = None
         self._zygote: Zygote | None = None
         self._given_up = False
-        self._begun_at = 0.0
+        self._moved_at = 0.0
         self._first = True
         self._deaths = 0
         self._told: set[str] = set()
@@ -91,9 +91,11 @@ class WarmStarts:
         """Whether workers that are to start now shall wait."""
         zygote = self._zygote
         waits = self._first and zygote is not None and zygote.phase is Phase.IMPORTING
-        if waits and self._clock.monotonic() >= self._begun_at + PATIENCE:
+        if waits and self._clock.monotonic() >= self._moved_at + PATIENCE:
             self._first = waits = False
-            self._tell_cold(f"{self._named()} is not imported after {PATIENCE:.0f} s; later starts may be warm")
+            self._tell_cold(
+                f"{self._named()} is not imported, and has not got on for {PATIENCE:.0f} s; later starts may be warm"
+            )
         return waits
 
     def fds(self) -> list[int]:
@@ -104,15 +106,17 @@ class WarmStarts:
         """When `importing` ends at the latest, on the monotonic clock; infinite if it is over."""
         zygote = self._zygote
         waits = self._first and zygote is not None and zygote.phase is Phase.IMPORTING
-        return self._begun_at + PATIENCE if waits else math.inf
+        return self._moved_at + PATIENCE if waits else math.inf
 
     def step(self) -> None:
         """Take notice of what has happened to the zygote."""
         zygote = self._zygote
         if zygote is None or zygote.phase in (Phase.UNFIT, Phase.LOST):
             return
-        before = zygote.phase
+        before, imported = zygote.phase, zygote.imported
         now = zygote.look()
+        if zygote.imported > imported:
+            self._moved_at = self._clock.monotonic()
         if now is Phase.UNFIT:
             self._leave_out(zygote)
         elif now is Phase.LOST:
@@ -162,7 +166,7 @@ class WarmStarts:
     # Inside
 
     def _begin(self, guardian: Guardian) -> None:
-        self._begun_at = self._clock.monotonic()
+        self._moved_at = self._clock.monotonic()
         unseen = read_unseen(self._preload.own)
         if unseen:
             self._give_up(f"{unseen}, and each worker has its own")

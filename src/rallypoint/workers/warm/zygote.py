@@ -6,7 +6,8 @@ input is the connection to the agent, its standard output and standard error are
 
     first      (modules, those to leave out, variables that each worker has of its own, path0, main file or None,
                PYTHONPATH or None, ignored signals, path of the file for what workers import themselves or None)
-    answer     ("ready", names read of the environment, beginnings of names read, each with file and line), or
+    answers    ("imported",) after each module
+               ("ready", names read of the environment, beginnings of names read, each with file and line), or
                ("unfit", module, why, packages that could be preloaded instead); after the latter it ends
     a request  (command line, how much of it the interpreter takes, environment, places of 0, 1, 2, ignored signals,
                mask, umask, cpus)
@@ -93,7 +94,7 @@ def serve() -> None:
         posix._exit(0)
 
     try:
-        recording = imports.run(own, refuse)
+        recording = imports.run(own, refuse, lambda: link.say(("imported",)))
         captured = birth.Captured()
         imports.check_threads()
     except Unfit as unfit:

@@ -24,6 +24,9 @@ class _Foreign(Store):
         super().__init__(store.timeout)
         self._store = store
 
+    def to_torch(self) -> Any:
+        return self._store
+
     @property
     def timeout(self) -> timedelta:
         return timedelta(seconds=seconds(self._store.timeout))
