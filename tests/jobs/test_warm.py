@@ -320,7 +320,7 @@ def test_an_accelerator_that_the_imports_have_initialized(rallyrun: Launcher) ->
     (rallyrun.folder / "torch.py").write_text("class cuda:\n    is_initialized = staticmethod(lambda: True)\n")
     job = run(rallyrun, "--standalone", "--warm=torch", rallyrun.script("print('up')"))
     assert job.out == ["up"]
-    assert "torch cannot be preloaded: it initializes torch.cuda; name modules in --warm" in says_cold(job)
+    assert "torch cannot be preloaded: it initializes torch.cuda; take it out of --warm" in says_cold(job)
 
 
 @pytest.mark.parametrize(
