@@ -51,8 +51,6 @@ class Roster:
         """Address and process id to the lowest local id that was not given there yet."""
         self._claimed: dict[NodeId, NodeId] = {}
         """What a session was called at first to the name that it has claimed."""
-        self._foreign: set[tuple[str, int, int]] = set()
-        """Names that were claimed and may not have been given here."""
         self._claims: dict[NodeId, list[NodeId]] = {}
         """The same the other way round."""
         self._near: list[int] = []
@@ -72,7 +70,7 @@ class Roster:
         return session.node
 
     def reserve(self, name: NodeId) -> None:
-        """A name was given by an arbiter before us: nobody else gets it."""
+        """A name was given, perhaps by an arbiter before us: nobody else gets it."""
         taken = max(name.local_id + 1, self._next_local_id.get((name.addr, name.pid), 0))
         self._next_local_id[name.addr, name.pid] = taken
 
@@ -85,7 +83,7 @@ class Roster:
         former = self._by_node.get(name)
         if former is not None:
             self.close(former)
-        self._foreign.add(name[:3])
+        self.reserve(name)
         self._claimed[session.node] = name
         self._claims.setdefault(name, []).append(session.node)
         del self._by_node[session.node]
@@ -106,8 +104,6 @@ class Roster:
 
     def forget(self, node: NodeId) -> None:
         """Nothing is held for a node any more: what it has claimed needs not be known."""
-        if node not in self._by_node:
-            self._foreign.discard(node[:3])
         for called in self._claims.pop(node, ()):
             if self._claimed.get(called) == node:
                 del self._claimed[called]
@@ -150,7 +146,5 @@ class Roster:
     def _unique(self, node: NodeId) -> NodeId:
         addr = node.addr or "?"
         local_id = max(node.local_id, self._next_local_id.get((addr, node.pid), 0))
-        while (addr, node.pid, local_id) in self._foreign:
-            local_id += 1
         self._next_local_id[addr, node.pid] = local_id + 1
         return NodeId(addr, node.pid, local_id, node.host)
