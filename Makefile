@@ -22,7 +22,8 @@ sweep: $(READY)  ## the arbiter of a job on etcd dies at each of its steps
 sim: $(READY)  ## 10,000 jobs in virtual time, with faults from seeds
 	@$(BIN)/python -m tests.sim $(ARGS)
 
-fuzz: $(READY)  ## the store in C against arbitrary clients, with sanitizers, for a minute (ARGS=600 for ten)
+fuzz: $(READY)  ## each decoder of foreign bytes, guided by coverage, for FUZZ_SECONDS each (10); ARGS=TARGET for one
+	@$(PIP) --only-binary=:all: --require-hashes -r requirements/fuzz.txt || echo "without atheris, which has no build for this Python"
 	@$(BIN)/python -m tests.fuzz $(ARGS)
 
 lint: $(READY)  ## style, types and the floors of the house
@@ -56,6 +57,8 @@ lock:  ## renew requirements/*.txt: what the verbs above install, with hashes (a
 		--upgrade --quiet -o requirements/test.txt
 	@uv pip compile requirements/release.in --python-version 3.11 --generate-hashes \
 		--no-emit-index-url --no-emit-find-links --no-header --upgrade --quiet -o requirements/release.txt
+	@uv pip compile requirements/fuzz.in --python-version 3.11 --generate-hashes \
+		--no-emit-index-url --no-emit-find-links --no-header --upgrade --quiet -o requirements/fuzz.txt
 
 clean:  ## what the verbs above made
 	rm -rf $(VENV) .venv-frameworks .venv-release dist src/rallypoint/store/_native*.so .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis

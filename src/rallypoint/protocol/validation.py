@@ -51,15 +51,19 @@ _NUMBERS: Mapping[str, Range] = {
     "deadline": Range(-math.inf, math.inf),
 }
 """What a number may be, by the name of its field."""
+_COUNTED = Range(-1, _ROUNDS // 2)
+_HELD: Mapping[str, Range] = {**_NUMBERS, "round": _COUNTED, "past": _COUNTED, "failures": _COUNTED}
+"""The same in a `Holding`: a coordinator counts on from there, and what it tells its nodes then has to be in range."""
 _TIMES = Range(0, 253402214400.0)
 """Epoch seconds up to the year 9999, which every time zone can show. What is beyond is a clock that is wrong, of which
 people have to be told as well: it is cut."""
 _OTHER_NUMBERS = Range(-(2**40), 2**40)
 
-_TEXTS: Mapping[str, int] = {"traceback": 64 * 1024, "message": 16 * 1024, "sentence": 8 * 1024, "detail": 8 * 1024}
-"""Characters that a text of several lines may have, by the name of its field."""
+_TEXTS: Mapping[str, int] = {"traceback": 32 * 1024, "message": 8 * 1024, "sentence": 8 * 1024, "detail": 8 * 1024}
+"""Bytes of UTF-8 that a text of several lines may have, by the name of its field: all those of one message, with what
+others are told beside them, fit a frame."""
 _LINES: Mapping[str, int] = {"host": 255}
-"""Characters that a text of one line may have, by the name of its field; others `_LONGEST_LINE`."""
+"""The same of a text of one line; of others `_LONGEST_LINE`."""
 _LONGEST_LINE = 4 * 1024
 _LONGEST_BYTES = 256
 _MOST_ITEMS = MOST_NODES
@@ -108,11 +112,12 @@ def _value(value: Any, name: str, record: Any) -> Any:
 def _number(value: float, name: str, record: Any) -> float:
     if name == "timestamp":
         return min(max(value, _TIMES.least), _TIMES.most) if value == value else _TIMES.least
-    least, most = _NUMBERS.get(name, _OTHER_NUMBERS)
+    rules = _HELD if type(record).__name__ == "Holding" else _NUMBERS
+    least, most = rules.get(name, _OTHER_NUMBERS)
     if least <= value <= most:  # never so for NaN
         return value
     raise ValidationError(
-        f"a {type(record).__name__} whose {name} is {value:g} is refused; it has to be from {least:g} to {most:g}"
+        f"a {type(record).__name__} whose {name} is {value} is refused; it has to be from {least} to {most}"
     )
 
 
@@ -126,9 +131,15 @@ def _count(value: Collection[Any], most: int, name: str, record: Any) -> None:
 def _text(text: str, name: str) -> str:
     lines = name in _TEXTS
     most = _TEXTS[name] if lines else _LINES.get(name, _LONGEST_LINE)
-    if len(text) <= most and (text.isprintable() or (lines and _is_plain(text))):
+    if (text.isprintable() or (lines and _is_plain(text))) and _size(text) <= most:
         return text
-    return "".join(each if each.isprintable() or (lines and each in "\n\t") else "?" for each in text[:most])
+    shown = "".join(each if each.isprintable() or (lines and each in "\n\t") else "?" for each in text[:most])
+    return shown if _size(shown) <= most else shown.encode()[:most].decode(errors="ignore")
+
+
+def _size(text: str) -> int:
+    """Bytes of a text that is printable."""
+    return len(text) if text.isascii() else len(text.encode())
 
 
 def _is_plain(text: str) -> bool:

@@ -55,6 +55,8 @@ from rallypoint.rendezvous.tidings import farewell, newly_complete, nodes_waitin
 P = ParamSpec("P")
 Send = tuple[int, Notice]
 
+_MOST_DIFFERENCES = 32
+"""Of which one session is told."""
 _SILENT = "nothing was heard from it for {:g} s"
 _STAYED_AWAY = "it has not come back to the control plane"
 """What there is to say of how a node was lost."""
@@ -225,6 +227,8 @@ class Arbiter:
         own, job, state = speaker.settings, self.settings, self.state
         if state.begins:
             state = State()
+        if len(speaker.differs) >= _MOST_DIFFERENCES:
+            return
         alike = state.max_restarts in (-1, member.max_restarts)
         if alike and own in (None, job) and state.programs.get(member.role, member.program) == member.program:
             return

@@ -311,8 +311,10 @@ class Hub:
     def _mention(self, notice: Differs) -> None:
         """Tell people on our side, too, that nodes differ; not of each that differs as others do."""
         for each in notice.differences:
+            if each not in self._differing and len(self._differing) >= _TOLD_OF**2:
+                continue
             self._differing[each] += 1
-            if self._differing[each] <= _TOLD_OF and len(self._differing) <= _TOLD_OF**2:
+            if self._differing[each] <= _TOLD_OF:
                 sentence = each.told(notice.node)
                 log.warning("job %r: %s; give all nodes of a job the same", self.settings.run_id, sentence)
 

@@ -36,6 +36,8 @@ class Session:
     """Whether the node has said at the beginning of the session that it waits for a place, and has not asked yet."""
     skips_join: bool = False
     """Whether the join that it says next was overtaken by what it has just been told."""
+    claimed: bool = False
+    """Whether it has claimed a name, which it does at its beginning and once."""
     differs: tuple[Difference, ...] = ()
     """How the node was started in another way than the job, as it has been told."""
 
@@ -78,8 +80,9 @@ class Roster:
         """The node of a session shows that it was here before, by that name. Returns the session that this ends."""
         session = self._sessions[number]
         name = self._claimed.get(name, name)
-        if session.node == name:
+        if session.node == name or session.claimed:
             return None
+        session.claimed = True
         former = self._by_node.get(name)
         if former is not None:
             self.close(former)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from rallypoint.protocol.validation import ValidationError, validated
 from rallypoint.rendezvous.errors import RendezvousStateError
 from rallypoint.rendezvous.state import (
     Abandoned,
@@ -112,7 +113,7 @@ def decode_state(data: bytes) -> State:
         raise RendezvousStateError(
             f"the shared rendezvous state is damaged ({error}); remove it, or use another --rdzv-id"
         ) from None
-    state = State(
+    found = State(
         blob.round,
         blob.complete,
         blob.last_call,
@@ -139,6 +140,14 @@ def decode_state(data: bytes) -> State:
         blob.max_restarts,
         dict(blob.programs),
     )
+    try:
+        state = validated(found)  # it comes from another machine, as messages do
+        for nodes in (found.participants, found.wait_list, found.redundancy_list):
+            for node, held in nodes.items():
+                if not node.is_absent:
+                    validated(held)
+    except ValidationError as error:
+        raise RendezvousStateError(f"the shared rendezvous state cannot be: {error}; use another --rdzv-id") from None
     if not all(_may_be_shown(each) for each in known_to(state)):
         raise RendezvousStateError("the shared rendezvous state names nodes by what is no text; use another --rdzv-id")
     return state

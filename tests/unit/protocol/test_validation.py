@@ -7,12 +7,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.failures.cause import Cause
+from rallypoint.protocol.frames import check_size
 from rallypoint.protocol.validation import ValidationError, validated
 from rallypoint.ranks.assign import NodeRanks
+from rallypoint.rendezvous import codec
 from rallypoint.rendezvous.handshake import Hello
-from rallypoint.rendezvous.messages import Holding, JoinRequest, Placed, Placement
+from rallypoint.rendezvous.messages import Holding, JoinRequest, Placed, Placement, RoundEnded
 from rallypoint.rendezvous.operations import Close, Fail, Preempt
-from rallypoint.rendezvous.state import Member, NodeId, Settings
+from rallypoint.rendezvous.state import Member, NodeId, Reason, RoundEnd, Settings
 
 MEMBER = Member("role", 2, "10.0.0.1", 7000, None)
 NODE = NodeId("10.0.0.1", 42, 0)
@@ -44,6 +46,9 @@ def test_what_is_in_order_passes_as_it_is(message: object) -> None:
         Preempt(0, -math.inf),
         Holding("5e", NODE, MEMBER, 3, 1, 3_000_000),
         Holding("5e", NODE, MEMBER, 2**40, 1, 2),
+        Holding("5e", NODE, MEMBER, 2**31, 1, 2),
+        Holding("5e", NODE, MEMBER, past=2**31),
+        Holding("5e", NODE, MEMBER, failures=2**40),
         HELLO._replace(settings=Settings("job", 1, 3_000_000)),
         HELLO._replace(settings=Settings("job", 1, 2, lease=0.0)),
         HELLO._replace(settings=Settings("job", 1, 2, lease=math.nan)),
@@ -64,8 +69,16 @@ def test_terminal_escapes_become_question_marks_and_lines_stay() -> None:
     assert told.host == "h?[2J"
     assert told.traceback == "a\n\tb?]0;x??"
     assert set(told.message) == {"m", "?"}
-    assert len(told.message) == 16 * 1024
+    assert len(told.message) == 8 * 1024
     assert validated(JoinRequest(MEMBER._replace(role="a\nb"), 1.0)).member.role == "a?b"
+
+
+def test_a_failure_of_any_text_fits_the_frame_by_which_others_are_told() -> None:
+    endless = 70_000 * "\U0001f600"
+    cause = CAUSE._replace(host=endless, traceback=endless, message=endless, error_file=endless)
+    told = validated(Fail(1, cause, 3)).cause
+    check_size(len(codec.encode(RoundEnded(RoundEnd(1, Reason.FAILURE, told.host, told, "d" * 8192)))))
+    assert told.traceback == "\U0001f600" * 8192
 
 
 @pytest.mark.parametrize(("shown", "told"), [(math.nan, 0.0), (-0.5, 0.0), (1.79e18, 253402214400.0), (5.5, 5.5)])

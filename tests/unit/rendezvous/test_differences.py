@@ -117,3 +117,10 @@ def test_people_on_the_side_of_the_control_plane_hear_of_a_few(
 
 def test_nothing_is_found_where_nothing_is_known() -> None:
     assert differences(member(), None, State(), JOB) == ()
+
+
+def test_who_comes_with_another_program_each_time_is_not_told_of_it_for_ever() -> None:
+    arbiter, told = meet(JOB._replace(min_nodes=3, max_nodes=3), member())
+    for number in range(100):
+        told += [each for _, each in arbiter.receive(2, JoinRequest(member(program=f"{number}.py"), 600.0), 1.0)]
+    assert sum(isinstance(each, Differs) for each in told) == 32

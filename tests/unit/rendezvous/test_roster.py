@@ -67,3 +67,13 @@ def test_a_name_that_was_claimed_before_it_was_given_is_given_to_nobody_else() -
     known.close(1)
     assert known.of(wanted) is None
     assert known.get(2) is not None
+
+
+def test_a_session_claims_one_name_and_no_more() -> None:
+    """Else somebody could fill the memory with names."""
+    known = roster()
+    opened(known, 1, "a", "")
+    known.claim(1, NodeId("b", 2, 0))
+    known.claim(1, NodeId("c", 3, 0))
+    assert known.of(NodeId("b", 2, 0)) == 1
+    assert known.of(NodeId("c", 3, 0)) is None

@@ -28,6 +28,7 @@ from rallypoint.rendezvous.backends.etcd_v2_wire import (
     Answer,
     Dialer,
     Node,
+    body_of,
     fault_of,
     headers_of,
     node_of,
@@ -223,7 +224,7 @@ class EtcdV2Client:
             headers["Content-Type"] = "application/x-www-form-urlencoded"
         connection.request(method, path, form, headers)
         response = connection.getresponse()
-        return read(endpoint, response, response.read())
+        return read(endpoint, response, body_of(endpoint, response))
 
 
 def _is_doubtful(fault: EtcdUnreachable | EtcdRefused) -> bool:

@@ -15,6 +15,7 @@ from rallypoint.rendezvous.backends.etcd_v2_wire import (
     EVENT_INDEX_CLEARED,
     Answer,
     Dialer,
+    body_of,
     fault_of,
     node_of,
     path_of,
@@ -130,7 +131,7 @@ class LongPoll:
     def _finish(self, endpoint: Endpoint) -> Answer:
         response, self._response = self._response, None
         assert response is not None
-        data = response.read()
+        data = body_of(endpoint, response)
         if not data:
             raise ConnectionResetError("it has hung up")
         return read(endpoint, response, data)

@@ -26,6 +26,8 @@ HUNG_UP = (http.client.RemoteDisconnected, http.client.IncompleteRead)
 _RAFT_ERRORS = range(300, 400)
 _NUMBERS = range(1 << 63)
 """Indexes and error codes."""
+_MOST_BYTES = 64 * 1024 * 1024
+"""Of an answer; the state has some MiB at most."""
 _DEEPEST = 64
 """Folders in folders that an answer may hold."""
 
@@ -109,6 +111,18 @@ def node_of(body: Mapping[str, Any]) -> Node:
         int(body.get("modifiedIndex", 0)),
         tuple(node_of(each) for each in body.get("nodes", ())),
     )
+
+
+def body_of(endpoint: Endpoint, response: http.client.HTTPResponse) -> bytes:
+    """All bytes of an answer. Raises EtcdRefused if they are more than etcd's can be, and what `http.client` does."""
+    data = response.read(_MOST_BYTES + 1)
+    if len(data) > _MOST_BYTES:
+        raise EtcdRefused(
+            f"what listens at {endpoint} is not etcd: its answer has more than {_MOST_BYTES} bytes; check the endpoint"
+        )
+    if response.length:  # the end came before it
+        raise http.client.IncompleteRead(data, response.length)
+    return data
 
 
 def read(endpoint: Endpoint, response: http.client.HTTPResponse, data: bytes) -> Answer:

@@ -67,7 +67,10 @@ def told(text: str) -> str:
     counts: dict[tuple[str, str], int] = {}
     places: dict[str, str] = {}
     for line in text.splitlines():
-        pid, name, where = line.split(" ", 2)
+        pid, _, rest = line.partition(" ")
+        name, _, where = rest.partition(" ")
+        if not where:  # a name may be any text, also of several lines
+            continue
         counts[name, pid] = counts.get((name, pid), 0) + 1
         places.setdefault(name, where)
     most = {name: max(count for (each, _), count in counts.items() if each == name) for name in places}

@@ -1,0 +1,263 @@
+"""Targets on one host: what workers leave and ask, what probes send, and what people write into settings."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from itertools import cycle
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from unittest.mock import patch
+
+from rallypoint import notices
+from rallypoint.agent import termination
+from rallypoint.agent.board import NoticeBoard
+from rallypoint.base.endpoint import parse_endpoint
+from rallypoint.base.errors import UserError
+from rallypoint.base.secrets import ETCD_PASSWORD, SECRET, etcd_password, job_secret
+from rallypoint.cli.convert import config_from_options
+from rallypoint.cli.flags import FLAGS
+from rallypoint.cli.parse import parse
+from rallypoint.failures.cause import Cause
+from rallypoint.failures.error_file import error_data
+from rallypoint.failures.failure import ProcessFailure
+from rallypoint.failures.last_words import clean_lines, last_stacks, last_traceback
+from rallypoint.failures.report import ChildFailedError
+from rallypoint.health.answers import Health, answer, read_request, refusal, refusal_of
+from rallypoint.logs.relay import KEPT, squeezed
+from rallypoint.rendezvous import codec
+from rallypoint.rendezvous.backends.options import settings_of
+from rallypoint.rendezvous.operations import Fail
+from rallypoint.rendezvous.params import RendezvousParameters, parse_rdzv_conf
+from rallypoint.telemetry.events import Event, RdzvEvent
+from rallypoint.watchdog.minder import STUCK_VARIABLE, stuck_seconds
+from rallypoint.watchdog.requests import FileTimerRequest, Requests
+from rallypoint.watchdog.table import TimerTable
+from rallypoint.workers.warm.late import told
+from tests.fuzz.control import no_errors
+from tests.fuzz.target import Target
+
+# What a worker leaves
+
+
+def failures(data: bytes) -> None:
+    """Error file and standard error of a worker that has failed: a report, an event, a message to the others."""
+    exitcode, cut = (data[0] % 100 - 20, data[1]) if len(data) > 1 else (1, 0)
+    half = 2 + (len(data) - 2) * cut // 255
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "error.json"
+        path.write_bytes(data[2:half] if cut != 255 else data[2:])
+        failure = ProcessFailure(0, 7, exitcode, str(path), last_lines=data[half:])
+    json.dumps(failure.error_file_data)
+    cause = Cause.of(failure, 3, "host")
+    codec.decode_request(codec.encode(Fail(0, cause, 3)))
+    report = str(ChildFailedError("train.py", {3: failure}, cause)) + str(ChildFailedError("train.py", {3: failure}))
+    report.encode(errors="backslashreplace")
+    assert len(report) < 200_000
+    assert "\n" not in cause.headline
+
+
+def words(data: bytes) -> None:
+    """The end of a worker's standard error, in which tracebacks and stacks are looked for."""
+    lines = clean_lines(squeezed(data)[-KEPT:])
+    last_traceback(lines)
+    last_stacks(lines)
+
+
+_TRACEBACK = b'Traceback (most recent call last):\n  File "t.py", line 1, in <module>\n    f()\nValueError: no\n'
+_FATAL = b"Fatal Python error: Aborted\n\nCurrent thread 0x00007f (most recent call first):\n" + b"  File x\n" * 40
+
+
+def _failure_seeds() -> Sequence[bytes]:
+    files = [json.dumps(error_data("ValueError: no", _TRACEBACK.decode(), 1.7e9)).encode()]
+    files += [b'{"message": "no"}', b'{"message": {"message": {"a": [1]}, "extraInfo": {"timestamp": 1.5}}}']
+    made = [bytes([21, 255]) + file for file in files]
+    return [*made, b"\x15\0" + _TRACEBACK, b"\x09\0" + _FATAL, b"\x15\x80" + files[0] + _TRACEBACK]
+
+
+# What a worker is told and asks
+
+
+def notes(data: bytes) -> None:
+    """A notice that is no notice of ours, and acknowledgements of any name."""
+    with TemporaryDirectory() as folder, patch.dict(os.environ, {notices.VARIABLE: folder, "LOCAL_RANK": "0"}):
+        Path(folder, notices.NOTICE_FILE).write_bytes(data)
+        notice = notices.pending()
+        if notice is not None:
+            notice.remaining()
+            notices.acknowledge()
+        board = NoticeBoard()
+        board.__dict__.update(_folder=folder, _made=True, _number=3)
+        name = data[:100].replace(b"/", b"_").replace(b"\0", b"_")
+        with suppress(OSError):
+            Path(folder, notices.ACK_PREFIX + os.fsdecode(name)).touch()
+        assert all(rank >= 0 for rank in board._acknowledged())
+
+
+def timers(data: bytes) -> None:
+    """The watchdog's pipe: in any pieces the same requests, and timers that run out."""
+    step = data[0] + 1 if data else 1
+    requests, table = Requests(), TimerTable[FileTimerRequest](64)
+    for at in range(0, len(data), step):
+        found, complaints = requests.feed(data[at : at + step])
+        assert all(len(each) < 1000 for each in complaints)
+        for request in found:
+            table.register(request, 100.0, 1e9)
+            json.dumps(request.to_json())
+    assert not math.isnan(table.due)
+    for late in table.expired(1e12).values():
+        table.drop(late)
+    assert len(table) <= 64
+
+
+def _timer_seeds() -> Sequence[bytes]:
+    made = [
+        FileTimerRequest(7, "scope", 1e9 + 5, 9).to_json().encode(),
+        FileTimerRequest(7, "scope", -1.0).to_json().encode(),
+    ]
+    return [b"\x20" + b"\n".join([*made, b""]), b"\xff" + made[0][:30] + made[0] + b"\n"]
+
+
+def probes(data: bytes) -> None:
+    """The head of a request to the health server: an answer or a refusal."""
+    request = read_request(data)
+    refused = refusal_of(request)
+    for health in (Health(1.0, 5.0, {"round": 1}), Health(9.0, 5.0, {}, "no")):
+        reply = answer(request, health) if refused is None and request is not None else refusal(refused or 400)  # type: ignore[arg-type]
+        assert reply.startswith(b"HTTP/1.1 ")
+        assert b"\r\n\r\n" in reply
+
+
+def events(data: bytes) -> None:
+    """A line that is said to be an event."""
+    text = data.decode("utf-8", "surrogateescape")
+    for kind in (Event, RdzvEvent):
+        with suppress(UserError):
+            kind.deserialize(text).serialize()
+
+
+def _event_seeds() -> Sequence[bytes]:
+    from rallypoint.telemetry.events import EventSource, NodeState
+
+    event = Event("name", EventSource.AGENT, 1, {"a": 1})
+    rdzv = RdzvEvent("name", "job", "message", "host", 7, NodeState.RUNNING)
+    return [event.serialize().encode(), rdzv.serialize().encode()]
+
+
+def imported(data: bytes) -> None:
+    """What forked workers write down of their late imports."""
+    told(data.decode(errors="replace"))
+
+
+_NOTICE = b'{"reason": "scale", "node": "n", "round": 1, "deadline": 12.5, "number": 3}'
+
+
+# What people write
+
+
+_ENVIRONMENT: tuple[Callable[[str], object], ...] = (
+    lambda text: termination.stated({termination.VARIABLE: text}),
+    lambda text: termination.kill_wait(text.split("\n")),
+    lambda text: stuck_seconds({STUCK_VARIABLE: text}),
+    lambda text: parse_endpoint(text, 29400),
+    lambda text: parse_endpoint(text, None),
+    lambda text: settings_of(RendezvousParameters("c10d", "h", "job", 1, 2, **parse_rdzv_conf(text))),
+    lambda text: _with(SECRET, text, job_secret),
+    lambda text: _with(f"{SECRET}_FILE", text, job_secret),
+    lambda text: _with(ETCD_PASSWORD, text, etcd_password),
+)
+
+
+def _with(variable: str, text: str, read: Callable[[], object]) -> object:
+    if "\0" in text:
+        return None
+    with patch.dict(os.environ, {variable: text}), patch.dict("rallypoint.base.secrets._taken", clear=True):
+        return read()
+
+
+def settings(data: bytes) -> None:
+    """One value of a variable, an option or a flag: what it says, or one sentence."""
+    which, text = (data[0], os.fsdecode(data[1:])) if data else (0, "")
+    with no_errors():
+        for read in _ENVIRONMENT:
+            with suppress(UserError):
+                read(text)
+        _on_the_command_line(which, text)
+
+
+def _on_the_command_line(which: int, text: str) -> None:
+    flag = FLAGS[which % len(FLAGS)]
+    commands: list[tuple[list[str], dict[str, str]]] = [
+        ([f"{flag.name}={text}", "s.py"], {}),
+        (["s.py"], {flag.variable: text}),
+    ]
+    for arguments, environ in commands:
+        with contextlib.redirect_stderr(io.StringIO()), contextlib.redirect_stdout(io.StringIO()):
+            code: object = 0
+            try:
+                config_from_options(parse(arguments, environ), {})
+            except SystemExit as left:
+                code = left.code
+            except UserError:
+                continue
+        assert code in (0, 2)
+
+
+def _setting_seeds() -> Sequence[bytes]:
+    texts = (
+        *(
+            b"30",
+            b"1:4",
+            b"host:29400",
+            b"[::1]:29400",
+            b"lease=3,join_timeout=60,min_healthy_time=1",
+            b"0:1,1:2",
+            b"auto",
+        ),
+        *(
+            b"SIGTERM,SIGINT",
+            b"rpt1-" + b"A" * 43,
+            b"0123456789abcdefghij" * 2,
+            b"KillWait=30",
+            b"json",
+            b"--",
+            b"a,,b,c",
+        ),
+    )
+    pairs = zip(range(max(len(FLAGS), len(texts))), cycle(texts))
+    return [bytes([number]) + text for number, text in pairs]
+
+
+TARGETS = {
+    "failures": Target(
+        failures, _failure_seeds, ("failures/error_file.py", "failures/failure.py", "failures/cause.py"), 300
+    ),
+    "last-words": Target(
+        words, lambda: [_TRACEBACK, _FATAL, b"a\rb\x1b[31mc\n" * 9], ("failures/last_words.py", "logs/relay.py")
+    ),
+    "notices": Target(notes, lambda: [_NOTICE, b"0.3", b"1.2"], ("notices.py", "agent/board.py"), 300),
+    "timers": Target(timers, _timer_seeds, ("watchdog/requests.py", "watchdog/table.py")),
+    "probes": Target(
+        probes,
+        lambda: [b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n", b"HEAD /status?x HTTP/1.0\r\n\r\n"],
+        ("health/answers.py",),
+    ),
+    "events": Target(events, _event_seeds, ("telemetry/events.py",)),
+    "late-imports": Target(
+        imported, lambda: [b"7 torch train.py:3\n7 numpy train.py:4\n8 torch a b\n"], ("workers/warm/late.py",)
+    ),
+    "settings": Target(
+        settings,
+        _setting_seeds,
+        (
+            *("agent/termination.py", "base/endpoint.py", "base/secrets.py", "cli/parse.py", "cli/flags.py"),
+            *("rendezvous/params.py", "rendezvous/backends/options.py", "watchdog/minder.py"),
+        ),
+        150,
+    ),
+}

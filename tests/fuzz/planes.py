@@ -1,0 +1,180 @@
+"""Targets over real sockets: a control plane with strangers at its port, and a node whose server is a stranger."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing, contextmanager, suppress
+
+from rallypoint.base.clock import Deadline
+from rallypoint.base.endpoint import Endpoint, listening_socket
+from rallypoint.protocol.frames import MAGIC, frame
+from rallypoint.protocol.signing import Signers, proof, transcript_of
+from rallypoint.rendezvous import codec
+from rallypoint.rendezvous.client import TcpLink
+from rallypoint.rendezvous.handshake import Proof
+from rallypoint.rendezvous.hub import Hub
+from rallypoint.rendezvous.jobs import ManyJobs
+from rallypoint.rendezvous.messages import JobEnded, JoinRefused, JoinRequest, LinkDown, LinkLost, Notice, Placed
+from rallypoint.rendezvous.server import ControlServer
+from rallypoint.rendezvous.state import Member, Settings
+from tests.fuzz.control import ANSWERS, HELLO, NOTICES, REQUESTS, encoded, no_errors
+from tests.fuzz.target import Target
+
+_PATIENCE = 20.0
+_KEY, _WRONG = b"k" * 32, b"w" * 32
+_JOB = Settings("job", 2, 2, join_timeout=_PATIENCE)
+_STRANGERS = 3
+
+
+class _Stranger:
+    """Somebody at the port, who knows the protocol and perhaps a key."""
+
+    def __init__(self, port: int, key: bytes | None, job: str) -> None:
+        self._socket = socket.create_connection(("127.0.0.1", port), _PATIENCE)
+        self._key = key
+        self._job = job
+        self._signers: Signers | None = None
+
+    def sends(self, data: bytes) -> None:
+        """Send bytes, if anybody takes them."""
+        with suppress(OSError):
+            self._socket.sendall(data)
+
+    def greets(self) -> None:
+        """Greet as a node of a job does, and prove what can be proven."""
+        hello = codec.encode(HELLO._replace(job=self._job, has_secret=self._key is not None))
+        self.sends(MAGIC + frame(hello))
+        if self._key is None:
+            self.sends(frame(codec.encode(Proof(b""))))
+            return
+        with suppress(OSError):
+            answer = self._socket.recv(65536)[len(MAGIC) + 4 :]
+            transcript = transcript_of(hello, answer)
+            self.sends(frame(codec.encode(Proof(proof(self._key, transcript)))))
+            self._signers = Signers(self._key, transcript, node=True)
+
+    def says(self, payload: bytes) -> None:
+        """Send a frame, signed where there is something to sign with."""
+        self.sends(frame((payload if self._signers is None else self._signers.out.sign(payload))[: 1 << 16]))
+
+    def close(self) -> None:
+        """Hang up."""
+        self._socket.close()
+
+
+@contextmanager
+def _members(port: int, key: bytes | None) -> Iterator[list[queue.SimpleQueue[Notice]]]:
+    """Two nodes that ask for their places."""
+    heard: list[queue.SimpleQueue[Notice]] = [queue.SimpleQueue(), queue.SimpleQueue()]
+    with contextlib.ExitStack() as links:
+        for number, each in enumerate(heard):
+            endpoint = Endpoint("127.0.0.1", port)
+            link = TcpLink(endpoint, _JOB, number, each.put, Deadline.after(_PATIENCE), key=key)
+            links.enter_context(closing(link))
+            link.send(JoinRequest(Member("default", 1, "", 7000), _PATIENCE))
+        yield heard
+
+
+def _placed(heard: queue.SimpleQueue[Notice]) -> bool:
+    while True:
+        notice = heard.get(timeout=_PATIENCE)
+        if isinstance(notice, (Placed, LinkLost)):
+            return isinstance(notice, Placed)
+
+
+def plane(data: bytes) -> None:
+    """Strangers without a secret, with a wrong one, or of other jobs: the job's nodes meet, and nothing goes wrong.
+
+    After a byte for who they are: which of them, what he does, how much of it, and what.
+    """
+    kind, data = data[0] % 3 if data else 0, data[1:]
+    key = None if kind == 0 else _KEY
+    server = ControlServer(
+        ManyJobs() if kind == 0 else Hub(_JOB),
+        listening_socket("127.0.0.1", 0),
+        keys=None if key is None else lambda _job: (_KEY,),
+    )
+    with no_errors(), closing(server), contextlib.ExitStack() as stack:
+        strangers = [
+            stack.enter_context(closing(_Stranger(server.port, _WRONG if kind == 2 else None, f"job {number * kind}")))
+            for number in range(_STRANGERS)
+        ]
+        for each in strangers[:2]:
+            each.greets()
+        _misbehave(strangers, data)
+        with _members(server.port, key) as heard:
+            assert all(_placed(each) for each in heard)
+    assert not server.connections
+
+
+def _misbehave(strangers: Sequence[_Stranger], data: bytes) -> None:
+    while len(data) > 1:
+        stranger, what, much, data = strangers[data[0] % len(strangers)], data[0] >> 4, data[1], data[2:]
+        if what < 6:
+            stranger.says(encoded(REQUESTS)[much % len(REQUESTS)])
+        elif what < 12:
+            stranger.says(data[:much])
+            data = data[much:]
+        elif what < 14:
+            stranger.sends(data[:much])
+            data = data[much:]
+        elif what == 14:
+            stranger.greets()
+        else:
+            stranger.close()
+
+
+def _plane_seeds() -> Sequence[bytes]:
+    made = []
+    for kind in range(3):
+        made.append(bytes([kind]) + bytes(each for number in range(len(REQUESTS)) for each in (number % 2, number)))
+        for payload in encoded((HELLO, *REQUESTS[:4])):
+            short = payload[:255]
+            made.append(bytes([kind, 0x60, len(short)]) + short + bytes([0xC2, len(short)]) + short + b"\xe2\0\xf1\0")
+    return made
+
+
+def link(data: bytes) -> None:
+    """A node at whose endpoint a stranger listens: it is told that this is no control plane, or that it is lost."""
+    heard: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+    with no_errors(), socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=_answer_as_a_stranger, args=(listener, data))
+        thread.start()
+        key = _KEY if data[:1] == b"s" else None
+        made = TcpLink(Endpoint(*listener.getsockname()), _JOB, 0, heard.put, Deadline.after(0.05), key=key)
+        with closing(made):
+            made.send(JoinRequest(Member("default", 1, "", 7000), 0.05))
+            while not isinstance(heard.get(timeout=_PATIENCE), (LinkLost, LinkDown, JobEnded, JoinRefused)):
+                pass
+        listener.shutdown(socket.SHUT_RDWR)
+        thread.join(_PATIENCE)
+        assert not thread.is_alive()
+
+
+def _answer_as_a_stranger(listener: socket.socket, data: bytes) -> None:
+    with suppress(OSError):  # it is closed
+        while True:
+            peer, _ = listener.accept()
+            with peer, suppress(OSError):
+                peer.settimeout(_PATIENCE)
+                peer.recv(65536)
+                peer.sendall(data[1:])
+                peer.shutdown(socket.SHUT_WR)
+                while peer.recv(65536):
+                    pass
+
+
+def _link_seeds() -> Sequence[bytes]:
+    challenge, welcome, refused = map(frame, encoded(ANSWERS))
+    made = [b"o" + MAGIC + refused, b"s" + MAGIC + challenge + welcome, b"o" + MAGIC + challenge + challenge]
+    return [*made, *(b"o" + MAGIC + challenge + welcome + frame(payload) for payload in encoded(NOTICES))]
+
+
+TARGETS = {
+    "plane": Target(plane, _plane_seeds, ("rendezvous/connection.py", "rendezvous/server.py"), executions=400),
+    "link": Target(link, _link_seeds, ("rendezvous/dialing.py", "rendezvous/client.py"), executions=40),
+}

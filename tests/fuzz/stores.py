@@ -1,0 +1,207 @@
+"""Targets of the worker store: the one in C beside the one in Python, and what clients and files are told."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import cache
+from pathlib import Path
+from tempfile import NamedTemporaryFile
+
+from rallypoint.base.errors import UserError
+from rallypoint.base.log import LimitedLines, get_logger
+from rallypoint.store import filerecords, requesting, wire
+from rallypoint.store.carrying import Carrier, Surroundings
+from rallypoint.store.decoder import Decoder, requests
+from rallypoint.store.errors import StoreProtocolError
+from rallypoint.store.filestore import FileStore
+from rallypoint.store.guard import Guard, network, networks
+from rallypoint.store.polling import PolledSockets
+from rallypoint.store.requesting import Receive
+from tests.fuzz.control import no_errors
+from tests.fuzz.target import Target
+
+_GREETING = wire.encode(wire.Validate())
+_CLIENTS = 3
+_GUARD = Guard(request=100_000, value=100_000, keys=1000, bytes=1_000_000)
+_MOST_TURNS = 10_000
+
+Pieces = Sequence[tuple[int, bytes]]
+"""Who sends, and what."""
+
+
+def _played(kind: type[Carrier], pieces: Pieces) -> tuple[list[bytes], list[bool]]:
+    """What clients of a new store get who send this in turn, and which are closed."""
+    wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+    lines = LimitedLines(get_logger("rallypoint.store"), "connections that it refused")
+    store: Carrier = kind(Surroundings(None, wake, lines, _GUARD))  # type: ignore[call-arg]
+    pairs = [socket.socketpair() for _ in range(_CLIENTS)]
+    received, closed = [b""] * _CLIENTS, [False] * _CLIENTS
+    try:
+        for near, far in pairs:
+            far.setblocking(False)
+            store.adopt(near)
+        for who, piece in pieces:
+            with suppress(OSError):  # it was closed
+                pairs[who][1].send(piece)
+            for _ in range(_MOST_TURNS):
+                if not store.turn():
+                    break
+            else:
+                raise AssertionError("the store does not come to rest")
+            for number, (_, far) in enumerate(pairs):
+                received[number] += _taken(far, closed, number)
+    finally:
+        store.close()
+        store.free()
+        os.close(wake)
+        for _, far in pairs:
+            far.close()
+    return received, closed
+
+
+def _taken(far: socket.socket, closed: list[bool], number: int) -> bytes:
+    data = b""
+    while not closed[number]:
+        try:
+            piece = far.recv(1 << 20)
+        except BlockingIOError:
+            break
+        except ConnectionResetError:
+            piece = b""
+        closed[number] = not piece
+        data += piece
+    return data
+
+
+@cache
+def kinds() -> tuple[type[Carrier], ...]:
+    """The store in Python, and the one in C if it was built."""
+    try:
+        from rallypoint.store.compiled import CompiledSockets
+    except ImportError:
+        return (PolledSockets,)
+    return PolledSockets, CompiledSockets
+
+
+def twins(data: bytes) -> None:
+    """Both stores give the same replies to the same pieces, and one client gets the same in whatever pieces it sends.
+
+    Who sends, how much, and what: so the input is read, after a byte for the size of the pieces.
+    """
+    step = data[0] % 40 + 1 if data else 1
+    pieces: list[tuple[int, bytes]] = []
+    at = 1
+    while at + 1 < len(data):
+        who, size = data[at] % _CLIENTS, data[at + 1]
+        pieces.append((who, data[at + 2 : at + 2 + size]))
+        at += 2 + size
+    pieces = [(who, _GREETING) for who in range(_CLIENTS - 1)] + pieces  # the last one has to greet by itself
+    alone = b"".join(piece for who, piece in pieces if who == 0)
+    step = max(step, len(alone) // 24)
+    cut = [(0, alone[at : at + step]) for at in range(0, len(alone), step)]
+    with no_errors():
+        for each in (pieces, cut):
+            _alike([_played(kind, each) for kind in kinds()], each)
+        _alike([_played(kind, [(0, alone)]) for kind in kinds()] + [_played(kinds()[0], cut)], cut)
+
+
+def _alike(outcomes: list[tuple[list[bytes], list[bool]]], pieces: Pieces) -> None:
+    """All the same; the keys of a list are in no order, so that of who asks for one only the bytes are compared."""
+    lists = [_lists(b"".join(piece for who, piece in pieces if who == client)) for client in range(_CLIENTS)]
+    shown = [
+        ([bytes(sorted(got)) if listed else got for got, listed in zip(received, lists, strict=True)], closed)
+        for received, closed in outcomes
+    ]
+    assert all(each == shown[0] for each in shown), shown
+
+
+def _lists(sent: bytes) -> bool:
+    decoder = Decoder(requests())
+    with suppress(StoreProtocolError):
+        decoder.feed(sent)
+        while (request := decoder.next()) is not None:
+            if isinstance(request, wire.ListKeys):
+                return True
+    return False
+
+
+_EACH: tuple[wire.Request, ...] = (
+    *(wire.Set(b"a", b"7"), wire.CompareSet(b"a", b"", b"b"), wire.Get(b"a"), wire.Add(b"a", 1), wire.NumKeys()),
+    *(wire.Check([b"a", b"b"]), wire.Wait([b"a", b"b"]), wire.DeleteKey(b"a"), wire.Append(b"a", bytes(60))),
+    *(wire.MultiGet([b"a"] * 9), wire.MultiSet([(b"a", b"1"), (b"b", b"2")]), wire.CancelWait(), wire.Ping(1)),
+    *(wire.QueuePush(b"a", b"x"), wire.QueuePop(b"a"), wire.QueueLen(b"a"), wire.ListKeys(), wire.Barrier(b"a", 2)),
+)
+
+
+def _twin_seeds() -> Sequence[bytes]:
+    made = []
+    sets = wire.encode(wire.Set(b"a", b"5"))
+    for number, request in enumerate(_EACH):
+        one, other = wire.encode(request), wire.encode(_EACH[number - 1])
+        parts = [(0, one), (1, sets), (0, other + one), (2, _GREETING + one), (1, one), (2, other)]
+        made.append(bytes([number]) + b"".join(bytes([who, len(part)]) + part for who, part in parts))
+    return made
+
+
+def replies(data: bytes) -> None:
+    """What a server that is none answers to a client: a value, one error, or the end of what it says."""
+
+    def receive_from(rest: list[bytes]) -> Receive:
+        def receive(size: int) -> bytes:
+            if size > len(rest[0]):
+                raise ConnectionResetError
+            got, rest[0] = rest[0][:size], rest[0][size:]
+            return got
+
+        return receive
+
+    readers: tuple[Callable[[Receive], object], ...] = (
+        *(requesting.read_number, requesting.read_value),
+        *(requesting._flag, requesting._popped, requesting._values),
+    )
+    for read in readers:
+        with suppress(StoreProtocolError, ConnectionResetError):
+            read(receive_from([data]))
+
+
+def files(data: bytes) -> None:
+    """A store's file that somebody has damaged: what stands in it, or one error."""
+    content: dict[bytes, bytes] = {}
+    with suppress(StoreProtocolError):
+        filerecords.replay(data, content)
+        assert sum(map(len, content.values())) <= len(data)
+    with NamedTemporaryFile() as file:
+        Path(file.name).write_bytes(data)
+        with suppress(StoreProtocolError, UserError), FileStore(file.name, -1, timeout=0.01) as store:
+            store.check(["a"])
+            store.num_keys()
+
+
+def addresses(data: bytes) -> None:
+    """Networks as people write them, and addresses as the kernel shows them."""
+    text = data.decode("utf-8", "surrogateescape")
+    with suppress(UserError):
+        assert network(text).bits <= 128
+        assert networks([text]) == (network(text),)
+
+
+TARGETS = {
+    "stores": Target(twins, _twin_seeds, ("store/decoder.py", "store/table.py", "store/compiled.py"), executions=200),
+    "store-replies": Target(
+        replies,
+        lambda: [wire.string(b"abc"), wire.strings([b"a", b"b"]), b"\0", wire.I64.pack(1) + wire.string(b"x")],
+        ("store/requesting.py", "store/connecting.py"),
+    ),
+    "store-files": Target(
+        files,
+        lambda: [filerecords.setting(b"a", b"1") + filerecords.removing(b"a"), filerecords.setting(b"/a", b"")],
+        ("store/filerecords.py", "store/filestore.py"),
+        executions=400,
+    ),
+    "store-addresses": Target(
+        addresses, lambda: [b"10.0.0.1", b"10.0.0.0/8", b"fd00::1", b"fe80::1%eth0", b"::/0"], ("store/guard.py",)
+    ),
+}

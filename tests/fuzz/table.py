@@ -1,0 +1,49 @@
+"""All targets by name, and where foreign bytes are decoded that no target needs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from tests.fuzz import control, etcds, local, planes, stores
+from tests.fuzz.target import Target
+
+TARGETS: Mapping[str, Target] = {
+    **control.TARGETS,
+    **planes.TARGETS,
+    **stores.TARGETS,
+    **etcds.TARGETS,
+    **local.TARGETS,
+}
+
+_KERNEL = "the kernel writes what is read"
+_OURS = "both ends are ours, over a pair of sockets or a memory file that nobody else has, as the same user"
+
+TRUSTED: Mapping[str, str] = {
+    "base/inotify.py": _KERNEL,
+    "base/nvml.py": "the driver's library fills what is read",
+    "base/procfs.py": _KERNEL,
+    "cli/place.py": "our own random bytes",
+    "agent/exchange.py": "what agents of one job say over the store of another's handler; an error ends the rendezvous",
+    "rendezvous/handler.py": "the same",
+    "compat/elastic/rendezvous/etcd_store.py": "torch's form of a store in etcd, of one job's own workers",
+    "compat/elastic/rendezvous/given_store.py": "a value of the user's own store as text",
+    "etcd/local.py": "answers and log of an etcd that this process has started",
+    "failures/shorten.py": "texts to bytes and back; fed by the target `failures`",
+    "logs/specs.py": "a name that becomes a folder's",
+    "rendezvous/backends/etcd_v2.py": "base64 with errors in words, behind the target `etcd-v2-answers`; then `states`",
+    "rendezvous/backends/store_backend.py": "base64 with errors in words; then `states`",
+    "rendezvous/etcd/term.py": "the name of a key of ours",
+    "store/api.py": "a key of ours as text",
+    "store/etcd.py": "keys that the job's own agents count in",
+    "store/serving.py": "driven by the target `stores`",
+    "workers/functions/parcel.py": "pickles of a child that runs the user's own function, as the same user",
+    "workers/functions/served.py": _OURS,
+    "workers/functions/server.py": _OURS,
+    "workers/functions/worker.py": _OURS,
+    "workers/guardian/protocol.py": _OURS,
+    "workers/warm/client.py": "no decoding of its own: `workers/guardian/protocol.py`",
+    "workers/warm/checks.py": _KERNEL,
+    "workers/warm/filters.py": "texts of the worker's own warning filters",
+    "workers/warm/starts.py": "bytes to text for `workers/warm/late.py`",
+}
+"""Files that turn bytes or texts into something, and why what they read needs no target of its own."""

@@ -1,0 +1,64 @@
+"""Some seconds of what `make fuzz` does for longer: each target over its corpus, its valid inputs, and mutations."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+import rallypoint
+from tests.fuzz.table import TARGETS, TRUSTED
+from tests.fuzz.target import CORPUS, BrokenError, Target, kept, run_bounded, run_many
+
+SEED = int(os.environ.get("FUZZ_SEED") or 0)
+PACKAGE = Path(next(iter(rallypoint.__path__)))
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_no_input_breaks(name: str) -> None:
+    """What breaks is told with the input and the seed."""
+    target = TARGETS[name]
+    valid = len(kept(name)) + len(target.seeds())
+    assert run_many(name, target, SEED, valid + target.executions, seconds=30) >= valid, "the machine is too slow"
+
+
+_DECODING = re.compile(
+    r"json\.loads?\(|\bDecoder\(|marshal\.load|pickle\.load|\bunpack(_from)?\(|from_bytes\(|\.decode\(|b64decode\("
+)
+
+
+def test_each_file_that_decodes_is_fuzzed_or_trusted_for_a_reason() -> None:
+    decoding = {
+        str(path.relative_to(PACKAGE))
+        for path in PACKAGE.rglob("*.py")
+        if any(_DECODING.search(line) for line in path.read_text().splitlines())
+    }
+    fuzzed = {each for target in TARGETS.values() for each in target.reads}
+    assert not [each for each in fuzzed if not (PACKAGE / each).exists()]
+    assert not TRUSTED.keys() - decoding
+    assert not fuzzed & set(TRUSTED)
+    missing = sorted(each for each in decoding - fuzzed - set(TRUSTED))
+    assert not missing, f"give each a target, or a reason in table.TRUSTED: {missing}"
+
+
+def test_the_corpus_is_small_and_of_targets_that_there_are() -> None:
+    files = [path for path in CORPUS.rglob("*") if path.is_file()]
+    assert {path.parent.name for path in files} <= set(TARGETS)
+    assert sum(path.stat().st_size for path in files) < 300_000
+
+
+def test_what_breaks_is_told_with_its_input() -> None:
+    def run(data: bytes) -> None:
+        if data[:1] == b"x":
+            raise KeyError("oh")
+        if data[:1] == b"m":
+            bytearray(64 * 1024 * 1024)
+
+    target = Target(run, lambda: [b"a"], ())
+    run_bounded("it", target, "an input", b"a", measure=True)
+    with pytest.raises(BrokenError, match=r"it is broken by an input: KeyError: 'oh'\nkeep it: echo eA== \| base64"):
+        run_bounded("it", target, "an input", b"x", measure=False)
+    with pytest.raises(BrokenError, match=r"AssertionError: it took 67\d+ bytes"):
+        run_bounded("it", target, "an input", b"m", measure=True)
