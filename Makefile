@@ -1,11 +1,18 @@
 # Every verb sets up what it needs: a virtual environment in .venv with the package and its test extras.
 PYTHON ?= python3.11
 VENV   := .venv
+PURE   := tests/unit tests/sim tests/transcripts tests/fuzz
 BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+DEV    := $(VENV)/.ready-dev
 READY  := $(VENV)/.ready
 
-.PHONY: demo fuzz test conformance-warm sweep sim lint frameworks bench dist lock clean
+.PHONY: check demo fuzz test conformance-warm sweep sim lint frameworks bench dist lock clean
+
+check: $(DEV)  ## in a minute, without torch: lint, all tests that start no process, and 200 simulated jobs
+	@$(MAKE) --no-print-directory lint
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not (process or torch or etcd or root)" $(PURE) $(ARGS)
+	@$(BIN)/python -m tests.sim --seeds 200
 
 demo: $(READY)  ## train with two workers, kill one half-way, finish with the same loss
 	@$(BIN)/python examples/demo.py
@@ -19,14 +26,14 @@ conformance-warm: $(READY)  ## the same commands under torchrun and under rallyr
 sweep: $(READY)  ## the arbiter of a job on etcd dies at each of its steps
 	RALLYPOINT_SWEEP=1 $(BIN)/python -m pytest -n 2 tests/faults/test_etcd_steps.py $(ARGS)
 
-sim: $(READY)  ## 10,000 jobs in virtual time, with faults from seeds
+sim: $(DEV)  ## 10,000 jobs in virtual time, with faults from seeds
 	@$(BIN)/python -m tests.sim $(ARGS)
 
 fuzz: $(READY)  ## each decoder of foreign bytes, guided by coverage, for FUZZ_SECONDS each (10); ARGS=TARGET for one
 	@$(PIP) --only-binary=:all: --require-hashes -r requirements/fuzz.txt || echo "without atheris, which has no build for this Python"
 	@$(BIN)/python -m tests.fuzz $(ARGS)
 
-lint: $(READY)  ## style, types and the floors of the house
+lint: $(DEV)  ## style, types and the floors of the house
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
@@ -63,13 +70,17 @@ lock:  ## renew requirements/*.txt: what the verbs above install, with hashes (a
 clean:  ## what the verbs above made
 	rm -rf $(VENV) .venv-frameworks .venv-release dist src/rallypoint/store/_native*.so .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
 
-$(READY): pyproject.toml requirements/test.txt hatch_build.py build_native.py $(wildcard src/rallypoint/store/native/*.[ch])
+$(READY): $(DEV)
+	@echo "fetching torch into $(VENV), for what runs beside it (the first time only)"
+	@$(PIP) torch==2.13.0
+	@touch $@
+
+$(DEV): pyproject.toml requirements/test.txt hatch_build.py build_native.py $(wildcard src/rallypoint/store/native/*.[ch])
 	@command -v $(PYTHON) >/dev/null || { echo "make: $(PYTHON) is not on PATH; set PYTHON=/path/to/python (3.11 or newer)"; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "make: Rallypoint needs Python 3.11 or newer; set PYTHON=/path/to/python"; exit 1; }
-	@echo "setting up $(VENV) (the first time this fetches torch)"
+	@echo "setting up $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 	@$(PIP) --require-hashes -r requirements/test.txt
-	@$(PIP) torch==2.13.0
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@$(BIN)/python -m compileall -q src
 	@touch $@

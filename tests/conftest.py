@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import settings
 
+from tests import needs
 from tests.etcd_cluster import EtcdCluster
 
 # `nohup` and a shell's script ignore these for what they start, and processes hand that down.
@@ -28,6 +29,49 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption(
         "--rewrite-transcripts", action="store_true", help="write what the transcripts play to; review the difference"
     )
+    parser.addoption(
+        "--torch",
+        choices=["daily", "live", "write"],
+        default="daily",
+        help="what real torch is asked: the day's tenth of the questions, all of them, or all to write the record",
+    )
+    parser.addoption("--records", help="the folder of the record, if not tests/conformance/records")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    for name, meaning in needs.MARKERS.items():
+        config.addinivalue_line("markers", f"{name}: {meaning}")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        for name in needs.of(item):
+            item.add_marker(name)
+
+
+_watch = needs.Watch()
+
+
+def pytest_runtest_logstart() -> None:
+    _watch.taken()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup(item: pytest.Item) -> Iterator[None]:
+    yield
+    _check_needs(item)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    yield
+    _check_needs(item)
+
+
+def _check_needs(item: pytest.Item) -> None:
+    missing = [name for name in sorted(_watch.taken()) if item.get_closest_marker(name) is None]
+    assert not missing, f"needs the markers {missing}, for what it has started or imported (see tests/needs.py)"
 
 
 @pytest.fixture(scope="session")

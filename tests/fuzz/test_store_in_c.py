@@ -9,6 +9,7 @@ import pytest
 from tests.fuzz.store import CannotFuzzError, build, run, seeds
 
 
+@pytest.mark.process
 def test_arbitrary_clients_do_not_break_the_store_in_c(tmp_path: Path) -> None:
     try:
         build(tmp_path / "fuzzer")

@@ -38,6 +38,7 @@ def test_planted_bugs_are_found(bug: Bug) -> None:
     print(f"{bug.what}: found after {found.seeds} seeds, by seed {found.seed}: {found.rule}")
 
 
+@pytest.mark.process
 def test_a_seed_tells_the_same_story_whatever_the_hash_seed() -> None:
     seeds = range(40)
     told = [story(generate(seed)) for seed in seeds]

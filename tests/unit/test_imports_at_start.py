@@ -13,6 +13,8 @@ from collections import Counter
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 HELP = {"": 1, "base": 2, "cli": 5}
 """Modules of each room, its own package counted, that `rallyrun --help` may import; "" is the package itself."""
 

@@ -132,6 +132,7 @@ print("never")
 """
 
 
+@pytest.mark.process
 def test_sigterm_waits_for_a_save() -> None:
     done = subprocess.run([sys.executable, "-c", SAVING], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (-signal.SIGTERM, "saved 2\n"), done.stderr
@@ -167,6 +168,7 @@ def test_what_a_save_raises_is_raised_and_nothing_stays_open() -> None:
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+@pytest.mark.process
 def test_it_brings_nothing_else_of_rallypoint_along() -> None:
     code = "import sys, rallypoint.notices as n; n.pending(); n.acknowledge(); print(*sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -28,6 +28,8 @@ from rallypoint.store.hashstore import HashStore
 from rallypoint.store.server import StoreServer
 from tests.unit.agent.third_party import CountingHandler, RaisingHandler, outcome
 
+pytestmark = pytest.mark.process
+
 PATIENCE = 60.0
 TELL = """
 import os

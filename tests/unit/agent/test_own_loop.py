@@ -25,6 +25,8 @@ from rallypoint.rendezvous.registry import get_rendezvous_handler
 from rallypoint.store.hashstore import HashStore
 from tests.unit.agent.third_party import CountingHandler, outcome
 
+pytestmark = pytest.mark.process
+
 Loop = Callable[["Looping"], RunResult]
 
 

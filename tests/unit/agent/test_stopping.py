@@ -22,6 +22,8 @@ from rallypoint.logs.specs import DefaultLogsSpecs
 from tests.unit.agent.test_subclass import Task, ThreadAgent, ours, spec
 from tests.unit.agent.third_party import outcome
 
+pytestmark = pytest.mark.process
+
 PATIENCE = 30.0
 
 

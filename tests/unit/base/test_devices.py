@@ -167,6 +167,7 @@ int nvmlDeviceGetPciInfo_v3(void *handle, struct pci *info) {
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler for a stand-in of the library")
 @pytest.mark.parametrize(("broken", "found"), [(0, [("0001:ab:00.0", "GPU-one"), ("", "GPU-two")]), (9, [])])
+@pytest.mark.process
 def test_the_management_library(tmp_path: Path, broken: int, found: list[tuple[str, str]]) -> None:
     library = tmp_path / "libnvidia-ml.so.1"
     command = ["cc", "-shared", "-fPIC", f"-DBROKEN={broken}", "-x", "c", "-", "-o", str(library)]

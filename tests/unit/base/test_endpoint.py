@@ -194,6 +194,8 @@ def needs_its_own(*what: str) -> None:
 
 
 @pytest.mark.parametrize("nonlocal_bind", [0, 1])
+@pytest.mark.process
+@pytest.mark.root
 def test_all_addresses_of_all_interfaces_are_this_machine_and_no_others(nonlocal_bind: int) -> None:
     needs_its_own("-n")
     command = ["unshare", "-n", "sh", "-ec", A_HOST.format(nonlocal_bind=nonlocal_bind), sys.executable]
@@ -217,6 +219,8 @@ SIX_FIRST = "::1 localhost ip6-localhost six\n127.0.0.1 localhost\n127.0.0.1 {na
 
 
 @pytest.mark.parametrize(("change", "address"), [("replace", "127.0.0.1"), ("del", "::1")])
+@pytest.mark.process
+@pytest.mark.root
 def test_this_machine_is_called_by_ipv4_whatever_the_hosts_file_names_first(
     change: str, address: str, tmp_path: Path
 ) -> None:
@@ -259,6 +263,8 @@ exec "$0" -c 'from rallypoint.base.endpoint import outward_address; print(outwar
         ("fd00::1/64", "nodad", ""),
     ],
 )
+@pytest.mark.process
+@pytest.mark.root
 def test_the_outward_address_of_hosts_with_one_family_and_of_networks_without_a_way_out(
     address: str, nodad: str, route: str, tmp_path: Path
 ) -> None:

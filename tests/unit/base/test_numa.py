@@ -182,5 +182,6 @@ if len(here) > 1:
 """
 
 
+@pytest.mark.process
 def test_threads_that_were_bound_apart_stay_where_they_are() -> None:
     subprocess.run([sys.executable, "-c", BOUND_APART], check=True)

@@ -11,6 +11,8 @@ from benchmarks.errors import BenchError
 
 from rallypoint.base.procfs import read_stat
 
+pytestmark = pytest.mark.process
+
 _ORPHANING = """
 import subprocess, sys
 code = "import os, signal; print(os.getpid(), flush=True); signal.pause()"

@@ -8,6 +8,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 BIRTH = "import os, signal, sys\nfrom rallypoint.cli.birth import become_command, hear_interrupts\nbecome_command()\n"
 
 

@@ -57,6 +57,7 @@ def test_a_program_takes_no_local_rank(arguments: list[str], environ: dict[str, 
         (["--use-env", "--no-python", "true"], 0, ""),
     ],
 )
+@pytest.mark.process
 def test_it_ends_as_rallyrun_does(arguments: list[str], code: int, said: str, tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("PET_", "TORCH"))}
     done = subprocess.run(

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.process
+
 
 def _rallyrun(
     *arguments: str, environ: Mapping[str, str] | None = None, flags: tuple[str, ...] = ()

@@ -48,6 +48,7 @@ def test_a_usage_error_ends_the_process(capsys: pytest.CaptureFixture[str]) -> N
     assert "training_script" in capsys.readouterr().err
 
 
+@pytest.mark.process
 def test_a_failure_goes_on_to_the_caller(tmp_path: Path) -> None:
     script = tmp_path / "fails.py"
     script.write_text("raise SystemExit(4)")

@@ -95,6 +95,7 @@ def test_a_stream_that_is_none_is_named(tmp_path: Path) -> None:
         pass
 
 
+@pytest.mark.process
 def test_a_program_and_what_it_has_started_are_ended(tmp_path: Path) -> None:
     child = "import os, time; print(os.fork(), flush=True); time.sleep(600)"
     read, write = os.pipe()
@@ -108,6 +109,7 @@ def test_a_program_and_what_it_has_started_are_ended(tmp_path: Path) -> None:
     handler.close()
 
 
+@pytest.mark.process
 def test_a_program_that_cannot_be_run_leaves_no_file_open(tmp_path: Path) -> None:
     before = len(os.listdir("/proc/self/fd"))
     with pytest.raises(FileNotFoundError):
@@ -115,6 +117,7 @@ def test_a_program_that_cannot_be_run_leaves_no_file_open(tmp_path: Path) -> Non
     assert len(os.listdir("/proc/self/fd")) == before
 
 
+@pytest.mark.process
 def test_a_binding_that_cannot_be_may_be_done_without(tmp_path: Path) -> None:
     """This thread runs where it did before."""
     before = os.sched_getaffinity(0)

@@ -90,6 +90,7 @@ def side_by_side(*calls: Callable[[], object]) -> list[object]:
     return [results[number] for number in range(len(calls))]
 
 
+@pytest.mark.process
 def test_a_job_of_two_agents_over_a_backend_of_a_third_party(tmp_path: Path) -> None:
     place, store = Place(), HashStore()
 

@@ -14,6 +14,8 @@ import pytest
 from rallypoint.base.signals import signals_to
 from rallypoint.compat.elastic.multiprocessing import DefaultLogsSpecs, PContext, SubprocessContext, start_processes
 
+pytestmark = pytest.mark.process
+
 NUMBERS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 
 

@@ -73,6 +73,7 @@ def test_each_epoch_has_its_own_order() -> None:
     assert list(sampler) != first
 
 
+@pytest.mark.process
 def test_without_torch_a_sampler_is_a_plain_one() -> None:
     program = (
         "import pickle, sys; from rallypoint.data.sampler import ElasticDistributedSampler as Sampler\n"

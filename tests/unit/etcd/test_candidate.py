@@ -271,6 +271,8 @@ def test_addresses_are_looked_for_again_where_etcd_s_name_was_not_known_at_first
         assert post.addresses == ("192.0.2.1",)
 
 
+@pytest.mark.etcd
+@pytest.mark.process
 def test_an_etcd_that_has_lost_everything_is_used_again(tmp_path: Path) -> None:
     keys = Keys.of("/x", "job")
     with running(tmp_path, 1) as cluster:

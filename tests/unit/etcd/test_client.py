@@ -171,6 +171,7 @@ def test_without_the_package_one_sentence_says_what_to_install(monkeypatch: pyte
         EtcdClient([Endpoint("localhost", 2379)])
 
 
+@pytest.mark.process
 def test_what_others_import_of_it_brings_nothing_heavy() -> None:
     script = (
         "import sys, rallypoint.etcd.api, rallypoint.etcd.client; "

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import traceback
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -68,6 +69,7 @@ def test_no_bytes_are_an_exception(data: bytes) -> None:
     assert not any("\r" in line or "\n" in line for line in lines)
 
 
+@pytest.mark.process
 def test_the_last_of_several_counts() -> None:
     code = (
         "import traceback\ntry: 1/0\nexcept ZeroDivisionError: traceback.print_exc()\nprint()\nraise ValueError('last')"
@@ -77,6 +79,7 @@ def test_the_last_of_several_counts() -> None:
     assert "ZeroDivisionError" not in found
 
 
+@pytest.mark.process
 def test_an_ignored_exception_at_exit_does_not_hide_the_cause() -> None:
     code = "class A:\n  def __del__(self): raise KeyError('noise')\na = A()\nraise ValueError('cause')"
     stderr = _stderr_of(code)
@@ -84,6 +87,7 @@ def test_an_ignored_exception_at_exit_does_not_hide_the_cause() -> None:
     assert closing_line(last_traceback(clean_lines(stderr))) == "ValueError: cause"
 
 
+@pytest.mark.process
 def test_a_thread_s_exception_counts_only_without_a_better_one() -> None:
     thread = "import threading, time\nt = threading.Thread(target=lambda: 1/0); t.start(); t.join()\n"
     assert closing_line(last_traceback(clean_lines(_stderr_of(thread)))) == "ZeroDivisionError: division by zero"
@@ -91,6 +95,7 @@ def test_a_thread_s_exception_counts_only_without_a_better_one() -> None:
     assert closing_line(last_traceback(both)) == "ValueError: cause"
 
 
+@pytest.mark.process
 def test_exception_groups_are_kept_whole() -> None:
     found = last_traceback(
         clean_lines(_stderr_of("raise ExceptionGroup('several', [ValueError('one'), KeyError('two')])"))

@@ -181,6 +181,7 @@ main()
 """
 
 
+@pytest.mark.process
 def test_a_crash_shows_the_python_stack() -> None:
     done = subprocess.run([sys.executable, "-c", CRASH], stderr=subprocess.PIPE, check=False, timeout=60)
     assert done.returncode == -signal.SIGSEGV
@@ -189,6 +190,7 @@ def test_a_crash_shows_the_python_stack() -> None:
 
 
 @pytest.mark.parametrize("module", ["record", "cause", "report"])
+@pytest.mark.process
 def test_a_worker_pays_for_no_import_that_it_may_not_need(module: str) -> None:
     code = f"import sys, rallypoint.failures.{module}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

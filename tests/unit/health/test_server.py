@@ -242,6 +242,7 @@ def test_the_factory_starts_nothing() -> None:
     server.stop()
 
 
+@pytest.mark.process
 def test_the_room_is_light_until_it_serves() -> None:
     from tests.unit.test_start_up import HEAVY, imported_by
 

@@ -25,6 +25,8 @@ from rallypoint.logs.pump import Pump
 from rallypoint.logs.specs import LogsDest
 from rallypoint.logs.tail import Tail
 
+pytestmark = pytest.mark.process
+
 DEADLINE = 60.0
 
 

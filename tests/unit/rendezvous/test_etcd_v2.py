@@ -80,6 +80,7 @@ def until(holds: object, what: str) -> None:
 # What is stored
 
 
+@pytest.mark.process
 def test_a_state_is_replaced_only_by_who_knows_it(etcd: EtcdCluster, key: str) -> None:
     with backend(*etcd.endpoints, key=key) as one, backend(*etcd.endpoints, key=key) as two:
         assert one.get_state() is None
@@ -212,6 +213,7 @@ def test_changes_are_told_also_when_etcd_has_forgotten_the_index(etcd: EtcdClust
         assert one.get_state() == written[:2]
 
 
+@pytest.mark.process
 def test_etcd_is_started_again(etcd: EtcdCluster, key: str) -> None:
     member = etcd.members[0]
     with backend(*etcd.endpoints, key=key) as one, backend(*etcd.endpoints, key=key) as two:
@@ -235,6 +237,8 @@ def test_etcd_is_started_again(etcd: EtcdCluster, key: str) -> None:
 # Several members
 
 
+@pytest.mark.process
+@pytest.mark.etcd
 def test_a_member_that_is_dead_paused_or_wrong_is_passed_over(tmp_path: Path, key: str) -> None:
     with (
         running(tmp_path, 3, arguments=["--enable-v2"]) as cluster,
@@ -269,6 +273,8 @@ def test_a_member_that_is_dead_paused_or_wrong_is_passed_over(tmp_path: Path, ke
 # No etcd, or none that serves us
 
 
+@pytest.mark.process
+@pytest.mark.etcd
 def test_an_etcd_that_comes_late_is_waited_for(tmp_path: Path, key: str, caplog: pytest.LogCaptureFixture) -> None:
     with running(tmp_path, 1, arguments=["--enable-v2"]) as cluster:
         member = cluster.members[0]
@@ -294,6 +300,8 @@ def test_an_etcd_that_takes_the_connection_and_is_silent_is_told_of_soon(
     assert caplog.messages == [f"no etcd has answered at {endpoint} yet; check --rdzv-endpoint"]
 
 
+@pytest.mark.process
+@pytest.mark.etcd
 def test_a_cluster_without_a_quorum_is_waited_for(tmp_path: Path, key: str) -> None:
     with running(tmp_path, 3, arguments=["--enable-v2"]) as cluster:
         first, *others = cluster.members
@@ -329,6 +337,8 @@ def test_who_is_in_a_hurry_does_not_wait_for_an_etcd(key: str) -> None:
         assert time.monotonic() - began < PATIENCE / 2
 
 
+@pytest.mark.process
+@pytest.mark.etcd
 def test_an_etcd_without_the_v2_api(tmp_path: Path, key: str) -> None:
     with running(tmp_path, 1) as cluster, backend(*cluster.endpoints, key=key, patience=PATIENCE) as one:
         with pytest.raises(RendezvousError, match="has no v2 API of etcd: use --rdzv-backend=etcd") as caught:

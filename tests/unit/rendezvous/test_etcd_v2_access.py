@@ -20,6 +20,8 @@ from rallypoint.rendezvous.errors import RendezvousConnectionError, RendezvousEr
 from rallypoint.rendezvous.params import RendezvousParameters
 from tests.etcd_cluster import EtcdCluster, ServerTls, running
 
+pytestmark = [pytest.mark.process, pytest.mark.etcd]
+
 PATIENCE = 20.0
 
 

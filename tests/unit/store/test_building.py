@@ -12,6 +12,8 @@ import pytest
 
 from tests.unit.store.both import is_compiled
 
+pytestmark = pytest.mark.process
+
 
 def can_build() -> bool:
     try:

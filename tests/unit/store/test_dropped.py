@@ -94,6 +94,7 @@ def rendezvous():
 
 @pytest.mark.parametrize("end", ["", "del kept; gc.collect()"], ids=["kept", "dropped"])
 @pytest.mark.parametrize("what", OPEN.values(), ids=OPEN)
+@pytest.mark.process
 def test_a_process_that_ends_with_something_open_says_nothing(what: str, end: str) -> None:
     program = "\n".join([_IMPORTS, what, end])
     ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)

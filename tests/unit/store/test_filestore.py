@@ -191,6 +191,7 @@ def test_a_full_disk_leaves_whole_records(path: str) -> None:
             assert other.multi_get(["a", "b"]) == [b"1", b"2"]
 
 
+@pytest.mark.process
 def test_processes_and_threads_count_together(path: str) -> None:
     code = (
         "import sys, threading; from rallypoint.store.filestore import FileStore; s = FileStore(sys.argv[1], 4);"

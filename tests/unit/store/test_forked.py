@@ -12,6 +12,8 @@ from rallypoint.base.loop import LoopError, LoopThread, shared_loop
 from rallypoint.store.client import TCPStore
 from rallypoint.store.server import StoreServer
 
+pytestmark = pytest.mark.process
+
 
 def forked(work: Callable[[], None]) -> int:
     """The exit code of a copy of this process that does only this; 0 if all went well."""

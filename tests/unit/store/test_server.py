@@ -262,6 +262,7 @@ def test_a_listening_socket_of_the_caller() -> None:
 
 
 @pytest.mark.usefixtures("core")
+@pytest.mark.process
 def test_a_process_without_descriptors_serves_those_who_are_there_and_later_the_others(tmp_path: Path) -> None:
     code = (
         "import logging, resource, sys; from rallypoint.store.server import StoreServer; logging.basicConfig();"
@@ -320,6 +321,7 @@ def test_many_clients_raise_the_soft_limit_of_descriptors() -> None:
 
 
 @pytest.mark.usefixtures("core")
+@pytest.mark.process
 def test_who_takes_all_connections_takes_none_from_the_next_store(tmp_path: Path) -> None:
     """A crowd connects to one store of a process that may have few files; then a worker fails, and another opens."""
     code = (
@@ -393,6 +395,7 @@ def test_a_connection_that_comes_to_a_store_that_has_ended_is_closed() -> None:
         assert far.recv(1) == b""
 
 
+@pytest.mark.process
 def test_a_store_imports_nothing_before_its_first_client_and_no_asyncio_at_all() -> None:
     """The caller's thread starts workers meanwhile, and an interpreter imports for one thread at a time."""
     code = (

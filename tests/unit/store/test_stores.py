@@ -25,7 +25,8 @@ from tests.etcd_cluster import EtcdCluster
 T = TypeVar("T")
 
 SHORT = 0.05
-KINDS = ["tcp", "hash", "file", "prefix-tcp", "prefix-hash", "prefix-file", "etcd", "prefix-etcd"]
+ON_ETCD = [pytest.param(kind, marks=[pytest.mark.process, pytest.mark.etcd]) for kind in ("etcd", "prefix-etcd")]
+KINDS = ["tcp", "hash", "file", "prefix-tcp", "prefix-hash", "prefix-file", *ON_ETCD]
 
 
 @pytest.fixture(name="client")

@@ -158,6 +158,7 @@ def test_a_metric_handler_that_fails_costs_a_log_line(caplog: pytest.LogCaptureF
     assert len(caplog.messages) == 2
 
 
+@pytest.mark.process
 def test_the_door_loads_nothing() -> None:
     code = (
         "import rallypoint.telemetry.door as door, sys\n"

@@ -12,6 +12,8 @@ import pytest
 from rallypoint.watchdog.minder import Minder, minder_of, stuck_seconds
 from tests.unit.watchdog.waiting import HOLDS, holder, in_state_d, until
 
+pytestmark = pytest.mark.process
+
 ON = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
 
 

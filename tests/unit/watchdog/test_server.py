@@ -14,6 +14,8 @@ from rallypoint.watchdog.requests import FileTimerRequest
 from rallypoint.watchdog.server import FileTimerServer
 from tests.unit.watchdog.waiting import HOLDS, PATIENCE, holder
 
+pytestmark = pytest.mark.process
+
 
 def test_it_ends_who_is_late_and_stays_alive_itself(tmp_path: Path) -> None:
     told: list[str] = []

@@ -42,6 +42,7 @@ def test_who_is_switched_to_between_looks_is_never_stuck(looks: list[tuple[int, 
         assert sleepers.look(now, {9: Sleep(1, number, "")} if sleeps else {}) == ([], [])
 
 
+@pytest.mark.process
 def test_a_process_that_does_not_come_back(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with in_state_d(tmp_path) as pid:
         watch, now = StuckWatch(2.0), time.monotonic()

@@ -22,6 +22,8 @@ from rallypoint.watchdog.requests import FileTimerRequest
 from rallypoint.watchdog.watchdog import EXPIRED, KILLED, STARTED, STOPPED, Expiry, Watchdog
 from tests.unit.watchdog.waiting import HOLDS, holder, until
 
+pytestmark = pytest.mark.process
+
 HANGS = HOLDS + "hangs_here()"
 
 

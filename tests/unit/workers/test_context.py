@@ -21,6 +21,8 @@ from rallypoint.workers.context import PContext, RunProcsResult, SubprocessConte
 from tests.unit.workers.test_process import PATIENCE, guarded, parent_of
 from tests.unit.workers.tracing import TRACEABLE, traced, until
 
+pytestmark = pytest.mark.process
+
 
 def descriptors() -> set[str]:
     return set(os.listdir("/proc/self/fd"))

@@ -8,7 +8,11 @@ import signal
 import subprocess
 import sys
 
+import pytest
+
 from rallypoint.workers.guardian import early
+
+pytestmark = pytest.mark.process
 
 
 def test_the_one_that_waits_is_taken_once() -> None:

@@ -113,6 +113,7 @@ def process_of(guardian: Guardian) -> int:
     return found
 
 
+@pytest.mark.process
 def test_the_guardian_keeps_what_it_is_sent(guardian: Guardian) -> None:
     pid = process_of(guardian)
     for number in (TERM, USR1, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCONT, TERM):
@@ -121,6 +122,7 @@ def test_the_guardian_keeps_what_it_is_sent(guardian: Guardian) -> None:
     assert guardian.heard() == []
 
 
+@pytest.mark.process
 def test_a_worker_that_starts_has_not_been_sent_what_came_before(guardian: Guardian) -> None:
     pid = process_of(guardian)
     os.kill(pid, TERM)

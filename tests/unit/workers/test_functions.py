@@ -27,6 +27,8 @@ from rallypoint.workers.functions.parcel import NothingReturned, Parcel
 from tests.unit.workers.test_process import PATIENCE, guarded
 from tests.unit.workers.tracing import until
 
+pytestmark = pytest.mark.process
+
 LARGE = 3_000_000
 
 every_method = pytest.mark.parametrize("method", START_METHODS)

@@ -25,6 +25,8 @@ from rallypoint.workers.process import WorkerProcess
 from tests.unit.workers.test_process import PATIENCE, ends, parent_of
 from tests.unit.workers.tracing import TRACEABLE, traced, until
 
+pytestmark = pytest.mark.process
+
 
 @given(st.lists(st.tuples(st.integers(), st.binary() | st.lists(st.binary()))), st.integers(1, 50))
 def test_messages_come_out_as_they_went_in(messages: list[tuple[object, ...]], size: int) -> None:

@@ -20,6 +20,8 @@ from rallypoint.workers.guardian.client import Guardian, GuardianLost
 from rallypoint.workers.process import UNKNOWN_EXIT, WorkerProcess
 from tests.unit.workers.tracing import TRACEABLE, traced, until
 
+pytestmark = pytest.mark.process
+
 PATIENCE = 30.0
 """Seconds."""
 

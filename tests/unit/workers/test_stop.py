@@ -21,6 +21,8 @@ from rallypoint.workers.sweep import Sweep
 from tests.unit.workers.test_process import PATIENCE, ends, gone, parent_of
 from tests.unit.workers.tracing import TRACEABLE, traced, until
 
+pytestmark = pytest.mark.process
+
 DEAF = "import os, signal; signal.signal(15, signal.SIG_IGN); os.write(1, b'up'); signal.pause()"
 GENTLE = "import os, signal; signal.signal(15, lambda *_: os._exit(0)); os.write(1, b'up'); signal.pause()"
 

@@ -13,6 +13,8 @@ import pytest
 
 from rallypoint.workers.warm import checks
 
+pytestmark = pytest.mark.process
+
 ASKING = "from rallypoint.workers.warm import checks\n{}\nprint(checks.why_unfit() or checks.why_unfit_by_threads())"
 
 

@@ -147,6 +147,7 @@ def test_each_known_reader_is_called_here() -> None:
 
 
 @pytest.mark.parametrize("reader", KNOWN_READERS, ids=".".join)
+@pytest.mark.process
 def test_known_readers(reader: tuple[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their names are what they were when they were looked at; without the table they would be refused."""
     for program in ("gcc", "true"):

@@ -26,6 +26,8 @@ from rallypoint.workers.warm import client, starts
 from rallypoint.workers.warm.starts import WarmStarts
 from tests.unit.workers.test_process import PATIENCE, ends, parent_of
 
+pytestmark = pytest.mark.process
+
 
 class Clock:
     """A clock that a test sets."""

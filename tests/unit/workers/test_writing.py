@@ -14,6 +14,8 @@ import pytest
 from rallypoint.workers.writing import DOUBT, QUIET, Progress, Writing, progress
 from tests.unit.agent.test_board import HandClock
 
+pytestmark = pytest.mark.process
+
 FILE = (5, "/data/model.pt")
 
 

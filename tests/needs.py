@@ -1,0 +1,59 @@
+"""What a test needs beside Python, as markers: `process`, `torch`, `etcd` and `root`.
+
+1. Folders and fixtures mark their tests; a test that starts a process otherwise says so itself.
+2. Nobody forgets to: a test that starts a process or etcd, or imports torch, and is not marked so fails.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from os import path
+
+import pytest
+
+MARKERS = {
+    "process": "starts processes: launchers, workers, or others",
+    "torch": "runs real torch or real torchrun beside ours, or reads what they have answered",
+    "etcd": "runs a real etcd",
+    "root": "makes namespaces, for which it needs root",
+}
+
+BY_FOLDER = {
+    "conformance": ("process", "torch"),
+    "faults": ("process", "root"),
+    "jobs": ("process",),
+    "slurm": ("process", "root"),
+}
+BY_FIXTURE = {**dict.fromkeys(("etcd", "secured"), ("process", "etcd")), "guardian": ("process",)}
+
+_STARTS = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec", "os.system"}
+
+
+def of(item: pytest.Item) -> Iterable[str]:
+    """The markers of a test by its folder and its fixtures."""
+    parts = item.path.relative_to(item.config.rootpath).parts
+    yield from BY_FOLDER.get(parts[1] if len(parts) > 1 else "", ())
+    for fixture in getattr(item, "fixturenames", ()):
+        yield from BY_FIXTURE.get(fixture, ())
+
+
+class Watch:
+    """Sees what this process starts and imports, by the events of its audit."""
+
+    def __init__(self) -> None:
+        self._seen: set[str] = set()
+        sys.addaudithook(self._note)
+
+    def _note(self, event: str, about: tuple[object, ...]) -> None:
+        if event in _STARTS:
+            self._seen.add("process")
+            if about and path.basename(str(about[0])) == "etcd":
+                self._seen.add("etcd")
+        elif event == "import" and about[0] == "torch":
+            self._seen.add("torch")
+
+    def taken(self) -> set[str]:
+        """What has been seen since this was asked last."""
+        seen, self._seen = self._seen, set()
+        return seen
