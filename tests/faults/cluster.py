@@ -89,6 +89,8 @@ class Cluster:
         self.lease: float | None = LEASE
         self.conf = ""
         self.backend = "c10d"
+        self.within: list[str] = []
+        """What the agents' command lines begin with, behind their hosts' own beginning."""
         self.where = ""
         """Where agents meet, if not at a control plane on the first host."""
         self._script = launcher.script(SCRIPT)
@@ -128,7 +130,7 @@ class Cluster:
 
     def _launch(self, name: str, host: Host, command: Sequence[str], env: dict[str, str] | None) -> Agent:
         merged = {"NODE": name, "LOGLEVEL": "INFO", **(env or {})}
-        agent = Agent(name, self.launcher.command([*host.entry, *RALLYRUN, *command], merged), host)
+        agent = Agent(name, self.launcher.command([*host.entry, *self.within, *RALLYRUN, *command], merged), host)
         self.agents.append(agent)
         return agent
 

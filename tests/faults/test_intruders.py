@@ -1,0 +1,275 @@
+"""A third host that is no member of the job, and reaches its control plane, with and without a secret of the job."""
+
+from __future__ import annotations
+
+import random
+import resource
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from rallypoint.base.secrets import Secret, new_secret, token
+from rallypoint.failures.cause import Cause
+from rallypoint.protocol.frames import MAGIC, frame
+from rallypoint.rendezvous import codec
+from rallypoint.rendezvous.handshake import PROTOCOL_VERSION, Hello, Welcome
+from rallypoint.rendezvous.messages import Beat, Holding, JoinRequest, Leave
+from rallypoint.rendezvous.operations import Close, Drain, Fail, Preempt, Succeed
+from rallypoint.rendezvous.state import Member, NodeId, Settings
+from tests.faults.cluster import PORT, Agent, Cluster, settle
+from tests.faults.intruder import Stranger, dial
+from tests.faults.network import Host
+
+WORD = new_secret()
+SECRET = Secret((WORD,))
+KEY = SECRET.keys("job")[0]
+MEMBER = Member("default", 1, "10.77.0.9", 7000)
+CAUSE = Cause(0, 0, "stranger", 1, 1, "not so", "", 0.0, "")
+SETTINGS = Settings("job", 2, 2)
+DEEDS = (
+    Close(),
+    Fail(0, CAUSE, 1),
+    Fail(0, CAUSE, 1000),
+    Succeed(0),
+    Drain(0, asked=True),
+    Preempt(0, 1.0),
+    Leave(),
+    JoinRequest(MEMBER, 600.0),
+    Beat(),
+)
+"""What members may do: end the job or its round, make it fail, take part."""
+
+
+class Job(NamedTuple):
+    """A job of two nodes on hosts of their own, and the third host."""
+
+    cluster: Cluster
+    agents: list[Agent]
+    host: Host
+    secret: str
+
+    @property
+    def control(self) -> tuple[str, int]:
+        return self.agents[0].host.address, PORT
+
+    def stranger(self) -> Stranger:
+        return Stranger(self.host, self.control)
+
+    def is_as_it_was(self) -> None:
+        """Its only round is the first one; a failure of its own is still its first; then it succeeds."""
+        assert [len(agent.ups) for agent in self.agents] == [1, 1], [agent.job.err for agent in self.agents]
+        self.cluster.say("fail-B-0")
+        self.cluster.all_up(self.agents, starts=2)
+        assert {agent.ups[-1]["TORCHELASTIC_RESTART_COUNT"] for agent in self.agents} == {"1"}
+        self.cluster.finish(self.agents)
+        for agent in self.agents:
+            assert "\x1b" not in agent.job.err
+
+
+def started(cluster: Cluster, secret: str, nnodes: str = "2") -> Job:
+    cluster.nnodes = nnodes
+    env = {"RALLYPOINT_SECRET": secret} if secret else {}
+    agents = [cluster.start(name, "--max-restarts=1", env=env) for name in "AB"]
+    host = cluster.host("mallory")
+    cluster.all_up(agents)
+    return Job(cluster, agents, host, secret)
+
+
+@pytest.fixture(params=["open", "secret"])
+def job(request: pytest.FixtureRequest, cluster: Cluster) -> Job:
+    return started(cluster, WORD if request.param == "secret" else "")
+
+
+@pytest.fixture
+def secret_job(cluster: Cluster) -> Job:
+    return started(cluster, WORD)
+
+
+@pytest.fixture
+def open_job(cluster: Cluster) -> Job:
+    return started(cluster, "")
+
+
+def resident(pid: int) -> int:
+    """Bytes of memory that a process has."""
+    fields = dict(line.split(":", 1) for line in Path(f"/proc/{pid}/status").read_text().splitlines())
+    return int(fields["VmRSS"].split()[0]) * 1024
+
+
+def hello(**changes: object) -> bytes:
+    made = Hello(PROTOCOL_VERSION, "job", b"n" * 16, "10.77.0.9", 4711, 0, False, SETTINGS, "", "stranger")
+    return MAGIC + frame(codec.encode(made._replace(**changes)))  # type: ignore[arg-type]
+
+
+def nonsense() -> Iterator[bytes]:
+    """Bytes that nobody of ours sends."""
+    chance = random.Random(7)
+    yield b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"
+    yield b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + chance.randbytes(500)
+    yield chance.randbytes(100_000)
+    yield MAGIC + b"\xff\xff\xff\xff" + b"x" * 1000
+    yield MAGIC + frame(b"")
+    yield MAGIC + frame(b"\xc1" * 60_000)
+    yield MAGIC + frame(b"\xdd\xff\xff\xff\xff" * 100)  # an array of four thousand million
+    yield MAGIC + frame(b"\x91" * 60_000)  # arrays in arrays
+    for _ in range(20):
+        yield MAGIC + frame(chance.randbytes(chance.randrange(1, 3000)))
+    for number in (float("nan"), float("inf"), 0.0, -1.0, 1e300):
+        yield hello(settings=SETTINGS._replace(lease=number))
+        yield hello(settings=SETTINGS._replace(join_timeout=number))
+    for number in (0, -1, 3_000_000, 2**63 - 1):
+        yield hello(settings=SETTINGS._replace(max_nodes=number))
+        yield hello(pid=number - 1, settings=SETTINGS._replace(min_nodes=number))
+    yield hello(job="j" * 50_000)
+    yield hello(job="job\x1b[2J\nE1122 rallypoint: the job is over")
+    yield hello(host="\x1b]0;mine\x07" * 100, version=99)
+    yield hello(nonce=b"n" * 10_000)
+
+
+def test_nonsense_costs_log_lines_and_nothing_else(job: Job) -> None:
+    before = resident(job.agents[0].job.pid)
+    for data in nonsense():
+        with job.stranger() as stranger:
+            stranger.says(data)
+            stranger.socket.shutdown(socket.SHUT_WR)
+            assert stranger.is_hung_up_on()
+    assert resident(job.agents[0].job.pid) - before < 16 << 20
+    assert sum("refused" in line for line in job.agents[0].job.err.splitlines()) < 40
+    job.is_as_it_was()
+
+
+HOSTILE = (
+    JoinRequest(MEMBER._replace(local_world_size=2**63 - 1), 600.0),
+    JoinRequest(MEMBER._replace(local_world_size=0), 600.0),
+    JoinRequest(MEMBER, float("nan")),
+    JoinRequest(MEMBER._replace(store_port=-1), 600.0),
+    Holding("", NodeId("10.77.0.9", 1, 0), MEMBER, round=0, group_rank=0, group_world_size=3_000_000),
+    Holding("", NodeId("10.77.0.9", 1, 0), MEMBER, round=2**62, group_rank=0, group_world_size=1),
+    Holding("", NodeId("10.77.0.9", 1, 0), MEMBER, past=2**62),
+    Fail(0, CAUSE, 2**62),
+    Fail(0, CAUSE._replace(rank=-(2**40)), 1),
+    Preempt(0, float("nan")),
+)
+"""What nobody can mean, from somebody who has been let in: this is all that a job without a secret can refuse."""
+
+
+def test_numbers_that_cannot_be_end_the_connection_of_who_sends_them(open_job: Job) -> None:
+    before = resident(open_job.agents[0].job.pid)
+    for message in HOSTILE:
+        with open_job.stranger() as stranger:
+            assert isinstance(stranger.greets(SETTINGS), Welcome)
+            stranger.sends(message)
+            assert stranger.is_hung_up_on()
+    assert resident(open_job.agents[0].job.pid) - before < 16 << 20
+    open_job.is_as_it_was()
+
+
+def test_without_a_secret_a_stranger_ends_the_job(open_job: Job) -> None:
+    """What a secret is for: if this fails, the tests below prove nothing."""
+    with open_job.stranger() as stranger:
+        assert isinstance(stranger.greets(SETTINGS), Welcome)
+        stranger.sends(Close())
+        for agent in open_job.agents:
+            agent.job.ends()
+            assert len(agent.ups) == 1
+
+
+def test_who_has_no_secret_can_do_nothing(secret_job: Job) -> None:
+    name = NodeId(secret_job.agents[1].host.address, int(secret_job.agents[1].job.pid), 0)
+    for message in (*DEEDS, Holding("", name, MEMBER)):
+        with secret_job.stranger() as stranger:  # in the place of the greeting
+            stranger.says(MAGIC)
+            stranger.sends(message)
+            assert stranger.is_hung_up_on()
+        with secret_job.stranger() as stranger:  # after a greeting without a proof
+            stranger.says(hello(has_secret=True))
+            assert stranger.hears() is not None
+            stranger.sends(message)
+            assert stranger.is_hung_up_on()
+    secret_job.is_as_it_was()
+
+
+def test_who_cannot_prove_the_secret_is_told_so_and_no_more(secret_job: Job) -> None:
+    other = Secret((token(SECRET, "another job"),)).keys("job")[0]
+    guesses: dict[str, tuple[bytes | None, bytes | None]] = {
+        "none": (None, None),
+        "another": (b"k" * 32, None),
+        "another job's token": (other, None),
+        "no proof": (KEY, b""),
+        "half a proof": (KEY, b"p" * 16),
+        "a long proof": (KEY, b"p" * 200),
+    }
+    for what, (key, proves) in guesses.items():
+        with secret_job.stranger() as stranger:
+            refusal = stranger.greets(SETTINGS, key, proves)
+            assert isinstance(refusal, str), what
+            assert "RALLYPOINT_SECRET" in refusal, (what, refusal)
+            for message in DEEDS:
+                stranger.sends(message)
+            assert stranger.is_hung_up_on()
+    with secret_job.stranger() as stranger:  # and so that the above proves something
+        assert isinstance(stranger.greets(SETTINGS, KEY), Welcome)
+    secret_job.is_as_it_was()
+
+
+def test_what_was_heard_once_opens_no_second_session(secret_job: Job) -> None:
+    """All that a node with the secret has said, said again by somebody who has listened."""
+    with secret_job.stranger() as node:
+        sent = _recorded(node)
+        assert isinstance(node.greets(SETTINGS, KEY), Welcome)
+        node.sends(Leave())
+    for data in (b"".join(sent), b"".join(sent) + frame(codec.encode(Close()))):
+        with secret_job.stranger() as stranger:
+            stranger.says(data)
+            assert stranger.is_hung_up_on()
+    secret_job.is_as_it_was()
+
+
+def _recorded(stranger: Stranger) -> list[bytes]:
+    sent: list[bytes] = []
+    says = stranger.says
+
+    def record(data: bytes) -> None:
+        sent.append(data)
+        says(data)
+
+    stranger.says = record  # type: ignore[method-assign]
+    return sent
+
+
+def test_unsigned_and_wrongly_signed_words_end_a_session_and_do_nothing(secret_job: Job) -> None:
+    for message in DEEDS:
+        for signature in (b"", bytes(16)):
+            with secret_job.stranger() as stranger:
+                assert isinstance(stranger.greets(SETTINGS, KEY), Welcome)
+                stranger.says(frame(signature + codec.encode(message)))
+                assert stranger.is_hung_up_on()
+    secret_job.is_as_it_was()
+
+
+def test_connections_that_say_nothing_keep_nobody_out(cluster: Cluster) -> None:
+    """More than an agent may have files open: a node still comes in, and the next round has its store."""
+    cluster.conf = "last_call_timeout=1"
+    cluster.within = ["prlimit", "--nofile=1024:1024"]
+    job = started(cluster, WORD, "2:3")
+    with open_files(4096), ExitStack() as stack:
+        for _ in range(1500):
+            stack.enter_context(dial(job.host, job.control))
+        third = job.cluster.start("C", "--max-restarts=1", env={"RALLYPOINT_SECRET": WORD})
+        settle(lambda: len(third.ups) == 1, "the third node is in", 8.0)  # sooner than the silent ones are sent away
+        cluster.finish([*job.agents, third])
+
+
+@contextmanager
+def open_files(limit: int) -> Iterator[None]:
+    """This process may have so many files open."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
