@@ -6,8 +6,9 @@ Laws:
    that is open, and what the process has written at all; not the file.
 2. A file counts if it is open for writing and can be a checkpoint: it is named, is no device, no shared memory, not the
    standard output, and is not opened to append, as logs are.
-3. It is being written if it moves. At first sight it has `DOUBT` seconds for that; after each move `QUIET` seconds go
-   by until the process counts as done, since a checkpoint is often several files, one after another.
+3. It is being written if it moves. At first sight it has `DOUBT` seconds for that, and `LOCK_DOUBT` where all that is
+   open looks like a lock file; after each move `QUIET` seconds go by until the process counts as done, since a
+   checkpoint is often several files, one after another.
 4. Whoever says so itself (`rallypoint.notices.saving`) is believed, for as long as it says so.
 """
 
@@ -21,6 +22,8 @@ from rallypoint.notices import SAVING
 
 DOUBT = 0.25
 """Seconds in which a file that is open must move. The kernel may hold up a writer for 0.2 s."""
+LOCK_DOUBT = 0.05
+"""The same for a file that is locked and at its beginning: a lock file, or one of HDF5, which moves no position."""
 QUIET = 1.0
 """Seconds without a move after which nothing more is expected."""
 _MOVE = 64 << 10
@@ -34,12 +37,13 @@ _GONE = " (deleted)"
 class Progress(NamedTuple):
     """How far a process is: `positions` in the files that it holds open, by descriptor and path, and what it wrote.
 
-    `said` is whether it says itself that it is saving.
+    `said` is whether it says itself that it is saving, `locks` whether all of the files look like lock files.
     """
 
     positions: dict[tuple[int, str], int]
     written: int
     said: bool = False
+    locks: bool = False
 
     def moved_from(self, before: Progress) -> bool:
         """Whether a file was opened or closed since, or written to."""
@@ -73,7 +77,7 @@ class Writing:
         now, found = self._clock.monotonic(), progress(self._pid)
         if self._noted is None:
             self._noted = found
-            self._until = now + DOUBT if found.positions else now
+            self._until = now if not found.positions else now + (LOCK_DOUBT if found.locks else DOUBT)
         elif found.moved_from(self._noted):
             self.sure = True
             self._noted = found
@@ -88,12 +92,14 @@ def progress(pid: int) -> Progress:
     """How far a process is now; nothing where it has ended or cannot be looked at."""
     targets = _open_files(pid)
     output = {targets.get(1), targets.get(2)}
-    positions = {
-        (fd, path): position
+    found = {
+        (fd, path): place
         for fd, path in targets.items()
-        if fd > 2 and _is_named(path) and path not in output and (position := _position(pid, fd)) is not None
+        if fd > 2 and _is_named(path) and path not in output and (place := _place(pid, fd)) is not None
     }
-    return Progress(positions, _written(pid) if positions else 0, _SAID in targets.values())
+    positions = {each: place.position for each, place in found.items()}
+    locks = bool(found) and all(place.locked and place.position == 0 for place in found.values())
+    return Progress(positions, _written(pid) if positions else 0, _SAID in targets.values(), locks)
 
 
 def _open_files(pid: int) -> dict[int, str]:
@@ -120,14 +126,19 @@ def _is_named(path: str) -> bool:
     return path.startswith("/") and not path.startswith(_NO_FILES) and not path.endswith(_GONE)
 
 
-def _position(pid: int, fd: int) -> int | None:
-    """Where a descriptor stands in its file; None if it is not open for writing, or appends."""
+class _Place(NamedTuple):
+    position: int
+    locked: bool
+
+
+def _place(pid: int, fd: int) -> _Place | None:
+    """Where a descriptor stands in its file, and whether it holds a lock; None if it cannot be written, or appends."""
     try:
         if not os.lstat(f"/proc/{pid}/fd/{fd}").st_mode & 0o200:
             return None
         with open(f"/proc/{pid}/fdinfo/{fd}", "rb") as file:
             fields = dict(line.split(b":", 1) for line in file.read().splitlines() if b":" in line)
-        return None if int(fields[b"flags"], 8) & os.O_APPEND else int(fields[b"pos"])
+        return None if int(fields[b"flags"], 8) & os.O_APPEND else _Place(int(fields[b"pos"]), b"lock" in fields)
     except (OSError, KeyError, ValueError):
         return None
 

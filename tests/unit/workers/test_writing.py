@@ -11,7 +11,7 @@ from typing import IO
 
 import pytest
 
-from rallypoint.workers.writing import DOUBT, QUIET, Progress, Writing, progress
+from rallypoint.workers.writing import DOUBT, LOCK_DOUBT, QUIET, Progress, Writing, progress
 from tests.unit.agent.test_board import HandClock
 
 pytestmark = pytest.mark.process
@@ -106,6 +106,17 @@ def test_a_file_that_is_open_and_does_not_move_costs_a_moment_only(script: Scrip
     clock.now += DOUBT
     assert not writing.look()
     assert not writing.sure
+
+
+def test_a_lock_file_that_is_held_costs_less(script: Script) -> None:
+    script.does("import fcntl; f = open('lock', 'w'); fcntl.flock(f, fcntl.LOCK_EX)")
+    clock = HandClock()
+    writing = Writing(script.pid, clock)
+    assert writing.look()
+    clock.now += LOCK_DOUBT
+    assert not writing.look()
+    script.does("data = open('data', 'wb')")
+    assert writing.look(), "it goes on to write"
 
 
 def test_a_checkpoint_of_several_files_is_waited_for_until_it_is_quiet(script: Script, tmp_path: Path) -> None:
