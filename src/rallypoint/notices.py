@@ -129,11 +129,16 @@ def _deferred_sigterm() -> Iterator[None]:
         yield
         return
     came: list[int] = []
-    signal.signal(signal.SIGTERM, lambda number, _frame: came.append(number))
+
+    def defer(number: int, _frame: object) -> None:
+        came.append(number)
+
+    signal.signal(signal.SIGTERM, defer)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if signal.getsignal(signal.SIGTERM) is defer:  # else the program has made another meanwhile, which stays
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if came:
             os.kill(os.getpid(), signal.SIGTERM)
 

@@ -160,6 +160,18 @@ def test_a_save_leaves_a_handler_of_the_programs_own_and_other_threads_as_they_a
     assert signal.getsignal(signal.SIGTERM) == former
 
 
+def test_a_handler_that_the_program_makes_during_a_save_stays() -> None:
+    def own(_number: int, _frame: object) -> None:
+        """The program's."""
+
+    try:
+        with notices.saving():
+            signal.signal(signal.SIGTERM, own)
+        assert signal.getsignal(signal.SIGTERM) is own
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def test_what_a_save_raises_is_raised_and_nothing_stays_open() -> None:
     before = os.listdir("/proc/self/fd")
     with pytest.raises(ValueError, match="full"), notices.saving():

@@ -90,9 +90,8 @@ class Asking:
         if failed is None or isinstance(self._membership, ForeignMembership):
             self._membership.drain(self._round)
         else:
-            self._membership.report_failure(
-                self._round, _cause(failed), UNLIMITED
-            )  # it has said that there is one left
+            # Unlimited, since it has said that there is a restart left.
+            self._membership.report_failure(self._round, _cause(failed), UNLIMITED)
 
     def finish(self, timeout: float) -> None:
         """Tell the others that all workers of this node have succeeded, and wait for the job's end.
