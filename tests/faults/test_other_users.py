@@ -1,0 +1,257 @@
+"""A second user of a node's machine, who can log in there and has nothing to do with the job."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import signal
+import socket
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from rallypoint.base.endpoint import free_port
+from rallypoint.base.secrets import new_secret
+from rallypoint.rendezvous.operations import Close
+from rallypoint.rendezvous.state import Settings
+from tests.faults.intruder import Stranger
+from tests.faults.other_user import NOBODY, allowed, as_other_user, openings
+from tests.jobs.launching import Job, Launcher, launching
+from tests.jobs.test_protection import family
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be a second user")
+
+_PTRACE_ATTACH = 16
+SCRIPT = """
+import os, time
+os.write(1, b"up\\n")
+while not os.path.exists("finish"):
+    time.sleep(0.02)
+"""
+
+
+@pytest.fixture
+def rallyrun() -> Iterator[Launcher]:
+    """A launcher in a folder that the other user can reach: what protects the job is the job's own doing."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        if not as_other_user(lambda: os.access(folder, os.R_OK | os.X_OK)):
+            pytest.skip(f"TESTS OF OTHER USERS DID NOT RUN: they cannot reach {name}; set TMPDIR to a folder of all")
+        former = os.umask(0)
+        try:
+            with launching(folder) as launcher:
+                (folder / "tmp").chmod(0o1777)
+                yield launcher
+        finally:
+            os.umask(former)
+
+
+def running(rallyrun: Launcher, *flags: str, workers: int = 2, env: dict[str, str] | None = None) -> Job:
+    """A job whose every part that leaves something on the machine is in use, started without a umask."""
+    job = rallyrun(f"--nproc-per-node={workers}", *flags, rallyrun.script(SCRIPT), env=env)
+    job.until(lambda lines: sum("up" in line for line in lines) == workers, "all workers up")
+    return job
+
+
+def finish(rallyrun: Launcher, job: Job) -> None:
+    (rallyrun.folder / "finish").touch()
+    assert job.ends() == 0, job.err
+
+
+WAYS: list[list[str]] = [
+    ["--standalone", "--tee=3"],
+    ["--standalone", "--warm=json"],
+    ["--standalone", "--run-path"],
+    ["--standalone", "--run-path", "--start-method=forkserver"],
+]
+
+
+@pytest.mark.parametrize("flags", WAYS, ids=" ".join)
+def test_nothing_of_a_job_can_be_reached_in_the_temporary_folder(rallyrun: Launcher, flags: list[str]) -> None:
+    timers = {"TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
+    job = running(rallyrun, *flags, env=timers)
+    made = sorted((rallyrun.folder / "tmp").iterdir())
+    assert made  # else this proves nothing
+    for each in made:
+        assert openings(each) == [], each
+    finish(rallyrun, job)
+    for each in made:  # logs stay, as torchrun's do
+        if each.exists():
+            assert openings(each) == [], each
+            shutil.rmtree(each)
+
+
+def test_no_process_of_a_job_can_be_looked_into_or_touched(rallyrun: Launcher) -> None:
+    secret = new_secret()
+    job = running(rallyrun, "--standalone", "--warm=json", env={"RALLYPOINT_SECRET": secret})
+    pids = [job.pid, *family(job.pid)]
+    assert len(pids) >= 4  # agent, keeper, guardian, workers
+    libc = ctypes.CDLL(None)
+
+    def attach(pid: int) -> None:
+        if libc.ptrace(_PTRACE_ATTACH, pid, 0, 0):
+            raise PermissionError
+
+    def deeds(pid: int) -> dict[str, Callable[[], object]]:
+        return {
+            "read the environment": lambda: Path(f"/proc/{pid}/environ").read_bytes(),
+            "read the memory": lambda: os.close(os.open(f"/proc/{pid}/mem", os.O_RDONLY)),
+            "see open files": lambda: os.listdir(f"/proc/{pid}/fd"),
+            "signal": lambda: os.kill(pid, signal.SIGTERM),
+            "signal by pidfd": lambda: signal.pidfd_send_signal(os.pidfd_open(pid), signal.SIGTERM),
+            "attach": lambda: attach(pid),
+        }
+
+    for pid in pids:
+        possible = as_other_user(lambda pid=pid: [what for what, work in deeds(pid).items() if allowed(work)])  # type: ignore[misc]
+        assert possible == [], (pid, possible)
+        assert secret.encode() not in Path(f"/proc/{pid}/cmdline").read_bytes()
+    finish(rallyrun, job)
+
+
+def test_no_process_of_a_job_has_a_socket_with_a_name(rallyrun: Launcher) -> None:
+    """A name would be a door, in the file system or in the abstract namespace."""
+    for flags in WAYS[1:]:
+        (rallyrun.folder / "finish").unlink(missing_ok=True)
+        job = running(rallyrun, *flags)
+        held = {_target(fd) for pid in (job.pid, *family(job.pid)) for fd in Path(f"/proc/{pid}/fd").iterdir()}
+        rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
+        ours = [row for row in rows if f"socket:[{row[6]}]" in held]
+        assert ours  # the connection between agent and guardian
+        assert not [row for row in ours if len(row) > 7]
+        finish(rallyrun, job)
+
+
+def _target(fd: Path) -> str:
+    try:
+        return os.readlink(fd)
+    except FileNotFoundError:  # closed since
+        return ""
+
+
+@pytest.mark.parametrize("protected", [False, True])
+def test_the_control_plane_of_this_machine_is_open_to_its_users_without_a_secret_alone(
+    rallyrun: Launcher, protected: bool
+) -> None:
+    port = free_port()
+    env = {"RALLYPOINT_SECRET": new_secret()} if protected else {}
+    job = running(
+        rallyrun, "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}", "--rdzv-id=job", workers=1, env=env
+    )
+
+    def attack() -> bool:
+        with Stranger(None, ("127.0.0.1", port)) as stranger:
+            welcome = stranger.greets(Settings("job", 1, 1))
+            stranger.sends(Close())
+            return not isinstance(welcome, str) and stranger.is_hung_up_on()
+
+    assert as_other_user(attack) is not protected
+    if protected:
+        finish(rallyrun, job)
+    else:
+        job.ends()  # what a secret is for; if this fails, the other case proves nothing
+        assert not (rallyrun.folder / "finish").exists()
+
+
+def test_the_secret_of_a_job_cannot_be_read(rallyrun: Launcher) -> None:
+    path = rallyrun.folder / "secret"
+    path.write_text(f"{new_secret()}\n")
+    path.chmod(0o600)
+    job = running(rallyrun, "--standalone", workers=1, env={"RALLYPOINT_SECRET_FILE": str(path)})
+    assert not as_other_user(lambda: allowed(path.read_text))
+    finish(rallyrun, job)
+
+
+def test_traps_where_a_job_will_write_are_not_stepped_into(rallyrun: Launcher) -> None:
+    """The other user was first, in a folder that all may write to, and knows what the files will be called."""
+    shared = rallyrun.folder / "tmp"
+    victim = rallyrun.folder / "victim"
+    victim.write_text("precious")
+    error_file = shared / "error.json"
+
+    def lay_traps() -> bool:
+        for pid in range(os.getpid(), os.getpid() + 200):
+            os.symlink(victim, shared / f"error.json.{pid}")
+        os.symlink(victim, error_file)
+        return True
+
+    assert as_other_user(lay_traps)
+    failing = rallyrun.script("raise RuntimeError('it fails')", "failing.py")
+    job = rallyrun("--standalone", failing, env={"TORCHELASTIC_ERROR_FILE": str(error_file)})
+    assert job.ends() == 1
+    assert victim.read_text() == "precious"
+    assert not error_file.is_symlink()
+    assert "it fails" in error_file.read_text()
+    for each in shared.glob("error.json*"):
+        each.unlink()
+    for each in shared.glob("torchelastic_*"):
+        shutil.rmtree(each)
+
+
+def test_a_folder_of_traps_in_the_place_of_files_is_told_of(rallyrun: Launcher) -> None:
+    """Files that a user names and another one has made: a pipe, gigabytes of nothing."""
+    shared = rallyrun.folder / "tmp"
+    pipe, large = shared / "pipe", shared / "large"
+
+    def lay_traps() -> bool:
+        os.mkfifo(pipe, 0o666)
+        with open(large, "wb") as file:
+            file.truncate(3 << 30)
+        os.chmod(large, 0o666)
+        return True
+
+    assert as_other_user(lay_traps)
+    for path in (pipe, large):
+        flags = ["--rdzv-backend=c10d", "--rdzv-conf=store_type=file", f"--rdzv-endpoint={path}"]
+        job = rallyrun(*flags, rallyrun.script("print('ran')"))
+        assert job.ends() == 1
+        assert str(path) in job.err
+        assert "Traceback" not in job.err
+        flags = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}"]
+        refused = rallyrun(*flags, rallyrun.script("print('ran')"), env={"RALLYPOINT_SECRET_FILE": str(path)})
+        assert refused.ends() in (1, 2)
+        assert "ran" not in refused.out
+        path.unlink()
+
+
+def test_a_probe_s_port_tells_no_more_to_others(rallyrun: Launcher) -> None:
+    port = free_port()
+    env = {"TORCHELASTIC_HEALTH_CHECK_PORT": str(port)}
+    job = running(rallyrun, "--standalone", workers=1, env=env)
+
+    def attack() -> list[bytes]:
+        heard = []
+        for request in (
+            b"GET /healthz HTTP/1.0\r\n\r\n",
+            b"POST /stop HTTP/1.1\r\nContent-Length: 99999\r\n\r\n",
+            b"\0" * 70000,
+        ):
+            with socket.create_connection(("127.0.0.1", port), timeout=20) as made:
+                try:
+                    made.sendall(request)
+                    heard.append(made.recv(100))
+                except OSError:
+                    heard.append(b"")
+        silent = [socket.create_connection(("127.0.0.1", port), timeout=20) for _ in range(300)]
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as made:
+            made.sendall(b"GET /healthz HTTP/1.0\r\n\r\n")
+            heard.append(made.recv(100))
+        for each in silent:
+            each.close()
+        return heard
+
+    first, _, _, last = as_other_user(attack)
+    assert b" 200 " in first[:16], first
+    assert last[:12] == first[:12]
+    finish(rallyrun, job)
+
+
+def test_being_the_other_user_is_real(tmp_path: Path) -> None:
+    """If this fails, the tests above prove nothing."""
+    tmp_path.chmod(0o700)
+    assert as_other_user(os.getuid) == NOBODY
+    assert not as_other_user(lambda: allowed(lambda: os.listdir(tmp_path)))
