@@ -81,7 +81,8 @@ def test_the_table_knows_what_each_backend_reads(backend: str, monkeypatch: pyte
     monkeypatch.setattr(RendezvousParameters, "get", asking)
     rendezvous_handler_registry.create_handler(RendezvousParameters(backend, "localhost:1", "job", 2, 2, rank=0))
     checked_only = KNOWN["c10d"] if backend in ("static", "etcd") else set()  # of no effect on these
-    elsewhere = {"failure_grace", "tls_cert", "tls_key", "tls_ca", "tls_peer"}  # for the agent, and read as a whole
+    # For the agent, where this node hosts, and read as a whole.
+    elsewhere = {"failure_grace", "listen", "tls_cert", "tls_key", "tls_ca", "tls_peer"}
     assert KNOWN[backend] - elsewhere <= asked
     assert asked - checked_only <= KNOWN[backend]
 
