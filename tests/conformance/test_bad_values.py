@@ -133,6 +133,7 @@ ONLY_OURS = [
     *[bad([f"--rdzv-conf={key}={text}", "--standalone"], key, text)._replace(code=2) for key, text in OF_OURS],
     value("--signals-to-handle", "SIGKILL", "leave it out"),
     *[value("--warm", text, "name of a module", "such as torch", code=2) for text in ("a-b", "torch,", "1")],
+    *[value("--store-peers", text, "members", "any", "10.0.0.0/8", code=2) for text in ("maybe", "10.0.0.0/33")],
     *[value("--host-prefix", text, "always", "never", "auto", code=2) for text in ("maybe", "")],
     variable("--warm", "a b", "name of a module", "such as torch", code=2),
 ]

@@ -8,8 +8,9 @@ import sys
 import pytest
 
 from rallypoint.base.secrets import new_secret
-from tests.faults.cluster import PORT, Cluster
+from tests.faults.cluster import PORT, Agent, Cluster
 from tests.faults.network import Host, ip
+from tests.faults.test_names import BALANCER
 
 ANSWERS = """
 import socket, sys
@@ -115,3 +116,110 @@ def test_the_address_that_a_node_is_given_is_listened_at_too(cluster: Cluster) -
     cluster.all_up([agent])
     assert knock(stranger, other, PORT) == knock(stranger, first.address, PORT) == "connected"
     cluster.finish([agent])
+
+
+STORE = """
+import sys
+from datetime import timedelta
+from rallypoint.store.client import TCPStore
+try:
+    TCPStore(sys.argv[1], int(sys.argv[2]), timeout=timedelta(seconds=2)).set("of a stranger", "x")
+except Exception:
+    print("refused")
+else:
+    print("served")
+"""
+
+ANYBODY = "the worker store takes connections from any address, since "
+
+
+def store_of(agent: Agent) -> tuple[str, int]:
+    """Where the store of the round is, as the agent's worker was told."""
+    (up,) = agent.last(1)
+    return str(up["MASTER_ADDR"]), int(up["MASTER_PORT"])
+
+
+def uses_store(host: Host, store: tuple[str, int]) -> str:
+    """Whether a process on this host is served by the store."""
+    command = [*host.entry, sys.executable, "-c", STORE, store[0], str(store[1])]
+    return subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.strip()
+
+
+@pytest.mark.parametrize("kind", ["c", "python"])
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_only_the_members_of_a_round_use_its_store(cluster: Cluster, backend: str, kind: str) -> None:
+    first, second, stranger = (cluster.host(name) for name in ("A", "B", "stranger"))
+    cluster.backend, cluster.nnodes = backend, "2"
+    env = {"RALLYPOINT_STORE": kind}
+    agents = [cluster.start(name, f"--node-rank={rank}", env=env) for rank, name in enumerate("AB")]
+    cluster.all_up(agents)
+    store = store_of(agents[0])
+    assert [uses_store(host, store) for host in (first, second, stranger)] == ["served", "served", "refused"]
+    agents[0].job.until_err(f"the store closes the connection from {stranger.address}:")
+    assert not [agent.name for agent in agents if ANYBODY in agent.job.err]
+    cluster.finish(agents)
+
+
+def test_who_takes_a_lost_member_s_place_may_use_the_next_store_and_the_lost_one_may_not(cluster: Cluster) -> None:
+    agents = [cluster.start(name, f"--node-rank={rank}", "--max-restarts=1") for rank, name in enumerate("ABC")]
+    cluster.nnodes = "2:3"
+    cluster.all_up(agents)
+    agents[2].is_killed()
+    agents[2].job.ends()
+    for agent in agents[:2]:
+        agent.comes_up(1, starts=2, world_size=2)
+    store = store_of(agents[0])
+    assert [uses_store(agent.host, store) for agent in agents] == ["served", "served", "refused"]
+    cluster.finish(agents[:2])
+
+
+def test_a_member_may_come_from_another_of_its_interfaces(cluster: Cluster) -> None:
+    """The control plane is in one network, and the store is known by its address in another one."""
+    first, second, stranger = (cluster.host(name) for name in ("A", "B", "stranger"))
+    other = second_address(first, 1)
+    second_address(second, 2)
+    second_address(stranger, 9)
+    cluster.nnodes = "2"
+    agents = [cluster.start("A", "--node-rank=0", f"--local-addr={other}"), cluster.start("B", "--node-rank=1")]
+    cluster.all_up(agents)
+    store = store_of(agents[0])
+    assert store[0] == other
+    assert [uses_store(host, store) for host in (first, second, stranger)] == ["served", "served", "refused"]
+    cluster.finish(agents)
+
+
+@pytest.mark.parametrize(
+    ("peers", "answer"),
+    [("any", "served"), ("10.77.0.0/24", "served"), ("members,10.77.0.3", "served"), ("10.77.0.2", "refused")],
+)
+def test_who_may_connect_can_be_chosen(cluster: Cluster, peers: str, answer: str) -> None:
+    _, _, stranger = (cluster.host(name) for name in ("A", "B", "stranger"))
+    cluster.nnodes = "2"
+    agents = [cluster.start("A", "--node-rank=0", f"--store-peers={peers}"), cluster.start("B", "--node-rank=1")]
+    cluster.all_up(agents)
+    assert uses_store(stranger, store_of(agents[0])) == answer
+    assert uses_store(agents[1].host, store_of(agents[0])) == "served"
+    assert ANYBODY not in agents[0].job.err
+    cluster.finish(agents)
+
+
+def test_behind_address_translation_nobody_is_refused_and_one_line_says_so(cluster: Cluster) -> None:
+    """A host in between hands every connection to the control plane on, which then comes from that host's address."""
+    first, _, between = (cluster.host(name) for name in ("A", "B", "between"))
+    script = cluster.launcher.script(BALANCER, "balancer.py")
+    relay = cluster.launcher.command([*between.entry, sys.executable, script, first.address, str(PORT)])
+    relay.until(lambda lines: lines == ["serves"], "it listens")
+    cluster.where, cluster.nnodes = f"{between.address}:{PORT}", "2"
+    agents = []
+    for rank, name in enumerate("AB"):
+        cluster.conf = f"is_host={'true' if rank == 0 else 'false'}"
+        agents.append(cluster.start(name, f"--node-rank={rank}", "--max-restarts=1"))
+    cluster.all_up(agents)
+    cluster.say("fail-B-0")
+    cluster.all_up(agents, starts=2)
+    assert uses_store(between, store_of(agents[0])) == "served"
+    lines = [line for agent in agents for line in agent.job.err.splitlines() if ANYBODY in line]
+    assert len(lines) == 1
+    assert f"(rank 1) has the address {agents[1].host.address} and is seen as {between.address}" in lines[0]
+    cluster.finish(agents)
+    relay.stop()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from rallypoint.rendezvous.messages import StorePeers
 from tests.sim.world import World
 
 
@@ -21,6 +24,12 @@ class Stores:
             self._world.ports += 1
             self.prepared = self._world.ports
         return "", self.prepared
+
+    def own_addresses(self) -> None:
+        """Nothing: who may connect is not simulated."""
+
+    def admit(self, told: Sequence[StorePeers]) -> None:
+        """See `own_addresses`."""
 
     def round_ended(self) -> None:
         """The round is over; its workers may still run."""

@@ -94,6 +94,18 @@ def module_names(text: str) -> tuple[str, ...]:
     return names
 
 
+def store_peers(text: str) -> str:
+    """Read who may connect to worker stores."""
+    from rallypoint.base.errors import UserError
+    from rallypoint.rendezvous.store_peers import policy_of
+
+    try:
+        policy_of(text)
+    except UserError as error:
+        raise ArgumentTypeError(str(error)) from None
+    return text
+
+
 def when(text: str) -> str:
     """Read whether something is done, as ls and grep read it for colours."""
     if text not in ("auto", "always", "never"):
@@ -229,6 +241,13 @@ FLAGS = (
         (),
         "Modules with commas between, such as torch, that are imported once on this node; restarted workers are forked "
         "from there, in milliseconds.",
+    ),
+    Flag(
+        "--store-peers",
+        store_peers,
+        "",
+        "Who may connect to the store of the workers: members (the nodes of the round), any, or addresses and networks "
+        "with commas between, such as members,10.0.0.0/8; if not given, members where their addresses are known.",
     ),
     Flag(
         "--host-prefix",

@@ -63,6 +63,7 @@ class Options(NamedTuple):
     numa_binding: str | None
     signals_to_handle: str
     shutdown_timeout: int | None
+    store_peers: str
     virtual_local_rank: bool
     warm: tuple[str, ...]
     host_prefix: str

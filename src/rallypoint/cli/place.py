@@ -49,6 +49,8 @@ def choose_place(options: Options, max_nodes: int) -> Place:
     alone = options.standalone or _is_bare(options, max_nodes)
     if configs:
         _warn_of_options(options, configs, "c10d" if options.standalone else options.rdzv_backend, alone)
+    if options.store_peers:
+        configs["store_peers"] = options.store_peers
     if alone:
         return _alone(configs, announce=options.standalone)
     if options.rdzv_backend == "static":

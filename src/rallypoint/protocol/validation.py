@@ -9,6 +9,7 @@ printed and a clock shows: what is not printable becomes a question mark, and wh
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple, TypeVar
 
@@ -16,6 +17,9 @@ MOST_NODES = 65536
 """Nodes that one job may have; what a coordinator keeps for each is some hundred bytes."""
 MOST_WORKERS = 65536
 """Workers that one node may have, so that a world has fewer than 2**32."""
+
+_ADDRESS = re.compile(r"[0-9a-fA-F:.]{2,45}(/[0-9]{1,3})?")
+"""What looks like a numeric address or a network; whoever uses it finds out whether it is one."""
 
 _DAY = 86400.0
 _ROUNDS = 2**31
@@ -66,6 +70,8 @@ _LINES: Mapping[str, int] = {"host": 255}
 """The same of a text of one line; of others `_LONGEST_LINE`."""
 _LONGEST_LINE = 4 * 1024
 _LONGEST_BYTES = 256
+_MOST: Mapping[str, int] = {"addresses": 1000}
+"""Parts that a field of several may have, by its name; others `_MOST_ITEMS`."""
 _MOST_ITEMS = MOST_NODES
 
 
@@ -80,7 +86,7 @@ def validated(message: M) -> M:
         message: a `NamedTuple` whose fields have the types that it says.
 
     Raises:
-        ValidationError: a number is out of its range.
+        ValidationError: a number is out of its range, or an address is none.
     """
     return _record(message)  # type: ignore[no-any-return]
 
@@ -104,7 +110,9 @@ def _value(value: Any, name: str, record: Any) -> Any:
     if hasattr(value, "_fields"):
         return _record(value)
     if isinstance(value, (tuple, list)):
-        _count(value, _MOST_ITEMS, name, record)
+        _count(value, _MOST.get(name, _MOST_ITEMS), name, record)
+        if name == "addresses":
+            _check_addresses(value, record)
         return type(value)(_value(each, name, record) for each in value)
     return value  # an enumeration's member
 
@@ -119,6 +127,14 @@ def _number(value: float, name: str, record: Any) -> float:
     raise ValidationError(
         f"a {type(record).__name__} whose {name} is {value} is refused; it has to be from {least} to {most}"
     )
+
+
+def _check_addresses(values: Collection[str], record: Any) -> None:
+    for each in values:
+        if not _ADDRESS.fullmatch(each):
+            raise ValidationError(
+                f"a {type(record).__name__} whose addresses have {_text(each[:64], '')!r} is refused; that is none"
+            )
 
 
 def _count(value: Collection[Any], most: int, name: str, record: Any) -> None:

@@ -119,13 +119,15 @@ class Arbiter:
         leased: bool = True,
         at_home: bool = False,
         near: bool = False,
+        seen: str = "",
         settings: Settings | None = None,
     ) -> NodeId:
         """A node, which was started with `settings`, has made itself known; its agent may be `near`: our own process.
+        `seen` is the address that its connection shows.
 
         Returns the name it goes by: its own, unless that was given before.
         """
-        opened = Session(node, address, server_address, settings, near=near or at_home)
+        opened = Session(node, address, server_address, settings, near=near or at_home, seen=seen)
         return self.roster.open(session, opened, now, leased=leased, at_home=at_home)
 
     def receive(self, session: int, request: Request, now: float) -> list[Send]:
@@ -213,6 +215,7 @@ class Arbiter:
     def _on_join(self, session: int, speaker: Session, request: JoinRequest, now: float) -> None:
         member = request.member
         speaker.says_join_again = False
+        speaker.addresses = request.addresses
         self._compare(session, speaker, member)
         if speaker.skips_join:
             speaker.skips_join = False
@@ -274,6 +277,8 @@ class Arbiter:
         told = news(self.state, speaker.node, request)
         speaker.skips_join = request.joining and bool(told)
         speaker.says_join_again = request.joining and not told
+        if any(isinstance(each, Placed) and each.placement.group_rank == 0 for each in told):
+            self._tell_peers(speaker.node)
         self._sends += [(session, self._completed(each)) for each in told]
         if not told and self.state.complete and self.state.wait_list and self._absent_until is None:
             self._sends.append((session, nodes_waiting(self.state)))
@@ -441,8 +446,18 @@ class Arbiter:
             self._pending.pop(node, None)
             if node in self.roster:
                 self._overtake(node)
+                if placement.group_rank == 0:
+                    self._tell_peers(node)
                 known = self._reachable(placement)._replace(origin=self.incarnation, control_rank=control_rank)
                 self._send_to([node], Placed(known))
+
+    def _tell_peers(self, host: NodeId) -> None:
+        """Tell the host of the round's store from where workers come, where the nodes have said that."""
+        if any(each.addresses is not None for _, each in self.roster):
+            from rallypoint.rendezvous.store_peers import peers_told
+
+            for notice in peers_told(self.state, self.roster):
+                self._send_to([host], notice)
 
     def _overtake(self, node: NodeId) -> None:
         """A node has its place by the join that it had said before; the one that it says again means no other."""

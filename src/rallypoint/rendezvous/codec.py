@@ -42,6 +42,7 @@ _TYPES: tuple[type, ...] = (
     messages.Left,
     messages.Differs,
     messages.SessionEnded,
+    messages.StorePeers,
 )
 _TAG = {kind: tag for tag, kind in enumerate(_TYPES)}
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])

@@ -82,7 +82,9 @@ class ControlConnection(asyncio.Protocol):
         """A connection has come in."""
         self._transport = transport
         self._loop = asyncio.get_running_loop()
-        self._peer = _shown(transport.get_extra_info("peername"))
+        peer = transport.get_extra_info("peername")
+        self._peer = _shown(peer)
+        self._seen = usable_address(plain_address(str(peer[0]))) if isinstance(peer, tuple) else ""
         quicken(transport.get_extra_info("socket"))
         self._server.connections.add(self)
         self._server.strangers.let_in(self)
@@ -229,6 +231,7 @@ class ControlConnection(asyncio.Protocol):
             server_address=own,
             at_home=self._server.home and near,
             near=near,
+            seen=self._seen,
             settings=hello.settings,
             hang_up=self._hang_up,
         )

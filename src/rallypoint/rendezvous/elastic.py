@@ -37,6 +37,7 @@ from rallypoint.rendezvous.messages import (
     Placement,
     Progress,
     RoundEnded,
+    StorePeers,
     Waiting,
 )
 from rallypoint.rendezvous.operations import Close, Drain, Fail, Preempt, Succeed
@@ -135,6 +136,8 @@ class ElasticHandler(RendezvousHandler):
         self._waiting = 0
         self._verdict: Verdict | None = None
         self._told: Placement | None = None
+        self._peers: list[StorePeers] = []
+        """From where the workers of the next round come, if its store is to be here."""
         self._told_round = -1
         self._ended_round = -1
         self._taken_round = -1
@@ -265,7 +268,8 @@ class ElasticHandler(RendezvousHandler):
             host, port = self._stores.prepare(self._link.address)
             member = wanted.member._replace(address=host, store_port=port)
             waited = self._clock() - wanted.since
-            self._link.send(JoinRequest(member, max(0.0, self._settings.join_timeout - waited), waited=waited))
+            timeout = max(0.0, self._settings.join_timeout - waited)
+            self._link.send(JoinRequest(member, timeout, waited, self._stores.own_addresses()))
 
     def _want(self, wanted: _Wanted | None) -> _Wanted | None:
         """Put this in the place of what was wanted, and return that."""
@@ -355,6 +359,13 @@ class ElasticHandler(RendezvousHandler):
     def _send(self, request: JoinRequest | Fail | Succeed | Drain | Preempt | Close | Inquire) -> None:
         self._opened().send(request)
 
+    def _on_place(self, placement: Placement) -> None:
+        if placement.group_rank == 0:
+            self._stores.admit(self._peers)
+        self._peers = []
+        self._waiting = 0
+        self._told, self._told_round = placement, placement.round
+
     def _on_notice(self, notice: Notice) -> None:
         match notice:
             case LinkOpened():
@@ -362,9 +373,11 @@ class ElasticHandler(RendezvousHandler):
                 return
             case NodesWaiting(waiting=waiting):
                 self._waiting = waiting
+            case StorePeers(first=first):
+                self._peers = [notice] if first else [*self._peers, notice]
+                return
             case Placed(placement=placement):
-                self._waiting = 0
-                self._told, self._told_round = placement, placement.round
+                self._on_place(placement)
             case RoundEnded(end=end):
                 self._waiting = 0
                 self._ended_round = end.round

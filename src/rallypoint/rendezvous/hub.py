@@ -160,6 +160,7 @@ class Hub:
         leased: bool = True,
         at_home: bool = False,
         near: bool = False,
+        seen: str = "",
         settings: Settings | None = None,
         hang_up: Callable[[str], None] | None = None,
     ) -> tuple[int, NodeId]:
@@ -173,6 +174,7 @@ class Hub:
             leased: whether the session ends when it is silent for the lease.
             at_home: whether the node's agent is this process, and both go together.
             near: whether the node's agent is this process.
+            seen: the address from which its connection comes.
             settings: what the node was started with.
             hang_up: called, from any thread, with the reason, when it was ended from here.
 
@@ -195,6 +197,7 @@ class Hub:
                 leased=leased,
                 at_home=at_home,
                 near=near,
+                seen=seen,
                 settings=settings,
             )
         self.on_change()

@@ -17,12 +17,14 @@ from rallypoint.rendezvous.state import Member, NodeId, Outcome, Reason, RoundEn
 class JoinRequest(NamedTuple):
     """Take part; give up after `timeout` seconds, having waited for `waited` already.
 
-    An empty `member.address` stands for the session's own.
+    An empty `member.address` stands for the session's own. `addresses` are those of the node's interfaces, from which
+    its workers may connect to a store; None if they are not known.
     """
 
     member: Member
     timeout: float
     waited: float = 0.0
+    addresses: tuple[str, ...] | None = None
 
 
 class Leave(NamedTuple):
@@ -90,6 +92,17 @@ class Placed(NamedTuple):
     """The round is complete and this is your place in it."""
 
     placement: Placement
+
+
+class StorePeers(NamedTuple):
+    """From where the workers of a round come: for the host of its store, before its place, in parts if they are many.
+
+    `first` begins anew; `doubt` says why they may come from elsewhere, empty if they do not.
+    """
+
+    addresses: tuple[str, ...]
+    first: bool = True
+    doubt: str = ""
 
 
 class RoundEnded(NamedTuple):
@@ -253,6 +266,7 @@ class LinkLost(NamedTuple):
 
 Notice = (
     Placed
+    | StorePeers
     | RoundEnded
     | NodesWaiting
     | Preempted

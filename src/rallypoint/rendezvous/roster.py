@@ -39,6 +39,10 @@ class Session:
     claimed: bool = False
     """Whether it has claimed a name, which it does at its beginning and once."""
     differs: tuple[Difference, ...] = ()
+    seen: str = ""
+    """The address from which we see it come; empty for the node that lives in our own process."""
+    addresses: tuple[str, ...] | None = None
+    """Those of the node's interfaces, as it has told when it last asked for a place."""
     """How the node was started in another way than the job, as it has been told."""
 
 

@@ -7,10 +7,19 @@ contract section 2.1).
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from rallypoint.base.endpoint import free_port, listening_address
+from rallypoint.base.endpoint import free_port, is_loopback, listening_address
+from rallypoint.base.log import get_logger
 from rallypoint.store.server import StoreServer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rallypoint.rendezvous.messages import StorePeers
+    from rallypoint.rendezvous.store_peers import PeerPolicy
+
+log = get_logger(__name__)
 
 _FEW = 256
 """Clients for whom every process has descriptors."""
@@ -41,6 +50,17 @@ class WorkerStores(Protocol):
         """What was prepared may have been used in a round that this node never began: prepare another."""
         ...
 
+    def own_addresses(self) -> tuple[str, ...] | None:
+        """From where this node's workers may connect to a store of another's; None if that is not known."""
+        ...
+
+    def admit(self, told: Sequence[StorePeers]) -> None:
+        """The next round's store is the one here: serve it to whom it belongs, by what the coordinator has told.
+
+        Called from any thread, before other nodes can know of the round.
+        """
+        ...
+
     def begin(self, *, is_host: bool, clients: int) -> None:
         """The round has begun: the one before is over, and unless this node is its host what was prepared can go.
 
@@ -63,27 +83,76 @@ def expect(clients: int) -> None:
         allow_descriptors(clients, f"The {clients} connections of this job's workers and agents")
 
 
+def own_addresses() -> tuple[str, ...] | None:
+    """Those of this machine's interfaces; None if they cannot be listed."""
+    from rallypoint.base.interfaces import interface_addresses
+
+    return interface_addresses()
+
+
+class Door:
+    """Who is let in to this node's stores, round by round."""
+
+    def __init__(self, policy: PeerPolicy) -> None:
+        self._policy = policy
+        self._told = ""
+
+    @property
+    def guards(self) -> bool:
+        """Whether not everybody is let in."""
+        return self._policy.members or bool(self._policy.networks)
+
+    def peers(self, told: Sequence[StorePeers], address: str) -> list[str] | None:
+        """Who may connect to the store of the round to come, known by `address`; None for all. Says once why all may.
+
+        Args:
+            told: what the coordinator has told.
+            address: by which workers know the store.
+        """
+        from rallypoint.rendezvous.store_peers import granted
+
+        peers, warning = granted(self._policy, told, own_addresses(), address)
+        if warning and not self._told:
+            self._told = warning
+            log.warning("%s", warning)
+        return peers
+
+
 class AgentStores:
     """A server of this agent's own for each round, at one address of this node and a port that the kernel picks."""
 
     hosted_by_agent = True
 
-    def __init__(self, address: str = "", *, only_here: bool = False) -> None:
+    def __init__(self, address: str = "", *, only_here: bool = False, peers: PeerPolicy | None = None) -> None:
         """Make nothing yet.
 
         Args:
             address: this node's, as the user gave it; empty if the control connection is to show it.
             only_here: whether all workers of the job are on this machine.
+            peers: who may connect; None for whoever can reach it.
         """
         self._address = address
         self._only_here = only_here
+        self._door = None if peers is None else Door(peers)
         self._prepared: StoreServer | None = None
         self._current: StoreServer | None = None
+
+    def own_addresses(self) -> tuple[str, ...] | None:
+        """See `WorkerStores.own_addresses`."""
+        return None if self._door is None else own_addresses()
+
+    def admit(self, told: Sequence[StorePeers]) -> None:
+        """See `WorkerStores.admit`."""
+        server = self._prepared
+        if server is not None and self._door is not None and not is_loopback(server.host):
+            server.admit(self._door.peers(told, self._address or server.host))
 
     def prepare(self, address: str) -> tuple[str, int]:
         """See `WorkerStores.prepare`. A store that was prepared and never used serves again."""
         if self._prepared is None:
-            self._prepared = StoreServer(listening_address(self._address or address, only_here=self._only_here))
+            where = listening_address(self._address or address, only_here=self._only_here)
+            held = self._door is not None and self._door.guards and not is_loopback(where)
+            self._prepared = StoreServer(where, held=held)
         return self._address, self._prepared.port
 
     def round_ended(self) -> None:
@@ -121,6 +190,13 @@ class WorkersOwnStores:
 
     def __init__(self, address: str = "") -> None:
         self._address = address
+
+    def own_addresses(self) -> tuple[str, ...] | None:
+        """See `WorkerStores.own_addresses`."""
+        return None
+
+    def admit(self, told: Sequence[StorePeers]) -> None:
+        """See `WorkerStores.admit`. The server is torch's own, which lets everybody in."""
 
     def prepare(self, address: str) -> tuple[str, int]:
         """See `WorkerStores.prepare`."""

@@ -20,7 +20,7 @@ from rallypoint.store.carrying import (
     set_options,
 )
 from rallypoint.store.errors import StoreProtocolError
-from rallypoint.store.guard import networks
+from rallypoint.store.guard import WHOLE, networks
 
 if getattr(_native, "INTERFACE", 0) != 3:
     raise ImportError("it was built from other sources; install again, or run `python build_native.py`")
@@ -68,7 +68,10 @@ class CompiledSockets:
         """From now on only these may be connected; None: all may."""
         found = networks(peers)
         self._peers = peers
-        packed = None if found is None else b"".join(each.address + bytes([each.bits]) for each in found)
+        packed = None
+        if found is not None:  # single addresses, which may be many, come first
+            ordered = sorted(found, key=lambda each: each.bits < WHOLE)
+            packed = b"".join(each.address + bytes([each.bits]) for each in ordered)
         self._sockets.admit(packed)
 
     def _refused(self, descriptor: int, reason: int, number: int, first: bytes, second: bytes) -> None:

@@ -40,6 +40,9 @@ class Guard(NamedTuple):
     """Bytes by which one connection may make the store larger; each key and each value in a queue costs 64 more."""
 
 
+WHOLE = 128
+"""Bits of a network that is a single address."""
+
 OVERHEAD = 64
 """Bytes that a key, and a value in a queue, count beside their own."""
 
@@ -122,4 +125,7 @@ def silent(seconds: float) -> StoreProtocolError:
 def no_peer(allowed: Sequence[str]) -> StoreProtocolError:
     """A connection comes from an address that may not."""
     few = ", ".join(allowed[:4]) + (f" and {len(allowed) - 4} more" if len(allowed) > 4 else "")
-    return StoreProtocolError(f"its address is none of those that may use this store ({few or 'there are none'})")
+    return StoreProtocolError(
+        f"its address is none of those that may use this store ({few or 'there are none'}); if it is the job's, give "
+        "--store-peers its network too"
+    )

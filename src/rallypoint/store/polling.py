@@ -29,7 +29,7 @@ from rallypoint.store.carrying import (
     say_refusal,
     set_options,
 )
-from rallypoint.store.guard import Network, networks, no_peer, packed_address, silent
+from rallypoint.store.guard import WHOLE, Network, networks, no_peer, packed_address, silent
 from rallypoint.store.serving import Connection, ServedTable
 
 _logger = get_logger(__name__)
@@ -55,8 +55,11 @@ class PolledSockets:
         self.young: dict[PolledConnection, float] = {}
         """When those came who had not greeted when this was last looked at, the oldest first."""
         self._around = around
-        self._peers: Sequence[str] | None = around.guard.peers
-        self._networks: tuple[Network, ...] | None = networks(around.guard.peers)
+        self._peers: Sequence[str] | None = None
+        self._networks: list[Network] | None = None
+        self._addresses: frozenset[bytes] = frozenset()
+        """Single addresses that may connect; `_networks` has the others, or is None where all may."""
+        self._remember(around.guard.peers)
         self._descriptors = first_descriptors()
         self._woken = False
         self._crowded = False
@@ -88,8 +91,7 @@ class PolledSockets:
 
     def admit(self, peers: Sequence[str] | None) -> None:
         """From now on only these may be connected; None: all may."""
-        self._networks = networks(peers)
-        self._peers = peers
+        self._remember(peers)
         for connection in list(self.by_descriptor.values()):
             if not self._is_peer(connection.socket):
                 connection.refuse(no_peer(peers or ()))
@@ -216,7 +218,13 @@ class PolledSockets:
             address = packed_address(client.getpeername()[0])
         except OSError:
             return True  # it has gone already, and reading will say so
-        return any(address in each for each in self._networks)
+        return address in self._addresses or any(address in each for each in self._networks)
+
+    def _remember(self, peers: Sequence[str] | None) -> None:
+        found = networks(peers)
+        self._peers = peers
+        self._networks = None if found is None else [each for each in found if each.bits < WHOLE]
+        self._addresses = frozenset(each.address for each in found or () if each.bits == WHOLE)
 
     # Time passes
 

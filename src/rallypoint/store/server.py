@@ -47,13 +47,17 @@ class StoreThread:
         name: of the thread, and of the store in log lines.
         listener: a listening socket, which is closed in the end; without one, connections come by `adopt` only.
         guard: who may connect, and what each may have; see there for what is granted otherwise.
+        held: whether whoever connects has to wait, in the kernel, until `admit` has said who may.
 
     Raises:
         OSError: there are no descriptors, or no threads, to be had.
     """
 
-    def __init__(self, name: str, listener: socket.socket | None = None, guard: Guard | None = None) -> None:
+    def __init__(
+        self, name: str, listener: socket.socket | None = None, guard: Guard | None = None, *, held: bool = False
+    ) -> None:
         self._guard = guard
+        self._held = held
         self._process = os.getpid()
         self._name = name
         self._listener = listener
@@ -134,7 +138,12 @@ class StoreThread:
     def _run(self) -> None:
         carrier: Carrier | None = None
         try:
-            self._sleep(self._listener)
+            while self._held and not self._admitted and not self._closing:
+                self._sleep()
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(self._wake)
+            if not self._closing:
+                self._sleep(self._listener)
             carrier = self._open()
             while self._go_on(carrier):
                 carrier.serve()
@@ -205,19 +214,26 @@ class StoreServer:
         port: 0 lets the kernel choose; see `port` for what it chose.
         listener: a listening socket to use instead of a new one; the server closes it in the end.
         guard: who may connect, and what each may have; see there for what is granted otherwise.
+        held: whether whoever connects has to wait until `admit` has said who may.
 
     Raises:
         OSError: the port is taken, the address is not of this machine, or there are no descriptors or threads left.
     """
 
     def __init__(
-        self, host: str = "", port: int = 0, listener: socket.socket | None = None, guard: Guard | None = None
+        self,
+        host: str = "",
+        port: int = 0,
+        listener: socket.socket | None = None,
+        guard: Guard | None = None,
+        *,
+        held: bool = False,
     ) -> None:
         self.host = host
         listener = listener if listener is not None else listening_socket(host, port)
         self._port: int = listener.getsockname()[1]
         try:
-            self._thread = StoreThread(f"the store on port {self._port}", listener, guard)
+            self._thread = StoreThread(f"the store on port {self._port}", listener, guard, held=held)
         except BaseException:
             listener.close()
             raise

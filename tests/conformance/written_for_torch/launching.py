@@ -42,7 +42,9 @@ def shown(config: LaunchConfig, program: Any, arguments: list[str]) -> list[Any]
 def torch_flags(args: argparse.Namespace) -> dict[str, Any]:
     """What torch knows of: no flags of Rallypoint alone, nor what it keeps for itself."""
     return {
-        name: value for name, value in vars(args).items() if not name.startswith(("rallypoint", "warm", "host_prefix"))
+        name: value
+        for name, value in vars(args).items()
+        if not name.startswith(("rallypoint", "warm", "host_prefix", "store_peers"))
     }
 
 

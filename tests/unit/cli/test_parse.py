@@ -19,7 +19,7 @@ from rallypoint.rendezvous.backends.options import KNOWN
 from rallypoint.rendezvous.params import C10D_PORT
 
 _VALUED = [flag for flag in FLAGS if flag.read is not None]
-_SAMPLES = {"warm": "torch,torch.distributed", "host_prefix": "always"}
+_SAMPLES = {"warm": "torch,torch.distributed", "host_prefix": "always", "store_peers": "members,10.0.0.0/8"}
 _SWITCHES = [flag for flag in FLAGS if flag.read is None]
 
 
@@ -69,7 +69,11 @@ def test_environment_gives_way_to_the_command_line(flag: Flag) -> None:
     from_environment = parse(["s.py"], {flag.variable: _sample(flag)})
     assert getattr(from_environment, flag.dest) == _value(flag)
     assert from_environment.source(flag.dest) == flag.variable
-    other = {"warm": "json", "host_prefix": "never"}.get(flag.dest, "3") if flag.choices is None else flag.choices[0]
+    other = (
+        {"warm": "json", "host_prefix": "never", "store_peers": "any"}.get(flag.dest, "3")
+        if flag.choices is None
+        else flag.choices[0]
+    )
     both = parse([flag.name, other, "s.py"], {flag.variable: _sample(flag)})
     assert flag.read is not None
     assert getattr(both, flag.dest) == flag.read(other)

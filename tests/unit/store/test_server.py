@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pytest
@@ -446,3 +446,29 @@ def test_without_the_store_in_c_the_one_in_python_serves(
     ):
         assert client.ping()
     assert any("the one in Python (the one in C cannot be had: " in line for line in caplog.messages)
+
+
+def test_who_connects_to_a_held_store_waits_until_it_is_said_who_may() -> None:
+    with StoreServer("127.0.0.1", held=True) as server:
+        early = socket.create_connection(("127.0.0.1", server.port), 30, ("127.0.0.2", 0))
+        stranger = socket.create_connection(("127.0.0.1", server.port), 30, ("127.0.0.3", 0))
+        for each in (early, stranger):
+            each.sendall(wire.encode(wire.Validate()) + wire.encode(wire.Ping(7)))
+        early.settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            early.recv(4)
+        early.settimeout(30)
+        server.admit(["127.0.0.2"])
+        assert early.recv(4) == b"\7\0\0\0"
+        with suppress(ConnectionResetError):
+            assert stranger.recv(4) == b""
+        early.close()
+        stranger.close()
+
+
+def test_a_store_that_is_held_can_be_closed() -> None:
+    server = StoreServer("127.0.0.1", held=True)
+    with socket.create_connection(("127.0.0.1", server.port), 30) as client:
+        server.close()
+        with suppress(ConnectionResetError):
+            assert client.recv(1) == b""

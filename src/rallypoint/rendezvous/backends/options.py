@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from rallypoint.base.tls import Tls
     from rallypoint.rendezvous.handshake import Keys
+    from rallypoint.rendezvous.store_peers import PeerPolicy
 
 _DEFAULTS = {
     "join_timeout": 600,
@@ -42,6 +43,7 @@ _OURS = {
     "restart_backoff_max",
     "same_failure_limit",
     "failure_grace",
+    "store_peers",
 }
 """Options that torchrun does not have, of every backend of ours."""
 
@@ -215,7 +217,22 @@ def worker_stores(params: RendezvousParameters, *, only_here: bool = False) -> W
     """
     if os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1":
         return WorkersOwnStores(params.local_addr or "")
-    return AgentStores(params.local_addr or "", only_here=only_here or params.max_nodes == 1)
+    only_here = only_here or params.max_nodes == 1
+    return AgentStores(params.local_addr or "", only_here=only_here, peers=store_peers(params, only_here=only_here))
+
+
+def store_peers(params: RendezvousParameters, *, only_here: bool) -> PeerPolicy | None:
+    """Who may connect to worker stores, by the option `store_peers`; None where nobody else can, and nobody has said.
+
+    Raises:
+        UsageError: it is neither `members`, `any` nor networks.
+    """
+    given = str(params.get("store_peers") or "")
+    if only_here and not given:
+        return None
+    from rallypoint.rendezvous.store_peers import policy_of
+
+    return policy_of(given)
 
 
 def rank_hint(params: RendezvousParameters) -> int | None:

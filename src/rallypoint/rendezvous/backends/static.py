@@ -22,6 +22,7 @@ from rallypoint.rendezvous.backends.options import (
     own_key,
     rank_hint,
     settings_of,
+    store_peers,
     where_in_words,
 )
 from rallypoint.rendezvous.elastic import ElasticHandler, local_id, own_node
@@ -33,15 +34,17 @@ from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.server import ControlServer
 from rallypoint.rendezvous.state import Settings
 from rallypoint.rendezvous.whereabouts import Place
-from rallypoint.rendezvous.worker_stores import expect
+from rallypoint.rendezvous.worker_stores import Door, expect, own_addresses
+from rallypoint.store.guard import Guard
 from rallypoint.store.rounds import RoundStores
 
 if TYPE_CHECKING:
     import socket
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from rallypoint.base.tls import Tls
     from rallypoint.rendezvous.backends.rank_zero import EndpointCheck
+    from rallypoint.rendezvous.messages import StorePeers
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
@@ -66,7 +69,9 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     # The default is an address that is each machine's own, and says nothing of where the others come from.
     only_here = is_loopback(endpoint.host) and params.endpoint_given
     listeners = partial(control_listeners, params, [endpoint.host], endpoint.port, only_here=only_here)
-    master = _Master(endpoint, settings, rank, control_tls(params.config), params.endpoint_flag, listeners)
+    peers = store_peers(params, only_here=only_here or params.max_nodes == 1)
+    door = None if peers is None else Door(peers)
+    master = _Master(endpoint, settings, rank, control_tls(params.config), params.endpoint_flag, listeners, door)
     return ElasticHandler(
         params.backend,
         settings,
@@ -93,6 +98,7 @@ class _Master:
         tls: Tls | None,
         flag: str,
         listeners: Callable[[], list[socket.socket]],
+        door: Door | None,
     ) -> None:
         self._endpoint = endpoint
         self._settings = settings
@@ -100,6 +106,7 @@ class _Master:
         self._tls = tls
         self._flag = flag
         self._listeners = listeners
+        self._door = door
         self._check: EndpointCheck | None = None
         self._stores: RoundStores | None = None
         self._server: ControlServer | None = None
@@ -123,7 +130,8 @@ class _Master:
             ) from None
         allow_nodes(self._settings.max_nodes)
         hub = Hub(self._settings)
-        self._stores = RoundStores()
+        # Nobody's worker can come before this node has been told its place, and who the others are.
+        self._stores = RoundStores(Guard(peers=()) if self._door is not None and self._door.guards else None)
         self._server = ControlServer(hub, listeners, keys=accepted_keys(), tls=self._tls, fallback=self._stores.adopt)
         self._endpoint = Endpoint(self._endpoint.host, self._server.port)
         if not is_this_machine(self._endpoint.host, ask=False):
@@ -147,6 +155,15 @@ class _Master:
             self._server.close(why=f"{host_name()}, which hosted it, has left the job")
 
     # The workers' store: see `worker_stores.WorkerStores`
+
+    def own_addresses(self) -> tuple[str, ...] | None:
+        """Those of this node, for rank 0."""
+        return None if self._door is None else own_addresses()
+
+    def admit(self, told: Sequence[StorePeers]) -> None:
+        """The round is complete."""
+        if self._stores is not None and self._door is not None:
+            self._stores.admit(self._door.peers(told, self._endpoint.host))
 
     def prepare(self, address: str) -> tuple[str, int]:
         """The endpoint, as it was written: workers of a static job connect to just that."""

@@ -208,7 +208,7 @@ struct Store {
 
     bool guarded; /* only `peers` may connect */
     Network *peers;
-    size_t peer_count;
+    size_t peer_count, host_count; /* so many of them, the first, are single addresses, in order */
 
     Node all, young, busy, doomed; /* rings of connections */
     size_t conn_count;

@@ -96,19 +96,26 @@ static bool is_in(const uint8_t address[16], const Network *network)
     return rest == 0 || (address[whole] ^ network->address[whole]) >> (8 - rest) == 0;
 }
 
+static int by_address(const void *a, const void *b)
+{
+    return memcmp(((const Network *)a)->address, ((const Network *)b)->address, 16);
+}
+
 static bool is_peer(const Store *store, int fd)
 {
     struct sockaddr_storage from;
     socklen_t size = sizeof from;
-    uint8_t address[16];
+    Network whole;
     if (!store->guarded)
         return true;
     if (getpeername(fd, (struct sockaddr *)&from, &size) < 0)
         return true; /* it has gone already, and reading will say so */
-    if (!address_of(&from, address))
+    if (!address_of(&from, whole.address))
         return true; /* a pair of sockets of this process */
-    for (size_t i = 0; i < store->peer_count; i++)
-        if (is_in(address, &store->peers[i]))
+    if (store->host_count && bsearch(&whole, store->peers, store->host_count, sizeof whole, by_address))
+        return true;
+    for (size_t i = store->host_count; i < store->peer_count; i++)
+        if (is_in(whole.address, &store->peers[i]))
             return true;
     return false;
 }
@@ -249,6 +256,11 @@ void store_admit(Store *store, Network *peers, size_t count, bool guarded)
     free(store->peers);
     store->peers = peers;
     store->peer_count = count;
+    store->host_count = 0;
+    while (store->host_count < count && peers[store->host_count].bits == 128)
+        store->host_count++;
+    if (store->host_count)
+        qsort(peers, store->host_count, sizeof *peers, by_address);
     store->guarded = guarded;
     for (Node *node = store->all.after; node != &store->all; node = node->after) {
         Conn *conn = MEMBER(node, Conn, all);

@@ -1,0 +1,86 @@
+"""The addresses of this machine's interfaces, as the kernel lists them (rtnetlink(7)). Imported only when asked for."""
+
+from __future__ import annotations
+
+import socket
+import struct
+from collections.abc import Iterator
+
+MOST = 256
+"""Addresses that a machine is taken to have at most; one with more, such as a load balancer, counts as unknown."""
+
+_NEWLINK, _GETLINK, _NEWADDR, _GETADDR = 16, 18, 20, 22
+_ERROR, _DONE = 2, 3
+_REQUEST_DUMP = 0x301
+_HEADER = struct.Struct("=IHHII")  # length, type, flags, sequence, port
+_ADDRESS = struct.Struct("=BBBBI")  # family, bits of the network, flags, scope, interface
+_LINK = struct.Struct("=BxHiII")  # family, kind, interface, flags, which of these count
+_ATTRIBUTE = struct.Struct("=HH")  # length, type
+_IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_UP = 1
+_TEMPORARY = 1
+_LINK_SCOPE = 253
+_TIMEOUT = 5.0
+
+
+def interface_addresses() -> tuple[str, ...] | None:
+    """Addresses by which this machine may show itself to others, IPv4 and IPv6, each once; None if nobody can tell.
+
+    All of interfaces that are up, without the loopback and what is valid on one link only. Temporary IPv6 addresses
+    change by themselves: for these it is their network.
+    """
+    try:
+        with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as kernel:
+            kernel.settimeout(_TIMEOUT)
+            up = {_LINK.unpack_from(each)[2] for each in _listed(kernel, _GETLINK, _NEWLINK) if _is_up(each)}
+            found = [_address(each, up) for each in _listed(kernel, _GETADDR, _NEWADDR)]
+    except (OSError, struct.error):
+        return None
+    addresses = tuple(dict.fromkeys(each for each in found if each))
+    return addresses if len(addresses) <= MOST else None
+
+
+def _listed(kernel: socket.socket, request: int, answer: int) -> Iterator[bytes]:
+    """What the kernel answers to a request for all there are. OSError if it will not."""
+    kernel.send(_HEADER.pack(_HEADER.size + 8, request, _REQUEST_DUMP, 1, 0) + bytes(8))
+    while True:
+        data = kernel.recv(65536)
+        at = 0
+        while at < len(data):
+            size, kind, *_ = _HEADER.unpack_from(data, at)
+            if kind == _DONE:
+                return
+            if kind == _ERROR or size < _HEADER.size:
+                raise OSError("the kernel does not list its interfaces")
+            if kind == answer:
+                yield data[at + _HEADER.size : at + size]
+            at += (size + 3) & ~3
+
+
+def _is_up(message: bytes) -> bool:
+    return bool(_LINK.unpack_from(message)[3] & _UP)
+
+
+def _address(message: bytes, up: set[int]) -> str:
+    """The address that a message tells; empty if others do not see it."""
+    family, _, flags, scope, interface = _ADDRESS.unpack_from(message)
+    attributes = dict(_attributes(message[_ADDRESS.size :]))
+    packed = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
+    if packed is None or interface not in up or family not in {socket.AF_INET, socket.AF_INET6}:
+        return ""
+    address = socket.inet_ntop(family, packed)
+    if address.startswith("127.") or address == "::1":
+        return ""
+    if family == socket.AF_INET:
+        return address
+    return "" if scope == _LINK_SCOPE else f"{address}/64" if flags & _TEMPORARY else address
+
+
+def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:
+    at = 0
+    while at + _ATTRIBUTE.size <= len(data):
+        size, kind = _ATTRIBUTE.unpack_from(data, at)
+        if size < _ATTRIBUTE.size:
+            return
+        yield kind, data[at + _ATTRIBUTE.size : at + size]
+        at += (size + 3) & ~3
