@@ -177,7 +177,7 @@ def test_an_early_end_of_a_rendezvous_says_how_many_were_in(rallyrun: Launcher) 
 def test_an_early_end_of_a_rendezvous_over_a_file_says_how_many_were_in(rallyrun: Launcher) -> None:
     endpoint = f"--rdzv-endpoint={rallyrun.folder / 'state'}"
     job = rallyrun(*at(1), endpoint, "--rdzv-conf=store_type=file,join_timeout=1", rallyrun.script(FINE))
-    refused(job, "1 of 2 nodes", "--nnodes")
+    refused(job, "1 of 2 nodes", "the same --rdzv-endpoint, --nnodes")
 
 
 def test_a_file_that_holds_something_else_is_named(rallyrun: Launcher) -> None:

@@ -59,6 +59,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         place.open,
         worker_stores(params),
         where=f"on etcd at {params.endpoint}",
+        endpoint_flag=params.endpoint_flag,
         rank_hint=rank_hint(params),
     )
 

@@ -152,7 +152,7 @@ class EndpointCheck:
     def _sentence(self, why: str) -> str:
         endpoint, flag = self._place.endpoint, self._place.flag
         if not self._addresses:
-            return f"{flag} names {endpoint.host!r}, which stands for no address here ({why}); workers need one to meet"
+            return f"{flag} names {endpoint.host!r}, which stands for no address here ({why}); name an address"
         told = f"{must_run(endpoint, self._addresses)}; give this node a --node-rank of its own"
         if self._answered_at is not None:
             return f"{told}: {why}"

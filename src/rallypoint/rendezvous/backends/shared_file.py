@@ -38,6 +38,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         place.open,
         worker_stores(params),
         where=f"in {params.endpoint}" if params.endpoint else "",
+        endpoint_flag=params.endpoint_flag,
         rank_hint=rank_hint(params),
         shut=place.remove_if_private,
     )
