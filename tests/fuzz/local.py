@@ -85,18 +85,25 @@ def _failure_seeds() -> Sequence[bytes]:
 
 def notes(data: bytes) -> None:
     """A notice that is no notice of ours, and acknowledgements of any name."""
-    with TemporaryDirectory() as folder, patch.dict(os.environ, {notices.VARIABLE: folder, "LOCAL_RANK": "0"}):
-        Path(folder, notices.NOTICE_FILE).write_bytes(data)
-        notice = notices.pending()
-        if notice is not None:
-            notice.remaining()
-            notices.acknowledge()
-        board = NoticeBoard()
-        board.__dict__.update(_folder=folder, _made=True, _number=3)
+    board = NoticeBoard()
+    folder = board.renew()
+    board.post(notices.SCALE, "", 0, 60.0, waits=True)
+    try:
+        with patch.dict(os.environ, {notices.VARIABLE: folder, "LOCAL_RANK": "7"}):
+            Path(folder, notices.NOTICE_FILE).write_bytes(data)
+            notice = notices.pending()
+            if notice is not None:
+                notice.remaining()
+                notices.acknowledge()
         name = data[:100].replace(b"/", b"_").replace(b"\0", b"_")
         with suppress(OSError):
             Path(folder, notices.ACK_PREFIX + os.fsdecode(name)).touch()
-        assert all(rank >= 0 for rank in board._acknowledged())
+        answered = list(board.look(lambda: [0]))
+        rank, _, number = os.fsdecode(name).partition(".")
+        assert not answered or (int(rank), int(number)) == (0, 1), "only this is the worker's answer"
+    finally:
+        board.clear()
+    assert not os.path.exists(folder)
 
 
 def timers(data: bytes) -> None:
@@ -240,7 +247,7 @@ TARGETS = {
     "last-words": Target(
         words, lambda: [_TRACEBACK, _FATAL, b"a\rb\x1b[31mc\n" * 9], ("failures/last_words.py", "logs/relay.py")
     ),
-    "notices": Target(notes, lambda: [_NOTICE, b"0.3", b"1.2"], ("notices.py", "agent/board.py"), 300),
+    "notices": Target(notes, lambda: [_NOTICE, b"0.1", b"0.3", b"1.2"], ("notices.py", "agent/board.py"), 300),
     "timers": Target(timers, _timer_seeds, ("watchdog/requests.py", "watchdog/table.py")),
     "probes": Target(
         probes,

@@ -8,9 +8,14 @@ import socket
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
+from functools import cache
+from tempfile import TemporaryDirectory
+
+import trustme
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, listening_socket
+from rallypoint.base.tls import Tls, TlsChannel, TlsError, TlsFiles
 from rallypoint.protocol.frames import MAGIC, frame
 from rallypoint.protocol.signing import Signers, proof, transcript_of
 from rallypoint.rendezvous import codec
@@ -174,7 +179,41 @@ def _link_seeds() -> Sequence[bytes]:
     return [*made, *(b"o" + MAGIC + challenge + welcome + frame(payload) for payload in encoded(NOTICES))]
 
 
+@cache
+def _tls() -> tuple[Tls, bytes]:
+    """The coordinator's files, and what a node of ours says first."""
+    import ssl
+
+    authority = trustme.CA()
+    certificate = authority.issue_cert("localhost")
+    with TemporaryDirectory() as folder:
+        files = TlsFiles(f"{folder}/cert.pem", f"{folder}/key.pem", f"{folder}/ca.pem", "")
+        certificate.private_key_pem.write_to_path(files.key)
+        certificate.cert_chain_pems[0].write_to_path(files.cert)
+        authority.cert_pem.write_to_path(files.ca)
+        tls = Tls(files)
+        said = ssl.MemoryBIO()
+        node = tls.for_node().wrap_bio(ssl.MemoryBIO(), said, server_hostname="localhost")
+        with suppress(ssl.SSLWantReadError):
+            node.do_handshake()
+        return tls, said.read()
+
+
+def tls_channel(data: bytes) -> None:
+    """The coordinator's end of a TLS connection, in two pieces: nothing is said yet, or one error."""
+    half = len(data) // 2
+    with no_errors():
+        channel = TlsChannel(_tls()[0])
+        with suppress(TlsError):
+            for piece in (data[:half], data[half:]):
+                assert channel.receive(piece) == b""
+                channel.to_send()
+        channel.say_goodbye()
+        channel.to_send()
+
+
 TARGETS = {
+    "tls": Target(tls_channel, lambda: [_tls()[1], b"\x16\x03\x01\x00\x05abcde"], ("base/tls.py",), executions=300),
     "plane": Target(plane, _plane_seeds, ("rendezvous/connection.py", "rendezvous/server.py"), executions=400),
     "link": Target(link, _link_seeds, ("rendezvous/dialing.py", "rendezvous/client.py"), executions=40),
 }
