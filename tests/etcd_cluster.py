@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rallypoint.base.endpoint import Endpoint, free_port
+from tests.stopped import until_stopped
 
 _START = 30.0
 """Seconds within which a cluster of ours is ready, on a slow machine too."""
@@ -118,8 +119,9 @@ class Member:
             self._process = None
 
     def pause(self) -> None:
-        """SIGSTOP: its connections stay, and it says nothing."""
+        """SIGSTOP: its connections stay, and it says nothing, from when this returns."""
         os.kill(self.pid, signal.SIGSTOP)
+        until_stopped(self.pid)
 
     def resume(self) -> None:
         """SIGCONT."""

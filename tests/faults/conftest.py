@@ -9,7 +9,7 @@ import pytest
 
 from tests.faults.cluster import Cluster
 from tests.faults.network import network, why_not
-from tests.jobs.launching import launching
+from tests.jobs.launching import RALLYRUN, launching
 
 
 @pytest.fixture(scope="session")
@@ -25,3 +25,16 @@ def cluster(hosts_possible: None, tmp_path: Path) -> Iterator[Cluster]:
         made = Cluster(net, launcher)
         yield made
         made.check()
+
+
+@pytest.fixture(scope="session")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> float:
+    """The loss of one worker that trains alone."""
+    from tests.faults.test_training import MODEL, final_loss
+
+    folder = tmp_path_factory.mktemp("undisturbed")
+    env = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "GLOO_SOCKET_IFNAME": "lo"}
+    with launching(folder) as launcher:
+        job = launcher.command([*RALLYRUN, "--standalone", *MODEL], env)
+        assert job.ends() == 0, job.err
+        return final_loss("\n".join(job.out))

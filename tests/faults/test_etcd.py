@@ -11,7 +11,7 @@ import pytest
 from tests.faults.cluster import LEASE, SOON, Agent, Cluster, settle, stays
 from tests.faults.etcd import cut_from, endpoints, etcd_on, joined_to
 from tests.faults.network import Host
-from tests.faults.test_training import FATAL, MODEL, final_loss, reached, undisturbed
+from tests.faults.test_training import FATAL, MODEL, final_loss, reached
 from tests.jobs.nodes import common
 
 EXPIRY = 3.5
@@ -98,11 +98,10 @@ def test_the_arbiter_and_another_are_killed_at_once(cluster: Cluster, etcd: Host
 
 @pytest.mark.torch
 def test_training_goes_on_when_the_host_of_group_rank_0_is_lost_with_its_member(
-    cluster: Cluster, tmp_path: Path
+    cluster: Cluster, tmp_path: Path, undisturbed: float
 ) -> None:
     """Each host has an agent and a member of etcd; the host whose agent has group rank 0 dies as a whole."""
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "GLOO_SOCKET_IFNAME": "eth0"}
-    expected = undisturbed(cluster.launcher, env)
     hosts = [cluster.host(name) for name in "ABC"]
     members = etcd_on(cluster, hosts, tmp_path)
     on_etcd(cluster, hosts)
@@ -121,7 +120,7 @@ def test_training_goes_on_when_the_host_of_group_rank_0_is_lost_with_its_member(
     for agent in others:
         assert agent.job.ends() == 0, agent.job.err
     found = final_loss("\n".join(line for agent in agents for line in agent.job.out))
-    assert found == pytest.approx(expected, abs=1e-6)
+    assert found == pytest.approx(undisturbed, abs=1e-6)
     settle(lambda: not any(list(temporary[agent.name].iterdir()) for agent in others), "nothing temporary is left")
     for member in members:
         member.stop()

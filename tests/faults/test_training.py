@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from tests.faults.cluster import Agent, Cluster, settle
-from tests.jobs.launching import RALLYRUN, Launcher
 
 pytestmark = pytest.mark.torch
 
@@ -26,13 +25,6 @@ def final_loss(text: str) -> float:
     return float(found)
 
 
-def undisturbed(launcher: Launcher, env: dict[str, str]) -> float:
-    """The loss of one worker that trains alone."""
-    job = launcher.command([*RALLYRUN, "--standalone", *MODEL], {**env, "GLOO_SOCKET_IFNAME": "lo"})
-    assert job.ends() == 0, job.err
-    return final_loss("\n".join(job.out))
-
-
 def reached(progress: Path, event: str, step: int, times: int = 1) -> bool:
     """Whether the workers have told of an event at that step or later, so many times."""
     lines = progress.read_text().splitlines() if progress.exists() else []
@@ -41,11 +33,12 @@ def reached(progress: Path, event: str, step: int, times: int = 1) -> bool:
 
 
 @pytest.mark.parametrize("loss", ["agent killed", "link down"])
-def test_survivors_resume_and_finish_with_the_same_loss(cluster: Cluster, tmp_path: Path, loss: str) -> None:
+def test_survivors_resume_and_finish_with_the_same_loss(
+    cluster: Cluster, tmp_path: Path, undisturbed: float, loss: str
+) -> None:
     # What torch leaves in the temporary folder is not ours. And a real host finds its own address by its name: these
     # share the machine's name.
     env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "GLOO_SOCKET_IFNAME": "eth0"}
-    expected = undisturbed(cluster.launcher, env)
     progress = tmp_path / "progress"
     command = ["--max-restarts=3", *MODEL, f"--checkpoint-dir={tmp_path / 'checkpoint'}", f"--progress={progress}"]
     a, b, c = agents = [cluster.run(name, command, env=env) for name in "ABC"]
@@ -56,7 +49,7 @@ def test_survivors_resume_and_finish_with_the_same_loss(cluster: Cluster, tmp_pa
         assert agent.job.ends() == 0, agent.job.err
     c.job.stop()
     found = final_loss("\n".join(line for agent in agents for line in agent.job.out))
-    assert found == pytest.approx(expected, abs=1e-6)
+    assert found == pytest.approx(undisturbed, abs=1e-6)
 
 
 def lose(agent: Agent, how: str) -> None:

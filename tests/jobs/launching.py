@@ -18,6 +18,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from tests.stopped import until_stopped
+
 PATIENCE = 60.0
 _MARK = "RALLYPOINT_TEST_MARK"
 WARM = os.environ.get("RALLYPOINT_TEST_WARM", "")
@@ -91,8 +93,10 @@ class Job:
                 raise AssertionError(f"after {PATIENCE:.0f} s standard error is still without {text!r}:\n{self.err}")
 
     def signal(self, number: int) -> None:
-        """Send a signal to the agent."""
+        """Send a signal to the agent; when this returns after SIGSTOP, it has stopped."""
         self._process.send_signal(number)
+        if number == signal.SIGSTOP:
+            until_stopped(self.pid)
 
     def ends(self) -> int:
         """Wait for the end; returns the exit code, negative for a signal."""

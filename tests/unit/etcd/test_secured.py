@@ -97,22 +97,26 @@ def let_tokens_age(secured: Secured) -> None:
 def test_a_token_that_is_no_longer_good_is_replaced(
     secured: Secured, insider: EtcdClient, prefix: bytes, lose_tokens: Callable[[Secured], None]
 ) -> None:
+    """By each client for itself: one asks for a watch first, one writes, and one asks for a lease."""
     told, late = Told(), Told()
+    writer, lender = (secured.client(secured.tls, JOB) for _ in range(2))
     begin = insider.put(prefix, b"1")
-    member = insider.connected_to
+    for client in (writer, lender):
+        assert client.range(prefix).kvs[0].value == b"1"
+    members = [client.connected_to for client in (insider, writer, lender)]
     insider.watch(prefix, begin, told.on_events, told.on_lost)
     assert told.event().kv.value == b"1"
     lose_tokens(secured)
     insider.watch(prefix, begin, late.on_events, late.on_lost)
     assert late.event().kv.value == b"1"
-    lose_tokens(secured)
-    insider.put(prefix, b"2")
+    writer.put(prefix, b"2")
     assert told.event().kv.value == late.event().kv.value == b"2"
-    lose_tokens(secured)
-    lease = insider.lease_grant(60)
-    assert insider.lease_keep_alive(lease) == 60
-    insider.lease_revoke(lease)
-    assert insider.connected_to == member
+    lease = lender.lease_grant(60)
+    assert lender.lease_keep_alive(lease) == 60
+    lender.lease_revoke(lease)
+    assert [client.connected_to for client in (insider, writer, lender)] == members
+    for client in (writer, lender):
+        client.close()
 
 
 def test_a_cluster_started_anew_takes_the_password_again(secured: Secured, insider: EtcdClient, prefix: bytes) -> None:
