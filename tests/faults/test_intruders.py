@@ -14,15 +14,15 @@ import pytest
 
 from rallypoint.base.secrets import Secret, new_secret, token
 from rallypoint.failures.cause import Cause
-from rallypoint.protocol.frames import MAGIC, frame
+from rallypoint.protocol.frames import MAGIC, FrameReader, frame
 from rallypoint.rendezvous import codec
-from rallypoint.rendezvous.handshake import PROTOCOL_VERSION, Hello, Welcome
+from rallypoint.rendezvous.handshake import PROTOCOL_VERSION, Challenge, Hello, Welcome
 from rallypoint.rendezvous.messages import Beat, Holding, JoinRequest, Leave
 from rallypoint.rendezvous.operations import Close, Drain, Fail, Preempt, Succeed
 from rallypoint.rendezvous.state import Member, NodeId, Settings
 from tests.faults.cluster import PORT, Agent, Cluster, settle
-from tests.faults.intruder import Stranger, dial
-from tests.faults.network import Host
+from tests.faults.intruder import PATIENCE, Stranger, dial, on
+from tests.faults.network import Host, ip
 
 WORD = new_secret()
 SECRET = Secret((WORD,))
@@ -249,6 +249,44 @@ def test_unsigned_and_wrongly_signed_words_end_a_session_and_do_nothing(secret_j
                 stranger.says(frame(signature + codec.encode(message)))
                 assert stranger.is_hung_up_on()
     secret_job.is_as_it_was()
+
+
+def test_who_takes_over_the_address_of_the_control_plane_is_not_believed(secret_job: Job) -> None:
+    """Its host is silent and the third one has its address, and welcomes whoever dials. The job survives that."""
+    first, second = secret_job.agents
+    mine = ("address", "add", f"{first.host.address}/24", "dev", "eth0")
+    with first.host.unplugged():
+        ip("-n", secret_job.host.namespace, *mine)
+        ip("-n", second.host.namespace, "neighbor", "flush", "dev", "eth0")
+        heard = _welcoming_all(secret_job, 3)
+        ip("-n", secret_job.host.namespace, mine[0], "del", *mine[2:])
+        ip("-n", second.host.namespace, "neighbor", "flush", "dev", "eth0")
+    assert KEY not in heard
+    assert WORD.encode() not in heard
+    assert "10.77.0.99" not in second.job.err
+    secret_job.cluster.finish(secret_job.agents)
+
+
+def _welcoming_all(job: Job, visitors: int) -> bytes:
+    """Greet and welcome so many nodes in the control plane's place; returns what they have said."""
+    welcome = codec.encode(Welcome(NodeId("10.77.0.99", 1, 0), 1.0, "server-0"))
+    heard = b""
+    with on(job.host, lambda: socket.create_server(job.control)) as listener:
+        listener.settimeout(PATIENCE)
+        while visitors:
+            node, _ = listener.accept()
+            with node:
+                node.settimeout(PATIENCE)
+                node.sendall(MAGIC + frame(codec.encode(Challenge(b"n" * 16))))
+                frames, got = FrameReader(), 0
+                while got < 2 and (data := node.recv(65536)):
+                    heard += data
+                    got += len(frames.feed(data))
+                if got == 2:
+                    node.sendall(frame(welcome))
+                    assert node.recv(1) == b""  # it hangs up
+                    visitors -= 1
+    return heard
 
 
 def test_connections_that_say_nothing_keep_nobody_out(cluster: Cluster) -> None:
