@@ -11,7 +11,7 @@ from contextlib import suppress
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.etcd import messages, protobuf
 from rallypoint.etcd.answers import judge
-from rallypoint.etcd.api import EtcdRefused, EtcdUnreachable
+from rallypoint.etcd.api import Delete, EtcdRefused, EtcdUnreachable, Put, Range
 from rallypoint.etcd.protobuf import DecodingError
 from rallypoint.rendezvous.backends.etcd_v2_wire import body_of, fault_of, node_of, read
 from rallypoint.rendezvous.errors import RendezvousStateError
@@ -28,8 +28,13 @@ from rallypoint.rendezvous.etcd.keys import (
 from rallypoint.rendezvous.state import NodeId
 from tests.fuzz.target import Target
 
+
+def _decode_txn(data: bytes) -> object:
+    return messages.decode_txn(data, [Range(b"k"), Delete(b"k"), Put(b"k", b"v")], [Range(b"k")])
+
+
 _DECODERS: tuple[Callable[[bytes], object], ...] = (
-    *(messages.decode_range, messages.decode_put, messages.decode_delete, messages.decode_txn, messages.decode_lease),
+    *(messages.decode_range, messages.decode_put, messages.decode_delete, _decode_txn, messages.decode_lease),
     *(messages.decode_token, messages.decode_status, messages.decode_watch),
 )
 

@@ -10,6 +10,7 @@ import concurrent.futures
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from rallypoint.base.errors import UserError
@@ -126,7 +127,8 @@ class EtcdClient:
         changes = any(not isinstance(operation, Range) for operation in (*then, *otherwise))
         body = messages.encode_txn(compares, then, otherwise)
         answer = self._ask(messages.TXN, body, timeout_s, repeatable=repeatable or not changes, changes=changes)
-        return _read(messages.decode_txn, answer)._replace(sent_again=answer.sent_again)
+        decode = partial(messages.decode_txn, then=then, otherwise=otherwise)
+        return _read(decode, answer)._replace(sent_again=answer.sent_again)
 
     def put(
         self, key: bytes, value: bytes, lease: int = 0, *, repeatable: bool = False, timeout_s: float | None = None

@@ -160,12 +160,18 @@ def decode_delete(data: bytes) -> int:
     return Fields(data).number(2)
 
 
-def decode_txn(data: bytes) -> TxnResult:
-    """TxnResponse."""
+def decode_txn(data: bytes, then: Sequence[Operation], otherwise: Sequence[Operation]) -> TxnResult:
+    """TxnResponse, with an answer to each operation of `then`, or of `otherwise` if the comparisons did not hold."""
     read = Fields(data)
-    revision = _revision(read)
+    succeeded, revision = bool(read.number(2)), _revision(read)
     responses = tuple(_response(Fields(response), revision) for response in read.strings(3))
-    return TxnResult(bool(read.number(2)), revision, responses)
+    asked = [_ANSWERS[type(each)] for each in (then if succeeded else otherwise)]
+    if [type(each) for each in responses] != asked:
+        raise DecodingError("answers to other operations than those of the transaction")
+    return TxnResult(succeeded, revision, responses)
+
+
+_ANSWERS: dict[type[Operation], type[Response]] = {Range: Found, Put: Stored, Delete: Deleted}
 
 
 def _response(read: Fields, revision: int) -> Response:

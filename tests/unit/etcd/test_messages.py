@@ -11,14 +11,14 @@ from hypothesis import strategies as st
 
 from rallypoint.etcd import messages
 from rallypoint.etcd.answers import Fate, judge
-from rallypoint.etcd.api import Compare
+from rallypoint.etcd.api import Compare, Operation, Put, Range
 from rallypoint.etcd.protobuf import DecodingError, Fields, fields, message, number, string
 
 DECODERS: list[Callable[[bytes], object]] = [
     messages.decode_range,
     messages.decode_put,
     messages.decode_delete,
-    messages.decode_txn,
+    lambda data: messages.decode_txn(data, [], [Range(b"k")]),
     messages.decode_lease,
     messages.decode_token,
     messages.decode_status,
@@ -92,3 +92,18 @@ def test_what_is_unknown_may_have_been_done() -> None:
     assert judge(14, "etcdserver: no leader", named=True).fate is Fate.NOT_DONE
     assert judge(3, "something new", named=True).fate is Fate.REFUSED
     assert judge(12, "unknown service", named=True).wrong == "does not speak the v3 API of etcd"
+
+
+@pytest.mark.parametrize("succeeded", [True, False])
+def test_a_transaction_is_answered_operation_by_operation(succeeded: bool) -> None:
+    """Whatever listens at the endpoint: who asked may rely on the answers being those to what it asked."""
+    found, stored = message(3, message(1, b"")), message(3, message(2, b""))
+    then: list[Operation] = [Put(b"k", b"v"), Range(b"k")]
+    for answers, fits in ((stored + found, True), (found + stored, False), (stored, False), (b"", False)):
+        data = number(2, int(succeeded)) + answers
+        asked = (then, []) if succeeded else ([], then)
+        if fits:
+            assert messages.decode_txn(data, *asked).succeeded is succeeded
+            continue
+        with pytest.raises(DecodingError, match="other operations"):
+            messages.decode_txn(data, *asked)
