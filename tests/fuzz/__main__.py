@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.fuzz.store import CannotFuzzError, build, run, seeds
 from tests.fuzz.table import TARGETS
-from tests.fuzz.target import CORPUS, BrokenError, run_many
+from tests.fuzz.target import BrokenError, run_many, valid_inputs
 
 FOLDER = Path(".fuzz")
 IN_C = "store-in-c"
@@ -62,12 +62,11 @@ def _fuzz(name: str, seconds: int, seed: int) -> str:
     found, valid = FOLDER / name, FOLDER / f"{name}.valid"
     for folder in (found, valid):
         folder.mkdir(exist_ok=True)
-    for number, data in enumerate(TARGETS[name].seeds()):
-        (valid / f"{number}").write_bytes(data)
-    kept = [str(CORPUS / name)] if (CORPUS / name).is_dir() else []
+    for what, data in valid_inputs(name, TARGETS[name]).items():
+        (valid / what).write_bytes(data)
     limits = [f"-max_total_time={seconds}", f"-seed={seed}", "-timeout=30", "-rss_limit_mb=1024", "-max_len=4096"]
     command = [sys.executable, "-m", "tests.fuzz.guided", name, *limits, "-print_final_stats=1"]
-    command += [f"-artifact_prefix={FOLDER}/{name}-", str(found), str(valid), *kept]
+    command += [f"-artifact_prefix={FOLDER}/{name}-", str(found), str(valid)]
     ran = subprocess.run(command, check=False, capture_output=True, text=True, errors="replace")
     if ran.returncode:
         raise BrokenError((ran.stdout + ran.stderr)[-6000:])

@@ -6,6 +6,7 @@ import base64
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from pathlib import Path
 from random import Random
 from typing import NamedTuple
@@ -13,7 +14,8 @@ from typing import NamedTuple
 from tests.fuzz.mutation import mutated
 
 CORPUS = Path(__file__).resolve().parent / "corpus"
-"""Inputs that are kept, by target: those that have broken something, and those by which the fuzzers find their way."""
+"""Inputs that are kept, a file for each target and a line for each input, its name and its bytes in base64: those that
+have broken something, and some that the fuzzers have found, by which they know their way."""
 
 _SECONDS = 5.0
 """Processor time that one input may take, on a busy machine."""
@@ -40,24 +42,25 @@ class BrokenError(AssertionError):
     """An input has broken a target; the text says how to see it again."""
 
 
-def kept(name: str) -> list[tuple[Path, bytes]]:
-    """The corpus of a target."""
-    return [(path, path.read_bytes()) for path in sorted((CORPUS / name).glob("*"))]
+def kept(name: str) -> dict[str, bytes]:
+    """The corpus of a target, by the names of its inputs."""
+    file = CORPUS / f"{name}.txt"
+    lines = file.read_text().splitlines() if file.exists() else []
+    return {what: base64.b64decode(data, validate=True) for what, data in map(str.split, lines)}
+
+
+def valid_inputs(name: str, target: Target) -> dict[str, bytes]:
+    """What there is to begin with."""
+    return kept(name) | {f"valid-{number}": data for number, data in enumerate(target.seeds())}
 
 
 def inputs(name: str, target: Target, seed: int) -> Iterator[tuple[str, bytes]]:
-    """What to run, and what it is called: the corpus, the seeds, then mutations without an end."""
-    for path, data in kept(name):
-        yield f"{path}", data
-    seeds = list(target.seeds())
-    for number, data in enumerate(seeds):
-        yield f"valid input {number}", data
-    valid = [*seeds, *(data for _, data in kept(name))]
+    """What to run, and what it is called: what there is to begin with, then mutations of it without an end."""
+    valid = valid_inputs(name, target)
+    yield from valid.items()
     random = Random(f"{name} {seed}")
-    number = 0
-    while True:
-        number += 1
-        yield f"input {number} of seed {seed}", mutated(random, valid)
+    for number in count(1):
+        yield f"input {number} of seed {seed}", mutated(random, list(valid.values()))
 
 
 def run_bounded(name: str, target: Target, what: str, data: bytes, measure: bool) -> None:
@@ -79,7 +82,7 @@ def run_bounded(name: str, target: Target, what: str, data: bytes, measure: bool
         text = base64.b64encode(data).decode()
         raise BrokenError(
             f"{name} is broken by {what}: {type(error).__name__}: {error}\n"
-            f"keep it: echo {text} | base64 -d > tests/fuzz/corpus/{name}/NAME"
+            f"keep it: echo NAME {text} >> tests/fuzz/corpus/{name}.txt"
         ) from error
     finally:
         if measure:
@@ -93,10 +96,8 @@ def run_many(name: str, target: Target, seed: int, executions: float, seconds: f
         BrokenError: see `run_bounded`.
     """
     end = time.monotonic() + seconds
-    count = 0
-    for what, data in inputs(name, target, seed):
-        if count >= executions or time.monotonic() > end:
-            break
-        run_bounded(name, target, what, data, measure=count % _MEASURED == 0)
-        count += 1
-    return count
+    for number, (what, data) in enumerate(inputs(name, target, seed)):
+        if number >= executions or time.monotonic() > end:
+            return number
+        run_bounded(name, target, what, data, measure=number % _MEASURED == 0)
+    raise AssertionError("there are always more")
