@@ -378,5 +378,5 @@ TARGETS = {
         signatures, lambda: [b"\0\0\0\1\0\0\2\0\0", b"\0\5\1\0\0\0", b"\x80\4ab"], ("protocol/signing.py",)
     ),
     "states": Target(states, lambda: _STATES, ("rendezvous/state_codec.py",)),
-    "coordinator": Target(coordinator, _coordinator_seeds, ("rendezvous/handshake.py",), executions=1000),
+    "coordinator": Target(coordinator, _coordinator_seeds, ("rendezvous/handshake.py",), executions=2500),
 }

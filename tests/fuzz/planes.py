@@ -214,6 +214,6 @@ def tls_channel(data: bytes) -> None:
 
 TARGETS = {
     "tls": Target(tls_channel, lambda: [_tls()[1], b"\x16\x03\x01\x00\x05abcde"], ("base/tls.py",), executions=300),
-    "plane": Target(plane, _plane_seeds, ("rendezvous/connection.py", "rendezvous/server.py"), executions=400),
+    "plane": Target(plane, _plane_seeds, ("rendezvous/connection.py", "rendezvous/server.py"), executions=600),
     "link": Target(link, _link_seeds, ("rendezvous/dialing.py", "rendezvous/client.py"), executions=40),
 }

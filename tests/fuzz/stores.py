@@ -189,7 +189,7 @@ def addresses(data: bytes) -> None:
 
 
 TARGETS = {
-    "stores": Target(twins, _twin_seeds, ("store/decoder.py", "store/table.py", "store/compiled.py"), executions=200),
+    "stores": Target(twins, _twin_seeds, ("store/decoder.py", "store/table.py", "store/compiled.py"), executions=400),
     "store-replies": Target(
         replies,
         lambda: [wire.string(b"abc"), wire.strings([b"a", b"b"]), b"\0", wire.I64.pack(1) + wire.string(b"x")],

@@ -35,7 +35,7 @@ class Target(NamedTuple):
     run: Callable[[bytes], None]
     seeds: Callable[[], Sequence[bytes]]
     reads: tuple[str, ...]
-    executions: int = 3000
+    executions: int = 6000
 
 
 class BrokenError(AssertionError):
