@@ -14,6 +14,7 @@ from rallypoint.base.endpoint import is_here
 from rallypoint.base.interfaces import interface_addresses
 
 
+@pytest.mark.process
 @pytest.mark.skipif(shutil.which("ip") is None, reason="needs `ip` (Debian: apt-get install iproute2)")
 def test_they_are_those_that_ip_shows() -> None:
     shown = json.loads(subprocess.run(["ip", "-j", "address"], capture_output=True, text=True, check=True).stdout)
