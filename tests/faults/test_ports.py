@@ -223,3 +223,34 @@ def test_behind_address_translation_nobody_is_refused_and_one_line_says_so(clust
     assert f"(rank 1) has the address {agents[1].host.address} and is seen as {between.address}" in lines[0]
     cluster.finish(agents)
     relay.stop()
+
+
+def test_hosts_that_have_ipv6_alone_meet_and_use_the_store(cluster: Cluster) -> None:
+    hosts = [cluster.host(name) for name in ("A", "B", "stranger")]
+    for number, host in enumerate(hosts, 1):
+        ip("-n", host.namespace, "-6", "address", "add", f"fd77::{number}/64", "dev", "eth0", "nodad")
+        ip("-n", host.namespace, "-4", "address", "flush", "dev", "eth0")
+    cluster.where, cluster.nnodes = f"[fd77::1]:{PORT}", "2"
+    agents = [cluster.start(name, f"--node-rank={rank}") for rank, name in enumerate("AB")]
+    cluster.all_up(agents)
+    store = store_of(agents[0])
+    assert store[0] == "fd77::1"
+    assert [uses_store(host, store) for host in hosts] == ["served", "served", "refused"]
+    assert f"the control plane listens at [fd77::1]:{PORT} {WITHOUT}" in agents[0].job.err
+    cluster.finish(agents)
+
+
+@pytest.mark.parametrize("names", ["::1 localhost", "127.0.0.1 localhost\n::1 localhost", "127.0.1.1 localhost"])
+@pytest.mark.parametrize("nnodes", ["1", "1:2"])
+def test_whatever_localhost_stands_for_a_job_meets_there(cluster: Cluster, names: str, nnodes: str) -> None:
+    first, stranger = cluster.host("A"), cluster.host("stranger")
+    file = cluster.launcher.folder / "hosts"
+    file.write_text(f"{names}\n")
+    entry = ["unshare", "-m", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(file)]
+    flags = ["--rdzv-backend=c10d", f"--rdzv-endpoint=localhost:{PORT}", f"--nnodes={nnodes}", "--rdzv-id=job"]
+    agent = cluster.alone("A", [*flags, "--rdzv-conf=last_call_timeout=1"], entry)
+    cluster.all_up([agent])
+    assert uses_store(first, store_of(agent)) == "served"
+    assert knock(stranger, first.address, PORT) == ("refused" if nnodes == "1" else "connected")
+    assert (WITHOUT in agent.job.err) == (nnodes != "1")
+    cluster.finish([agent])
