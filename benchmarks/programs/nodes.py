@@ -47,7 +47,7 @@ def _on_etcd(order: Meet) -> _Handler:
     from rallypoint.rendezvous.params import RendezvousParameters
     from rallypoint.rendezvous.registry import get_rendezvous_handler
 
-    for name in ("rallypoint.rendezvous.client", "rallypoint.rendezvous.etcd.candidate", "rallypoint.etcd.cluster"):
+    for name in ("rallypoint.rendezvous.client", "rallypoint.election.shell", "rallypoint.etcd.cluster"):
         import_module(name)
     assert shared_loop().loop.is_running()
     endpoint, nodes = f"127.0.0.1:{order.port}", order.all_nodes

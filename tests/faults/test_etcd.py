@@ -34,7 +34,7 @@ def on_etcd(cluster: Cluster, hosts: list[Host]) -> None:
 
 def arbiter_of(agents: list[Agent]) -> tuple[Agent, list[Agent]]:
     """The one that was elected first, and the others."""
-    (arbiter,) = [agent for agent in agents if "this agent is the arbiter" in agent.job.err]
+    (arbiter,) = [agent for agent in agents if "this agent is the coordinator" in agent.job.err]
     return arbiter, [agent for agent in agents if agent is not arbiter]
 
 
@@ -57,7 +57,7 @@ def test_an_arbiter_without_etcd_for_less_than_its_lease_remains_it(cluster: Clu
     stays(agents, 1.0)
     joined_to(arbiter.host, etcd)
     stays(agents, 1.0)
-    assert not [agent for agent in others if "this agent is the arbiter" in agent.job.err]
+    assert not [agent for agent in others if "this agent is the coordinator" in agent.job.err]
     cluster.finish(agents)
 
 

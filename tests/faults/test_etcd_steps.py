@@ -43,7 +43,7 @@ def test_the_others_finish_and_each_round_has_one_membership(rallyrun: Launcher,
     environment = {"LOGLEVEL": "INFO", "DIES_AT": str(step), "PYTHONPATH": str(Path(__file__).parents[2])}
     dying = [sys.executable, "-m", "tests.faults.dying"]
     first = Node("A", rallyrun.command([*dying, *flags, script], {**environment, "NODE": "A"}))
-    first.job.until_err_or_end("this agent is the arbiter")
+    first.job.until_err_or_end("this agent is the coordinator")
     others = [Node(each, rallyrun(*flags, script, env={"LOGLEVEL": "INFO", "NODE": each})) for each in "BC"]
     codes = {node.name: node.job.ends() for node in (first, *others)}
     assert codes in ({"A": -signal.SIGKILL, "B": 0, "C": 0}, {"A": 0, "B": 0, "C": 0}), [n.job.err for n in others]

@@ -45,7 +45,7 @@ def kept(rallyrun: Launcher, etcd: EtcdCluster) -> list[str]:
 
 def arbiters(nodes: list[Node]) -> list[Node]:
     """Those who say that they have been the arbiter."""
-    return [node for node in nodes if "this agent is the arbiter" in node.job.err]
+    return [node for node in nodes if "this agent is the coordinator" in node.job.err]
 
 
 def started(nodes: Nodes, names: str) -> tuple[list[Node], Node, list[Node]]:
@@ -148,7 +148,7 @@ def test_the_leader_of_etcd_is_killed_while_workers_run(rallyrun: Launcher, etcd
 def test_the_leader_of_etcd_is_killed_while_a_rendezvous_waits(rallyrun: Launcher, etcd: EtcdCluster) -> None:
     nodes = job(rallyrun, etcd, "2")
     first = nodes.start("A")
-    first.job.until_err("this agent is the arbiter")
+    first.job.until_err("this agent is the coordinator")
     etcd.leader().kill()
     second = nodes.start("B")
     for node in (first, second):

@@ -40,15 +40,15 @@ from rallypoint.agent.steps import (
     WorkersSucceeded,
 )
 from rallypoint.base.clock import Deadline
+from rallypoint.election.leader_address import LeaderAddress
 from rallypoint.failures.cause import Cause
 from rallypoint.rendezvous.elastic import ElasticHandler
-from rallypoint.rendezvous.etcd.posted import Posted
 from rallypoint.rendezvous.handshake import PROTOCOL_VERSION, Hello
 from rallypoint.rendezvous.link import Deliver, Link
 from rallypoint.rendezvous.messages import JobEnded, Placed
 from rallypoint.rendezvous.state import NodeId, Outcome
-from tests.sim.candidate import SimCandidate
 from tests.sim.crew import Crew, Exit
+from tests.sim.election import SimCandidate
 from tests.sim.link import SimLink
 from tests.sim.scenario import NodePlan
 from tests.sim.server import LocalSession, Server
@@ -364,7 +364,7 @@ class Agent:
             return local
         posted = None
         if self.job.etcd is not None:
-            posted = Posted("the simulated etcd")
+            posted = LeaderAddress("the simulated etcd")
             name = NodeId(self.address, self.pid, 0, self.host)
             self.candidate = SimCandidate(self.job, self.process, self.number, name, posted)
         self.link = SimLink(

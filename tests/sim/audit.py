@@ -21,7 +21,7 @@ from rallypoint.agent.steps import (
     WorkersFailed,
     WorkersSucceeded,
 )
-from rallypoint.rendezvous.etcd.memory import Fence
+from rallypoint.election.steps import Fence
 from rallypoint.rendezvous.messages import (
     Holding,
     JobEnded,

@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from random import Random
 
+from rallypoint.election.steps import Txn
 from rallypoint.etcd.api import (
     Cancelled,
     Compare,
@@ -228,7 +229,7 @@ class Etcd:
 
 
 class SimClient:
-    """One node's way to it: what `EtcdClient` does, for strands."""
+    """One node's way to it: what `EtcdClient` does, for strands. A `Watcher`."""
 
     def __init__(self, etcd: Etcd, process: Process, node: int, rng: Random) -> None:
         self.etcd = etcd
@@ -236,49 +237,32 @@ class SimClient:
         self.node = node
         self.rng = rng
 
-    def txn(
-        self,
-        compares: Sequence[Compare],
-        then: Sequence[Operation],
-        otherwise: Sequence[Operation] = (),
-        *,
-        repeatable: bool = False,
-        timeout: float = _TIMEOUT,
-        done: Callable[[], None] | None = None,
-    ) -> Steps[TxnResult]:
-        """See `EtcdClient.txn`. `done` is called at the moment when `then` is done."""
+    def make(self, txn: Txn, done: Callable[[], None] | None = None) -> Steps[TxnResult]:
+        """See `EtcdClient.txn`; it is sent again when its answer was lost. `done` is called when its `then` is done."""
 
         def apply() -> TxnResult:
-            result = self.etcd.txn(compares, then, otherwise)
+            result = self.etcd.txn(txn.compares, txn.then, txn.otherwise)
             if result.succeeded and done is not None:
                 done()
             return result
 
-        changes = any(not isinstance(each, Range) for each in (*then, *otherwise))
-        result = yield from self._ask(apply, timeout, repeatable=repeatable or not changes)
+        result = yield from self._ask(apply, txn.timeout_s)
         assert isinstance(result, TxnResult)
         return result
-
-    def range(self, key: bytes) -> Steps[Found]:
-        """See `EtcdClient.range`."""
-        result = yield from self.txn([], [Range(key)])
-        (found,) = result.responses
-        assert isinstance(found, Found)
-        return found
 
     def lease_grant(self, ttl: float) -> Steps[int]:
         """See `EtcdClient.lease_grant`."""
         lease = self.rng.getrandbits(62) + 1
-        yield from self._ask(partial(self.etcd.grant, lease, ttl), _TIMEOUT)
+        yield from self._ask(partial(self.etcd.grant, lease, ttl))
         return lease
 
-    def lease_keep_alive(self, lease: int, timeout: float = _TIMEOUT) -> Steps[int]:
+    def lease_keep_alive(self, lease: int, timeout: float | None = None) -> Steps[int]:
         """See `EtcdClient.lease_keep_alive`."""
         left = yield from self._ask(partial(self.etcd.keep_alive, lease), timeout)
         assert isinstance(left, int)
         return left
 
-    def lease_revoke(self, lease: int, timeout: float = _TIMEOUT) -> Steps[None]:
+    def lease_revoke(self, lease: int, timeout: float | None = None) -> Steps[None]:
         """See `EtcdClient.lease_revoke`."""
         yield from self._ask(partial(self.etcd.revoke, lease), timeout)
 
@@ -296,15 +280,15 @@ class SimClient:
 
     # Inside
 
-    def _ask(self, apply: Apply, timeout: float, *, repeatable: bool = True) -> Steps[object]:
-        until = self.process.clock() + timeout
+    def _ask(self, apply: Apply, timeout: float | None = None) -> Steps[object]:
+        until = self.process.clock() + (_TIMEOUT if timeout is None else timeout)
         lost = False
         while True:
             answer = yield self._sending(apply, until)
             lost = lost or answer is _LOST
             if answer is not _LOST and answer is not _UNSENT:
                 return answer
-            if self.process.clock() >= until - 1e-6 or (lost and not repeatable):
+            if self.process.clock() >= until - 1e-6:
                 raise EtcdUnreachable("etcd does not answer", lost)
 
     def _sending(self, apply: Apply, until: float) -> Begin:

@@ -135,9 +135,9 @@ def _isolate(job: Job, agent: Agent, fault: Fault) -> None:
 
 
 def _lease_end(job: Job, agent: Agent, _fault: Fault) -> None:
-    place = agent.candidate.place if agent.candidate is not None else None
-    if job.etcd is not None and place is not None and not job.etcd.is_away:
-        job.etcd.revoke(place.lease)
+    lease = agent.candidate.lease if agent.candidate is not None else 0
+    if job.etcd is not None and lease and not job.etcd.is_away:
+        job.etcd.revoke(lease)
 
 
 def _watch_lost(job: Job, agent: Agent, _fault: Fault) -> None:

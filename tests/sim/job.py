@@ -21,7 +21,7 @@ from tests.sim.server import Server
 from tests.sim.world import Process, Violation, World
 
 if TYPE_CHECKING:
-    from tests.sim.term import SimMemory
+    from tests.sim.election import SimTerm
 
 _LOOK_EVERY = 1.0
 """Seconds between looks whether the job still moves, once it is calm."""
@@ -143,7 +143,7 @@ class Job:
         self.servers += 1
         return f"server-{self.servers - 1}"
 
-    def new_term(self, process: Process, node: int, former: Former, memory: SimMemory, secret: bytes) -> Server:
+    def new_term(self, process: Process, node: int, former: Former, memory: SimTerm, secret: bytes) -> Server:
         """Start the control server of a node that was elected."""
         assert self.etcd is not None
         number = int(former.incarnation.rpartition("-")[2])

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from math import inf
 from random import Random
 
+from rallypoint.election.leader_address import LeaderAddress
 from rallypoint.rendezvous import codec
-from rallypoint.rendezvous.etcd.posted import Posted
 from rallypoint.rendezvous.handshake import Challenge, ClientHandshake, Welcome
 from rallypoint.rendezvous.holding import Held, after_notice, after_request, forget_join, greeted, said_again
 from rallypoint.rendezvous.messages import Beat, Inquire, LinkDown, LinkLost, LinkOpened, LinkUp, Notice, Request
@@ -40,7 +40,7 @@ class SimLink:
         rng: Random,
         deliver: Callable[[Notice], None],
         stand_in: Callable[[], None],
-        where: Posted | None = None,
+        where: LeaderAddress | None = None,
     ) -> None:
         self.process = process
         self.node = node

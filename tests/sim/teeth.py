@@ -7,12 +7,12 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import NamedTuple
 from unittest.mock import patch
 
+from rallypoint.election import takeover
+from rallypoint.election.steps import Fence
 from rallypoint.etcd import api
 from rallypoint.rendezvous import core, holding
 from rallypoint.rendezvous.arbiter import Arbiter, Send
 from rallypoint.rendezvous.core import Sight
-from rallypoint.rendezvous.etcd import term
-from rallypoint.rendezvous.etcd.memory import Fence
 from rallypoint.rendezvous.holding import Held
 from rallypoint.rendezvous.hub import Hub
 from rallypoint.rendezvous.messages import JoinRequest, Leave, Notice, Placed, Request, RoundEnded
@@ -147,7 +147,7 @@ def _without_fence() -> AbstractContextManager[object]:
 
 def _no_patience() -> AbstractContextManager[object]:
     """Who has lost its key while etcd was out of reach for all is lost at once."""
-    return patch.object(term, "patience", lambda _settings: 0.0)
+    return patch.object(takeover, "patience", lambda _settings: 0.0)
 
 
 BUGS = (

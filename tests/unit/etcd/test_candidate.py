@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import shutil
 import socket
@@ -15,6 +16,13 @@ from typing import Any
 
 import pytest
 
+from rallypoint.base.endpoint import host_name
+from rallypoint.election.journal import Journal
+from rallypoint.election.keys import Keys, Snapshot, decode_leader, encode_node, encode_snapshot
+from rallypoint.election.leader_address import LeaderAddress
+from rallypoint.election.shell import Candidate
+from rallypoint.election.steps import Fence
+from rallypoint.election.term import JournalWriter
 from rallypoint.etcd.api import (
     Compacted,
     EtcdRefused,
@@ -28,14 +36,8 @@ from rallypoint.etcd.api import (
 from rallypoint.etcd.client import EtcdClient
 from rallypoint.etcd.telling import Watch
 from rallypoint.rendezvous.backends.options import control_listeners
-from rallypoint.rendezvous.etcd.candidate import Candidate
-from rallypoint.rendezvous.etcd.keys import Kept, Keys, decode_post, encode_kept, encode_node
-from rallypoint.rendezvous.etcd.memory import EtcdMemory, Fence
-from rallypoint.rendezvous.etcd.posted import Posted
-from rallypoint.rendezvous.etcd.term import Standing, Term
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.recovery import patience
-from rallypoint.rendezvous.state import Member, NodeId, Outcome, Participant, Settings, State, Verdict
+from rallypoint.rendezvous.state import NodeId, Settings, State
 from rallypoint.rendezvous.state_codec import encode_state
 from tests.etcd_cluster import EtcdCluster, running
 
@@ -50,20 +52,21 @@ def _keys(prefix: bytes) -> Keys:
 
 
 class Agent:
-    """A candidate, and what it knows of the arbiter."""
+    """A candidate, and what it knows of the coordinator."""
 
     def __init__(
         self, connect: Callable[[], EtcdClient], keys: Keys, lease: float, find_addresses: Callable[[], list[str]]
     ) -> None:
-        self.posted = Posted("here")
+        self.address = LeaderAddress("here")
         self.told: queue.SimpleQueue[None] = queue.SimpleQueue()
-        self.posted.on_move = lambda: self.told.put(None)
+        self.address.on_move = lambda: self.told.put(None)
         settings = Settings("job", 1, 4, lease=lease)
-        self.candidate = Candidate(connect, keys, settings, self.posted, find_addresses, LISTEN, 0)
+        own = NodeId("", os.getpid(), 0, host_name())
+        self.candidate = Candidate(connect, keys, settings, self.address, find_addresses, LISTEN, own)
 
-    def sees_an_arbiter(self) -> None:
+    def sees_a_coordinator(self) -> None:
         self.told.get(timeout=PATIENCE)
-        assert self.posted.find() is not None
+        assert self.address.find() is not None
 
 
 @contextmanager
@@ -109,9 +112,9 @@ def test_who_was_registered_by_a_sending_whose_answer_was_lost_is_as_old_as_that
             return super().txn(compares, then, *more, **named)
 
     with standing(lambda: Twice(etcd.endpoints), keys) as agent:
-        agent.sees_an_arbiter()
-        found = client.range(keys.arbiter).kvs
-        post = decode_post(found[0].value)
+        agent.sees_a_coordinator()
+        found = client.range(keys.leader).kvs
+        post = decode_leader(found[0].value)
         assert post is not None
         assert post.lease not in later
     for lease in later:
@@ -144,8 +147,8 @@ def test_what_nobody_foresaw_is_told_and_tried_again(
             return super().lease_grant(*given, **named)
 
     with standing(lambda: Odd(etcd.endpoints), keys) as agent:
-        until(lambda: "can't start new thread" in agent.posted.why_not())
-        agent.sees_an_arbiter()
+        until(lambda: "can't start new thread" in agent.address.why_not())
+        agent.sees_a_coordinator()
     assert "can't start new thread" in caplog.text
 
 
@@ -155,7 +158,7 @@ def test_who_cannot_even_begin_says_so(keys: Keys) -> None:
 
     with standing(connect, keys) as agent:
         agent.told.get(timeout=PATIENCE)
-        assert "Too many open files" in agent.posted.why_not()
+        assert "Too many open files" in agent.address.why_not()
 
 
 def test_who_is_refused_for_now_does_not_take_the_job_s_state_away(
@@ -175,22 +178,22 @@ def test_who_is_refused_for_now_does_not_take_the_job_s_state_away(
             if refusing.is_set():
                 refused.set()
 
-    client.put(keys.state, encode_kept(Kept("met", 1, encode_state(State()))))
+    client.put(keys.state, encode_snapshot(Snapshot("met", 1, encode_state(State()))))
     with standing(lambda: Refused(etcd.endpoints), keys, lease=1.0) as agent:
-        agent.posted.met = "met"
-        agent.sees_an_arbiter()
+        agent.address.greeted(NodeId("127.0.0.1", os.getpid(), 0, host_name()), "met")
+        agent.sees_a_coordinator()
         refusing.set()
         assert refused.wait(PATIENCE)
         assert client.range(keys.state).kvs
         refusing.clear()
-        agent.sees_an_arbiter()
+        agent.sees_a_coordinator()
     assert not client.range(keys.state).kvs
 
 
 def test_the_same_refusal_is_not_told_every_few_seconds(
     etcd: EtcdCluster, keys: Keys, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("rallypoint.rendezvous.etcd.candidate._LONG_PAUSE", 0.05)
+    monkeypatch.setattr("rallypoint.election.machine.LONG_PAUSE", 0.05)
     asked = []
 
     class Refused(EtcdClient):
@@ -242,7 +245,7 @@ def test_the_state_s_lease_is_renewed_by_who_takes_over(etcd: EtcdCluster, clien
             return super().lease_keep_alive(lease, **named)
 
     lease = client.lease_grant(600)
-    client.put(keys.state, encode_kept(Kept("met", 1, encode_state(State()))), lease)
+    client.put(keys.state, encode_snapshot(Snapshot("met", 1, encode_state(State()))), lease)
     with ExitStack() as stack:
         stack.callback(client.lease_revoke, lease)
         stack.enter_context(standing(lambda: Noted(etcd.endpoints), keys, lease=1.0))
@@ -265,8 +268,8 @@ def test_addresses_are_looked_for_again_where_etcd_s_name_was_not_known_at_first
     with standing(
         lambda: Late(etcd.endpoints), keys, find_addresses=lambda: ["192.0.2.1"] if known.is_set() else ["127.0.0.1"]
     ) as agent:
-        agent.sees_an_arbiter()
-        post = decode_post(client.range(keys.arbiter).kvs[0].value)
+        agent.sees_a_coordinator()
+        post = decode_leader(client.range(keys.leader).kvs[0].value)
         assert post is not None
         assert post.addresses == ("192.0.2.1",)
 
@@ -281,16 +284,16 @@ def test_an_etcd_that_has_lost_everything_is_used_again(tmp_path: Path) -> None:
         for _ in range(50):
             writer.put(b"filler", b"")
         with standing(lambda: EtcdClient(cluster.endpoints), keys) as agent:
-            agent.sees_an_arbiter()
+            agent.sees_a_coordinator()
             member.kill()
             shutil.rmtree(tmp_path / "etcd-0" / member.name)
             member.start()
             member.wait_ready()
-            agent.sees_an_arbiter()
+            agent.sees_a_coordinator()
         writer.close()
 
 
-def test_who_lives_and_ceases_to_be_the_arbiter_ends_its_lease_before_its_port_refuses(
+def test_who_lives_and_ceases_to_be_the_coordinator_ends_its_lease_before_its_port_refuses(
     etcd: EtcdCluster, client: EtcdClient, keys: Keys
 ) -> None:
     refusing = threading.Event()
@@ -308,8 +311,8 @@ def test_who_lives_and_ceases_to_be_the_arbiter_ends_its_lease_before_its_port_r
             super().lease_revoke(lease, **named)
 
     with standing(lambda: Refused(etcd.endpoints), keys, lease=1.0) as agent:
-        agent.sees_an_arbiter()
-        place = agent.posted.find()
+        agent.sees_a_coordinator()
+        place = agent.address.find()
         assert place is not None
         port = place.endpoint.port
         refusing.set()
@@ -317,43 +320,17 @@ def test_who_lives_and_ceases_to_be_the_arbiter_ends_its_lease_before_its_port_r
         refusing.clear()
 
 
-def test_a_memory_that_breaks_is_no_arbiter_s(etcd: EtcdCluster, client: EtcdClient, keys: Keys) -> None:
+def test_a_journal_that_breaks_is_no_coordinator_s(etcd: EtcdCluster, client: EtcdClient, keys: Keys) -> None:
     why: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def breaks(_number: int) -> None:
         raise RuntimeError("nobody foresaw this")
 
-    made = client.put(keys.arbiter, b"")
-    memory = EtcdMemory(
-        client, keys, Fence((keys.arbiter, made)), "me", revision=0, number=0, lease=0, kept=breaks, deposed=why.put
-    )
-    memory.keep(1, State(round=1))
+    made = client.put(keys.leader, b"")
+    journal = Journal(keys, Fence((keys.leader, made)), "me", revision=0, number=0, lease=0)
+    writer = JournalWriter(client, journal, why.put)
+    writer.start(breaks)
+    writer.keep(1, State(round=1))
     assert "nobody foresaw this" in why.get(timeout=PATIENCE)
-    memory.close()
+    writer.close()
     client.delete(keys.root.encode(), prefix=True)
-
-
-@pytest.mark.parametrize("ended", [False, True])
-def test_what_an_earlier_launch_left_is_not_gone_on_with_and_its_nodes_may_still_come_back(
-    etcd: EtcdCluster, client: EtcdClient, keys: Keys, ended: bool
-) -> None:
-    """Its leases may have ended because etcd was away; where it had ended itself, there is nobody to wait for."""
-    node = NodeId("10.0.0.1", 7, 0)
-    state = State(round=3, complete=True, participants={node: Participant(Member("default", 1, "10.0.0.1", 1))})
-    state = state._replace(closed=ended, verdict=Verdict(Outcome.SUCCEEDED) if ended else None)
-    client.put(keys.state, encode_kept(Kept("earlier", 5, encode_state(state))))
-    lease = client.lease_grant(30)
-    key = keys.node(lease)
-    client.put(key, encode_node(NodeId("10.0.0.2", 7, 0, "host")), lease)
-    fence = Fence((key, client.range(key).kvs[0].create_revision))
-    settings = Settings("job", 1, 4)
-    who = Standing(fence, lease, waited=True, met="", dead=frozenset())
-    term = Term(client, keys, settings, who, addresses=["127.0.0.1"], listen=LISTEN, deposed=lambda _why: None)
-    try:
-        assert term.hub.incarnation != "earlier"
-        assert term.hub.state == State(hold=0.0 if ended else patience(settings))
-    finally:
-        term.close(0.0)
-        client.lease_revoke(lease)
-        client.lease_revoke(term.state_lease)
-        client.delete(keys.state)

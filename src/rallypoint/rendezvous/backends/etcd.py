@@ -1,4 +1,4 @@
-"""`etcd`: the arbiter lives in an agent that etcd elects, and its memory in etcd (the v3 API).
+"""`etcd`: the coordinator lives in an agent that etcd elects, and its journal in etcd (the v3 API).
 
 No machine is special: whichever is lost, the others go on. A round costs each node what it costs with the embedded
 server, and etcd a few writes, whatever the number of nodes (decision 18).
@@ -6,24 +6,26 @@ server, and etcd a few writes, whatever the number of nodes (decision 18).
 
 from __future__ import annotations
 
+import os
 import socket
 from functools import partial
 from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import Deadline
-from rallypoint.base.endpoint import Endpoint, is_loopback, own_address
+from rallypoint.base.endpoint import Endpoint, host_name, is_loopback, own_address
+from rallypoint.election.keys import Keys
 from rallypoint.rendezvous.backends.etcd_options import credentials_of, endpoints_of, tls_of
 from rallypoint.rendezvous.backends.options import control_listeners, control_tls, rank_hint, settings_of, worker_stores
 from rallypoint.rendezvous.elastic import ElasticHandler, local_id
-from rallypoint.rendezvous.etcd.keys import Keys
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo
 from rallypoint.rendezvous.link import Deliver, Link
 from rallypoint.rendezvous.messages import Placement
 from rallypoint.rendezvous.params import RendezvousParameters
+from rallypoint.rendezvous.state import NodeId
 
 if TYPE_CHECKING:
+    from rallypoint.election.shell import Candidate
     from rallypoint.etcd.client import EtcdClient
-    from rallypoint.rendezvous.etcd.candidate import Candidate
     from rallypoint.store.api import Store
 
 DEFAULT_PREFIX = "/rallypoint"
@@ -64,7 +66,7 @@ class _Handler(ElasticHandler):
 
 
 class _Control:
-    """This node's end of the control plane: its standing in etcd, and the link to whoever is the arbiter."""
+    """This node's end of the control plane: its standing in etcd, and the link to whoever is the coordinator."""
 
     def __init__(self, params: RendezvousParameters) -> None:
         self.settings = settings_of(params)
@@ -81,17 +83,18 @@ class _Control:
 
     def open(self, deliver: Deliver, deadline: Deadline) -> Link:
         """Stand for election, and connect to whoever is elected; returns at once."""
+        from rallypoint.election.leader_address import LeaderAddress
+        from rallypoint.election.shell import Candidate
         from rallypoint.rendezvous.client import TcpLink
-        from rallypoint.rendezvous.etcd.candidate import Candidate
-        from rallypoint.rendezvous.etcd.posted import Posted
 
         number = local_id()
-        posted = Posted(", ".join(str(each) for each in self._endpoints), self._control_tls)
+        own = NodeId("", os.getpid(), number, host_name())
+        leader = LeaderAddress(", ".join(str(each) for each in self._endpoints), self._control_tls)
         self._candidate = Candidate(
-            self._connect, self._keys, self.settings, posted, self._addresses, self._listen, number
+            self._connect, self._keys, self.settings, leader, self._addresses, self._listen, own
         )
-        link = TcpLink(posted, self.settings, number, deliver, deadline)
-        posted.on_move = link.follow
+        link = TcpLink(leader, self.settings, number, deliver, deadline)
+        leader.on_move = link.follow
         self._candidate.start()
         return link
 
@@ -106,7 +109,7 @@ class _Control:
 
     def hosts(self) -> bool:
         """Whether this agent is the elected one."""
-        return self._candidate is not None and self._candidate.serves
+        return self._candidate is not None and self._candidate.leads
 
     def close(self) -> None:
         """Leave etcd. Idempotent."""

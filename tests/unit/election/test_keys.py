@@ -8,18 +8,18 @@ from hypothesis import strategies as st
 
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import printable
-from rallypoint.rendezvous.errors import RendezvousStateError
-from rallypoint.rendezvous.etcd.keys import (
-    Kept,
+from rallypoint.election.keys import (
     Keys,
-    Post,
-    decode_kept,
+    LeaderRecord,
+    Snapshot,
+    decode_leader,
     decode_node,
-    decode_post,
-    encode_kept,
+    decode_snapshot,
+    encode_leader,
     encode_node,
-    encode_post,
+    encode_snapshot,
 )
+from rallypoint.rendezvous.errors import RendezvousStateError
 from rallypoint.rendezvous.state import NodeId
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]))
@@ -65,22 +65,22 @@ def test_the_name_of_a_node_may_stand_in_a_log_line_whoever_wrote_it() -> None:
 
 @given(st.lists(NAMES.map(printable), min_size=1).map(tuple), st.integers(1, 65535), st.integers(0, 2**63 - 1), NAMES)
 def test_a_post_is_read_as_it_was_written(addresses: tuple[str, ...], port: int, lease: int, secret: str) -> None:
-    post = Post(addresses, port, lease, secret)
-    assert decode_post(encode_post(post)) == post
+    post = LeaderRecord(addresses, port, lease, secret)
+    assert decode_leader(encode_leader(post)) == post
 
 
 @given(st.text("0123456789abcdef", min_size=1, max_size=32), st.integers(0, 2**63 - 1), st.binary())
 def test_what_is_kept_is_read_as_it_was_written(incarnation: str, number: int, state: bytes) -> None:
-    kept = Kept(incarnation, number, state)
-    assert decode_kept(b"key", encode_kept(kept)) == kept
+    kept = Snapshot(incarnation, number, state)
+    assert decode_snapshot(b"key", encode_snapshot(kept)) == kept
 
 
 @given(st.binary())
 def test_bytes_of_others_are_none_of_ours(value: bytes) -> None:
     assert decode_node(value) is None
-    assert decode_post(value) is None
+    assert decode_leader(value) is None
     with pytest.raises(RendezvousStateError, match="did not write"):
-        decode_kept(b"key", value)
+        decode_snapshot(b"key", value)
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ def test_bytes_of_others_are_none_of_ours(value: bytes) -> None:
 )
 def test_values_that_no_agent_writes_are_none_of_ours(value: bytes) -> None:
     assert decode_node(value) is None
-    assert decode_post(value) is None
+    assert decode_leader(value) is None
 
 
 def test_a_state_with_a_number_beyond_all_counting_is_none_of_ours() -> None:
     for number in (-1, 2**63, 10**4299):
         with pytest.raises(RendezvousStateError, match="did not write"):
-            decode_kept(b"key", encode_kept(Kept("a", number, b"")))
+            decode_snapshot(b"key", encode_snapshot(Snapshot("a", number, b"")))

@@ -1,8 +1,8 @@
 """What a job keeps in etcd: names of keys, and what stands under them. Pure.
 
-    PREFIX/JOB/nodes/LEASE    one for each agent, for as long as its lease lives; the oldest of them is the arbiter's
-    PREFIX/JOB/arbiter        where the arbiter listens; lives with the arbiter's lease
-    PREFIX/JOB/state          what the arbiter knows; outlives it
+    PREFIX/JOB/nodes/LEASE    one for each agent, for as long as its lease lives; the oldest is the coordinator's
+    PREFIX/JOB/arbiter        where the coordinator listens; lives with the coordinator's lease
+    PREFIX/JOB/state          what the coordinator knows; outlives it
     PREFIX/JOB/store/...      the agents' store, for those who want one
 
 Everything but the state is JSON, for people with `etcdctl`.
@@ -23,7 +23,7 @@ from rallypoint.rendezvous.state import NodeId
 
 _STATE = b"rallypoint-etcd-1 "
 _NAME = 32
-"""Characters that the name of an arbiter may have."""
+"""Characters that the name of a coordinator may have."""
 _NUMBERS = range(1 << 63)
 """Which a kept state may have."""
 
@@ -37,7 +37,7 @@ class _NodeValue(TypedDict):
     host: str
 
 
-class _PostValue(TypedDict):
+class _LeaderValue(TypedDict):
     addresses: list[str]
     port: _Port
     lease: _Lease
@@ -45,7 +45,7 @@ class _PostValue(TypedDict):
 
 
 _node = msgspec.json.Decoder(_NodeValue)
-_post = msgspec.json.Decoder(_PostValue)
+_leader = msgspec.json.Decoder(_LeaderValue)
 
 
 class Keys(NamedTuple):
@@ -77,13 +77,13 @@ class Keys(NamedTuple):
         return self.nodes + f"{lease:016x}".encode()
 
     @property
-    def arbiter(self) -> bytes:
-        """The key that says where the arbiter is."""
+    def leader(self) -> bytes:
+        """The key that says where the coordinator is."""
         return f"{self.root}arbiter".encode()
 
     @property
     def state(self) -> bytes:
-        """The key of what the arbiter knows."""
+        """The key of what the coordinator knows."""
         return f"{self.root}state".encode()
 
     @property
@@ -92,8 +92,8 @@ class Keys(NamedTuple):
         return f"{self.root}store/".encode()
 
 
-class Post(NamedTuple):
-    """Where the arbiter is: addresses of its machine, the likeliest first; whose lease it is; and the job's secret."""
+class LeaderRecord(NamedTuple):
+    """Where the coordinator is: its machine's addresses, the likeliest first; its lease; and the job's secret."""
 
     addresses: tuple[str, ...]
     port: int
@@ -101,8 +101,8 @@ class Post(NamedTuple):
     secret: str
 
 
-class Kept(NamedTuple):
-    """What an arbiter keeps: the name that it goes by, how often it was written, and the encoded state."""
+class Snapshot(NamedTuple):
+    """What a coordinator keeps for its successor: its name, how often it was written, and the encoded state."""
 
     incarnation: str
     number: int
@@ -124,40 +124,40 @@ def decode_node(value: bytes) -> NodeId | None:
     return NodeId(printable(addr), pid, local_id, printable(found["host"]))
 
 
-def encode_post(post: Post) -> bytes:
-    """What stands under the arbiter's key."""
-    return json.dumps(post._asdict()).encode()
+def encode_leader(record: LeaderRecord) -> bytes:
+    """What stands under the coordinator's key."""
+    return json.dumps(record._asdict()).encode()
 
 
-def decode_post(value: bytes) -> Post | None:
-    """Where the arbiter is; None if an arbiter of ours did not write this."""
+def decode_leader(value: bytes) -> LeaderRecord | None:
+    """Where the coordinator is; None if a coordinator of ours did not write this."""
     try:
-        found = _post.decode(value)
+        found = _leader.decode(value)
     except (ValueError, RecursionError):
         return None
-    post = Post(tuple(map(printable, found["addresses"])), found["port"], found["lease"], found["secret"])
-    return post if post.addresses else None
+    record = LeaderRecord(tuple(map(printable, found["addresses"])), found["port"], found["lease"], found["secret"])
+    return record if record.addresses else None
 
 
-def encode_kept(kept: Kept) -> bytes:
+def encode_snapshot(snapshot: Snapshot) -> bytes:
     """What stands under the state's key."""
-    return _STATE + f"{kept.incarnation} {kept.number} ".encode() + kept.state
+    return _STATE + f"{snapshot.incarnation} {snapshot.number} ".encode() + snapshot.state
 
 
-def decode_kept(key: bytes, value: bytes) -> Kept:
-    """What an arbiter has kept.
+def decode_snapshot(key: bytes, value: bytes) -> Snapshot:
+    """What a coordinator has kept.
 
     Raises:
-        RendezvousStateError: this was not written by an arbiter of this version.
+        RendezvousStateError: this was not written by a coordinator of this version.
     """
     try:
         header, incarnation, number, state = value.split(b" ", 3)
-        kept = Kept(incarnation.decode("ascii"), int(number), state)
+        snapshot = Snapshot(incarnation.decode("ascii"), int(number), state)
     except ValueError:
-        header, kept = b"", Kept("", 0, b"")
-    if header + b" " != _STATE or not 0 < len(kept.incarnation) <= _NAME or kept.number not in _NUMBERS:
+        header, snapshot = b"", Snapshot("", 0, b"")
+    if header + b" " != _STATE or not 0 < len(snapshot.incarnation) <= _NAME or snapshot.number not in _NUMBERS:
         raise RendezvousStateError(
             f"the key {key.decode(errors='replace')!r} in etcd holds {value[:24]!r}, which this version of Rallypoint "
             "did not write; use the same version on all nodes, or another --rdzv-id or prefix (--rdzv-conf prefix=...)"
         )
-    return kept
+    return snapshot

@@ -1,4 +1,4 @@
-"""The arbiter's state on its way into a real etcd."""
+"""The coordinator's state on its way into a real etcd."""
 
 from __future__ import annotations
 
@@ -6,37 +6,38 @@ import queue
 
 import pytest
 
+from rallypoint.election.journal import Journal
+from rallypoint.election.keys import Keys
+from rallypoint.election.steps import Fence
+from rallypoint.election.term import JournalWriter
 from rallypoint.etcd.api import Found
 from rallypoint.etcd.client import EtcdClient
-from rallypoint.rendezvous.etcd.keys import Keys
-from rallypoint.rendezvous.etcd.memory import EtcdMemory, Fence
 from rallypoint.rendezvous.state import State
 
 PATIENCE = 30.0
 
 
 class Writer:
-    """An arbiter's memory, and what comes of what it is to keep."""
+    """A coordinator's memory, and what comes of what it is to keep."""
 
     def __init__(self, client: EtcdClient, keys: Keys, number: int, stored: Found) -> None:
         self.key = keys.node(number)
         self.came: queue.SimpleQueue[int | str] = queue.SimpleQueue()
         fence = Fence((self.key, client.put(self.key, b"", 0)))
-        self.memory = EtcdMemory(
-            client,
+        journal = Journal(
             keys,
             fence,
-            "the-arbiter",
+            "the-coordinator",
             revision=stored.kvs[0].mod_revision if stored.kvs else 0,
             number=len(stored.kvs),
             lease=0,
-            kept=self.came.put,
-            deposed=self.came.put,
         )
+        self.writer = JournalWriter(client, journal, self.came.put)
+        self.writer.start(self.came.put)
 
     def keeps(self, number: int, state: State) -> int | str:
         """The number that is kept, or why that cannot be."""
-        self.memory.keep(number, state)
+        self.writer.keep(number, state)
         return self.came.get(timeout=PATIENCE)
 
 
@@ -45,7 +46,7 @@ def _keys(prefix: bytes) -> Keys:
     return Keys.of(prefix.decode(), "job")
 
 
-def test_the_same_state_that_the_next_arbiter_has_written_is_not_our_own_write(client: EtcdClient, keys: Keys) -> None:
+def test_the_same_state_that_the_next_one_has_written_is_not_our_own_write(client: EtcdClient, keys: Keys) -> None:
     """Both heard of the same thing; the next one goes by our name and counts on from our number."""
     first = Writer(client, keys, 1, client.range(keys.state))
     assert first.keeps(1, State(round=1)) == 1
@@ -53,8 +54,8 @@ def test_the_same_state_that_the_next_arbiter_has_written_is_not_our_own_write(c
     second = Writer(client, keys, 2, client.range(keys.state))
     try:
         assert second.keeps(1, State(round=2)) == 1
-        assert first.keeps(2, State(round=2)) == "another agent is the arbiter now"
+        assert first.keeps(2, State(round=2)) == "another agent is the coordinator now"
         assert second.keeps(2, State(round=3)) == 2
     finally:
-        first.memory.close()
-        second.memory.close()
+        first.writer.close()
+        second.writer.close()

@@ -1,4 +1,4 @@
-"""What a link's failures say of the arbiter: that its port is shut, or nothing."""
+"""What a link's failures say of the coordinator: that its port is shut, or nothing."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import pytest
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import listening_socket
+from rallypoint.election.keys import LeaderRecord
+from rallypoint.election.leader_address import LeaderAddress
 from rallypoint.rendezvous.client import TcpLink
-from rallypoint.rendezvous.etcd.keys import Post
-from rallypoint.rendezvous.etcd.posted import Posted
 from rallypoint.rendezvous.handshake import HandshakeError
 from rallypoint.rendezvous.hub import Hub
 from rallypoint.rendezvous.server import ControlServer
@@ -25,13 +25,13 @@ SILENT = TimeoutError("it does not answer a TCP connection")
 STRANGER = HandshakeError("what listens there is not ours")
 
 
-def posted_at(*addresses: str) -> Posted:
-    posted = Posted("etcd")
-    posted.see(Post(addresses, 2000, LEASE, "s"), 1)
+def posted_at(*addresses: str) -> LeaderAddress:
+    posted = LeaderAddress("etcd")
+    posted.see(LeaderRecord(addresses, 2000, LEASE, "s"), 1)
     return posted
 
 
-def attempts(posted: Posted, **outcomes: Exception) -> int:
+def attempts(posted: LeaderAddress, **outcomes: Exception) -> int:
     """As many attempts as there are outcomes, of which those at a host have its outcome, twice over."""
     for _ in range(2 * len(outcomes)):
         place = posted.find()
@@ -47,11 +47,11 @@ def test_a_port_that_refuses_at_all_addresses_is_shut() -> None:
 
 @pytest.mark.parametrize("else_", [UNKNOWN, SILENT, STRANGER])
 def test_a_port_that_refuses_at_our_own_machine_proves_nothing_of_another(else_: Exception) -> None:
-    """The arbiter's first address is loopback, where etcd has a member on each machine."""
+    """The coordinator's first address is loopback, where etcd has a member on each machine."""
     assert attempts(posted_at("here", "host"), here=REFUSED, host=else_) == 0
 
 
-def test_refusals_before_the_arbiter_was_met_are_not_counted() -> None:
+def test_refusals_before_the_coordinator_was_met_are_not_counted() -> None:
     posted = posted_at("here", "host")
     attempts(posted, here=REFUSED, host=SILENT)
     while (place := posted.find()) is None or place.endpoint.host != "host":
@@ -69,12 +69,12 @@ def test_after_a_stranger_the_next_address_is_tried() -> None:
         posted.failed(place, STRANGER)
 
 
-def test_a_link_passes_over_a_stranger_at_the_arbiter_s_port_on_our_own_machine() -> None:
+def test_a_link_passes_over_a_stranger_at_the_coordinator_s_port_on_our_own_machine() -> None:
     settings = Settings("job", 1, 1)
     listener, stranger = _two_at_one_port()
     server = ControlServer(Hub(settings), listener, keys=lambda _job: (b"s",))
-    posted = Posted("etcd")
-    posted.see(Post(("127.0.0.1", "127.0.0.2"), server.port, LEASE, "s"), 1)
+    posted = LeaderAddress("etcd")
+    posted.see(LeaderRecord(("127.0.0.1", "127.0.0.2"), server.port, LEASE, "s"), 1)
     greeted = threading.Event()
     posted.on_news = greeted.set
     with stranger:
@@ -109,9 +109,9 @@ def _answer_all(stranger: socket.socket) -> None:
 
 
 def test_why_nobody_is_known_tells_an_etcd_that_is_silent_from_one_that_knows_of_nobody() -> None:
-    posted = Posted("etcd:2379")
+    posted = LeaderAddress("etcd:2379")
     assert posted.why_not() == "etcd has not answered yet"
     posted.see(None, 7)
-    assert posted.why_not() == "no agent was elected arbiter yet"
+    assert posted.why_not() == "no agent was elected coordinator yet"
     posted.trouble = "etcd at etcd:2379 gave no answer within 3 s"
     assert posted.why_not() == posted.trouble

@@ -1,0 +1,120 @@
+"""How an agent becomes a candidate, learns who is older, and waits for that one to go. Pure."""
+
+from __future__ import annotations
+
+import logging
+import math
+from typing import NamedTuple
+
+from rallypoint.election.context import Context
+from rallypoint.election.keys import Keys, decode_node, encode_node
+from rallypoint.election.steps import (
+    Fence,
+    Grant,
+    Log,
+    Procedure,
+    Revoke,
+    Watched,
+    debug,
+    found,
+    number_of,
+    transact,
+)
+from rallypoint.etcd.api import EtcdError, KeyValue, Put, Range
+from rallypoint.rendezvous.state import NodeId
+
+_NEVER = 2**62
+"""A revision that etcd will not have."""
+
+
+class Rival(NamedTuple):
+    """The next older candidate at that revision, if there was any."""
+
+    kv: KeyValue | None
+    revision: int
+
+
+class Place(NamedTuple):
+    """A key of ours that lives: its lease, the fence that it makes, and the name that stands under it."""
+
+    lease: int
+    fence: Fence
+    name: NodeId
+
+
+class Registered(NamedTuple):
+    """A new place; who was before it, if that was seen when it was made; and what stood under the leader's key."""
+
+    place: Place
+    rival: Rival | None
+    leader: tuple[KeyValue, ...]
+    revision: int
+
+
+def register(keys: Keys, name: NodeId, ttl_s: int) -> Procedure[Registered]:
+    """Take a lease and hang a key on it."""
+    lease = yield from number_of(Grant(ttl_s))
+    key = keys.node(lease)
+    put, youngest = Put(key, encode_node(name), lease), Range(keys.nodes, prefix=True, limit=2, last_before=_NEVER)
+    result = yield from transact((), (put, Range(key), youngest, Range(keys.leader)))
+    own, last, leader = found(result)
+    rival = None
+    if last.kvs[0].key == key:  # else it was sent before, unanswered, and others have come since
+        rival = Rival(last.kvs[1] if len(last.kvs) > 1 else None, result.revision)
+    place = Place(lease, Fence((key, own.kvs[0].create_revision)), name)
+    return Registered(place, rival, leader.kvs, result.revision)
+
+
+def next_older(keys: Keys, fence: Fence) -> Procedure[Rival]:
+    """Look who is just before us."""
+    result = yield from transact((), (Range(keys.nodes, prefix=True, last_before=fence[1]),))
+    (older,) = found(result)
+    return Rival(next(iter(older.kvs), None), result.revision)
+
+
+def rename(place: Place, name: NodeId) -> Procedure[Place]:
+    """Write another name under our key, if it is still ours."""
+    put = Put(place.fence[0], encode_node(name), place.lease)
+    yield from transact((place.fence.holds(),), (put,))
+    return place._replace(name=name)
+
+
+class Wait:
+    """For the next older candidate to go, while there is one."""
+
+    def __init__(self, context: Context) -> None:
+        self.gone_at = math.inf
+        """When that candidate was seen to be gone, or is to be looked for."""
+        self.dead: frozenset[NodeId] = frozenset()
+        """Coordinators that this node has found dead."""
+        self._context = context
+        self._rival: KeyValue | None = None
+
+    def begin(self, rival: KeyValue, revision: int) -> None:
+        """Wait for that one."""
+        self._rival, self.gone_at = rival, math.inf
+        self._context.watch(Watched.RIVAL, rival.key, revision)
+
+    def end(self) -> None:
+        """Wait no more."""
+        self._rival, self.gone_at = None, math.inf
+        self._context.unwatch(Watched.RIVAL)
+
+    def is_for(self, lease: int) -> bool:
+        """Whether it is the holder of that lease that is waited for."""
+        return self._rival is not None and self._rival.lease == lease
+
+    def depose(self) -> Procedure[None]:
+        """End its lease: nobody listens where it was the coordinator."""
+        rival = self._rival
+        if rival is None:
+            return
+        name = decode_node(rival.value)
+        level = logging.DEBUG if name in self.dead else logging.WARNING
+        text = "nobody listens any more where the coordinator %s was; its lease is ended"
+        self._context.put(Log(level, text, (name,)))
+        self.dead |= frozenset() if name is None else frozenset([name])
+        try:
+            yield Revoke(rival.lease)
+        except EtcdError as error:
+            self._context.put(debug("it could not be ended: %s", error))

@@ -1,0 +1,79 @@
+"""What a step of the election knows and puts out: its time, its effects, the watches that are on. Pure."""
+
+from __future__ import annotations
+
+from rallypoint.base.errors import RallypointError
+from rallypoint.election.steps import Effect, Log, Trouble, Unwatch, Watch, Watched, debug, info, warning
+
+_WARN_AGAIN = 300.0
+"""Seconds until the log says again what is wrong with etcd, for weeks perhaps."""
+
+
+class Context:
+    """The time of a step and its effects, in order. Repeats no complaint."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        """When this step's event happened, in seconds on a monotonic clock."""
+        self._effects: list[Effect] = []
+        self._watches: dict[Watched, int] = {}
+        self._count = 0
+        self._trouble = ""
+        self._warned_of: tuple[type[Exception], float] | None = None
+        """What the log was last told to be wrong, and until when it is told nothing more of that."""
+
+    def put(self, effect: Effect) -> None:
+        """One more."""
+        self._effects.append(effect)
+
+    def take(self) -> list[Effect]:
+        """All since the last time."""
+        taken, self._effects = self._effects, []
+        return taken
+
+    def say(self, text: str, *args: object) -> None:
+        """A line of the log that tells what goes on."""
+        self.put(info(text, *args))
+
+    # Watches: one of each kind at most
+
+    def watch(self, kind: Watched, key: bytes, revision: int, *, prefix: bool = False) -> None:
+        """Watch from after that revision on, instead of what was watched before."""
+        self.unwatch(kind)
+        self._count += 1
+        self._watches[kind] = self._count
+        self.put(Watch(kind, self._count, key, revision + 1, prefix))
+
+    def unwatch(self, kind: Watched) -> None:
+        """End the watch of that kind, if it is on."""
+        if self._watches.pop(kind, None) is not None:
+            self.put(Unwatch(kind))
+
+    def watched(self, number: int) -> Watched | None:
+        """What the watch of that number watches; None if it is on no more."""
+        return next((kind for kind, each in self._watches.items() if each == number), None)
+
+    def has_ended(self, kind: Watched) -> None:
+        """The watch of that kind has ended by itself."""
+        del self._watches[kind]
+
+    def watches(self, kind: Watched) -> bool:
+        """Whether that is watched."""
+        return kind in self._watches
+
+    # Complaints
+
+    def trouble(self, sentence: str) -> None:
+        """Why etcd cannot be asked; "" when it could be."""
+        if sentence != self._trouble:
+            self._trouble = sentence
+            self.put(Trouble(sentence))
+
+    def warn(self, error: Exception, what: str) -> None:
+        """Tell the log what is wrong, once in a while; with a traceback where nobody has foreseen it."""
+        if self._warned_of is not None and self._warned_of[0] is type(error) and self.now < self._warned_of[1]:
+            self.put(debug("%s: %s", what, error))
+            return
+        self._warned_of = type(error), self.now + _WARN_AGAIN
+        line = warning("%s: %s", what, error)
+        self.put(line if isinstance(error, RallypointError) else Log(line.level, line.text, line.args, error))

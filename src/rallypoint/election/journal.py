@@ -1,0 +1,147 @@
+"""The coordinator's state on its way into etcd: whoever is no longer the coordinator can write nothing. Pure.
+
+Laws:
+
+1. Each write is one transaction. It holds only while our own key exists, with the revision that it was created with
+   (our lease lives, so nobody else was elected), and while the state is as we last wrote or read it.
+2. One write at a time is under way. What changes meanwhile is written together, so that the cost of a round does not
+   grow with the number of those who join while etcd thinks.
+3. A write whose answer was lost is done if the state in etcd bears our name and its number, and we are still the
+   coordinator: the next one goes by our name, and may have written the very same. So it is made again as it was.
+4. While etcd is away, nothing is given up: it is tried again for as long as we are not known to be deposed.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+from rallypoint.election.keys import Keys, Snapshot, decode_snapshot, encode_snapshot
+from rallypoint.election.steps import Fence, Txn, found
+from rallypoint.etcd.api import (
+    Compare,
+    EtcdError,
+    EtcdLeaseGone,
+    EtcdUnreachable,
+    Found,
+    Put,
+    Range,
+    TxnResult,
+)
+from rallypoint.rendezvous.errors import RendezvousStateError
+from rallypoint.rendezvous.state import State
+from rallypoint.rendezvous.state_codec import encode_state
+
+
+class Written(NamedTuple):
+    """The state of that number is in etcd: what follows from it may be told."""
+
+    number: int
+
+
+class NotYet(NamedTuple):
+    """The same write has to be made again, a little later."""
+
+    why: str
+
+
+class Over(NamedTuple):
+    """Nothing can be written any more."""
+
+    why: str
+
+
+Outcome: TypeAlias = Written | NotYet | Over
+
+
+class _Write(NamedTuple):
+    """A write under way: the number of the state as the coordinator counts them, and what is written."""
+
+    number: int
+    snapshot: Snapshot
+
+
+class Journal:
+    """The writes of one term."""
+
+    def __init__(self, keys: Keys, fence: Fence, incarnation: str, *, revision: int, number: int, lease: int) -> None:
+        """Begin.
+
+        Args:
+            keys: of the job.
+            fence: what shows that we are the coordinator.
+            incarnation: the name that the coordinator goes by.
+            revision: of the state in etcd as we have read it; 0 if there was none.
+            number: the number of that state.
+            lease: that the state hangs on, so that a job whose agents all die at once is forgotten one day.
+        """
+        self.fence = fence
+        self._keys = keys
+        self._incarnation = incarnation
+        self._revision = revision
+        self._written = number
+        self._lease = lease
+        self._newest: tuple[int, State] | None = None
+        self._done = 0
+        self._write: _Write | None = None
+
+    def keep(self, number: int, state: State) -> None:
+        """See `hub.Memory.keep`."""
+        if self._newest is None or number > self._newest[0]:
+            self._newest = (number, state)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether all that was to be kept is."""
+        return self._newest is None or self._newest[0] <= self._done
+
+    @property
+    def writing(self) -> int:
+        """The number of the state whose write is under way; 0 if there is none."""
+        return 0 if self._write is None else self._write.number
+
+    def next_write(self) -> Txn | None:
+        """The transaction to make now, whose result goes to `answered` or `failed`; None where nothing is to be kept.
+
+        The same one is made until one of them has said that it is written (law 3).
+        """
+        if self._write is None:
+            if self._newest is None or self.is_idle:
+                return None
+            number, state = self._newest
+            self._write = _Write(number, Snapshot(self._incarnation, self._written + 1, encode_state(state)))
+        unchanged = Compare(self._keys.state, "mod_revision", "==", self._revision)
+        put = Put(self._keys.state, encode_snapshot(self._write.snapshot), self._lease)
+        return Txn((self.fence.holds(), unchanged), (put,), (Range(self._keys.state), Range(self.fence[0])))
+
+    def answered(self, result: TxnResult) -> Outcome:
+        """The transaction was answered."""
+        assert self._write is not None, "no write is under way"
+        if result.succeeded:
+            return self._is_written(self._write, result.revision)
+        stored, own = found(result)
+        return self._explain(self._write, stored, own)
+
+    def failed(self, error: EtcdError) -> Outcome:
+        """The transaction was not answered, or refused."""
+        if isinstance(error, EtcdUnreachable):
+            return NotYet(str(error))
+        return Over("the lease of the job's state has ended" if isinstance(error, EtcdLeaseGone) else str(error))
+
+    def _is_written(self, write: _Write, revision: int) -> Written:
+        self._revision = revision
+        self._written = write.snapshot.number
+        self._done = write.number
+        self._write = None
+        return Written(write.number)
+
+    def _explain(self, write: _Write, stored: Found, own: Found) -> Outcome:
+        """A comparison did not hold: because the write was made already (law 3), or because we are deposed."""
+        elected = any(each.create_revision == self.fence[1] for each in own.kvs)
+        if elected and stored.kvs:
+            try:
+                there = decode_snapshot(self._keys.state, stored.kvs[0].value)
+            except RendezvousStateError as error:
+                return Over(str(error))
+            if there == write.snapshot:
+                return self._is_written(write, stored.kvs[0].mod_revision)
+        return Over("another agent is the coordinator now")

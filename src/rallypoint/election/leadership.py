@@ -1,0 +1,157 @@
+"""An elected candidate's terms as the coordinator: how each begins, what it sees to, how it ends. Pure.
+
+Laws:
+
+1. Nobody is told where we listen before the server listens, and nobody else is coordinator then: our key still stands.
+2. A node that is known to be dead is waited for by nobody; one without a key for a while, and then it is lost.
+3. Who ceases to coordinate and lives ends its lease before its port refuses anybody: whoever finds a port that refuses
+   takes the agent for dead.
+4. From the moment on that we let go, nothing that happens is known to us: it is the next coordinator's to find out.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from rallypoint.election.candidacy import Place
+from rallypoint.election.context import Context
+from rallypoint.election.farewell import TIMEOUT
+from rallypoint.election.keys import Keys, LeaderRecord, encode_leader
+from rallypoint.election.steps import (
+    EndTerm,
+    Grant,
+    KeepAlive,
+    Listening,
+    Lose,
+    Procedure,
+    Revoke,
+    StartTerm,
+    Watched,
+    debug,
+    found,
+    number_of,
+    transact,
+)
+from rallypoint.election.takeover import Presence, moment, taken_over, wait_for_missing
+from rallypoint.etcd.api import EtcdError, EtcdLeaseGone, Put, Range, TxnResult, WatchEvent
+from rallypoint.rendezvous.state import NodeId, Settings, known_to
+
+LINGER = 2.0
+"""Seconds that nodes have to read the last notices of a coordinator that goes."""
+STATE_TTL = 600
+"""Seconds for which the state outlives the last coordinator that kept it alive."""
+
+
+class Elected(NamedTuple):
+    """Who begins a term, and what it knows of the time before.
+
+    `waited`: whether it was a candidate already when there was a coordinator; `met`: the coordinator that this node was
+    last in a session with; `dead`: nodes whose death is certain.
+    """
+
+    place: Place
+    addresses: tuple[str, ...]
+    waited: bool
+    met: str
+    dead: frozenset[NodeId]
+
+
+class Leadership:
+    """This agent's terms, one after another."""
+
+    def __init__(self, keys: Keys, settings: Settings, context: Context) -> None:
+        """No term is on."""
+        self.term = 0
+        """The number of the term that is on; 0 for none."""
+        self.deposed = ""
+        """Why this term has to end."""
+        self._keys = keys
+        self._settings = settings
+        self._context = context
+        self._terms = 0
+        self._state_lease = 0
+        self._presence = Presence()
+
+    @property
+    def wake_at(self) -> float:
+        """When `lose_overdue` has something to do."""
+        return self._presence.wake_at if self.term else math.inf
+
+    def take_over(self, who: Elected) -> Procedure[None]:
+        """Read what the coordinator before has left, serve, and tell all where.
+
+        Raises:
+            EtcdLeaseGone: somebody else was elected meanwhile. After any error, no term is on.
+        """
+        keys, fence = self._keys, who.place.fence
+        read = yield from transact((fence.holds(),), (Range(keys.state), Range(keys.nodes, prefix=True)))
+        if not read.succeeded:
+            raise EtcdLeaseGone("its lease has ended")
+        stored, nodes = found(read)
+        presence = Presence(nodes.kvs)
+        takeover = taken_over(stored.kvs, presence.nodes, who.met, keys, self._settings)
+        if takeover.forgets:
+            text = "what etcd holds of this job is an earlier launch's, of which no node lives; it begins anew"
+            self._context.say(text)
+        if not takeover.lease:
+            takeover = takeover._replace(lease=(yield from number_of(Grant(STATE_TTL))))
+        self._terms += 1
+        self.term, self.deposed, self._presence, self._state_lease = self._terms, "", presence, takeover.lease
+        try:
+            listening = yield StartTerm(self.term, fence, who.addresses, takeover)
+            assert isinstance(listening, Listening)
+            self._lose(who.dead - presence.nodes, "its machine refuses connections")
+            seconds = wait_for_missing(self._settings, waited=who.waited)
+            presence.wait_for(known_to(takeover.state), self._context.now + seconds)
+            yield from self._announce(who.place, listening)
+        except Exception:
+            self.term = 0
+            yield EndTerm(0.0)
+            raise
+        self._watch(read)
+        self._context.say("this agent is the coordinator of job %r, on port %d", self._settings.run_id, listening.port)
+
+    def _announce(self, place: Place, listening: Listening) -> Procedure[None]:
+        record = LeaderRecord(listening.addresses, listening.port, place.lease, listening.secret)
+        put = Put(self._keys.leader, encode_leader(record), place.lease)
+        if not (yield from transact((place.fence.holds(),), (put,))).succeeded:
+            raise EtcdLeaseGone("its lease has ended")
+
+    def step_down(self, lease: int, *, lives: bool) -> Procedure[None]:
+        """Coordinate no more; `lives` tells whether this agent goes on, as a candidate (law 3)."""
+        self.term = 0
+        if lives:
+            try:
+                yield Revoke(lease, TIMEOUT)
+            except EtcdError as error:
+                self._context.put(debug("its own lease could not be ended: %s", error))
+        self._context.unwatch(Watched.NODES)
+        yield EndTerm(0.0 if lives else LINGER)
+
+    def beat(self) -> Procedure[None]:
+        """Keep the lease alive that the state hangs on."""
+        yield from number_of(KeepAlive(self._state_lease))
+
+    # Who is lost
+
+    def changed(self, events: tuple[WatchEvent, ...]) -> None:
+        """Keys of nodes have changed."""
+        self._presence.change(events, self._context.now + moment(self._settings))
+
+    def find_nodes(self) -> Procedure[None]:
+        """Read what a watch that has ended would have told, and watch on."""
+        read = yield from transact((), (Range(self._keys.nodes, prefix=True),))
+        self._presence.replace(found(read)[0].kvs, self._context.now + moment(self._settings))
+        self._watch(read)
+
+    def lose_overdue(self) -> None:
+        """Those whose time is over are lost (law 2)."""
+        self._lose(self._presence.overdue(self._context.now), "its lease in etcd has ended")
+
+    def _lose(self, nodes: frozenset[NodeId], detail: str) -> None:
+        if nodes:
+            self._context.put(Lose(nodes, detail))
+
+    def _watch(self, read: TxnResult) -> None:
+        self._context.watch(Watched.NODES, self._keys.nodes, read.revision, prefix=True)

@@ -1,0 +1,298 @@
+"""What happens to a candidate, and what it has done about that: plain data. Pure.
+
+A *request* may take its time, and is answered (`Ask`, `Answered`, `Failed`); the machine has one under way at most. All
+other *effects* are done at once, in order, and not answered.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Generator
+from enum import Enum, auto
+from typing import NamedTuple, TypeAlias, TypeVar
+
+from rallypoint.election.takeover import Takeover
+from rallypoint.etcd.api import Compare, Found, KeyValue, Lost, Operation, TxnResult, WatchEvent
+from rallypoint.rendezvous.state import NodeId
+
+T = TypeVar("T")
+
+
+class Fence(tuple[bytes, int]):
+    """Our own key, and the revision that it was created with."""
+
+    def holds(self) -> Compare:
+        """That we are still who we were when we were elected."""
+        key, created = self
+        return Compare(key, "create_revision", "==", created)
+
+
+class Chore(Enum):
+    """What is done beside the goal when its time has come, in this order."""
+
+    BEAT = auto()
+    """Keep our lease alive."""
+    STATE_BEAT = auto()
+    """Keep the lease alive that the state hangs on."""
+    RENAME = auto()
+    """Write the name by which the coordinator greeted this node."""
+    FIND_LEADER = auto()
+    """Read where the coordinator is, and watch on."""
+    FIND_NODES = auto()
+    """Read which nodes have a key, and watch on."""
+    DEPOSE = auto()
+    """End the lease of a coordinator whose port refuses (law 4)."""
+
+
+class Watched(Enum):
+    """What is watched: one watch of each kind at most."""
+
+    LEADER = auto()
+    """The key that says where the coordinator is."""
+    RIVAL = auto()
+    """The key of the next older candidate."""
+    NODES = auto()
+    """The keys of all candidates, by whoever coordinates."""
+
+
+# Requests
+
+
+class Txn(NamedTuple):
+    """One transaction, which may be sent again when its answer was lost; answered with a `TxnResult`."""
+
+    compares: tuple[Compare, ...]
+    then: tuple[Operation, ...]
+    otherwise: tuple[Operation, ...] = ()
+    timeout_s: float | None = None
+
+
+class Grant(NamedTuple):
+    """Grant a lease of so many seconds; answered with its id."""
+
+    ttl_s: int
+
+
+class KeepAlive(NamedTuple):
+    """Begin a lease's time anew; answered with its seconds, 0 if it is gone."""
+
+    lease: int
+    timeout_s: float | None = None
+
+
+class Revoke(NamedTuple):
+    """End a lease and all that hangs on it; answered with None."""
+
+    lease: int
+    timeout_s: float | None = None
+
+
+class FindAddresses(NamedTuple):
+    """Look up this machine's addresses; answered with `Addresses`."""
+
+
+class StartTerm(NamedTuple):
+    """Coordinate the job from what was taken over; answered with `Listening`. The number tells terms apart."""
+
+    number: int
+    fence: Fence
+    addresses: tuple[str, ...]
+    takeover: Takeover
+
+
+class EndTerm(NamedTuple):
+    """Coordinate no more; nodes have so many seconds to read the last notices. Answered with None."""
+
+    linger_s: float
+
+
+Request: TypeAlias = Txn | Grant | KeepAlive | Revoke | FindAddresses | StartTerm | EndTerm
+
+
+class Addresses(NamedTuple):
+    """Those of this machine as others may reach it, the likeliest first."""
+
+    found: tuple[str, ...]
+
+
+class Listening(NamedTuple):
+    """Where a term's server listens, and the secret that its nodes prove."""
+
+    addresses: tuple[str, ...]
+    port: int
+    secret: str
+
+
+Answer: TypeAlias = TxnResult | Listening | Addresses | int | None
+Procedure: TypeAlias = Generator[Request, Answer, T]
+"""Requests in a row: each is yielded, its answer is sent back or its error thrown in."""
+
+# Effects
+
+
+class Ask(NamedTuple):
+    """Do a request, and step with what comes of it and this number."""
+
+    number: int
+    request: Request
+
+
+class Watch(NamedTuple):
+    """Watch a key, or with `prefix` all that begin with it, from a revision on; `number` tells watches apart."""
+
+    kind: Watched
+    number: int
+    key: bytes
+    revision: int
+    prefix: bool
+
+
+class Unwatch(NamedTuple):
+    """End the watch of that kind."""
+
+    kind: Watched
+
+
+class Publish(NamedTuple):
+    """Tell the link what stands under the leader's key."""
+
+    kvs: tuple[KeyValue, ...]
+    revision: int
+
+
+class ResetRevision(NamedTuple):
+    """What the link was told is of an etcd that is no more: its revisions count for nothing."""
+
+
+class Hopeless(NamedTuple):
+    """Tell the link why no coordinator will be found until somebody changes something; "" takes it back."""
+
+    sentence: str
+
+
+class Trouble(NamedTuple):
+    """Tell the link why etcd cannot be asked just now; "" takes it back."""
+
+    sentence: str
+
+
+class Lose(NamedTuple):
+    """Tell the term that these nodes are no more, and how that is known."""
+
+    nodes: frozenset[NodeId]
+    detail: str
+
+
+class Log(NamedTuple):
+    """A line of the log; with an error, its traceback too."""
+
+    level: int
+    text: str
+    args: tuple[object, ...] = ()
+    error: Exception | None = None
+
+
+Effect: TypeAlias = Ask | Watch | Unwatch | Publish | ResetRevision | Hopeless | Trouble | Lose | Log
+
+# Events
+
+
+class Tick(NamedTuple):
+    """Time has passed."""
+
+
+class Close(NamedTuple):
+    """This agent is to leave etcd."""
+
+
+class Answered(NamedTuple):
+    """The request of that number is done."""
+
+    number: int
+    answer: Answer
+
+
+class Failed(NamedTuple):
+    """The request of that number could not be done."""
+
+    number: int
+    error: Exception
+
+
+class Broken(NamedTuple):
+    """A step, or an effect, has gone wrong in a way that nobody has foreseen."""
+
+    error: Exception
+
+
+class LinkTold(NamedTuple):
+    """What the link knows: this node's name, the coordinator it met last, and the lease of one whose port refuses."""
+
+    name: NodeId | None
+    met: str
+    refused: int
+
+
+class Changed(NamedTuple):
+    """A watch tells changes."""
+
+    watch: int
+    events: tuple[WatchEvent, ...]
+
+
+class Unwatched(NamedTuple):
+    """A watch has ended by itself."""
+
+    watch: int
+    lost: Lost
+
+
+class Deposed(NamedTuple):
+    """The journal of that term can write no more."""
+
+    term: int
+    why: str
+
+
+Event: TypeAlias = Tick | Close | Answered | Failed | Broken | LinkTold | Changed | Unwatched | Deposed
+
+# Requests as steps of a procedure
+
+
+def transact(
+    compares: tuple[Compare, ...],
+    then: tuple[Operation, ...],
+    otherwise: tuple[Operation, ...] = (),
+    timeout_s: float | None = None,
+) -> Procedure[TxnResult]:
+    """Make a transaction."""
+    result = yield Txn(compares, then, otherwise, timeout_s)
+    assert isinstance(result, TxnResult)
+    return result
+
+
+def number_of(request: Grant | KeepAlive) -> Procedure[int]:
+    """Make a request that is answered with a number."""
+    number = yield request
+    assert isinstance(number, int)
+    return number
+
+
+def found(result: TxnResult) -> list[Found]:
+    """What the ranges of a transaction have found, in their order."""
+    return [each for each in result.responses if isinstance(each, Found)]
+
+
+def debug(text: str, *args: object) -> Log:
+    """A line that only developers read."""
+    return Log(logging.DEBUG, text, args)
+
+
+def info(text: str, *args: object) -> Log:
+    """A line that tells what goes on."""
+    return Log(logging.INFO, text, args)
+
+
+def warning(text: str, *args: object) -> Log:
+    """A line that people should read."""
+    return Log(logging.WARNING, text, args)

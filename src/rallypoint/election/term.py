@@ -1,0 +1,178 @@
+"""One agent's time as the coordinator: the server that nodes speak to, and the thread that writes the journal."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, TypeAlias
+
+from rallypoint.base.descriptors import allow_nodes
+from rallypoint.base.endpoint import host_name
+from rallypoint.base.log import get_logger
+from rallypoint.election.journal import Journal, NotYet, Outcome, Over, Written
+from rallypoint.election.keys import Keys
+from rallypoint.election.steps import Listening, StartTerm, Txn
+from rallypoint.etcd.api import EtcdError
+from rallypoint.etcd.client import EtcdClient
+from rallypoint.rendezvous.hub import Former, Hub
+from rallypoint.rendezvous.server import ControlServer
+from rallypoint.rendezvous.state import NodeId, Settings, State
+
+if TYPE_CHECKING:
+    import socket
+
+    from rallypoint.base.tls import Tls
+
+log = get_logger(__name__)
+
+Listen: TypeAlias = "Callable[[Sequence[str]], list[socket.socket]]"
+
+_PAUSE = 0.2
+"""Seconds until a write that could not be made is tried again."""
+_LAST_WRITES = 1.0
+"""Seconds that the last writes of a coordinator may take."""
+
+
+class JournalWriter:
+    """Writes the newest state, on a thread of its own. A `hub.Memory`."""
+
+    def __init__(self, client: EtcdClient, journal: Journal, deposed: Callable[[str], None]) -> None:
+        """Nothing is written before `start`; `deposed` is called once, with the reason, when we can write no more."""
+        self._client = client
+        self._journal = journal
+        self._deposed = deposed
+        self._changed = threading.Condition()
+        self._closed = False
+        self._thread: threading.Thread | None = None
+
+    def start(self, kept: Callable[[int], None]) -> None:
+        """Write what is to be kept; `kept` is called with the number of each state that is written."""
+        self._thread = threading.Thread(target=self._run, args=(kept,), name="rallypoint-etcd-journal", daemon=True)
+        self._thread.start()
+
+    def keep(self, number: int, state: State) -> None:
+        """See `hub.Memory.keep`."""
+        with self._changed:
+            self._journal.keep(number, state)
+            self._changed.notify_all()
+
+    def close(self, linger: float = 0.0) -> None:
+        """Write no more; what is under way may take `linger` seconds. Idempotent."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._journal.is_idle, timeout=linger)
+            self._closed = True
+            self._changed.notify_all()
+        if self._thread is not None and threading.current_thread() is not self._thread:
+            self._thread.join()
+
+    def _run(self, kept: Callable[[int], None]) -> None:
+        try:
+            while (write := self._next_write()) is not None:
+                self._act_on(self._make(write), kept)
+        except Exception as error:  # else we would seem to coordinate, and nobody would be told anything any more
+            log.exception("the coordinator's state cannot be kept")
+            self._deposed(f"its state cannot be kept ({type(error).__name__}: {error})")
+
+    def _next_write(self) -> Txn | None:
+        """Wait for something to write; None when nothing is to be written any more."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or not self._journal.is_idle)
+            return None if self._closed else self._journal.next_write()
+
+    def _make(self, write: Txn) -> Outcome:
+        try:
+            result = self._client.txn(write.compares, write.then, write.otherwise, repeatable=True)
+        except EtcdError as error:
+            outcome = self._journal.failed(error)
+        else:
+            outcome = self._journal.answered(result)
+        with self._changed:
+            self._changed.notify_all()
+        return outcome
+
+    def _act_on(self, outcome: Outcome, kept: Callable[[int], None]) -> None:
+        match outcome:
+            case Written(number=number):
+                kept(number)
+            case NotYet(why=why):
+                log.debug("the coordinator's state cannot be written yet: %s", why)
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed, timeout=_PAUSE)
+            case Over(why=why):
+                with self._changed:
+                    self._closed = True
+                    self._changed.notify_all()
+                self._deposed(why)
+
+
+class Term:
+    """A server with its dispatcher and its journal, until it is closed. Made by `start_term`."""
+
+    def __init__(self, hub: Hub, writer: JournalWriter, server: ControlServer) -> None:
+        self._hub = hub
+        self._writer = writer
+        self._server = server
+
+    @property
+    def state(self) -> State:
+        """The state at this moment, for those who only look."""
+        return self._hub.state
+
+    @property
+    def incarnation(self) -> str:
+        """The name that the coordinator goes by."""
+        return self._hub.incarnation
+
+    def lost(self, nodes: Collection[NodeId], detail: str) -> None:
+        """These nodes are no more."""
+        self._hub.lost(nodes, detail)
+
+    def close(self, linger: float) -> None:
+        """Coordinate no more; nodes have `linger` seconds to read what they were told and hang up."""
+        # Nodes hang up when the server ends, and that must not be taken for their departure.
+        self._writer.close(_LAST_WRITES if linger else 0.0)
+        self._server.close(linger, f"{host_name()} hosts it no more")
+
+
+def start_term(
+    client: EtcdClient,
+    keys: Keys,
+    settings: Settings,
+    request: StartTerm,
+    deposed: Callable[[str], None],
+    listen: Listen,
+    tls: Tls | None = None,
+) -> tuple[Term, Listening]:
+    """Coordinate the job from what was taken over; returns the term, and where it listens.
+
+    Args:
+        client: to write the journal with.
+        keys: of the job.
+        settings: what the job asks of its rendezvous.
+        request: what the term begins with.
+        deposed: called once, from any thread, with the reason, when nothing can be written any more.
+        listen: makes sockets on which others reach us at these addresses, all on one port.
+        tls: of the control plane, if it has any.
+
+    Raises:
+        OSError: no socket can be opened.
+        UserError: the address to listen at is none of this machine's.
+    """
+    takeover = request.takeover
+    incarnation = takeover.incarnation or secrets.token_hex(8)
+    journal = Journal(
+        keys,
+        request.fence,
+        incarnation,
+        revision=takeover.revision,
+        number=takeover.number,
+        lease=takeover.lease,
+    )
+    writer = JournalWriter(client, journal, deposed)
+    hub = Hub(settings, former=Former(incarnation, takeover.state), memory=writer)
+    allow_nodes(settings.max_nodes)
+    secret = secrets.token_hex(16)
+    server = ControlServer(hub, listen(request.addresses), keys=lambda _job: (secret.encode(),), tls=tls)
+    writer.start(hub.kept)
+    return Term(hub, writer, server), Listening(request.addresses, server.port, secret)

@@ -1,0 +1,214 @@
+"""An agent's candidacy in etcd: the production machine, effects and journal, in virtual time.
+
+What is here is what waits: requests to etcd, the writes of a term, the end of its server.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
+
+from rallypoint.election import steps
+from rallypoint.election.effects import Effects
+from rallypoint.election.journal import Journal, Outcome, Over, Written
+from rallypoint.election.keys import Keys
+from rallypoint.election.leader_address import LeaderAddress
+from rallypoint.election.machine import Election, Phase
+from rallypoint.election.steps import Answer, Event, Request
+from rallypoint.etcd.api import EtcdError
+from rallypoint.rendezvous.hub import Former
+from rallypoint.rendezvous.state import NodeId, State
+from tests.sim.etcd import SimClient
+from tests.sim.server import Server
+from tests.sim.strand import Bell, Steps, Strand
+from tests.sim.world import Process, Violation
+
+if TYPE_CHECKING:
+    from tests.sim.job import Job
+
+KEYS = Keys.of("/rallypoint", "sim")
+_PAUSE = 0.2
+_LAST_WRITES = 1.0
+
+
+class SimCandidate:
+    """This agent in etcd, from its start to `close`: what `election.shell` does on a thread."""
+
+    def __init__(self, job: Job, process: Process, number: int, name: NodeId, address: LeaderAddress) -> None:
+        self.number = number
+        self._job = job
+        self._process = process
+        self._name = name
+        self._address = address
+        self._news = Bell(process)
+        self._inbox: deque[Event] = deque()
+        self._term: SimTerm | None = None
+        self._finished: Callable[[], None] | None = None
+        address.on_news = self._on_news
+        assert job.etcd is not None
+        rng = job.scenario.stream(f"etcd {number}")
+        self._client = SimClient(job.etcd, process, number, rng)
+        self._effects = Effects(self._client, address, self._put, self._log)
+        self._election = Election(KEYS, job.settings, name._replace(addr=""), rng)
+        self._strand = Strand(process, self._run())
+
+    @property
+    def lease(self) -> int:
+        """The lease that this agent's key hangs on; 0 if it has none."""
+        return self._election.lease
+
+    def close(self, finished: Callable[[], None]) -> None:
+        """Give the coordinator's place to the next, and leave etcd; `finished` is called when that is done."""
+        self._finished = finished
+        self._put(steps.Close())
+
+    def _put(self, event: Event) -> None:
+        self._inbox.append(event)
+        self._news.ring()
+
+    def _on_news(self) -> None:
+        self._put(steps.LinkTold(self._address.name, self._address.met, self._address.refused))
+
+    def _run(self) -> Steps[None]:
+        yield from self._take(steps.Tick())
+        while self._election.phase is not Phase.GONE:
+            while not self._inbox and (left := self._election.wake_at - self._process.clock()) > 0:
+                yield self._news.hear(left)
+            yield from self._take(self._inbox.popleft() if self._inbox else steps.Tick())
+        if self._finished is not None:
+            self._finished()
+
+    def _take(self, event: Event) -> Steps[None]:
+        for effect in self._election.step(event, self._process.clock()):
+            if isinstance(effect, steps.Ask):
+                try:
+                    answer = yield from self._do(effect.request)
+                except EtcdError as error:
+                    self._put(steps.Failed(effect.number, error))
+                else:
+                    self._put(steps.Answered(effect.number, answer))
+            else:
+                self._effects.do(effect)
+
+    def _log(self, line: steps.Log) -> None:
+        if line.error is not None:
+            raise Violation("the election has stumbled", f"{line.text % line.args}: {line.error!r}")
+        self._process.world.note(self._process, line.text, *line.args)
+
+    def _do(self, request: Request) -> Steps[Answer]:
+        client = self._client
+        match request:
+            case steps.Txn():
+                return (yield from client.make(request))
+            case steps.Grant(ttl_s=ttl):
+                return (yield from client.lease_grant(ttl))
+            case steps.KeepAlive(lease=lease, timeout_s=seconds):
+                return (yield from client.lease_keep_alive(lease, seconds))
+            case steps.Revoke(lease=lease, timeout_s=seconds):
+                yield from client.lease_revoke(lease, seconds)
+            case steps.FindAddresses():
+                return steps.Addresses((self._name.addr,))
+            case steps.StartTerm():
+                return self._start_term(request)
+            case steps.EndTerm(linger_s=linger):
+                term, self._term, self._effects.term = self._term, None, None
+                if term is not None:
+                    yield from term.end(linger)
+        return None
+
+    def _start_term(self, request: steps.StartTerm) -> steps.Listening:
+        def deposed(why: str) -> None:
+            self._put(steps.Deposed(request.number, why))
+
+        assert self._term is None, "two terms at once"
+        secret = f"{self._client.rng.getrandbits(64):x}"
+        self._term = self._effects.term = SimTerm(self._job, self._process, self._client, request, deposed)
+        port = self._term.serve(self.number, secret)
+        return steps.Listening(request.addresses, port, secret)
+
+
+class SimTerm:
+    """One agent's time as the coordinator, and a `hub.Memory`: what `election.term` does on threads."""
+
+    def __init__(
+        self,
+        job: Job,
+        process: Process,
+        client: SimClient,
+        request: steps.StartTerm,
+        deposed: Callable[[str], None],
+    ) -> None:
+        self.fence = request.fence
+        self.server: Server
+        self._job = job
+        self._process = process
+        self._client = client
+        self._takeover = takeover = request.takeover
+        self._incarnation = takeover.incarnation or job.new_incarnation()
+        self._journal = Journal(
+            KEYS,
+            request.fence,
+            self._incarnation,
+            revision=takeover.revision,
+            number=takeover.number,
+            lease=takeover.lease,
+        )
+        self._deposed = deposed
+        self._bell = Bell(process)
+        self._closed = False
+        self._strand = Strand(process, self._writes())
+
+    def serve(self, node: int, secret: str) -> int:
+        """Open the server; returns its port."""
+        former = Former(self._incarnation, self._takeover.state)
+        self.server = self._job.new_term(self._process, node, former, self, secret.encode())
+        return self.server.port
+
+    def lost(self, nodes: Collection[NodeId], detail: str) -> None:
+        """These nodes are no more."""
+        self.server.hub.lost(nodes, detail)
+
+    def keep(self, number: int, state: State) -> None:
+        """See `hub.Memory.keep`."""
+        self._journal.keep(number, state)
+        self._bell.ring()
+
+    def end(self, linger: float) -> Steps[None]:
+        """See `Term.close`."""
+        until = self._process.clock() + (_LAST_WRITES if linger else 0.0)
+        while not self._closed and not self._journal.is_idle and self._process.clock() < until:
+            yield self._bell.hear(until - self._process.clock())
+        self._closed = True
+        self._bell.ring()
+        while self._strand.running:
+            yield self._bell.hear(0.05)
+        over = Bell(self._process)
+        self.server.finish(over.ring, linger)
+        while not self.server.finished:
+            yield over.hear()
+
+    def _writes(self) -> Steps[None]:
+        while not self._closed:
+            write = self._journal.next_write()
+            if write is None:
+                yield self._bell.hear()
+                continue
+            outcome = yield from self._make(write, self._journal.writing)
+            self._bell.ring()
+            if isinstance(outcome, Written):
+                self.server.hub.kept(outcome.number)
+            elif isinstance(outcome, Over):
+                self._closed = True
+                self._deposed(outcome.why)
+            else:
+                yield self._bell.hear(_PAUSE)
+
+    def _make(self, write: steps.Txn, number: int) -> Steps[Outcome]:
+        try:
+            result = yield from self._client.make(
+                write, done=lambda: self._job.audit.kept(self.server, number, self.fence)
+            )
+        except EtcdError as error:
+            return self._journal.failed(error)
+        return self._journal.answered(result)
