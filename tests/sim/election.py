@@ -14,8 +14,8 @@ from rallypoint.election.effects import Effects
 from rallypoint.election.journal import Journal, Outcome, Over, Written
 from rallypoint.election.keys import Keys
 from rallypoint.election.leader_address import LeaderAddress
-from rallypoint.election.machine import Election, Phase
-from rallypoint.election.steps import Answer, Event, Request
+from rallypoint.election.machine import Election
+from rallypoint.election.steps import Answer, Event, Phase, Request
 from rallypoint.etcd.api import EtcdError
 from rallypoint.rendezvous.hub import Former
 from rallypoint.rendezvous.state import NodeId, State

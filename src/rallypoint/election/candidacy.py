@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-import logging
 import math
 from typing import NamedTuple
 
+from rallypoint.base.endpoint import is_loopback
 from rallypoint.election.context import Context
 from rallypoint.election.keys import Keys, decode_node, encode_node
 from rallypoint.election.steps import (
+    DEBUG,
+    WARNING,
+    Addresses,
     Fence,
+    FindAddresses,
     Grant,
     Log,
     Procedure,
@@ -49,6 +53,15 @@ class Registered(NamedTuple):
     rival: Rival | None
     leader: tuple[KeyValue, ...]
     revision: int
+
+
+def find_addresses(known: tuple[str, ...]) -> Procedure[tuple[str, ...]]:
+    """This machine's addresses, looked up unless they are known well enough."""
+    if known and not is_loopback(known[0]):
+        return known
+    addresses = yield FindAddresses()  # again, after loopback: etcd's name may not have been known yet
+    assert isinstance(addresses, Addresses)
+    return addresses.found
 
 
 def register(keys: Keys, name: NodeId, ttl_s: int) -> Procedure[Registered]:
@@ -110,7 +123,7 @@ class Wait:
         if rival is None:
             return
         name = decode_node(rival.value)
-        level = logging.DEBUG if name in self.dead else logging.WARNING
+        level = DEBUG if name in self.dead else WARNING
         text = "nobody listens any more where the coordinator %s was; its lease is ended"
         self._context.put(Log(level, text, (name,)))
         self.dead |= frozenset() if name is None else frozenset([name])

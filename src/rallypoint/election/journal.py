@@ -76,7 +76,7 @@ class Journal:
         """
         self.fence = fence
         self._keys = keys
-        self._incarnation = incarnation
+        self.incarnation = incarnation
         self._revision = revision
         self._written = number
         self._lease = lease
@@ -108,7 +108,7 @@ class Journal:
             if self._newest is None or self.is_idle:
                 return None
             number, state = self._newest
-            self._write = _Write(number, Snapshot(self._incarnation, self._written + 1, encode_state(state)))
+            self._write = _Write(number, Snapshot(self.incarnation, self._written + 1, encode_state(state)))
         unchanged = Compare(self._keys.state, "mod_revision", "==", self._revision)
         put = Put(self._keys.state, encode_snapshot(self._write.snapshot), self._lease)
         return Txn((self.fence.holds(), unchanged), (put,), (Range(self._keys.state), Range(self.fence[0])))

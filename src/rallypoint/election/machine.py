@@ -27,11 +27,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from enum import Enum, auto
 from random import Random
 from typing import TypeAlias
 
-from rallypoint.base.endpoint import is_loopback
 from rallypoint.election import candidacy, steps
 from rallypoint.election.candidacy import Place, Rival
 from rallypoint.election.context import Context
@@ -39,26 +37,13 @@ from rallypoint.election.farewell import leave
 from rallypoint.election.keys import Keys
 from rallypoint.election.leadership import STATE_TTL, Elected, Leadership
 from rallypoint.election.procedures import Runner
-from rallypoint.election.steps import Chore, Effect, Event, Procedure, Watched, found, number_of, transact
+from rallypoint.election.steps import Chore, Effect, Event, Phase, Procedure, Watched, found, number_of, transact
 from rallypoint.etcd.api import Cancelled, EtcdError, EtcdLeaseGone, EtcdUnreachable, KeyValue, Range
 from rallypoint.rendezvous.errors import RendezvousStateError
 from rallypoint.rendezvous.state import NodeId, Settings
 
 PAUSE, LONG_PAUSE = 0.25, 4.0
 """Seconds until etcd is asked again that did not answer, at first and at most: a thousand agents may do the same."""
-
-
-class Phase(Enum):
-    """Where a candidate stands; see above."""
-
-    RESTING = auto()
-    ASKING = auto()
-    WAITING = auto()
-    LEADING = auto()
-    ENDING = auto()
-    GONE = auto()
-
-
 _Method: TypeAlias = "Callable[[Election], Procedure[None]]"
 
 
@@ -129,14 +114,8 @@ class Election:
 
     # Events
 
-    def _on_tick(self, _event: steps.Tick) -> None:
-        pass
-
     def _on_close(self, _event: steps.Close) -> None:
         self._closed = True
-
-    def _on_answer(self, event: steps.Answered | steps.Failed) -> None:
-        self._runner.go_on(event)
 
     def _on_broken(self, event: steps.Broken) -> None:
         self._runner.drop()
@@ -175,10 +154,10 @@ class Election:
             self._leadership.deposed = event.why
 
     _ON: dict[type, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
-        steps.Tick: _on_tick,
+        steps.Tick: lambda _self, _event: None,
         steps.Close: _on_close,
-        steps.Answered: _on_answer,
-        steps.Failed: _on_answer,
+        steps.Answered: lambda self, event: self._runner.go_on(event),
+        steps.Failed: lambda self, event: self._runner.go_on(event),
         steps.Broken: _on_broken,
         steps.LinkTold: _on_link_told,
         steps.Changed: _on_changed,
@@ -238,10 +217,7 @@ class Election:
     # Goals
 
     def _register(self) -> Procedure[None]:
-        if not self._addresses or is_loopback(self._addresses[0]):  # etcd's name may not have been known yet
-            addresses = yield steps.FindAddresses()
-            assert isinstance(addresses, steps.Addresses)
-            self._addresses = addresses.found
+        self._addresses = yield from candidacy.find_addresses(self._addresses)
         asked_at, seen = self._context.now, self._seen
         name = self._link.name or self._own._replace(addr=self._addresses[0])
         there = yield from candidacy.register(self._keys, name, self._ttl)
@@ -357,8 +333,6 @@ class Election:
             self.phase = Phase.GONE
         else:
             self._rest(pause)
-
-    # Small things
 
     def _look_at_link(self) -> None:
         """What the link has told may be a chore now."""

@@ -24,8 +24,8 @@ from rallypoint.election import steps
 from rallypoint.election.effects import Effects
 from rallypoint.election.keys import Keys
 from rallypoint.election.leader_address import LeaderAddress
-from rallypoint.election.machine import LONG_PAUSE, Election, Phase
-from rallypoint.election.steps import Answer, Event
+from rallypoint.election.machine import LONG_PAUSE, Election
+from rallypoint.election.steps import Answer, Event, Phase
 from rallypoint.election.term import Listen, Term, start_term
 from rallypoint.etcd.client import EtcdClient
 from rallypoint.rendezvous.state import NodeId, Settings

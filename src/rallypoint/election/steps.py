@@ -6,7 +6,6 @@ other *effects* are done at once, in order, and not answered.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Generator
 from enum import Enum, auto
 from typing import NamedTuple, TypeAlias, TypeVar
@@ -17,6 +16,9 @@ from rallypoint.rendezvous.state import NodeId
 
 T = TypeVar("T")
 
+DEBUG, INFO, WARNING = 10, 20, 30
+"""Levels of lines of the log, as `logging` has them."""
+
 
 class Fence(tuple[bytes, int]):
     """Our own key, and the revision that it was created with."""
@@ -25,6 +27,17 @@ class Fence(tuple[bytes, int]):
         """That we are still who we were when we were elected."""
         key, created = self
         return Compare(key, "create_revision", "==", created)
+
+
+class Phase(Enum):
+    """Where a candidate stands; see `machine`."""
+
+    RESTING = auto()
+    ASKING = auto()
+    WAITING = auto()
+    LEADING = auto()
+    ENDING = auto()
+    GONE = auto()
 
 
 class Chore(Enum):
@@ -285,14 +298,14 @@ def found(result: TxnResult) -> list[Found]:
 
 def debug(text: str, *args: object) -> Log:
     """A line that only developers read."""
-    return Log(logging.DEBUG, text, args)
+    return Log(DEBUG, text, args)
 
 
 def info(text: str, *args: object) -> Log:
     """A line that tells what goes on."""
-    return Log(logging.INFO, text, args)
+    return Log(INFO, text, args)
 
 
 def warning(text: str, *args: object) -> Log:
     """A line that people should read."""
-    return Log(logging.WARNING, text, args)
+    return Log(WARNING, text, args)

@@ -114,16 +114,6 @@ class Term:
         self._writer = writer
         self._server = server
 
-    @property
-    def state(self) -> State:
-        """The state at this moment, for those who only look."""
-        return self._hub.state
-
-    @property
-    def incarnation(self) -> str:
-        """The name that the coordinator goes by."""
-        return self._hub.incarnation
-
     def lost(self, nodes: Collection[NodeId], detail: str) -> None:
         """These nodes are no more."""
         self._hub.lost(nodes, detail)

@@ -1,0 +1,135 @@
+"""What a coordinator writes: nothing without the fence, nothing twice, nothing out of order."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.election.journal import Journal, NotYet, Over, Written
+from rallypoint.election.keys import Keys, decode_snapshot
+from rallypoint.election.steps import Fence, Txn
+from rallypoint.etcd.api import Delete, EtcdLeaseGone, EtcdRefused, EtcdUnreachable, Put, TxnResult
+from rallypoint.rendezvous.state import State
+from rallypoint.rendezvous.state_codec import decode_state
+from tests.sim.etcd import Etcd
+from tests.unit.election.cluster import Cluster
+
+KEYS = Keys.of("/x", "job")
+DEPOSED = Over("another agent is the coordinator now")
+AWAY = EtcdUnreachable("away", True)
+
+
+def begun(etcd: Etcd, lease: int, incarnation: str = "me") -> Journal:
+    """The journal of whoever has a new key, and has read what stands there."""
+    key = KEYS.node(lease)
+    created = etcd.txn([], [Put(key, b"")]).revision
+    state = etcd.stored.get(KEYS.state)
+    revision = 0 if state is None else state.mod_revision
+    number = 0 if state is None else decode_snapshot(KEYS.state, state.value).number
+    return Journal(KEYS, Fence((key, created)), incarnation, revision=revision, number=number, lease=0)
+
+
+def made(etcd: Etcd, write: Txn | None) -> TxnResult:
+    assert write is not None
+    return etcd.txn(write.compares, write.then, write.otherwise)
+
+
+def kept(etcd: Etcd) -> State:
+    return decode_state(decode_snapshot(KEYS.state, etcd.stored[KEYS.state].value).state)
+
+
+@pytest.fixture(name="etcd")
+def _etcd() -> Etcd:
+    return Cluster().etcd
+
+
+def test_what_changes_while_a_write_is_under_way_is_written_together(etcd: Etcd) -> None:
+    journal = begun(etcd, 1)
+    assert journal.next_write() is None
+    journal.keep(1, State(round=1))
+    first = journal.next_write()
+    journal.keep(2, State(round=2))
+    journal.keep(3, State(round=3))
+    assert journal.next_write() == first
+    assert journal.writing == 1
+    assert journal.answered(made(etcd, first)) == Written(1)
+    assert journal.answered(made(etcd, journal.next_write())) == Written(3)
+    assert kept(etcd) == State(round=3)
+    assert journal.is_idle
+    assert journal.next_write() is None
+
+
+def test_a_write_whose_answer_was_lost_is_made_again_as_it_was_and_is_done(etcd: Etcd) -> None:
+    journal = begun(etcd, 1)
+    journal.keep(1, State(round=1))
+    made(etcd, journal.next_write())
+    assert journal.failed(AWAY) == NotYet("away")
+    journal.keep(2, State(round=2))
+    assert journal.answered(made(etcd, journal.next_write())) == Written(1)
+    assert journal.answered(made(etcd, journal.next_write())) == Written(2)
+
+
+def test_who_has_no_key_any_more_writes_nothing(etcd: Etcd) -> None:
+    journal = begun(etcd, 1)
+    journal.keep(1, State(round=1))
+    etcd.txn([], [Delete(KEYS.node(1))])
+    assert journal.answered(made(etcd, journal.next_write())) == DEPOSED
+    assert KEYS.state not in etcd.stored
+
+
+def test_the_very_same_that_the_next_one_has_written_is_not_ours(etcd: Etcd) -> None:
+    first = begun(etcd, 1)
+    first.keep(1, State(round=1))
+    etcd.txn([], [Delete(KEYS.node(1))])
+    second = begun(etcd, 2)
+    second.keep(1, State(round=1))
+    assert second.answered(made(etcd, second.next_write())) == Written(1)
+    assert first.answered(made(etcd, first.next_write())) == DEPOSED
+
+
+def test_what_somebody_has_changed_by_hand_is_not_written_over(etcd: Etcd) -> None:
+    journal = begun(etcd, 1)
+    journal.keep(1, State(round=1))
+    etcd.txn([], [Put(KEYS.state, b"somebody's")])
+    over = journal.answered(made(etcd, journal.next_write()))
+    assert isinstance(over, Over)
+    assert "somebody's" in over.why
+    assert etcd.stored[KEYS.state].value == b"somebody's"
+
+
+@pytest.mark.parametrize(
+    ("error", "why"),
+    [
+        (EtcdLeaseGone("requested lease not found"), "the lease of the job's state has ended"),
+        (EtcdRefused("etcd answered 'permission denied'"), "etcd answered 'permission denied'"),
+    ],
+)
+def test_what_etcd_will_not_have_ends_the_journal(etcd: Etcd, error: EtcdLeaseGone | EtcdRefused, why: str) -> None:
+    journal = begun(etcd, 1)
+    journal.keep(1, State())
+    assert journal.next_write() is not None
+    assert journal.failed(error) == Over(why)
+
+
+@given(st.lists(st.sampled_from(["keep", "write", "lost", "away"]), max_size=40))
+def test_what_is_said_to_be_written_is_and_states_are_written_in_their_order(turns: list[str]) -> None:
+    etcd = Cluster().etcd
+    journal = begun(etcd, 1)
+    number, done = 0, 0
+    for what in [*turns, "write", "write"]:
+        if what == "keep":
+            number += 1
+            journal.keep(number, State(round=number))
+        elif (write := journal.next_write()) is not None:
+            assert journal.writing > done
+            if what != "away":
+                result = made(etcd, write)
+            outcome = journal.answered(result) if what == "write" else journal.failed(AWAY)
+            if isinstance(outcome, Written):
+                assert kept(etcd) == State(round=outcome.number)
+                assert outcome.number > done
+                done = outcome.number
+            else:
+                assert outcome == NotYet("away")
+    assert done == number

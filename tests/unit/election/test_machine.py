@@ -1,0 +1,434 @@
+"""The laws of the election: who leads, who waits for whom, what is given up when; and that nothing is left."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.election import steps
+from rallypoint.election.keys import decode_leader
+from rallypoint.election.machine import LONG_PAUSE, PAUSE, Election
+from rallypoint.election.steps import EndTerm, Phase, Revoke, StartTerm, Watched
+from rallypoint.etcd.api import Cancelled, Compacted, Delete, EtcdLeaseGone, EtcdRefused, EtcdUnreachable
+from rallypoint.rendezvous.state import NodeId
+from tests.unit.election.cluster import KEYS, SETTINGS, Agent, Cluster
+
+AWAY = EtcdUnreachable("etcd gave no answer")
+REFUSED = EtcdRefused("etcd answered 'permission denied'")
+TROUBLES = {"away": AWAY, "lost": AWAY, "refused": REFUSED, "gone": EtcdLeaseGone("lease not found")}
+
+
+def leads(cluster: Cluster, agent: Agent) -> bool:
+    return cluster.leaders() == [agent] and cluster.etcd.stored[KEYS.leader].lease == agent.election.lease
+
+
+def kinds(effects: list[steps.Effect]) -> list[type]:
+    return [type(each.request if isinstance(each, steps.Ask) else each) for each in effects]
+
+
+# Who leads
+
+
+def test_the_oldest_leads_and_all_know_where() -> None:
+    cluster = Cluster(3)
+    assert leads(cluster, cluster.agents[0])
+    record = decode_leader(cluster.etcd.stored[KEYS.leader].value)
+    assert record == (("10.0.0.1",), 2001, cluster.agents[0].election.lease, "secret")
+    for agent in cluster.agents:
+        agent.settle()
+        assert Watched.LEADER in agent.watches
+    assert [agent.election.phase for agent in cluster.agents[1:]] == [Phase.WAITING, Phase.WAITING]
+
+
+def test_each_watches_the_one_before_and_no_other() -> None:
+    cluster = Cluster(4)
+    for older, agent in zip(cluster.agents, cluster.agents[1:], strict=False):
+        assert agent.watches[Watched.RIVAL].key == KEYS.node(older.election.lease)
+        assert Watched.NODES not in agent.watches
+
+
+def test_who_waits_for_one_in_the_middle_that_goes_waits_for_the_next_older() -> None:
+    first, middle, last = (cluster := Cluster(3)).agents
+    cluster.etcd.revoke(middle.election.lease)
+    last.settle()
+    assert last.watches[Watched.RIVAL].key == KEYS.node(first.election.lease)
+    assert leads(cluster, first)
+
+
+def test_the_next_in_line_leads_when_the_lease_of_the_leader_is_over() -> None:
+    first, second, third = (cluster := Cluster(3)).agents
+    cluster.pass_time(3 * SETTINGS.lease, [second, third])
+    assert second.election.leads
+    assert third.watches[Watched.RIVAL].key == KEYS.node(second.election.lease)
+    assert cluster.leaders() == [first, second], "it cannot know yet"
+    first.step(steps.Tick())
+    first.settle()
+    assert cluster.leaders() == [second]
+    assert first.term is None
+
+
+def test_who_was_registered_by_a_sending_whose_answer_was_lost_looks_who_is_before_it() -> None:
+    """Others came before the second sending: they wait for us, so we must not wait for them."""
+    cluster = Cluster()
+    first = cluster.add()
+    first.answer()
+    first.answer()
+    ask = first.asked[0]
+    assert isinstance(ask.request, steps.Txn)
+    cluster.etcd.txn(ask.request.compares, ask.request.then)
+    second = cluster.add()
+    second.settle()
+    assert second.election.phase is Phase.WAITING
+    first.settle()
+    assert leads(cluster, first)
+
+
+@pytest.mark.parametrize("answers", [0, 1, 3])
+def test_who_has_lost_its_key_while_it_takes_over_is_not_the_coordinator(answers: int) -> None:
+    cluster = Cluster()
+    agent = cluster.add()
+    for _ in range(3 + answers):
+        agent.answer()
+    assert (agent.term is not None) == (answers > 2)
+    cluster.etcd.txn([], [Delete(KEYS.node(1))])
+    agent.settle()
+    assert agent.election.phase is Phase.RESTING
+    assert agent.term is None
+    assert KEYS.leader not in cluster.etcd.stored
+    cluster.pass_time(LONG_PAUSE)
+    assert leads(cluster, agent)
+
+
+def test_a_term_that_nobody_could_be_told_of_is_ended_and_another_begun() -> None:
+    cluster = Cluster()
+    agent = cluster.add()
+    while not isinstance(agent.asked[0].request, StartTerm):
+        agent.answer()
+    agent.answer()
+    agent.answer(AWAY, done=False)
+    assert agent.requests()[-1] == EndTerm(0.0)
+    agent.settle()
+    assert agent.term is None
+    assert not [each for each in agent.requests() if isinstance(each, Revoke)], "its place is not given up"
+    cluster.pass_time(PAUSE)
+    assert leads(cluster, agent)
+
+
+# What is given up, and what is not
+
+
+def test_while_etcd_is_away_the_leader_leads_and_who_waits_waits() -> None:
+    for agent in (cluster := Cluster(2)).agents:
+        for _ in range(50):
+            cluster.world.now = max(agent.election.wake_at, cluster.now)
+            agent.step(steps.Tick())
+            agent.answer(AWAY, done=False)
+        assert agent.election.phase is (Phase.LEADING if agent.number == 1 else Phase.WAITING)
+        assert agent.effects[-1] == steps.Trouble(str(AWAY)) or steps.Trouble(str(AWAY)) in agent.effects
+
+
+def test_who_cannot_reach_etcd_asks_again_after_pauses_that_grow() -> None:
+    agent = (cluster := Cluster()).add()
+    agent.answer()
+    pauses = []
+    for _ in range(8):
+        agent.answer(AWAY, done=False)
+        pauses.append(agent.election.wake_at - cluster.now)
+        cluster.world.now = agent.election.wake_at
+        agent.step(steps.Tick())
+    assert PAUSE / 2 <= pauses[0] <= PAUSE
+    assert LONG_PAUSE / 2 <= pauses[-1] <= LONG_PAUSE
+    agent.settle()
+    assert leads(cluster, agent)
+    assert [each.sentence for each in agent.effects if isinstance(each, steps.Trouble)] == [str(AWAY), ""]
+
+
+def test_who_lives_and_ceases_to_lead_ends_its_lease_before_its_port_refuses() -> None:
+    first, second = (cluster := Cluster(2)).agents
+    number = next(each for each in first.requests() if isinstance(each, StartTerm)).number
+    assert kinds(first.step(steps.Deposed(number, "another agent is the coordinator now"))) == [Revoke]
+    assert not first.election.leads
+    assert kinds(first.answer()) == [steps.Unwatch, EndTerm]
+    assert first.requests()[-1] == EndTerm(0.0)
+    cluster.pass_time(1.0)
+    assert leads(cluster, second)
+    assert first.election.phase is Phase.WAITING
+
+
+def test_who_goes_ends_its_server_first_and_gives_nodes_the_time_to_read() -> None:
+    (agent,) = Cluster(1).agents
+    agent.close()
+    assert agent.requests()[-1] == EndTerm(2.0)
+    agent.settle()
+    assert agent.election.phase is Phase.GONE
+
+
+def test_a_deposed_that_comes_from_an_earlier_term_is_passed_over() -> None:
+    (agent,) = Cluster(1).agents
+    assert agent.step(steps.Deposed(0, "long ago")) == []
+    assert agent.election.leads
+
+
+def test_an_answer_that_is_not_waited_for_means_nothing() -> None:
+    agent = Cluster().add()
+    assert agent.step(steps.Answered(7, None)) == []
+    assert agent.step(steps.Failed(7, AWAY)) == []
+    agent.settle()
+    assert agent.election.leads
+
+
+@pytest.mark.parametrize("trouble", ["refused", "gone"])
+def test_who_is_refused_begins_anew_and_leaves_the_job_s_state(trouble: str) -> None:
+    (agent,) = (cluster := Cluster(1)).agents
+    agent.write()
+    agent.greeted("coordinator-1")
+    cluster.world.now = agent.election.wake_at
+    agent.step(steps.Tick())
+    agent.answer(TROUBLES[trouble], done=False)
+    agent.settle()
+    assert agent.election.phase is Phase.RESTING
+    assert KEYS.state in cluster.etcd.stored
+    hopeless = [each.sentence for each in agent.effects if isinstance(each, steps.Hopeless) and each.sentence]
+    assert hopeless == ([str(REFUSED)] if trouble == "refused" else [])
+    cluster.pass_time(2 * LONG_PAUSE)
+    assert leads(cluster, agent)
+    assert agent.term is not None
+    assert agent.requests()[-1] != Revoke(agent.election.lease)
+
+
+def test_what_nobody_foresaw_gives_up_all_in_order_and_begins_anew() -> None:
+    (agent,) = (cluster := Cluster(1)).agents
+    agent.stumbles = True
+    before = len(agent.effects)
+    agent.step(steps.Broken(RuntimeError("can't start new thread")))
+    agent.settle()
+    assert [each for each in kinds(agent.effects[before:]) if each in (Revoke, EndTerm)] == [Revoke, EndTerm, Revoke]
+    assert agent.effects.count(steps.Trouble("RuntimeError: can't start new thread")) == 1
+    assert [each for each in agent.effects if isinstance(each, steps.Log) and each.error is not None]
+    assert agent.election.phase is Phase.RESTING
+    cluster.pass_time(LONG_PAUSE)
+    assert leads(cluster, agent)
+    assert agent.effects[-1] != steps.Trouble("RuntimeError: can't start new thread")
+
+
+def test_a_step_that_breaks_while_all_is_given_up_ends_that() -> None:
+    (agent,) = (cluster := Cluster(1)).agents
+    agent.stumbles = True
+    agent.close()
+    agent.asked.clear()
+    agent.step(steps.Broken(RuntimeError("can't start new thread")))
+    assert agent.election.phase is Phase.GONE
+    assert agent.election.wake_at == math.inf
+    assert not cluster.leaders()
+
+
+# A leader whose port refuses
+
+
+def test_the_next_in_line_deposes_a_leader_whose_port_refuses() -> None:
+    first, second, third = (cluster := Cluster(3)).agents
+    for agent in (second, third):
+        agent.greeted("coordinator-1", refused=first.election.lease)
+        agent.settle()
+    assert second.election.leads
+    assert cluster.etcd.stored[KEYS.leader].lease == second.election.lease
+    assert Revoke(first.election.lease) in second.requests()
+    assert not [each for each in third.requests() if isinstance(each, Revoke)], "it is not next in line"
+    (lost,) = [each for each in second.effects if isinstance(each, steps.Lose)]
+    assert lost == steps.Lose(frozenset([first.name]), "its machine refuses connections")
+
+
+def test_a_lease_that_could_not_be_ended_is_tried_again_with_the_next_beat() -> None:
+    first, second = (cluster := Cluster(2)).agents
+    second.greeted("", refused=first.election.lease)
+    for _ in range(2):
+        assert second.requests()[-1] == Revoke(first.election.lease)
+        second.answer(AWAY, done=False)
+        assert second.election.phase is Phase.WAITING
+        assert not second.asked
+        cluster.world.now = second.election.wake_at
+        second.step(steps.Tick())
+        second.answer()
+
+
+# Watches
+
+
+def test_chores_that_etcd_does_not_answer_wait_for_a_pause() -> None:
+    _, agent = (cluster := Cluster(2)).agents
+    agent.loses_watch(Watched.LEADER, Compacted(17))
+    agent.answer(AWAY, done=False)
+    assert not agent.asked
+    assert agent.election.wake_at == cluster.now + PAUSE
+    cluster.pass_time(PAUSE)
+    assert Watched.LEADER in agent.watches
+
+
+@pytest.mark.parametrize("kind", [Watched.RIVAL, Watched.LEADER, Watched.NODES])
+def test_a_watch_that_is_compacted_is_read_again_at_once_and_one_refused_with_the_next_beat(kind: Watched) -> None:
+    agent = (cluster := Cluster(2)).agents[0 if kind is Watched.NODES else 1]
+    number = agent.watches[kind].number
+    agent.loses_watch(kind, Compacted(17))
+    assert agent.asked
+    agent.settle()
+    assert agent.watches[kind].number > number
+    agent.loses_watch(kind, Cancelled("permission denied"))
+    assert not agent.asked
+    assert agent.election.wake_at <= cluster.now + SETTINGS.lease / 3
+    cluster.pass_time(SETTINGS.lease / 3)
+    assert kind in agent.watches
+
+
+def test_changes_of_a_watch_that_is_over_are_passed_over() -> None:
+    first, second = (cluster := Cluster(2)).agents
+    old = second.watches[Watched.RIVAL]
+    cluster.etcd.revoke(first.election.lease)
+    event = cluster.etcd.log[-1]
+    second.settle()
+    assert second.election.leads
+    assert second.step(steps.Changed(old.number, (event,))) == []
+
+
+def test_an_etcd_that_has_gone_back_is_begun_anew_with() -> None:
+    (agent,) = (cluster := Cluster(1)).agents
+    cluster.etcd.revision += 50
+    cluster.etcd.revoke(agent.election.lease)
+    cluster.pass_time(LONG_PAUSE)
+    assert steps.ResetRevision() not in agent.effects
+    cluster.etcd.revoke(agent.election.lease)
+    cluster.etcd.stored.clear()
+    cluster.etcd.log.clear()
+    cluster.etcd.revision = 1
+    cluster.pass_time(LONG_PAUSE)
+    assert steps.ResetRevision() in agent.effects
+    assert leads(cluster, agent)
+
+
+# Names
+
+
+def test_the_name_that_the_coordinator_gave_stands_under_the_key() -> None:
+    (agent,) = (cluster := Cluster(1)).agents
+    name = NodeId("192.0.2.7", 1, 0, "host-1")
+    agent.greeted("coordinator-1", name=name)
+    agent.settle()
+    assert b"192.0.2.7" in cluster.etcd.stored[KEYS.node(agent.election.lease)].value
+    cluster.etcd.revoke(agent.election.lease)
+    cluster.pass_time(LONG_PAUSE)
+    assert b"192.0.2.7" in cluster.etcd.stored[KEYS.node(agent.election.lease)].value
+
+
+# Whatever happens
+
+
+def _answer(_cluster: Cluster, agent: Agent) -> None:
+    if agent.asked:
+        agent.answer()
+
+
+def _time(cluster: Cluster, agent: Agent) -> None:
+    at = agent.election.wake_at
+    if at < math.inf:
+        cluster.world.run(max(cluster.now, at))
+        cluster.world.now = max(cluster.now, at)
+        agent.step(steps.Tick())
+
+
+def _greet(cluster: Cluster, agent: Agent) -> None:
+    for leader in cluster.leaders()[:1]:
+        assert leader.term is not None
+        agent.greeted(leader.term.incarnation)
+
+
+def _refuse(cluster: Cluster, agent: Agent) -> None:
+    for leader in cluster.leaders()[:1]:
+        agent.greeted(agent.met, refused=leader.election.lease)
+
+
+def _unwatch(_cluster: Cluster, agent: Agent) -> None:
+    if agent.watches:
+        agent.loses_watch(min(agent.watches, key=lambda kind: kind.name), Compacted(1))
+
+
+TURNS: dict[str, Callable[[Cluster, Agent], object]] = {
+    "answer": _answer,
+    "hear": lambda _cluster, agent: agent.hear(),
+    "time": _time,
+    "write": lambda _cluster, agent: agent.write(),
+    "greet": _greet,
+    "refuse": _refuse,
+    "end lease": lambda cluster, agent: cluster.etcd.revoke(agent.election.lease),
+    "unwatch": _unwatch,
+    "close": lambda _cluster, agent: agent.close(),
+}
+
+
+def turn(cluster: Cluster, agent: Agent, what: str) -> None:
+    if what in TURNS:
+        TURNS[what](cluster, agent)
+    elif agent.asked and not isinstance(agent.asked[0].request, StartTerm | EndTerm | steps.FindAddresses):
+        agent.answer(TROUBLES[what], done=what == "lost")
+
+
+def check(cluster: Cluster) -> None:
+    """What holds after each turn."""
+    fenced = [
+        agent
+        for agent in cluster.agents
+        if agent.term is not None and cluster.etcd.txn([agent.term.fence.holds()], []).succeeded
+    ]
+    for agent in fenced:
+        created = agent.term.fence[1] if agent.term is not None else 0
+        nodes = [kv for key, kv in cluster.etcd.stored.items() if key.startswith(KEYS.nodes)]
+        assert created == min(kv.create_revision for kv in nodes), "the oldest leads"
+    assert len(fenced) <= 1, "two coordinators who can write"
+    for agent in cluster.agents:
+        assert agent.term is not None or not agent.election.leads
+        if agent.election.phase is Phase.GONE:
+            assert not agent.asked
+            assert agent.term is None
+
+
+@given(
+    st.lists(
+        st.tuples(st.sampled_from([*["answer"] * 6, "hear", "hear", *TURNS, *TROUBLES]), st.integers(0, 2)), max_size=80
+    )
+)
+def test_whatever_happens_one_leads_in_the_end_and_nothing_is_left(turns: list[tuple[str, int]]) -> None:
+    cluster = Cluster()
+    for _ in range(3):
+        cluster.add()
+    for what, number in turns:
+        turn(cluster, cluster.agents[number], what)
+        check(cluster)
+    living = [agent for agent in cluster.agents if not agent.closed]
+    cluster.pass_time(10 * SETTINGS.lease)
+    if living:
+        (leader,) = cluster.leaders()
+        assert leads(cluster, leader)
+        leader.write()
+        assert leader.term is not None
+        for agent in living:
+            agent.greeted(leader.term.incarnation)
+    for agent in living:
+        agent.close()
+    cluster.pass_time(10 * SETTINGS.lease)
+    assert {agent.election.phase for agent in cluster.agents} == {Phase.GONE}
+    left = {key for key in cluster.etcd.stored if living or key != KEYS.state}
+    assert not left, left
+
+
+def test_the_same_events_lead_to_the_same_effects() -> None:
+    def play() -> list[object]:
+        cluster = Cluster(3)
+        cluster.pass_time(20.0)
+        return [effect for agent in cluster.agents for effect in agent.effects]
+
+    assert play() == play()
+    own = NodeId("", 1, 0, "h")
+    assert Election(KEYS, SETTINGS, own, Random(1)).step(steps.Tick(), 0.0) == [steps.Ask(1, steps.FindAddresses())]

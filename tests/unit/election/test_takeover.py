@@ -1,0 +1,104 @@
+"""What a new coordinator starts from, and how long it waits for nodes that have no key."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from rallypoint.election.keys import Keys, Snapshot, encode_node, encode_snapshot
+from rallypoint.election.takeover import MOMENT, Presence, Takeover, moment, taken_over, wait_for_missing
+from rallypoint.etcd.api import KeyValue, WatchEvent
+from rallypoint.rendezvous.errors import RendezvousStateError
+from rallypoint.rendezvous.recovery import patience
+from rallypoint.rendezvous.state import Member, NodeId, Outcome, Participant, Settings, State, Verdict
+from rallypoint.rendezvous.state_codec import encode_state
+
+KEYS = Keys.of("/x", "job")
+SETTINGS = Settings("job", 1, 4)
+ONE, OTHER = NodeId("10.0.0.1", 7, 0, "one"), NodeId("10.0.0.2", 7, 0, "other")
+RUNNING = State(round=3, complete=True, participants={ONE: Participant(Member("default", 1, "10.0.0.1", 1))})
+ENDED = RUNNING._replace(closed=True, verdict=Verdict(Outcome.SUCCEEDED))
+
+
+def stored(state: State, incarnation: str = "before") -> list[KeyValue]:
+    value = encode_snapshot(Snapshot(incarnation, 5, encode_state(state)))
+    return [KeyValue(KEYS.state, value, 10, 17, 5, 99)]
+
+
+def test_where_nothing_is_kept_a_new_coordinator_begins() -> None:
+    assert taken_over([], {ONE}, "", KEYS, SETTINGS) == Takeover("", State(), 0, 0, 0)
+
+
+@pytest.mark.parametrize(("nodes", "met"), [({ONE, OTHER}, ""), ({OTHER}, "before")])
+def test_what_is_kept_is_gone_on_with_where_one_of_its_nodes_lives_or_was_ours(nodes: set[NodeId], met: str) -> None:
+    found = taken_over(stored(RUNNING), nodes, met, KEYS, SETTINGS)
+    assert found == Takeover("before", RUNNING, 5, 17, 99)
+
+
+@pytest.mark.parametrize(("left", "hold"), [(RUNNING, patience(SETTINGS)), (ENDED, 0.0), (State(), 0.0)])
+def test_what_an_earlier_launch_left_is_not_gone_on_with_and_its_nodes_may_still_come_back(
+    left: State, hold: float
+) -> None:
+    """Its leases may have ended because etcd was away; where it had ended itself, there is nobody to wait for."""
+    found = taken_over(stored(left), {OTHER}, "another", KEYS, SETTINGS)
+    assert found == Takeover("", State(hold=hold), 5, 17, 99, forgets=True)
+
+
+@pytest.mark.parametrize("value", [b"somebody's", b"rallypoint-etcd-9 x 1 y", b"rallypoint-etcd-1 x 1 damaged"])
+def test_what_another_has_written_is_not_read(value: bytes) -> None:
+    kvs = [KeyValue(KEYS.state, value, 10, 17, 5, 99)]
+    with pytest.raises(RendezvousStateError, match="/x/job/state"):
+        taken_over(kvs, {ONE}, "", KEYS, SETTINGS)
+
+
+def test_who_was_there_before_waits_for_a_moment_and_who_was_not_for_as_long_as_after_a_loss() -> None:
+    assert wait_for_missing(SETTINGS, waited=True) == moment(SETTINGS) == SETTINGS.lease / 3
+    assert wait_for_missing(SETTINGS, waited=False) == patience(SETTINGS)
+    assert moment(SETTINGS._replace(lease=0.5)) == MOMENT
+
+
+def kv(name: NodeId, key: bytes | None = None) -> KeyValue:
+    return KeyValue(key or KEYS.node(name.pid), encode_node(name), 1, 1, 1, 1)
+
+
+def gone(name: NodeId, key: bytes | None = None) -> WatchEvent:
+    return WatchEvent("delete", kv(name, key)._replace(value=b""))
+
+
+def test_who_has_no_key_is_lost_once_when_its_time_is_over() -> None:
+    presence = Presence([kv(OTHER)])
+    presence.wait_for([ONE, OTHER], 5.0)
+    assert presence.wake_at == 5.0
+    assert not presence.overdue(4.9)
+    assert presence.overdue(5.0) == {ONE}
+    assert not presence.overdue(9.0)
+    assert presence.wake_at == math.inf
+
+
+def test_who_has_a_key_again_is_not_lost() -> None:
+    presence = Presence([kv(ONE)])
+    presence.change([gone(ONE)], 5.0)
+    presence.change([WatchEvent("put", kv(ONE, KEYS.node(1000)))], 6.0)
+    assert not presence.overdue(7.0)
+    assert presence.nodes == {ONE}
+
+
+def test_who_has_two_keys_and_loses_one_is_there() -> None:
+    presence = Presence([kv(ONE), kv(ONE, KEYS.node(1000))])
+    presence.change([gone(ONE)], 5.0)
+    assert presence.wake_at == math.inf
+
+
+def test_the_first_time_that_was_given_counts() -> None:
+    presence = Presence([])
+    presence.wait_for([ONE], 5.0)
+    presence.wait_for([ONE], 50.0)
+    assert presence.overdue(5.0) == {ONE}
+
+
+def test_what_is_read_again_tells_who_is_gone_and_who_is_there() -> None:
+    presence = Presence([kv(ONE), KeyValue(KEYS.nodes + b"odd", b"nobody", 1, 1, 1, 1)])
+    presence.replace([kv(OTHER)], 5.0)
+    assert presence.nodes == {OTHER}
+    assert presence.overdue(5.0) == {ONE}
