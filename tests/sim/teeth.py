@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from rallypoint.election import takeover
-from rallypoint.election.steps import Fence
+from rallypoint.election import farewell, leadership, takeover
+from rallypoint.election.machine import Election
+from rallypoint.election.steps import Changed, Fence, Procedure, Watched
+from rallypoint.election.takeover import Takeover
 from rallypoint.etcd import api
 from rallypoint.rendezvous import core, holding
 from rallypoint.rendezvous.arbiter import Arbiter, Send
@@ -150,6 +152,42 @@ def _no_patience() -> AbstractContextManager[object]:
     return patch.object(takeover, "patience", lambda _settings: 0.0)
 
 
+def _leads_out_of_turn() -> AbstractContextManager[object]:
+    """Who has registered leads, whoever is older."""
+    face = Election._face
+    return patch.object(Election, "_face", lambda self, rival: face(self, rival._replace(kv=None)))
+
+
+def _forgets() -> AbstractContextManager[object]:
+    """Who is elected begins with nothing."""
+    taken_over = takeover.taken_over
+
+    def bad(*given: Any) -> Takeover:
+        return taken_over(*given)._replace(state=State())
+
+    return patch.object(leadership, "taken_over", bad)
+
+
+def _leaves_all() -> AbstractContextManager[object]:
+    """Who goes last takes nothing with it."""
+
+    def bad(*_given: object) -> Procedure[None]:
+        yield from ()
+
+    return patch.object(farewell, "_leave_nothing", bad)
+
+
+def _deaf_to_rivals() -> AbstractContextManager[object]:
+    """Who waits does not hear that the one before it is gone."""
+    changed = Election._on_changed
+
+    def bad(self: Election, event: Changed) -> None:
+        if self._context.watched(event.watch) is not Watched.RIVAL:
+            changed(self, event)
+
+    return patch.dict(Election._ON, {Changed: bad})
+
+
 BUGS = (
     Bug("a departure closes the job", _departure_closes),
     Bug("the lease compares another host's wall clock", _wall_clock),
@@ -160,5 +198,9 @@ BUGS = (
     Bug("one node's time is over for all", _over_for_all),
     Bug("a node is told of a state before it is kept", _told_before_kept),
     Bug("the state is written without a fence", _without_fence),
+    Bug("a candidate leads out of its turn", _leads_out_of_turn),
+    Bug("a new coordinator forgets what the one before knew", _forgets),
+    Bug("who goes last leaves the job's state in etcd", _leaves_all),
+    Bug("nobody takes the place of a coordinator that is gone", _deaf_to_rivals),
     Bug("nobody is waited for whose lease ended while etcd was away", _no_patience),
 )
