@@ -124,7 +124,7 @@ class Agent:
 
     def wall_clock(self) -> float:
         """What this host believes the time to be; nothing may depend on it."""
-        return self.job.world.now + self.wall_skew
+        return max(0.0, self.job.world.now + self.wall_skew)  # nobody's time is before 1970
 
     @property
     def connected(self) -> bool:

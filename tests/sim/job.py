@@ -227,7 +227,7 @@ class Job:
         elif self._stuck_since is None:
             self._stuck_since = self.world.now
         scenario = self.scenario
-        bound = scenario.last_call + scenario.grace + 5 * scenario.lease + 8 * scenario.backoff + 10.0
+        bound = scenario.last_call + scenario.grace + 5 * scenario.lease + max(8 * scenario.backoff, state.hold) + 10.0
         if self.etcd is not None:
             bound += 2 * patience(self.settings)  # each new arbiter of a job that was forgotten waits for as long
         if self._stuck_since is not None and self.world.now - self._stuck_since > bound:
