@@ -9,22 +9,22 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from rallypoint.base.endpoint import Endpoint
+from rallypoint.election.keys import (
+    LeaderRecord,
+    Snapshot,
+    decode_leader,
+    decode_node,
+    decode_snapshot,
+    encode_leader,
+    encode_node,
+    encode_snapshot,
+)
 from rallypoint.etcd import messages, protobuf
 from rallypoint.etcd.answers import judge
 from rallypoint.etcd.api import Delete, EtcdRefused, EtcdUnreachable, Put, Range
 from rallypoint.etcd.protobuf import DecodingError
 from rallypoint.rendezvous.backends.etcd_v2_wire import body_of, fault_of, node_of, read
 from rallypoint.rendezvous.errors import RendezvousStateError
-from rallypoint.rendezvous.etcd.keys import (
-    Kept,
-    Post,
-    decode_kept,
-    decode_node,
-    decode_post,
-    encode_kept,
-    encode_node,
-    encode_post,
-)
 from rallypoint.rendezvous.state import NodeId
 from tests.fuzz.target import Target
 
@@ -128,19 +128,26 @@ def _answer_v2_seeds() -> Sequence[bytes]:
 
 def values(data: bytes) -> None:
     """What others have put under a job's keys: a name, a place, a state; or nothing of ours."""
-    node, post = decode_node(data), decode_post(data)
+    node, record = decode_node(data), decode_leader(data)
     assert node is None or (decode_node(encode_node(node)) == node and str(node).isprintable())
-    assert post is None or (
-        decode_post(encode_post(post)) == post and all(each.isprintable() for each in post.addresses)
+    assert record is None or (
+        decode_leader(encode_leader(record)) == record and all(each.isprintable() for each in record.addresses)
     )
     with suppress(RendezvousStateError):
-        kept = decode_kept(b"key", data)
-        assert decode_kept(b"key", encode_kept(kept._replace(number=max(0, kept.number - 1)))).state == kept.state
+        snapshot = decode_snapshot(b"key", data)
+        assert (
+            decode_snapshot(b"key", encode_snapshot(snapshot._replace(number=max(0, snapshot.number - 1)))).state
+            == snapshot.state
+        )
 
 
 def _value_seeds() -> Sequence[bytes]:
-    node, post = NodeId("10.0.0.1", 7, 0, "host"), Post(("10.0.0.1", "::1"), 29400, 77, "secret")
-    return [encode_node(node), encode_post(post), encode_kept(Kept("0123456789abcdef", 3, b"rallypoint-state"))]
+    node, record = NodeId("10.0.0.1", 7, 0, "host"), LeaderRecord(("10.0.0.1", "::1"), 29400, 77, "secret")
+    return [
+        encode_node(node),
+        encode_leader(record),
+        encode_snapshot(Snapshot("0123456789abcdef", 3, b"rallypoint-state")),
+    ]
 
 
 TARGETS = {
@@ -154,5 +161,5 @@ TARGETS = {
             "rendezvous/backends/etcd_v2_poll.py",
         ),
     ),
-    "etcd-values": Target(values, _value_seeds, ("rendezvous/etcd/keys.py",)),
+    "etcd-values": Target(values, _value_seeds, ("election/keys.py",)),
 }

@@ -33,7 +33,7 @@ TRUSTED: Mapping[str, str] = {
     "logs/specs.py": "a name that becomes a folder's",
     "rendezvous/backends/etcd_v2.py": "base64 with errors in words, behind the target `etcd-v2-answers`; then `states`",
     "rendezvous/backends/store_backend.py": "base64 with errors in words; then `states`",
-    "rendezvous/etcd/term.py": "the name of a key of ours",
+    "election/takeover.py": "the name of a key of ours",
     "store/api.py": "a key of ours as text",
     "store/etcd.py": "keys that the job's own agents count in",
     "store/serving.py": "driven by the target `stores`",
