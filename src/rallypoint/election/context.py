@@ -49,6 +49,11 @@ class Context:
         if self._watches.pop(kind, None) is not None:
             self.put(Unwatch(kind))
 
+    def unwatch_all(self) -> None:
+        """End all watches that are on."""
+        for kind in list(self._watches):
+            self.unwatch(kind)
+
     def watched(self, number: int) -> Watched | None:
         """What the watch of that number watches; None if it is on no more."""
         return next((kind for kind, each in self._watches.items() if each == number), None)

@@ -86,7 +86,9 @@ class Effects:
         )
 
     def _unwatch(self, effect: steps.Unwatch) -> None:
-        self._watches.pop(effect.kind).close()
+        watch = self._watches.pop(effect.kind, None)
+        if watch is not None:  # else it could not be begun
+            watch.close()
 
     def _publish(self, effect: steps.Publish) -> None:
         self._address.learn(effect.kvs, effect.revision)

@@ -44,6 +44,7 @@ from rallypoint.rendezvous.state import NodeId, Settings
 
 PAUSE, LONG_PAUSE = 0.25, 4.0
 """Seconds until etcd is asked again that did not answer, at first and at most: a thousand agents may do the same."""
+
 _Method: TypeAlias = "Callable[[Election], Procedure[None]]"
 
 
@@ -119,6 +120,7 @@ class Election:
 
     def _on_broken(self, event: steps.Broken) -> None:
         self._runner.drop()
+        self._context.unwatch_all()  # one of them may never have begun
         self._give_up(event.error)
 
     def _on_link_told(self, event: steps.LinkTold) -> None:

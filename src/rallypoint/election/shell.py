@@ -102,9 +102,9 @@ class Candidate:
             return
         self._effects = Effects(self._client, self._address, self._inbox.put, _log)
         with closing(self._client):
-            self._take(steps.Tick())
-            while self._election.phase is not Phase.GONE:
-                self._take(self._next_event())
+            event: Event = steps.Tick()
+            while self._take(event):
+                event = self._next_event()
             self._end_term(steps.EndTerm(0.0))  # none is on, unless a step went wrong
 
     def _next_event(self) -> Event:
@@ -114,7 +114,8 @@ class Candidate:
         except queue.Empty:
             return steps.Tick()
 
-    def _take(self, event: Event) -> None:
+    def _take(self, event: Event) -> bool:
+        """Step the machine and do what it says; returns whether to go on."""
         try:
             for effect in self._election.step(event, SYSTEM_CLOCK.monotonic()):
                 if isinstance(effect, steps.Ask):
@@ -124,8 +125,10 @@ class Candidate:
         except Exception as error:  # law 2
             if isinstance(event, steps.Broken):
                 log.exception("this agent's place in etcd cannot be given up either")
-                self._closed.wait(LONG_PAUSE)
+                if self._closed.wait(LONG_PAUSE):
+                    return False
             self._inbox.put(steps.Broken(error))
+        return self._election.phase is not Phase.GONE
 
     def _on_news(self) -> None:
         self._inbox.put(steps.LinkTold(self._address.name, self._address.met, self._address.refused))

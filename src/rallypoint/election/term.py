@@ -81,15 +81,14 @@ class JournalWriter:
             return None if self._closed else self._journal.next_write()
 
     def _make(self, write: Txn) -> Outcome:
+        failure = None
         try:
             result = self._client.txn(write.compares, write.then, write.otherwise, repeatable=True)
         except EtcdError as error:
-            outcome = self._journal.failed(error)
-        else:
-            outcome = self._journal.answered(result)
+            failure = error
         with self._changed:
             self._changed.notify_all()
-        return outcome
+            return self._journal.answered(result) if failure is None else self._journal.failed(failure)
 
     def _act_on(self, outcome: Outcome, kept: Callable[[int], None]) -> None:
         match outcome:
@@ -163,6 +162,10 @@ def start_term(
     hub = Hub(settings, former=Former(incarnation, takeover.state), memory=writer)
     allow_nodes(settings.max_nodes)
     secret = secrets.token_hex(16)
-    server = ControlServer(hub, listen(request.addresses), keys=lambda _job: (secret.encode(),), tls=tls)
     writer.start(hub.kept)
+    try:
+        server = ControlServer(hub, listen(request.addresses), keys=lambda _job: (secret.encode(),), tls=tls)
+    except BaseException:
+        writer.close()
+        raise
     return Term(hub, writer, server), Listening(request.addresses, server.port, secret)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from random import Random
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from rallypoint.election import steps
 from rallypoint.election.keys import decode_leader
@@ -211,8 +208,10 @@ def test_what_nobody_foresaw_gives_up_all_in_order_and_begins_anew() -> None:
     assert agent.effects.count(steps.Trouble("RuntimeError: can't start new thread")) == 1
     assert [each for each in agent.effects if isinstance(each, steps.Log) and each.error is not None]
     assert agent.election.phase is Phase.RESTING
+    assert not agent.watches
     cluster.pass_time(LONG_PAUSE)
     assert leads(cluster, agent)
+    assert agent.watches.keys() == {Watched.LEADER, Watched.NODES}
     assert agent.effects[-1] != steps.Trouble("RuntimeError: can't start new thread")
 
 
@@ -321,106 +320,6 @@ def test_the_name_that_the_coordinator_gave_stands_under_the_key() -> None:
     cluster.etcd.revoke(agent.election.lease)
     cluster.pass_time(LONG_PAUSE)
     assert b"192.0.2.7" in cluster.etcd.stored[KEYS.node(agent.election.lease)].value
-
-
-# Whatever happens
-
-
-def _answer(_cluster: Cluster, agent: Agent) -> None:
-    if agent.asked:
-        agent.answer()
-
-
-def _time(cluster: Cluster, agent: Agent) -> None:
-    at = agent.election.wake_at
-    if at < math.inf:
-        cluster.world.run(max(cluster.now, at))
-        cluster.world.now = max(cluster.now, at)
-        agent.step(steps.Tick())
-
-
-def _greet(cluster: Cluster, agent: Agent) -> None:
-    for leader in cluster.leaders()[:1]:
-        assert leader.term is not None
-        agent.greeted(leader.term.incarnation)
-
-
-def _refuse(cluster: Cluster, agent: Agent) -> None:
-    for leader in cluster.leaders()[:1]:
-        agent.greeted(agent.met, refused=leader.election.lease)
-
-
-def _unwatch(_cluster: Cluster, agent: Agent) -> None:
-    if agent.watches:
-        agent.loses_watch(min(agent.watches, key=lambda kind: kind.name), Compacted(1))
-
-
-TURNS: dict[str, Callable[[Cluster, Agent], object]] = {
-    "answer": _answer,
-    "hear": lambda _cluster, agent: agent.hear(),
-    "time": _time,
-    "write": lambda _cluster, agent: agent.write(),
-    "greet": _greet,
-    "refuse": _refuse,
-    "end lease": lambda cluster, agent: cluster.etcd.revoke(agent.election.lease),
-    "unwatch": _unwatch,
-    "close": lambda _cluster, agent: agent.close(),
-}
-
-
-def turn(cluster: Cluster, agent: Agent, what: str) -> None:
-    if what in TURNS:
-        TURNS[what](cluster, agent)
-    elif agent.asked and not isinstance(agent.asked[0].request, StartTerm | EndTerm | steps.FindAddresses):
-        agent.answer(TROUBLES[what], done=what == "lost")
-
-
-def check(cluster: Cluster) -> None:
-    """What holds after each turn."""
-    fenced = [
-        agent
-        for agent in cluster.agents
-        if agent.term is not None and cluster.etcd.txn([agent.term.fence.holds()], []).succeeded
-    ]
-    for agent in fenced:
-        created = agent.term.fence[1] if agent.term is not None else 0
-        nodes = [kv for key, kv in cluster.etcd.stored.items() if key.startswith(KEYS.nodes)]
-        assert created == min(kv.create_revision for kv in nodes), "the oldest leads"
-    assert len(fenced) <= 1, "two coordinators who can write"
-    for agent in cluster.agents:
-        assert agent.term is not None or not agent.election.leads
-        if agent.election.phase is Phase.GONE:
-            assert not agent.asked
-            assert agent.term is None
-
-
-@given(
-    st.lists(
-        st.tuples(st.sampled_from([*["answer"] * 6, "hear", "hear", *TURNS, *TROUBLES]), st.integers(0, 2)), max_size=80
-    )
-)
-def test_whatever_happens_one_leads_in_the_end_and_nothing_is_left(turns: list[tuple[str, int]]) -> None:
-    cluster = Cluster()
-    for _ in range(3):
-        cluster.add()
-    for what, number in turns:
-        turn(cluster, cluster.agents[number], what)
-        check(cluster)
-    living = [agent for agent in cluster.agents if not agent.closed]
-    cluster.pass_time(10 * SETTINGS.lease)
-    if living:
-        (leader,) = cluster.leaders()
-        assert leads(cluster, leader)
-        leader.write()
-        assert leader.term is not None
-        for agent in living:
-            agent.greeted(leader.term.incarnation)
-    for agent in living:
-        agent.close()
-    cluster.pass_time(10 * SETTINGS.lease)
-    assert {agent.election.phase for agent in cluster.agents} == {Phase.GONE}
-    left = {key for key in cluster.etcd.stored if living or key != KEYS.state}
-    assert not left, left
 
 
 def test_the_same_events_lead_to_the_same_effects() -> None:
