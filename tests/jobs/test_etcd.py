@@ -178,6 +178,7 @@ def test_all_of_etcd_is_away_for_longer_than_a_lease_and_no_worker_notices(
     assert [len(node.ups) for node in three] == [2, 2, 2]
 
 
+@pytest.mark.etcd
 def test_an_etcd_without_space_costs_nothing_that_it_holds_of_the_job(rallyrun: Launcher, tmp_path: Path) -> None:
     """It refuses every write, so that no agent can be the arbiter; once there is space, they go on where they were."""
     with running(tmp_path / "own", 1, arguments=["--quota-backend-bytes=4000000"]) as etcd:
@@ -198,6 +199,7 @@ def test_an_etcd_without_space_costs_nothing_that_it_holds_of_the_job(rallyrun: 
         assert kept(rallyrun, etcd) == []
 
 
+@pytest.mark.etcd
 def test_an_etcd_that_has_forgotten_everything_is_told_anew_and_no_worker_notices(
     rallyrun: Launcher, tmp_path: Path
 ) -> None:
