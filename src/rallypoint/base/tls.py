@@ -101,6 +101,7 @@ def _load(files: TlsFiles) -> tuple[SSLContext, SSLContext]:
         context.check_hostname = protocol is ssl.PROTOCOL_TLS_CLIENT and not files.peer
         context.verify_mode = ssl.CERT_REQUIRED
         made.append(context)
+    made[0].num_tickets = 0  # nobody resumes a session of TLS; to offer it takes a third of the handshake
     return made[0], made[1]
 
 
