@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import signal
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 from tests.faults.cluster import LEASE, SOON, Agent, Cluster, settle, stays
 from tests.faults.etcd import cut_from, endpoints, etcd_on, joined_to
 from tests.faults.network import Host
+from tests.faults.test_ports import ANYBODY, store_of, uses_store
 from tests.faults.test_training import FATAL, MODEL, final_loss, reached
 from tests.jobs.nodes import common
 
@@ -36,6 +38,22 @@ def arbiter_of(agents: list[Agent]) -> tuple[Agent, list[Agent]]:
     """The one that was elected first, and the others."""
     (arbiter,) = [agent for agent in agents if "this agent is the coordinator" in agent.job.err]
     return arbiter, [agent for agent in agents if agent is not arbiter]
+
+
+def test_agents_listen_at_their_own_address_and_a_third_host_uses_no_store(cluster: Cluster, etcd: Host) -> None:
+    agents = cluster.three()
+    arbiter, others = arbiter_of(agents)
+    for agent in agents:
+        own = ipaddress.ip_address(agent.host.address).packed[::-1].hex().upper()  # as /proc/net/tcp has it
+        assert {place.partition(":")[0] for place in agent.host.listening()} <= {own}
+    assert arbiter.host.listening()
+    arbiter.is_killed()
+    cluster.all_up(others, starts=2)
+    stranger = cluster.host("stranger")
+    served = [uses_store(host, store_of(others[0])) for host in (*(each.host for each in others), stranger)]
+    assert served == ["served", "served", "refused"]
+    assert not [agent.name for agent in agents if "without a secret" in agent.job.err or ANYBODY in agent.job.err]
+    cluster.finish(others)
 
 
 @pytest.mark.parametrize("leases", [0.5, 4.0])
