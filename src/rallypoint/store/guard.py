@@ -67,10 +67,12 @@ def network(text: str) -> Network:
     """
     address, slash, bits = text.strip().partition("/")
     try:
+        if not slash:
+            return Network(packed_address(address), WHOLE)
         packed = packed_address(address)
         most = 32 if packed.startswith(_MAPPED) and ":" not in address else 128
-        count = int(bits) if slash else most
-        if not 0 <= count <= most or (slash and not bits.isdecimal()):
+        count = int(bits)
+        if not 0 <= count <= most or not bits.isdecimal():
             raise ValueError
     except (OSError, ValueError):
         raise UserError(
