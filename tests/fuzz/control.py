@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import logging
-import math
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import cache
 
 from rallypoint.failures.cause import Cause, Restarts
 from rallypoint.failures.report import ChildFailedError
-from rallypoint.protocol.frames import MAGIC, MAX_FRAME, SIGNATURE_SIZE, FrameError, FrameReader, SignatureError, frame
+from rallypoint.protocol.frames import MAGIC, FrameError, FrameReader, SignatureError, frame
 from rallypoint.protocol.signing import Signers
 from rallypoint.ranks.assign import NodeRanks
 from rallypoint.rendezvous import codec
@@ -19,16 +17,13 @@ from rallypoint.rendezvous.errors import RendezvousStateError
 from rallypoint.rendezvous.handshake import (
     PROTOCOL_VERSION,
     Challenge,
-    HandshakeError,
     Hello,
     Proof,
     Refused,
-    ServerHandshake,
     Welcome,
 )
 from rallypoint.rendezvous.holding import Held, after_notice, after_request, said_again
 from rallypoint.rendezvous.hub import Hub
-from rallypoint.rendezvous.jobs import ManyJobs
 from rallypoint.rendezvous.messages import (
     Beat,
     Difference,
@@ -59,19 +54,19 @@ from tests.fuzz.target import Target
 
 SETTINGS = Settings("job", 1, 3, join_timeout=20.0, last_call_timeout=2.0)
 _CAUSE = Cause(0, 0, "host", 42, -9, "Signal 9 (SIGKILL)", "Traceback\n", 1e9, "/e.json")
-_MEMBER = Member("default", 2, "10.0.0.1", 7000, None, 3, "train.py")
+MEMBER = Member("default", 2, "10.0.0.1", 7000, None, 3, "train.py")
 _PROGRESS = Progress(
     1, False, 1, 2, 3, ("a",), False, 1.0, ("b",), (Missed("c", Reason.LOST, 3.0),), 1.0, 2.0, "d", 4.0, True
 )
 HELLO = Hello(PROTOCOL_VERSION, "job", b"n" * 16, "10.0.0.1", 7, 0, False, SETTINGS, "", "host")
 
 REQUESTS: tuple[object, ...] = (
-    *(JoinRequest(_MEMBER, 20.0), Beat(), Inquire(), Leave(), Leave(True), Fail(0, _CAUSE, 3), Succeed(0), Drain(0)),
+    *(JoinRequest(MEMBER, 20.0), Beat(), Inquire(), Leave(), Leave(True), Fail(0, _CAUSE, 3), Succeed(0), Drain(0)),
     *(Drain(0, True), Preempt(0, 5.0), Close(), Fail(1, _CAUSE._replace(traceback="x" * 30_000), 9)),
-    *(JoinRequest(_MEMBER._replace(rank_hint=1, program="y" * 4000), 1.0), Succeed(1)),
-    Holding("before", NodeId("10.0.0.1", 7, 0), _MEMBER, 0, 0, 2, 0, 1, False, -1, False, "before"),
-    Holding("before", NodeId("10.0.0.2", 8, 0), _MEMBER, 3, 1, 3, -1, 1, True, 2, True, "before"),
-    Holding("before", NodeId("10.0.0.2", 8, 0), _MEMBER, 1 << 31, 0, 1, -1, 1 << 40, True, 1 << 31, False, "before"),
+    *(JoinRequest(MEMBER._replace(rank_hint=1, program="y" * 4000), 1.0), Succeed(1)),
+    Holding("before", NodeId("10.0.0.1", 7, 0), MEMBER, 0, 0, 2, 0, 1, False, -1, False, "before"),
+    Holding("before", NodeId("10.0.0.2", 8, 0), MEMBER, 3, 1, 3, -1, 1, True, 2, True, "before"),
+    Holding("before", NodeId("10.0.0.2", 8, 0), MEMBER, 1 << 31, 0, 1, -1, 1 << 40, True, 1 << 31, False, "before"),
     Fail(0, _CAUSE._replace(traceback="x" * 65_000), 3),
 )
 NOTICES: tuple[object, ...] = (
@@ -143,7 +138,7 @@ def heard(notice: Notice) -> None:
     """What a node does with a notice: hold it, and tell people."""
     placed = NOTICES[0]
     assert isinstance(placed, Placed)
-    for held in (Held(), Held(("i", NodeId("a", 1, 0)), None, _MEMBER, placed.placement, False)):
+    for held in (Held(), Held(("i", NodeId("a", 1, 0)), None, MEMBER, placed.placement, False)):
         said_again(after_notice(held, notice), 5.0)
     match notice:
         case Progress():
@@ -210,7 +205,7 @@ def _many_states() -> tuple[bytes, ...]:
     made = [State(), hub.state]
     for number in range(4):
         session, _ = hub.attach(lambda _notice: None, NodeId("h", number, 0), address="h")
-        hub.receive(session, JoinRequest(_MEMBER, 20.0))
+        hub.receive(session, JoinRequest(MEMBER, 20.0))
         made.append(hub.state)
     hub.receive(1, Fail(0, _CAUSE, 3))
     made.append(hub.state)
@@ -221,156 +216,6 @@ def _many_states() -> tuple[bytes, ...]:
 _STATES = _many_states()
 
 
-# A coordinator
-
-
-class Moment:
-    """A clock that goes when it is told to."""
-
-    now = 100.0
-
-    def monotonic(self) -> float:
-        """Seconds."""
-        return self.now
-
-
-class Errors(logging.Handler):
-    """What is logged as an error: nothing that others say is one of ours."""
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.seen: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Note it, with the exception; but not what the collector finds, which may be another test's."""
-        if "was destroyed but it is pending" not in record.getMessage():
-            self.seen.append(logging.Formatter().format(record))
-
-
-@contextmanager
-def no_errors() -> Iterator[None]:
-    """Fails if anything of Rallypoint, or its loop, logs an error; says nothing of what strangers may cause."""
-    handler, loggers = Errors(), [logging.getLogger(name) for name in ("rallypoint", "asyncio")]
-    before = [(each.propagate, each.level) for each in loggers]
-    for each in loggers:
-        each.addHandler(handler)
-        each.propagate = False
-        each.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        for each, (propagate, level) in zip(loggers, before, strict=True):
-            each.removeHandler(handler)
-            each.propagate = propagate
-            each.setLevel(level)
-    assert not handler.seen, handler.seen[0]
-
-
-class _Stranger:
-    """One connection, as `connection.ControlConnection` has it behind the frames."""
-
-    def __init__(self, jobs: ManyJobs, number: int) -> None:
-        self._jobs = jobs
-        self._peer = f"192.0.2.{number}"
-        self._handshake = ServerHandshake(None, None, b"n" * 16)
-        self.hub: Hub | None = None
-        self.session = 0
-
-    def says(self, payload: bytes) -> bool:
-        """Hear a frame; returns whether the connection goes on."""
-        try:
-            if self.hub is not None:
-                request = codec.decode_request(payload)
-                return self.hub.receive(self.session, request)
-            if self._handshake.greeted is None:
-                return not isinstance(self._handshake.hello(codec.decode(payload, Hello)), Refused)
-            if self._handshake.proof(codec.decode(payload, Proof)) is not None:
-                return False
-            hello = self._handshake.greeted
-            self.hub = self._jobs.hub_for(hello, self._peer)
-        except (codec.CodecError, HandshakeError):
-            return False
-        node = NodeId(hello.address, hello.pid, hello.local_id, hello.host)
-        self.session, name = self.hub.attach(told, node, address=hello.address, settings=hello.settings)
-        codec.decode_answer(codec.encode(Welcome(name, self.hub.settings.lease, self.hub.incarnation)))
-        return True
-
-    def goes(self) -> None:
-        """Hang up."""
-        if self.hub is not None:
-            self.hub.detach(self.session)
-
-
-def told(notice: Notice) -> None:
-    """What is told must fit a frame, and its node must understand it."""
-    data = codec.encode(notice)
-    assert len(data) + SIGNATURE_SIZE <= MAX_FRAME, f"a {type(notice).__name__} of {len(data)} bytes"
-    heard(codec.decode_notice(data))
-
-
-def coordinator(data: bytes) -> None:
-    """Strangers in a session of an open coordinator: nothing goes wrong there, and another job's node is placed."""
-    with no_errors():
-        clock = Moment()
-        jobs = ManyJobs(clock)
-        strangers: dict[int, _Stranger] = {}
-        while len(data) > 1:
-            what, much, data = data[0], data[1], data[2:]
-            who = what >> 4 & 3
-            if what & 15 == 15:
-                strangers.pop(who, _Stranger(jobs, who)).goes()
-                continue
-            if what & 15 == 14:
-                clock.now += much / 10
-                jobs.tick()
-                continue
-            if what & 15 < 8:
-                payload = encoded((HELLO, Proof(b""), *REQUESTS))[much % (2 + len(REQUESTS))]
-            else:
-                size = much + 256 * (what & 7)
-                payload, data = data[:size], data[size:]
-            stranger = strangers.setdefault(who, _Stranger(jobs, who))
-            if not stranger.says(payload):
-                stranger.goes()
-                del strangers[who]
-        _still_serves(jobs, clock, strangers)
-
-
-def _still_serves(jobs: ManyJobs, clock: Moment, strangers: dict[int, _Stranger]) -> None:
-    hubs = [each.hub for each in strangers.values() if each.hub is not None]
-    for hub in hubs:
-        assert decode_state(encode_state(hub.state)) == hub.state, "its state can be kept"
-        assert not math.isnan(hub.wake_at())
-    heard_of: list[Notice] = []
-    honest = HELLO._replace(job="of others", settings=SETTINGS._replace(run_id="of others", max_nodes=1))
-    hub = jobs.hub_for(honest, "198.51.100.1")
-    session, _ = hub.attach(heard_of.append, NodeId("h", 1, 0), address="h", settings=honest.settings)
-    hub.receive(session, JoinRequest(_MEMBER, 20.0))
-    assert any(isinstance(each, Placed) for each in heard_of)
-    for each in strangers.values():
-        each.goes()
-    hub.detach(session)
-    for _ in range(8):
-        clock.now += 100.0
-        jobs.tick()
-    assert not any(each.members for each in hubs)
-
-
-def _coordinator_seeds() -> Sequence[bytes]:
-    made = [b"\x00\x00\x00\x01" + b"\x10\x00\x10\x01"]  # two strangers come
-    greeted = made[0]
-    for number in range(len(REQUESTS)):
-        joins = b"\x00\x02\x10\x02"
-        one = bytes([0x00, 2 + number])
-        made += [greeted + one, greeted + joins + one + b"\x0e\x20" + joins + b"\x0f\x00" + one]
-    for payload in encoded((HELLO, Proof(b""), *REQUESTS[:10])):
-        if len(payload) < 256:
-            made.append(greeted + bytes([0x08, len(payload)]) + payload + b"\x0e\x40")
-    return made
-
-
-_RENDEZVOUS = ("rendezvous/codec.py", "protocol/frames.py", "protocol/validation.py")
-
 TARGETS = {
     "frames": Target(frames, _frame_seeds, ("protocol/frames.py",)),
     "messages": Target(messages, _message_seeds, ("rendezvous/codec.py", "protocol/validation.py")),
@@ -378,5 +223,4 @@ TARGETS = {
         signatures, lambda: [b"\0\0\0\1\0\0\2\0\0", b"\0\5\1\0\0\0", b"\x80\4ab"], ("protocol/signing.py",)
     ),
     "states": Target(states, lambda: _STATES, ("rendezvous/state_codec.py",)),
-    "coordinator": Target(coordinator, _coordinator_seeds, ("rendezvous/handshake.py",), executions=2500),
 }

@@ -39,8 +39,7 @@ from rallypoint.watchdog.minder import STUCK_VARIABLE, stuck_seconds
 from rallypoint.watchdog.requests import FileTimerRequest, Requests
 from rallypoint.watchdog.table import TimerTable
 from rallypoint.workers.warm.late import told
-from tests.fuzz.control import no_errors
-from tests.fuzz.target import Target
+from tests.fuzz.target import Target, no_errors
 
 # What a worker leaves
 

@@ -26,8 +26,8 @@ from rallypoint.rendezvous.jobs import ManyJobs
 from rallypoint.rendezvous.messages import JobEnded, JoinRefused, JoinRequest, LinkDown, LinkLost, Notice, Placed
 from rallypoint.rendezvous.server import ControlServer
 from rallypoint.rendezvous.state import Member, Settings
-from tests.fuzz.control import ANSWERS, HELLO, NOTICES, REQUESTS, encoded, no_errors
-from tests.fuzz.target import Target
+from tests.fuzz.control import ANSWERS, HELLO, NOTICES, REQUESTS, encoded
+from tests.fuzz.target import Target, no_errors
 
 _PATIENCE = 20.0
 _KEY, _WRONG = b"k" * 32, b"w" * 32

@@ -20,8 +20,7 @@ from rallypoint.store.filestore import FileStore
 from rallypoint.store.guard import Guard, network, networks
 from rallypoint.store.polling import PolledSockets
 from rallypoint.store.requesting import Receive
-from tests.fuzz.control import no_errors
-from tests.fuzz.target import Target
+from tests.fuzz.target import Target, no_errors
 
 _GREETING = wire.encode(wire.Validate())
 _CLIENTS = 3

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tests.fuzz import control, etcds, local, planes, stores
+from tests.fuzz import control, coordinator, etcds, local, planes, stores
 from tests.fuzz.target import Target
 
 TARGETS: Mapping[str, Target] = {
     **control.TARGETS,
+    **coordinator.TARGETS,
     **planes.TARGETS,
     **stores.TARGETS,
     **etcds.TARGETS,

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import base64
+import logging
 import time
 import tracemalloc
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
 from random import Random
@@ -36,6 +38,38 @@ class Target(NamedTuple):
     seeds: Callable[[], Sequence[bytes]]
     reads: tuple[str, ...]
     executions: int = 6000
+
+
+class Errors(logging.Handler):
+    """What is logged as an error: nothing that others say is one of ours."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.ERROR)
+        self.seen: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Note it, with the exception; but not what the collector finds, which may be another test's."""
+        if "was destroyed but it is pending" not in record.getMessage():
+            self.seen.append(logging.Formatter().format(record))
+
+
+@contextmanager
+def no_errors() -> Iterator[None]:
+    """Fails if anything of Rallypoint, or its loop, logs an error; says nothing of what strangers may cause."""
+    handler, loggers = Errors(), [logging.getLogger(name) for name in ("rallypoint", "asyncio")]
+    before = [(each.propagate, each.level) for each in loggers]
+    for each in loggers:
+        each.addHandler(handler)
+        each.propagate = False
+        each.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for each, (propagate, level) in zip(loggers, before, strict=True):
+            each.removeHandler(handler)
+            each.propagate = propagate
+            each.setLevel(level)
+    assert not handler.seen, handler.seen[0]
 
 
 class BrokenError(AssertionError):

@@ -1,0 +1,135 @@
+"""A target in virtual time: a coordinator of many jobs, and strangers in sessions of an open one."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from rallypoint.protocol.frames import MAX_FRAME, SIGNATURE_SIZE
+from rallypoint.rendezvous import codec
+from rallypoint.rendezvous.handshake import HandshakeError, Hello, Proof, Refused, ServerHandshake, Welcome
+from rallypoint.rendezvous.hub import Hub
+from rallypoint.rendezvous.jobs import ManyJobs
+from rallypoint.rendezvous.messages import JoinRequest, Notice, Placed
+from rallypoint.rendezvous.state import NodeId
+from rallypoint.rendezvous.state_codec import decode_state, encode_state
+from tests.fuzz.control import HELLO, MEMBER, REQUESTS, SETTINGS, encoded, heard
+from tests.fuzz.target import Target, no_errors
+
+
+class Moment:
+    """A clock that goes when it is told to."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        """Seconds."""
+        return self.now
+
+
+class _Stranger:
+    """One connection, as `connection.ControlConnection` has it behind the frames."""
+
+    def __init__(self, jobs: ManyJobs, number: int) -> None:
+        self._jobs = jobs
+        self._peer = f"192.0.2.{number}"
+        self._handshake = ServerHandshake(None, None, b"n" * 16)
+        self.hub: Hub | None = None
+        self.session = 0
+
+    def says(self, payload: bytes) -> bool:
+        """Hear a frame; returns whether the connection goes on."""
+        try:
+            if self.hub is not None:
+                request = codec.decode_request(payload)
+                return self.hub.receive(self.session, request)
+            if self._handshake.greeted is None:
+                return not isinstance(self._handshake.hello(codec.decode(payload, Hello)), Refused)
+            if self._handshake.proof(codec.decode(payload, Proof)) is not None:
+                return False
+            hello = self._handshake.greeted
+            self.hub = self._jobs.hub_for(hello, self._peer)
+        except (codec.CodecError, HandshakeError):
+            return False
+        node = NodeId(hello.address, hello.pid, hello.local_id, hello.host)
+        self.session, name = self.hub.attach(told, node, address=hello.address, settings=hello.settings)
+        codec.decode_answer(codec.encode(Welcome(name, self.hub.settings.lease, self.hub.incarnation)))
+        return True
+
+    def goes(self) -> None:
+        """Hang up."""
+        if self.hub is not None:
+            self.hub.detach(self.session)
+
+
+def told(notice: Notice) -> None:
+    """What is told must fit a frame, and its node must understand it."""
+    data = codec.encode(notice)
+    assert len(data) + SIGNATURE_SIZE <= MAX_FRAME, f"a {type(notice).__name__} of {len(data)} bytes"
+    heard(codec.decode_notice(data))
+
+
+def coordinator(data: bytes) -> None:
+    """Strangers in a session of an open coordinator: nothing goes wrong there, and another job's node is placed."""
+    with no_errors():
+        clock = Moment()
+        jobs = ManyJobs(clock)
+        strangers: dict[int, _Stranger] = {}
+        while len(data) > 1:
+            what, much, data = data[0], data[1], data[2:]
+            who = what >> 4 & 3
+            if what & 15 == 15:
+                strangers.pop(who, _Stranger(jobs, who)).goes()
+                continue
+            if what & 15 == 14:
+                clock.now += much / 10
+                jobs.tick()
+                continue
+            if what & 15 < 8:
+                payload = encoded((HELLO, Proof(b""), *REQUESTS))[much % (2 + len(REQUESTS))]
+            else:
+                size = much + 256 * (what & 7)
+                payload, data = data[:size], data[size:]
+            stranger = strangers.setdefault(who, _Stranger(jobs, who))
+            if not stranger.says(payload):
+                stranger.goes()
+                del strangers[who]
+        _still_serves(jobs, clock, strangers)
+
+
+def _still_serves(jobs: ManyJobs, clock: Moment, strangers: dict[int, _Stranger]) -> None:
+    hubs = [each.hub for each in strangers.values() if each.hub is not None]
+    for hub in hubs:
+        assert decode_state(encode_state(hub.state)) == hub.state, "its state can be kept"
+        assert not math.isnan(hub.wake_at())
+    heard_of: list[Notice] = []
+    honest = HELLO._replace(job="of others", settings=SETTINGS._replace(run_id="of others", max_nodes=1))
+    hub = jobs.hub_for(honest, "198.51.100.1")
+    session, _ = hub.attach(heard_of.append, NodeId("h", 1, 0), address="h", settings=honest.settings)
+    hub.receive(session, JoinRequest(MEMBER, 20.0))
+    assert any(isinstance(each, Placed) for each in heard_of)
+    for each in strangers.values():
+        each.goes()
+    hub.detach(session)
+    for _ in range(8):
+        clock.now += 100.0
+        jobs.tick()
+    assert not any(each.members for each in hubs)
+
+
+def _coordinator_seeds() -> Sequence[bytes]:
+    made = [b"\x00\x00\x00\x01" + b"\x10\x00\x10\x01"]  # two strangers come
+    greeted = made[0]
+    for number in range(len(REQUESTS)):
+        joins = b"\x00\x02\x10\x02"
+        one = bytes([0x00, 2 + number])
+        made += [greeted + one, greeted + joins + one + b"\x0e\x20" + joins + b"\x0f\x00" + one]
+    for payload in encoded((HELLO, Proof(b""), *REQUESTS[:10])):
+        if len(payload) < 256:
+            made.append(greeted + bytes([0x08, len(payload)]) + payload + b"\x0e\x40")
+    return made
+
+
+TARGETS = {
+    "coordinator": Target(coordinator, _coordinator_seeds, ("rendezvous/handshake.py",), executions=2500),
+}
