@@ -30,8 +30,8 @@ class Subject(NamedTuple):
 Said = dict[tuple[object, ...], float]
 """What people were told of a rendezvous, and when."""
 
-_REPEAT = 60.0
-"""Seconds until somebody is told the same again."""
+_REPEAT = 59.0
+"""Seconds until somebody is told the same again: a minute, less what an answer may have come sooner than the last."""
 
 _WENT = {Reason.LOST: "was lost", Reason.DEPARTED: "left", Reason.GAVE_UP: "gave up"}
 
