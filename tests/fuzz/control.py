@@ -23,7 +23,7 @@ from rallypoint.rendezvous.handshake import (
     Welcome,
 )
 from rallypoint.rendezvous.holding import Held, after_notice, after_request, said_again
-from rallypoint.rendezvous.hub import Hub
+from rallypoint.rendezvous.hub import Former, Hub
 from rallypoint.rendezvous.messages import (
     Beat,
     Difference,
@@ -201,7 +201,7 @@ def states(data: bytes) -> None:
 
 
 def _many_states() -> tuple[bytes, ...]:
-    hub = Hub(SETTINGS)
+    hub = Hub(SETTINGS, former=Former("0123456789abcdef", State()))
     made = [State(), hub.state]
     for number in range(4):
         session, _ = hub.attach(lambda _notice: None, NodeId("h", number, 0), address="h")

@@ -80,7 +80,8 @@ def kept(name: str) -> dict[str, bytes]:
     """The corpus of a target, by the names of its inputs."""
     file = CORPUS / f"{name}.txt"
     lines = file.read_text().splitlines() if file.exists() else []
-    return {what: base64.b64decode(data, validate=True) for what, data in map(str.split, lines)}
+    parts = (line.partition(" ") for line in lines)
+    return {what: base64.b64decode(data, validate=True) for what, _, data in parts}
 
 
 def valid_inputs(name: str, target: Target) -> dict[str, bytes]:
