@@ -109,7 +109,7 @@ class Agent:
         self.joined_at = 0.0
         self._ask_every = 2.0
         self._asking: Timer | None = None
-        self.stores = Stores(job.world)
+        self.stores = Stores(job.world, plan.number)
         self.handler = ElasticHandler(
             "sim", job.settings, self._open_link, self.stores, clock=self.process.clock, wall_clock=self.wall_clock
         )

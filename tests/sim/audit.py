@@ -388,6 +388,9 @@ class Audit:
             raise Violation("two rounds have one worker store", f"{before} and {name} on node {agent.number}")
         if placement.group_rank == 0 and agent.stores.prepared != placement.store_port:
             raise Violation("the worker store of a round is not there", f"node {agent.number}: {placement}")
+        admitted = self._job.world.admitted.get(placement.store_port)  # until there is one, who comes has to wait
+        if admitted is not None and agent.stores.worker_address not in admitted:
+            raise Violation("the worker store refuses a member", f"node {agent.number}: {placement} with {admitted}")
 
     def decided(self, agent: Agent, before: Status, event: Event, steps: tuple[Step, ...], source: int) -> None:
         """An agent's policy has decided."""

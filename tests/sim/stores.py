@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rallypoint.rendezvous.messages import StorePeers
+from rallypoint.rendezvous.store_peers import PeerPolicy, granted
 from tests.sim.world import World
 
 
@@ -13,8 +14,10 @@ class Stores:
 
     hosted_by_agent = True
 
-    def __init__(self, world: World) -> None:
+    def __init__(self, world: World, node: int) -> None:
         self._world = world
+        self.worker_address = f"192.168.0.{node}"
+        """From where this node's workers come: another interface than the one towards the control plane."""
         self.prepared = 0
         self.current = 0
 
@@ -25,11 +28,13 @@ class Stores:
             self.prepared = self._world.ports
         return "", self.prepared
 
-    def own_addresses(self) -> None:
-        """Nothing: who may connect is not simulated."""
+    def own_addresses(self) -> tuple[str, ...]:
+        """From where this node's workers may connect to a store of another's."""
+        return (self.worker_address,)
 
     def admit(self, told: Sequence[StorePeers]) -> None:
-        """See `own_addresses`."""
+        """Serve what is prepared to whom it belongs."""
+        self._world.admitted[self.prepared] = granted(PeerPolicy(), told, self.own_addresses(), "")[0]
 
     def round_ended(self) -> None:
         """The round is over; its workers may still run."""

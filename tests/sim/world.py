@@ -54,6 +54,8 @@ class World:
         self.now = 0.0
         self.steps = 0
         self.ports = 0
+        self.admitted: dict[int, list[str] | None] = {}
+        """Who may connect to the worker stores on these ports, of those whose hosts have said; None for all."""
         self.tracing = tracing
         self.trace: list[str] = []
         self._heap: list[tuple[float, int, Timer]] = []
