@@ -333,7 +333,7 @@ class Agent:
         self.job.audit.agent_ended(self)
 
     def _shut(self, fate: Fate) -> None:
-        """The last step is taken: let go of everything, as `agent.api` and the handler's `shutdown` do."""
+        """The last step is taken: let go of everything, as `agent.agent` and the handler's `shutdown` do."""
         self._end(fate)
         self._end_notice()
         if self.link is not None:

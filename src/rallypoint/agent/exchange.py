@@ -73,18 +73,10 @@ def exchange_ranks(
     local_world_size: int,
     before_answering: Callable[[], None] = lambda: None,
 ) -> NodeRanks:
-    """This node's ranks; waits until every node has said what it brings.
+    """This node's ranks; waits until every node has said what it brings. See `exchange`.
 
     Args:
-        store: the round's own store.
-        group_rank: this node's.
-        group_world_size: how many nodes take part.
-        role: of this node's workers.
-        local_world_size: how many they are.
         before_answering: called on group rank 0 when all have said what they bring, before it gives the ranks out.
-
-    Raises:
-        StoreTimeoutError: a node said nothing in the store's time.
     """
     if _identical():
         return assign_worker_ranks([("", local_world_size)] * group_world_size)[group_rank]
@@ -108,16 +100,7 @@ def exchange_ranks(
 
 
 def exit_barrier(store: Store, group_world_size: int, timeout: float) -> None:
-    """Wait until all nodes have come here.
-
-    Args:
-        store: the round's own store.
-        group_world_size: how many nodes take part.
-        timeout: seconds to wait.
-
-    Raises:
-        StoreTimeoutError: somebody did not come in time.
-    """
+    """Wait until all nodes have come here, or raise StoreTimeoutError after so many seconds."""
     if store.add(f"{_TERMINAL}/num_members", 1) == group_world_size:
         store.set(f"{_TERMINAL}/last_member", "<val_ignored>")
     store.wait([f"{_TERMINAL}/last_member"], timedelta(seconds=timeout))

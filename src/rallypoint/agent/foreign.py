@@ -163,19 +163,9 @@ class ForeignMembership:
         self._round += 1
         self._restarts = restarts
         self._runs = True
-        self._tell(
-            Placed(
-                Placement(
-                    self._round,
-                    info.rank,
-                    info.world_size,
-                    ranks,
-                    where.master_addr,
-                    where.master_port,
-                    self._restarts,
-                )
-            )
-        )
+        address, port = where.master_addr, where.master_port
+        placement = Placement(self._round, info.rank, info.world_size, ranks, address, port, restarts)
+        self._tell(Placed(placement))
 
     def _barrier(self) -> None:
         assert self._info is not None

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -17,6 +19,7 @@ from rallypoint.rendezvous.handler import RendezvousHandler
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
     from rallypoint.failures.failure import ProcessFailure
+    from rallypoint.rendezvous.messages import Placement
     from rallypoint.store.api import Store
 
 DEFAULT_ROLE = "default"
@@ -156,6 +159,10 @@ class WorkerGroup:
         self.master_addr: str | None = None
         self.master_port: int | None = None
         self.state = WorkerState.INIT
+        self.placement: Placement | None = None
+        """This node's place in the present round; None before the first one."""
+        self.restarts = 0
+        """How often the job's workers had been started again when these were."""
         self.notices = ""
         """The folder where these workers find notices (`rallypoint.notices`); empty if there is none."""
         self.joined_at = 0.0
@@ -195,3 +202,12 @@ class RunResult:
     def is_failed(self) -> bool:
         """Whether the state is FAILED."""
         return self.state == WorkerState.FAILED
+
+    def first_cause(self, exitcode: int = 0) -> Cause:
+        """The first of the failures; where none is known, that the group failed with this exit code."""
+        host = socket.gethostname()  # not getfqdn: a name server that is away must not hold up the news
+        if not self.failures:
+            text = f"worker group {self.state.value}"
+            return Cause(-1, -1, host, os.getpid(), exitcode, text, "", time.time(), "")
+        rank, failure = min(self.failures.items(), key=lambda entry: entry[1].moment)
+        return Cause.of(failure, rank, host)

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
+from rallypoint.agent.agent import Agent, health_check
+from rallypoint.agent.controller import GracePeriods
 from rallypoint.agent.handled import SIGNALS_VARIABLE
-from rallypoint.agent.local import LocalElasticAgent
+from rallypoint.agent.membership import membership_of
+from rallypoint.agent.processes import ProcessController
 from rallypoint.agent.spec import RunResult, WorkerSpec, program_name
 from rallypoint.base.errors import NodeLeft
 from rallypoint.base.log import get_logger
@@ -59,7 +62,7 @@ def launch_agent(
         config: what to launch under.
         entrypoint: a program to run (the path of an interpreter, say), or a function to call.
         args: its arguments; for a function, what can be pickled, unless the start method is fork.
-        health_check_server: see `LocalElasticAgent`.
+        health_check_server: see `agent.health_check`.
 
     Returns:
         Global rank to return value, of this node's workers; empty for a spare that was not needed.
@@ -101,19 +104,20 @@ def _known_to_neighbors(parameters: RendezvousParameters) -> AbstractContextMana
     return known_to_neighbors(parameters, os.environ)
 
 
-def _run(agent: LocalElasticAgent, role: str, name: str) -> dict[int, Any]:
+def _run(agent: Agent, role: str, name: str) -> dict[int, Any]:
     """Run the agent, and tell how it ended: a failed job is no success of its agent."""
+    events = agent.workers.events
     try:
         result = agent.run(role)
         if result is not None and result.is_failed():
             raise _failure(result, name)
     except NodeLeft:
-        agent.tell(agent.get_event_succeeded)
+        events.tell(events.succeeded)
         raise
     except Exception:
-        agent.tell(agent.get_event_failed)
+        events.tell(events.failed)
         raise
-    agent.tell(agent.get_event_succeeded)
+    events.tell(events.succeeded)
     return {} if result is None else result.return_values
 
 
@@ -154,8 +158,8 @@ def _agent(
     args: list[Any],
     parameters: RendezvousParameters,
     health_check_server: HealthCheckServer | None,
-) -> LocalElasticAgent:
-    grace = parameters.get_as_seconds("failure_grace", 0.0) if "failure_grace" in parameters.config else None
+) -> Agent:
+    failure_grace = parameters.get_as_seconds("failure_grace", 0.0) if "failure_grace" in parameters.config else None
     spec = WorkerSpec(
         role=config.role,
         local_world_size=config.nproc_per_node,
@@ -174,16 +178,15 @@ def _agent(
     )
     assert config.logs_specs is not None
     assert config.shutdown_timeout is not None
-    return LocalElasticAgent(
+    workers = ProcessController(
         spec,
+        membership_of(spec),
+        GracePeriods(config.shutdown_timeout, failure_grace, config.chosen_timeout),
         config.logs_specs,
-        start_method=config.start_method,
-        log_line_prefix_template=config.log_line_prefix_template,
-        shutdown_timeout=config.shutdown_timeout,
-        health_check_server=health_check_server,
-        failure_grace=grace,
-        chosen_timeout=config.chosen_timeout,
+        config.start_method,
+        config.log_line_prefix_template,
     )
+    return Agent(workers, health_check(health_check_server))
 
 
 def _random_run_id() -> str:

@@ -7,14 +7,10 @@ Nobody can have configured a handler in a module that was never imported, so whe
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
-from functools import wraps
-from typing import ParamSpec, TypeVar
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 from rallypoint.base.log import get_logger
-
-P = ParamSpec("P")
-R = TypeVar("R")
 
 log = get_logger(__name__)
 
@@ -46,26 +42,22 @@ def put(name: str, value: float) -> None:
         quietly("metrics", lambda: put_metric(name, value))
 
 
-def profiled(function: Callable[P, R]) -> Callable[P, R]:
-    """Count and time the calls of an agent's method, as `metrics.prof` does, if anybody wants it."""
+@contextmanager
+def profiled(name: str) -> Iterator[None]:
+    """Count and time the calls of a method under torch's name for it, as `metrics.prof` does, if anybody wants it."""
+    if not metrics_wanted():
+        yield
+        return
+    import time
 
-    @wraps(function)
-    def called(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not metrics_wanted():
-            return function(*args, **kwargs)
-        import time
-
-        began = time.monotonic()
-        outcome = "failure"
-        try:
-            result = function(*args, **kwargs)
-            outcome = "success"
-            return result
-        finally:
-            put(f"{function.__qualname__}.{outcome}", 1)
-            put(f"{function.__qualname__}.duration.ms", int((time.monotonic() - began) * 1000))
-
-    return called
+    began = time.monotonic()
+    outcome = "failure"
+    try:
+        yield
+        outcome = "success"
+    finally:
+        put(f"{name}.{outcome}", 1)
+        put(f"{name}.duration.ms", int((time.monotonic() - began) * 1000))
 
 
 def quietly(what: str, tell: Callable[[], None]) -> None:

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.agent.local import LocalElasticAgent
+from rallypoint.agent.agent import Agent
 from rallypoint.agent.spec import RunResult, Worker, WorkerSpec, WorkerState
+from rallypoint.compat.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from rallypoint.logs.specs import DefaultLogsSpecs
 from rallypoint.logs.std import Std
 from rallypoint.rendezvous.errors import (
@@ -27,6 +28,7 @@ from rallypoint.store.errors import StoreTimeoutError
 from rallypoint.store.hashstore import HashStore
 from rallypoint.store.server import StoreServer
 from tests.unit.agent.third_party import CountingHandler, RaisingHandler, outcome
+from tests.unit.agent.thread_workers import ThreadWorkers
 
 pytestmark = pytest.mark.process
 
@@ -119,6 +121,19 @@ def test_ranks_are_exchanged_over_the_rounds_store(tmp_path: Path) -> None:
         for store in stores:
             store.close()
         server.close()
+
+
+def test_the_production_agent_meets_by_such_a_handler_and_starts_again() -> None:
+    def fails_once(rank: int, start: int, stopping: threading.Event) -> int:
+        if start == 0:
+            raise ValueError("once")
+        return start
+
+    handler = CountingHandler(HashStore(), "job", 1, address="127.0.0.1")
+    workers = ThreadWorkers(fails_once, handler)
+    assert outcome(Agent(workers)).return_values == {0: 1}
+    assert workers.calls == ["start", "begin SIGTERM", "start", "begin SIGTERM", "shutdown SIGTERM"]
+    assert handler.shut == 1
 
 
 def test_a_restart_of_one_agent_brings_the_others_along_without_a_restart_of_theirs(tmp_path: Path) -> None:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rallypoint.agent.local import LocalElasticAgent
+from rallypoint.agent.controller import GracePeriods
+from rallypoint.agent.membership import membership_of
+from rallypoint.agent.processes import ProcessController
 from rallypoint.agent.spec import WorkerSpec
 from rallypoint.logs.specs import DefaultLogsSpecs
-from tests.unit.agent.test_subclass import ours
+from tests.unit.compat.test_subclass import ours
 
 
 def test_a_node_that_never_had_workers_has_stopped_none(tmp_path: Path) -> None:
-    agent = LocalElasticAgent(WorkerSpec("default", 2, ours(), entrypoint="true"), DefaultLogsSpecs(str(tmp_path)))
-    assert agent._stopped_ranks() == ()
+    spec = WorkerSpec("default", 2, ours(), entrypoint="true")
+    workers = ProcessController(spec, membership_of(spec), GracePeriods(), DefaultLogsSpecs(str(tmp_path)))
+    assert workers.stopped() == ()

@@ -1,4 +1,4 @@
-"""A stop that is under way while the agent hears everything else: agents of a user's own and ours."""
+"""A stop that is under way while the agent hears everything else: workers of a user's own and ours."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.agent.agent import Agent
 from rallypoint.agent.handled import handled_signals
-from rallypoint.agent.local import LocalElasticAgent
 from rallypoint.agent.spec import WorkerGroup, WorkerSpec
 from rallypoint.base.errors import SignalException
+from rallypoint.compat.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from rallypoint.launch.api import elastic_launch
 from rallypoint.launch.config import LaunchConfig
 from rallypoint.logs.specs import DefaultLogsSpecs
-from tests.unit.agent.test_subclass import Task, ThreadAgent, ours, spec
 from tests.unit.agent.third_party import outcome
+from tests.unit.agent.thread_workers import ThreadWorkers
+from tests.unit.compat.test_subclass import Task, ours
 
 pytestmark = pytest.mark.process
 
@@ -30,8 +32,8 @@ PATIENCE = 30.0
 class HandStop:
     """A stop that is done when it is told so."""
 
-    def __init__(self, agent: SlowAgent) -> None:
-        self._agent = agent
+    def __init__(self, workers: SlowWorkers) -> None:
+        self._workers = workers
         self._fd = os.eventfd(0)
         self._told = threading.Event()
 
@@ -45,12 +47,12 @@ class HandStop:
         if not self._told.is_set():
             return False
         os.close(self._fd)
-        self._agent._end()
-        self._agent.calls.append("gone")
+        self._workers.end()
+        self._workers.calls.append("gone")
         return True
 
     def hurry(self) -> None:
-        self._agent.calls.append("hurry")
+        self._workers.calls.append("hurry")
         self.tell()
 
     def tell(self) -> None:
@@ -58,21 +60,15 @@ class HandStop:
         os.eventfd_write(self._fd, 1)
 
 
-class SlowAgent(ThreadAgent):
-    """One whose stops take until they are told to be done."""
+class SlowWorkers(ThreadWorkers):
+    """Stops take until they are told to be done."""
 
     def __init__(self, task: Task) -> None:
-        super().__init__(spec(ours(), workers=1, max_restarts=1), task)
-        self.started = threading.Event()
+        super().__init__(task)
         self.stops: list[HandStop] = []
         self.begun = threading.Semaphore(0)
 
-    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, object]:
-        ids = super()._start_workers(worker_group)
-        self.started.set()
-        return ids
-
-    def _begin_stop(self, death_sig: signal.Signals, timeout: float) -> HandStop:
+    def begin_stop(self, death_sig: signal.Signals, timeout: float) -> HandStop:
         self.calls.append(f"begin {death_sig.name}")
         self.stops.append(HandStop(self))
         self.begun.release()
@@ -95,31 +91,31 @@ def test_workers_are_started_again_when_the_others_are_gone() -> None:
             raise ValueError("once")
         return start
 
-    agent = SlowAgent(fail_once)
+    workers = SlowWorkers(fail_once)
 
     def end_both_stops() -> None:
         for number in range(2):
-            assert agent.begun.acquire(timeout=PATIENCE)
-            agent.stops[number].tell()
+            assert workers.begun.acquire(timeout=PATIENCE)
+            workers.stops[number].tell()
 
     with beside(threading.Thread(target=end_both_stops)):
-        assert outcome(agent).return_values == {0: 1}
-    assert agent.calls == ["start", "begin SIGTERM", "gone", "start", "begin SIGTERM", "gone", "shutdown SIGTERM"]
+        assert outcome(Agent(workers)).return_values == {0: 1}
+    assert workers.calls == ["start", "begin SIGTERM", "gone", "start", "begin SIGTERM", "gone", "shutdown SIGTERM"]
 
 
 def test_a_second_interrupt_hurries_the_stop() -> None:
-    agent = SlowAgent(lambda rank, start, stopping: stopping.wait(PATIENCE))
+    workers = SlowWorkers(lambda rank, start, stopping: stopping.wait(PATIENCE))
 
     def interrupt_twice() -> None:
-        assert agent.started.wait(PATIENCE)
+        assert workers.runs.wait(PATIENCE)
         os.kill(os.getpid(), signal.SIGINT)
-        assert agent.begun.acquire(timeout=PATIENCE)
+        assert workers.begun.acquire(timeout=PATIENCE)
         os.kill(os.getpid(), signal.SIGINT)
 
     with beside(threading.Thread(target=interrupt_twice)), pytest.raises(SignalException) as raised:
-        agent.run()
+        Agent(workers).run()
     assert raised.value.sigval == signal.SIGINT
-    assert agent.calls == ["start", "begin SIGINT", "hurry", "gone", "shutdown SIGTERM"]
+    assert workers.calls == ["start", "begin SIGINT", "hurry", "gone", "shutdown SIGTERM"]
 
 
 def local(kind: type[LocalElasticAgent], folder: Path, code: str) -> LocalElasticAgent:

@@ -9,10 +9,12 @@ import threading
 
 import pytest
 
+from rallypoint.agent.agent import Agent
+from rallypoint.agent.controller import Monitor
 from rallypoint.base.errors import SignalException
 from tests.unit.agent.test_stopping import PATIENCE, beside
-from tests.unit.agent.test_subclass import ThreadAgent, ours, spec
 from tests.unit.agent.third_party import outcome
+from tests.unit.agent.thread_workers import ThreadWorkers
 
 
 class HandWarmth:
@@ -23,7 +25,6 @@ class HandWarmth:
         self._told = threading.Event()
         self._fd = os.eventfd(0)
 
-    @property
     def importing(self) -> bool:
         self.asked.set()
         return not self._told.is_set()
@@ -50,21 +51,20 @@ class HandWarmth:
         os.close(self._fd)
 
 
-class WarmAgent(ThreadAgent):
-    warmth: HandWarmth
+class WarmWorkers(ThreadWorkers):
+    def __init__(self) -> None:
+        super().__init__(lambda rank, start, stopping: rank)
+        self.warmth = HandWarmth()
 
-    def _warmth(self) -> HandWarmth:
-        return self.warmth
+    def monitors(self) -> list[Monitor]:
+        return [self.warmth]
 
-
-def agent() -> WarmAgent:
-    made = WarmAgent(spec(ours(), workers=1), lambda rank, start, stopping: rank)
-    made.warmth = HandWarmth()
-    return made
+    def preparing(self) -> bool:
+        return self.warmth.importing()
 
 
 def test_a_start_waits_until_it_is_warm() -> None:
-    made = agent()
+    made = WarmWorkers()
 
     def tell() -> None:
         assert made.warmth.asked.wait(PATIENCE)
@@ -72,19 +72,19 @@ def test_a_start_waits_until_it_is_warm() -> None:
         made.warmth.tell()
 
     with beside(threading.Thread(target=tell)):
-        assert outcome(made).return_values == {0: 0}
+        assert outcome(Agent(made)).return_values == {0: 0}
     assert made.calls[0] == "start"
     made.warmth.close()
 
 
 def test_an_interrupt_ends_an_agent_that_waits_and_nothing_is_started() -> None:
-    made = agent()
+    made = WarmWorkers()
 
     def interrupt() -> None:
         assert made.warmth.asked.wait(PATIENCE)
         os.kill(os.getpid(), signal.SIGINT)
 
     with beside(threading.Thread(target=interrupt)), pytest.raises(SignalException):
-        made.run()
+        Agent(made).run()
     assert "start" not in made.calls
     made.warmth.close()

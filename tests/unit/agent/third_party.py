@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from rallypoint.agent.api import SimpleElasticAgent
+from rallypoint.agent.agent import Agent
 from rallypoint.agent.spec import RunResult
+from rallypoint.compat.elastic.agent.server import ElasticAgent
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from rallypoint.store.api import Store
 from rallypoint.store.prefix import PrefixStore
@@ -64,7 +65,7 @@ class RaisingHandler(CountingHandler):
         raise self._error
 
 
-def outcome(agent: SimpleElasticAgent) -> RunResult:
+def outcome(agent: Agent | ElasticAgent) -> RunResult:
     """What the run of an agent that takes part comes to."""
     result = agent.run()
     assert result is not None, "it was a spare that was not needed"

@@ -128,7 +128,7 @@ def test_a_handler_that_fails_costs_a_log_line(events: KeptEvents, caplog: pytes
 class Agent:
     """Something with a method that is profiled."""
 
-    @profiled
+    @profiled("SimpleElasticAgent.run")
     def run(self, fails: bool) -> int:
         if fails:
             raise KeyError("x")
@@ -140,7 +140,7 @@ def test_the_door_counts_calls_and_puts_numbers(seen: KeptNumbers) -> None:
     with pytest.raises(KeyError):
         Agent().run(True)
     put("a", 1)
-    names = ["Agent.run.success", "Agent.run.duration.ms", "Agent.run.failure", "Agent.run.duration.ms", "a"]
+    names = [*(f"SimpleElasticAgent.run.{each}" for each in ("success", "duration.ms", "failure", "duration.ms")), "a"]
     assert [name for _, name, _ in seen.seen] == names
     assert {group for group, _, _ in seen.seen} == {"torchelastic"}
 
@@ -163,7 +163,7 @@ def test_the_door_loads_nothing() -> None:
     code = (
         "import rallypoint.telemetry.door as door, sys\n"
         "door.put('a', 1)\n"
-        "door.profiled(lambda: None)()\n"
+        "door.profiled('run')(lambda: None)()\n"
         "print(sorted(each for each in sys.modules if each.startswith('rallypoint.telemetry')))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout

@@ -2,14 +2,27 @@
 
 from __future__ import annotations
 
-from rallypoint.agent.local import (
+import signal
+from typing import TYPE_CHECKING, Any
+
+from rallypoint.agent.agent import TORCHELASTIC_HEALTH_CHECK_PORT, health_check
+from rallypoint.agent.controller import GracePeriods
+from rallypoint.agent.membership import membership_of
+from rallypoint.agent.processes import (
     TORCHELASTIC_ENABLE_FILE_TIMER,
-    TORCHELASTIC_HEALTH_CHECK_PORT,
     TORCHELASTIC_TIMER_FILE,
     TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT,
-    LocalElasticAgent,
+    ProcessController,
 )
+from rallypoint.agent.spec import RunResult, WorkerGroup, WorkerSpec
 from rallypoint.compat.also import also
+from rallypoint.compat.elastic.agent.server.api import OverriddenWorkers, SimpleElasticAgent, kept_in
+from rallypoint.logs.specs import LogsSpecs
+from rallypoint.telemetry.door import profiled
+from rallypoint.workers.stop import Stopping
+
+if TYPE_CHECKING:
+    from rallypoint.health.check import HealthCheckServer
 
 __all__ = [
     "TORCHELASTIC_ENABLE_FILE_TIMER",
@@ -20,3 +33,77 @@ __all__ = [
 ]
 
 __getattr__ = also(__name__)
+
+
+class OverriddenProcesses(OverriddenWorkers, ProcessController):
+    """Processes that the methods of an agent start, watch and stop, for our loop."""
+
+    def begin_stop(self, death_sig: signal.Signals, timeout: float) -> Stopping | None:
+        # A subclass may have a way of its own to stop workers, which must be gone then.
+        if self.overrides("_stop_workers", LocalElasticAgent) or self.overrides("_shutdown", LocalElasticAgent):
+            return super().begin_stop(death_sig, timeout)
+        return ProcessController.begin_stop(self, death_sig, timeout)
+
+
+class LocalElasticAgent(SimpleElasticAgent):
+    """The agent whose workers are processes of this host.
+
+    Args:
+        spec, exit_barrier_timeout, shutdown_timeout: see `SimpleElasticAgent`.
+        logs_specs, start_method, log_line_prefix_template, uninterruptible_state_timeout: see `ProcessController`.
+        health_check_server: see `health_check`.
+    """
+
+    _workers: OverriddenProcesses
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        logs_specs: LogsSpecs,
+        start_method: str = "spawn",
+        exit_barrier_timeout: float = 300,
+        log_line_prefix_template: str | None = None,
+        shutdown_timeout: int = 30,
+        health_check_server: HealthCheckServer | None = None,
+        uninterruptible_state_timeout: float | None = None,
+    ) -> None:
+        workers = OverriddenProcesses(
+            spec,
+            membership_of(spec, exit_barrier_timeout),
+            GracePeriods(shutdown_timeout),
+            logs_specs,
+            start_method,
+            log_line_prefix_template,
+            uninterruptible_state_timeout,
+        )
+        health = health_check(health_check_server)
+        super().__init__(spec, exit_barrier_timeout, shutdown_timeout, workers, health)
+
+    _pcontext = kept_in(lambda agent: agent._workers, "pcontext")
+    _logs_specs = kept_in(lambda agent: agent._workers, "logs_specs")
+    _start_method = kept_in(lambda agent: agent._workers, "start_method")
+    _log_line_prefix_template = kept_in(lambda agent: agent._workers, "log_line_prefix_template")
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        if self._own_loop is not None:
+            self._own_loop.begin(self._until_the_end, self._agent.health)
+        return dict(self._workers.start_workers())
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        if self._own_loop is not None:
+            self._own_loop.step()
+        result = ProcessController.look(self._workers)
+        if result.is_failed():
+            self._failed_with = result
+        if self._workers.beyond_help:
+            self._remaining_restarts = 0
+        return result
+
+    @profiled("LocalElasticAgent._stop_workers")
+    def _stop_workers(self, worker_group: WorkerGroup) -> None:
+        self._workers.end(signal.SIGTERM, self._shutdown_timeout)
+
+    def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
+        self._workers.end(death_sig, timeout)
+        if not self._runs:
+            self._workers.close()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rallypoint.agent.spec import RunResult, WorkerGroup, WorkerState
@@ -15,17 +16,11 @@ if TYPE_CHECKING:
     from rallypoint.watchdog.requests import FileTimerRequest
 
 
-class Telling:
-    """Of one agent.
+class EventEmitter:
+    """The events and metrics of one agent, whose workers are `group`."""
 
-    Args:
-        group: its workers.
-        restarts: says how often they have been started again.
-    """
-
-    def __init__(self, group: WorkerGroup, restarts: Callable[[], int]) -> None:
+    def __init__(self, group: WorkerGroup) -> None:
         self._group = group
-        self._restarts = restarts
         self._began = time.monotonic()
         self._told: AgentStory | None = None
         self._stop_began: float | None = None
@@ -36,11 +31,17 @@ class Telling:
     @property
     def remaining_restarts(self) -> int:
         """How many failures the job would survive yet."""
-        return max(0, self._group.spec.max_restarts - self._restarts())
+        return max(0, self._group.spec.max_restarts - self._group.restarts)
 
-    def event(self, state: str, raw_error: str | None = None) -> Event:
-        """An event about the agent itself."""
-        return self._story().of_agent(state, self._group, self._restarts(), raw_error=raw_error)
+    def succeeded(self) -> Event:
+        """The event that this agent's run has returned."""
+        return self._story().of_agent("SUCCEEDED", self._group, self._group.restarts)
+
+    def failed(self) -> Event:
+        """The event that the exception which is being handled has ended this agent's run."""
+        import traceback
+
+        return self._story().of_agent("FAILED", self._group, self._group.restarts, raw_error=traceback.format_exc())
 
     def tell(self, make: Callable[[], Event]) -> None:
         """Record an event."""
@@ -50,7 +51,16 @@ class Telling:
     def took(self, state: str, began: float) -> None:
         """What `state` names is done; it began at that moment of `time.monotonic`."""
         if self._wanted:
-            self._story().told(state, self._group, self._restarts(), time.monotonic() - began)
+            self._story().told(state, self._group, self._group.restarts, time.monotonic() - began)
+
+    @contextmanager
+    def duration(self, state: str) -> Iterator[None]:
+        """Record the event of a state with the time that the inside of the `with` takes."""
+        began = time.monotonic()
+        try:
+            yield
+        finally:
+            self.took(state, began)
 
     def met(self) -> None:
         """The nodes have come together."""
@@ -74,7 +84,7 @@ class Telling:
         _put_step("SimpleElasticAgent._restart_workers", began)
         self._running = True
         if self._wanted:
-            self._story().started(self._group, self._restarts())
+            self._story().started(self._group, self._group.restarts)
 
     def workers_ended(self, result: RunResult | None, succeeded: Collection[int] = ()) -> None:
         """The workers of a round are gone; nothing happens if that was told before.
@@ -88,13 +98,13 @@ class Telling:
         running, self._running = self._running, False
         if running and self._wanted:
             state, failures = ("", {}) if result is None else (result.state.value, result.failures)
-            self._story().ended(state, self._group, self._restarts(), failures, succeeded)
+            self._story().ended(state, self._group, self._group.restarts, failures, succeeded)
 
     def watched(self, name: str, timer: FileTimerRequest | None) -> None:
         """The watchdog has done what `name` says, to the worker of a timer if it is about one."""
         if self._wanted:
             story = self._story()
-            story.tell(story.of_watchdog(name, self._group, self._restarts(), timer))
+            story.tell(story.of_watchdog(name, self._group, self._group.restarts, timer))
 
     def looked(self, result: RunResult) -> None:
         """The workers have been looked at."""

@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.agent.local import LocalElasticAgent
 from rallypoint.agent.spec import RunResult, WorkerSpec, WorkerState
 from rallypoint.base.endpoint import free_port, host_name
+from rallypoint.compat.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from rallypoint.logs.specs import DefaultLogsSpecs
 from rallypoint.rendezvous.errors import RendezvousClosedError, RendezvousTimeoutError
 from rallypoint.rendezvous.handler import RendezvousHandler

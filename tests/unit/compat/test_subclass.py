@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from rallypoint.agent.api import SimpleElasticAgent
 from rallypoint.agent.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
+from rallypoint.compat.elastic.agent.server import SimpleElasticAgent
 from rallypoint.failures.failure import ProcessFailure
 from rallypoint.rendezvous.errors import RendezvousStateError
 from rallypoint.rendezvous.handler import RendezvousHandler

@@ -1,4 +1,4 @@
-"""The rendezvous for an agent with a loop of its own: one that asks and waits, where ours is told.
+"""What an agent with a loop of its own needs of the rendezvous: one that asks and waits, where ours is told.
 
 Such an agent replaces `_invoke_run` and calls `_initialize_workers`, `_monitor_workers`, `_restart_workers` and
 `_exit_barrier` itself, as torch's own loop does. Laws:
@@ -12,15 +12,21 @@ from __future__ import annotations
 
 import os
 import queue
-import socket
+import signal
 import time
+from contextlib import AbstractContextManager, ExitStack
 
+from rallypoint.agent.controller import WorkerController
+from rallypoint.agent.exchange import meet_at_the_end
 from rallypoint.agent.foreign import ForeignMembership
-from rallypoint.agent.membership import Membership
-from rallypoint.agent.spec import RunResult, WorkerSpec, WorkerState
+from rallypoint.agent.handled import PASSED_ON, handled_signals
+from rallypoint.agent.spec import RunResult, WorkerState
 from rallypoint.base.clock import Deadline
+from rallypoint.base.errors import SignalException
 from rallypoint.base.log import get_logger
-from rallypoint.failures.cause import UNLIMITED, Cause
+from rallypoint.base.signals import signal_name, signals_to
+from rallypoint.failures.cause import UNLIMITED
+from rallypoint.health.pulse import Pulse
 from rallypoint.rendezvous.elastic import notices
 from rallypoint.rendezvous.errors import error_of
 from rallypoint.rendezvous.messages import (
@@ -42,26 +48,38 @@ _VERDICT = 5.0
 """Seconds that the word of this node's last failure may take to become the job's verdict."""
 
 
-class Asking:
-    """One agent's part in the rendezvous, from its first `meet` on.
+class OwnLoop:
+    """The part in the rendezvous of an agent with these workers, from its first `meet` on."""
 
-    Args:
-        membership: the agent's.
-        spec: what it runs.
-    """
-
-    def __init__(self, membership: Membership, spec: WorkerSpec) -> None:
-        self._membership = membership
-        self._spec = spec
+    def __init__(self, workers: WorkerController) -> None:
+        self._workers = workers
+        self._membership = workers.membership
         self._inbox: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+        self._asks = False
+        """Whether the agent leaves it to us to meet the others."""
         self._round = -1
         self._holds = False
         """Whether this node has a place in `_round` that it has not given up."""
         self._finished = False
         """Whether the others have been told that this node is done."""
-        if isinstance(membership, ForeignMembership):
-            membership.looks_for_newcomers = False
-        membership.listen(self._inbox.put)
+        self._begun = False
+        self._pulse: Pulse | None = None
+
+    def begin(self, stack: ExitStack, health: AbstractContextManager[Pulse | None]) -> None:
+        """Do once what `Agent.run_loop` and our loop do for processes, until `stack` is closed."""
+        if self._begun:
+            return
+        self._begun = True
+        self._workers.prepare()
+        stack.enter_context(signals_to(self._on_signal, handled_signals()))
+        self._pulse = stack.enter_context(health)
+
+    def step(self) -> None:
+        """Do what our loop does between events."""
+        for monitor in self._workers.monitors():
+            monitor.step()
+        if self._pulse is not None:
+            self._pulse.sleeps(time.monotonic(), self._workers.status())
 
     def meet(self) -> Placement:
         """Take part in the next round, and wait until it is complete.
@@ -69,6 +87,12 @@ class Asking:
         Raises:
             RendezvousError: there is no next round for this node; says why.
         """
+        self._workers.group.joined_at = time.monotonic()
+        if not self._asks:
+            self._asks = True
+            if isinstance(self._membership, ForeignMembership):
+                self._membership.looks_for_newcomers = False
+            self._membership.listen(self._inbox.put)
         if self._holds:
             self.end_round(None)
         self._join()
@@ -81,17 +105,18 @@ class Asking:
             self._heed(notice)
 
     def end_round(self, failed: RunResult | None) -> None:
-        """Tell the others that this node starts again.
+        """Tell the others that this node starts again; an agent that meets them by itself does so by itself.
 
         Args:
             failed: how its workers have failed; None if they have not.
         """
+        if not self._asks:
+            return
         self._holds = False
-        if failed is None or isinstance(self._membership, ForeignMembership):
+        if failed is None:
             self._membership.drain(self._round)
-        else:
-            # Unlimited, since it has said that there is a restart left.
-            self._membership.report_failure(self._round, _cause(failed), UNLIMITED)
+        else:  # unlimited, since it has said that there is a restart left
+            self._membership.report_failure(self._round, failed.first_cause(exitcode=1), UNLIMITED)
 
     def finish(self, timeout: float) -> None:
         """Tell the others that all workers of this node have succeeded, and wait for the job's end.
@@ -101,6 +126,11 @@ class Asking:
         Args:
             timeout: seconds to wait at most.
         """
+        group = self._workers.group
+        log.info("Local worker group finished (%s). Waiting for the other agents.", group.state.value)
+        if not self._asks:
+            meet_at_the_end(group.store, group.group_world_size, timeout)
+            return
         self._finished = True
         self._holds = False
         self._membership.report_success(self._round)
@@ -115,18 +145,23 @@ class Asking:
 
     def end_with(self, result: RunResult, timeout: float) -> None:
         """The agent's loop has returned: tell the others how, if it has not."""
-        if self._finished:
+        if self._finished or not self._asks:
             return
         if result.state == WorkerState.SUCCEEDED:
             self.finish(timeout)
         elif result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
-            self._membership.report_failure(self._round, _cause(result), 0)
+            self._membership.report_failure(self._round, result.first_cause(exitcode=1), 0)
             self._wait_for_the_end(_VERDICT)
 
     # Inside
 
+    def _on_signal(self, number: int) -> None:
+        if number not in PASSED_ON:
+            raise SignalException(f"Process {os.getpid()} got signal {signal_name(number)}", signal.Signals(number))
+        self._workers.forward(number)
+
     def _join(self) -> None:
-        spec = self._spec
+        spec = self._workers.group.spec
         self._membership.join(spec.role, spec.local_world_size, spec.max_restarts, spec.get_program_name())
 
     def _heed(self, notice: Notice) -> None:
@@ -161,12 +196,3 @@ class Asking:
                 return notice
             if isinstance(notice, RoundEnded) and notice.end.round >= self._round:
                 return notice
-
-
-def _cause(result: RunResult) -> Cause:
-    host = socket.gethostname()
-    if not result.failures:
-        state = WorkerState.FAILED
-        return Cause(-1, -1, host, os.getpid(), 1, f"worker group {state}", "", time.time(), "")
-    rank, failure = min(result.failures.items(), key=lambda entry: entry[1].moment)
-    return Cause.of(failure, rank, host)

@@ -1,0 +1,109 @@
+"""The agent of one node, put together: a loop that asks the policy, the node's workers, its membership in the job.
+
+Agents that are written for torch, as subclasses, are the matter of `compat.elastic.agent.server`, which drives the same
+parts.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING
+
+from rallypoint.agent.controller import WorkerController
+from rallypoint.agent.handled import handled_signals
+from rallypoint.agent.loop import AgentLoop
+from rallypoint.agent.spec import DEFAULT_ROLE, RunResult
+from rallypoint.base.log import get_logger
+from rallypoint.base.signals import deaf_at_the_end
+from rallypoint.rendezvous.errors import RendezvousGracefulExitError
+from rallypoint.telemetry.door import profiled
+
+if TYPE_CHECKING:
+    from rallypoint.health.check import HealthCheckServer
+    from rallypoint.health.pulse import Pulse
+
+log = get_logger(__name__)
+
+TORCHELASTIC_HEALTH_CHECK_PORT = "TORCHELASTIC_HEALTH_CHECK_PORT"
+
+
+class Agent:
+    """One node's part of the job.
+
+    Args:
+        workers: of this node; they know the membership.
+        health: entered for the time of the run; gives what the loop leaves to be seen, if anybody looks.
+    """
+
+    def __init__(self, workers: WorkerController, health: AbstractContextManager[Pulse | None] | None = None) -> None:
+        self.workers = workers
+        self.health = health or nullcontext()
+
+    @profiled("SimpleElasticAgent.run")
+    def run(self, role: str = DEFAULT_ROLE, loop: Callable[[str], RunResult] | None = None) -> RunResult | None:
+        """Run the workers to the job's end, in as many rounds as it takes.
+
+        Args:
+            role: what the log calls the workers.
+            loop: what to run in the place of `run_loop`.
+
+        Returns:
+            How the group ended; None for a spare that was never needed.
+
+        Raises:
+            RendezvousError: no round could be agreed on.
+            Exception: what a third party's rendezvous has raised, as it is.
+            SignalException: this agent was asked to end; its workers have been.
+        """
+        with deaf_at_the_end():
+            try:
+                result = (loop or self.run_loop)(role)
+                self.workers.events.ended(result)
+                return result
+            except RendezvousGracefulExitError as ending:
+                log.info("%s", ending)
+                return None
+            finally:
+                try:
+                    self.workers.membership.shutdown()
+                finally:
+                    self.workers.close()
+
+    def run_loop(self, role: str) -> RunResult:
+        """The run itself; when it returns or raises, no worker is left."""
+        workers = self.workers
+        workers.prepare()
+        with self.health as pulse:
+            log.info("[%s] starting workers for entrypoint: %s", role, workers.group.spec.get_entrypoint_name())
+            return AgentLoop(workers, workers.membership, pulse=pulse).run(handled_signals())
+
+
+@contextmanager
+def health_check(server: HealthCheckServer | None) -> Iterator[Pulse | None]:
+    """Serve the health check.
+
+    Args:
+        server: None for one on the port that `TORCHELASTIC_HEALTH_CHECK_PORT` names, if it does.
+
+    Yields:
+        What our own server shows; None where there is none.
+    """
+    pulse = None
+    if server is None and TORCHELASTIC_HEALTH_CHECK_PORT in os.environ:
+        from rallypoint.health.check import DEFAULT_TIMEOUT, create_healthcheck_server, wanted_port
+        from rallypoint.health.pulse import Pulse
+
+        port = wanted_port()
+        if port is not None:
+            pulse = Pulse()
+            server = create_healthcheck_server(pulse.last_progress, port, DEFAULT_TIMEOUT, pulse.status)
+    if server is None:
+        yield None
+        return
+    server.start()
+    try:
+        yield pulse
+    finally:
+        server.stop()

@@ -1,0 +1,299 @@
+"""The workers of one node, as the agent's loop sees them.
+
+What a stop goes through, from the policy's word to the kernel; each layer knows only the next one:
+
+    agent/policy      Stop                      one at a time; `WorkersStopped` follows
+    agent/executor    WorkerController.stop     waits on the `Stopping`'s `fds` until its `wake_at`, beside all else
+    agent/processes   PContext.begin_close
+    workers/context   _Closing                  the ladder, then outputs carried through and descriptors given back
+    workers/stop      Ladder                    signal, grace, stacks, SIGKILL, giving up
+      Writing         who is spared, since it is in the middle of a file
+      WorkerProcess   a signal to the worker alone, through its pidfd
+      workers/sweep   all that workers have left: asks the guardian, or, where that is lost, looks into /proc
+    workers/guardian  SIGTERM, then SIGKILL to all below it, until nothing is left; its keeper kills what it has left
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Collection, Mapping, Sequence
+from signal import Signals
+from typing import TYPE_CHECKING, Protocol
+
+from rallypoint.agent.event_emitter import EventEmitter
+from rallypoint.agent.membership import Membership
+from rallypoint.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
+from rallypoint.agent.steps import Stop
+from rallypoint.base.log import get_logger
+from rallypoint.rendezvous.messages import Placement
+from rallypoint.telemetry.door import profiled
+from rallypoint.workers.stop import Stopping
+
+if TYPE_CHECKING:
+    from rallypoint.agent.termination import Times
+    from rallypoint.ranks.assign import NodeRanks
+
+log = get_logger(__name__)
+
+FAILURE_GRACE = 5.0
+"""Seconds between SIGTERM and SIGKILL after a failure, where nothing says otherwise (decision 26)."""
+
+
+class Monitor(Protocol):
+    """What watches or prepares workers beside their exits: the watchdog, the preload, signals. Nothing here blocks."""
+
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when there is something to do."""
+
+    def wake_at(self) -> float:
+        """When there is something to do by itself, in seconds on the monotonic clock; infinite for never."""
+
+    def step(self) -> None:
+        """Do what is due; `look` tells what came of it."""
+
+
+class GracePeriods:
+    """How long the workers of one agent have to end.
+
+    Args:
+        stop: seconds between the signal that stops workers and SIGKILL.
+        failure: the same where the round has ended by a failure; None for 5, or `stop` if that is less.
+        chosen: whether somebody has chosen `stop`; if not, what is known of the scheduler's grace period may shorten it
+            (`agent.termination`).
+    """
+
+    def __init__(self, stop: float = 30, failure: float | None = None, chosen: bool = True) -> None:
+        self.stop = stop
+        self._failure = failure
+        self._chosen = chosen
+        self._times: Times | None = None
+        """What SIGTERM to this agent leaves of time, once it has come, at this moment of `time.monotonic`:"""
+        self._terminated_at = 0.0
+
+    def terminated(self) -> float | None:
+        """This agent was sent SIGTERM: what the scheduler's grace period leaves counts from the first one on.
+
+        Returns:
+            The first time, until when a stop that is under way may take, on the monotonic clock.
+        """
+        if self._times is not None:
+            return None
+        from rallypoint.agent.termination import times
+
+        self._terminated_at = time.monotonic()
+        self._times = times(self.stop, chosen=self._chosen, environ=os.environ)
+        return self._terminated_at + self.within(math.inf)
+
+    @property
+    def notice(self) -> float:
+        """For how many seconds the workers may be asked to save before they are stopped; infinite before SIGTERM."""
+        return math.inf if self._times is None else self._times.notice
+
+    def of(self, failed: bool) -> float:
+        """Seconds for a stop that begins now, after a failure or not."""
+        if not failed:
+            return self.within(self.stop)
+        return self.within(min(FAILURE_GRACE, self.stop) if self._failure is None else self._failure)
+
+    def within(self, seconds: float) -> float:
+        """So many seconds, or what is left where this agent was sent SIGTERM."""
+        if self._times is None:
+            return seconds
+        return min(seconds, self._times.left(time.monotonic() - self._terminated_at))
+
+
+class WorkerController(ABC):
+    """Starts, watches and stops the workers of one node. No call waits for other nodes.
+
+    Args:
+        spec: what they are.
+        membership: this node's, in the job.
+        grace: how long they have to end.
+    """
+
+    def __init__(self, spec: WorkerSpec, membership: Membership, grace: GracePeriods) -> None:
+        self.group = WorkerGroup(spec)
+        self.events = EventEmitter(self.group)
+        self.membership = membership
+        self.grace = grace
+
+    @abstractmethod
+    def start(self, placement: Placement) -> None:
+        """Take up a placement and start the workers."""
+
+    @abstractmethod
+    def look(self) -> RunResult:
+        """How the workers are: state, return values and failures by global rank. Does not wait."""
+
+    @abstractmethod
+    def begin_stop(self, death_sig: Signals, timeout: float) -> Stopping | None:
+        """Begin to end the workers; the loop sees the stop through and hears everything else meanwhile.
+
+        Args:
+            death_sig: the signal that asks the workers.
+            timeout: seconds between it and SIGKILL.
+
+        Returns:
+            The stop that is under way; None if the workers are gone.
+        """
+
+    @abstractmethod
+    def shutdown(self, number: int) -> None:
+        """Stop the workers for good by this signal, until they are gone. Always called at the end; idempotent."""
+
+    def prepare(self) -> None:  # noqa: B027 - most have nothing to do
+        """The run begins: make ready what can be while the nodes come together."""
+
+    def close(self) -> None:  # noqa: B027 - most have nothing to do
+        """The run is over, for the other nodes too: what has stood by until here can go."""
+
+    def stop(self, step: Stop) -> Stopping | None:
+        """Begin to stop the workers as the step says; None if they are gone already."""
+        if step.again:
+            self.events.restarts()
+            log.info("[%s] Stopping worker group", self.group.spec.role)
+        return self.begin_stop(Signals(step.signal), self.grace.of(step.failed))
+
+    def terminated(self) -> float:
+        """This agent was sent SIGTERM. Returns for how many seconds the workers may be asked to save."""
+        until = self.grace.terminated()
+        if until is not None:
+            self.shorten_stop(until)
+        return self.grace.notice
+
+    def shorten_stop(self, until: float) -> None:  # noqa: B027 - most have nothing to do
+        """A stop that is under way, if one is, is to leave the workers no more time than until then."""
+
+    def forward(self, number: int) -> None:  # noqa: B027 - most have nothing to do
+        """Hand a signal that this agent was sent to each worker that runs and was not sent it too."""
+
+    def finished(self) -> None:
+        """All workers have succeeded: tell the other nodes."""
+        assert self.group.placement is not None, "no placement before the first round"
+        self.membership.report_success(self.group.placement.round)
+
+    def exit_fds(self) -> list[int] | None:
+        """Descriptors that become readable when a worker ends; None if workers must be asked every so often."""
+        return None
+
+    def monitors(self) -> Sequence[Monitor]:
+        """What else the loop is to wait for and to step."""
+        return ()
+
+    def preparing(self) -> bool:
+        """Whether workers that are to start shall wait, since they will be sooner there than if they started now."""
+        return False
+
+    def running(self) -> Collection[int]:
+        """Local ranks of the workers that have not ended, as far as is known."""
+        return range(self.group.spec.local_world_size)
+
+    def reached(self) -> frozenset[int]:
+        """The signals that all processes of this node's job were sent a moment ago, as far as that can be told."""
+        return frozenset()
+
+    def in_order(self) -> bool:
+        """Whether the workers, if there were any, have ended with success or by the SIGTERM that asked them."""
+        return False
+
+    def stopped(self) -> tuple[int, ...]:
+        """Global ranks of the workers that this agent ended while they ran, for the report; none if it cannot tell."""
+        return ()
+
+    def succeeded(self) -> tuple[int, ...]:
+        """Global ranks of the workers that had succeeded before anything stopped them; none if it cannot tell."""
+        return ()
+
+    def allowed(self) -> int:
+        """How many failures the job may survive as far as this node is concerned."""
+        return self.group.spec.max_restarts
+
+    def remaining(self) -> int:
+        """How many failures the job would survive yet."""
+        return max(0, self.allowed() - self.group.restarts)
+
+    def status(self) -> Mapping[str, object]:
+        """What the health check shows of this agent."""
+        group = self.group
+        return {
+            "run_id": group.spec.rdzv_handler.get_run_id(),
+            "role": group.spec.role,
+            "state": group.state.value,
+            "round": None if group.placement is None else group.placement.round,
+            "restarts": group.restarts,
+            "remaining_restarts": self.remaining(),
+            "group_rank": group.group_rank,
+            "group_world_size": group.group_world_size,
+            "workers": [
+                {"local_rank": each.local_rank, "global_rank": each.global_rank, "pid": each.id}
+                for each in group.workers
+            ],
+        }
+
+    # Parts of `start`
+
+    def enter(self, placement: Placement) -> None:
+        """Take up a placement: address of the store, group rank, worker ranks."""
+        group, spec = self.group, self.group.spec
+        group.placement, group.restarts = placement, placement.restarts
+        self.membership.take_up(placement)
+        if placement.max_restarts >= 0:  # the first node's value is the job's
+            spec.max_restarts = placement.max_restarts
+        self.events.met()
+        info = self.membership.info(placement)
+        group.store = None
+        group.open_store = lambda: info.store
+        group.master_addr = spec.master_addr or placement.store_address
+        group.master_port = spec.master_port or placement.store_port
+        with self.events.duration("ASSIGN_WORKER_RANKS"):
+            group.workers = self.assign(placement)
+        group.group_rank = placement.group_rank
+        group.group_world_size = placement.group_world_size
+        log.info("[%s] Rendezvous complete for workers. Result:\n%s", spec.role, _round_block(group))
+
+    @profiled("SimpleElasticAgent._assign_worker_ranks")
+    def assign(self, placement: Placement) -> list[Worker]:
+        """The workers of this node with their ranks, all of which the placement holds."""
+        return workers_of(placement.ranks, self.group.spec)
+
+    def started(self, ids: Mapping[int, object]) -> None:
+        """The workers have been started; by local rank, these are their ids."""
+        for local_rank, worker_id in ids.items():
+            self.group.workers[local_rank].id = worker_id
+        self.events.started()
+        self.group.state = WorkerState.HEALTHY
+
+
+def workers_of(ranks: NodeRanks, spec: WorkerSpec) -> list[Worker]:
+    """The workers of a node that was given these ranks."""
+    return [
+        Worker(
+            local_rank=local_rank,
+            global_rank=ranks.base_rank + local_rank,
+            role_rank=ranks.base_role_rank + local_rank,
+            world_size=ranks.world_size,
+            role_world_size=ranks.role_world_size,
+        )
+        for local_rank in range(spec.local_world_size)
+    ]
+
+
+def _round_block(group: WorkerGroup) -> str:
+    """The lines about a complete round, for the log."""
+    rows = {
+        "restart_count": group.restarts,
+        "master_addr": group.master_addr,
+        "master_port": group.master_port,
+        "group_rank": group.group_rank,
+        "group_world_size": group.group_world_size,
+        "local_ranks": [each.local_rank for each in group.workers],
+        "role_ranks": [each.role_rank for each in group.workers],
+        "global_ranks": [each.global_rank for each in group.workers],
+        "role_world_sizes": [each.role_world_size for each in group.workers],
+        "global_world_sizes": [each.world_size for each in group.workers],
+        "event_log_handler": group.spec.event_log_handler,
+    }
+    return "\n".join(f"  {name}={value}" for name, value in rows.items())

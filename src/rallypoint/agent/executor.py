@@ -1,0 +1,309 @@
+"""Carries out the policy's steps: what each of them means for the workers of this node and for its membership.
+
+Laws:
+
+1. Nothing here waits. What takes time is begun, and the loop drives it: `fds`, `wake_at` and `stop_events`.
+2. The policy alone knows in which phase the agent is; here is only what was begun and is not yet done.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterator
+from signal import Signals
+
+from rallypoint.agent import steps
+from rallypoint.agent.board import NoticeBoard
+from rallypoint.agent.controller import WorkerController
+from rallypoint.agent.membership import Membership
+from rallypoint.agent.spec import RunResult, WorkerState
+from rallypoint.base.clock import Clock
+from rallypoint.base.errors import NodeLeft, SignalException
+from rallypoint.base.log import get_logger
+from rallypoint.base.signals import signal_name
+from rallypoint.failures.cause import Cause
+from rallypoint.notices import PREEMPTION
+from rallypoint.rendezvous.elastic import ASK_FIRST, ASK_MOST
+from rallypoint.rendezvous.errors import RendezvousClosedError, error_of
+from rallypoint.rendezvous.state import Outcome
+from rallypoint.workers.stop import Stopping
+
+log = get_logger(__name__)
+
+_SIGNAL_COMES = 1.0
+"""Seconds that a signal to all processes may take to reach this one, when it has reached others. It takes microseconds,
+unless the machine is in trouble."""
+
+_LEAVING, _LEAVING_EVERY = 1.0, 0.2
+"""Seconds for which a job must go on without this node, to be believed that it does, and between the questions. Who
+ends a whole job on many nodes may reach the last of them so much later."""
+
+
+class StepExecutor:
+    """The hands of one agent's loop.
+
+    Args:
+        workers: of this node.
+        membership: this node's, in the job.
+        clock: of the loop.
+        post: takes an event that comes of a step at once.
+    """
+
+    def __init__(
+        self, workers: WorkerController, membership: Membership, clock: Clock, post: Callable[[steps.Event], None]
+    ) -> None:
+        self._workers = workers
+        self._membership = membership
+        self._clock = clock
+        self._post = post
+        self._board = NoticeBoard(clock)
+        self._round = -1
+        self.stopping: Stopping | None = None
+        self.starting: steps.Start | None = None
+        """What is to start as soon as what the workers are forked from is ready."""
+        self.ask_at = 0.0
+        """When others are to be asked next, in the phases in which they are."""
+        self.result: RunResult | None = None
+        """How the run ends, once it does."""
+        self.last: RunResult | None = None
+        """How the workers of the round have ended, as they were found."""
+        self._held: RunResult | None = None
+        """How the workers were found, while it is not settled whether they failed."""
+        self._signal_by = math.inf
+        self._announced: Cause | None = None
+        """The last failure of this node's workers."""
+        self._ask_every = ASK_FIRST
+        self._leave_by = math.inf
+        self._finished_at = 0.0
+
+    def carry_out(self, step: steps.Step, round_: int) -> None:
+        """Carry out a step of the policy, which counts in this round."""
+        self._round = round_
+        self._HOW[type(step)](self, step)
+
+    # What was begun, for the loop to drive
+
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when there is something to do."""
+        return [*self._board.fds(), *([] if self.stopping is None else self.stopping.fds())]
+
+    def wake_at(self) -> float:
+        """When there is something to do by itself, on the clock; infinite for never."""
+        stop_at = math.inf if self.stopping is None else self.stopping.wake_at()
+        return min(self._board.wake_at(), self._signal_by, stop_at)
+
+    def stop_events(self) -> Iterator[steps.Event]:
+        """Go on with the stop that is under way."""
+        if self.stopping is not None and self.stopping.step():
+            self.stopping = None
+            yield self._stopped()
+
+    def start_once_ready(self) -> None:
+        """Start the workers, if they are to start; but not while what they are forked from gets ready."""
+        if self.starting is not None and not self._workers.preparing():
+            step, self.starting = self.starting, None
+            self._workers.start(step.placement)
+
+    def notice_events(self) -> Iterator[steps.Event]:
+        """The signal that did not come, and what has come of the notice to the workers."""
+        if self._clock.monotonic() >= self._signal_by:
+            self._signal_by = math.inf
+            yield steps.NoSignal()
+        yield from self._board.look(self._workers.running)
+
+    def leave_events(self) -> Iterator[steps.Event]:
+        """Where this node leaves: ask once more how the job stands without it, or be content with what was heard."""
+        if self._clock.monotonic() < self.ask_at:
+            return
+        if self.ask_at >= self._leave_by:
+            yield steps.LeaveOver()
+        else:
+            self.ask_at = min(self.ask_at + _LEAVING_EVERY, self._leave_by)
+            self._membership.leave(asks=True)
+
+    def ask_progress(self) -> None:
+        """Where this node waits for others: ask how far they are, if that is due."""
+        if self._clock.monotonic() >= self.ask_at:
+            self._ask_every = min(2 * self._ask_every, ASK_MOST)
+            self.ask_at = self._clock.monotonic() + self._ask_every
+            self._membership.ask_progress()
+
+    def leave_nothing(self, number: int) -> None:
+        """End whatever runs by this signal, and return when it is gone."""
+        try:
+            self._workers.shutdown(number)
+        except BaseException:  # a ^C that nobody handles, say: it must not cost us what it interrupted
+            self._workers.shutdown(Signals.SIGKILL)
+            raise
+        finally:
+            self._ended()
+
+    def _stopped(self) -> steps.WorkersStopped:
+        self._workers.group.state = WorkerState.STOPPED
+        self._ended()
+        return steps.WorkersStopped(self._workers.in_order())
+
+    def _ended(self) -> None:
+        self._board.clear()
+        self._workers.events.workers_ended(self.last, self._workers.succeeded())
+
+    # Steps: the rounds
+
+    def _do_join(self, _step: steps.Join) -> None:
+        spec = self._workers.group.spec
+        self._ask_every = ASK_FIRST
+        self._workers.group.joined_at = self._clock.monotonic()
+        self.ask_at = self._workers.group.joined_at + self._ask_every
+        log.info("[%s] Rendezvous'ing worker group", spec.role)
+        self._membership.join(spec.role, spec.local_world_size, spec.max_restarts, spec.get_program_name())
+
+    def _do_start(self, step: steps.Start) -> None:
+        self.last = self._held = None
+        self._signal_by = math.inf
+        self._workers.group.notices = self._board.renew()
+        self.starting = step
+        self.start_once_ready()
+
+    def _do_await_signal(self, _step: steps.AwaitSignal) -> None:
+        self.last, self._held = None, self.last
+        self._signal_by = self._clock.monotonic() + _SIGNAL_COMES
+
+    def _do_announce_failure(self, step: steps.AnnounceFailure) -> None:
+        spec, cause = self._workers.group.spec, step.cause
+        self.last = self._held or self.last
+        if cause.rank >= 0:
+            log.error(
+                "failed (exitcode: %d) local_rank: %d (pid: %d) of binary: %s",
+                cause.exitcode,
+                cause.local_rank,
+                cause.pid,
+                spec.get_entrypoint_name(),
+            )
+        log.info("[%s] Worker group %s; telling the other agents", spec.role, self._workers.group.state.value)
+        self._announced = step.cause
+        self._membership.report_failure(self._round, step.cause, self._workers.allowed())
+
+    def _do_announce_success(self, _step: steps.AnnounceSuccess) -> None:
+        self._finished_at = self._clock.monotonic()
+        state = self._workers.group.state.value
+        log.info("Local worker group finished (%s). Waiting for the other agents.", state)
+        self._workers.finished()
+
+    def _do_announce_departure(self, step: steps.AnnounceDeparture) -> None:
+        self._membership.preempt(self._round, step.seconds)
+
+    def _do_drain(self, step: steps.Drain) -> None:
+        if step.waiting:
+            log.info(
+                "[%s] Detected %d new node%s from group_rank=%s; will restart worker group%s",
+                self._workers.group.spec.role,
+                step.waiting,
+                "" if step.waiting == 1 else "s",
+                self._workers.group.group_rank,
+                f" with {step.names}" if step.names else "",
+            )
+        self._membership.drain(self._round)
+
+    def _do_tell(self, step: steps.Tell) -> None:
+        (log.warning if step.loud else log.info)("[%s] %s", self._workers.group.spec.role, step.text)
+
+    # Steps: the workers
+
+    def _do_stop(self, step: steps.Stop) -> None:
+        self.starting = None
+        self.stopping = self._workers.stop(step)
+        if self.stopping is None or self.stopping.step():
+            self.stopping = None
+            self._post(self._stopped())
+
+    def _do_kill(self, _step: steps.Kill) -> None:
+        log.warning("Killing the workers")
+        if self.stopping is not None:
+            self.stopping.hurry()
+
+    def _do_pass_on(self, step: steps.PassOn) -> None:
+        log.info("Received %s for the workers", signal_name(step.signal))
+        self._workers.forward(step.signal)
+
+    def _do_ask(self, step: steps.Ask) -> None:
+        self._board.post(step.reason, step.node, self._round, step.seconds, waits=True)
+
+    def _do_withdraw(self, _step: steps.Withdraw) -> None:
+        self._board.withdraw()
+
+    def _do_forewarn(self, _step: steps.Forewarn) -> None:
+        self._board.post(PREEMPTION, "", self._round, self._workers.grace.of(failed=False), waits=False)
+
+    # Steps: the end
+
+    def _do_leave(self, step: steps.Leave) -> None:
+        log.warning("Received %s; ending the workers and leaving the job", signal_name(step.signal))
+        self._membership.leave()
+
+    def _do_ask_others(self, _step: steps.AskOthers) -> None:
+        self.ask_at = self._clock.monotonic()
+        self._leave_by = self.ask_at + _LEAVING
+
+    def _do_end(self, step: steps.End) -> None:
+        verdict, group = step.verdict.verdict, self._workers.group
+        last = self.last or RunResult(group.state)
+        if verdict.outcome is Outcome.SUCCEEDED:
+            self._succeed(last)
+        elif verdict.outcome is Outcome.FAILED:
+            if verdict.detail:
+                log.error("[%s] The job ends with restarts left: %s", group.spec.role, verdict.detail)
+            group.state = WorkerState.FAILED
+            own = verdict.cause is not None and verdict.cause.is_of(self._announced)
+            self.result = RunResult(
+                WorkerState.FAILED,
+                failures=last.failures,
+                cause=verdict.cause,
+                stopped=self._workers.stopped(),
+                restarts=verdict.restarts,
+                told_elsewhere=not own and not self._membership.hosts_coordinator,
+            )
+        else:
+            raise RendezvousClosedError("the job was ended on request before its workers had finished")
+
+    def _do_give_up(self, step: steps.GiveUp) -> None:
+        error = error_of(step.notice)
+        assert error is not None
+        raise error
+
+    def _do_depart(self, step: steps.Depart) -> None:
+        name = signal_name(step.signal)
+        if step.job:
+            raise NodeLeft(f"this node has left the job after {name}; the job {step.job}", Signals(step.signal))
+        raise SignalException(f"Process {os.getpid()} got signal {name}", Signals(step.signal))
+
+    def _do_finish(self, _step: steps.Finish) -> None:
+        self._succeed(self.last or RunResult(WorkerState.SUCCEEDED))
+
+    def _succeed(self, last: RunResult) -> None:
+        log.info("Done waiting for other agents. Elapsed: %.3f seconds", self._clock.monotonic() - self._finished_at)
+        self._workers.group.state = WorkerState.SUCCEEDED
+        self.result = RunResult(WorkerState.SUCCEEDED, last.return_values)
+
+    _HOW: dict[type, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
+        steps.Join: _do_join,
+        steps.Start: _do_start,
+        steps.AwaitSignal: _do_await_signal,
+        steps.AnnounceFailure: _do_announce_failure,
+        steps.AnnounceSuccess: _do_announce_success,
+        steps.AnnounceDeparture: _do_announce_departure,
+        steps.Drain: _do_drain,
+        steps.Tell: _do_tell,
+        steps.Stop: _do_stop,
+        steps.Kill: _do_kill,
+        steps.PassOn: _do_pass_on,
+        steps.Ask: _do_ask,
+        steps.Withdraw: _do_withdraw,
+        steps.Forewarn: _do_forewarn,
+        steps.Leave: _do_leave,
+        steps.AskOthers: _do_ask_others,
+        steps.End: _do_end,
+        steps.GiveUp: _do_give_up,
+        steps.Depart: _do_depart,
+        steps.Finish: _do_finish,
+    }

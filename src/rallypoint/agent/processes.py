@@ -1,0 +1,346 @@
+"""The workers of one node as processes: started through the guardian, watched by pidfd, none left behind."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Collection, Sequence
+from signal import Signals
+from typing import TYPE_CHECKING
+
+from rallypoint.agent.controller import GracePeriods, Monitor, WorkerController
+from rallypoint.agent.environment import worker_environment
+from rallypoint.agent.handled import PASSED_ON, scheduler
+from rallypoint.agent.membership import Membership
+from rallypoint.agent.spec import RunResult, WorkerSpec, WorkerState
+from rallypoint.agent.steps import Stop
+from rallypoint.base.log import get_logger
+from rallypoint.logs.prefix import line_prefixes
+from rallypoint.logs.specs import LogsDest, LogsSpecs
+from rallypoint.rendezvous.messages import Placement
+from rallypoint.telemetry.door import profiled
+from rallypoint.workers.context import PContext, RunProcsResult, start_processes
+from rallypoint.workers.guardian.client import Guardian, GuardianLost
+from rallypoint.workers.guardian.early import take
+from rallypoint.workers.macros import macros
+from rallypoint.workers.stop import Stopping
+
+if TYPE_CHECKING:
+    from rallypoint.watchdog.minder import Minder
+    from rallypoint.watchdog.requests import FileTimerRequest
+    from rallypoint.workers.forwarding import Forwarding
+    from rallypoint.workers.warm.starts import WarmStarts
+
+log = get_logger(__name__)
+
+TORCHELASTIC_ENABLE_FILE_TIMER = "TORCHELASTIC_ENABLE_FILE_TIMER"
+TORCHELASTIC_TIMER_FILE = "TORCHELASTIC_TIMER_FILE"
+TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
+
+
+class ProcessController(WorkerController):
+    """Starts the workers as processes, wakes at their exits, and leaves none behind.
+
+    Args:
+        spec, membership, grace: see `WorkerController`.
+        logs_specs: where their output goes.
+        start_method: how workers that are functions are started.
+        log_line_prefix_template: what stands before each teed line (contract section 6.5).
+        stuck_after: seconds that a worker may be stuck in the kernel; the environment's word if not given, and 0 for
+            ever.
+    """
+
+    def __init__(
+        self,
+        spec: WorkerSpec,
+        membership: Membership,
+        grace: GracePeriods,
+        logs_specs: LogsSpecs,
+        start_method: str = "spawn",
+        log_line_prefix_template: str | None = None,
+        stuck_after: float | None = None,
+    ) -> None:
+        super().__init__(spec, membership, grace)
+        self.logs_specs = logs_specs
+        self.start_method = start_method
+        self.log_line_prefix_template = log_line_prefix_template
+        self.pcontext: PContext | None = None
+        self.beyond_help = False
+        """Whether a worker is stuck in the kernel: it keeps its devices, so that starting again here cannot help."""
+        self._stuck_after = stuck_after
+        self._guardian: Guardian | None = None
+        self._preload: WarmStarts | None = None
+        self._watchdog: Minder | None = None
+        self._said_where = False
+        """Whether it was said where output goes that no console shows."""
+        self._forwarding: Forwarding | None = None
+        self._forwarded: set[int] = set()
+
+    # The start
+
+    def prepare(self) -> None:
+        guardian = self._guarded()
+        if self.group.spec.warm:
+            from rallypoint.agent.warmth import warm_starts
+
+            self._preload = warm_starts(self.group.spec, guardian)
+
+    @profiled("SimpleElasticAgent._initialize_workers")
+    def start(self, placement: Placement) -> None:
+        self.enter(placement)
+        self.started(self.start_workers())
+
+    @profiled("LocalElasticAgent._start_workers")
+    def start_workers(self) -> dict[int, int]:
+        """Start the processes of the present round; returns local rank to process id."""
+        group, spec = self.group, self.group.spec
+        assert spec.entrypoint is not None
+        self._close_watchdog()
+        watchdog = self._watchdog = self._make_watchdog()
+        args, envs = {}, {}
+        for worker in group.workers:
+            rank = worker.local_rank
+            args[rank] = tuple(macros.substitute(spec.args, str(rank)))
+            envs[rank] = worker_environment(group, worker, group.restarts, os.environ)
+            if watchdog is not None:
+                envs[rank].update(watchdog.environment)
+        ranks = {worker.local_rank: worker.global_rank for worker in group.workers}
+        prefixes = line_prefixes(self.log_line_prefix_template, spec.role, ranks, group.restarts)
+        log.info("[%s] Starting worker group", spec.role)
+        log.info("use_agent_store: %s", spec.rdzv_handler.use_agent_store)
+        guardian = self._guarded()
+        self._forwarded.clear()
+        if self._forwarding is not None:
+            self._forwarding.forget()
+        if self._preload is not None:
+            self._preload.prepare(guardian)
+        self.pcontext = start_processes(
+            spec.role,
+            spec.entrypoint,
+            args,
+            envs,
+            self.logs_specs,
+            prefixes,
+            self.start_method,
+            spec.numa_options,
+            spec.duplicate_stdout_filters,
+            spec.duplicate_stderr_filters,
+            guardian=guardian,
+            made=lambda: self._remove_at_the_end(guardian),
+            warm=self._preload,
+        )
+        pids = self.pcontext.pids()
+        self._say_where(self.pcontext.dest)
+        if watchdog is not None:
+            watchdog.watch(pids.values())
+        guardian.shrink()
+        return dict(pids)
+
+    def _say_where(self, dest: LogsDest) -> None:
+        """Say once where to look for output that no console shows."""
+        if self._said_where or not (paths := dest.only_in_files):
+            return
+        self._said_where = True
+        folder = os.path.commonpath([os.path.abspath(os.path.dirname(path)) for path in paths])
+        names = " and ".join(sorted({os.path.basename(path) for path in paths}))
+        log.warning("[%s] output of workers goes to files only: %s in %s", self.group.spec.role, names, folder)
+
+    def _remove_at_the_end(self, guardian: Guardian) -> None:
+        """Have removed what this run makes, should this process end without doing so."""
+        temporary = self.logs_specs.temporary
+        pipes = [] if self._watchdog is None else self._watchdog.files
+        whole = [*([self.group.notices] if self.group.notices else []), *pipes]
+        guardian.remove_at_the_end(empty=[temporary] if temporary else [], whole=whole)
+
+    def _guarded(self) -> Guardian:
+        """The guardian of this run, which starts the workers of all rounds; a new one if that is lost."""
+        if self._guardian is not None and self._guardian.lost:
+            self.close()
+        if self._guardian is None:
+            self._guardian = take()
+        return self._guardian
+
+    def close(self) -> None:
+        # Until here the guardian would have taken away what we leave, should we be killed while we say goodbye.
+        if self._preload is not None:
+            self._preload.let_go()
+        guardian, self._guardian = self._guardian, None
+        if guardian is not None:
+            guardian.close()
+
+    def preparing(self) -> bool:
+        return self._preload is not None and self._preload.importing
+
+    # The watchdog
+
+    def _make_watchdog(self) -> Minder | None:
+        """What watches the workers that are to start, if the environment or our maker asks for any."""
+        asked = (TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT)
+        if not self._stuck_after and not any(os.environ.get(name) for name in asked):
+            return None
+        from rallypoint.logs.folders import temporary_folder
+        from rallypoint.watchdog.minder import minder_of
+
+        return minder_of(
+            os.environ,
+            temporary_folder(),
+            stuck_after=self._stuck_after,
+            run_id=self.group.spec.rdzv_handler.get_run_id(),
+            grace=self.grace.stop,
+            report=self._watched,
+        )
+
+    def _watched(self, name: str, timer: FileTimerRequest | None) -> None:
+        """The watchdog has done what `name` says; whoever ends by its timer shows its stacks before."""
+        if timer is not None and timer.signal > 0 and self.pcontext is not None:
+            self.pcontext.announce_stacks(timer.worker_pid)
+        self.events.watched(name, timer)
+
+    def _close_watchdog(self) -> None:
+        watchdog, self._watchdog = self._watchdog, None
+        if watchdog is not None:
+            watchdog.close()
+
+    # How the workers are
+
+    @profiled("LocalElasticAgent._monitor_workers")
+    def look(self) -> RunResult:
+        group = self.group
+        if self.pcontext is None:
+            return RunResult(WorkerState.UNKNOWN)
+        if set(self.pcontext.pids().values()) != {worker.id for worker in group.workers}:
+            log.error("[%s] the workers' process ids are not those that were started", group.spec.role)
+            return RunResult(WorkerState.UNKNOWN)
+        by_rank = {worker.local_rank: worker.global_rank for worker in group.workers}
+        result = self.pcontext.poll()
+        if result is None:
+            return self._while_they_run(self.pcontext, by_rank)
+        if result.is_failed():
+            self._blame(result)
+            return RunResult(
+                WorkerState.FAILED, failures={by_rank[rank]: failure for rank, failure in result.failures.items()}
+            )
+        values = {by_rank[rank]: value for rank, value in result.return_values.items()}
+        state = WorkerState.SUCCEEDED if len(values) == len(by_rank) else WorkerState.STOPPED
+        return RunResult(state, return_values=values)
+
+    def _blame(self, result: RunProcsResult) -> None:
+        """Say of each failure what the watchdog did, or that a signal was not meant to end the worker."""
+        for failure in result.failures.values():
+            why = "" if self._watchdog is None else self._watchdog.why(failure.pid)
+            if why and not failure.reason.startswith(why):  # this may be the second look at it
+                failure.blame(f"{why} ({failure.text})")
+            elif not failure.reason and self._only_informs(-failure.exitcode):
+                failure.blame(f"{failure.text}, which was meant for the workers; this one has no handler for it")
+
+    def _while_they_run(self, pcontext: PContext, by_rank: dict[int, int]) -> RunResult:
+        if self._watchdog is None or not (stuck := self._watchdog.stuck):
+            return RunResult(WorkerState.HEALTHY)
+        from rallypoint.failures.failure import ProcessFailure
+
+        self.beyond_help = True
+        failures = {}
+        for local_rank, pid in pcontext.pids().items():
+            if pid in stuck:
+                failure = failures[by_rank[local_rank]] = ProcessFailure(local_rank, pid, -signal.SIGKILL, "")
+                failure.blame(stuck[pid].why)
+        return RunResult(WorkerState.UNHEALTHY, failures=failures)
+
+    def allowed(self) -> int:
+        return 0 if self.beyond_help else super().allowed()
+
+    def exit_fds(self) -> list[int] | None:
+        if self.pcontext is None:
+            return []
+        return None if self.pcontext.must_be_asked else self.pcontext.exit_fds()
+
+    def monitors(self) -> Sequence[Monitor]:
+        return [each for each in (self._watchdog, self._preload, self._forwarding) if each is not None]
+
+    def running(self) -> Collection[int]:
+        return () if self.pcontext is None else self.pcontext.running
+
+    def in_order(self) -> bool:
+        return self.pcontext is None or self.pcontext.in_order
+
+    def stopped(self) -> tuple[int, ...]:
+        return () if self.pcontext is None else self._global(self.pcontext.stopped)
+
+    def succeeded(self) -> tuple[int, ...]:
+        return () if self.pcontext is None else self._global(self.pcontext.succeeded)
+
+    def _global(self, local_ranks: Collection[int]) -> tuple[int, ...]:
+        by_rank = {worker.local_rank: worker.global_rank for worker in self.group.workers}
+        return tuple(by_rank[rank] for rank in local_ranks)
+
+    # Signals
+
+    def forward(self, number: int) -> None:
+        self._forwarded.add(number)
+        if self.pcontext is not None and self.pcontext.running and not self._signals().takes(number):
+            self.pcontext.pass_on(number)
+
+    def reached(self) -> frozenset[int]:
+        return self._signals().reached()
+
+    def _only_informs(self, number: int) -> bool:
+        """Whether a signal, by which a worker has ended, was to tell the workers something."""
+        return number in PASSED_ON and (number in self._forwarded or number in self.reached())
+
+    def _signals(self) -> Forwarding:
+        """What knows which signals the workers have been sent, made when there is one."""
+        if self._forwarding is None:
+            from rallypoint.workers.forwarding import Forwarding
+
+            self._forwarding = Forwarding(self._heard, self._send_on, scheduler(os.environ) is not None)
+        return self._forwarding
+
+    def _heard(self) -> Collection[int]:
+        try:
+            return () if self._guardian is None else self._guardian.heard()
+        except GuardianLost:
+            return ()
+
+    def _send_on(self, number: int) -> None:
+        if self.pcontext is not None:
+            self.pcontext.pass_on(number)
+
+    # The stop
+
+    def stop(self, step: Stop) -> Stopping | None:
+        if step.shared:
+            self._signals().takes(step.signal)
+        return super().stop(step)
+
+    def begin_stop(self, death_sig: Signals, timeout: float) -> Stopping | None:
+        if self._watchdog is not None:
+            self._watchdog.stand_down()
+        if self.pcontext is None:
+            return None
+        self.events.stops()
+        limit = self.grace.within(self.grace.stop)
+        stopping = self.pcontext.begin_close(death_sig, timeout, limit, sent=self._have_it(death_sig))
+        return None if stopping.step() else stopping
+
+    def shorten_stop(self, until: float) -> None:
+        if self.pcontext is not None:
+            self.pcontext.shorten_close(until)
+
+    def shutdown(self, number: int) -> None:
+        self.end(Signals(number), self.grace.stop)
+
+    def end(self, death_sig: Signals, timeout: float) -> None:
+        """End the processes, and return when they are gone. Idempotent.
+
+        Args:
+            death_sig: the signal that asks them.
+            timeout: seconds between it and SIGKILL.
+        """
+        if self.pcontext is not None:
+            self.pcontext.close(death_sig, timeout, sent=self._have_it(death_sig))
+        self._close_watchdog()
+
+    def _have_it(self, number: int) -> bool:
+        """Whether the processes that run have been sent the signal by whoever sent it to us, or soon will be by us."""
+        runs = self.pcontext is not None and bool(self.pcontext.running)
+        return runs and number != signal.SIGKILL and self._signals().in_hand(number)

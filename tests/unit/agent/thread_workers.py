@@ -1,0 +1,64 @@
+"""One worker that is a thread, for the loop of our own agent."""
+
+from __future__ import annotations
+
+import signal
+import threading
+
+from rallypoint.agent.controller import GracePeriods, WorkerController
+from rallypoint.agent.membership import membership_of
+from rallypoint.agent.spec import RunResult, WorkerState
+from rallypoint.failures.failure import ProcessFailure
+from rallypoint.rendezvous.handler import RendezvousHandler
+from rallypoint.rendezvous.messages import Placement
+from rallypoint.workers.stop import Stopping
+from tests.unit.compat.test_subclass import Task, ours, spec
+
+
+class ThreadWorkers(WorkerController):
+    """Runs `task`; a ValueError is a failure."""
+
+    def __init__(self, task: Task, handler: RendezvousHandler | None = None) -> None:
+        of = spec(handler or ours(), workers=1, max_restarts=1)
+        super().__init__(of, membership_of(of), GracePeriods())
+        self._task = task
+        self._thread: threading.Thread | None = None
+        self._told_to_stop = threading.Event()
+        self._result = RunResult(WorkerState.HEALTHY)
+        self.calls: list[str] = []
+        self.runs = threading.Event()
+
+    def start(self, placement: Placement) -> None:
+        self.calls.append("start")
+        self.enter(placement)
+        self._told_to_stop = threading.Event()
+        self._result = RunResult(WorkerState.HEALTHY)
+        self._thread = threading.Thread(target=self._work, args=(placement.restarts, self._told_to_stop))
+        self._thread.start()
+        self.started({0: self._thread.ident})
+        self.runs.set()
+
+    def _work(self, start: int, told_to_stop: threading.Event) -> None:
+        try:
+            self._result = RunResult(WorkerState.SUCCEEDED, {0: self._task(0, start, told_to_stop)})
+        except ValueError:
+            failure = ProcessFailure(0, 1, 1, "")
+            self._result = RunResult(WorkerState.FAILED, failures={0: failure})
+
+    def look(self) -> RunResult:
+        return self._result
+
+    def begin_stop(self, death_sig: signal.Signals, timeout: float) -> Stopping | None:
+        self.calls.append(f"begin {death_sig.name}")
+        self.end()
+        return None
+
+    def shutdown(self, number: int) -> None:
+        self.calls.append(f"shutdown {signal.Signals(number).name}")
+        self.end()
+
+    def end(self) -> None:
+        """Stop the thread, and wait until it is gone."""
+        self._told_to_stop.set()
+        if self._thread is not None:
+            self._thread.join(30)
