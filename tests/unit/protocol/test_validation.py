@@ -97,3 +97,21 @@ def test_any_values_are_refused_or_made_harmless(number: float, whole: int, text
     assert 1 <= told.member.local_world_size <= 65536
     assert told.member.role.isprintable()
     assert validated(told) is told
+
+
+def test_settings_that_were_in_order_once_are_not_looked_at_again_and_others_are() -> None:
+    """All nodes of a job send the same; a rendezvous of thousands must not pay for each."""
+    good = Settings("job", 1, 2)
+    wave = JoinRequest(Member("default", 1, "", 7000), 60.0)
+    for _ in range(3):
+        assert validated(_hello(good)).settings == good
+        with pytest.raises(ValidationError, match="lease"):
+            validated(_hello(good._replace(lease=0.0)))
+        with pytest.raises(ValidationError, match="lease"):
+            validated(_hello(good._replace(lease=float("nan"))))
+        assert validated(_hello(good._replace(run_id="a\x1bb"))).settings.run_id == "a?b"
+        assert validated(wave) is wave
+
+
+def _hello(settings: Settings) -> Hello:
+    return Hello(1, "job", b"n", "127.0.0.1", 1, 0, False, settings)
