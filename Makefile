@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DEV    := $(VENV)/.ready-dev
 READY  := $(VENV)/.ready
 
-.PHONY: check demo fuzz test conformance-warm sweep sim lint frameworks bench dist lock clean
+.PHONY: check record demo fuzz test conformance-warm sweep sim lint frameworks bench dist lock clean
 
 check: $(DEV)  ## in a minute, without torch: lint, all tests that start no process, and 200 simulated jobs
 	@$(MAKE) --no-print-directory lint
@@ -19,6 +19,9 @@ demo: $(READY)  ## train with two workers, kill one half-way, finish with the sa
 
 test: $(READY)  ## every test, on both cores
 	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+
+record: $(READY)  ## what torch answers, asked anew and written to tests/conformance/records (ARGS="-k signals" for some)
+	@$(BIN)/python -m tests.conformance.renew $(ARGS)
 
 conformance-warm: $(READY)  ## the same commands under torchrun and under rallyrun, whose workers are forked
 	RALLYPOINT_TEST_WARM=json $(BIN)/python -m pytest -n 2 --dist worksteal tests/conformance $(ARGS)

@@ -1,12 +1,14 @@
-"""The launcher of whole jobs, for those tests of this folder that start some."""
+"""The launcher of whole jobs, for those tests of this folder that start some, and what torch answers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
+from tests.conformance.record import FOLDER, Mode, Record
 from tests.jobs.launching import Launcher, launching
 
 
@@ -14,3 +16,10 @@ from tests.jobs.launching import Launcher, launching
 def launcher(tmp_path: Path) -> Iterator[Launcher]:
     with launching(tmp_path) as made:
         yield made
+
+
+@pytest.fixture(scope="session")
+def record(request: pytest.FixtureRequest) -> Record:
+    """What real torch answers, live or recorded."""
+    folder = request.config.getoption("records") or FOLDER
+    return Record(Path(folder), Mode(request.config.getoption("torch")), datetime.now(UTC).toordinal())

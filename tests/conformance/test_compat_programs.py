@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from tests.conformance.record import From, Record
 from tests.jobs.launching import RALLYRUN, Launcher
 
 pytestmark = pytest.mark.torch
@@ -65,16 +66,30 @@ def says(launcher: Launcher, name: str, change: Change, *arguments: str) -> obje
     return json.loads(job.out[-1])
 
 
+def torch_says(launcher: Launcher, record: Record, name: str, *arguments: str) -> object:
+    """What the program says with torch, live or recorded."""
+    question = [(PROGRAMS / f"{name}.py").read_text(), *arguments]
+    return record.answer(
+        "compat_programs",
+        " ".join([name, *arguments]),
+        question,
+        lambda: says(launcher, name, AS_IT_IS, *arguments),
+        From.PYTHON,
+    )
+
+
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("max_restarts", ["0", "1"])
-def test_an_agent_over_a_rendezvous_of_its_own(launcher: Launcher, change: Change, max_restarts: str) -> None:
-    theirs = says(launcher, "agent", AS_IT_IS, max_restarts)
+def test_an_agent_over_a_rendezvous_of_its_own(
+    launcher: Launcher, record: Record, change: Change, max_restarts: str
+) -> None:
+    theirs = torch_says(launcher, record, "agent", max_restarts)
     assert says(launcher, "agent", change, max_restarts) == theirs
 
 
 @pytest.mark.parametrize("story", ["counting", "c10d", "two", "signalled"])
-def test_an_agent_with_a_loop_of_its_own(launcher: Launcher, story: str) -> None:
-    theirs = says(launcher, "own_loop", AS_IT_IS, story)
+def test_an_agent_with_a_loop_of_its_own(launcher: Launcher, record: Record, story: str) -> None:
+    theirs = torch_says(launcher, record, "own_loop", story)
     for change in (TORCHS_STORES, NO_TORCH):
         assert says(launcher, "own_loop", change, story) == theirs
 
@@ -117,18 +132,18 @@ def nodes_say(launcher: Launcher, story: str) -> Any:
 
 @pytest.mark.parametrize("change", CHANGES)
 @pytest.mark.parametrize("program", ["asking", "backend", "telemetry"])
-def test_a_program(launcher: Launcher, change: Change, program: str) -> None:
-    assert says(launcher, program, change) == says(launcher, program, AS_IT_IS)
+def test_a_program(launcher: Launcher, record: Record, change: Change, program: str) -> None:
+    assert says(launcher, program, change) == torch_says(launcher, record, program)
 
 
 @pytest.mark.parametrize("program", ["launching", "output", "functions", "forks", "stores"])
-def test_a_program_that_holds_no_store(launcher: Launcher, program: str) -> None:
-    assert says(launcher, program, NO_TORCH) == says(launcher, program, AS_IT_IS)
+def test_a_program_that_holds_no_store(launcher: Launcher, record: Record, program: str) -> None:
+    assert says(launcher, program, NO_TORCH) == torch_says(launcher, record, program)
 
 
 @pytest.mark.parametrize("kind", ["program", "function"])
-def test_a_program_whose_workers_are_its_own_gets_a_signal(launcher: Launcher, kind: str) -> None:
-    assert says(launcher, "signals", NO_TORCH, kind) == says(launcher, "signals", AS_IT_IS, kind)
+def test_a_program_whose_workers_are_its_own_gets_a_signal(launcher: Launcher, record: Record, kind: str) -> None:
+    assert says(launcher, "signals", NO_TORCH, kind) == torch_says(launcher, record, "signals", kind)
 
 
 def site(launcher: Launcher, group: str, entry: str, change: Change) -> dict[str, str]:
@@ -144,7 +159,7 @@ def site(launcher: Launcher, group: str, entry: str, change: Change) -> dict[str
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_a_rendezvous_plug_in(launcher: Launcher, change: Change) -> None:
+def test_a_rendezvous_plug_in(launcher: Launcher, record: Record, change: Change) -> None:
     script = launcher.script(VISITED)
     flags = [
         "--rdzv-backend=visiting",
@@ -154,24 +169,31 @@ def test_a_rendezvous_plug_in(launcher: Launcher, change: Change) -> None:
         "--nproc-per-node=2",
         f"--log-dir={launcher.folder / 'logs'}",
     ]
-    said = []
-    for command, each in ((TORCHRUN, AS_IT_IS), (RALLYRUN, change)):
+
+    def said(command: list[str], each: Change) -> list[str]:
         env = site(launcher, "torchrun.handlers", "visiting = visiting:offer", each)
         job = launcher.command([*command, *flags, script], env)
         assert job.ends() == 0, job.err
-        said.append(sorted(job.out))
-    assert said[0] == said[1] == ["m7 1 1 j 0 2", "m7 1 1 j 1 2"]
+        return sorted(job.out)
+
+    question = [VISITED, (PROGRAMS / "visiting.py").read_text(), *flags[:-1]]
+    theirs = record.answer("compat_programs", "visiting", question, lambda: said(TORCHRUN, AS_IT_IS))
+    assert said(RALLYRUN, change) == theirs == ["m7 1 1 j 0 2", "m7 1 1 j 1 2"]
 
 
-def test_log_specs(launcher: Launcher) -> None:
-    script = launcher.script("import os, sys; print('out', os.environ['RANK']); print('err', file=sys.stderr)")
-    found = []
-    for command, each in ((TORCHRUN, AS_IT_IS), (RALLYRUN, TORCHS_STORES)):
+def test_log_specs(launcher: Launcher, record: Record) -> None:
+    text = "import os, sys; print('out', os.environ['RANK']); print('err', file=sys.stderr)"
+    script = launcher.script(text)
+    flags = ["--standalone", "--nproc-per-node=2", "--logs-specs=flat"]
+
+    def found(command: list[str], each: Change) -> dict[str, str]:
         env = site(launcher, "torchrun.logs_specs", "flat = flat_specs:Flat", each)
         logs = launcher.folder / f"logs-{each.new}"
-        flags = ["--standalone", "--nproc-per-node=2", "--logs-specs=flat", f"--log-dir={logs}"]
-        job = launcher.command([*command, *flags, script], env)
+        job = launcher.command([*command, *flags, f"--log-dir={logs}", script], env)
         assert job.ends() == 0, job.err
-        found.append({path.name: path.read_text() for path in sorted(logs.iterdir())})
-    assert found[0] == found[1]
-    assert found[0]["out1"] == "out 1\n"
+        return {path.name: path.read_text() for path in sorted(logs.iterdir())}
+
+    question = [text, (PROGRAMS / "flat_specs.py").read_text(), *flags]
+    theirs = record.answer("compat_programs", "flat_specs", question, lambda: found(TORCHRUN, AS_IT_IS))
+    assert found(RALLYRUN, TORCHS_STORES) == theirs
+    assert theirs["out1"] == "out 1\n"

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
+from tests.conformance.record import Record
 from tests.jobs.launching import RALLYRUN, Launcher
 
 pytestmark = pytest.mark.torch
@@ -75,40 +78,65 @@ class Side:
         assert (job.ends(), job.out) == (1, [])
         return job.err
 
-    def files(self) -> dict[str, list[bytes]]:
+    def files(self) -> dict[str, list[str]]:
         """Below the attempt's folder: path to sorted lines."""
         (attempt,) = self.logs.glob("*/attempt_0")
         return {
-            str(path.relative_to(attempt)): sorted(path.read_bytes().splitlines())
+            str(path.relative_to(attempt)): [each.decode() for each in sorted(path.read_bytes().split(b"\n"))]
             for path in attempt.rglob("*")
             if path.is_file()
         }
 
 
+class Sides(NamedTuple):
+    """Both launchers, where torch's may have been recorded."""
+
+    ours: Side
+    theirs: Side
+    record: Record
+    test: str
+
+    def both(self, question: object, ask: Callable[[Side], object]) -> tuple[object, object]:
+        """What is asked, of ours and of theirs, as plain JSON; `question` is all that it depends on."""
+        theirs = self.record.answer("devices_and_output", self.test, question, lambda: ask(self.theirs))
+        return json.loads(json.dumps(ask(self.ours))), theirs
+
+    def same(self, question: object, ask: Callable[[Side], object]) -> object:
+        """What is asked, which must be the same of both."""
+        ours, theirs = self.both(question, ask)
+        assert ours == theirs
+        return ours
+
+    def both_refuse(self, script: str, *flags: str, env: dict[str, str] | None = None) -> str:
+        """What ours says when neither starts the workers."""
+        said = []
+
+        def ask(side: Side) -> str:
+            said.append(side.refuses(script, *flags, env=env))
+            return "refused"
+
+        self.same([script, flags, env], ask)
+        return said[-1]
+
+
 @pytest.fixture
-def sides(launcher: Launcher) -> tuple[Side, Side]:
-    return Side(launcher, "ours", RALLYRUN), Side(launcher, "theirs", TORCHRUN)
-
-
-def same(sides: tuple[Side, Side], ask: Callable[[Side], object]) -> object:
-    ours, theirs = (ask(side) for side in sides)
-    assert ours == theirs
-    return ours
+def sides(launcher: Launcher, record: Record, request: pytest.FixtureRequest) -> Sides:
+    ours, theirs = Side(launcher, "ours", RALLYRUN), Side(launcher, "theirs", TORCHRUN)
+    return Sides(ours, theirs, record, request.node.name)
 
 
 @pytest.mark.parametrize("visible", [None, "3,1", " 7 , GPU-aa ,2"])
 @pytest.mark.parametrize("flags", [[], ["--virtual-local-rank"]])
-def test_local_ranks_and_devices(sides: tuple[Side, Side], flags: list[str], visible: str | None) -> None:
+def test_local_ranks_and_devices(sides: Sides, flags: list[str], visible: str | None) -> None:
     env = {} if visible is None else {"CUDA_VISIBLE_DEVICES": visible}
-    lines = same(sides, lambda side: side.run(SEEN, *flags, env=env))
+    lines = sides.same([SEEN, flags, env], lambda side: side.run(SEEN, *flags, env=env))
     assert isinstance(lines, list)
     assert len(lines) == 2
 
 
-def test_too_few_devices(sides: tuple[Side, Side]) -> None:
+def test_too_few_devices(sides: Sides) -> None:
     env, flags = {"CUDA_VISIBLE_DEVICES": "3"}, ["--virtual-local-rank", "--nproc-per-node=2"]
-    ours, _ = (side.refuses(SEEN, *flags, env=env) for side in sides)
-    assert "Traceback" not in ours
+    assert "Traceback" not in sides.both_refuse(SEEN, *flags, env=env)
 
 
 @pytest.mark.parametrize(
@@ -122,25 +150,25 @@ def test_too_few_devices(sides: tuple[Side, Side]) -> None:
         ["--duplicate-stderr-filters=orange"],
     ],
 )
-def test_filtered_lines(sides: tuple[Side, Side], flags: list[str]) -> None:
+def test_filtered_lines(sides: Sides, flags: list[str]) -> None:
     def ask(side: Side) -> object:
         side.run(TALK, *flags)
         return side.files()
 
-    same(sides, ask)
+    sides.same([TALK, flags], ask)
 
 
-def test_filters_without_a_folder(sides: tuple[Side, Side]) -> None:
-    ours, _ = (side.refuses(TALK, "--log-dir=/dev/null", "--tee=3", "--duplicate-stdout-filters=a") for side in sides)
+def test_filters_without_a_folder(sides: Sides) -> None:
+    ours = sides.both_refuse(TALK, "--log-dir=/dev/null", "--tee=3", "--duplicate-stdout-filters=a")
     assert re.search(r"error: --duplicate-stdout-filters .* --log-dir=/dev/null", ours)
 
 
 @pytest.mark.parametrize(
     "template", ["[${role_name}|${rank}|${local_rank}|${x}|$$|$] ", "", "$rank-${local_rank}", "é${", "${rank}\\n"]
 )
-def test_prefixes(sides: tuple[Side, Side], template: str) -> None:
+def test_prefixes(sides: Sides, template: str) -> None:
     env = {"TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE": template}
-    same(sides, lambda side: side.run("print('hello')", "--tee=3", "--role=r", env=env))
+    sides.same(template, lambda side: side.run("print('hello')", "--tee=3", "--role=r", env=env))
 
 
 def plugin(folder: Path, module: str, name: str = "flat") -> dict[str, str]:
@@ -154,9 +182,7 @@ def plugin(folder: Path, module: str, name: str = "flat") -> dict[str, str]:
 
 
 @pytest.mark.parametrize("tee", ["0", "3"])
-def test_log_specs_of_a_third_party_with_their_import_line_changed(
-    sides: tuple[Side, Side], tmp_path: Path, tee: str
-) -> None:
+def test_log_specs_of_a_third_party_with_their_import_line_changed(sides: Sides, tmp_path: Path, tee: str) -> None:
     modules = {"ours": "rallypoint.logs.specs", "theirs": "torch.distributed.elastic.multiprocessing"}
 
     def ask(side: Side) -> object:
@@ -168,9 +194,9 @@ def test_log_specs_of_a_third_party_with_their_import_line_changed(
             "--duplicate-stdout-filters=1",
             env=env,
         )
-        return lines, {path.name: path.read_bytes() for path in side.logs.iterdir()}
+        return lines, {path.name: path.read_bytes().decode() for path in side.logs.iterdir()}
 
-    same(sides, ask)
+    sides.same([PLUGIN, tee], ask)
 
 
 def test_log_specs_written_for_torch_are_told_apart(launcher: Launcher, tmp_path: Path) -> None:

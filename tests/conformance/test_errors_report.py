@@ -7,12 +7,15 @@ import re
 import socket
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from rallypoint.failures.failure import ProcessFailure
 from rallypoint.failures.report import ChildFailedError
+from tests.conformance.record import Record
 
 pytestmark = pytest.mark.torch
 
@@ -33,8 +36,8 @@ print(json.dumps([error.get_first_failure()[0], str(error)]))
 """
 
 
-def _both(tmp_path: Path, case: Case) -> tuple[tuple[int, str], tuple[int, str]]:
-    """First failure and report, torch's and ours."""
+def _both(tmp_path: Path, record: Record, case: Case) -> tuple[list[object], list[object]]:
+    """First failure and report, torch's and ours, without the folder of the test."""
     told, failures = [], {}
     for rank, (local_rank, pid, exitcode, seconds) in case.items():
         file = ""
@@ -46,17 +49,33 @@ def _both(tmp_path: Path, case: Case) -> tuple[tuple[int, str], tuple[int, str]]
         told.append([rank, local_rank, pid, exitcode, file, noticed])
         failures[rank] = ProcessFailure(local_rank, pid, exitcode, file, noticed=noticed)
     command = [sys.executable, "-c", TORCH_REPORTS, json.dumps(told)]
-    first, text = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
+
+    def ask() -> list[object]:
+        first, text = json.loads(subprocess.run(command, capture_output=True, check=True, timeout=60).stdout)
+        return [first, text.replace(str(tmp_path), "<here>")]
+
+    question = [TORCH_REPORTS, json.dumps(told).replace(str(tmp_path), "<here>")]
+    torchs = record.answer("errors_report", str(case), question, ask)
     error = ChildFailedError("train.py", failures)
-    return (first, text), (error.get_first_failure()[0], str(error))
+    return torchs, [error.get_first_failure()[0], str(error).replace(str(tmp_path), "<here>")]
 
 
-def _lines(report: str) -> list[str]:
+@pytest.fixture
+def utc(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The times in the reports are those of a zone, which must not be the machine's."""
+    with monkeypatch.context() as patch:
+        patch.setenv("TZ", "UTC")
+        time.tzset()
+        yield
+    time.tzset()
+
+
+def _lines(report: object) -> list[str]:
     """The report without two deliberate differences: torch ends a call stack with an indented blank line, and where a
     worker said nothing it tells how to enable tracebacks; ours says that it said nothing.
     """
     said_nothing = re.compile(r"it exited with code \d+ and said nothing on standard error|To enable traceback see: .*")
-    return [said_nothing.sub("(nothing)", line) for line in report.split("\n") if line != "  "]
+    return [said_nothing.sub("(nothing)", line) for line in str(report).split("\n") if line != "  "]
 
 
 @pytest.mark.parametrize(
@@ -69,8 +88,10 @@ def _lines(report: str) -> list[str]:
         {4: (0, 101, 1, 1003), 5: (1, 102, 1, 1001), 6: (2, 103, -11, None)},
     ],
 )
-def test_without_words_of_the_workers_the_reports_are_the_same(tmp_path: Path, case: Case) -> None:
-    torchs, ours = _both(tmp_path, case)
+def test_without_words_of_the_workers_the_reports_are_the_same(
+    tmp_path: Path, record: Record, utc: None, case: Case
+) -> None:
+    torchs, ours = _both(tmp_path, record, case)
     assert ours[0] == torchs[0]
     # The one difference: getfqdn() there, gethostname() here (decision 9).
     there, here = f"  host      : {socket.getfqdn()}", f"  host      : {socket.gethostname()}"

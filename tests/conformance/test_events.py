@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
-from tests.conformance.test_compat_programs import AS_IT_IS, NO_TORCH, TORCHRUN, site
+from tests.conformance.record import Record
+from tests.conformance.test_compat_programs import AS_IT_IS, NO_TORCH, PROGRAMS, TORCHRUN, Change, site
 from tests.jobs.launching import RALLYRUN, Launcher
 
 pytestmark = pytest.mark.torch
@@ -31,28 +32,46 @@ with timer.expires(after=0.2, scope="late"):
 """Fails first; then lets a timer run out that only tells, and ends well once it has been told of; or one that kills."""
 
 
-def heard(launcher: Launcher, signal: int) -> tuple[Events, Events]:
-    """All events of the same job under both launchers, in the order in which they came."""
+class Offer(NamedTuple):
+    """A launcher, and how a handler of events is offered to it."""
+
+    command: list[str]
+    group: str
+    entry: str
+    change: Change
+
+
+TORCHS = Offer(TORCHRUN, "torchrun.handlers", "kept = keeping:offer", AS_IT_IS)
+OURS = Offer(RALLYRUN, "rallypoint.event_handlers", "kept = keeping:Kept", NO_TORCH)
+PLACE = ["--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id=job"]
+FLAGS = [*PLACE, "--role=r", "--max-restarts=1"]
+
+
+def heard(launcher: Launcher, offer: Offer, signal: int) -> Events:
+    """All events of a job under one launcher, in the order in which they came."""
     script = launcher.script(WORKER)
-    told = []
-    offers = (
-        (TORCHRUN, "torchrun.handlers", "kept = keeping:offer", AS_IT_IS),
-        (RALLYRUN, "rallypoint.event_handlers", "kept = keeping:Kept", NO_TORCH),
-    )
-    for command, group, entry, change in offers:
-        kept = launcher.folder / f"kept-{group}"
-        temporary = launcher.folder / f"tmp-{group}"  # torch's agent leaves files there
-        temporary.mkdir()
-        env = {**site(launcher, group, entry, change), "KEPT": str(kept), "TORCHELASTIC_ENABLE_FILE_TIMER": "1"}
-        flags = ["--nnodes=1", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:0", "--rdzv-id=job", "--role=r"]
-        if change is AS_IT_IS:
-            env["TMPDIR"] = str(temporary)
-        job = launcher.command(
-            [*command, *flags, "--max-restarts=1", "--event-log-handler=kept", script, str(signal)], env
-        )
-        assert (job.ends() == 0) == (signal == 0), job.err
-        told.append([json.loads(line) for line in kept.read_text().splitlines()])
-    return told[0], told[1]
+    kept = launcher.folder / f"kept-{offer.group}"
+    temporary = launcher.folder / f"tmp-{offer.group}"  # torch's agent leaves files there
+    temporary.mkdir()
+    env = {**site(launcher, offer.group, offer.entry, offer.change), "KEPT": str(kept)}
+    env["TORCHELASTIC_ENABLE_FILE_TIMER"] = "1"
+    if offer is TORCHS:
+        env["TMPDIR"] = str(temporary)
+    job = launcher.command([*offer.command, *FLAGS, "--event-log-handler=kept", script, str(signal)], env)
+    assert (job.ends() == 0) == (signal == 0), job.err
+    return [json.loads(line) for line in kept.read_text().splitlines()]
+
+
+def torch_heard(launcher: Launcher, record: Record, signal: int) -> dict[str, Any]:
+    """What there is to be compared of torch's events, live or recorded."""
+
+    def ask() -> dict[str, Any]:
+        events = heard(launcher, TORCHS, signal)
+        return {"watchdog": of_watchdog(events), "agent": of_agent(events), "rendezvous": of_rendezvous(events)}
+
+    question = [WORKER, (PROGRAMS / "keeping.py").read_text(), FLAGS, signal]
+    told: dict[str, Any] = record.answer("events", f"signal {signal}", question, ask)
+    return told
 
 
 WATCHDOG = ("watchdog started", "watchdog stopped", "timer expired", "kill worker process")
@@ -100,12 +119,12 @@ def of_rendezvous(events: Events) -> list[list[Any]]:
     return found
 
 
-def test_what_a_plug_in_hears_of_a_job_that_succeeds(launcher: Launcher) -> None:
-    theirs, ours = heard(launcher, signal=0)
-    assert of_watchdog(ours) == of_watchdog(theirs)
+def test_what_a_plug_in_hears_of_a_job_that_succeeds(launcher: Launcher, record: Record) -> None:
+    theirs, ours = torch_heard(launcher, record, signal=0), heard(launcher, OURS, signal=0)
+    assert of_watchdog(ours) == theirs["watchdog"]
     assert [each["name"] for each in of_watchdog(ours)] == [*WATCHDOG[:2], WATCHDOG[0], WATCHDOG[2], WATCHDOG[1]]
-    assert of_agent(ours) == sorted([*of_agent(theirs), FIRST_FAILURE])
-    assert sorted(of_rendezvous(ours), key=str) == sorted(of_rendezvous(theirs), key=str)
+    assert of_agent(ours) == sorted([*theirs["agent"], FIRST_FAILURE])
+    assert sorted(of_rendezvous(ours), key=str) == sorted(theirs["rendezvous"], key=str)
     assert [each[-1] for each in of_rendezvous(ours) if each[-1]] == [
         "The node NODE attempts to join the next round of the rendezvous 'job'",
         "The node NODE has joined round 0 of the rendezvous 'job' as rank 0 in a world of size 1.",
@@ -116,10 +135,10 @@ def test_what_a_plug_in_hears_of_a_job_that_succeeds(launcher: Launcher) -> None
     ]
 
 
-def test_what_a_plug_in_hears_of_a_worker_that_is_killed(launcher: Launcher) -> None:
+def test_what_a_plug_in_hears_of_a_worker_that_is_killed(launcher: Launcher, record: Record) -> None:
     """Torch's agent dies of the same signal, so that nothing more is told there; ours says how it ends."""
-    theirs, ours = heard(launcher, signal=9)
-    killed = of_watchdog(theirs)
+    ours = heard(launcher, OURS, signal=9)
+    killed = torch_heard(launcher, record, signal=9)["watchdog"]
     assert killed[-1]["name"] == "kill worker process"
     assert of_watchdog(ours)[: len(killed)] == killed
     assert ours[-1]["name"] == "torchelastic.worker.status.FAILED"

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.conformance import test_side_by_side as side_by_side
+from tests.conformance.record import Record
 from tests.conformance.side_by_side.case import Case
 from tests.jobs import launching
 from tests.jobs.launching import Job, Launcher
@@ -24,9 +25,9 @@ EVERY = 10
 
 
 @pytest.mark.parametrize("case", side_by_side.CASES[::EVERY], ids=lambda case: case.name)
-def test_both_leave_the_same(launcher: Launcher, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_both_leave_the_same(launcher: Launcher, record: Record, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "WARM", "json")
-    side_by_side.test_side_by_side(launcher, case)
+    side_by_side.test_side_by_side(launcher, record, case)
 
 
 def loss(job: Job) -> str:

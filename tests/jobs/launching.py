@@ -20,7 +20,8 @@ from pathlib import Path
 
 from tests.stopped import until_stopped
 
-PATIENCE = 60.0
+PATIENCE = float(os.environ.get("RALLYPOINT_TEST_PATIENCE", "60"))
+"""Seconds that a test waits for what must happen; more where torch is to answer everything at once."""
 _MARK = "RALLYPOINT_TEST_MARK"
 WARM = os.environ.get("RALLYPOINT_TEST_WARM", "")
 """What each rallyrun under test is to import ahead (`make conformance-warm`); torchrun does not know the variable."""

@@ -6,7 +6,9 @@ import signal
 import sys
 from enum import Enum
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+from tests.conformance.record import From
 
 _BIN = Path(sys.executable).parent
 
@@ -40,7 +42,8 @@ class Case(NamedTuple):
     `script.py`; `words` are what follows the flags, the script by default. `nodes` are the flags of each node beside
     those of all. None in `env` takes a variable away. `send` goes to the launchers once each node has printed `ups`
     lines. `code` is torchrun's exit code on the first node: two sides that fail alike for a mistake in the case would
-    show nothing. `differs` names what of DIFFERENCES the case meets, and it must meet them all.
+    show nothing. `differs` names what of DIFFERENCES the case meets, and it must meet them all. `machine` says that
+    torchrun's side depends on the machine.
     """
 
     name: str
@@ -55,7 +58,19 @@ class Case(NamedTuple):
     ups: int = 1
     code: int = 0
     differs: tuple[str, ...] = ()
+    machine: bool = False
 
     def flag_words(self) -> tuple[str, ...]:
         """The flags of all nodes, word by word."""
         return tuple(self.flags.split()) if isinstance(self.flags, str) else self.flags
+
+    def question(self) -> dict[str, Any]:
+        """All that torchrun's side depends on, as plain JSON."""
+        told = {**self._asdict(), "entry": self.entry.name, "send": self.send and self.send.name}
+        return {name: value for name, value in told.items() if name not in ("name", "code", "differs", "machine")}
+
+    def depends(self) -> From:
+        """On what torchrun's side depends beside that; versions of Python differ in `--` and prefixes of flags."""
+        if self.machine:
+            return From.MACHINE
+        return From.PYTHON if self.name.startswith("1.3 ") or "--" in self.words else From.TORCH

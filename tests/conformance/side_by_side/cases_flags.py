@@ -34,8 +34,8 @@ SIZES = [
     Case("1.5 --local-addr", (*ALONE, "--local-addr=127.0.0.1"), SHOW),
     Case("1.5 --local-addr as a name", (*ALONE, "--local-addr=localhost"), SHOW),
     Case("1.6 --nproc-per-node=3", "--nproc-per-node=3", SHOW),
-    Case("1.6 --nproc-per-node=cpu", "--nproc-per-node=cpu", SHOW),
-    Case("1.6 --nproc-per-node=auto", "--nproc-per-node=auto", SHOW, env=(("CUDA_VISIBLE_DEVICES", ""),)),
+    Case("1.6 --nproc-per-node=cpu", "--nproc-per-node=cpu", SHOW, machine=True),
+    Case("1.6 --nproc-per-node=auto", "--nproc-per-node=auto", SHOW, env=(("CUDA_VISIBLE_DEVICES", ""),), machine=True),
     Case(
         "1.6 --nproc-per-node=gpu without any",
         "--nproc-per-node=gpu",

@@ -9,6 +9,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,7 @@ class Running:
         }
         return {name: text for name, text in env.items() if text is not None}
 
-    def send(self) -> None:
+    def _send(self) -> None:
         """Send the case's signal, if it has one, when all workers are up."""
         if self._case.send is None:
             return
@@ -67,9 +69,10 @@ class Running:
             job.signal(self._case.send)
 
     def facts(self) -> Facts:
-        """Wait for the end, and say what there is."""
+        """Send what is to be sent, wait for the end, and say what there is."""
+        self._send()
         codes = [job.ends() for job in self._jobs]
-        facts: Facts = {f"exit/{node}": code for node, code in enumerate(codes)}
+        facts: Facts = {f"exit/{node}": self._code(code) for node, code in enumerate(codes)}
         for node, job in enumerate(self._jobs):
             facts[f"stdout/{node}"] = "(help)" if job.out[:1] and job.out[0].startswith("usage:") else self._lines(job)
             for name, fact in facts_of_stderr(job.err).items():
@@ -78,12 +81,16 @@ class Running:
         facts |= self._files()
         return facts
 
+    def _code(self, code: int) -> int:
+        """Torchrun may crash when it has nothing left to do after a stop (the contract's section 5.6)."""
+        return 1 if code == -signal.SIGABRT and self._side is Side.TORCH else code
+
     def errors(self) -> str:
         """What all nodes have said on standard error, for a person."""
         return "\n\n".join(job.err for job in self._jobs)
 
     def _lines(self, job: Job) -> list[str]:
-        return sorted(self._plain(line) for line in job.out)
+        return sorted(_shorter(self._plain(line)) for line in job.out)
 
     def _found(self) -> Facts:
         facts: Facts = {}
@@ -91,6 +98,7 @@ class Running:
             told = json.loads(path.read_text())
             given = self._environments[int(path.name[0])]
             env: dict[str, str] = told.pop("env")
+            told["python"] = _interpreter(Path(told["python"]))
             facts |= {f"{path.name}/{name}": self._plain(fact) for name, fact in told.items()}
             for name in env.keys() | given.keys():
                 if env.get(name) != given.get(name):
@@ -122,7 +130,7 @@ class Running:
         try:
             return _error_file(json.loads(content), self._plain)
         except ValueError:
-            lines = content.split(b"\n")
+            lines = _shorter(content.decode(errors="surrogateescape")).split("\n")
             return sorted(lines) if path.name.startswith("filtered") else lines
 
     def _plain(self, value: Any) -> Any:
@@ -147,6 +155,17 @@ _COMMON = [
         (rf"(?<=[^/])(_{re.escape(os.uname().nodename)})?_[a-z0-9_]{{8}}(?=/(attempt|rank)_|$)", "_<random>"),
     )
 ]
+
+
+def _interpreter(path: Path) -> str:
+    """The same interpreter has several names, and so may its folder have."""
+    mine = Path(sys.executable).with_name("python")
+    return str(mine if path.parent.samefile(mine.parent) and path.name.startswith("python") else path)
+
+
+def _shorter(text: str) -> str:
+    """The text with one letter and its count in place of a letter that comes very often in a row."""
+    return re.sub(r"(.)\1{99,}", lambda run: f"<{len(run[0])} times {run[1]}>", text)
 
 
 def _error_file(told: object, plain: Any) -> object:

@@ -1,0 +1,60 @@
+"""Writes the record of what torch answers: every question is asked live, and every test compares with the answer.
+
+    python -m tests.conformance.renew [arguments of pytest, such as -k]
+
+Runs the conformance tests in namespaces of its own, where the machine has a name that is nothing else. The new record
+takes the place of the old one, to be looked at with `git diff`; with arguments, it keeps what was not asked again. What
+torch has not answered is missing in it, and is told by the next test run.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from tests.conformance.record import FOLDER, FULL_NAME, HOST, Mode
+
+_NAMED = f'hostname {HOST} && mount --bind "$1" /etc/hosts && shift && exec "$@"'
+_HOSTS = f"127.0.0.1 localhost\n::1 localhost\n127.0.0.3 {FULL_NAME} {HOST}\n"
+"""Another address of loopback, so that looking the name up leads back to it and not to `localhost`."""
+
+
+def main(arguments: list[str]) -> int:
+    """Renew the record; returns what pytest has returned."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch, "records")
+        if arguments:
+            shutil.copytree(FOLDER, folder)
+        else:
+            folder.mkdir()
+        hosts = Path(scratch, "hosts")
+        hosts.write_text(_HOSTS)
+        namespaces = ["unshare", "--uts", "--mount", *([] if os.geteuid() == 0 else ["--map-root-user"])]
+        tests = [
+            sys.executable,
+            "-m",
+            "pytest",
+            f"--torch={Mode.WRITE}",
+            f"--records={folder}",
+            "-n",
+            "2",
+            "--dist",
+            "worksteal",
+        ]
+        patience = {"RALLYPOINT_TEST_PATIENCE": "300", "PYTEST_TIMEOUT": "900"}
+        done = subprocess.run(
+            [*namespaces, "sh", "-c", _NAMED, "-", str(hosts), *tests, str(FOLDER.parent), *arguments],
+            env=os.environ | patience,
+            check=False,
+        )
+        shutil.rmtree(FOLDER, ignore_errors=True)
+        shutil.copytree(folder, FOLDER)
+        return done.returncode
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
