@@ -148,13 +148,13 @@ class Parser(argparse.ArgumentParser):
         """argparse's flags that a prefix could mean, without `--version`: `--v` means what torchrun takes it for."""
         return [found for found in super()._get_option_tuples(option_string) if not isinstance(found[0], ShowVersion)]
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+    def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """As argparse does, which (until Python 3.12) makes an empty list of `--flag=--` where one value is wanted."""
-        values, rest = super().parse_known_args(args, namespace)
-        for action in self._actions:
-            if action.option_strings and isinstance(getattr(values, action.dest, None), list):
-                self.error(f"argument {'/'.join(action.option_strings)}: '--' is not a value; give it another")
-        return values, rest
+        nothing = action.option_strings and arg_strings == ["--"]
+        values = super()._get_values(action, arg_strings)
+        if nothing and values == []:
+            raise argparse.ArgumentError(action, "'--' is not a value; give it another")
+        return values
 
     def error(self, message: str) -> NoReturn:
         """End the process with a usage error and code 2, but not in an attempt."""
