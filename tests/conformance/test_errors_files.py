@@ -13,6 +13,7 @@ import pytest
 from rallypoint.failures.cause import Cause
 from rallypoint.failures.failure import ProcessFailure
 from rallypoint.failures.last_words import clean_lines, last_traceback
+from tests.conformance.record import From, Record
 
 pytestmark = pytest.mark.torch
 
@@ -74,27 +75,31 @@ def test_each_reads_the_same_out_of_the_other_s_file(tmp_path: Path, whose: str)
     assert failure.callstack.endswith("\nValueError: boom ü\n")
 
 
-def test_both_write_the_same_members(tmp_path: Path) -> None:
-    shapes = []
-    for whose in MODULES:
+def test_both_write_the_same_members(tmp_path: Path, record: Record) -> None:
+    end = 'raise ValueError("boom") from first'
+
+    def shape(whose: str) -> list[object]:
         file = tmp_path / whose
-        _run(whose, 'raise ValueError("boom") from first', file)
+        _run(whose, end, file)
         message = json.loads(file.read_text())["message"]
         extra = message.pop("extraInfo")
-        shapes.append((message, sorted(extra), type(extra["timestamp"]), extra["py_callstack"].split("\n")[0]))
-    assert shapes[0] == shapes[1]
+        return [message, sorted(extra), type(extra["timestamp"]).__name__, extra["py_callstack"].split("\n")[0]]
+
+    theirs = record.answer("errors_files", "members", [PROGRAM, end], lambda: shape("torch"), From.PYTHON)
+    assert shape("ours") == theirs
 
 
 @pytest.mark.parametrize(
     "end", ["return", "sys.exit(0)", "sys.exit()", "sys.exit(3)", "sys.exit('text')", "raise KeyboardInterrupt"]
 )
-def test_both_treat_exits_alike(tmp_path: Path, end: str) -> None:
-    seen = []
-    for whose in MODULES:
+def test_both_treat_exits_alike(tmp_path: Path, record: Record, end: str) -> None:
+    def seen(whose: str) -> list[object]:
         done = _run(whose, end, tmp_path / whose)
         last = done.stderr.strip().split("\n")[-1]
-        seen.append((done.returncode, done.stdout, last, (tmp_path / whose).exists()))
-    assert seen[0] == seen[1]
+        return [done.returncode, done.stdout, last, (tmp_path / whose).exists()]
+
+    theirs = record.answer("errors_files", end, [PROGRAM, end], lambda: seen("torch"), From.PYTHON)
+    assert seen("ours") == theirs
 
 
 @pytest.mark.parametrize(
@@ -105,11 +110,16 @@ def test_both_treat_exits_alike(tmp_path: Path, end: str) -> None:
         '{"message": {"message": "E: x", "errorCode": 3, "extraInfo": {"py_callstack": "T", "timestamp": "12"}}}',
     ],
 )
-def test_both_read_the_forms_of_other_writers_alike(tmp_path: Path, content: str) -> None:
+def test_both_read_the_forms_of_other_writers_alike(tmp_path: Path, record: Record, content: str) -> None:
     file = tmp_path / "error.json"
     file.write_text(content)
     os.utime(file, (0, 0))
-    assert _ours_reads(file) == _torch_reads(file)
+
+    def torchs() -> object:
+        return json.loads(json.dumps(_torch_reads(file)).replace(str(file), "FILE"))
+
+    theirs = record.answer("errors_files", content, TORCH_READS, torchs)
+    assert json.loads(json.dumps(_ours_reads(file)).replace(str(file), "FILE")) == theirs
 
 
 def test_torch_s_marked_traceback_is_found_on_standard_error() -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from tests.conformance.record import From, Record
 from tests.jobs.launching import RALLYRUN, Launcher
 
 pytestmark = pytest.mark.torch
@@ -81,11 +82,10 @@ def main(function, method):
         data = message.get("message", "") if isinstance(message, dict) else ""
         told = message.get("extraInfo", {{}}).get("py_callstack", "") if isinstance(message, dict) else ""
         answer = {{"name": error.name, "exitcode": failure.exitcode, "message": data, "told": "Traceback" in told}}
-    print("answer", json.dumps([function, answer], sort_keys=True).replace("x" * 2_000_000, "large"), flush=True)
+    print("answer", json.dumps(answer, sort_keys=True).replace("x" * 2_000_000, "large"), flush=True)
 
 if __name__ == "__main__":
-    for function in sys.argv[2:]:
-        main(function, sys.argv[1])
+    main(sys.argv[2], sys.argv[1])
 """
 
 OURS = """
@@ -106,18 +106,20 @@ if len(sys.argv) > 2:
 """
 
 
-def answers(launcher: Launcher, name: str, imports: str, functions: list[str], method: str, env: dict[str, str]) -> Any:
+def answer(launcher: Launcher, name: str, imports: str, function: str, method: str, env: dict[str, str]) -> Any:
     script = launcher.script(PROGRAM.format(imports=imports, named=method != "fork"), name)
-    job = launcher.command([sys.executable, script, method, *functions], env)
+    job = launcher.command([sys.executable, script, method, function], env)
     assert job.ends() == 0, job.err
-    lines = [line.removeprefix("answer ").replace(name, "NAME") for line in job.out if line.startswith("answer ")]
-    return dict(map(json.loads, lines))
+    (line,) = [line.removeprefix("answer ").replace(script, "SCRIPT") for line in job.out if line.startswith("answer ")]
+    return json.loads(line)
 
 
-def both(launcher: Launcher, functions: list[str], method: str, env: dict[str, str]) -> Any:
-    ours = answers(launcher, "ours.py", OURS, functions, method, env)
-    assert list(ours) == functions
-    assert ours == answers(launcher, "torchs.py", TORCHS, functions, method, env)
+def both(launcher: Launcher, record: Record, function: str, method: str, env: dict[str, str]) -> Any:
+    ours = answer(launcher, "ours.py", OURS, function, method, env)
+    name, question = f"{method} {function}", [PROGRAM, TORCHS, method, function]
+    assert ours == record.answer(
+        "functions", name, question, lambda: answer(launcher, "torchs.py", TORCHS, function, method, env), From.PYTHON
+    )
     return ours
 
 
@@ -128,25 +130,28 @@ def temporary() -> Iterator[dict[str, str]]:
         yield {"TMPDIR": folder}
 
 
+SPAWNED = "values nothing argv stdin large exit_0 exit_3 exit_text raises killed process_group"
+FORKED = "values argv large exit_0 exit_3 raises"
+SERVED = "values argv large exit_3 raises"
+
+
 @pytest.mark.parametrize(
-    ("method", "functions"),
+    ("method", "function"),
     [
-        ("spawn", ["values", "nothing", "argv", "stdin", "large"]),
-        ("spawn", ["exit_0", "exit_3", "exit_text", "raises", "killed"]),
-        ("spawn", ["process_group"]),
-        ("fork", ["values", "argv", "large", "exit_0", "exit_3", "raises"]),
-        ("forkserver", ["values", "argv", "large", "exit_3", "raises"]),
+        (method, function)
+        for method, functions in (("spawn", SPAWNED), ("fork", FORKED), ("forkserver", SERVED))
+        for function in functions.split()
     ],
 )
 def test_the_same_comes_of_functions(
-    launcher: Launcher, temporary: dict[str, str], method: str, functions: list[str]
+    launcher: Launcher, record: Record, temporary: dict[str, str], method: str, function: str
 ) -> None:
-    both(launcher, functions, method, temporary)
+    both(launcher, record, function, method, temporary)
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_a_tensor_is_handed_over(launcher: Launcher, temporary: dict[str, str], method: str) -> None:
-    assert both(launcher, ["tensor"], method, temporary) == {"tensor": {"0": 45.0, "1": 45.0}}
+def test_a_tensor_is_handed_over(launcher: Launcher, record: Record, temporary: dict[str, str], method: str) -> None:
+    assert both(launcher, record, "tensor", method, temporary) == {"0": 45.0, "1": 45.0}
 
 
 @pytest.mark.parametrize(
@@ -161,13 +166,19 @@ def test_a_tensor_is_handed_over(launcher: Launcher, temporary: dict[str, str], 
         ["--run-path", "no-such-script.py"],
     ],
 )
-def test_the_same_comes_of_run_path(launcher: Launcher, temporary: dict[str, str], arguments: list[str]) -> None:
+def test_the_same_comes_of_run_path(
+    launcher: Launcher, record: Record, temporary: dict[str, str], arguments: list[str]
+) -> None:
     launcher.script(SCRIPT)
-    found = []
-    for command in (TORCHRUN, RALLYRUN):
+
+    def found(command: list[str]) -> list[object]:
         job = launcher.command([*command, "--standalone", "--nproc-per-node=2", *arguments], temporary)
         code = job.ends()
-        worker = "7 (pid" in job.err, "FileNotFoundError: [Errno 2]" in job.err, "run_script_path FAILED" in job.err
+        worker = ["7 (pid" in job.err, "FileNotFoundError: [Errno 2]" in job.err, "run_script_path FAILED" in job.err]
         lines = sorted(job.out) if code == 0 else []
-        found.append((code, lines, worker))
-    assert found[0] == found[1]
+        return [code, lines, worker]
+
+    question = [SCRIPT, *arguments]
+    assert found(RALLYRUN) == record.answer(
+        "functions", " ".join(arguments), question, lambda: found(TORCHRUN), From.PYTHON
+    )

@@ -15,6 +15,7 @@ import pytest
 
 from rallypoint.watchdog.requests import FileTimerRequest
 from rallypoint.watchdog.watchdog import Watchdog
+from tests.conformance.record import Record
 from tests.unit.watchdog.waiting import PATIENCE, Holder, holder, until
 
 pytestmark = pytest.mark.torch
@@ -124,7 +125,7 @@ def test_torch_server_leaves_either_client_alone_that_is_in_time(tmp_path: Path,
         assert server.finishes()[0] == 0
 
 
-def test_both_write_the_same_line() -> None:
+def test_both_write_the_same_line(record: Record) -> None:
     """Run apart: torch is not imported by the tests themselves."""
     text = (
         "import sys\n"
@@ -132,9 +133,14 @@ def test_both_write_the_same_line() -> None:
         "print(FileTimerRequest(7, 'a \\u00e9 \"{', 1.25, 9).to_json())\n"
         "print(FileTimerRequest(7, 'a', -1).to_json())\n"
     )
-    torch = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True, timeout=PATIENCE)
+    command = [sys.executable, "-c", text]
+
+    def torchs() -> list[str]:
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
+        return done.stdout.splitlines()
+
     ours = [FileTimerRequest(7, 'a é "{', 1.25, 9).to_json(), FileTimerRequest(7, "a", -1).to_json()]
-    assert torch.stdout.splitlines() == ours
+    assert record.answer("watchdog", "lines", text, torchs) == ours
 
 
 LOCAL = """
