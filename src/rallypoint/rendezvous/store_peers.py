@@ -116,8 +116,9 @@ def granted(
     doubt = next((each.doubt for each in told if each.doubt), "")
     doubt = doubt or ("" if told else "this backend does not tell the members' addresses")
     doubt = doubt or ("" if own is not None else "this machine's own addresses cannot be listed")
-    if policy.members and doubt and not policy.given:
-        if not told:
+    in_vain = not told and not policy.networks  # with these alone, no other member's worker would be let in
+    if policy.members and doubt and (in_vain or not policy.given):
+        if in_vain and not policy.given:
             return None, ""
         return None, (
             f"the worker store takes connections from any address, since {doubt}; give --store-peers the networks from "

@@ -56,6 +56,15 @@ def test_where_nobody_tells_any_nothing_is_sent_and_all_may() -> None:
     assert granted(MEMBERS, [], OWN, "10.0.0.1") == (None, "")
 
 
+def test_where_a_backend_tells_none_who_insists_on_members_hears_that_it_is_in_vain() -> None:
+    found, warning = granted(policy_of("members"), [], OWN, "10.0.0.1")
+    assert found is None
+    assert "any address, since this backend does not tell the members' addresses; give --store-peers" in warning
+    found, warning = granted(policy_of("members,10.0.0.0/8"), [], OWN, "10.0.0.1")
+    assert found == ["127.0.0.0/8", "::1", *OWN, "10.0.0.0/8"]
+    assert "may refuse workers, since this backend does not tell the members' addresses" in warning
+
+
 def test_many_addresses_are_told_in_parts_that_fit_their_frames() -> None:
     many = tuple(f"2001:db8:1111:2222:3333:4444:{number:04x}:5555/64" for number in range(1000))
     told = peers(round_of(many, tuple(each.replace("1111", "2222") for each in many), ("10.0.0.3",)))

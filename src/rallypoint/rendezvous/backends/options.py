@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from rallypoint.base.endpoint import Endpoint, listening_addresses, listening_sockets, resolve
 from rallypoint.base.errors import UsageError, UserError
+from rallypoint.base.log import get_logger
 from rallypoint.base.secrets import job_secret
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.state import Settings
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
     from rallypoint.base.tls import Tls
     from rallypoint.rendezvous.handshake import Keys
     from rallypoint.rendezvous.store_peers import PeerPolicy
+
+log = get_logger(__name__)
 
 _DEFAULTS = {
     "join_timeout": 600,
@@ -216,6 +219,11 @@ def worker_stores(params: RendezvousParameters, *, only_here: bool = False) -> W
         only_here: whether all nodes are on this machine, however many they are.
     """
     if os.environ.get("TORCH_DISABLE_SHARE_RDZV_TCP_STORE") == "1":
+        if params.get("store_peers"):
+            log.warning(
+                "--store-peers has no effect where TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 has workers open the store, "
+                "which lets everybody in; unset that"
+            )
         return WorkersOwnStores(params.local_addr or "")
     only_here = only_here or params.max_nodes == 1
     return AgentStores(params.local_addr or "", only_here=only_here, peers=store_peers(params, only_here=only_here))
