@@ -100,6 +100,13 @@ static void end(Store *store, int *fds)
     for (int i = 0; i < CLIENTS; i++)
         close(fds[i]);
     work(store);
+    for (Node *node = store->all.after; node != &store->all; node = node->after) {
+        const Conn *conn = MEMBER(node, Conn, all);
+        char end;
+        ssize_t left = recv(conn->fd, &end, 1, MSG_PEEK | MSG_DONTWAIT);
+        fprintf(stderr, "left: over %d, full %d, busy %d, input %zu, reading it gives %zd\n", conn->over, conn->full,
+                conn->busy.after != NULL, conn->input_size - conn->input_at, left);
+    }
     must(store->conn_count == 0 && FIRST(&store->all, Conn, all) == NULL, "all connections are closed");
     must(FIRST(&store->given_up, Waiting, node) == NULL, "nobody waits any more");
     must(FIRST(&store->listings, Listing, node) == NULL, "no list is being made");
