@@ -16,7 +16,7 @@ class Stores:
 
     def __init__(self, world: World, node: int) -> None:
         self._world = world
-        self.worker_address = f"192.168.0.{node}"
+        self.worker_address = f"192.168.{node >> 8}.{node & 255}"
         """From where this node's workers come: another interface than the one towards the control plane."""
         self.prepared = 0
         self.current = 0
