@@ -235,4 +235,4 @@ def test_a_signal_ends_both_alike(launcher: Launcher, record: Record) -> None:
         code = ends("torchrun")
         return 1 if code == -signal.SIGABRT else code  # it may crash at its end (contract section 5.6)
 
-    assert ends("rallyrun") == 1 == record.answer("worker_environment", "a signal, as an end", STAYS, torchs)
+    assert ends("rallyrun") == 1 == record.answer("worker_environment", "SIGTERM, as an end", STAYS, torchs)
