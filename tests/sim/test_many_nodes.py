@@ -13,7 +13,7 @@ from collections import Counter
 import pytest
 
 from rallypoint.rendezvous import codec
-from rallypoint.rendezvous.messages import Beat, Placement, Request
+from rallypoint.rendezvous.messages import Beat, Placement, Request, StorePeers
 from rallypoint.rendezvous.state import Ledger, Outcome
 from tests.sim import network, world
 from tests.sim.agent import Agent, Fate
@@ -30,6 +30,8 @@ _LOST_AT = 2.0
 _LENGTH = 5.0
 """Seconds that the workers of a round run."""
 _UNCOUNTED = {codec.encode(Beat())}
+_STORE_PEERS = codec.encode(StorePeers(()))[:2]
+"""How these messages begin: two numbers, of which the second one is their kind."""
 
 
 class _Sampled(Audit):
@@ -101,11 +103,15 @@ class _Played:
 
     def __init__(self, nodes: int, lost: int, patch: pytest.MonkeyPatch) -> None:
         self.sent = 0
+        self.addresses = 0
+        """Messages to the hosts of worker stores, which list the members' addresses."""
         self.most = Counter[int]()
         send = network.Connection.send
 
         def counted(connection: network.Connection, end: int, payload: bytes) -> None:
-            if payload not in _UNCOUNTED:
+            if payload.startswith(_STORE_PEERS):
+                self.addresses += 1
+            elif payload not in _UNCOUNTED:
                 self.sent += 1
                 self.most[connection.node] += 1
             send(connection, end, payload)
@@ -144,3 +150,6 @@ def test_ten_thousand_nodes_meet_regroup_and_finish(monkeypatch: pytest.MonkeyPa
     print(f"{played.each:.1f} messages a node in {len(sizes)} rounds; of 200 nodes {few.each:.1f}")
     assert per_round <= 6
     assert max(played.most.values()) <= 8 * len(sizes)
+    assert len(sizes) <= played.addresses <= len(sizes) * (many // 1000 + 1), (
+        "one host of each round, a thousand at once"
+    )
