@@ -15,7 +15,7 @@ from rallypoint.base.errors import UserError
 from tests.conformance.test_compat import module_of_ours, module_of_torch
 from tests.conformance.test_compat_instances import Made
 
-pytestmark = pytest.mark.torch
+pytestmark = [pytest.mark.torch, pytest.mark.etcd]
 
 AGENT = "distributed.elastic.agent.server.api"
 PROCESSES = "distributed.elastic.multiprocessing.api"

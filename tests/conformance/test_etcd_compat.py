@@ -40,6 +40,8 @@ from rallypoint.compat.elastic.utils.store import barrier, get_all
 from rallypoint.store.errors import StoreConnectionError, StoreTimeoutError
 from tests.etcd_cluster import binary
 
+pytestmark = pytest.mark.etcd
+
 PATIENCE = 20.0
 T = TypeVar("T")
 

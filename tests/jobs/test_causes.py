@@ -76,12 +76,13 @@ def test_a_line_of_300_kilobytes_is_cut_with_a_word_on_where_it_is_whole(rallyru
 STUCK = """
 import os, signal, sys, time
 signal.signal(signal.SIGTERM, signal.SIG_IGN)
-open(f"up-{os.environ['RANK']}", "w").close()
+job = os.environ["TORCHELASTIC_RUN_ID"]
+open(f"up-{os.environ['RANK']}-{job}", "w").close()
 def training():
     while True:
         time.sleep(1)
 if os.environ["RANK"] == "2":
-    while not (os.path.exists("up-0") and os.path.exists("up-1")):
+    while not (os.path.exists(f"up-0-{job}") and os.path.exists(f"up-1-{job}")):
         time.sleep(0.02)
     sys.exit(3)
 training()

@@ -14,6 +14,8 @@ from tests.etcd_cluster import EtcdCluster, running
 from tests.jobs.launching import Launcher
 from tests.jobs.nodes import Nodes, all_end, all_ranks, common, root_cause, told_in_short
 
+pytestmark = pytest.mark.etcd
+
 
 @pytest.fixture
 def etcd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:

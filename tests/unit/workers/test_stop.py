@@ -431,8 +431,8 @@ def test_a_checkpoint_that_is_being_written_is_not_cut(
 
 
 def test_whoever_writes_without_end_is_stopped_all_the_same(guardian: Guardian, up: Up, tmp_path: Path) -> None:
-    text = f"import os\nfile = open({str(tmp_path / 'data')!r}, 'wb')\nos.write(1, b'up')\n"
-    process = up(text + "while True: file.seek(0); file.write(bytes(100_000))")
+    text = f"import os, time\nfile = open({str(tmp_path / 'data')!r}, 'wb')\nos.write(1, b'up')\n"
+    process = up(text + "while True: file.write(bytes(100_000)); file.flush(); time.sleep(0.005)")
     before = SYSTEM_CLOCK.monotonic()
     drive(Ladder([process], Sweep(guardian, [process]), signal.SIGTERM, 0.1, 1.0))
     assert process.poll() == -signal.SIGTERM
