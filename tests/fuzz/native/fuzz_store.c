@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include "core.h"
 
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -100,6 +101,12 @@ static void end(Store *store, int *fds)
     for (int i = 0; i < CLIENTS; i++)
         close(fds[i]);
     work(store);
+    /* Whoever reads /proc/PID/fd at this moment holds a socket open that was closed: its end comes a little later. */
+    for (int i = 0; i < 500 && store->conn_count; i++) {
+        struct pollfd ready = {.fd = store->epoll, .events = POLLIN};
+        poll(&ready, 1, 10);
+        work(store);
+    }
     for (Node *node = store->all.after; node != &store->all; node = node->after) {
         const Conn *conn = MEMBER(node, Conn, all);
         char end;
