@@ -93,9 +93,13 @@ class Stranger:
 
     def is_hung_up_on(self) -> bool:
         """Whether the other side ends the connection, whatever it says before that."""
-        with suppress(OSError):
+        try:
             while self.socket.recv(65536):
                 pass
+        except TimeoutError:
+            return False
+        except OSError:  # by a reset
+            pass
         return True
 
     def greets(self, settings: Settings, key: bytes | None = None, proves: bytes | None = None) -> Welcome | str:
