@@ -62,6 +62,11 @@ class TCPStore(RequestingStore):
         StoreTimeoutError: not all clients came.
     """
 
+    # What `__del__` looks at, also where the constructor did not come that far.
+    _connection: socket.socket | None = None
+    _server: StoreServer | None = None
+    _server_stays = False
+
     def __init__(
         self,
         host_name: str,
@@ -78,9 +83,6 @@ class TCPStore(RequestingStore):
         self._lock = threading.Lock()
         self._broken: str | None = None
         self._libuv = use_libuv
-        self._server_stays = False
-        self._server: StoreServer | None = None
-        self._connection: socket.socket | None = None
         if is_master:
             self._server = _start_server(port, multi_tenant, master_listen_fd)
             port = self._server.port
@@ -135,14 +137,11 @@ class TCPStore(RequestingStore):
 
     def __del__(self) -> None:
         # Torch's users drop stores without closing them, and then want the port again.
-        connection: socket.socket | None = getattr(self, "_connection", None)
-        if connection is not None:
-            connection.close()
-        server: StoreServer | None = getattr(self, "_server", None)
-        if (
-            server is None or getattr(self, "_server_stays", False) or sys.is_finalizing()
-        ):  # other threads have stopped by then, some of them with locks
-            return
+        if self._connection is not None:
+            self._connection.close()
+        server = self._server
+        if server is None or self._server_stays or sys.is_finalizing():
+            return  # in an interpreter that ends, other threads have stopped, some of them with locks
         self._server = None
         if move_out(server):
             server.drop()
