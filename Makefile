@@ -7,7 +7,7 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DEV    := $(VENV)/.ready-dev
 READY  := $(VENV)/.ready
 
-.PHONY: check record demo fuzz test conformance-warm sweep sim lint frameworks bench dist lock clean
+.PHONY: check record demo fuzz test conformance-preload sweep sim lint frameworks bench dist lock clean
 
 check: $(DEV)  ## in a minute, without torch: lint, all tests that start no process, and 200 simulated jobs
 	@$(MAKE) --no-print-directory lint
@@ -23,8 +23,8 @@ test: $(READY)  ## every test, on both cores
 record: $(READY)  ## what torch answers, asked anew and written to tests/conformance/records (ARGS="-k signals" for some)
 	@$(BIN)/python -m tests.conformance.renew $(ARGS)
 
-conformance-warm: $(READY)  ## the same commands under torchrun and under rallyrun, whose workers are forked
-	RALLYPOINT_TEST_WARM=json $(BIN)/python -m pytest -n 2 --dist worksteal tests/conformance $(ARGS)
+conformance-preload: $(READY)  ## the same commands under torchrun and under rallyrun, whose workers are forked
+	RALLYPOINT_TEST_PRELOAD=json $(BIN)/python -m pytest -n 2 --dist worksteal tests/conformance $(ARGS)
 
 sweep: $(READY)  ## the arbiter of a job on etcd dies at each of its steps
 	RALLYPOINT_SWEEP=1 $(BIN)/python -m pytest -n 2 tests/faults/test_etcd_steps.py $(ARGS)

@@ -14,6 +14,7 @@ from benchmarks import (
     help_time,
     logs,
     memory,
+    preload,
     protection,
     recovery,
     rendezvous,
@@ -21,7 +22,6 @@ from benchmarks import (
     results,
     scale,
     store,
-    warm,
 )
 from benchmarks.case import Case, Settings
 from benchmarks.machine import this_machine
@@ -33,7 +33,7 @@ CASES: tuple[Case, ...] = (
     memory.CASE,
     restart.SINGLE,
     restart.PAIR,
-    warm.CASE,
+    preload.CASE,
     *recovery.CASES,
     rendezvous.CASE,
     scale.CASE,

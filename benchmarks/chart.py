@@ -23,7 +23,7 @@ TITLES = {
     "agent's resident memory, 2 idle workers (RSS)": "agent's memory",
     "worker SIGKILL to restarted workers' first line, one node": "restart after a SIGKILL",
     "the same over two nodes": "the same over 2 nodes",
-    "worker SIGKILL to restarted workers' first line after importing torch, warm": "the same, importing torch, --warm",
+    "worker SIGKILL to restarted workers' first line after importing torch, preloaded": "importing torch, preloaded",
     "agent SIGKILL to survivors' new workers' first line": "a whole agent killed",
     "link down to the same (lease 3 s)": "a node's link down",
     "third agent's start to all new workers' first line": "a third node joins",

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from benchmarks.messages import Protected
 from rallypoint.base.secrets import Secret
-from rallypoint.base.tls import Tls, TlsFiles
+from rallypoint.base.tls import ControlTls, TlsFiles
 
 _FILES = ("cert.pem", "key.pem", "ca.pem")
 
@@ -16,11 +16,11 @@ def key_of(protected: Protected, job: str) -> bytes | None:
     return Secret((protected.secret,)).keys(job)[0] if protected.secret else None
 
 
-def tls_of(protected: Protected) -> Tls | None:
+def tls_of(protected: Protected) -> ControlTls | None:
     """Both sides' contexts, or None without certificates."""
     if not protected.certificates:
         return None
-    return Tls(TlsFiles(*(f"{protected.certificates}/{name}" for name in _FILES)))
+    return ControlTls(TlsFiles(*(f"{protected.certificates}/{name}" for name in _FILES)))
 
 
 def conf_of(protected: Protected) -> str:

@@ -12,10 +12,10 @@ from benchmarks.limits import raise_file_limit
 from benchmarks.messages import Protected, Serving, decode, encode
 from benchmarks.protected import key_of, tls_of
 from rallypoint.base.endpoint import listening_socket
+from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.coordinator.server import ControlServer
 from rallypoint.rendezvous.backends.options import settings_of
-from rallypoint.rendezvous.hub import Hub
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.server import ControlServer
 
 
 def main(nodes: int, run_id: str, protected: Protected) -> None:
@@ -24,7 +24,7 @@ def main(nodes: int, run_id: str, protected: Protected) -> None:
     settings = settings_of(RendezvousParameters("c10d", "127.0.0.1:0", run_id, nodes, nodes))
     key = key_of(protected, run_id)
     keys = None if key is None else lambda _job: (key,)
-    server = ControlServer(Hub(settings), listening_socket("127.0.0.1", 0), keys=keys, tls=tls_of(protected))
+    server = ControlServer(Dispatcher(settings), listening_socket("127.0.0.1", 0), keys=keys, tls=tls_of(protected))
     print(encode(Serving(server.port)).decode(), flush=True)
     sys.stdin.read()
     server.close()

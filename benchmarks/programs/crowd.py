@@ -19,18 +19,18 @@ from benchmarks.limits import raise_file_limit
 from benchmarks.messages import Gather, Gathered, Go, Sustain, Sustained, decode, encode
 from benchmarks.processor_time import ProcessClock
 from benchmarks.protected import key_of, tls_of
+from rallypoint.membership.state import NodeInfo, Settings
+from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, FrameReader, frame
+from rallypoint.protocol.handshake import Challenge, ClientHandshake, Welcome
+from rallypoint.protocol.messages import Heartbeat, JoinRequest, Notification, Placed
 from rallypoint.protocol.signing import transcript_of
-from rallypoint.rendezvous import codec
 from rallypoint.rendezvous.backends.options import settings_of
-from rallypoint.rendezvous.handshake import Challenge, ClientHandshake, Welcome
-from rallypoint.rendezvous.messages import Beat, JoinRequest, Notice, Placed
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.state import Member, Settings
 
 _PATIENCE = 240.0  # seconds until all have their place
 _BEATS_PER_LEASE = 3
-_BEAT = codec.encode(Beat())
+_BEAT = codec.encode(Heartbeat())
 _LENGTH = 4
 """Bytes of a frame before its payload."""
 _AT_ONCE = 16
@@ -59,11 +59,11 @@ class _Node:
     def send(self, payload: bytes, before: bytes = b"") -> int:
         """Say one frame, signed if the session is; returns how many bytes that were."""
         signers = self.handshake.signers if self.lease else None
-        return self.socket.send(before + frame(payload if signers is None else signers.out.sign(payload)))
+        return self.socket.send(before + frame(payload if signers is None else signers.outgoing.sign(payload)))
 
     def verified(self, payload: bytes) -> bytes:
         """What was said to it, without its signature."""
-        return payload if self.handshake.signers is None else self.handshake.signers.into.verify(payload)
+        return payload if self.handshake.signers is None else self.handshake.signers.incoming.verify(payload)
 
     def received(self) -> bytes:
         """What has come; b"" if that is TLS's own alone."""
@@ -192,7 +192,7 @@ class _Crowd:
 
     def _on_frame(self, node: _Node, payload: bytes) -> None:
         if node.lease:
-            self._on_notice(node, codec.decode_notice(payload))
+            self._on_notice(node, codec.decode_notification(payload))
             return
         answer = codec.decode_answer(payload)
         if isinstance(answer, Challenge):
@@ -200,12 +200,12 @@ class _Crowd:
         elif isinstance(answer, Welcome):
             node.lease = answer.lease
             self._greeted.append(node)
-            member = Member("default", 1, "", _FIRST_PORT + node.number)
+            member = NodeInfo("default", 1, "", _FIRST_PORT + node.number)
             self._say(node, codec.encode(JoinRequest(member, _PATIENCE)))
         else:
             raise SystemExit(f"node {node.number} was refused: {answer.sentence}")
 
-    def _on_notice(self, node: _Node, notice: Notice) -> None:
+    def _on_notice(self, node: _Node, notice: Notification) -> None:
         if isinstance(notice, Placed):
             node.placed_at = time.monotonic()
             node.rank, node.world_size = notice.placement.group_rank, notice.placement.group_world_size

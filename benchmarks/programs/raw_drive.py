@@ -57,7 +57,7 @@ def build() -> ctypes.CDLL | None:
 def drive(
     library: ctypes.CDLL, descriptors: Sequence[int], cycles: Sequence[Sequence[Step]], seconds: float
 ) -> tuple[int, float, list[float]]:
-    """As `raw_load.Clients.drive`. Raises LoadError."""
+    """As `raw_load.TimerClients.drive`. Raises LoadError."""
     steps = [step for cycle in cycles for step in cycle]
     table = (_Step * len(steps))(
         *[_Step(step.message, len(step.message), step.requests, step.reply_length, step.reply) for step in steps]

@@ -70,18 +70,18 @@ class Notice(NamedTuple):
         return max(0.0, self.deadline - time.monotonic())
 
 
-_Known = tuple[tuple[int, int], Notice | None]
-_known: _Known = ((0, 0), None)
+_NoticeRead = tuple[tuple[int, int], Notice | None]
+_last_read: _NoticeRead = ((0, 0), None)
 """The last notice read, by number and time of its file."""
-_seen: Notice | None = None
+_last_returned: Notice | None = None
 """What `pending` gave last."""
 
 
 def pending() -> Notice | None:
     """The notice that is out for this worker, if there is one. Cheap enough for every step."""
-    global _seen
-    _seen = _look()
-    return _seen
+    global _last_returned
+    _last_returned = _look()
+    return _last_returned
 
 
 def acknowledge() -> None:
@@ -93,7 +93,7 @@ def acknowledge() -> None:
     folder, rank, out = os.environ.get(VARIABLE), os.environ.get("LOCAL_RANK"), _look()
     if not folder or not rank or out is None:
         return
-    path = os.path.join(folder, f"{ACK_PREFIX}{rank}.{(_seen or out).number}")
+    path = os.path.join(folder, f"{ACK_PREFIX}{rank}.{(_last_returned or out).number}")
     try:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
     except (OSError, ValueError):
@@ -112,7 +112,7 @@ def saving() -> Iterator[None]:
     with suppress(AttributeError, OSError):  # no such call here, or no descriptor is free
         mark = os.memfd_create(SAVING)
     try:
-        with _deferred_sigterm():
+        with _sigterm_deferred():
             yield
     finally:
         if mark >= 0:
@@ -120,7 +120,7 @@ def saving() -> Iterator[None]:
 
 
 @contextmanager
-def _deferred_sigterm() -> Iterator[None]:
+def _sigterm_deferred() -> Iterator[None]:
     """SIGTERM comes at the end, where it would end this process at once."""
     import signal
     import threading
@@ -144,7 +144,7 @@ def _deferred_sigterm() -> Iterator[None]:
 
 
 def _look() -> Notice | None:
-    global _known
+    global _last_read
     folder = os.environ.get(VARIABLE)
     if not folder:
         return None
@@ -154,9 +154,9 @@ def _look() -> Notice | None:
     except (OSError, ValueError):
         return None
     mark = (seen.st_ino, seen.st_mtime_ns)
-    if _known[0] != mark:
-        _known = (mark, _read(path))
-    return _known[1]
+    if _last_read[0] != mark:
+        _last_read = (mark, _read(path))
+    return _last_read[1]
 
 
 def _read(path: str) -> Notice | None:

@@ -132,10 +132,10 @@ ONLY_OURS = [
     value("--node-rank", "2", "from 0 to 1", also=("--nnodes=2", "--master-port=1"), code=2),
     *[bad([f"--rdzv-conf={key}={text}", "--standalone"], key, text)._replace(code=2) for key, text in OF_OURS],
     value("--signals-to-handle", "SIGKILL", "leave it out"),
-    *[value("--warm", text, "name of a module", "such as torch", code=2) for text in ("a-b", "torch,", "1")],
+    *[value("--preload", text, "name of a module", "such as torch", code=2) for text in ("a-b", "torch,", "1")],
     *[value("--store-peers", text, "members", "any", "10.0.0.0/8", code=2) for text in ("maybe", "10.0.0.0/33")],
     *[value("--host-prefix", text, "always", "never", "auto", code=2) for text in ("maybe", "")],
-    variable("--warm", "a b", "name of a module", "such as torch", code=2),
+    variable("--preload", "a b", "name of a module", "such as torch", code=2),
 ]
 """What torchrun finds out by hanging, or never, or does not have."""
 

@@ -47,7 +47,7 @@ def _both(tmp_path: Path, record: Record, case: Case) -> tuple[list[object], lis
             Path(file).write_text(json.dumps({"message": {"message": "E: x", "extraInfo": extra}}))
         noticed = 2000 + local_rank
         told.append([rank, local_rank, pid, exitcode, file, noticed])
-        failures[rank] = ProcessFailure(local_rank, pid, exitcode, file, noticed=noticed)
+        failures[rank] = ProcessFailure(local_rank, pid, exitcode, file, noticed_at=noticed)
     command = [sys.executable, "-c", TORCH_REPORTS, json.dumps(told)]
 
     def ask() -> list[object]:

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import pytest
 
 from rallypoint.base.errors import RallypointError, UserError
-from rallypoint.base.waiting import until_readable
+from rallypoint.base.poll import until_readable
 from rallypoint.compat.elastic.rendezvous import (
     RendezvousConnectionError,
     RendezvousParameters,

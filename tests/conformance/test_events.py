@@ -154,4 +154,4 @@ def test_nothing_is_told_to_nobody(launcher: Launcher, tmp_path: Path) -> None:
     script = launcher.script("")
     job = launcher.command([RALLYRUN[0], "-c", program, "--standalone", script])
     assert job.ends() == 0, job.err
-    assert job.out == ["['rallypoint.telemetry.door']"]
+    assert job.out == ["['rallypoint.telemetry.lazy']"]

@@ -23,11 +23,11 @@ import pytest
 from rallypoint.data.cycling import CyclingIterator
 from rallypoint.data.permutation import permutation
 from rallypoint.data.sampler import ElasticDistributedSampler
-from rallypoint.store.together import barrier, get_all, store_timeout, synchronize
+from rallypoint.store.collectives import barrier, get_all, store_timeout, synchronize
 from rallypoint.telemetry import events, metrics, recording
+from rallypoint.telemetry.event_factory import EventFactory
 from rallypoint.telemetry.events import Event
 from rallypoint.telemetry.handlers import log_handlers
-from rallypoint.telemetry.story import AgentStory
 from tests.conformance.store_pairs import client, serving, torch_stores
 
 pytestmark = pytest.mark.torch
@@ -173,23 +173,23 @@ def test_a_run_is_told_with_the_same_fields(script: str, restarts: int, failed: 
     }
     assert not failed or json.dumps(data) in told
 
-    story = AgentStory("null", "job", "trainer", "c10d", "/bin/sh")
-    ours = [story.of_agent(state, BEFORE, 0, duration_ms=1.0) for state in ("RENDEZVOUS", "ASSIGN_WORKER_RANKS")]
+    story = EventFactory("null", "job", "trainer", "c10d", "/bin/sh")
+    ours = [story.agent_event(state, BEFORE, 0, duration_ms=1.0) for state in ("RENDEZVOUS", "ASSIGN_WORKER_RANKS")]
     for attempt in range(restarts + 1):
         if attempt:
             ours += [
-                story.of_agent(state, group, attempt, duration_ms=1.0)
+                story.agent_event(state, group, attempt, duration_ms=1.0)
                 for state in ("RENDEZVOUS", "ASSIGN_WORKER_RANKS")
             ]
-        ours += [story.of_worker("START", group, attempt, worker) for worker in group.workers]
+        ours += [story.worker_event("START", group, attempt, worker) for worker in group.workers]
     for worker in group.workers:
         failure = None
         if failed:
             more = failures[worker.global_rank]
             signalled = more["exit_code"][0] < 0
             failure = Failure(more["exit_code"][0], more["worker_pid"][0], {"message": "<NONE>"} if signalled else data)
-        ours.append(story.of_worker("FAILED" if failed else "SUCCEEDED", group, restarts, worker, failure))
-    ours.append(story.of_agent("SUCCEEDED", group, restarts))
+        ours.append(story.worker_event("FAILED" if failed else "SUCCEEDED", group, restarts, worker, failure))
+    ours.append(story.agent_event("SUCCEEDED", group, restarts))
     assert list(map(comparable, ours)) == list(map(comparable, theirs))
     assert {each.timestamp for each in theirs} == {0}
     assert all(each.timestamp > 0 for each in ours)
@@ -211,7 +211,7 @@ def comparable(event: Event) -> tuple[object, ...]:
     [("exit 0", 1, False), ("exit $((1 - TORCHELASTIC_RESTART_COUNT))", 0, False), ("exit 3", 0, True)],
 )
 def test_the_numbers_of_a_run_are_the_same(script: str, remaining: int, failed: bool) -> None:
-    from rallypoint.telemetry import numbers
+    from rallypoint.telemetry import run_metrics
     from tests.unit.telemetry.test_metrics import Kept
 
     done = subprocess.run(
@@ -221,8 +221,8 @@ def test_the_numbers_of_a_run_are_the_same(script: str, remaining: int, failed: 
     kept = Kept()
     metrics.configure(kept)
     try:
-        numbers.looked("trainer", "FAILED" if failed else "SUCCEEDED", remaining)
-        numbers.ended("trainer", failed, remaining, 1)
+        run_metrics.put_worker_state("trainer", "FAILED" if failed else "SUCCEEDED", remaining)
+        run_metrics.put_run_result("trainer", failed, remaining, 1)
     finally:
         metrics.configure(metrics.NullMetricHandler())
     ours = [[str(part) for part in each] for each in kept.seen]
@@ -303,14 +303,14 @@ def test_metrics_come_out_the_same(torchs: Any, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize("module", ["metrics", "metrics.api", "events", "utils.data", "utils.store"])
 def test_every_public_name_is_there(torchs: Any, module: str) -> None:
     """Names that torch makes public, and where ours has them."""
-    import rallypoint.store.together as together
+    from rallypoint.store import collectives
 
     homes: dict[str, tuple[ModuleType | type, ...]] = {
         "metrics": (metrics,),
         "metrics.api": (metrics,),
         "events": (events, recording),
         "utils.data": (),
-        "utils.store": (together,),
+        "utils.store": (collectives,),
     }
     found = torchs
     for part in module.split("."):

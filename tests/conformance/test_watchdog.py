@@ -89,7 +89,7 @@ def test_torch_clients_that_are_in_time_are_left_alone(tmp_path: Path) -> None:
     with our_server(tmp_path) as watchdog, holder(TORCH_CLIENT + GOOD, watchdog.path) as good:
         good.is_up()
         assert watchdog.step() == []
-        assert watchdog.heard
+        assert watchdog.client_seen
         assert not good.ended()
 
 

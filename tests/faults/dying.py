@@ -15,8 +15,8 @@ from collections.abc import Callable
 from typing import ParamSpec, TypeVar
 
 from rallypoint.cli.rallyrun import main
+from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.etcd.client import EtcdClient
-from rallypoint.rendezvous.hub import Hub
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,7 +41,7 @@ def _dying(function: Callable[P, T]) -> Callable[P, T]:
 
 
 if __name__ == "__main__":
-    for owner, name in ((EtcdClient, "txn"), (EtcdClient, "lease_grant"), (EtcdClient, "watch"), (Hub, "_tell")):
+    for owner, name in ((EtcdClient, "txn"), (EtcdClient, "lease_grant"), (EtcdClient, "watch"), (Dispatcher, "_tell")):
         setattr(owner, name, _dying(getattr(owner, name)))
     code = main()
     sys.stderr.write(f"it had {next(_steps) - 1} steps\n")

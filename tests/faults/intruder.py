@@ -10,11 +10,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
+from rallypoint.membership.state import Settings
+from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, FrameReader, frame
+from rallypoint.protocol.handshake import Challenge, ClientHandshake, HandshakeRefused, Proof, Welcome
 from rallypoint.protocol.signing import transcript_of
-from rallypoint.rendezvous import codec
-from rallypoint.rendezvous.handshake import Challenge, ClientHandshake, Proof, Refused, Welcome
-from rallypoint.rendezvous.state import Settings
 from tests.faults.network import Host
 
 PATIENCE = 20.0
@@ -120,7 +120,7 @@ class Stranger:
         if challenge is None:
             return "hung up"
         answer = codec.decode_answer(challenge)
-        if isinstance(answer, Refused):
+        if isinstance(answer, HandshakeRefused):
             return answer.sentence
         assert isinstance(answer, Challenge)
         proof = handshake.prove(transcript_of(hello, challenge))
@@ -129,7 +129,7 @@ class Stranger:
         if heard is None:
             return "hung up"
         final = codec.decode_answer(heard if handshake.signers is None else _unsigned(heard))
-        return final.sentence if isinstance(final, Refused) else final  # type: ignore[return-value]
+        return final.sentence if isinstance(final, HandshakeRefused) else final  # type: ignore[return-value]
 
 
 def _unsigned(payload: bytes) -> bytes:

@@ -15,12 +15,12 @@ import pytest
 
 from rallypoint.base.secrets import Secret, new_secret, token
 from rallypoint.failures.cause import Cause
+from rallypoint.membership.operations import Close, Drain, Fail, Preempt, Succeed
+from rallypoint.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, FrameReader, frame
-from rallypoint.rendezvous import codec
-from rallypoint.rendezvous.handshake import PROTOCOL_VERSION, Challenge, Hello, Welcome
-from rallypoint.rendezvous.messages import Beat, Holding, JoinRequest, Leave
-from rallypoint.rendezvous.operations import Close, Drain, Fail, Preempt, Succeed
-from rallypoint.rendezvous.state import Member, NodeId, Settings
+from rallypoint.protocol.handshake import PROTOCOL_VERSION, Challenge, Hello, Welcome
+from rallypoint.protocol.messages import Heartbeat, JoinRequest, LeaveRequest, ResumeRequest
 from tests.faults.cluster import PORT, Agent, Cluster, settle
 from tests.faults.intruder import PATIENCE, Stranger, dial, on
 from tests.faults.network import Host, ip
@@ -28,7 +28,7 @@ from tests.faults.network import Host, ip
 WORD = new_secret()
 SECRET = Secret((WORD,))
 KEY = SECRET.keys("job")[0]
-MEMBER = Member("default", 1, "10.77.0.9", 7000)
+MEMBER = NodeInfo("default", 1, "10.77.0.9", 7000)
 CAUSE = Cause(0, 0, "stranger", 1, 1, "not so", "", 0.0, "")
 SETTINGS = Settings("job", 2, 2)
 DEEDS = (
@@ -36,11 +36,11 @@ DEEDS = (
     Fail(0, CAUSE, 1),
     Fail(0, CAUSE, 1000),
     Succeed(0),
-    Drain(0, asked=True),
+    Drain(0, needs_consent=True),
     Preempt(0, 1.0),
-    Leave(),
+    LeaveRequest(),
     JoinRequest(MEMBER, 600.0),
-    Beat(),
+    Heartbeat(),
 )
 """What members may do: end the job or its round, make it fail, take part."""
 
@@ -149,9 +149,9 @@ HOSTILE = (
     JoinRequest(MEMBER._replace(local_world_size=0), 600.0),
     JoinRequest(MEMBER, float("nan")),
     JoinRequest(MEMBER._replace(store_port=-1), 600.0),
-    Holding("", NodeId("10.77.0.9", 1, 0), MEMBER, round=0, group_rank=0, group_world_size=3_000_000),
-    Holding("", NodeId("10.77.0.9", 1, 0), MEMBER, round=2**62, group_rank=0, group_world_size=1),
-    Holding("", NodeId("10.77.0.9", 1, 0), MEMBER, past=2**62),
+    ResumeRequest("", NodeId("10.77.0.9", 1, 0), MEMBER, round=0, group_rank=0, group_world_size=3_000_000),
+    ResumeRequest("", NodeId("10.77.0.9", 1, 0), MEMBER, round=2**62, group_rank=0, group_world_size=1),
+    ResumeRequest("", NodeId("10.77.0.9", 1, 0), MEMBER, last_ended_round=2**62),
     Fail(0, CAUSE, 2**62),
     Fail(0, CAUSE._replace(rank=-(2**40)), 1),
     Preempt(0, float("nan")),
@@ -182,7 +182,7 @@ def test_without_a_secret_a_stranger_ends_the_job(open_job: Job) -> None:
 
 def test_who_has_no_secret_can_do_nothing(secret_job: Job) -> None:
     name = NodeId(secret_job.agents[1].host.address, int(secret_job.agents[1].job.pid), 0)
-    for message in (*DEEDS, Holding("", name, MEMBER)):
+    for message in (*DEEDS, ResumeRequest("", name, MEMBER)):
         with secret_job.stranger() as stranger:  # in the place of the greeting
             stranger.says(MAGIC)
             stranger.sends(message)
@@ -223,7 +223,7 @@ def test_what_was_heard_once_opens_no_second_session(secret_job: Job) -> None:
     with secret_job.stranger() as node:
         sent = _recorded(node)
         assert isinstance(node.greets(SETTINGS, KEY), Welcome)
-        node.sends(Leave())
+        node.sends(LeaveRequest())
     for data in (b"".join(sent), b"".join(sent) + frame(codec.encode(Close()))):
         with secret_job.stranger() as stranger:
             stranger.says(data)

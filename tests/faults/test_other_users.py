@@ -15,8 +15,8 @@ import pytest
 
 from rallypoint.base.endpoint import free_port
 from rallypoint.base.secrets import new_secret
-from rallypoint.rendezvous.operations import Close
-from rallypoint.rendezvous.state import Settings
+from rallypoint.membership.operations import Close
+from rallypoint.membership.state import Settings
 from tests.faults.intruder import Stranger
 from tests.faults.other_user import NOBODY, allowed, as_other_user, openings
 from tests.jobs.launching import Job, Launcher, launching
@@ -64,7 +64,7 @@ def finish(rallyrun: Launcher, job: Job) -> None:
 
 WAYS: list[list[str]] = [
     ["--standalone", "--tee=3"],
-    ["--standalone", "--warm=json"],
+    ["--standalone", "--preload=json"],
     ["--standalone", "--run-path"],
     ["--standalone", "--run-path", "--start-method=forkserver"],
 ]
@@ -87,7 +87,7 @@ def test_nothing_of_a_job_can_be_reached_in_the_temporary_folder(rallyrun: Launc
 
 def test_no_process_of_a_job_can_be_looked_into_or_touched(rallyrun: Launcher) -> None:
     secret = new_secret()
-    job = running(rallyrun, "--standalone", "--warm=json", env={"RALLYPOINT_SECRET": secret})
+    job = running(rallyrun, "--standalone", "--preload=json", env={"RALLYPOINT_SECRET": secret})
     pids = [job.pid, *family(job.pid)]
     assert len(pids) >= 4  # agent, keeper, guardian, workers
     libc = ctypes.CDLL(None)

@@ -216,7 +216,7 @@ def worker_killed(program: str, *flags: str) -> Outcome:
 
 def preloaded(program: str) -> Outcome:
     """As `worker_killed`, where the new workers are forked from a process that has imported the framework."""
-    return worker_killed(program, f"--warm={PRELOADS.get(program, 'torch')}")
+    return worker_killed(program, f"--preload={PRELOADS.get(program, 'torch')}")
 
 
 def _endpoint() -> str:

@@ -7,76 +7,96 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 
+from rallypoint.coordinator.dispatcher import Dispatcher, RestoredState
+from rallypoint.coordinator.progress_text import RendezvousName, timeout_sentence, waiting_line
 from rallypoint.failures.cause import Cause, Restarts
 from rallypoint.failures.report import ChildFailedError
+from rallypoint.membership.operations import Close, Drain, Fail, Preempt, Succeed
+from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, RoundEnd, Settings, State, Verdict
+from rallypoint.protocol import codec
+from rallypoint.protocol.errors import RendezvousStateError
 from rallypoint.protocol.frames import MAGIC, FrameError, FrameReader, SignatureError, frame
-from rallypoint.protocol.signing import Signers
-from rallypoint.ranks.assign import NodeRanks
-from rallypoint.rendezvous import codec
-from rallypoint.rendezvous.errors import RendezvousStateError
-from rallypoint.rendezvous.handshake import (
+from rallypoint.protocol.handshake import (
     PROTOCOL_VERSION,
     Challenge,
+    HandshakeRefused,
     Hello,
     Proof,
-    Refused,
     Welcome,
 )
-from rallypoint.rendezvous.holding import Held, after_notice, after_request, said_again
-from rallypoint.rendezvous.hub import Former, Hub
-from rallypoint.rendezvous.messages import (
-    Beat,
-    Difference,
-    Differs,
-    Holding,
-    Inquire,
+from rallypoint.protocol.messages import (
+    ConfigDifference,
+    ConfigDiffers,
+    Heartbeat,
     JobEnded,
     JoinRefused,
     JoinRequest,
-    Leave,
-    Left,
-    Missed,
+    LeaveReply,
+    LeaveRequest,
+    MissingNode,
     NodesWaiting,
-    Notice,
+    Notification,
     Placed,
     Placement,
     Preempted,
     Progress,
+    ProgressRequest,
     Refusal,
+    ResumeRequest,
     RoundEnded,
     SessionEnded,
 )
-from rallypoint.rendezvous.operations import Close, Drain, Fail, Preempt, Succeed
-from rallypoint.rendezvous.state import Member, NodeId, Outcome, Reason, RoundEnd, Settings, State, Verdict
-from rallypoint.rendezvous.state_codec import decode_state, encode_state
-from rallypoint.rendezvous.wording import Subject, given_up, in_progress
+from rallypoint.protocol.resume_state import ResumeState, after_notification, after_request, requests_to_repeat
+from rallypoint.protocol.signing import Signers
+from rallypoint.protocol.state_codec import decode_state, encode_state
+from rallypoint.ranks.assign import NodeRanks
 from tests.fuzz.target import Target
 
 SETTINGS = Settings("job", 1, 3, join_timeout=20.0, last_call_timeout=2.0)
 _CAUSE = Cause(0, 0, "host", 42, -9, "Signal 9 (SIGKILL)", "Traceback\n", 1e9, "/e.json")
-MEMBER = Member("default", 2, "10.0.0.1", 7000, None, 3, "train.py")
+MEMBER = NodeInfo("default", 2, "10.0.0.1", 7000, None, 3, "train.py")
 _PROGRESS = Progress(
-    1, False, 1, 2, 3, ("a",), False, 1.0, ("b",), (Missed("c", Reason.LOST, 3.0),), 1.0, 2.0, "d", 4.0, True
+    1, False, 1, 2, 3, ("a",), False, 1.0, ("b",), (MissingNode("c", Reason.LOST, 3.0),), 1.0, 2.0, "d", 4.0, True
 )
 HELLO = Hello(PROTOCOL_VERSION, "job", b"n" * 16, "10.0.0.1", 7, 0, False, SETTINGS, "", "host")
 
 REQUESTS: tuple[object, ...] = (
-    *(JoinRequest(MEMBER, 20.0), Beat(), Inquire(), Leave(), Leave(True), Fail(0, _CAUSE, 3), Succeed(0), Drain(0)),
+    *(
+        JoinRequest(MEMBER, 20.0),
+        Heartbeat(),
+        ProgressRequest(),
+        LeaveRequest(),
+        LeaveRequest(True),
+        Fail(0, _CAUSE, 3),
+        Succeed(0),
+        Drain(0),
+    ),
     *(Drain(0, True), Preempt(0, 5.0), Close(), Fail(1, _CAUSE._replace(traceback="x" * 30_000), 9)),
     *(JoinRequest(MEMBER._replace(rank_hint=1, program="y" * 4000), 1.0), Succeed(1)),
-    Holding("before", NodeId("10.0.0.1", 7, 0), MEMBER, 0, 0, 2, 0, 1, False, -1, False, "before"),
-    Holding("before", NodeId("10.0.0.2", 8, 0), MEMBER, 3, 1, 3, -1, 1, True, 2, True, "before"),
-    Holding("before", NodeId("10.0.0.2", 8, 0), MEMBER, 1 << 31, 0, 1, -1, 1 << 40, True, 1 << 31, False, "before"),
+    ResumeRequest("before", NodeId("10.0.0.1", 7, 0), MEMBER, 0, 0, 2, 0, 1, False, -1, False, "before"),
+    ResumeRequest("before", NodeId("10.0.0.2", 8, 0), MEMBER, 3, 1, 3, -1, 1, True, 2, True, "before"),
+    ResumeRequest(
+        "before", NodeId("10.0.0.2", 8, 0), MEMBER, 1 << 31, 0, 1, -1, 1 << 40, True, 1 << 31, False, "before"
+    ),
     Fail(0, _CAUSE._replace(traceback="x" * 65_000), 3),
 )
 NOTICES: tuple[object, ...] = (
     Placed(Placement(0, 0, 2, NodeRanks(0, 4, 0, 4), "10.0.0.1", 7000, 1, 0, "before", 3)),
     *(RoundEnded(RoundEnd(0, Reason.FAILURE, "n", _CAUSE, "d", 1, Restarts(1, 3))), NodesWaiting(0, 2, ("n",))),
-    *(JobEnded(Verdict(Outcome.FAILED, _CAUSE)), JoinRefused(Refusal.TIMEOUT, "d", _PROGRESS), _PROGRESS, Beat()),
-    *(Preempted(0, "n", 3.0), Left(True, 2), Differs("n", (Difference("--x=", "1", "2"),)), SessionEnded("d")),
+    *(JobEnded(Verdict(Outcome.FAILED, _CAUSE)), JoinRefused(Refusal.TIMEOUT, "d", _PROGRESS), _PROGRESS, Heartbeat()),
+    *(
+        Preempted(0, "n", 3.0),
+        LeaveReply(True, 2),
+        ConfigDiffers("n", (ConfigDifference("--x=", "1", "2"),)),
+        SessionEnded("d"),
+    ),
 )
 ANSWERS: tuple[object, ...] = (
-    *(Challenge(b"n" * 16), Welcome(NodeId("10.0.0.1", 7, 0, "host"), 3.0, "inc", True), Refused("no; go away")),
+    *(
+        Challenge(b"n" * 16),
+        Welcome(NodeId("10.0.0.1", 7, 0, "host"), 3.0, "inc", True),
+        HandshakeRefused("no; go away"),
+    ),
 )
 _ALL = (HELLO, Proof(b"p" * 32), *REQUESTS, *NOTICES, *ANSWERS)
 
@@ -115,7 +135,7 @@ def messages(data: bytes) -> None:
     with suppress(codec.CodecError):
         codec.version_of(data)
     decoders: tuple[Callable[[bytes], object], ...] = (
-        *(codec.decode_request, codec.decode_notice, codec.decode_answer),
+        *(codec.decode_request, codec.decode_notification, codec.decode_answer),
         *(lambda each, kind=kind: codec.decode(each, kind) for kind in (Hello, Proof)),
     )
     for decode in decoders:
@@ -124,39 +144,39 @@ def messages(data: bytes) -> None:
         except codec.CodecError:
             continue
         assert decode(codec.encode(message)) == message
-        if decode is codec.decode_notice:
+        if decode is codec.decode_notification:
             heard(message)  # type: ignore[arg-type]
         elif decode is codec.decode_request:
             _said(message)
 
 
 _ESCAPE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
-_SUBJECT = Subject("job", "at host:1")
+_SUBJECT = RendezvousName("job", "at host:1")
 
 
-def heard(notice: Notice) -> None:
+def heard(notice: Notification) -> None:
     """What a node does with a notice: hold it, and tell people."""
     placed = NOTICES[0]
     assert isinstance(placed, Placed)
-    for held in (Held(), Held(("i", NodeId("a", 1, 0)), None, MEMBER, placed.placement, False)):
-        said_again(after_notice(held, notice), 5.0)
+    for held in (ResumeState(), ResumeState(("i", NodeId("a", 1, 0)), None, MEMBER, placed.placement, False)):
+        requests_to_repeat(after_notification(held, notice), 5.0)
     match notice:
         case Progress():
-            shown = in_progress(_SUBJECT, notice, 1e9) + given_up(_SUBJECT, notice, 1e9)
+            shown = waiting_line(_SUBJECT, notice, 1e9) + timeout_sentence(_SUBJECT, notice, 1e9)
         case JoinRefused(progress=Progress() as progress):
-            shown = given_up(_SUBJECT, progress, 1e9)
+            shown = timeout_sentence(_SUBJECT, progress, 1e9)
         case JobEnded(verdict=Verdict(cause=Cause() as cause)) | RoundEnded(end=RoundEnd(cause=Cause() as cause)):
             shown = cause.headline + str(ChildFailedError("x", {}, cause))
-        case Differs():
-            shown = "".join(each.told("this node") for each in notice.differences)
+        case ConfigDiffers():
+            shown = "".join(each.sentence("this node") for each in notice.differences)
         case _:
             shown = str(notice)
     assert _ESCAPE.search(shown) is None, shown
 
 
 def _said(request: object) -> None:
-    held = after_request(Held(), request, 5.0)  # type: ignore[arg-type]
-    for again in said_again(held, 6.0):
+    held = after_request(ResumeState(), request, 5.0)  # type: ignore[arg-type]
+    for again in requests_to_repeat(held, 6.0):
         codec.decode_request(codec.encode(again))
 
 
@@ -171,7 +191,7 @@ def signatures(data: bytes) -> None:
     """A man in the middle: what is accepted of his frames is what the node has said, in its order, and nothing else."""
     node, coordinator = Signers(b"k" * 32, b"t", node=True), Signers(b"k" * 32, b"t", node=False)
     payloads = encoded(REQUESTS)[:6]
-    genuine = [node.out.sign(each) for each in payloads]
+    genuine = [node.outgoing.sign(each) for each in payloads]
     accepted: list[bytes] = []
     at = 0
     while at + 3 <= len(data):
@@ -183,7 +203,7 @@ def signatures(data: bytes) -> None:
         elif change:
             shown[place % len(shown)] ^= change
         try:
-            accepted.append(coordinator.into.verify(bytes(shown)))
+            accepted.append(coordinator.incoming.verify(bytes(shown)))
         except SignatureError:
             break
     assert tuple(accepted) == payloads[: len(accepted)]
@@ -201,7 +221,7 @@ def states(data: bytes) -> None:
 
 
 def _many_states() -> tuple[bytes, ...]:
-    hub = Hub(SETTINGS, former=Former("0123456789abcdef", State()))
+    hub = Dispatcher(SETTINGS, former=RestoredState("0123456789abcdef", State()))
     made = [State(), hub.state]
     for number in range(4):
         session, _ = hub.attach(lambda _notice: None, NodeId("h", number, 0), address="h")
@@ -218,9 +238,9 @@ _STATES = _many_states()
 
 TARGETS = {
     "frames": Target(frames, _frame_seeds, ("protocol/frames.py",)),
-    "messages": Target(messages, _message_seeds, ("rendezvous/codec.py", "protocol/validation.py")),
+    "messages": Target(messages, _message_seeds, ("protocol/codec.py", "protocol/validation.py")),
     "signatures": Target(
         signatures, lambda: [b"\0\0\0\1\0\0\2\0\0", b"\0\5\1\0\0\0", b"\x80\4ab"], ("protocol/signing.py",)
     ),
-    "states": Target(states, lambda: _STATES, ("rendezvous/state_codec.py",)),
+    "states": Target(states, lambda: _STATES, ("protocol/state_codec.py",)),
 }

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.coordinator.jobs import ManyJobs
+from rallypoint.membership.state import NodeId
+from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAX_FRAME, SIGNATURE_SIZE
-from rallypoint.rendezvous import codec
-from rallypoint.rendezvous.handshake import HandshakeError, Hello, Proof, Refused, ServerHandshake, Welcome
-from rallypoint.rendezvous.hub import Hub
-from rallypoint.rendezvous.jobs import ManyJobs
-from rallypoint.rendezvous.messages import JoinRequest, Notice, Placed
-from rallypoint.rendezvous.state import NodeId
-from rallypoint.rendezvous.state_codec import decode_state, encode_state
+from rallypoint.protocol.handshake import HandshakeError, HandshakeRefused, Hello, Proof, ServerHandshake, Welcome
+from rallypoint.protocol.messages import JoinRequest, Notification, Placed
+from rallypoint.protocol.state_codec import decode_state, encode_state
 from tests.fuzz.control import HELLO, MEMBER, REQUESTS, SETTINGS, encoded, heard
 from tests.fuzz.target import Target, no_errors
 
@@ -34,7 +34,7 @@ class _Stranger:
         self._jobs = jobs
         self._peer = f"192.0.2.{number}"
         self._handshake = ServerHandshake(None, None, b"n" * 16)
-        self.hub: Hub | None = None
+        self.hub: Dispatcher | None = None
         self.session = 0
 
     def says(self, payload: bytes) -> bool:
@@ -44,11 +44,11 @@ class _Stranger:
                 request = codec.decode_request(payload)
                 return self.hub.receive(self.session, request)
             if self._handshake.greeted is None:
-                return not isinstance(self._handshake.hello(codec.decode(payload, Hello)), Refused)
+                return not isinstance(self._handshake.hello(codec.decode(payload, Hello)), HandshakeRefused)
             if self._handshake.proof(codec.decode(payload, Proof)) is not None:
                 return False
             hello = self._handshake.greeted
-            self.hub = self._jobs.hub_for(hello, self._peer)
+            self.hub = self._jobs.dispatcher_for(hello, self._peer)
         except (codec.CodecError, HandshakeError):
             return False
         node = NodeId(hello.address, hello.pid, hello.local_id, hello.host)
@@ -62,11 +62,11 @@ class _Stranger:
             self.hub.detach(self.session)
 
 
-def told(notice: Notice) -> None:
+def told(notice: Notification) -> None:
     """What is told must fit a frame, and its node must understand it."""
     data = codec.encode(notice)
     assert len(data) + SIGNATURE_SIZE <= MAX_FRAME, f"a {type(notice).__name__} of {len(data)} bytes"
-    heard(codec.decode_notice(data))
+    heard(codec.decode_notification(data))
 
 
 def coordinator(data: bytes) -> None:
@@ -102,9 +102,9 @@ def _still_serves(jobs: ManyJobs, clock: Moment, strangers: dict[int, _Stranger]
     for hub in hubs:
         assert decode_state(encode_state(hub.state)) == hub.state, "its state can be kept"
         assert not math.isnan(hub.wake_at())
-    heard_of: list[Notice] = []
+    heard_of: list[Notification] = []
     honest = HELLO._replace(job="of others", settings=SETTINGS._replace(run_id="of others", max_nodes=1))
-    hub = jobs.hub_for(honest, "198.51.100.1")
+    hub = jobs.dispatcher_for(honest, "198.51.100.1")
     session, _ = hub.attach(heard_of.append, NodeId("h", 1, 0), address="h", settings=honest.settings)
     hub.receive(session, JoinRequest(MEMBER, 20.0))
     assert any(isinstance(each, Placed) for each in heard_of)
@@ -131,5 +131,5 @@ def _coordinator_seeds() -> Sequence[bytes]:
 
 
 TARGETS = {
-    "coordinator": Target(coordinator, _coordinator_seeds, ("rendezvous/handshake.py",), executions=2500),
+    "coordinator": Target(coordinator, _coordinator_seeds, ("protocol/handshake.py",), executions=2500),
 }

@@ -20,12 +20,12 @@ from rallypoint.election.keys import (
     encode_snapshot,
 )
 from rallypoint.etcd import messages, protobuf
-from rallypoint.etcd.answers import judge
 from rallypoint.etcd.api import Delete, EtcdRefused, EtcdUnreachable, Put, Range
+from rallypoint.etcd.error_classes import classify
 from rallypoint.etcd.protobuf import DecodingError
-from rallypoint.rendezvous.backends.etcd_v2_wire import body_of, fault_of, node_of, read
-from rallypoint.rendezvous.errors import RendezvousStateError
-from rallypoint.rendezvous.state import NodeId
+from rallypoint.membership.state import NodeId
+from rallypoint.protocol.errors import RendezvousStateError
+from rallypoint.rendezvous.backends.etcd_v2_wire import body_of, error_for, node_of, read
 from tests.fuzz.target import Target
 
 
@@ -44,7 +44,7 @@ def answers(data: bytes) -> None:
     for decode in _DECODERS:
         with suppress(DecodingError):
             decode(data)
-    judge(data[0] if data else 0, data[1:].decode(errors="replace"), named=len(data) % 2 == 0)
+    classify(data[0] if data else 0, data[1:].decode(errors="replace"), named=len(data) % 2 == 0)
 
 
 def _answer_seeds() -> Sequence[bytes]:
@@ -95,7 +95,7 @@ def answers_v2(data: bytes) -> None:
     except (EtcdUnreachable, EtcdRefused) as error:
         fault = error
     except (OSError, http.client.HTTPException) as error:
-        fault = fault_of(_AT, error, False, sent=True)
+        fault = error_for(_AT, error, False, sent=True)
     if fault is None and answer.code:
         fault = answer.refusal("read '/x'")
     if fault is None:
@@ -151,7 +151,7 @@ def _value_seeds() -> Sequence[bytes]:
 
 
 TARGETS = {
-    "etcd-answers": Target(answers, _answer_seeds, ("etcd/protobuf.py", "etcd/messages.py", "etcd/answers.py")),
+    "etcd-answers": Target(answers, _answer_seeds, ("etcd/protobuf.py", "etcd/messages.py", "etcd/error_classes.py")),
     "etcd-v2-answers": Target(
         answers_v2,
         _answer_v2_seeds,

@@ -15,8 +15,8 @@ from tempfile import TemporaryDirectory
 from unittest.mock import patch
 
 from rallypoint import notices
-from rallypoint.agent import termination
-from rallypoint.agent.board import NoticeBoard
+from rallypoint.agent import grace_period
+from rallypoint.agent.notice_directory import NoticeDirectory
 from rallypoint.base.endpoint import parse_endpoint
 from rallypoint.base.errors import UserError
 from rallypoint.base.secrets import ETCD_PASSWORD, SECRET, etcd_password, job_secret
@@ -26,19 +26,19 @@ from rallypoint.cli.parse import parse
 from rallypoint.failures.cause import Cause
 from rallypoint.failures.error_file import error_data
 from rallypoint.failures.failure import ProcessFailure
-from rallypoint.failures.last_words import clean_lines, last_stacks, last_traceback
 from rallypoint.failures.report import ChildFailedError
-from rallypoint.health.answers import Health, answer, read_request, refusal, refusal_of
-from rallypoint.logs.relay import KEPT, squeezed
-from rallypoint.rendezvous import codec
+from rallypoint.failures.stderr_tail import clean_lines, last_stacks, last_traceback
+from rallypoint.health.http import HealthView, read_request, refusal_status, refused_response, respond
+from rallypoint.logs.relay import TAIL_SIZE, without_long_middles
+from rallypoint.membership.operations import Fail
+from rallypoint.protocol import codec
 from rallypoint.rendezvous.backends.options import settings_of
-from rallypoint.rendezvous.operations import Fail
 from rallypoint.rendezvous.params import RendezvousParameters, parse_rdzv_conf
 from rallypoint.telemetry.events import Event, RdzvEvent
-from rallypoint.watchdog.minder import STUCK_VARIABLE, stuck_seconds
-from rallypoint.watchdog.requests import FileTimerRequest, Requests
+from rallypoint.watchdog.monitor import UNINTERRUPTIBLE_VARIABLE, uninterruptible_timeout
+from rallypoint.watchdog.requests import FileTimerRequest, RequestReader
 from rallypoint.watchdog.table import TimerTable
-from rallypoint.workers.warm.late import told
+from rallypoint.workers.preload.late_imports import summary
 from tests.fuzz.target import Target, no_errors
 
 # What a worker leaves
@@ -63,7 +63,7 @@ def failures(data: bytes) -> None:
 
 def words(data: bytes) -> None:
     """The end of a worker's standard error, in which tracebacks and stacks are looked for."""
-    lines = clean_lines(squeezed(data)[-KEPT:])
+    lines = clean_lines(without_long_middles(data)[-TAIL_SIZE:])
     last_traceback(lines)
     last_stacks(lines)
 
@@ -84,8 +84,8 @@ def _failure_seeds() -> Sequence[bytes]:
 
 def notes(data: bytes) -> None:
     """A notice that is no notice of ours, and acknowledgements of any name."""
-    board = NoticeBoard()
-    folder = board.renew()
+    board = NoticeDirectory()
+    folder = board.reset()
     board.post(notices.SCALE, "", 0, 60.0, waits=True)
     try:
         with patch.dict(os.environ, {notices.VARIABLE: folder, "LOCAL_RANK": "7"}):
@@ -97,7 +97,7 @@ def notes(data: bytes) -> None:
         name = data[:100].replace(b"/", b"_").replace(b"\0", b"_")
         with suppress(OSError):
             Path(folder, notices.ACK_PREFIX + os.fsdecode(name)).touch()
-        answered = list(board.look(lambda: [0]))
+        answered = list(board.poll(lambda: [0]))
         rank, _, number = os.fsdecode(name).partition(".")
         assert not answered or (int(rank), int(number)) == (0, 1), "only this is the worker's answer"
     finally:
@@ -108,7 +108,7 @@ def notes(data: bytes) -> None:
 def timers(data: bytes) -> None:
     """The watchdog's pipe: in any pieces the same requests, and timers that run out."""
     step = data[0] + 1 if data else 1
-    requests, table = Requests(), TimerTable[FileTimerRequest](64)
+    requests, table = RequestReader(), TimerTable[FileTimerRequest](64)
     for at in range(0, len(data), step):
         found, complaints = requests.feed(data[at : at + step])
         assert all(len(each) < 1000 for each in complaints)
@@ -132,9 +132,10 @@ def _timer_seeds() -> Sequence[bytes]:
 def probes(data: bytes) -> None:
     """The head of a request to the health server: an answer or a refusal."""
     request = read_request(data)
-    refused = refusal_of(request)
-    for health in (Health(1.0, 5.0, {"round": 1}), Health(9.0, 5.0, {}, "no")):
-        reply = answer(request, health) if refused is None and request is not None else refusal(refused or 400)  # type: ignore[arg-type]
+    refused = refusal_status(request)
+    for health in (HealthView(1.0, 5.0, {"round": 1}), HealthView(9.0, 5.0, {}, "no")):
+        known = refused is None and request is not None
+        reply = respond(request, health) if known else refused_response(refused or 400)  # type: ignore[arg-type]
         assert reply.startswith(b"HTTP/1.1 ")
         assert b"\r\n\r\n" in reply
 
@@ -157,7 +158,7 @@ def _event_seeds() -> Sequence[bytes]:
 
 def imported(data: bytes) -> None:
     """What forked workers write down of their late imports."""
-    told(data.decode(errors="replace"))
+    summary(data.decode(errors="replace"))
 
 
 _NOTICE = b'{"reason": "scale", "node": "n", "round": 1, "deadline": 12.5, "number": 3}'
@@ -167,9 +168,9 @@ _NOTICE = b'{"reason": "scale", "node": "n", "round": 1, "deadline": 12.5, "numb
 
 
 _ENVIRONMENT: tuple[Callable[[str], object], ...] = (
-    lambda text: termination.stated({termination.VARIABLE: text}),
-    lambda text: termination.kill_wait(text.split("\n")),
-    lambda text: stuck_seconds({STUCK_VARIABLE: text}),
+    lambda text: grace_period.stated_grace_period({grace_period.VARIABLE: text}),
+    lambda text: grace_period.kill_wait(text.split("\n")),
+    lambda text: uninterruptible_timeout({UNINTERRUPTIBLE_VARIABLE: text}),
     lambda text: parse_endpoint(text, 29400),
     lambda text: parse_endpoint(text, None),
     lambda text: settings_of(RendezvousParameters("c10d", "h", "job", 1, 2, **parse_rdzv_conf(text))),
@@ -244,25 +245,29 @@ TARGETS = {
         failures, _failure_seeds, ("failures/error_file.py", "failures/failure.py", "failures/cause.py"), 300
     ),
     "last-words": Target(
-        words, lambda: [_TRACEBACK, _FATAL, b"a\rb\x1b[31mc\n" * 9], ("failures/last_words.py", "logs/relay.py")
+        words, lambda: [_TRACEBACK, _FATAL, b"a\rb\x1b[31mc\n" * 9], ("failures/stderr_tail.py", "logs/relay.py")
     ),
-    "notices": Target(notes, lambda: [_NOTICE, b"0.1", b"0.3", b"1.2"], ("notices.py", "agent/board.py"), 300),
+    "notices": Target(
+        notes, lambda: [_NOTICE, b"0.1", b"0.3", b"1.2"], ("notices.py", "agent/notice_directory.py"), 300
+    ),
     "timers": Target(timers, _timer_seeds, ("watchdog/requests.py", "watchdog/table.py")),
     "probes": Target(
         probes,
         lambda: [b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n", b"HEAD /status?x HTTP/1.0\r\n\r\n"],
-        ("health/answers.py",),
+        ("health/http.py",),
     ),
     "events": Target(events, _event_seeds, ("telemetry/events.py",)),
     "late-imports": Target(
-        imported, lambda: [b"7 torch train.py:3\n7 numpy train.py:4\n8 torch a b\n"], ("workers/warm/late.py",)
+        imported,
+        lambda: [b"7 torch train.py:3\n7 numpy train.py:4\n8 torch a b\n"],
+        ("workers/preload/late_imports.py",),
     ),
     "settings": Target(
         settings,
         _setting_seeds,
         (
-            *("agent/termination.py", "base/endpoint.py", "base/secrets.py", "cli/parse.py", "cli/flags.py"),
-            *("rendezvous/params.py", "rendezvous/backends/options.py", "watchdog/minder.py"),
+            *("agent/grace_period.py", "base/endpoint.py", "base/secrets.py", "cli/parse.py", "cli/flags.py"),
+            *("rendezvous/params.py", "rendezvous/backends/options.py", "watchdog/monitor.py"),
         ),
         150,
     ),

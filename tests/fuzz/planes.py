@@ -15,17 +15,17 @@ import trustme
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, listening_socket
-from rallypoint.base.tls import Tls, TlsChannel, TlsError, TlsFiles
+from rallypoint.base.tls import ControlTls, TlsChannel, TlsError, TlsFiles
+from rallypoint.client.tcp_link import TcpLink
+from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.coordinator.jobs import ManyJobs
+from rallypoint.coordinator.server import ControlServer
+from rallypoint.membership.state import NodeInfo, Settings
+from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, frame
+from rallypoint.protocol.handshake import Proof
+from rallypoint.protocol.messages import JobEnded, JoinRefused, JoinRequest, LinkDown, LinkLost, Notification, Placed
 from rallypoint.protocol.signing import Signers, proof, transcript_of
-from rallypoint.rendezvous import codec
-from rallypoint.rendezvous.client import TcpLink
-from rallypoint.rendezvous.handshake import Proof
-from rallypoint.rendezvous.hub import Hub
-from rallypoint.rendezvous.jobs import ManyJobs
-from rallypoint.rendezvous.messages import JobEnded, JoinRefused, JoinRequest, LinkDown, LinkLost, Notice, Placed
-from rallypoint.rendezvous.server import ControlServer
-from rallypoint.rendezvous.state import Member, Settings
 from tests.fuzz.control import ANSWERS, HELLO, NOTICES, REQUESTS, encoded
 from tests.fuzz.target import Target, no_errors
 
@@ -64,7 +64,7 @@ class _Stranger:
 
     def says(self, payload: bytes) -> None:
         """Send a frame, signed where there is something to sign with."""
-        self.sends(frame((payload if self._signers is None else self._signers.out.sign(payload))[: 1 << 16]))
+        self.sends(frame((payload if self._signers is None else self._signers.outgoing.sign(payload))[: 1 << 16]))
 
     def close(self) -> None:
         """Hang up."""
@@ -72,19 +72,19 @@ class _Stranger:
 
 
 @contextmanager
-def _members(port: int, key: bytes | None) -> Iterator[list[queue.SimpleQueue[Notice]]]:
+def _members(port: int, key: bytes | None) -> Iterator[list[queue.SimpleQueue[Notification]]]:
     """Two nodes that ask for their places."""
-    heard: list[queue.SimpleQueue[Notice]] = [queue.SimpleQueue(), queue.SimpleQueue()]
+    heard: list[queue.SimpleQueue[Notification]] = [queue.SimpleQueue(), queue.SimpleQueue()]
     with contextlib.ExitStack() as links:
         for number, each in enumerate(heard):
             endpoint = Endpoint("127.0.0.1", port)
             link = TcpLink(endpoint, _JOB, number, each.put, Deadline.after(_PATIENCE), key=key)
             links.enter_context(closing(link))
-            link.send(JoinRequest(Member("default", 1, "", 7000), _PATIENCE))
+            link.send(JoinRequest(NodeInfo("default", 1, "", 7000), _PATIENCE))
         yield heard
 
 
-def _placed(heard: queue.SimpleQueue[Notice]) -> bool:
+def _placed(heard: queue.SimpleQueue[Notification]) -> bool:
     while True:
         notice = heard.get(timeout=_PATIENCE)
         if isinstance(notice, (Placed, LinkLost)):
@@ -99,7 +99,7 @@ def plane(data: bytes) -> None:
     kind, data = data[0] % 3 if data else 0, data[1:]
     key = None if kind == 0 else _KEY
     server = ControlServer(
-        ManyJobs() if kind == 0 else Hub(_JOB),
+        ManyJobs() if kind == 0 else Dispatcher(_JOB),
         listening_socket("127.0.0.1", 0),
         keys=None if key is None else lambda _job: (_KEY,),
     )
@@ -145,14 +145,14 @@ def _plane_seeds() -> Sequence[bytes]:
 
 def link(data: bytes) -> None:
     """A node at whose endpoint a stranger listens: it is told that this is no control plane, or that it is lost."""
-    heard: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+    heard: queue.SimpleQueue[Notification] = queue.SimpleQueue()
     with no_errors(), socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=_answer_as_a_stranger, args=(listener, data))
         thread.start()
         key = _KEY if data[:1] == b"s" else None
         made = TcpLink(Endpoint(*listener.getsockname()), _JOB, 0, heard.put, Deadline.after(0.05), key=key)
         with closing(made):
-            made.send(JoinRequest(Member("default", 1, "", 7000), 0.05))
+            made.send(JoinRequest(NodeInfo("default", 1, "", 7000), 0.05))
             while not isinstance(heard.get(timeout=_PATIENCE), (LinkLost, LinkDown, JobEnded, JoinRefused)):
                 pass
         listener.shutdown(socket.SHUT_RDWR)
@@ -180,7 +180,7 @@ def _link_seeds() -> Sequence[bytes]:
 
 
 @cache
-def _tls() -> tuple[Tls, bytes]:
+def _tls() -> tuple[ControlTls, bytes]:
     """The coordinator's files, and what a node of ours says first."""
     import ssl
 
@@ -191,7 +191,7 @@ def _tls() -> tuple[Tls, bytes]:
         certificate.private_key_pem.write_to_path(files.key)
         certificate.cert_chain_pems[0].write_to_path(files.cert)
         authority.cert_pem.write_to_path(files.ca)
-        tls = Tls(files)
+        tls = ControlTls(files)
         said = ssl.MemoryBIO()
         node = tls.for_node().wrap_bio(ssl.MemoryBIO(), said, server_hostname="localhost")
         with suppress(ssl.SSLWantReadError):
@@ -208,12 +208,12 @@ def tls_channel(data: bytes) -> None:
             for piece in (data[:half], data[half:]):
                 assert channel.receive(piece) == b""
                 channel.to_send()
-        channel.say_goodbye()
+        channel.close_notify()
         channel.to_send()
 
 
 TARGETS = {
     "tls": Target(tls_channel, lambda: [_tls()[1], b"\x16\x03\x01\x00\x05abcde"], ("base/tls.py",), executions=300),
-    "plane": Target(plane, _plane_seeds, ("rendezvous/connection.py", "rendezvous/server.py"), executions=600),
-    "link": Target(link, _link_seeds, ("rendezvous/dialing.py", "rendezvous/client.py"), executions=40),
+    "plane": Target(plane, _plane_seeds, ("coordinator/connection.py", "coordinator/server.py"), executions=600),
+    "link": Target(link, _link_seeds, ("client/dialing.py", "client/tcp_link.py"), executions=40),
 }

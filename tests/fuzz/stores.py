@@ -11,42 +11,42 @@ from pathlib import Path
 from tempfile import NamedTemporaryFile
 
 from rallypoint.base.errors import UserError
-from rallypoint.base.log import LimitedLines, get_logger
-from rallypoint.store import filerecords, requesting, wire
-from rallypoint.store.carrying import Carrier, Surroundings
+from rallypoint.base.log import RateLimitedLog, get_logger
+from rallypoint.store import filerecords, request_store, wire
 from rallypoint.store.decoder import Decoder, requests
 from rallypoint.store.errors import StoreProtocolError
 from rallypoint.store.filestore import FileStore
-from rallypoint.store.guard import Guard, network, networks
-from rallypoint.store.polling import PolledSockets
-from rallypoint.store.requesting import Receive
+from rallypoint.store.guard import StoreGuard, network, networks
+from rallypoint.store.polling import PollingTransport
+from rallypoint.store.request_store import Receive
+from rallypoint.store.transport import StoreTransport, TransportContext
 from tests.fuzz.target import Target, no_errors
 
 _GREETING = wire.encode(wire.Validate())
 _CLIENTS = 3
-_GUARD = Guard(request=100_000, value=100_000, keys=1000, bytes=1_000_000)
+_GUARD = StoreGuard(request=100_000, value=100_000, keys=1000, bytes=1_000_000)
 _MOST_TURNS = 10_000
 
 Pieces = Sequence[tuple[int, bytes]]
 """Who sends, and what."""
 
 
-def _played(kind: type[Carrier], pieces: Pieces) -> tuple[list[bytes], list[bool]]:
+def _played(kind: type[StoreTransport], pieces: Pieces) -> tuple[list[bytes], list[bool]]:
     """What clients of a new store get who send this in turn, and which are closed."""
     wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-    lines = LimitedLines(get_logger("rallypoint.store"), "connections that it refused")
-    store: Carrier = kind(Surroundings(None, wake, lines, _GUARD))  # type: ignore[call-arg]
+    lines = RateLimitedLog(get_logger("rallypoint.store"), "connections that it refused")
+    store: StoreTransport = kind(TransportContext(None, wake, lines, _GUARD))  # type: ignore[call-arg]
     pairs = [socket.socketpair() for _ in range(_CLIENTS)]
     received, closed = [b""] * _CLIENTS, [False] * _CLIENTS
     try:
         for near, far in pairs:
             far.setblocking(False)
-            store.adopt(near)
+            store.add_connection(near)
         for who, piece in pieces:
             with suppress(OSError):  # it was closed
                 pairs[who][1].send(piece)
             for _ in range(_MOST_TURNS):
-                if not store.turn():
+                if not store.run_once():
                     break
             else:
                 raise AssertionError("the store does not come to rest")
@@ -54,7 +54,7 @@ def _played(kind: type[Carrier], pieces: Pieces) -> tuple[list[bytes], list[bool
                 received[number] += _taken(far, closed, number)
     finally:
         store.close()
-        store.free()
+        store.release_memory()
         os.close(wake)
         for _, far in pairs:
             far.close()
@@ -76,13 +76,13 @@ def _taken(far: socket.socket, closed: list[bool], number: int) -> bytes:
 
 
 @cache
-def kinds() -> tuple[type[Carrier], ...]:
+def kinds() -> tuple[type[StoreTransport], ...]:
     """The store in Python, and the one in C if it was built."""
     try:
-        from rallypoint.store.compiled import CompiledSockets
+        from rallypoint.store.compiled import CompiledTransport
     except ImportError:
-        return (PolledSockets,)
-    return PolledSockets, CompiledSockets
+        return (PollingTransport,)
+    return PollingTransport, CompiledTransport
 
 
 def twins(data: bytes) -> None:
@@ -158,8 +158,8 @@ def replies(data: bytes) -> None:
         return receive
 
     readers: tuple[Callable[[Receive], object], ...] = (
-        *(requesting.read_number, requesting.read_value),
-        *(requesting._flag, requesting._popped, requesting._values),
+        *(request_store.read_number, request_store.read_value),
+        *(request_store._flag, request_store._read_queue_pop, request_store._values),
     )
     for read in readers:
         with suppress(StoreProtocolError, ConnectionResetError):
@@ -192,7 +192,7 @@ TARGETS = {
     "store-replies": Target(
         replies,
         lambda: [wire.string(b"abc"), wire.strings([b"a", b"b"]), b"\0", wire.I64.pack(1) + wire.string(b"x")],
-        ("store/requesting.py", "store/connecting.py"),
+        ("store/request_store.py", "store/connecting.py"),
     ),
     "store-files": Target(
         files,

@@ -23,8 +23,9 @@ from tests.stopped import until_stopped
 PATIENCE = float(os.environ.get("RALLYPOINT_TEST_PATIENCE", "60"))
 """Seconds that a test waits for what must happen; more where torch is to answer everything at once."""
 _MARK = "RALLYPOINT_TEST_MARK"
-WARM = os.environ.get("RALLYPOINT_TEST_WARM", "")
-"""What each rallyrun under test is to import ahead (`make conformance-warm`); torchrun does not know the variable."""
+WARM = os.environ.get("RALLYPOINT_TEST_PRELOAD", "")
+"""What each rallyrun under test is to import ahead (`make conformance-preload`); torchrun does not know the
+variable."""
 RALLYRUN = [sys.executable, "-m", "rallypoint.run"]
 
 
@@ -138,7 +139,7 @@ class Launcher:
         # torch's compiler may leave a cache in the temporary folder, which is not ours to take away.
         cache = {"TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor")}
         own = {_MARK: self.mark, "TMPDIR": str(self._temporary), "OMP_NUM_THREADS": "1", **cache}
-        warm = {"PET_WARM": WARM} if WARM else {}
+        warm = {"PET_PRELOAD": WARM} if WARM else {}
         return {**kept, **own, **warm, **(env or {})}
 
     def __call__(self, *args: str, env: dict[str, str] | None = None) -> Job:

@@ -79,7 +79,7 @@ def test_what_can_be_done_without_is(rallyrun: Launcher) -> None:
 
 
 def test_workers_start_cold_where_they_cannot_be_forked(rallyrun: Launcher) -> None:
-    job = denied(rallyrun, "memfd_create=EPERM", "--standalone", "--warm=json")
+    job = denied(rallyrun, "memfd_create=EPERM", "--standalone", "--preload=json")
     assert job.ends() == 0, job.err
     assert "Workers start cold: the system call memfd_create" in job.err
 

@@ -53,7 +53,7 @@ def live(nodes: list[Node]) -> None:
 def test_the_secret_reaches_no_other_process_and_no_line(rallyrun: Launcher, tmp_path: Path, by_file: bool) -> None:
     secret = new_secret()
     env = secret_file(tmp_path, secret) if by_file else {"RALLYPOINT_SECRET": secret}
-    job = c10d(rallyrun, "2", "--warm=json", env={**env, "LOGLEVEL": "DEBUG"})
+    job = c10d(rallyrun, "2", "--preload=json", env={**env, "LOGLEVEL": "DEBUG"})
     nodes = [job.host("A"), job.start("B")]
     live(nodes)
     for node in nodes:

@@ -157,7 +157,7 @@ def test_a_signal_that_only_tells_is_passed_on_and_ends_nothing(rallyrun: Launch
 def test_under_a_scheduler_user_signals_to_all_processes_end_none(rallyrun: Launcher, method: str) -> None:
     """What `scancel --signal=USR1` does: the helpers of the agent live on, and start what comes next."""
     body = WORKER.format(deaf=["SIGUSR1", "SIGUSR2"])
-    flags = {"script": (), "warm": ("--warm=decimal",), "forkserver": ()}[method]
+    flags = {"script": (), "warm": ("--preload=decimal",), "forkserver": ()}[method]
     if method == "forkserver":
         job = rallyrun.command([sys.executable, rallyrun.script(FORKSERVER.format(body=body))], env=SLURM)
     else:

@@ -13,9 +13,9 @@ import sys
 import time
 
 from tests.sim.job import run
+from tests.sim.runner import run_many, summary, traces
 from tests.sim.scenario import generate
-from tests.sim.shrink import shrink, story
-from tests.sim.tally import run_many, stories, summary
+from tests.sim.shrink import shrink, trace
 
 
 def main(arguments: list[str]) -> int:
@@ -30,15 +30,15 @@ def main(arguments: list[str]) -> int:
     if asked.seed is not None:
         result = run(generate(asked.seed))
         if asked.shrink and result.violation is not None:
-            print(story(shrink(result)))
+            print(trace(shrink(result)))
         else:
-            print(story(result.scenario))
+            print(trace(result.scenario))
         return int(result.violation is not None)
     started = time.monotonic()
     tally = run_many(asked.first, asked.seeds, asked.jobs)
     print(summary(tally, time.monotonic() - started))
     if tally.broken:
-        print(stories(tally))
+        print(traces(tally))
     return int(bool(tally.broken))
 
 

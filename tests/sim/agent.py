@@ -7,59 +7,59 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
-from rallypoint.agent.policy import Phase, Status, decide
+from rallypoint.agent.policy import Phase, PolicyState, decide
 from rallypoint.agent.steps import (
-    AnnounceDeparture,
     AnnounceFailure,
+    AnnouncePreemption,
     AnnounceSuccess,
-    Ask,
-    AskOthers,
     AwaitSignal,
-    Depart,
-    Drain,
-    End,
+    EndBySignal,
+    EndInSuccess,
+    EndWithError,
+    EndWithVerdict,
     Event,
-    Finish,
-    Forewarn,
-    GiveUp,
-    Join,
-    Kill,
-    Leave,
-    LeaveOver,
-    NoticeOver,
-    PassOn,
+    ForwardSignal,
+    KillWorkers,
+    LeaveTimedOut,
+    LogLine,
+    NoticeExpired,
+    PostNotice,
+    PostStopNotice,
+    QueryStanding,
+    RequestDrain,
+    RequestJoin,
+    RequestLeave,
     SignalArrived,
-    Start,
+    StartWorkers,
     Step,
-    Stop,
-    Tell,
-    Withdraw,
+    StopWorkers,
+    WithdrawNotice,
     WorkersFailed,
     WorkersReady,
     WorkersStopped,
     WorkersSucceeded,
 )
 from rallypoint.base.clock import Deadline
-from rallypoint.election.leader_address import LeaderAddress
+from rallypoint.election.leader_resolver import LeaderResolver
 from rallypoint.failures.cause import Cause
+from rallypoint.membership.state import NodeId, Outcome
+from rallypoint.protocol.handshake import PROTOCOL_VERSION, Hello
+from rallypoint.protocol.link import Deliver, Link
+from rallypoint.protocol.messages import JobEnded, Placed
 from rallypoint.rendezvous.elastic import ElasticHandler
-from rallypoint.rendezvous.handshake import PROTOCOL_VERSION, Hello
-from rallypoint.rendezvous.link import Deliver, Link
-from rallypoint.rendezvous.messages import JobEnded, Placed
-from rallypoint.rendezvous.state import NodeId, Outcome
-from tests.sim.crew import Crew, Exit
 from tests.sim.election import SimCandidate
 from tests.sim.link import SimLink
 from tests.sim.scenario import NodePlan
-from tests.sim.server import LocalSession, Server
+from tests.sim.server import Server, SimLocalSession
 from tests.sim.stores import Stores
+from tests.sim.workers import Exit, SimWorkers
 from tests.sim.world import Process, Timer
 
 if TYPE_CHECKING:
     from tests.sim.job import Job
 
 
-class Fate(Enum):
+class SimOutcome(Enum):
     """How an agent ended."""
 
     SUCCEEDED = auto()
@@ -70,7 +70,7 @@ class Fate(Enum):
     KILLED = auto()
 
 
-class _Notice(NamedTuple):
+class _PendingNotice(NamedTuple):
     """What the workers are asked, and the timer of their answer."""
 
     timer: Timer
@@ -86,9 +86,9 @@ class Agent:
         self.number = plan.number
         self.process = Process(job.world, f"node {plan.number}", job.scenario.stream(f"agent {plan.number}"))
         self.wall_skew = self.process.rng.uniform(-0.2, 0.2)
-        self.status = Status(notice=job.settings.notice_timeout)
-        self.fate: Fate | None = None
-        self.crew = Crew(
+        self.status = PolicyState(notice_timeout=job.settings.notice_timeout)
+        self.fate: SimOutcome | None = None
+        self.crew = SimWorkers(
             job.world,
             job.scenario.stream(f"crew {plan.number}"),
             job.scenario.temper,
@@ -100,12 +100,12 @@ class Agent:
         self.server: Server | None = None
         self.candidate: SimCandidate | None = None
         """Its standing in etcd, where there is one."""
-        self.link: SimLink | LocalSession | None = None
+        self.link: SimLink | SimLocalSession | None = None
         self._mail: deque[Event] = deque()
         self._busy = False
         self._stop: Timer | None = None
         self._told: Exit | None = None
-        self._notice: _Notice | None = None
+        self._notice: _PendingNotice | None = None
         self.joined_at = 0.0
         self._ask_every = 2.0
         self._asking: Timer | None = None
@@ -115,7 +115,7 @@ class Agent:
         )
         self.handler.listen(self._post)
         job.world.note(self.process, "starts")
-        self._do(Join())
+        self._do(RequestJoin())
 
     @property
     def alive(self) -> bool:
@@ -138,7 +138,7 @@ class Agent:
     def kill(self) -> None:
         """SIGKILL of the agent; its workers end very soon after."""
         if self.fate is None:
-            self._end(Fate.KILLED)
+            self._end(SimOutcome.KILLED)
         self.process.kill()
         if isinstance(self.link, SimLink) and self.link.connection is not None:
             connection = self.link.connection
@@ -208,7 +208,7 @@ class Agent:
 
     # Steps
 
-    def _do_join(self, _step: Join) -> None:
+    def _do_join(self, _step: RequestJoin) -> None:
         self.joined_at = self.job.world.now
         self.handler.join("default", self.plan.size, self.job.scenario.max_restarts, "train.py")
         self._ask_every = 2.0
@@ -225,23 +225,23 @@ class Agent:
             self._ask_every = min(2 * self._ask_every, 60.0)
             self._ask_again()
 
-    def _do_start(self, step: Start) -> None:
+    def _do_start(self, step: StartWorkers) -> None:
         self.job.audit.starts(self, step.placement)
         self._end_notice()
-        self.handler.take_up(step.placement)
+        self.handler.begin_round(step.placement)
         self._told = None
         self.crew.start(self.job.audit.names[self.number, step.placement.round])
 
-    def _do_stop(self, step: Stop) -> None:
+    def _do_stop(self, step: StopWorkers) -> None:
         self._stop = self.process.later(self.crew.stop_time(), self._stopped)
 
     def _stopped(self) -> None:
         self._stop = None
         self.crew.gone()
         self._end_notice()
-        self._post(WorkersStopped(in_order=True))
+        self._post(WorkersStopped(ended_in_order=True))
 
-    def _do_kill(self, _step: Kill) -> None:
+    def _do_kill(self, _step: KillWorkers) -> None:
         if self._stop is not None:
             self._stop.cancel()
             self._stop = self.process.later(0.01, self._stopped)
@@ -252,18 +252,18 @@ class Agent:
     def _do_announce_success(self, _step: AnnounceSuccess) -> None:
         self.handler.report_success(self.status.round)
 
-    def _do_announce_departure(self, step: AnnounceDeparture) -> None:
+    def _do_announce_departure(self, step: AnnouncePreemption) -> None:
         self.handler.preempt(self.status.round, step.seconds)
 
-    def _do_drain(self, _step: Drain) -> None:
+    def _do_drain(self, _step: RequestDrain) -> None:
         self.handler.drain(self.status.round)
 
-    def _do_ask(self, step: Ask) -> None:
+    def _do_ask(self, step: PostNotice) -> None:
         self._end_notice()
         answers = self.process.rng.uniform(0.0, 2 * step.seconds)
-        self._notice = _Notice(
+        self._notice = _PendingNotice(
             self.process.later(min(answers, step.seconds), self._post, WorkersReady()),
-            self.process.later(step.seconds, self._post, NoticeOver()),
+            self.process.later(step.seconds, self._post, NoticeExpired()),
         )
 
     def _end_notice(self) -> None:
@@ -272,16 +272,16 @@ class Agent:
             notice.timer.cancel()
             notice.over.cancel()
 
-    def _do_withdraw(self, _step: Withdraw) -> None:
+    def _do_withdraw(self, _step: WithdrawNotice) -> None:
         self._end_notice()
 
-    def _do_leave(self, _step: Leave) -> None:
+    def _do_leave(self, _step: RequestLeave) -> None:
         self.handler.leave()
 
-    def _do_ask_others(self, _step: AskOthers) -> None:
+    def _do_ask_others(self, _step: QueryStanding) -> None:
         for number in range(5):
             self.process.later(0.2 * number, self._ask_others)
-        self.process.later(1.0, self._post, LeaveOver())
+        self.process.later(1.0, self._post, LeaveTimedOut())
 
     def _ask_others(self) -> None:
         if self.fate is None:
@@ -290,49 +290,49 @@ class Agent:
     def _do_nothing(self, _step: Step) -> None:
         pass
 
-    def _do_end(self, step: End) -> None:
+    def _do_end(self, step: EndWithVerdict) -> None:
         self._shut(_FATES[step.verdict.verdict.outcome])
 
-    def _do_give_up(self, step: GiveUp) -> None:
-        self._shut(Fate.GAVE_UP)
+    def _do_give_up(self, step: EndWithError) -> None:
+        self._shut(SimOutcome.GAVE_UP)
 
-    def _do_depart(self, _step: Depart) -> None:
-        self._shut(Fate.DEPARTED)
+    def _do_depart(self, _step: EndBySignal) -> None:
+        self._shut(SimOutcome.DEPARTED)
 
-    def _do_finish(self, _step: Finish) -> None:
-        self._shut(Fate.SUCCEEDED)
+    def _do_finish(self, _step: EndInSuccess) -> None:
+        self._shut(SimOutcome.SUCCEEDED)
 
     _HOW: dict[type, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
-        Join: _do_join,
-        Start: _do_start,
-        Stop: _do_stop,
-        Kill: _do_kill,
+        RequestJoin: _do_join,
+        StartWorkers: _do_start,
+        StopWorkers: _do_stop,
+        KillWorkers: _do_kill,
         AnnounceFailure: _do_announce_failure,
         AnnounceSuccess: _do_announce_success,
-        AnnounceDeparture: _do_announce_departure,
-        Drain: _do_drain,
-        Ask: _do_ask,
-        Withdraw: _do_withdraw,
-        Forewarn: _do_nothing,
-        PassOn: _do_nothing,
+        AnnouncePreemption: _do_announce_departure,
+        RequestDrain: _do_drain,
+        PostNotice: _do_ask,
+        WithdrawNotice: _do_withdraw,
+        PostStopNotice: _do_nothing,
+        ForwardSignal: _do_nothing,
         AwaitSignal: _do_nothing,
-        Tell: _do_nothing,
-        Leave: _do_leave,
-        AskOthers: _do_ask_others,
-        End: _do_end,
-        GiveUp: _do_give_up,
-        Depart: _do_depart,
-        Finish: _do_finish,
+        LogLine: _do_nothing,
+        RequestLeave: _do_leave,
+        QueryStanding: _do_ask_others,
+        EndWithVerdict: _do_end,
+        EndWithError: _do_give_up,
+        EndBySignal: _do_depart,
+        EndInSuccess: _do_finish,
     }
 
     # The end
 
-    def _end(self, fate: Fate) -> None:
+    def _end(self, fate: SimOutcome) -> None:
         self.fate = fate
         self.job.world.note(self.process, "ends: %s", fate.name)
         self.job.audit.agent_ended(self)
 
-    def _shut(self, fate: Fate) -> None:
+    def _shut(self, fate: SimOutcome) -> None:
         """The last step is taken: let go of everything, as `agent.agent` and the handler's `shutdown` do."""
         self._end(fate)
         self._end_notice()
@@ -354,7 +354,7 @@ class Agent:
     def _open_link(self, deliver: Deliver, _deadline: Deadline) -> Link:
         if self.plan.hosts and self.job.network.listener is None:
             self.server = self.job.new_server(self.process, self.pid)
-            local = LocalSession(self.server, self.number, deliver)
+            local = SimLocalSession(self.server, self.number, deliver)
             settings = self.job.settings
             hello = Hello(
                 PROTOCOL_VERSION, settings.run_id, b"", self.address, self.pid, 0, False, settings, "", self.host
@@ -364,7 +364,7 @@ class Agent:
             return local
         posted = None
         if self.job.etcd is not None:
-            posted = LeaderAddress("the simulated etcd")
+            posted = LeaderResolver("the simulated etcd")
             name = NodeId(self.address, self.pid, 0, self.host)
             self.candidate = SimCandidate(self.job, self.process, self.number, name, posted)
         self.link = SimLink(
@@ -402,4 +402,8 @@ class Agent:
         return 100 + self.number
 
 
-_FATES = {Outcome.SUCCEEDED: Fate.SUCCEEDED, Outcome.FAILED: Fate.FAILED, Outcome.STOPPED: Fate.STOPPED}
+_FATES = {
+    Outcome.SUCCEEDED: SimOutcome.SUCCEEDED,
+    Outcome.FAILED: SimOutcome.FAILED,
+    Outcome.STOPPED: SimOutcome.STOPPED,
+}

@@ -9,36 +9,36 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from rallypoint.agent.policy import Phase, Status
+from rallypoint.agent.policy import Phase, PolicyState
 from rallypoint.agent.steps import (
+    EndInSuccess,
+    EndWithError,
     Event,
-    Finish,
-    GiveUp,
-    NoticeOver,
+    NoticeExpired,
     SignalArrived,
     Step,
-    Stop,
+    StopWorkers,
     WorkersFailed,
     WorkersSucceeded,
 )
 from rallypoint.election.steps import Fence
-from rallypoint.rendezvous.messages import (
-    Holding,
+from rallypoint.membership.operations import Close, Drain, Fail
+from rallypoint.membership.state import Outcome, Reason, State, Verdict, known_to, name_of
+from rallypoint.protocol.messages import (
     JobEnded,
     JoinRefused,
     LinkLost,
-    Notice,
+    Notification,
     Placement,
     Refusal,
     Request,
+    ResumeRequest,
     RoundEnded,
 )
-from rallypoint.rendezvous.operations import Close, Drain, Fail
-from rallypoint.rendezvous.state import Outcome, Reason, State, Verdict, known_to, name_of
 from tests.sim.faults import OUTAGES
+from tests.sim.ground_truth import AuditStep, Facts, Round, RoundBook, RoundName, common, number_of
 from tests.sim.network import Connection
-from tests.sim.server import LocalSession, Server, Session
-from tests.sim.truth import AuditStep, Book, Facts, Round, RoundName, common, number_of
+from tests.sim.server import Server, SimLocalSession, SimSession
 from tests.sim.world import Violation
 
 if TYPE_CHECKING:
@@ -58,7 +58,7 @@ class Audit:
         self.names: dict[tuple[int, int], RoundName] = {}
         """(node, number) to the name of the round that the node was placed in."""
         self.verdict: Verdict | None = None
-        self._books: dict[int, Book] = {}
+        self._books: dict[int, RoundBook] = {}
         self._failures: dict[int, tuple[int, RoundName]] = {}
         self._counted: set[RoundName] = set()
         self._ended: set[RoundName] = set()
@@ -111,7 +111,7 @@ class Audit:
             return  # what it has read may be old by now, and nobody will hear of it
         kept, found = self._book(server).kept, server.arbiter.state
         # One that begins anew may hold its first round back, for nodes of an earlier one that might live after all.
-        known = State(hold=found.hold) if kept is None else kept
+        known = State(restart_delay=found.restart_delay) if kept is None else kept
         if known != found:
             raise Violation("who takes over does not know what was kept", f"{found} instead of {known}")
 
@@ -126,7 +126,7 @@ class Audit:
             self._judge(server, book, step)
             book.kept = step.states[-1]
 
-    def tells(self, server: Server, number: int, notice: Notice) -> None:
+    def tells(self, server: Server, number: int, notice: Notification) -> None:
         """A node is about to be told what follows from the state of that number."""
         if server.keeps and number > server.kept:
             raise Violation("a node was told before it was kept", f"state {number}, kept {server.kept}: {notice}")
@@ -137,10 +137,10 @@ class Audit:
         etcd = self._job.etcd
         return etcd is not None and key in etcd.stored and etcd.stored[key].create_revision == created
 
-    def _book(self, server: Server) -> Book:
+    def _book(self, server: Server) -> RoundBook:
         book = self._books.get(server.number)
         if book is None:
-            book = self._books[server.number] = Book()
+            book = self._books[server.number] = RoundBook()
         return book
 
     def _facts(self, server: Server, history: list[State]) -> Facts | None:
@@ -156,7 +156,7 @@ class Audit:
             woke=process.resumed_at > now - 2 * self._job.settings.lease,
         )
 
-    def _judge(self, server: Server, book: Book, step: AuditStep) -> None:
+    def _judge(self, server: Server, book: RoundBook, step: AuditStep) -> None:
         if isinstance(step.request, Fail) and step.node is not None:
             self._check_counts(book, step.states[0], step.states[-1], step.node, step.request)
         for before, after in pairwise(step.states):
@@ -164,18 +164,18 @@ class Audit:
                 self._check_step(server, book, before, after, step)
         self._check_seats(book, step.states[-1])
 
-    def _check_step(self, server: Server, book: Book, before: State, after: State, step: AuditStep) -> None:
+    def _check_step(self, server: Server, book: RoundBook, before: State, after: State, step: AuditStep) -> None:
         node, request = step.node, step.request
         self._check_ledger(book, before, after, request)
         filled = False
-        if isinstance(request, Holding) and node is not None and request.round >= 0:
+        if isinstance(request, ResumeRequest) and node is not None and request.round >= 0:
             filled = after.round > before.round + 1 or (after.round == request.round and not before.complete)
             filled = filled or request.round in (after.round, after.round - 1)
             self._learn(book, after, node, request)
         completed = after.complete and (not before.complete or after.round > before.round)
         if before.complete and after.round > before.round and not filled:
             self._check_end(book, before, after, step)
-        if completed and not (filled and isinstance(request, Holding) and after.round == request.round):
+        if completed and not (filled and isinstance(request, ResumeRequest) and after.round == request.round):
             self._complete(server, book, after)
         elif before.complete and after.complete and before.round == after.round:
             self._check_members(book, before, after)
@@ -186,7 +186,7 @@ class Audit:
 
     def _check_abandoned(self, before: State, after: State) -> None:
         """A rendezvous comes to nothing for all only when it cannot do without one whose time is over."""
-        by = after.abandoned.by
+        by = after.abandoned.given_up_by
         agent = next(each for each in self._job.agents.values() if each.host == by.partition(" ")[0])
         waited = self._job.world.now - agent.joined_at
         if before.complete or len(known_to(before)) > self._job.settings.min_nodes:
@@ -197,13 +197,13 @@ class Audit:
             raise Violation("a rendezvous was abandoned by halves", f"{after}")
         self._gave_up.add(by)
 
-    def _learn(self, book: Book, after: State, node: int, request: Holding) -> None:
+    def _learn(self, book: RoundBook, after: State, node: int, request: ResumeRequest) -> None:
         """A node has said what it holds; from it the server may have taken a round that another one completed."""
         name = self.names.get((node, request.round))
         if name is not None and after.round in (request.round, request.round + 1):
             book.names.setdefault(request.round, name)
 
-    def _check_counts(self, book: Book, before: State, after: State, node: int, request: Fail) -> None:
+    def _check_counts(self, book: RoundBook, before: State, after: State, node: int, request: Fail) -> None:
         """A failure of the round that runs is counted; of any other it is not."""
         _, name = self._failures.get(request.cause.pid, (node, (-1, -1)))
         running = book.names.get(before.round) if before.complete else None
@@ -223,9 +223,9 @@ class Audit:
         book.counted.add(name)
         self._counted.add(name)
 
-    def _check_ledger(self, book: Book, before: State, after: State, request: Request | None) -> None:
+    def _check_ledger(self, book: RoundBook, before: State, after: State, request: Request | None) -> None:
         grown = after.ledger.failures - before.ledger.failures
-        if grown and not isinstance(request, Fail | Holding):
+        if grown and not isinstance(request, Fail | ResumeRequest):
             raise Violation("a restart was counted without a failure", f"on {request}")
         if grown < 0:
             raise Violation("the ledger forgot a failure", f"{before.ledger} became {after.ledger}")
@@ -234,21 +234,21 @@ class Audit:
 
     def _check_lists(self, server: Server, after: State) -> None:
         present = server.arbiter.present()
-        running = after.participants if after.complete else after.former
-        for node in (*after.participants, *after.wait_list, *after.redundancy_list, *after.former):
+        running = after.participants if after.complete else after.survivors
+        for node in (*after.participants, *after.wait_list, *after.redundancy_list, *after.survivors):
             let_go = (node in running or server.keeps) and server.arbiter.awaits_some
-            if not node.is_absent and node not in present and not let_go:
+            if not node.is_placeholder and node not in present and not let_go:
                 raise Violation("a node without a session takes part", f"{node} in round {after.round}")
 
-    def _check_seats(self, book: Book, after: State) -> None:
+    def _check_seats(self, book: RoundBook, after: State) -> None:
         name = book.names.get(after.round) if after.complete else None
         if name is not None:
             members = self.rounds[name].members
             for node, each in after.participants.items():
-                if not node.is_absent and members.get(number_of(node)) != each.rank:
+                if not node.is_placeholder and members.get(number_of(node)) != each.rank:
                     raise Violation("a node holds a seat that it was not given", f"{node}: {each} in round {name}")
 
-    def _check_members(self, book: Book, before: State, after: State) -> None:
+    def _check_members(self, book: RoundBook, before: State, after: State) -> None:
         """Who comes into a complete round must have had that very seat in it before."""
         name = book.names.get(after.round)
         seats = self.rounds[name].members if name is not None else {}
@@ -256,7 +256,7 @@ class Audit:
             if node not in before.participants and seats.get(number_of(node)) != each.rank:
                 raise Violation("a complete round was joined late", f"{node} in round {after.round}")
 
-    def _complete(self, server: Server, book: Book, state: State) -> None:
+    def _complete(self, server: Server, book: RoundBook, state: State) -> None:
         settings = self._job.settings
         members = {number_of(node): each.rank for node, each in state.participants.items()}
         name = book.names[state.round] = (server.number, state.round)
@@ -271,7 +271,7 @@ class Audit:
         self.rounds[name] = Round(name, members, state.ledger.failures)
         self._job.world.note(server.process, "round %s: %s", name, members)
 
-    def _check_end(self, book: Book, before: State, after: State, step: AuditStep) -> None:
+    def _check_end(self, book: RoundBook, before: State, after: State, step: AuditStep) -> None:
         request, facts = step.request, step.facts
         assert facts is not None
         name, ended = book.names.get(before.round), after.ended
@@ -304,13 +304,13 @@ class Audit:
     def _who(self, name: RoundName | None, before: State, shown: str) -> int | None:
         for node, each in before.participants.items():
             if name_of(before, node) == shown:
-                if not node.is_absent:
+                if not node.is_placeholder:
                     return number_of(node)
                 members = self.rounds[name].members if name in self.rounds else {}
                 return next((number for number, rank in members.items() if rank == each.rank), None)
         return None
 
-    def _check_close(self, book: Book, before: State, after: State, request: Request | None) -> None:
+    def _check_close(self, book: RoundBook, before: State, after: State, request: Request | None) -> None:
         verdict, name = after.verdict, book.names.get(before.round)
         if verdict is None:
             raise Violation("the job was closed without a verdict", f"on {request}")
@@ -327,9 +327,9 @@ class Audit:
                 raise Violation("success before all workers had succeeded", f"round {name}: {known}")
         self.verdict = book.verdict = verdict
 
-    def found_silent(self, server: Server, holder: Session | LocalSession) -> None:
+    def found_silent(self, server: Server, holder: SimSession | SimLocalSession) -> None:
         """The server has ended a session for silence. Only what did not reach its kernel may be missed."""
-        if not isinstance(holder, Session):
+        if not isinstance(holder, SimSession):
             raise Violation("a session without a lease was silent", f"node {holder.node}")
         connection: Connection = holder.connection
         end, lease = connection.ends[1], self._job.settings.lease
@@ -392,7 +392,7 @@ class Audit:
         if admitted is not None and agent.stores.worker_address not in admitted:
             raise Violation("the worker store refuses a member", f"node {agent.number}: {placement} with {admitted}")
 
-    def decided(self, agent: Agent, before: Status, event: Event, steps: tuple[Step, ...], source: int) -> None:
+    def decided(self, agent: Agent, before: PolicyState, event: Event, steps: tuple[Step, ...], source: int) -> None:
         """An agent's policy has decided."""
         name = self.names.get((agent.number, before.round))
         if isinstance(event, WorkersFailed) and name is not None:
@@ -407,16 +407,16 @@ class Audit:
             self._check_forgotten(agent, name, source)
         if isinstance(event, RoundEnded) and before.phase is Phase.RUNNING and self._only_etcd_fails:
             self._check_outage(agent, event)
-        stops = before.phase is Phase.RUNNING and any(isinstance(step, Stop) for step in steps)
-        if stops and not isinstance(event, RoundEnded | JobEnded | SignalArrived | NoticeOver):
+        stops = before.phase is Phase.RUNNING and any(isinstance(step, StopWorkers) for step in steps)
+        if stops and not isinstance(event, RoundEnded | JobEnded | SignalArrived | NoticeExpired):
             raise Violation("running workers were stopped for no reason", f"node {agent.number}: {event}")
-        if any(isinstance(step, GiveUp | Finish) for step in steps) and isinstance(event, LinkLost):
+        if any(isinstance(step, EndWithError | EndInSuccess) for step in steps) and isinstance(event, LinkLost):
             self._check_lost(agent)
 
     def _check_refused(self, agent: Agent, event: JoinRefused) -> None:
         waited = self._job.world.now - agent.joined_at
         early = waited < self._job.settings.join_timeout - 1e-6
-        by_another = event.progress is not None and event.progress.gave_up in self._gave_up
+        by_another = event.progress is not None and event.progress.gave_up_by in self._gave_up
         if event.refusal is Refusal.TIMEOUT and early and not by_another:
             raise Violation("a join was given up too early", f"node {agent.number} after {waited:.3f} s")
         if event.refusal in (Refusal.CLOSED, Refusal.SPARE_NOT_NEEDED) and self.verdict is None:

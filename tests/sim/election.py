@@ -9,25 +9,25 @@ from collections import deque
 from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING
 
+from rallypoint.coordinator.dispatcher import RestoredState
 from rallypoint.election import steps
-from rallypoint.election.effects import Effects
-from rallypoint.election.journal import Journal, Outcome, Over, Written
-from rallypoint.election.keys import Keys
-from rallypoint.election.leader_address import LeaderAddress
+from rallypoint.election.effects import EffectRunner
+from rallypoint.election.journal import CannotWrite, Journal, Outcome, Written
+from rallypoint.election.keys import ElectionKeys
+from rallypoint.election.leader_resolver import LeaderResolver
 from rallypoint.election.machine import Election
-from rallypoint.election.steps import Answer, Event, Phase, Request
+from rallypoint.election.steps import Answer, CandidatePhase, Event, Request
 from rallypoint.etcd.api import EtcdError
-from rallypoint.rendezvous.hub import Former
-from rallypoint.rendezvous.state import NodeId, State
+from rallypoint.membership.state import NodeId, State
+from tests.sim.coroutine import SimEvent, SimThread, Steps
 from tests.sim.etcd import SimClient
 from tests.sim.server import Server
-from tests.sim.strand import Bell, Steps, Strand
 from tests.sim.world import Process, Violation
 
 if TYPE_CHECKING:
     from tests.sim.job import Job
 
-KEYS = Keys.of("/rallypoint", "sim")
+KEYS = ElectionKeys.of("/rallypoint", "sim")
 _PAUSE = 0.2
 _LAST_WRITES = 1.0
 
@@ -35,13 +35,13 @@ _LAST_WRITES = 1.0
 class SimCandidate:
     """This agent in etcd, from its start to `close`: what `election.shell` does on a thread."""
 
-    def __init__(self, job: Job, process: Process, number: int, name: NodeId, address: LeaderAddress) -> None:
+    def __init__(self, job: Job, process: Process, number: int, name: NodeId, address: LeaderResolver) -> None:
         self.number = number
         self._job = job
         self._process = process
         self._name = name
         self._address = address
-        self._news = Bell(process)
+        self._news = SimEvent(process)
         self._inbox: deque[Event] = deque()
         self._term: SimTerm | None = None
         self._finished: Callable[[], None] | None = None
@@ -49,9 +49,9 @@ class SimCandidate:
         assert job.etcd is not None
         rng = job.scenario.stream(f"etcd {number}")
         self._client = SimClient(job.etcd, process, number, rng)
-        self._effects = Effects(self._client, address, self._put, self._log)
+        self._effects = EffectRunner(self._client, address, self._put, self._log)
         self._election = Election(KEYS, job.settings, name._replace(addr=""), rng)
-        self._strand = Strand(process, self._run())
+        self._strand = SimThread(process, self._run())
 
     @property
     def lease(self) -> int:
@@ -61,20 +61,20 @@ class SimCandidate:
     def close(self, finished: Callable[[], None]) -> None:
         """Give the coordinator's place to the next, and leave etcd; `finished` is called when that is done."""
         self._finished = finished
-        self._put(steps.Close())
+        self._put(steps.LeaveElection())
 
     def _put(self, event: Event) -> None:
         self._inbox.append(event)
-        self._news.ring()
+        self._news.set()
 
     def _on_news(self) -> None:
-        self._put(steps.LinkTold(self._address.name, self._address.met, self._address.refused))
+        self._put(steps.LinkState(self._address.name, self._address.met, self._address.refusing_lease))
 
     def _run(self) -> Steps[None]:
         yield from self._take(steps.Tick())
-        while self._election.phase is not Phase.GONE:
+        while self._election.phase is not CandidatePhase.GONE:
             while not self._inbox and (left := self._election.wake_at - self._process.clock()) > 0:
-                yield self._news.hear(left)
+                yield self._news.wait(left)
             yield from self._take(self._inbox.popleft() if self._inbox else steps.Tick())
         if self._finished is not None:
             self._finished()
@@ -91,7 +91,7 @@ class SimCandidate:
             else:
                 self._effects.do(effect)
 
-    def _log(self, line: steps.Log) -> None:
+    def _log(self, line: steps.WriteLog) -> None:
         if line.error is not None:
             raise Violation("the election has stumbled", f"{line.text % line.args}: {line.error!r}")
         self._process.world.note(self._process, line.text, *line.args)
@@ -103,7 +103,7 @@ class SimCandidate:
                 return (yield from client.make(request))
             case steps.Grant(ttl_s=ttl):
                 return (yield from client.lease_grant(ttl))
-            case steps.KeepAlive(lease=lease, timeout_s=seconds):
+            case steps.KeepLeaseAlive(lease=lease, timeout_s=seconds):
                 return (yield from client.lease_keep_alive(lease, seconds))
             case steps.Revoke(lease=lease, timeout_s=seconds):
                 yield from client.lease_revoke(lease, seconds)
@@ -129,7 +129,7 @@ class SimCandidate:
 
 
 class SimTerm:
-    """One agent's time as the coordinator, and a `hub.Memory`: what `election.term` does on threads."""
+    """One agent's time as the coordinator, and a `hub.JournalSink`: what `election.term` does on threads."""
 
     def __init__(
         self,
@@ -155,54 +155,54 @@ class SimTerm:
             lease=takeover.lease,
         )
         self._deposed = deposed
-        self._bell = Bell(process)
+        self._bell = SimEvent(process)
         self._closed = False
-        self._strand = Strand(process, self._writes())
+        self._strand = SimThread(process, self._writes())
 
     def serve(self, node: int, secret: str) -> int:
         """Open the server; returns its port."""
-        former = Former(self._incarnation, self._takeover.state)
+        former = RestoredState(self._incarnation, self._takeover.state)
         self.server = self._job.new_term(self._process, node, former, self, secret.encode())
         return self.server.port
 
-    def lost(self, nodes: Collection[NodeId], detail: str) -> None:
+    def nodes_lost(self, nodes: Collection[NodeId], detail: str) -> None:
         """These nodes are no more."""
-        self.server.hub.lost(nodes, detail)
+        self.server.hub.nodes_lost(nodes, detail)
 
-    def keep(self, number: int, state: State) -> None:
-        """See `hub.Memory.keep`."""
-        self._journal.keep(number, state)
-        self._bell.ring()
+    def append(self, number: int, state: State) -> None:
+        """See `hub.JournalSink.keep`."""
+        self._journal.append(number, state)
+        self._bell.set()
 
     def end(self, linger: float) -> Steps[None]:
-        """See `Term.close`."""
+        """See `LeaderTerm.close`."""
         until = self._process.clock() + (_LAST_WRITES if linger else 0.0)
         while not self._closed and not self._journal.is_idle and self._process.clock() < until:
-            yield self._bell.hear(until - self._process.clock())
+            yield self._bell.wait(until - self._process.clock())
         self._closed = True
-        self._bell.ring()
+        self._bell.set()
         while self._strand.running:
-            yield self._bell.hear(0.05)
-        over = Bell(self._process)
-        self.server.finish(over.ring, linger)
+            yield self._bell.wait(0.05)
+        over = SimEvent(self._process)
+        self.server.finish(over.set, linger)
         while not self.server.finished:
-            yield over.hear()
+            yield over.wait()
 
     def _writes(self) -> Steps[None]:
         while not self._closed:
             write = self._journal.next_write()
             if write is None:
-                yield self._bell.hear()
+                yield self._bell.wait()
                 continue
             outcome = yield from self._make(write, self._journal.writing)
-            self._bell.ring()
+            self._bell.set()
             if isinstance(outcome, Written):
-                self.server.hub.kept(outcome.number)
-            elif isinstance(outcome, Over):
+                self.server.hub.journal_written(outcome.number)
+            elif isinstance(outcome, CannotWrite):
                 self._closed = True
                 self._deposed(outcome.why)
             else:
-                yield self._bell.hear(_PAUSE)
+                yield self._bell.wait(_PAUSE)
 
     def _make(self, write: steps.Txn, number: int) -> Steps[Outcome]:
         try:

@@ -17,24 +17,24 @@ from random import Random
 
 from rallypoint.election.steps import Txn
 from rallypoint.etcd.api import (
-    Cancelled,
     Compare,
     Delete,
-    Deleted,
+    DeleteResult,
     EtcdLeaseGone,
     EtcdUnreachable,
-    Found,
     KeyValue,
-    Lost,
     Operation,
     Put,
+    PutResult,
     Range,
+    RangeResult,
     Response,
-    Stored,
     TxnResult,
+    WatchCancelled,
+    WatchEnd,
     WatchEvent,
 )
-from tests.sim.strand import Begin, Once, Resume, Steps
+from tests.sim.coroutine import Begin, OneShot, Resume, Steps
 from tests.sim.world import Process, World
 
 _TIMEOUT = 3.0
@@ -203,19 +203,19 @@ class Etcd:
                 version = 1 if before is None else before.version + 1
                 self.stored[key] = KeyValue(key, value, created, self.revision, version, lease)
                 self.log.append(WatchEvent("put", self.stored[key]))
-                return Stored()
+                return PutResult()
             case Delete(key=key, prefix=prefix):
                 gone = self._under(key, prefix=prefix)
                 for each in gone:
                     del self.stored[each.key]
                     self.log.append(WatchEvent("delete", KeyValue(each.key, b"", 0, self.revision, 0, 0)))
-                return Deleted(len(gone))
+                return DeleteResult(len(gone))
             case Range(key=key, prefix=prefix, limit=limit, last_before=last_before):
                 found = self._under(key, prefix=prefix)
                 if last_before:
                     older = [each for each in found if each.create_revision < last_before]
                     found = sorted(older, key=lambda each: -each.create_revision)[: limit or 1]
-                return Found(self.revision, tuple(found[:limit] if limit else found))
+                return RangeResult(self.revision, tuple(found[:limit] if limit else found))
 
     def _under(self, key: bytes, *, prefix: bool) -> list[KeyValue]:
         if not prefix:
@@ -271,7 +271,7 @@ class SimClient:
         key: bytes,
         from_revision: int,
         on_events: Callable[[Sequence[WatchEvent]], None],
-        on_lost: Callable[[Lost], None],
+        on_lost: Callable[[WatchEnd], None],
         *,
         prefix: bool = True,
     ) -> SimWatch:
@@ -329,11 +329,11 @@ class SimClient:
             left = max(0.01, until - self.process.clock())
             self.process.later(self.rng.uniform(0.0, 0.3) if self.rng.random() < 0.5 else left, resume, _LOST)
 
-        return lambda resume: begin(Once(resume))
+        return lambda resume: begin(OneShot(resume))
 
 
 class SimWatch:
-    """See `rallypoint.etcd.telling.Watch`."""
+    """See `rallypoint.etcd.watch.Watch`."""
 
     def __init__(
         self,
@@ -341,7 +341,7 @@ class SimWatch:
         key: bytes,
         from_revision: int,
         on_events: Callable[[Sequence[WatchEvent]], None],
-        on_lost: Callable[[Lost], None],
+        on_lost: Callable[[WatchEnd], None],
         *,
         prefix: bool,
     ) -> None:
@@ -382,7 +382,7 @@ class SimWatch:
         """It ends, and not because anybody wanted that."""
         if self in self._etcd.watches:
             self._etcd.watches.remove(self)
-            self.client.process.hears(self._on_lost, Cancelled("the watch was ended"))
+            self.client.process.hears(self._on_lost, WatchCancelled("the watch was ended"))
 
     def close(self) -> None:
         """Tell nothing more."""

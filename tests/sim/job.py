@@ -6,18 +6,18 @@ from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.agent.policy import Phase
-from rallypoint.rendezvous.codec import CodecError
-from rallypoint.rendezvous.hub import Former
-from rallypoint.rendezvous.recovery import patience
-from rallypoint.rendezvous.state import Settings, State
+from rallypoint.coordinator.dispatcher import RestoredState
+from rallypoint.coordinator.recovery import recovery_timeout
+from rallypoint.membership.state import Settings, State
+from rallypoint.protocol.codec import CodecError
 from tests.sim.agent import Agent
 from tests.sim.audit import Audit
-from tests.sim.crew import Yard
 from tests.sim.etcd import Etcd
 from tests.sim.faults import LEAVING, strike
 from tests.sim.network import Network
 from tests.sim.scenario import NodePlan, Scenario
 from tests.sim.server import Server
+from tests.sim.workers import WorkerProcesses
 from tests.sim.world import Process, Violation, World
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ class Job:
         )
         self.plans = {plan.number: plan for plan in scenario.nodes}
         self.agents: dict[int, Agent] = {}
-        self.yard = Yard()
+        self.yard = WorkerProcesses()
         self.servers = 0
         self.server: Server | None = None
         self.audit = Audit(self)
@@ -143,7 +143,7 @@ class Job:
         self.servers += 1
         return f"server-{self.servers - 1}"
 
-    def new_term(self, process: Process, node: int, former: Former, memory: SimTerm, secret: bytes) -> Server:
+    def new_term(self, process: Process, node: int, former: RestoredState, memory: SimTerm, secret: bytes) -> Server:
         """Start the control server of a node that was elected."""
         assert self.etcd is not None
         number = int(former.incarnation.rpartition("-")[2])
@@ -227,8 +227,16 @@ class Job:
         elif self._stuck_since is None:
             self._stuck_since = self.world.now
         scenario = self.scenario
-        bound = scenario.last_call + scenario.grace + 5 * scenario.lease + max(8 * scenario.backoff, state.hold) + 10.0
+        bound = (
+            scenario.last_call
+            + scenario.grace
+            + 5 * scenario.lease
+            + max(8 * scenario.backoff, state.restart_delay)
+            + 10.0
+        )
         if self.etcd is not None:
-            bound += 2 * patience(self.settings)  # each new arbiter of a job that was forgotten waits for as long
+            bound += 2 * recovery_timeout(
+                self.settings
+            )  # each new arbiter of a job that was forgotten waits for as long
         if self._stuck_since is not None and self.world.now - self._stuck_since > bound:
             raise Violation("enough nodes are there and no round completes", f"for {bound:.1f} s: {state}")

@@ -9,21 +9,37 @@ from collections.abc import Callable
 from math import inf
 from random import Random
 
-from rallypoint.election.leader_address import LeaderAddress
-from rallypoint.rendezvous import codec
-from rallypoint.rendezvous.handshake import Challenge, ClientHandshake, Welcome
-from rallypoint.rendezvous.holding import Held, after_notice, after_request, forget_join, greeted, said_again
-from rallypoint.rendezvous.messages import Beat, Inquire, LinkDown, LinkLost, LinkOpened, LinkUp, Notice, Request
-from rallypoint.rendezvous.messages import Leave as LeaveRequest
-from rallypoint.rendezvous.state import Settings
-from rallypoint.rendezvous.whereabouts import Place
+from rallypoint.client.endpoint_resolver import DialTarget
+from rallypoint.election.leader_resolver import LeaderResolver
+from rallypoint.membership.state import Settings
+from rallypoint.protocol import codec
+from rallypoint.protocol.handshake import Challenge, ClientHandshake, Welcome
+from rallypoint.protocol.messages import (
+    Heartbeat,
+    LeaveRequest,
+    LinkDown,
+    LinkLost,
+    LinkOpened,
+    LinkUp,
+    Notification,
+    ProgressRequest,
+    Request,
+)
+from rallypoint.protocol.resume_state import (
+    ResumeState,
+    after_notification,
+    after_request,
+    requests_to_repeat,
+    session_opened,
+    without_foreign_join,
+)
 from tests.sim.network import Connection, Network
 from tests.sim.world import Process, Timer
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
 _CONNECT_FIRST, _CONNECT_AGAIN, _SILENCE = 5.0, 1.5, 3.0
 _PATIENT_LEASES = 1.5
-_BEAT = codec.encode(Beat())
+_BEAT = codec.encode(Heartbeat())
 
 
 class SimLink:
@@ -38,9 +54,9 @@ class SimLink:
         pid: int,
         settings: Settings,
         rng: Random,
-        deliver: Callable[[Notice], None],
+        deliver: Callable[[Notification], None],
         stand_in: Callable[[], None],
-        where: LeaderAddress | None = None,
+        where: LeaderResolver | None = None,
     ) -> None:
         self.process = process
         self.node = node
@@ -56,10 +72,10 @@ class SimLink:
         self._stand_in = stand_in
         self._where = where
         """What knows where the elected server is; None where there is an endpoint."""
-        self._place: Place | None = None
+        self._place: DialTarget | None = None
         self._moved = False
         self._pause: Timer | None = None
-        self._held = Held()
+        self._held = ResumeState()
         self._open = False
         self.address: str | None = None
         """See `Link.address`."""
@@ -92,12 +108,12 @@ class SimLink:
         if self._open and self.connection is not None:
             self.process.world.note(self.process, "says %s", request)
             self.connection.send(0, codec.encode(request))
-        elif not isinstance(request, Inquire):
+        elif not isinstance(request, ProgressRequest):
             self.process.world.note(self.process, "holds %s", request)
 
-    def _hold(self, held: Held) -> None:
-        if held.waits != self._held.waits:
-            self._waits_since = self.process.clock() if held.waits else None
+    def _hold(self, held: ResumeState) -> None:
+        if held.needs_coordinator != self._held.needs_coordinator:
+            self._waits_since = self.process.clock() if held.needs_coordinator else None
         self._held = held
 
     def close(self) -> None:
@@ -123,7 +139,7 @@ class SimLink:
                 return inf
             since = max(since, self._waits_since)
         until = since + self._settings.join_timeout
-        if self._ever and self._held.join is not None and not self._held.spare:
+        if self._ever and self._held.join is not None and not self._held.is_spare:
             until = min(until, self._held.join[1])
         return until - self.process.clock()
 
@@ -136,7 +152,7 @@ class SimLink:
         self._pause, self._moved = None, False
         port = 0
         if self._where is not None:
-            self._place = self._where.find()
+            self._place = self._where.resolve()
             if self._place is None:
                 self._failed(self._attempts)
                 return
@@ -157,11 +173,11 @@ class SimLink:
         if self._pause is not None:
             self._pause.cancel()
             self._attempt()
-        elif self._open and self.connection is not None and self._where.find() != self._place:
+        elif self._open and self.connection is not None and self._where.resolve() != self._place:
             self._lose(self.connection, "the arbiter is elsewhere")
 
     def _last_met(self) -> str:
-        met = self._held.greeted_as or self._held.known_as
+        met = self._held.offered_identity or self._held.last_identity
         return "" if met is None else met[0]
 
     def _connected(self, attempt: int) -> Callable[[Connection | None], None]:
@@ -223,11 +239,11 @@ class SimLink:
         while self._silent:
             self._silent.pop().close(0)
         if payload != _BEAT:
-            notice = codec.decode_notice(payload)
-            self._hold(after_notice(self._held, notice))
+            notice = codec.decode_notification(payload)
+            self._hold(after_notification(self._held, notice))
             self._deliver(notice)
-        elif self._held.greeted_as is not None:
-            self._hold(after_notice(self._held, Beat()))
+        elif self._held.offered_identity is not None:
+            self._hold(after_notification(self._held, Heartbeat()))
 
     def _greet(self, connection: Connection, payload: bytes) -> None:
         answer = codec.decode_answer(payload)
@@ -245,13 +261,13 @@ class SimLink:
         self.source = int(answer.incarnation.rpartition("-")[2])
         if self._ever:
             before = self._held
-            self._hold(forget_join(before, answer.incarnation))
+            self._hold(without_foreign_join(before, answer.incarnation))
             self._deliver(LinkUp(join_lost=before.join is not self._held.join))
         self._ever = True
-        again = said_again(self._held, self.process.clock())
-        self._hold(greeted(self._held, answer.incarnation, answer.node))
-        if self._where is not None and self._held.greeted_as is not None:
-            self._where.greeted(self._held.greeted_as[1], answer.incarnation)
+        again = requests_to_repeat(self._held, self.process.clock())
+        self._hold(session_opened(self._held, answer.incarnation, answer.node))
+        if self._where is not None and self._held.offered_identity is not None:
+            self._where.session_opened(self._held.offered_identity[1], answer.incarnation)
         self.process.world.note(self.process, "is %s to %s", answer.node, answer.incarnation)
         for request in again:
             self.process.world.note(self.process, "says again %s", request)

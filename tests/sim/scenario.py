@@ -41,7 +41,7 @@ class Fault(NamedTuple):
         return f"at {self.at:.3f} {self.kind} of {target}" + (f" for {self.length:.3f} s" if self.length else "")
 
 
-class Temper(NamedTuple):
+class FailureRates(NamedTuple):
     """How the workers of this job are: how long they run, how often they fail or hang before the calm."""
 
     shortest: float
@@ -66,7 +66,7 @@ class Scenario(NamedTuple):
     notice_timeout: float
     backoff: float
     delay: float
-    temper: Temper
+    temper: FailureRates
     nodes: tuple[NodePlan, ...]
     faults: tuple[Fault, ...]
     calm: float
@@ -210,7 +210,7 @@ def generate(seed: int) -> Scenario:
         notice_timeout=rng.choice([0.0, 0.0, 2.0]),
         backoff=rng.choice([0.0, 0.0, 0.0, 0.5]),
         delay=rng.choice([0.0005, 0.002, 0.02]),
-        temper=Temper(
+        temper=FailureRates(
             shortest=rng.choice([0.2, 2.0]),
             longest=rng.choice([3.0, 15.0, 30.0]),
             fails=rng.choice([0.0, 0.1, 0.4]),

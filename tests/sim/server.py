@@ -10,15 +10,15 @@ from collections.abc import Callable, Collection, Iterable
 from math import inf
 from typing import TYPE_CHECKING
 
-from rallypoint.rendezvous import codec
-from rallypoint.rendezvous.arbiter import Arbiter, Send
-from rallypoint.rendezvous.handshake import Challenge, Hello, Keys, Proof, Refused, ServerHandshake, Welcome
-from rallypoint.rendezvous.hub import Former, Hub, Memory, do_nothing
-from rallypoint.rendezvous.messages import Beat, JoinRequest, Leave, Notice, Request
-from rallypoint.rendezvous.state import NodeId, Reason, Settings, State
+from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.coordinator.dispatcher import Dispatcher, JournalSink, RestoredState, do_nothing
+from rallypoint.membership.state import NodeId, Reason, Settings, State
+from rallypoint.protocol import codec
+from rallypoint.protocol.handshake import Challenge, HandshakeRefused, Hello, Keys, Proof, ServerHandshake, Welcome
+from rallypoint.protocol.messages import Heartbeat, JoinRequest, LeaveRequest, Notification, Request
+from tests.sim.coroutine import SOON
+from tests.sim.ground_truth import AuditStep
 from tests.sim.network import Connection, Network
-from tests.sim.strand import SOON
-from tests.sim.truth import AuditStep
 from tests.sim.world import Process, Timer
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 LINGER = 2.0
 """Seconds that nodes have to read the last notices once the server ends."""
 
-_BEAT = codec.encode(Beat())
+_BEAT = codec.encode(Heartbeat())
 
 
 class ProcessClock:
@@ -41,7 +41,7 @@ class ProcessClock:
         return self._process.clock()
 
 
-class WatchedArbiter(Arbiter):
+class AuditedCoordinator(Coordinator):
     """The production arbiter, and each state that it has had since it was last looked at."""
 
     def __init__(self, settings: Settings, incarnation: str) -> None:
@@ -50,12 +50,12 @@ class WatchedArbiter(Arbiter):
 
     def present(self) -> Collection[NodeId]:
         """Nodes that have a session."""
-        return self.roster.nodes
+        return self.sessions.nodes
 
     @property
     def awaits_some(self) -> bool:
         """Whether it waits for nodes of a running round that it has no session with."""
-        return self._all_let_go or self._absent_until is not None
+        return self._all_released or self._placeholders_until is not None
 
     def __setattr__(self, name: str, value: object) -> None:
         if isinstance(value, State):
@@ -63,16 +63,16 @@ class WatchedArbiter(Arbiter):
         super().__setattr__(name, value)
 
 
-class WatchedHub(Hub):
+class AuditedDispatcher(Dispatcher):
     """The production hub: what goes wrong in it ends the run, and the server sees all that it does."""
 
-    def __init__(self, server: Server, settings: Settings, former: Former, memory: Memory | None) -> None:
+    def __init__(self, server: Server, settings: Settings, former: RestoredState, memory: JournalSink | None) -> None:
         clock = ProcessClock(server.process)
         super().__init__(settings, clock, former=former, memory=memory)
-        self.arbiter = WatchedArbiter(settings, former.incarnation)
-        self.arbiter.take_over(former.state, clock.monotonic())
+        self.arbiter = AuditedCoordinator(settings, former.incarnation)
+        self.arbiter.restore(former.state, clock.monotonic())
         del self.arbiter.history[:-1]
-        self._arbiter = self.arbiter
+        self._coordinator = self.arbiter
         self._numbered = self.arbiter.state
         self._server = server
         self._numbers_due: deque[int] = deque()
@@ -80,22 +80,22 @@ class WatchedHub(Hub):
     def tick(self) -> None:
         """Time has passed."""
         with self._lock:
-            self._post(self._arbiter.tick(self._clock.monotonic()))
-            hang_ups = self._take_hang_ups()
+            self._enqueue(self._coordinator.tick(self._clock.monotonic()))
+            hang_ups = self._pop_hang_ups()
         self._flush(hang_ups)
 
-    def _post(self, sends: Iterable[Send]) -> None:
+    def _enqueue(self, sends: Iterable[OutgoingNotification]) -> None:
         sends = list(sends)
-        super()._post(sends)
-        self._numbers_due += [self._number for _, notice in sends if not isinstance(notice, Beat)]
+        super()._enqueue(sends)
+        self._numbers_due += [self._number for _, notice in sends if not isinstance(notice, Heartbeat)]
         self._server.stepped(self._number)
 
-    def _tell(self, session: int, notice: Notice) -> None:
-        if not isinstance(notice, Beat):
+    def _deliver_to(self, session: int, notice: Notification) -> None:
+        if not isinstance(notice, Heartbeat):
             self._server.tells(self._numbers_due.popleft(), notice)
-        super()._tell(session, notice)
+        super()._deliver_to(session, notice)
 
-    def _protected(self, call: Callable[[], None]) -> bool:
+    def _guarded_call(self, call: Callable[[], None]) -> bool:
         call()
         return True
 
@@ -112,8 +112,8 @@ class Server:
         audit: Audit,
         home: int,
         *,
-        former: Former | None = None,
-        memory: Memory | None = None,
+        former: RestoredState | None = None,
+        memory: JournalSink | None = None,
         secret: bytes | None = None,
         host: int | None = None,
     ) -> None:
@@ -122,7 +122,7 @@ class Server:
         self.number = number
         """Of its incarnation, which the terms of elected arbiters share."""
         self.audit = audit
-        self.sessions: dict[int, Session | LocalSession] = {}
+        self.sessions: dict[int, SimSession | SimLocalSession] = {}
         self.ending = self.finished = False
         self.keys: Keys | None = None if secret is None else lambda _job: (secret,)
         self.steps: deque[AuditStep] = deque()
@@ -130,7 +130,7 @@ class Server:
         self.kept = 0
         """The number of the newest state that is kept."""
         self.keeps = memory is not None
-        self._strangers: list[Session] = []
+        self._strangers: list[SimSession] = []
         """Connections that have not become sessions, and some that have."""
         self._network = network
         self._settings = settings
@@ -138,13 +138,13 @@ class Server:
         self._ticking = False
         self._timer: Timer | None = None
         self._timer_at = inf
-        self.hub = WatchedHub(self, settings, former or Former(f"server-{number}", State()), memory)
+        self.hub = AuditedDispatcher(self, settings, former or RestoredState(f"server-{number}", State()), memory)
         self.hub.on_change = self._arm
         self.incarnation = self.hub.incarnation
         self.port = network.listen(self, host)
 
     @property
-    def arbiter(self) -> WatchedArbiter:
+    def arbiter(self) -> AuditedCoordinator:
         """The arbiter in the hub."""
         return self.hub.arbiter
 
@@ -153,13 +153,15 @@ class Server:
         """Whether it runs and takes nodes."""
         return self.process.alive and not self.ending
 
-    def on_connect(self, connection: Connection) -> Session:
+    def on_connect(self, connection: Connection) -> SimSession:
         """A connection has come in."""
-        stranger = Session(self, connection, self._settings)
+        stranger = SimSession(self, connection, self._settings)
         self._strangers.append(stranger)
         return stranger
 
-    def attach(self, holder: Session | LocalSession, hello: Hello, server_address: str, *, leased: bool) -> NodeId:
+    def attach(
+        self, holder: SimSession | SimLocalSession, hello: Hello, server_address: str, *, leased: bool
+    ) -> NodeId:
         """Open a session; returns the name that the node goes by."""
         self.audit.attached(self, holder.node)
         holder.number, name = self.hub.attach(
@@ -176,7 +178,7 @@ class Server:
 
     def receive(self, number: int, node: int, request: Request) -> bool:
         """A request of a session. Returns whether the session is still one."""
-        if not isinstance(request, Beat) and self.arbiter.has_session(number):
+        if not isinstance(request, Heartbeat) and self.arbiter.has_session(number):
             self.audit.hears(self, node, request)
         before, self._speaking = self._speaking, (node, request)
         known = self.hub.receive(number, request)
@@ -203,7 +205,7 @@ class Server:
         """The arbiter has taken a step, after which its state has this number."""
         self.audit.after(self, *self._speaking, number)
 
-    def tells(self, number: int, notice: Notice) -> None:
+    def tells(self, number: int, notice: Notification) -> None:
         """A node is about to be told what follows from the state of that number."""
         self.audit.tells(self, number, notice)
 
@@ -228,7 +230,7 @@ class Server:
         finally:
             self._ticking = False
 
-    def _hang_up(self, holder: Session | LocalSession) -> None:
+    def _hang_up(self, holder: SimSession | SimLocalSession) -> None:
         self.sessions.pop(holder.number, None)
         if self._ticking:
             self.audit.found_silent(self, holder)
@@ -246,7 +248,7 @@ class Server:
             self._timer = self.process.later(max(SOON, at - self.process.clock()), self._tick)
 
 
-class Session:
+class SimSession:
     """One connection, seen from the server: greeting, handshake, session."""
 
     def __init__(self, server: Server, connection: Connection, settings: Settings) -> None:
@@ -272,7 +274,7 @@ class Session:
             connection.send(1, codec.encode(answer))
         else:
             refused = self._handshake.proof(codec.decode(payload, Proof))
-            assert not isinstance(refused, Refused), refused
+            assert not isinstance(refused, HandshakeRefused), refused
             greeted = self._handshake.greeted
             assert greeted is not None
             name = self._server.attach(self, greeted, "10.0.0.254", leased=True)
@@ -280,7 +282,7 @@ class Session:
             connection.send(1, codec.encode(welcome))
 
     def _on_request(self, request: Request) -> None:
-        if isinstance(request, Leave):
+        if isinstance(request, LeaveRequest):
             self._leaving = True
         elif isinstance(request, JoinRequest):
             self._leaving = False
@@ -294,9 +296,9 @@ class Session:
         connection.close(1)
         self._detach()
 
-    def deliver(self, notice: Notice) -> None:
+    def deliver(self, notice: Notification) -> None:
         """Send the node a notice."""
-        if isinstance(notice, Beat):
+        if isinstance(notice, Heartbeat):
             self.connection.send(1, _BEAT)
             return
         self.process.world.note(self.process, "to node %d: %s", self.node, notice)
@@ -324,13 +326,13 @@ class Session:
             self._server.detach(number, Reason.DEPARTED if self._leaving else Reason.LOST)
 
 
-_BEAT_REQUEST = Beat()
+_BEAT_REQUEST = Heartbeat()
 
 
-class LocalSession:
+class SimLocalSession:
     """The session of the node that hosts the server: no connection, no lease."""
 
-    def __init__(self, server: Server, node: int, deliver: Callable[[Notice], None]) -> None:
+    def __init__(self, server: Server, node: int, deliver: Callable[[Notification], None]) -> None:
         self.node = node
         self.number = 0
         self.process = server.process
@@ -338,9 +340,9 @@ class LocalSession:
         self._server = server
         self._deliver = deliver
 
-    def deliver(self, notice: Notice) -> None:
+    def deliver(self, notice: Notification) -> None:
         """Hand the notice to the node's mailbox: another thread takes it from there."""
-        if not isinstance(notice, Beat):
+        if not isinstance(notice, Heartbeat):
             self.process.later(0.0, self._deliver, notice)
 
     def send(self, request: Request) -> None:

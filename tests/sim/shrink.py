@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TypeVar
 
 from tests.sim.job import Result, run
-from tests.sim.scenario import Scenario, Temper
+from tests.sim.scenario import FailureRates, Scenario
 
 T = TypeVar("T")
 Runs = Callable[[Scenario], Result]
@@ -61,7 +61,7 @@ def _fewer(things: tuple[T, ...]) -> Iterator[tuple[T, ...]]:
 
 
 def _simpler(scenario: Scenario) -> Sequence[Scenario]:
-    calm_temper = Temper(scenario.temper.shortest, scenario.temper.longest, 0.0, 0.0, 0.0)
+    calm_temper = FailureRates(scenario.temper.shortest, scenario.temper.longest, 0.0, 0.0, 0.0)
     return (
         scenario._replace(temper=calm_temper),
         scenario._replace(temper=scenario.temper._replace(infects=0.0)),
@@ -73,7 +73,7 @@ def _simpler(scenario: Scenario) -> Sequence[Scenario]:
     )
 
 
-def story(scenario: Scenario) -> str:
+def trace(scenario: Scenario) -> str:
     """The scenario and all that happened in it, for a person to read."""
     result = run(scenario, tracing=True)
     settings = ", ".join(

@@ -1,11 +1,11 @@
-"""One node's supply of worker stores, kept as `worker_stores.AgentStores` keeps it: ports instead of servers."""
+"""One node's supply of worker stores, kept as `worker_stores.AgentStoreSupply` keeps it: ports instead of servers."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rallypoint.rendezvous.messages import StorePeers
-from rallypoint.rendezvous.store_peers import PeerPolicy, granted
+from rallypoint.coordinator.store_peers import PeerPolicy, peers_of
+from rallypoint.protocol.messages import StorePeers
 from tests.sim.world import World
 
 
@@ -32,18 +32,18 @@ class Stores:
         """From where this node's workers may connect to a store of another's."""
         return (self.worker_address,)
 
-    def admit(self, told: Sequence[StorePeers]) -> None:
+    def set_peers(self, told: Sequence[StorePeers]) -> None:
         """Serve what is prepared to whom it belongs."""
-        self._world.admitted[self.prepared] = granted(PeerPolicy(), told, self.own_addresses(), "")[0]
+        self._world.admitted[self.prepared] = peers_of(PeerPolicy(), told, self.own_addresses(), "")[0]
 
     def round_ended(self) -> None:
         """The round is over; its workers may still run."""
 
-    def discard(self) -> None:
+    def discard_prepared(self) -> None:
         """What was prepared may have been used: prepare another."""
         self.prepared = 0
 
-    def begin(self, *, is_host: bool, clients: int) -> None:
+    def begin_round(self, *, is_host: bool, clients: int) -> None:
         """The round has begun: the store before goes."""
         self.current = self.prepared if is_host else 0
         self.prepared = 0

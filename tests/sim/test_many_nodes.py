@@ -12,24 +12,24 @@ from collections import Counter
 
 import pytest
 
-from rallypoint.rendezvous import codec
-from rallypoint.rendezvous.messages import Beat, Placement, Request, StorePeers
-from rallypoint.rendezvous.state import Ledger, Outcome
+from rallypoint.membership.state import Ledger, Outcome
+from rallypoint.protocol import codec
+from rallypoint.protocol.messages import Heartbeat, Placement, Request, StorePeers
 from tests.sim import network, world
-from tests.sim.agent import Agent, Fate
+from tests.sim.agent import Agent, SimOutcome
 from tests.sim.audit import Audit
-from tests.sim.crew import Crew, Yard
+from tests.sim.ground_truth import Round, RoundName, common
 from tests.sim.job import Job
-from tests.sim.scenario import Fault, NodePlan, Scenario, Temper
+from tests.sim.scenario import FailureRates, Fault, NodePlan, Scenario
 from tests.sim.server import Server
-from tests.sim.truth import Round, RoundName, common
+from tests.sim.workers import SimWorkers, WorkerProcesses
 from tests.sim.world import Violation
 
 _LOOK_EVERY = 2_000
 _LOST_AT = 2.0
 _LENGTH = 5.0
 """Seconds that the workers of a round run."""
-_UNCOUNTED = {codec.encode(Beat())}
+_UNCOUNTED = {codec.encode(Heartbeat())}
 _STORE_PEERS = codec.encode(StorePeers(()))[:2]
 """How these messages begin: two numbers, of which the second one is their kind."""
 
@@ -61,13 +61,13 @@ class _Sampled(Audit):
             raise Violation("two nodes were told different things of one round", f"{other} and {placement}")
 
 
-class _Aloof(Yard):
+class _SimWorkersWithoutProcesses(WorkerProcesses):
     """Crews that do not feel what happens to others."""
 
-    def enter(self, name: RoundName, crew: Crew) -> None:
+    def enter(self, name: RoundName, crew: SimWorkers) -> None:
         """Nobody is told."""
 
-    def leave(self, name: RoundName, crew: Crew) -> None:
+    def leave(self, name: RoundName, crew: SimWorkers) -> None:
         """Nobody is told."""
 
 
@@ -90,7 +90,7 @@ def _scenario(nodes: int, lost: int) -> Scenario:
         notice_timeout=0.0,
         backoff=0.0,
         delay=0.0005,
-        temper=Temper(shortest=_LENGTH, longest=_LENGTH + 1, fails=0.0, hangs=0.0, infects=0.0),
+        temper=FailureRates(shortest=_LENGTH, longest=_LENGTH + 1, fails=0.0, hangs=0.0, infects=0.0),
         nodes=tuple(NodePlan(number, start=number / nodes) for number in range(nodes)),
         faults=faults,
         calm=_LOST_AT + 1.0,
@@ -120,7 +120,7 @@ class _Played:
         patch.setattr(world, "_MOST_STEPS", 1_000 * nodes)
         self.job = Job(_scenario(nodes, lost))
         self.job.audit = _Sampled(self.job)
-        self.job.yard = _Aloof()
+        self.job.yard = _SimWorkersWithoutProcesses()
         gc.disable()  # all that is made stays until the job is over, and to look through it again and again is slow
         try:
             self.job.run()
@@ -139,7 +139,10 @@ def test_ten_thousand_nodes_meet_regroup_and_finish(monkeypatch: pytest.MonkeyPa
     job = played.job
     assert job.audit.verdict is not None
     assert job.audit.verdict.outcome is Outcome.SUCCEEDED
-    assert Counter(agent.fate for agent in job.agents.values()) == {Fate.SUCCEEDED: many - lost, Fate.KILLED: lost}
+    assert Counter(agent.fate for agent in job.agents.values()) == {
+        SimOutcome.SUCCEEDED: many - lost,
+        SimOutcome.KILLED: lost,
+    }
     sizes = [len(each.members) for each in job.audit.rounds.values()]
     assert (sizes[0], sizes[-1]) == (many, many - lost)
     assert job.server is not None

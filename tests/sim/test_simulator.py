@@ -12,9 +12,9 @@ import pytest
 from rallypoint.agent.steps import Step
 from tests.sim.agent import Agent
 from tests.sim.job import run
+from tests.sim.mutations import BUGS, Mutation, find_mutation
 from tests.sim.scenario import generate
-from tests.sim.shrink import shrink, story
-from tests.sim.teeth import BUGS, Bug, hunt
+from tests.sim.shrink import shrink, trace
 
 _FRESH = 300
 _TEETH = 1_000
@@ -27,13 +27,13 @@ def test_fresh_seeds_keep_every_rule() -> None:
     for seed in range(base, base + _FRESH):
         result = run(generate(seed))
         if result.violation is not None:
-            pytest.fail(f"replay: python -m tests.sim --seed {seed} --shrink\n{story(shrink(result))}", pytrace=False)
+            pytest.fail(f"replay: python -m tests.sim --seed {seed} --shrink\n{trace(shrink(result))}", pytrace=False)
 
 
 @pytest.mark.parametrize("bug", BUGS, ids=lambda bug: bug.what)
-def test_planted_bugs_are_found(bug: Bug) -> None:
+def test_planted_bugs_are_found(bug: Mutation) -> None:
     """A bug counts as found when a seed breaks a rule with it and none without it."""
-    found = hunt(bug, start=0, most=_TEETH)
+    found = find_mutation(bug, start=0, most=_TEETH)
     assert found is not None, f"{bug.what}: not found within {_TEETH} seeds"
     print(f"{bug.what}: found after {found.seeds} seeds, by seed {found.seed}: {found.rule}")
 
@@ -41,8 +41,8 @@ def test_planted_bugs_are_found(bug: Bug) -> None:
 @pytest.mark.process
 def test_a_seed_tells_the_same_story_whatever_the_hash_seed() -> None:
     seeds = range(40)
-    told = [story(generate(seed)) for seed in seeds]
-    assert told == [story(generate(seed)) for seed in seeds]
+    told = [trace(generate(seed)) for seed in seeds]
+    assert told == [trace(generate(seed)) for seed in seeds]
     program = (
         "from tests.sim.scenario import generate\nfrom tests.sim.shrink import story\n"
         f"import sys\nsys.stdout.write('|'.join(story(generate(seed)) for seed in range({len(seeds)})))"
@@ -58,7 +58,7 @@ def test_a_seed_tells_the_same_story_whatever_the_hash_seed() -> None:
 def test_a_failing_scenario_is_cut_down() -> None:
     """What is left breaks the same rule, and nothing can be left out of it."""
     bug = next(bug for bug in BUGS if "clock" in bug.what)
-    found = hunt(bug, start=0, most=_TEETH)
+    found = find_mutation(bug, start=0, most=_TEETH)
     assert found is not None
     with bug.plant():
         result = run(generate(found.seed))

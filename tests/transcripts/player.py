@@ -22,29 +22,29 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
+from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.coordinator.progress_text import RendezvousName, timeout_sentence, waiting_line
 from rallypoint.failures.cause import Cause
-from rallypoint.rendezvous.arbiter import Arbiter, Send
-from rallypoint.rendezvous.messages import (
-    Beat,
-    Holding,
-    Inquire,
+from rallypoint.membership.operations import Close, Drain, Fail, Preempt, Succeed
+from rallypoint.membership.state import NodeId, NodeInfo, Settings, join_names
+from rallypoint.protocol.messages import (
+    Heartbeat,
     JobEnded,
     JoinRefused,
     JoinRequest,
-    Leave,
-    Left,
+    LeaveReply,
+    LeaveRequest,
     NodesWaiting,
-    Notice,
+    Notification,
     Placed,
     Placement,
     Preempted,
     Progress,
+    ProgressRequest,
     Request,
+    ResumeRequest,
     RoundEnded,
 )
-from rallypoint.rendezvous.operations import Close, Drain, Fail, Preempt, Succeed
-from rallypoint.rendezvous.state import Member, NodeId, Settings, in_words
-from rallypoint.rendezvous.wording import Subject, given_up, in_progress
 
 Options = dict[str, str]
 
@@ -80,7 +80,7 @@ class Player:
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.arbiter = Arbiter(Settings("transcript", 1, 1), "0")
+        self.arbiter = Coordinator(Settings("transcript", 1, 1), "0")
         self.names: dict[int, str] = {}
         self.places: dict[str, tuple[str, NodeId, Placement | None]] = {}
         self.incarnations = 0
@@ -99,7 +99,7 @@ class Player:
     def _job(self, _names: list[str], options: Options) -> list[str]:
         self.names = {}
         low = int(options["min"])
-        self.arbiter = Arbiter(
+        self.arbiter = Coordinator(
             Settings(
                 "transcript",
                 low,
@@ -120,7 +120,7 @@ class Player:
     def _replaced(self, _names: list[str], _options: Options) -> list[str]:
         self.names = {}
         self.incarnations += 1
-        self.arbiter = Arbiter(self.arbiter.settings, str(self.incarnations))
+        self.arbiter = Coordinator(self.arbiter.settings, str(self.incarnations))
         return []
 
     def _open(self, names: list[str], options: Options) -> list[str]:
@@ -152,12 +152,12 @@ class Player:
             self.places[name] = (incarnation, node, known[2])
         return lines
 
-    def _held(self, known: tuple[str, NodeId, Placement | None], options: Options) -> Holding:
+    def _held(self, known: tuple[str, NodeId, Placement | None], options: Options) -> ResumeRequest:
         incarnation, node, place = known
-        member = Member("default", 1, "", 7000)
+        member = NodeInfo("default", 1, "", 7000)
         if place is None:
-            return Holding(incarnation, node, member, joining="joining" in options)
-        return Holding(
+            return ResumeRequest(incarnation, node, member, joining="joining" in options)
+        return ResumeRequest(
             incarnation,
             node,
             member,
@@ -172,7 +172,7 @@ class Player:
 
     def _join(self, names: list[str], options: Options) -> list[str]:
         hint = options.get("hint")
-        member = Member(
+        member = NodeInfo(
             options.get("role", "default"),
             int(options.get("size", 1)),
             options.get("address", ""),
@@ -194,25 +194,25 @@ class Player:
         return self._say(names, lambda: Drain(int(options.get("round", self.arbiter.state.round))))
 
     def _consent(self, names: list[str], options: Options) -> list[str]:
-        return self._say(names, lambda: Drain(int(options.get("round", self.arbiter.state.round)), asked=True))
+        return self._say(names, lambda: Drain(int(options.get("round", self.arbiter.state.round)), needs_consent=True))
 
     def _preempt(self, names: list[str], options: Options) -> list[str]:
         return self._say(names, lambda: Preempt(self.arbiter.state.round, float(options["in"])))
 
     def _leave(self, names: list[str], options: Options) -> list[str]:
-        return self._say(names, lambda: Leave("asks" in options))
+        return self._say(names, lambda: LeaveRequest("asks" in options))
 
     def _end(self, names: list[str], _options: Options) -> list[str]:
         return self._say(names, Close)
 
     def _inquire(self, names: list[str], _options: Options) -> list[str]:
-        return self._say(names, Inquire)
+        return self._say(names, ProgressRequest)
 
     def _beat(self, names: list[str], _options: Options) -> list[str]:
-        return self._say(names, Beat)
+        return self._say(names, Heartbeat)
 
     def _crash(self, names: list[str], _options: Options) -> list[str]:
-        sends: list[Send] = []
+        sends: list[OutgoingNotification] = []
         for name in names:
             session = self._session(name)
             del self.names[session]
@@ -222,7 +222,7 @@ class Player:
     def _wait(self, names: list[str], _options: Options) -> list[str]:
         """Time passes as a shell would let it: `tick` is called whenever the arbiter wants it to be."""
         until = self.now + float(names[0])
-        sends: list[Send] = []
+        sends: list[OutgoingNotification] = []
         while (at := self.arbiter.wake_at()) <= until:
             self.now = max(self.now, at)
             sends += self.arbiter.tick(self.now)
@@ -240,7 +240,7 @@ class Player:
         ]
         lines += [f"  waits {node.addr}" for node in sorted(state.wait_list)]
         lines += [f"  spare {node.addr}" for node in sorted(state.redundancy_list)]
-        lines += [f"  awaited {node.addr or 'absent'} rank {rank}" for node, rank in sorted(state.former.items())]
+        lines += [f"  awaited {node.addr or 'absent'} rank {rank}" for node, rank in sorted(state.survivors.items())]
         ledger = state.ledger
         lines += [
             f"  ledger failures={ledger.failures} lost={ledger.lost} "
@@ -273,7 +273,7 @@ class Player:
     }
 
     def _say(self, names: list[str], request: Callable[[], Request]) -> list[str]:
-        sends: list[Send] = []
+        sends: list[OutgoingNotification] = []
         for name in names:
             sends += self.arbiter.receive(self._session(name), request(), self.now)
         return self._show(sends)
@@ -281,7 +281,7 @@ class Player:
     def _session(self, name: str) -> int:
         return max(number for number, each in self.names.items() if each == name)
 
-    def _show(self, sends: list[Send]) -> list[str]:
+    def _show(self, sends: list[OutgoingNotification]) -> list[str]:
         for session, notice in sends:
             if isinstance(notice, Placed) and session in self.names:
                 name = self.names[session]
@@ -289,13 +289,13 @@ class Player:
         return [f"{self.names[session]} <- {shown(notice)}" for session, notice in sends if session in self.names]
 
 
-def in_words_of(wording: Callable[[Subject, Progress, float], str], progress: Progress) -> str:
+def in_words_of(wording: Callable[[RendezvousName, Progress, float], str], progress: Progress) -> str:
     """A progress in the words that its node finds for it; who has gone is told without the time of day."""
-    gone = "".join(f"; {each.name}: {each.reason.value} {each.ago:g} s ago" for each in progress.gone)
-    return wording(Subject("transcript", ""), progress._replace(gone=()), 0.0) + gone
+    gone = "".join(f"; {each.name}: {each.reason.value} {each.seconds_ago:g} s ago" for each in progress.removed)
+    return wording(RendezvousName("transcript", ""), progress._replace(removed=()), 0.0) + gone
 
 
-def shown(notice: Notice) -> str:
+def shown(notice: Notification) -> str:
     """A notice in a few words."""
     match notice:
         case Placed(placement=p):
@@ -311,21 +311,23 @@ def shown(notice: Notice) -> str:
             restart = f", restart {end.restarts}" if end.restarts.allowed else ""
             return f"round {end.round} ended: {end.reason.value}" + (f" ({more})" if more else "") + restart
         case NodesWaiting(round=round_, waiting=waiting, names=names):
-            return f"{waiting} waiting for a round after {round_}" + (f" ({in_words(names)})" if names else "")
+            return f"{waiting} waiting for a round after {round_}" + (f" ({join_names(names)})" if names else "")
         case JobEnded(verdict=verdict):
             why = f" ({verdict.detail})" if verdict.detail else ""
             why += f", restarts {verdict.restarts}" if verdict.restarts.allowed else ""
             return f"job {verdict.outcome.value}" + (f": {verdict.cause.message}" if verdict.cause else "") + why
         case JoinRefused(refusal=refusal, detail=detail, progress=progress):
-            return f"refused, {refusal.value}: {detail if progress is None else in_words_of(given_up, progress)}"
+            return (
+                f"refused, {refusal.value}: {detail if progress is None else in_words_of(timeout_sentence, progress)}"
+            )
         case Progress():
-            return in_words_of(in_progress, notice) + ("" if notice.tells else " (another tells)")
+            return in_words_of(waiting_line, notice) + ("" if notice.reports else " (another tells)")
         case Preempted(round=round_, node=node, seconds=seconds):
             return f"{node} will be gone in {seconds:g} s; round {round_} is to end before"
-        case Left(goes_on=goes_on, others=others, outcome=outcome):
+        case LeaveReply(goes_on=goes_on, others=others, outcome=outcome):
             ended = "" if outcome is None else f", it has {outcome.value}"
             return f"the job {'goes on' if goes_on else 'does not go on'}, others: {others}{ended}"
-        case Beat():
+        case Heartbeat():
             return "beat"
         case _:
             return repr(notice)

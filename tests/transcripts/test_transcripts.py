@@ -8,7 +8,7 @@ import pytest
 
 from tests.transcripts.player import Player, read, write
 
-TRANSCRIPTS = sorted((Path(__file__).parent / "arbiter").glob("*.txt"))
+TRANSCRIPTS = sorted((Path(__file__).parent / "coordinator").glob("*.txt"))
 
 
 @pytest.mark.parametrize("path", TRANSCRIPTS, ids=lambda path: path.stem)

@@ -67,7 +67,7 @@ _FIRST_WORKER = """
 import sys
 before = set(sys.modules)
 sys.argv = ["rallyrun", "--standalone", sys.argv[1]]
-from rallypoint.workers.guardian.client import Guardian
+from rallypoint.workers.reaper.client import Guardian
 spawn = Guardian.spawn
 def first(*args, **more):
     tell()

@@ -21,7 +21,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     found = tmp_path / "notices"
     monkeypatch.setenv(notices.VARIABLE, str(found))
     monkeypatch.setenv("LOCAL_RANK", "2")
-    monkeypatch.setattr(notices, "_seen", None)
+    monkeypatch.setattr(notices, "_last_returned", None)
     return found
 
 

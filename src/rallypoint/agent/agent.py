@@ -12,17 +12,17 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 from rallypoint.agent.controller import WorkerController
-from rallypoint.agent.handled import handled_signals
 from rallypoint.agent.loop import AgentLoop
+from rallypoint.agent.signal_set import handled_signals
 from rallypoint.agent.spec import DEFAULT_ROLE, RunResult
 from rallypoint.base.log import get_logger
-from rallypoint.base.signals import deaf_at_the_end
-from rallypoint.rendezvous.errors import RendezvousGracefulExitError
-from rallypoint.telemetry.door import profiled
+from rallypoint.base.signals import ignore_signals_at_exit
+from rallypoint.protocol.errors import RendezvousGracefulExitError
+from rallypoint.telemetry.lazy import profiled
 
 if TYPE_CHECKING:
     from rallypoint.health.check import HealthCheckServer
-    from rallypoint.health.pulse import Pulse
+    from rallypoint.health.progress_probe import ProgressProbe
 
 log = get_logger(__name__)
 
@@ -37,7 +37,9 @@ class Agent:
         health: entered for the time of the run; gives what the loop leaves to be seen, if anybody looks.
     """
 
-    def __init__(self, workers: WorkerController, health: AbstractContextManager[Pulse | None] | None = None) -> None:
+    def __init__(
+        self, workers: WorkerController, health: AbstractContextManager[ProgressProbe | None] | None = None
+    ) -> None:
         self.workers = workers
         self.health = health or nullcontext()
 
@@ -57,7 +59,7 @@ class Agent:
             Exception: what a third party's rendezvous has raised, as it is.
             SignalException: this agent was asked to end; its workers have been.
         """
-        with deaf_at_the_end():
+        with ignore_signals_at_exit():
             try:
                 result = (loop or self.run_loop)(role)
                 self.workers.events.ended(result)
@@ -81,7 +83,7 @@ class Agent:
 
 
 @contextmanager
-def health_check(server: HealthCheckServer | None) -> Iterator[Pulse | None]:
+def health_check(server: HealthCheckServer | None) -> Iterator[ProgressProbe | None]:
     """Serve the health check.
 
     Args:
@@ -92,12 +94,12 @@ def health_check(server: HealthCheckServer | None) -> Iterator[Pulse | None]:
     """
     pulse = None
     if server is None and TORCHELASTIC_HEALTH_CHECK_PORT in os.environ:
-        from rallypoint.health.check import DEFAULT_TIMEOUT, create_healthcheck_server, wanted_port
-        from rallypoint.health.pulse import Pulse
+        from rallypoint.health.check import DEFAULT_TIMEOUT, create_healthcheck_server, requested_port
+        from rallypoint.health.progress_probe import ProgressProbe
 
-        port = wanted_port()
+        port = requested_port()
         if port is not None:
-            pulse = Pulse()
+            pulse = ProgressProbe()
             server = create_healthcheck_server(pulse.last_progress, port, DEFAULT_TIMEOUT, pulse.status)
     if server is None:
         yield None

@@ -3,8 +3,8 @@
 What a stop goes through, from the policy's word to the kernel; each layer knows only the next one:
 
     agent/policy      Stop                      one at a time; `WorkersStopped` follows
-    agent/executor    WorkerController.stop     waits on the `Stopping`'s `fds` until its `wake_at`, beside all else
-    agent/processes   PContext.begin_close
+    agent/executor    WorkerController.stop     waits on the `StopInProgress`'s `fds` until its `wake_at`, beside all
+    else agent/processes   PContext.begin_close
     workers/context   _Closing                  the ladder, then outputs carried through and descriptors given back
     workers/stop      Ladder                    signal, grace, stacks, SIGKILL, giving up
       Writing         who is spared, since it is in the middle of a file
@@ -24,16 +24,16 @@ from signal import Signals
 from typing import TYPE_CHECKING, Protocol
 
 from rallypoint.agent.event_emitter import EventEmitter
-from rallypoint.agent.membership import Membership
+from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
-from rallypoint.agent.steps import Stop
+from rallypoint.agent.steps import StopWorkers
 from rallypoint.base.log import get_logger
-from rallypoint.rendezvous.messages import Placement
-from rallypoint.telemetry.door import profiled
-from rallypoint.workers.stop import Stopping
+from rallypoint.protocol.messages import Placement
+from rallypoint.telemetry.lazy import profiled
+from rallypoint.workers.escalation import StopInProgress
 
 if TYPE_CHECKING:
-    from rallypoint.agent.termination import Times
+    from rallypoint.agent.grace_period import TerminationGrace
     from rallypoint.ranks.assign import NodeRanks
 
 log = get_logger(__name__)
@@ -69,7 +69,7 @@ class GracePeriods:
         self.stop = stop
         self._failure = failure
         self._chosen = chosen
-        self._times: Times | None = None
+        self._times: TerminationGrace | None = None
         """What SIGTERM to this agent leaves of time, once it has come, at this moment of `time.monotonic`:"""
         self._terminated_at = 0.0
 
@@ -81,10 +81,10 @@ class GracePeriods:
         """
         if self._times is not None:
             return None
-        from rallypoint.agent.termination import times
+        from rallypoint.agent.grace_period import termination_grace
 
         self._terminated_at = time.monotonic()
-        self._times = times(self.stop, chosen=self._chosen, environ=os.environ)
+        self._times = termination_grace(self.stop, chosen=self._chosen, environ=os.environ)
         return self._terminated_at + self.within(math.inf)
 
     @property
@@ -114,7 +114,7 @@ class WorkerController(ABC):
         grace: how long they have to end.
     """
 
-    def __init__(self, spec: WorkerSpec, membership: Membership, grace: GracePeriods) -> None:
+    def __init__(self, spec: WorkerSpec, membership: RendezvousClient, grace: GracePeriods) -> None:
         self.group = WorkerGroup(spec)
         self.events = EventEmitter(self.group)
         self.membership = membership
@@ -129,7 +129,7 @@ class WorkerController(ABC):
         """How the workers are: state, return values and failures by global rank. Does not wait."""
 
     @abstractmethod
-    def begin_stop(self, death_sig: Signals, timeout: float) -> Stopping | None:
+    def begin_stop(self, death_sig: Signals, timeout: float) -> StopInProgress | None:
         """Begin to end the workers; the loop sees the stop through and hears everything else meanwhile.
 
         Args:
@@ -150,9 +150,9 @@ class WorkerController(ABC):
     def close(self) -> None:  # noqa: B027 - most have nothing to do
         """The run is over, for the other nodes too: what has stood by until here can go."""
 
-    def stop(self, step: Stop) -> Stopping | None:
+    def stop(self, step: StopWorkers) -> StopInProgress | None:
         """Begin to stop the workers as the step says; None if they are gone already."""
-        if step.again:
+        if step.restarts:
             self.events.restarts()
             log.info("[%s] Stopping worker group", self.group.spec.role)
         return self.begin_stop(Signals(step.signal), self.grace.of(step.failed))
@@ -239,7 +239,7 @@ class WorkerController(ABC):
         """Take up a placement: address of the store, group rank, worker ranks."""
         group, spec = self.group, self.group.spec
         group.placement, group.restarts = placement, placement.restarts
-        self.membership.take_up(placement)
+        self.membership.begin_round(placement)
         if placement.max_restarts >= 0:  # the first node's value is the job's
             spec.max_restarts = placement.max_restarts
         self.events.met()

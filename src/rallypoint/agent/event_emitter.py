@@ -8,11 +8,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from rallypoint.agent.spec import RunResult, WorkerGroup, WorkerState
-from rallypoint.telemetry.door import metrics_wanted, put
+from rallypoint.telemetry.lazy import metrics_wanted, put_metric_if_wanted
 
 if TYPE_CHECKING:
+    from rallypoint.telemetry.event_factory import EventFactory
     from rallypoint.telemetry.events import Event
-    from rallypoint.telemetry.story import AgentStory
     from rallypoint.watchdog.requests import FileTimerRequest
 
 
@@ -22,7 +22,7 @@ class EventEmitter:
     def __init__(self, group: WorkerGroup) -> None:
         self._group = group
         self._began = time.monotonic()
-        self._told: AgentStory | None = None
+        self._told: EventFactory | None = None
         self._stop_began: float | None = None
         self._restart_began: float | None = None
         self._running = False
@@ -35,23 +35,23 @@ class EventEmitter:
 
     def succeeded(self) -> Event:
         """The event that this agent's run has returned."""
-        return self._story().of_agent("SUCCEEDED", self._group, self._group.restarts)
+        return self._story().agent_event("SUCCEEDED", self._group, self._group.restarts)
 
     def failed(self) -> Event:
         """The event that the exception which is being handled has ended this agent's run."""
         import traceback
 
-        return self._story().of_agent("FAILED", self._group, self._group.restarts, raw_error=traceback.format_exc())
+        return self._story().agent_event("FAILED", self._group, self._group.restarts, raw_error=traceback.format_exc())
 
     def tell(self, make: Callable[[], Event]) -> None:
         """Record an event."""
         if self._wanted:
-            self._story().tell(make())
+            self._story().record(make())
 
     def took(self, state: str, began: float) -> None:
         """What `state` names is done; it began at that moment of `time.monotonic`."""
         if self._wanted:
-            self._story().told(state, self._group, self._group.restarts, time.monotonic() - began)
+            self._story().step_done(state, self._group, self._group.restarts, time.monotonic() - began)
 
     @contextmanager
     def duration(self, state: str) -> Iterator[None]:
@@ -64,7 +64,7 @@ class EventEmitter:
 
     def met(self) -> None:
         """The nodes have come together."""
-        began = self._group.joined_at
+        began = self._group.join_requested_at
         _put_step("SimpleElasticAgent._rendezvous", began)
         self.took("RENDEZVOUS", began)
 
@@ -84,7 +84,7 @@ class EventEmitter:
         _put_step("SimpleElasticAgent._restart_workers", began)
         self._running = True
         if self._wanted:
-            self._story().started(self._group, self._group.restarts)
+            self._story().workers_started(self._group, self._group.restarts)
 
     def workers_ended(self, result: RunResult | None, succeeded: Collection[int] = ()) -> None:
         """The workers of a round are gone; nothing happens if that was told before.
@@ -98,47 +98,47 @@ class EventEmitter:
         running, self._running = self._running, False
         if running and self._wanted:
             state, failures = ("", {}) if result is None else (result.state.value, result.failures)
-            self._story().ended(state, self._group, self._group.restarts, failures, succeeded)
+            self._story().workers_ended(state, self._group, self._group.restarts, failures, succeeded)
 
     def watched(self, name: str, timer: FileTimerRequest | None) -> None:
         """The watchdog has done what `name` says, to the worker of a timer if it is about one."""
         if self._wanted:
             story = self._story()
-            story.tell(story.of_watchdog(name, self._group, self._group.restarts, timer))
+            story.record(story.watchdog_event(name, self._group, self._group.restarts, timer))
 
     def looked(self, result: RunResult) -> None:
         """The workers have been looked at."""
         if metrics_wanted():
-            from rallypoint.telemetry.numbers import looked
+            from rallypoint.telemetry.run_metrics import put_worker_state
 
-            looked(self._group.spec.role, result.state, self.remaining_restarts)
+            put_worker_state(self._group.spec.role, result.state, self.remaining_restarts)
 
     def ended(self, result: RunResult) -> None:
         """The run is over."""
         spec = self._group.spec
         if metrics_wanted():
-            from rallypoint.telemetry.numbers import ended
+            from rallypoint.telemetry.run_metrics import put_run_result
 
-            ended(spec.role, result.is_failed(), self.remaining_restarts, spec.max_restarts)
+            put_run_result(spec.role, result.is_failed(), self.remaining_restarts, spec.max_restarts)
         self.workers_ended(result)
 
     @property
     def _wanted(self) -> bool:
         return self._group.spec.event_log_handler != "null"
 
-    def _story(self) -> AgentStory:
+    def _story(self) -> EventFactory:
         if self._told is None:
-            from rallypoint.telemetry.story import AgentStory
+            from rallypoint.telemetry.event_factory import EventFactory
 
             spec = self._group.spec
             run_id, backend = spec.rdzv_handler.get_run_id(), spec.rdzv_handler.get_backend()
             name = spec.get_entrypoint_name()
-            self._told = AgentStory(spec.event_log_handler, run_id, spec.role, backend, name, self._began)
+            self._told = EventFactory(spec.event_log_handler, run_id, spec.role, backend, name, self._began)
         return self._told
 
 
 def _put_step(name: str, began: float | None) -> None:
     """Tell of a step that torch takes in one method, and our loop in several events. None: it never began."""
     if began is not None:
-        put(f"{name}.success", 1)
-        put(f"{name}.duration.ms", int((time.monotonic() - began) * 1000))
+        put_metric_if_wanted(f"{name}.success", 1)
+        put_metric_if_wanted(f"{name}.duration.ms", int((time.monotonic() - began) * 1000))

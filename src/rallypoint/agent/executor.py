@@ -14,20 +14,20 @@ from collections.abc import Callable, Iterator
 from signal import Signals
 
 from rallypoint.agent import steps
-from rallypoint.agent.board import NoticeBoard
 from rallypoint.agent.controller import WorkerController
-from rallypoint.agent.membership import Membership
+from rallypoint.agent.notice_directory import NoticeDirectory
+from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.spec import RunResult, WorkerState
 from rallypoint.base.clock import Clock
-from rallypoint.base.errors import NodeLeft, SignalException
+from rallypoint.base.errors import NodeLeftInOrder, SignalException
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_name
 from rallypoint.failures.cause import Cause
+from rallypoint.membership.state import Outcome
 from rallypoint.notices import PREEMPTION
-from rallypoint.rendezvous.elastic import ASK_FIRST, ASK_MOST
-from rallypoint.rendezvous.errors import RendezvousClosedError, error_of
-from rallypoint.rendezvous.state import Outcome
-from rallypoint.workers.stop import Stopping
+from rallypoint.protocol.errors import RendezvousClosedError, error_of
+from rallypoint.rendezvous.elastic import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL
+from rallypoint.workers.escalation import StopInProgress
 
 log = get_logger(__name__)
 
@@ -51,16 +51,16 @@ class StepExecutor:
     """
 
     def __init__(
-        self, workers: WorkerController, membership: Membership, clock: Clock, post: Callable[[steps.Event], None]
+        self, workers: WorkerController, membership: RendezvousClient, clock: Clock, post: Callable[[steps.Event], None]
     ) -> None:
         self._workers = workers
         self._membership = membership
         self._clock = clock
         self._post = post
-        self._board = NoticeBoard(clock)
+        self._board = NoticeDirectory(clock)
         self._round = -1
-        self.stopping: Stopping | None = None
-        self.starting: steps.Start | None = None
+        self.stopping: StopInProgress | None = None
+        self.starting: steps.StartWorkers | None = None
         """What is to start as soon as what the workers are forked from is ready."""
         self.ask_at = 0.0
         """When others are to be asked next, in the phases in which they are."""
@@ -73,7 +73,7 @@ class StepExecutor:
         self._signal_by = math.inf
         self._announced: Cause | None = None
         """The last failure of this node's workers."""
-        self._ask_every = ASK_FIRST
+        self._ask_every = FIRST_PROGRESS_REQUEST
         self._leave_by = math.inf
         self._finished_at = 0.0
 
@@ -109,15 +109,15 @@ class StepExecutor:
         """The signal that did not come, and what has come of the notice to the workers."""
         if self._clock.monotonic() >= self._signal_by:
             self._signal_by = math.inf
-            yield steps.NoSignal()
-        yield from self._board.look(self._workers.running)
+            yield steps.SignalTimedOut()
+        yield from self._board.poll(self._workers.running)
 
     def leave_events(self) -> Iterator[steps.Event]:
         """Where this node leaves: ask once more how the job stands without it, or be content with what was heard."""
         if self._clock.monotonic() < self.ask_at:
             return
         if self.ask_at >= self._leave_by:
-            yield steps.LeaveOver()
+            yield steps.LeaveTimedOut()
         else:
             self.ask_at = min(self.ask_at + _LEAVING_EVERY, self._leave_by)
             self._membership.leave(asks=True)
@@ -125,7 +125,7 @@ class StepExecutor:
     def ask_progress(self) -> None:
         """Where this node waits for others: ask how far they are, if that is due."""
         if self._clock.monotonic() >= self.ask_at:
-            self._ask_every = min(2 * self._ask_every, ASK_MOST)
+            self._ask_every = min(2 * self._ask_every, MAX_PROGRESS_INTERVAL)
             self.ask_at = self._clock.monotonic() + self._ask_every
             self._membership.ask_progress()
 
@@ -150,18 +150,18 @@ class StepExecutor:
 
     # Steps: the rounds
 
-    def _do_join(self, _step: steps.Join) -> None:
+    def _do_join(self, _step: steps.RequestJoin) -> None:
         spec = self._workers.group.spec
-        self._ask_every = ASK_FIRST
-        self._workers.group.joined_at = self._clock.monotonic()
-        self.ask_at = self._workers.group.joined_at + self._ask_every
+        self._ask_every = FIRST_PROGRESS_REQUEST
+        self._workers.group.join_requested_at = self._clock.monotonic()
+        self.ask_at = self._workers.group.join_requested_at + self._ask_every
         log.info("[%s] Rendezvous'ing worker group", spec.role)
         self._membership.join(spec.role, spec.local_world_size, spec.max_restarts, spec.get_program_name())
 
-    def _do_start(self, step: steps.Start) -> None:
+    def _do_start(self, step: steps.StartWorkers) -> None:
         self.last = self._held = None
         self._signal_by = math.inf
-        self._workers.group.notices = self._board.renew()
+        self._workers.group.notices = self._board.reset()
         self.starting = step
         self.start_once_ready()
 
@@ -190,10 +190,10 @@ class StepExecutor:
         log.info("Local worker group finished (%s). Waiting for the other agents.", state)
         self._workers.finished()
 
-    def _do_announce_departure(self, step: steps.AnnounceDeparture) -> None:
+    def _do_announce_departure(self, step: steps.AnnouncePreemption) -> None:
         self._membership.preempt(self._round, step.seconds)
 
-    def _do_drain(self, step: steps.Drain) -> None:
+    def _do_drain(self, step: steps.RequestDrain) -> None:
         if step.waiting:
             log.info(
                 "[%s] Detected %d new node%s from group_rank=%s; will restart worker group%s",
@@ -205,47 +205,47 @@ class StepExecutor:
             )
         self._membership.drain(self._round)
 
-    def _do_tell(self, step: steps.Tell) -> None:
-        (log.warning if step.loud else log.info)("[%s] %s", self._workers.group.spec.role, step.text)
+    def _do_tell(self, step: steps.LogLine) -> None:
+        (log.warning if step.warning else log.info)("[%s] %s", self._workers.group.spec.role, step.text)
 
     # Steps: the workers
 
-    def _do_stop(self, step: steps.Stop) -> None:
+    def _do_stop(self, step: steps.StopWorkers) -> None:
         self.starting = None
         self.stopping = self._workers.stop(step)
         if self.stopping is None or self.stopping.step():
             self.stopping = None
             self._post(self._stopped())
 
-    def _do_kill(self, _step: steps.Kill) -> None:
+    def _do_kill(self, _step: steps.KillWorkers) -> None:
         log.warning("Killing the workers")
         if self.stopping is not None:
-            self.stopping.hurry()
+            self.stopping.kill_now()
 
-    def _do_pass_on(self, step: steps.PassOn) -> None:
+    def _do_pass_on(self, step: steps.ForwardSignal) -> None:
         log.info("Received %s for the workers", signal_name(step.signal))
         self._workers.forward(step.signal)
 
-    def _do_ask(self, step: steps.Ask) -> None:
+    def _do_ask(self, step: steps.PostNotice) -> None:
         self._board.post(step.reason, step.node, self._round, step.seconds, waits=True)
 
-    def _do_withdraw(self, _step: steps.Withdraw) -> None:
+    def _do_withdraw(self, _step: steps.WithdrawNotice) -> None:
         self._board.withdraw()
 
-    def _do_forewarn(self, _step: steps.Forewarn) -> None:
+    def _do_forewarn(self, _step: steps.PostStopNotice) -> None:
         self._board.post(PREEMPTION, "", self._round, self._workers.grace.of(failed=False), waits=False)
 
     # Steps: the end
 
-    def _do_leave(self, step: steps.Leave) -> None:
+    def _do_leave(self, step: steps.RequestLeave) -> None:
         log.warning("Received %s; ending the workers and leaving the job", signal_name(step.signal))
         self._membership.leave()
 
-    def _do_ask_others(self, _step: steps.AskOthers) -> None:
+    def _do_ask_others(self, _step: steps.QueryStanding) -> None:
         self.ask_at = self._clock.monotonic()
         self._leave_by = self.ask_at + _LEAVING
 
-    def _do_end(self, step: steps.End) -> None:
+    def _do_end(self, step: steps.EndWithVerdict) -> None:
         verdict, group = step.verdict.verdict, self._workers.group
         last = self.last or RunResult(group.state)
         if verdict.outcome is Outcome.SUCCEEDED:
@@ -261,23 +261,25 @@ class StepExecutor:
                 cause=verdict.cause,
                 stopped=self._workers.stopped(),
                 restarts=verdict.restarts,
-                told_elsewhere=not own and not self._membership.hosts_coordinator,
+                reported_elsewhere=not own and not self._membership.hosts_coordinator,
             )
         else:
             raise RendezvousClosedError("the job was ended on request before its workers had finished")
 
-    def _do_give_up(self, step: steps.GiveUp) -> None:
-        error = error_of(step.notice)
+    def _do_give_up(self, step: steps.EndWithError) -> None:
+        error = error_of(step.notification)
         assert error is not None
         raise error
 
-    def _do_depart(self, step: steps.Depart) -> None:
+    def _do_depart(self, step: steps.EndBySignal) -> None:
         name = signal_name(step.signal)
-        if step.job:
-            raise NodeLeft(f"this node has left the job after {name}; the job {step.job}", Signals(step.signal))
+        if step.standing:
+            raise NodeLeftInOrder(
+                f"this node has left the job after {name}; the job {step.standing}", Signals(step.signal)
+            )
         raise SignalException(f"Process {os.getpid()} got signal {name}", Signals(step.signal))
 
-    def _do_finish(self, _step: steps.Finish) -> None:
+    def _do_finish(self, _step: steps.EndInSuccess) -> None:
         self._succeed(self.last or RunResult(WorkerState.SUCCEEDED))
 
     def _succeed(self, last: RunResult) -> None:
@@ -286,24 +288,24 @@ class StepExecutor:
         self.result = RunResult(WorkerState.SUCCEEDED, last.return_values)
 
     _HOW: dict[type, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
-        steps.Join: _do_join,
-        steps.Start: _do_start,
+        steps.RequestJoin: _do_join,
+        steps.StartWorkers: _do_start,
         steps.AwaitSignal: _do_await_signal,
         steps.AnnounceFailure: _do_announce_failure,
         steps.AnnounceSuccess: _do_announce_success,
-        steps.AnnounceDeparture: _do_announce_departure,
-        steps.Drain: _do_drain,
-        steps.Tell: _do_tell,
-        steps.Stop: _do_stop,
-        steps.Kill: _do_kill,
-        steps.PassOn: _do_pass_on,
-        steps.Ask: _do_ask,
-        steps.Withdraw: _do_withdraw,
-        steps.Forewarn: _do_forewarn,
-        steps.Leave: _do_leave,
-        steps.AskOthers: _do_ask_others,
-        steps.End: _do_end,
-        steps.GiveUp: _do_give_up,
-        steps.Depart: _do_depart,
-        steps.Finish: _do_finish,
+        steps.AnnouncePreemption: _do_announce_departure,
+        steps.RequestDrain: _do_drain,
+        steps.LogLine: _do_tell,
+        steps.StopWorkers: _do_stop,
+        steps.KillWorkers: _do_kill,
+        steps.ForwardSignal: _do_pass_on,
+        steps.PostNotice: _do_ask,
+        steps.WithdrawNotice: _do_withdraw,
+        steps.PostStopNotice: _do_forewarn,
+        steps.RequestLeave: _do_leave,
+        steps.QueryStanding: _do_ask_others,
+        steps.EndWithVerdict: _do_end,
+        steps.EndWithError: _do_give_up,
+        steps.EndBySignal: _do_depart,
+        steps.EndInSuccess: _do_finish,
     }

@@ -12,17 +12,17 @@ from typing import TYPE_CHECKING
 
 from rallypoint.agent.controller import WorkerController
 from rallypoint.agent.executor import StepExecutor
-from rallypoint.agent.membership import Membership
-from rallypoint.agent.policy import Phase, Status, decide
+from rallypoint.agent.policy import Phase, PolicyState, decide
+from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.spec import RunResult, WorkerState
-from rallypoint.agent.steps import Event, Join, SignalArrived, WorkersFailed, WorkersSucceeded
+from rallypoint.agent.steps import Event, RequestJoin, SignalArrived, WorkersFailed, WorkersSucceeded
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.mailbox import Mailbox
-from rallypoint.base.signals import Bell, signals_to
-from rallypoint.base.waiting import until_readable
+from rallypoint.base.poll import until_readable
+from rallypoint.base.signals import SignalWakeup, post_signals
 
 if TYPE_CHECKING:
-    from rallypoint.health.pulse import Pulse
+    from rallypoint.health.progress_probe import ProgressProbe
 
 _SAFETY_CHECK = 60.0
 """Seconds between looks at workers whose ends wake us, in case one did not; longer if the monitor interval is."""
@@ -34,19 +34,19 @@ class AgentLoop:
     def __init__(
         self,
         workers: WorkerController,
-        membership: Membership,
+        membership: RendezvousClient,
         clock: Clock = SYSTEM_CLOCK,
-        pulse: Pulse | None = None,
+        pulse: ProgressProbe | None = None,
     ) -> None:
         self._workers = workers
-        self._pulse = pulse
-        self._membership = membership
+        self._progress_probe = pulse
+        self._rendezvous = membership
         self._clock = clock
         self._mailbox: Mailbox[Event] = Mailbox()
         self._executor = StepExecutor(workers, membership, clock, self._mailbox.post)
-        self._bell: Bell | None = None
-        self._status = Status(notice=membership.notice_timeout)
-        self._look_at = 0.0
+        self._signal_wakeup: SignalWakeup | None = None
+        self._state = PolicyState(notice_timeout=membership.notice_timeout)
+        self._safety_check_at = 0.0
 
     def run(self, signals: Iterable[int]) -> RunResult:
         """Run until the job ends. Whatever happens, no worker is left.
@@ -60,41 +60,41 @@ class AgentLoop:
         """
         try:
             # The handlers stay until the workers are gone: a further signal must not end us in the middle of that.
-            with signals_to(lambda number: self._mailbox.post(SignalArrived(number)), signals) as self._bell:
+            with post_signals(lambda number: self._mailbox.post(SignalArrived(number)), signals) as self._signal_wakeup:
                 number = SIGTERM
                 try:
-                    return self._until_the_end()
+                    return self._run_to_end()
                 except KeyboardInterrupt:  # where SIGINT is not among `signals`
                     number = SIGTERM if self._executor.stopping is None else SIGKILL
                     raise
                 finally:
                     self._executor.leave_nothing(number)
         finally:
-            self._membership.listen(None)
+            self._rendezvous.listen(None)
             self._mailbox.close()
 
-    def _until_the_end(self) -> RunResult:
-        self._membership.listen(self._mailbox.post)
-        self._executor.carry_out(Join(), self._status.round)
+    def _run_to_end(self) -> RunResult:
+        self._rendezvous.listen(self._mailbox.post)
+        self._executor.carry_out(RequestJoin(), self._state.round)
         while self._executor.result is None:
             for event in self._events():
-                self._status, steps = decide(self._status, event)
+                self._state, steps = decide(self._state, event)
                 for step in steps:
-                    self._executor.carry_out(step, self._status.round)
+                    self._executor.carry_out(step, self._state.round)
         return self._executor.result
 
     def _events(self) -> Iterator[Event]:
         """Wait until something has happened, and give it out one by one."""
         self._wait()
-        yield from self._mail()
+        yield from self._drain_mailbox()
         yield from self._executor.stop_events()
         for monitor in self._workers.monitors():
             monitor.step()
         self._executor.start_once_ready()
         if self._watches:
-            yield from self._look_at_workers()
+            yield from self._poll_workers()
         yield from self._executor.notice_events()
-        if self._status.phase is Phase.LEAVING:
+        if self._state.phase is Phase.LEAVING:
             yield from self._executor.leave_events()
         if self._waits_for_others:
             self._executor.ask_progress()
@@ -102,48 +102,50 @@ class AgentLoop:
     def _wait(self) -> None:
         """Sleep until a descriptor is readable or something is due."""
         fds, wake_at = [self._mailbox.fileno(), *self._executor.fds()], self._executor.wake_at()
-        if self._bell is not None:
-            fds.append(self._bell.fileno())
+        if self._signal_wakeup is not None:
+            fds.append(self._signal_wakeup.fileno())
         for monitor in self._workers.monitors():
             fds += monitor.fds()
             wake_at = min(wake_at, monitor.wake_at())
         if self._watches:
             fds += self._workers.exit_fds() or []
-            wake_at = min(wake_at, self._look_at)
-        elif self._waits_for_others or self._status.phase is Phase.LEAVING:
+            wake_at = min(wake_at, self._safety_check_at)
+        elif self._waits_for_others or self._state.phase is Phase.LEAVING:
             wake_at = min(wake_at, self._executor.ask_at)
-        if self._pulse is not None:
-            self._pulse.sleeps(wake_at, self._workers.status())
+        if self._progress_probe is not None:
+            self._progress_probe.going_to_sleep(wake_at, self._workers.status())
         until_readable(fds, wake_at - self._clock.monotonic())
-        if self._pulse is not None:
-            self._pulse.wakes()
-        if self._bell is not None:
-            self._bell.hush()
+        if self._progress_probe is not None:
+            self._progress_probe.woken()
+        if self._signal_wakeup is not None:
+            self._signal_wakeup.clear()
 
     @property
     def _waits_for_others(self) -> bool:
-        return self._status.phase is Phase.FORMING and self._executor.stopping is None
+        return self._state.phase is Phase.FORMING and self._executor.stopping is None
 
     @property
     def _watches(self) -> bool:
         """Whether the ends of workers are news."""
-        return self._status.phase is Phase.RUNNING and self._status.held is None and self._executor.starting is None
+        return (
+            self._state.phase is Phase.RUNNING and self._state.held_failure is None and self._executor.starting is None
+        )
 
-    def _mail(self) -> Iterator[Event]:
+    def _drain_mailbox(self) -> Iterator[Event]:
         for event in self._mailbox.drain():
             if isinstance(event, SignalArrived) and event.number == SIGTERM:
                 yield event._replace(notice=self._workers.terminated())
             else:
                 yield event
 
-    def _look_at_workers(self) -> Iterator[Event]:
+    def _poll_workers(self) -> Iterator[Event]:
         group = self._workers.group
         result = self._workers.look()
         self._workers.events.looked(result)
         every = group.spec.monitor_interval
         if self._workers.exit_fds() is not None:
             every = max(every, _SAFETY_CHECK)
-        self._look_at = self._clock.monotonic() + every
+        self._safety_check_at = self._clock.monotonic() + every
         group.state = result.state
         match result.state:
             case WorkerState.SUCCEEDED:
@@ -153,9 +155,9 @@ class AgentLoop:
                 cause = result.first_cause()
                 reached = frozenset[int]() if cause.exitcode == -SIGKILL else self._workers.reached()
                 # A signal that came since the mail was read is older than what it has done to the workers.
-                round_ = self._status.round
-                yield from self._mail()
-                if self._watches and self._status.round == round_:
+                round_ = self._state.round
+                yield from self._drain_mailbox()
+                if self._watches and self._state.round == round_:
                     self._executor.last = result
                     yield WorkersFailed(cause, reached)
             case WorkerState.HEALTHY:

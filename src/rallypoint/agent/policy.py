@@ -34,48 +34,49 @@ from enum import Enum, auto
 from signal import SIGINT, SIGQUIT, SIGTERM
 from typing import NamedTuple
 
-from rallypoint.agent.handled import PASSED_ON
+from rallypoint.agent.signal_set import FORWARDED_SIGNALS
 from rallypoint.agent.steps import (
-    AnnounceDeparture,
     AnnounceFailure,
+    AnnouncePreemption,
     AnnounceSuccess,
-    Ask,
-    AskOthers,
     AwaitSignal,
-    Depart,
-    Drain,
-    End,
+    EndBySignal,
+    EndInSuccess,
+    EndWithError,
+    EndWithVerdict,
     Event,
-    Finish,
-    Forewarn,
-    GiveUp,
-    Join,
-    Kill,
-    Last,
-    Leave,
-    LeaveOver,
-    NoSignal,
-    NoticeOver,
-    PassOn,
+    FinalStep,
+    ForwardSignal,
+    KillWorkers,
+    LeaveTimedOut,
+    LogLine,
+    NoticeExpired,
+    PostNotice,
+    PostStopNotice,
+    QueryStanding,
+    RequestDrain,
+    RequestJoin,
+    RequestLeave,
     SignalArrived,
-    Start,
+    SignalTimedOut,
+    StartWorkers,
     Step,
-    Stop,
-    Tell,
-    Withdraw,
+    StopWorkers,
+    WithdrawNotice,
     WorkersFailed,
     WorkersReady,
     WorkersStopped,
     WorkersSucceeded,
 )
-from rallypoint.base.signals import endings_by
+from rallypoint.base.signals import exit_codes_of
 from rallypoint.failures.cause import Cause
+from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict, join_names
 from rallypoint.notices import PREEMPTION, SCALE
-from rallypoint.rendezvous.messages import (
-    Differs,
+from rallypoint.protocol.messages import (
+    ConfigDiffers,
     JobEnded,
     JoinRefused,
-    Left,
+    LeaveReply,
     LinkDown,
     LinkLost,
     LinkUp,
@@ -83,10 +84,9 @@ from rallypoint.rendezvous.messages import (
     Placed,
     Placement,
     Preempted,
+    ProgressText,
     RoundEnded,
-    Waiting,
 )
-from rallypoint.rendezvous.state import Outcome, Reason, RoundEnd, Verdict, in_words
 
 INTERRUPTS = frozenset({SIGINT, SIGQUIT})
 """What a person types; typed again, it means now."""
@@ -104,14 +104,14 @@ class Phase(Enum):
     ENDED = auto()
 
 
-class Asked(NamedTuple):
+class PostedNotice(NamedTuple):
     """A notice is out. `ready`: the workers have acknowledged or had their time, and the consent is given."""
 
     reason: str
     ready: bool = False
 
 
-class Status(NamedTuple):
+class PolicyState(NamedTuple):
     """All that the agent knows of itself.
 
     `round` is the one it holds a place in, -1 before the first. `notice` is how many seconds workers are asked for
@@ -120,32 +120,32 @@ class Status(NamedTuple):
 
     phase: Phase = Phase.FORMING
     round: int = -1
-    notice: float = 0.0
+    notice_timeout: float = 0.0
     stopping: int = 0
     """The signal with which the workers were asked to stop, while they do; else 0."""
-    kept: Placement | None = None
+    pending_placement: Placement | None = None
     """The place that waits for the workers of the round before to be gone."""
-    last: Last | None = None
+    final_step: FinalStep | None = None
     """The step to end with, in ENDING."""
     failure: Cause | None = None
     """Why this node's workers have failed, in BROKEN."""
-    held: Cause | None = None
+    held_failure: Cause | None = None
     """The same in RUNNING, while the signal that may have ended them is awaited."""
-    asked: Asked | None = None
-    leaving: int = 0
+    posted_notice: PostedNotice | None = None
+    leave_signal: int = 0
     """The signal after which this node departs when the round ends or the time of the notice is over; else 0."""
     interrupted: bool = False
     """Whether an interrupt has come."""
-    cut_off: bool = False
+    link_down: bool = False
     """Whether the control plane is out of reach."""
 
 
-Decision = tuple[Status, tuple[Step, ...]]
+Decision = tuple[PolicyState, tuple[Step, ...]]
 
 _STARTED = frozenset({Phase.RUNNING, Phase.BROKEN, Phase.FINISHED})
 
 
-def decide(status: Status, event: Event) -> Decision:
+def decide(status: PolicyState, event: Event) -> Decision:
     """What follows from `event` for an agent that stands at `status`."""
     if status.phase is Phase.ENDED:
         return status, ()
@@ -156,89 +156,92 @@ def decide(status: Status, event: Event) -> Decision:
 # Beginning and ending
 
 
-def _start(status: Status, placement: Placement) -> Decision:
-    running = Status(Phase.RUNNING, placement.round, status.notice, cut_off=status.cut_off)
-    return running, (Start(placement),)
+def _start(status: PolicyState, placement: Placement) -> Decision:
+    running = PolicyState(Phase.RUNNING, placement.round, status.notice_timeout, link_down=status.link_down)
+    return running, (StartWorkers(placement),)
 
 
-def _end(status: Status, last: Last, *before: Step, by: int = SIGTERM, failed: bool = False) -> Decision:
+def _end(status: PolicyState, last: FinalStep, *before: Step, by: int = SIGTERM, failed: bool = False) -> Decision:
     """Settle the end: first the workers are stopped, with the signal `by` unless they have been asked already."""
     if status.phase is not Phase.FORMING:
-        stop = Stop(by, failed=failed, shared=isinstance(last, Depart))
-        return status._replace(phase=Phase.ENDING, last=last, stopping=by), (*before, stop)
+        stop = StopWorkers(by, failed=failed, shared=isinstance(last, EndBySignal))
+        return status._replace(phase=Phase.ENDING, final_step=last, stopping=by), (*before, stop)
     if status.stopping:
-        return status._replace(phase=Phase.ENDING, last=last, kept=None), before
-    return _take_last(status, last, *before, in_order=True)
+        return status._replace(phase=Phase.ENDING, final_step=last, pending_placement=None), before
+    return _take_final_step(status, last, *before, in_order=True)
 
 
-def _take_last(status: Status, last: Last, *before: Step, in_order: bool) -> Decision:
+def _take_final_step(status: PolicyState, last: FinalStep, *before: Step, in_order: bool) -> Decision:
     """No worker is left."""
-    if isinstance(last, Depart) and last.signal == SIGTERM and in_order and not status.cut_off:
-        return status._replace(phase=Phase.LEAVING, stopping=0, last=last), (*before, AskOthers())
+    if isinstance(last, EndBySignal) and last.signal == SIGTERM and in_order and not status.link_down:
+        return status._replace(phase=Phase.LEAVING, stopping=0, final_step=last), (*before, QueryStanding())
     return status._replace(phase=Phase.ENDED, stopping=0), (*before, last)
 
 
-def _depart(status: Status, number: int) -> Decision:
-    before: list[Step] = [Leave(number)]
+def _leave_job(status: PolicyState, number: int) -> Decision:
+    before: list[Step] = [RequestLeave(number)]
     if status.phase is Phase.RUNNING and number == SIGTERM:
-        before.append(Forewarn())
+        before.append(PostStopNotice())
     if status.stopping and number != status.stopping:
-        before.append(PassOn(number))
-    return _end(status, Depart(number), *before, by=number)
+        before.append(ForwardSignal(number))
+    return _end(status, EndBySignal(number), *before, by=number)
 
 
 # The rounds
 
 
-def _on_placed(status: Status, event: Placed) -> Decision:
+def _on_placed(status: PolicyState, event: Placed) -> Decision:
     if status.phase is not Phase.FORMING:
         return status, ()
     if not status.stopping:
         return _start(status, event.placement)
-    return status._replace(kept=event.placement), ()
+    return status._replace(pending_placement=event.placement), ()
 
 
-def _on_workers_stopped(status: Status, _event: WorkersStopped) -> Decision:
-    gone = status._replace(stopping=0, kept=None)
-    if not status.stopping or status.kept is None:
+def _on_workers_stopped(status: PolicyState, _event: WorkersStopped) -> Decision:
+    gone = status._replace(stopping=0, pending_placement=None)
+    if not status.stopping or status.pending_placement is None:
         return gone, ()
-    return _start(gone, status.kept)
+    return _start(gone, status.pending_placement)
 
 
-def _on_round_ended(status: Status, event: RoundEnded) -> Decision:
+def _on_round_ended(status: PolicyState, event: RoundEnded) -> Decision:
     over = event.end.round
     if status.phase is Phase.FORMING:
         # Our own round came and went before we heard of our place in it, or could take it: ask for one in the next.
-        missed = over > status.round if status.kept is None else over >= status.kept.round
-        return (status._replace(round=over, kept=None), (Join(),)) if missed else (status, ())
+        missed = over > status.round if status.pending_placement is None else over >= status.pending_placement.round
+        return (status._replace(round=over, pending_placement=None), (RequestJoin(),)) if missed else (status, ())
     if over != status.round:
         return status, ()
-    if status.leaving:
-        ending, steps = _depart(status, status.leaving)
-        return ending, (Tell(_account(event, "this node leaves"), loud=True), *steps)
-    forming = Status(Phase.FORMING, status.round, status.notice, stopping=SIGTERM, cut_off=status.cut_off)
-    told = Tell(_account(event, _next_round(event.end)), loud=True)
-    failed = event.end.reason in (Reason.FAILURE, Reason.LOST) and status.asked is None
+    if status.leave_signal:
+        ending, steps = _leave_job(status, status.leave_signal)
+        return ending, (LogLine(_log_round_end(event, "this node leaves"), warning=True), *steps)
+    forming = PolicyState(
+        Phase.FORMING, status.round, status.notice_timeout, stopping=SIGTERM, link_down=status.link_down
+    )
+    told = LogLine(_log_round_end(event, _next_round(event.end)), warning=True)
+    failed = event.end.reason in (Reason.FAILURE, Reason.LOST) and status.posted_notice is None
     # Where one node has been told to leave, all may be about to be.
     shared = event.end.reason is Reason.DEPARTED
-    return forming, (told, Join(), Stop(SIGTERM, again=True, failed=failed, shared=shared))
+    return forming, (told, RequestJoin(), StopWorkers(SIGTERM, restarts=True, failed=failed, shared=shared))
 
 
-def _account(event: RoundEnded, then: str) -> str:
+def _log_round_end(event: RoundEnded, then: str) -> str:
     end = event.end
     if end.cause is None:
-        return f"round {end.round} is over: {_WHY[end.reason](end)}; {then}"
+        return f"round {end.round} is over: {_DRAIN_REASONS[end.reason](end)}; {then}"
     return f"round {end.round} is over: {end.cause.headline}; {then}"
 
 
 def _next_round(end: RoundEnd) -> str:
     which = f" (restart {end.restarts})" if end.restarts.allowed else ""
-    if not end.short:
+    if not end.missing_nodes:
         return f"the workers are restarted{which}"
-    return f"the workers are stopped until {end.short} more node{' has' if end.short == 1 else 's have'} come{which}"
+    nodes = "node has" if end.missing_nodes == 1 else "nodes have"
+    return f"the workers are stopped until {end.missing_nodes} more {nodes} come{which}"
 
 
-_WHY: dict[Reason, Callable[[RoundEnd], str]] = {
+_DRAIN_REASONS: dict[Reason, Callable[[RoundEnd], str]] = {
     Reason.FAILURE: lambda end: f"{end.node or 'a node'} has failed",
     Reason.LOST: lambda end: f"{end.node or 'a node'} was lost" + (f" ({end.detail})" if end.detail else ""),
     Reason.DEPARTED: lambda end: f"{end.node or 'a node'} has left",
@@ -251,173 +254,182 @@ _WHY: dict[Reason, Callable[[RoundEnd], str]] = {
 # Changes of membership
 
 
-def _on_waiting(status: Status, event: NodesWaiting) -> Decision:
+def _on_waiting(status: PolicyState, event: NodesWaiting) -> Decision:
     if status.phase not in _STARTED or event.round != status.round:
         return status, ()
     if not event.waiting:
-        if status.asked is None or status.asked.reason != SCALE:
+        if status.posted_notice is None or status.posted_notice.reason != SCALE:
             return status, ()
-        return status._replace(asked=None), (Withdraw(),)
-    if not status.notice or status.phase is not Phase.RUNNING:
-        return status, (Drain(event.waiting, in_words(event.names)),)
-    if status.asked is not None:
+        return status._replace(posted_notice=None), (WithdrawNotice(),)
+    if not status.notice_timeout or status.phase is not Phase.RUNNING:
+        return status, (RequestDrain(event.waiting, join_names(event.names)),)
+    if status.posted_notice is not None:
         return status, ()
-    who = in_words(event.names) or f"{event.waiting} more"
+    who = join_names(event.names) or f"{event.waiting} more"
     wait = "waits" if event.waiting == 1 else "wait"
-    told = Tell(f"{who} {wait} to be taken in; the workers have {status.notice:g} s to save and acknowledge")
-    return status._replace(asked=Asked(SCALE)), (told, Ask(SCALE, "", status.notice))
+    told = LogLine(f"{who} {wait} to be taken in; the workers have {status.notice_timeout:g} s to save and acknowledge")
+    return status._replace(posted_notice=PostedNotice(SCALE)), (told, PostNotice(SCALE, "", status.notice_timeout))
 
 
-def _on_preempted(status: Status, event: Preempted) -> Decision:
-    if status.phase not in _STARTED or event.round != status.round or status.leaving:
+def _on_preempted(status: PolicyState, event: Preempted) -> Decision:
+    if status.phase not in _STARTED or event.round != status.round or status.leave_signal:
         return status, ()
-    if status.phase is not Phase.RUNNING or (status.asked is not None and status.asked.ready):
-        return status._replace(asked=Asked(PREEMPTION, ready=True)), (Drain(),)
-    told = Tell(
-        f"{event.node} will be taken away; the workers have {event.seconds:g} s to save and acknowledge", loud=True
+    if status.phase is not Phase.RUNNING or (status.posted_notice is not None and status.posted_notice.ready):
+        return status._replace(posted_notice=PostedNotice(PREEMPTION, ready=True)), (RequestDrain(),)
+    told = LogLine(
+        f"{event.node} will be taken away; the workers have {event.seconds:g} s to save and acknowledge", warning=True
     )
-    return status._replace(asked=Asked(PREEMPTION)), (told, Ask(PREEMPTION, event.node, event.seconds))
+    return status._replace(posted_notice=PostedNotice(PREEMPTION)), (
+        told,
+        PostNotice(PREEMPTION, event.node, event.seconds),
+    )
 
 
-def _on_workers_ready(status: Status, _event: WorkersReady) -> Decision:
-    if status.phase is not Phase.RUNNING or status.asked is None or status.asked.ready:
+def _on_workers_ready(status: PolicyState, _event: WorkersReady) -> Decision:
+    if status.phase is not Phase.RUNNING or status.posted_notice is None or status.posted_notice.ready:
         return status, ()
-    return status._replace(asked=status.asked._replace(ready=True)), (Drain(),)
+    return status._replace(posted_notice=status.posted_notice._replace(ready=True)), (RequestDrain(),)
 
 
-def _on_notice_over(status: Status, _event: NoticeOver) -> Decision:
-    return _depart(status, status.leaving) if status.leaving else (status, ())
+def _on_notice_expired(status: PolicyState, _event: NoticeExpired) -> Decision:
+    return _leave_job(status, status.leave_signal) if status.leave_signal else (status, ())
 
 
 # The workers
 
 
-def _on_workers_succeeded(status: Status, _event: WorkersSucceeded) -> Decision:
+def _on_workers_succeeded(status: PolicyState, _event: WorkersSucceeded) -> Decision:
     if status.phase is not Phase.RUNNING:
         return status, ()
     # Workers that are done need no asking.
-    consent = (Drain(),) if status.asked is not None and not status.asked.ready else ()
-    return status._replace(phase=Phase.FINISHED, asked=None), (AnnounceSuccess(), *consent)
+    consent = (RequestDrain(),) if status.posted_notice is not None and not status.posted_notice.ready else ()
+    return status._replace(phase=Phase.FINISHED, posted_notice=None), (AnnounceSuccess(), *consent)
 
 
-def _on_workers_failed(status: Status, event: WorkersFailed) -> Decision:
-    if status.phase is not Phase.RUNNING or status.held is not None:
+def _on_workers_failed(status: PolicyState, event: WorkersFailed) -> Decision:
+    if status.phase is not Phase.RUNNING or status.held_failure is not None:
         return status, ()
-    if status.leaving and event.cause.exitcode in endings_by(status.leaving):
-        return _depart(status, status.leaving)
-    if event.reached - PASSED_ON and not status.leaving:
-        return status._replace(held=event.cause), (AwaitSignal(),)
+    if status.leave_signal and event.cause.exitcode in exit_codes_of(status.leave_signal):
+        return _leave_job(status, status.leave_signal)
+    if event.shared_signals - FORWARDED_SIGNALS and not status.leave_signal:
+        return status._replace(held_failure=event.cause), (AwaitSignal(),)
     return _fail(status, event.cause)
 
 
-def _fail(status: Status, cause: Cause) -> Decision:
-    return status._replace(phase=Phase.BROKEN, failure=cause, held=None), (AnnounceFailure(cause),)
+def _fail(status: PolicyState, cause: Cause) -> Decision:
+    return status._replace(phase=Phase.BROKEN, failure=cause, held_failure=None), (AnnounceFailure(cause),)
 
 
-def _on_no_signal(status: Status, _event: NoSignal) -> Decision:
-    return (status, ()) if status.held is None else _fail(status, status.held)
+def _on_signal_timed_out(status: PolicyState, _event: SignalTimedOut) -> Decision:
+    return (status, ()) if status.held_failure is None else _fail(status, status.held_failure)
 
 
 # The end
 
 
-def _on_job_ended(status: Status, event: JobEnded) -> Decision:
-    return _end(status, End(event), failed=event.verdict.outcome is Outcome.FAILED and status.asked is None)
+def _on_job_ended(status: PolicyState, event: JobEnded) -> Decision:
+    return _end(
+        status, EndWithVerdict(event), failed=event.verdict.outcome is Outcome.FAILED and status.posted_notice is None
+    )
 
 
-def _on_refused(status: Status, event: JoinRefused) -> Decision:
-    return _end(status, GiveUp(event)) if status.phase is Phase.FORMING else (status, ())
+def _on_refused(status: PolicyState, event: JoinRefused) -> Decision:
+    return _end(status, EndWithError(event)) if status.phase is Phase.FORMING else (status, ())
 
 
-def _on_link_lost(status: Status, event: LinkLost) -> Decision:
+def _on_link_lost(status: PolicyState, event: LinkLost) -> Decision:
     if status.phase is Phase.FINISHED:
-        return _end(status, Finish(), Tell(f"{event.detail}; this node's workers had all succeeded", loud=True))
-    failure = status.failure or status.held
+        return _end(
+            status, EndInSuccess(), LogLine(f"{event.detail}; this node's workers had all succeeded", warning=True)
+        )
+    failure = status.failure or status.held_failure
     if failure is not None:  # the failure of the line must not hide that of the workers
-        told = Tell(f"{event.detail}; the job ends here with the failure of this node's workers", loud=True)
-        return _end(status, End(JobEnded(Verdict(Outcome.FAILED, failure))), told, failed=True)
-    return _end(status, GiveUp(event))
+        told = LogLine(f"{event.detail}; the job ends here with the failure of this node's workers", warning=True)
+        return _end(status, EndWithVerdict(JobEnded(Verdict(Outcome.FAILED, failure))), told, failed=True)
+    return _end(status, EndWithError(event))
 
 
-def _on_signal(status: Status, event: SignalArrived) -> Decision:
+def _on_signal(status: PolicyState, event: SignalArrived) -> Decision:
     number = event.number
-    if number in PASSED_ON:
-        return status, (PassOn(number),)
-    if number == SIGTERM and status.leaving:
+    if number in FORWARDED_SIGNALS:
+        return status, (ForwardSignal(number),)
+    if number == SIGTERM and status.leave_signal:
         return status, ()
-    if number == SIGTERM and status.notice and status.phase is Phase.RUNNING and status.held is None:
-        seconds = min(status.notice, event.notice)
-        told = Tell(f"Received SIGTERM; the workers have {seconds:g} s to save and acknowledge", loud=True)
-        asked = (told, AnnounceDeparture(seconds), Ask(PREEMPTION, "", seconds))
-        return status._replace(asked=Asked(PREEMPTION), leaving=number), asked
-    return _depart(status._replace(interrupted=number in INTERRUPTS), number)
+    if number == SIGTERM and status.notice_timeout and status.phase is Phase.RUNNING and status.held_failure is None:
+        seconds = min(status.notice_timeout, event.notice)
+        told = LogLine(f"Received SIGTERM; the workers have {seconds:g} s to save and acknowledge", warning=True)
+        asked = (told, AnnouncePreemption(seconds), PostNotice(PREEMPTION, "", seconds))
+        return status._replace(posted_notice=PostedNotice(PREEMPTION), leave_signal=number), asked
+    return _leave_job(status._replace(interrupted=number in INTERRUPTS), number)
 
 
-def _on_last_stopped(status: Status, event: WorkersStopped) -> Decision:
-    assert status.last is not None, "an agent that ends knows how"
-    return _take_last(status, status.last, in_order=event.in_order)
+def _on_final_stop(status: PolicyState, event: WorkersStopped) -> Decision:
+    assert status.final_step is not None, "an agent that ends knows how"
+    return _take_final_step(status, status.final_step, in_order=event.ended_in_order)
 
 
-def _on_left(status: Status, event: Left) -> Decision:
-    assert isinstance(status.last, Depart), "only who departs asks that"
+def _on_left(status: PolicyState, event: LeaveReply) -> Decision:
+    assert isinstance(status.final_step, EndBySignal), "only who departs asks that"
     if event.goes_on:
         more = f"goes on on {event.others} other node{'s' if event.others > 1 else ''}"
-        return status._replace(last=Depart(status.last.signal, more)), ()
+        return status._replace(final_step=EndBySignal(status.final_step.signal, more)), ()
     succeeded = "has succeeded" if event.outcome is Outcome.SUCCEEDED else ""
-    return status._replace(phase=Phase.ENDED), (Depart(status.last.signal, succeeded),)
+    return status._replace(phase=Phase.ENDED), (EndBySignal(status.final_step.signal, succeeded),)
 
 
-def _on_leave_over(status: Status, _event: LeaveOver) -> Decision:
-    assert status.last is not None, "an agent that leaves knows how"
-    return status._replace(phase=Phase.ENDED), (status.last,)
+def _on_leave_timed_out(status: PolicyState, _event: LeaveTimedOut) -> Decision:
+    assert status.final_step is not None, "an agent that leaves knows how"
+    return status._replace(phase=Phase.ENDED), (status.final_step,)
 
 
-def _leave_unasked(status: Status, _event: Event) -> Decision:
+def _leave_without_answer(status: PolicyState, _event: Event) -> Decision:
     """Nobody can say any more how the job stands, or nobody wants to wait for that."""
-    assert isinstance(status.last, Depart), "only who departs asks that"
-    return status._replace(phase=Phase.ENDED), (Depart(status.last.signal),)
+    assert isinstance(status.final_step, EndBySignal), "only who departs asks that"
+    return status._replace(phase=Phase.ENDED), (EndBySignal(status.final_step.signal),)
 
 
-def _on_signal_when_ending(status: Status, event: SignalArrived) -> Decision:
-    if event.number in PASSED_ON:
-        return status, (PassOn(event.number),)
+def _on_signal_when_ending(status: PolicyState, event: SignalArrived) -> Decision:
+    if event.number in FORWARDED_SIGNALS:
+        return status, (ForwardSignal(event.number),)
     if event.number not in INTERRUPTS:
         return status, ()
     if status.interrupted:
-        return status, (Kill(),)
-    return status._replace(interrupted=True), (Tell("the workers are being stopped; once more kills them", loud=True),)
+        return status, (KillWorkers(),)
+    return status._replace(interrupted=True), (
+        LogLine("the workers are being stopped; once more kills them", warning=True),
+    )
 
 
-def _on_signal_when_leaving(status: Status, event: SignalArrived) -> Decision:
-    return (status, ()) if event.number in PASSED_ON | {SIGTERM} else _leave_unasked(status, event)
+def _on_signal_when_leaving(status: PolicyState, event: SignalArrived) -> Decision:
+    return (status, ()) if event.number in FORWARDED_SIGNALS | {SIGTERM} else _leave_without_answer(status, event)
 
 
 # The line to the others
 
 
-def _on_link_down(status: Status, event: LinkDown) -> Decision:
-    if status.cut_off:
+def _on_link_down(status: PolicyState, event: LinkDown) -> Decision:
+    if status.link_down:
         return status, ()
     then = "this node waits for it to come back" if status.phase is Phase.FORMING else "what runs here runs on"
-    return status._replace(cut_off=True), (Tell(f"{event.detail}; {then}", loud=True),)
+    return status._replace(link_down=True), (LogLine(f"{event.detail}; {then}", warning=True),)
 
 
-def _on_link_up(status: Status, event: LinkUp) -> Decision:
-    again = (Join(),) if event.join_lost and status.phase is Phase.FORMING else ()
-    if not status.cut_off:
+def _on_link_up(status: PolicyState, event: LinkUp) -> Decision:
+    again = (RequestJoin(),) if event.join_lost and status.phase is Phase.FORMING else ()
+    if not status.link_down:
         return status, again
-    return status._replace(cut_off=False), (Tell("the control plane is in reach again", loud=True), *again)
+    return status._replace(link_down=False), (LogLine("the control plane is in reach again", warning=True), *again)
 
 
-def _on_waiting_in_words(status: Status, event: Waiting) -> Decision:
+def _on_progress_text(status: PolicyState, event: ProgressText) -> Decision:
     if status.phase is not Phase.FORMING or status.stopping:  # what this node waits for then is its own workers
         return status, ()
-    return status, (Tell(event.text, loud=event.loud),)
+    return status, (LogLine(event.text, warning=event.warning),)
 
 
-def _on_differs(status: Status, event: Differs) -> Decision:
-    told = (f"{each.told('this node')}; give all nodes of a job the same" for each in event.differences)
-    return status, tuple(Tell(each, loud=True) for each in told)
+def _on_differs(status: PolicyState, event: ConfigDiffers) -> Decision:
+    told = (f"{each.sentence('this node')}; give all nodes of a job the same" for each in event.differences)
+    return status, tuple(LogLine(each, warning=True) for each in told)
 
 
 _RULES: dict[type, Callable[..., Decision]] = {
@@ -427,33 +439,33 @@ _RULES: dict[type, Callable[..., Decision]] = {
     NodesWaiting: _on_waiting,
     Preempted: _on_preempted,
     WorkersReady: _on_workers_ready,
-    NoticeOver: _on_notice_over,
+    NoticeExpired: _on_notice_expired,
     WorkersSucceeded: _on_workers_succeeded,
     WorkersFailed: _on_workers_failed,
-    NoSignal: _on_no_signal,
+    SignalTimedOut: _on_signal_timed_out,
     JobEnded: _on_job_ended,
     JoinRefused: _on_refused,
     LinkLost: _on_link_lost,
     SignalArrived: _on_signal,
     LinkDown: _on_link_down,
     LinkUp: _on_link_up,
-    Differs: _on_differs,
-    Waiting: _on_waiting_in_words,
+    ConfigDiffers: _on_differs,
+    ProgressText: _on_progress_text,
 }
 """Events that are not named here change nothing."""
 
 _RULES_WHEN_ENDING: dict[type, Callable[..., Decision]] = {
-    WorkersStopped: _on_last_stopped,
+    WorkersStopped: _on_final_stop,
     SignalArrived: _on_signal_when_ending,
 }
 """The same, once the end is settled."""
 
 _RULES_WHEN_LEAVING: dict[type, Callable[..., Decision]] = {
-    Left: _on_left,
-    LeaveOver: _on_leave_over,
+    LeaveReply: _on_left,
+    LeaveTimedOut: _on_leave_timed_out,
     SignalArrived: _on_signal_when_leaving,
-    LinkDown: _leave_unasked,
-    LinkLost: _leave_unasked,
+    LinkDown: _leave_without_answer,
+    LinkLost: _leave_without_answer,
 }
 """The same, when nothing is left but the question how the job stands."""
 

@@ -10,26 +10,26 @@ from typing import TYPE_CHECKING
 
 from rallypoint.agent.controller import GracePeriods, Monitor, WorkerController
 from rallypoint.agent.environment import worker_environment
-from rallypoint.agent.handled import PASSED_ON, scheduler
-from rallypoint.agent.membership import Membership
+from rallypoint.agent.rendezvous_client import RendezvousClient
+from rallypoint.agent.signal_set import FORWARDED_SIGNALS, scheduler
 from rallypoint.agent.spec import RunResult, WorkerSpec, WorkerState
-from rallypoint.agent.steps import Stop
+from rallypoint.agent.steps import StopWorkers
 from rallypoint.base.log import get_logger
 from rallypoint.logs.prefix import line_prefixes
 from rallypoint.logs.specs import LogsDest, LogsSpecs
-from rallypoint.rendezvous.messages import Placement
-from rallypoint.telemetry.door import profiled
+from rallypoint.protocol.messages import Placement
+from rallypoint.telemetry.lazy import profiled
 from rallypoint.workers.context import PContext, RunProcsResult, start_processes
-from rallypoint.workers.guardian.client import Guardian, GuardianLost
-from rallypoint.workers.guardian.early import take
+from rallypoint.workers.escalation import StopInProgress
 from rallypoint.workers.macros import macros
-from rallypoint.workers.stop import Stopping
+from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
+from rallypoint.workers.reaper.prestart import take_prestarted
 
 if TYPE_CHECKING:
-    from rallypoint.watchdog.minder import Minder
+    from rallypoint.watchdog.monitor import WorkerMonitor
     from rallypoint.watchdog.requests import FileTimerRequest
-    from rallypoint.workers.forwarding import Forwarding
-    from rallypoint.workers.warm.starts import WarmStarts
+    from rallypoint.workers.forwarding import SignalForwarding
+    from rallypoint.workers.preload.manager import PreloadManager
 
 log = get_logger(__name__)
 
@@ -53,7 +53,7 @@ class ProcessController(WorkerController):
     def __init__(
         self,
         spec: WorkerSpec,
-        membership: Membership,
+        membership: RendezvousClient,
         grace: GracePeriods,
         logs_specs: LogsSpecs,
         start_method: str = "spawn",
@@ -68,22 +68,22 @@ class ProcessController(WorkerController):
         self.beyond_help = False
         """Whether a worker is stuck in the kernel: it keeps its devices, so that starting again here cannot help."""
         self._stuck_after = stuck_after
-        self._guardian: Guardian | None = None
-        self._preload: WarmStarts | None = None
-        self._watchdog: Minder | None = None
+        self._guardian: ReaperClient | None = None
+        self._preload: PreloadManager | None = None
+        self._watchdog: WorkerMonitor | None = None
         self._said_where = False
         """Whether it was said where output goes that no console shows."""
-        self._forwarding: Forwarding | None = None
+        self._forwarding: SignalForwarding | None = None
         self._forwarded: set[int] = set()
 
     # The start
 
     def prepare(self) -> None:
         guardian = self._guarded()
-        if self.group.spec.warm:
-            from rallypoint.agent.warmth import warm_starts
+        if self.group.spec.preload:
+            from rallypoint.agent.preload import preload_manager
 
-            self._preload = warm_starts(self.group.spec, guardian)
+            self._preload = preload_manager(self.group.spec, guardian)
 
     @profiled("SimpleElasticAgent._initialize_workers")
     def start(self, placement: Placement) -> None:
@@ -111,9 +111,9 @@ class ProcessController(WorkerController):
         guardian = self._guarded()
         self._forwarded.clear()
         if self._forwarding is not None:
-            self._forwarding.forget()
+            self._forwarding.reset()
         if self._preload is not None:
-            self._preload.prepare(guardian)
+            self._preload.ensure_zygote(guardian)
         self.pcontext = start_processes(
             spec.role,
             spec.entrypoint,
@@ -133,7 +133,7 @@ class ProcessController(WorkerController):
         self._say_where(self.pcontext.dest)
         if watchdog is not None:
             watchdog.watch(pids.values())
-        guardian.shrink()
+        guardian.trim_memory()
         return dict(pids)
 
     def _say_where(self, dest: LogsDest) -> None:
@@ -145,25 +145,25 @@ class ProcessController(WorkerController):
         names = " and ".join(sorted({os.path.basename(path) for path in paths}))
         log.warning("[%s] output of workers goes to files only: %s in %s", self.group.spec.role, names, folder)
 
-    def _remove_at_the_end(self, guardian: Guardian) -> None:
+    def _remove_at_the_end(self, guardian: ReaperClient) -> None:
         """Have removed what this run makes, should this process end without doing so."""
         temporary = self.logs_specs.temporary
         pipes = [] if self._watchdog is None else self._watchdog.files
         whole = [*([self.group.notices] if self.group.notices else []), *pipes]
-        guardian.remove_at_the_end(empty=[temporary] if temporary else [], whole=whole)
+        guardian.set_cleanup(empty=[temporary] if temporary else [], whole=whole)
 
-    def _guarded(self) -> Guardian:
+    def _guarded(self) -> ReaperClient:
         """The guardian of this run, which starts the workers of all rounds; a new one if that is lost."""
         if self._guardian is not None and self._guardian.lost:
             self.close()
         if self._guardian is None:
-            self._guardian = take()
+            self._guardian = take_prestarted()
         return self._guardian
 
     def close(self) -> None:
         # Until here the guardian would have taken away what we leave, should we be killed while we say goodbye.
         if self._preload is not None:
-            self._preload.let_go()
+            self._preload.close()
         guardian, self._guardian = self._guardian, None
         if guardian is not None:
             guardian.close()
@@ -173,15 +173,15 @@ class ProcessController(WorkerController):
 
     # The watchdog
 
-    def _make_watchdog(self) -> Minder | None:
+    def _make_watchdog(self) -> WorkerMonitor | None:
         """What watches the workers that are to start, if the environment or our maker asks for any."""
         asked = (TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT)
         if not self._stuck_after and not any(os.environ.get(name) for name in asked):
             return None
         from rallypoint.logs.folders import temporary_folder
-        from rallypoint.watchdog.minder import minder_of
+        from rallypoint.watchdog.monitor import monitor_for
 
-        return minder_of(
+        return monitor_for(
             os.environ,
             temporary_folder(),
             stuck_after=self._stuck_after,
@@ -227,11 +227,11 @@ class ProcessController(WorkerController):
     def _blame(self, result: RunProcsResult) -> None:
         """Say of each failure what the watchdog did, or that a signal was not meant to end the worker."""
         for failure in result.failures.values():
-            why = "" if self._watchdog is None else self._watchdog.why(failure.pid)
+            why = "" if self._watchdog is None else self._watchdog.expiry_reason(failure.pid)
             if why and not failure.reason.startswith(why):  # this may be the second look at it
-                failure.blame(f"{why} ({failure.text})")
+                failure.set_reason(f"{why} ({failure.text})")
             elif not failure.reason and self._only_informs(-failure.exitcode):
-                failure.blame(f"{failure.text}, which was meant for the workers; this one has no handler for it")
+                failure.set_reason(f"{failure.text}, which was meant for the workers; this one has no handler for it")
 
     def _while_they_run(self, pcontext: PContext, by_rank: dict[int, int]) -> RunResult:
         if self._watchdog is None or not (stuck := self._watchdog.stuck):
@@ -243,7 +243,7 @@ class ProcessController(WorkerController):
         for local_rank, pid in pcontext.pids().items():
             if pid in stuck:
                 failure = failures[by_rank[local_rank]] = ProcessFailure(local_rank, pid, -signal.SIGKILL, "")
-                failure.blame(stuck[pid].why)
+                failure.set_reason(stuck[pid].why)
         return RunResult(WorkerState.UNHEALTHY, failures=failures)
 
     def allowed(self) -> int:
@@ -252,7 +252,7 @@ class ProcessController(WorkerController):
     def exit_fds(self) -> list[int] | None:
         if self.pcontext is None:
             return []
-        return None if self.pcontext.must_be_asked else self.pcontext.exit_fds()
+        return None if self.pcontext.must_be_polled else self.pcontext.exit_fds()
 
     def monitors(self) -> Sequence[Monitor]:
         return [each for each in (self._watchdog, self._preload, self._forwarding) if each is not None]
@@ -261,7 +261,7 @@ class ProcessController(WorkerController):
         return () if self.pcontext is None else self.pcontext.running
 
     def in_order(self) -> bool:
-        return self.pcontext is None or self.pcontext.in_order
+        return self.pcontext is None or self.pcontext.ended_in_order
 
     def stopped(self) -> tuple[int, ...]:
         return () if self.pcontext is None else self._global(self.pcontext.stopped)
@@ -277,44 +277,44 @@ class ProcessController(WorkerController):
 
     def forward(self, number: int) -> None:
         self._forwarded.add(number)
-        if self.pcontext is not None and self.pcontext.running and not self._signals().takes(number):
-            self.pcontext.pass_on(number)
+        if self.pcontext is not None and self.pcontext.running and not self._signals().forward(number):
+            self.pcontext.forward_signal(number)
 
     def reached(self) -> frozenset[int]:
-        return self._signals().reached()
+        return self._signals().shared_signals()
 
     def _only_informs(self, number: int) -> bool:
         """Whether a signal, by which a worker has ended, was to tell the workers something."""
-        return number in PASSED_ON and (number in self._forwarded or number in self.reached())
+        return number in FORWARDED_SIGNALS and (number in self._forwarded or number in self.reached())
 
-    def _signals(self) -> Forwarding:
+    def _signals(self) -> SignalForwarding:
         """What knows which signals the workers have been sent, made when there is one."""
         if self._forwarding is None:
-            from rallypoint.workers.forwarding import Forwarding
+            from rallypoint.workers.forwarding import SignalForwarding
 
-            self._forwarding = Forwarding(self._heard, self._send_on, scheduler(os.environ) is not None)
+            self._forwarding = SignalForwarding(self._heard, self._send_on, scheduler(os.environ) is not None)
         return self._forwarding
 
     def _heard(self) -> Collection[int]:
         try:
-            return () if self._guardian is None else self._guardian.heard()
-        except GuardianLost:
+            return () if self._guardian is None else self._guardian.signals_received()
+        except ReaperLost:
             return ()
 
     def _send_on(self, number: int) -> None:
         if self.pcontext is not None:
-            self.pcontext.pass_on(number)
+            self.pcontext.forward_signal(number)
 
     # The stop
 
-    def stop(self, step: Stop) -> Stopping | None:
+    def stop(self, step: StopWorkers) -> StopInProgress | None:
         if step.shared:
-            self._signals().takes(step.signal)
+            self._signals().forward(step.signal)
         return super().stop(step)
 
-    def begin_stop(self, death_sig: Signals, timeout: float) -> Stopping | None:
+    def begin_stop(self, death_sig: Signals, timeout: float) -> StopInProgress | None:
         if self._watchdog is not None:
-            self._watchdog.stand_down()
+            self._watchdog.stop_enforcing()
         if self.pcontext is None:
             return None
         self.events.stops()
@@ -343,4 +343,4 @@ class ProcessController(WorkerController):
     def _have_it(self, number: int) -> bool:
         """Whether the processes that run have been sent the signal by whoever sent it to us, or soon will be by us."""
         runs = self.pcontext is not None and bool(self.pcontext.running)
-        return runs and number != signal.SIGKILL and self._signals().in_hand(number)
+        return runs and number != signal.SIGKILL and self._signals().is_handled(number)

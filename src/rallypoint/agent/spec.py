@@ -19,7 +19,7 @@ from rallypoint.rendezvous.handler import RendezvousHandler
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
     from rallypoint.failures.failure import ProcessFailure
-    from rallypoint.rendezvous.messages import Placement
+    from rallypoint.protocol.messages import Placement
     from rallypoint.store.api import Store
 
 DEFAULT_ROLE = "default"
@@ -89,18 +89,18 @@ class WorkerSpec:
     duplicate_stdout_filters: list[str] | None = None
     duplicate_stderr_filters: list[str] | None = None
     virtual_local_rank: bool = False
-    warm: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         if self.local_world_size <= 0:
-            raise _unusable(f"{self.local_world_size} workers per node cannot run; there must be 1 or more")
+            raise _unusable_in_text(f"{self.local_world_size} workers per node cannot run; there must be 1 or more")
         if self.monitor_interval <= 0:
-            raise _unusable(f"a monitor interval of {self.monitor_interval} s cannot be; it must be above 0")
+            raise _unusable_in_text(f"a monitor interval of {self.monitor_interval} s cannot be; it must be above 0")
         if self.fn is not None:
             warnings.warn("WorkerSpec.fn is deprecated; use entrypoint", DeprecationWarning, stacklevel=3)
             self.entrypoint = self.fn
         if not self.entrypoint:
-            raise _unusable("a worker spec needs an entry point: a program or a function")
+            raise _unusable_in_text("a worker spec needs an entry point: a program or a function")
 
     def get_entrypoint_name(self) -> str:
         """The base name of a program, the qualified name of a function."""
@@ -124,7 +124,7 @@ def program_name(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -> s
     return next((str(each) for each in args if not str(each).startswith("-")), entrypoint)
 
 
-def _unusable(text: str) -> UserError:
+def _unusable_in_text(text: str) -> UserError:
     from rallypoint.base.user_errors import user_error
 
     return user_error(text, AssertionError)
@@ -165,7 +165,7 @@ class WorkerGroup:
         """How often the job's workers had been started again when these were."""
         self.notices = ""
         """The folder where these workers find notices (`rallypoint.notices`); empty if there is none."""
-        self.joined_at = 0.0
+        self.join_requested_at = 0.0
         """When the present round was asked for, on the clock of the agent's loop."""
         self.open_store: Callable[[], Store] | None = None
         self._store: Store | None = None
@@ -188,7 +188,8 @@ class RunResult:
 
     `return_values` and `failures` are by global rank and hold this node's workers only. `cause` is the first failure
     of the whole job, wherever it was, when the job failed. `stopped` names the global ranks that the agent stopped.
-    `restarts` are those that the job has used, `told_elsewhere` whether other agents give the report of its failure.
+    `restarts` are those that the job has used, `reported_elsewhere` whether other agents give the report of its
+    failure.
     """
 
     state: WorkerState
@@ -197,7 +198,7 @@ class RunResult:
     cause: Cause | None = None
     stopped: tuple[int, ...] = ()
     restarts: Restarts = NO_RESTARTS
-    told_elsewhere: bool = False
+    reported_elsewhere: bool = False
 
     def is_failed(self) -> bool:
         """Whether the state is FAILED."""

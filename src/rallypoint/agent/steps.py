@@ -7,7 +7,7 @@ from signal import SIGTERM
 from typing import NamedTuple
 
 from rallypoint.failures.cause import Cause
-from rallypoint.rendezvous.messages import JobEnded, Notice, Placement
+from rallypoint.protocol.messages import JobEnded, Notification, Placement
 
 # Events
 
@@ -23,23 +23,23 @@ class WorkersFailed(NamedTuple):
     """
 
     cause: Cause
-    reached: frozenset[int] = frozenset()
+    shared_signals: frozenset[int] = frozenset()
 
 
 class WorkersStopped(NamedTuple):
     """The stop that was begun is done: no worker of this node is left, nor anything that one has started.
 
-    `in_order`: all workers have ended by themselves, with success or by the signal that asked them.
+    `ended_in_order`: all workers have ended by themselves, with success or by the signal that asked them.
     """
 
-    in_order: bool = False
+    ended_in_order: bool = False
 
 
 class WorkersReady(NamedTuple):
     """All workers of this node have acknowledged the notice, or its time is over."""
 
 
-class NoticeOver(NamedTuple):
+class NoticeExpired(NamedTuple):
     """The time of the notice is over."""
 
 
@@ -50,41 +50,41 @@ class SignalArrived(NamedTuple):
     notice: float = math.inf
 
 
-class NoSignal(NamedTuple):
+class SignalTimedOut(NamedTuple):
     """The signal that was awaited has not come."""
 
 
-class LeaveOver(NamedTuple):
+class LeaveTimedOut(NamedTuple):
     """A moment has passed since it was asked how the job stands without this node."""
 
 
 Event = (
-    Notice
+    Notification
     | WorkersSucceeded
     | WorkersFailed
     | WorkersStopped
     | WorkersReady
-    | NoticeOver
+    | NoticeExpired
     | SignalArrived
-    | NoSignal
-    | LeaveOver
+    | SignalTimedOut
+    | LeaveTimedOut
 )
 
 
 # Steps, to be taken in order. None of them waits.
 
 
-class Start(NamedTuple):
+class StartWorkers(NamedTuple):
     """Take the place and start the workers."""
 
     placement: Placement
 
 
-class Join(NamedTuple):
+class RequestJoin(NamedTuple):
     """Ask for a place in the next round."""
 
 
-class Stop(NamedTuple):
+class StopWorkers(NamedTuple):
     """Begin to stop the workers; `WorkersStopped` follows.
 
     `again`: they are to be started again. `failed`: their round has ended by a failure, so that there is nothing to
@@ -93,23 +93,23 @@ class Stop(NamedTuple):
     """
 
     signal: int = SIGTERM
-    again: bool = False
+    restarts: bool = False
     failed: bool = False
     shared: bool = False
 
 
-class Kill(NamedTuple):
+class KillWorkers(NamedTuple):
     """End the workers that are being stopped at once."""
 
 
-class PassOn(NamedTuple):
+class ForwardSignal(NamedTuple):
     """Hand a signal to the workers that run; nothing ends by that."""
 
     signal: int
 
 
 class AwaitSignal(NamedTuple):
-    """Wait a moment for the signal that has ended a worker: `SignalArrived` or `NoSignal` follows."""
+    """Wait a moment for the signal that has ended a worker: `SignalArrived` or `SignalTimedOut` follows."""
 
 
 class AnnounceFailure(NamedTuple):
@@ -122,13 +122,13 @@ class AnnounceSuccess(NamedTuple):
     """Tell all that this node is done."""
 
 
-class AnnounceDeparture(NamedTuple):
+class AnnouncePreemption(NamedTuple):
     """Tell all that this node will be taken away, so that they save before that."""
 
     seconds: float
 
 
-class Ask(NamedTuple):
+class PostNotice(NamedTuple):
     """Post a notice to the workers of this node and wait for their acknowledgements; `WorkersReady` follows.
 
     `node` is the one that will be taken away, empty for this one.
@@ -139,15 +139,15 @@ class Ask(NamedTuple):
     seconds: float
 
 
-class Withdraw(NamedTuple):
+class WithdrawNotice(NamedTuple):
     """Take the notice back: there is no need any more."""
 
 
-class Forewarn(NamedTuple):
+class PostStopNotice(NamedTuple):
     """Post a notice to the workers that they are being stopped; the time that it gives is the grace of the stop."""
 
 
-class Drain(NamedTuple):
+class RequestDrain(NamedTuple):
     """End the round in order; where workers are asked first, this node's consent.
 
     `waiting`: how many nodes are to be taken in, `names`: what they are called.
@@ -157,68 +157,68 @@ class Drain(NamedTuple):
     names: str = ""
 
 
-class Tell(NamedTuple):
+class LogLine(NamedTuple):
     """Say something to the person who watches; `loud` makes it a warning."""
 
     text: str
-    loud: bool = False
+    warning: bool = False
 
 
-class Leave(NamedTuple):
+class RequestLeave(NamedTuple):
     """Leave the job to the others, because this signal came."""
 
     signal: int
 
 
-class AskOthers(NamedTuple):
-    """Ask how the job stands without this node, for a moment; `Left` notices and `LeaveOver` follow."""
+class QueryStanding(NamedTuple):
+    """Ask how the job stands without this node, for a moment; `LeaveReply` notices and `LeaveTimedOut` follow."""
 
 
 # Last steps: the workers are gone, and after one of these nothing more happens.
 
 
-class End(NamedTuple):
+class EndWithVerdict(NamedTuple):
     """End with the job's verdict."""
 
     verdict: JobEnded
 
 
-class GiveUp(NamedTuple):
+class EndWithError(NamedTuple):
     """End with the error that this notice means."""
 
-    notice: Notice
+    notification: Notification
 
 
-class Depart(NamedTuple):
+class EndBySignal(NamedTuple):
     """End as the signal asked. `job` says in words how the job stands without this node, which was not the end of it;
     it is empty if the job does not go on."""
 
     signal: int
-    job: str = ""
+    standing: str = ""
 
 
-class Finish(NamedTuple):
+class EndInSuccess(NamedTuple):
     """End in success although the verdict cannot be heard any more."""
 
 
-Last = End | GiveUp | Depart | Finish
+FinalStep = EndWithVerdict | EndWithError | EndBySignal | EndInSuccess
 
 Step = (
-    Start
-    | Join
-    | Stop
-    | Kill
-    | PassOn
+    StartWorkers
+    | RequestJoin
+    | StopWorkers
+    | KillWorkers
+    | ForwardSignal
     | AwaitSignal
     | AnnounceFailure
     | AnnounceSuccess
-    | AnnounceDeparture
-    | Ask
-    | Withdraw
-    | Forewarn
-    | Drain
-    | Tell
-    | Leave
-    | AskOthers
-    | Last
+    | AnnouncePreemption
+    | PostNotice
+    | WithdrawNotice
+    | PostStopNotice
+    | RequestDrain
+    | LogLine
+    | RequestLeave
+    | QueryStanding
+    | FinalStep
 )

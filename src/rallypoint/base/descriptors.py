@@ -9,13 +9,13 @@ from rallypoint.base.log import get_logger
 
 log = get_logger(__name__)
 
-_told: set[int] = set()
+_warned: set[int] = set()
 """Hard limits that were said to be too low: once is enough, and each round asks again."""
 
 _USUAL = 1024
 """The limit where it cannot be known."""
 
-OTHERS = 256
+RESERVED = 256
 """Open files of a process besides its connections, at most."""
 
 
@@ -32,14 +32,14 @@ def allow_descriptors(wanted: float = float("inf"), what: str = "") -> int:
         How many files may be open now.
     """
     soft, hard = limits()
-    if what and hard not in _told and hard != resource.RLIM_INFINITY and hard < wanted + OTHERS:
-        _told.add(hard)
+    if what and hard not in _warned and hard != resource.RLIM_INFINITY and hard < wanted + RESERVED:
+        _warned.add(hard)
         log.warning(
             "%s need %d open files of this process, which may have %d, so not all can connect; raise the hard limit "
             "(`ulimit -Hn`, or LimitNOFILE= of a service)",
-            *(what, wanted + OTHERS, hard),
+            *(what, wanted + RESERVED, hard),
         )
-    if soft != resource.RLIM_INFINITY and soft < wanted + OTHERS:
+    if soft != resource.RLIM_INFINITY and soft < wanted + RESERVED:
         with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it; then the old limit has to do
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     limit = limits()[0]
@@ -66,4 +66,4 @@ def limits() -> tuple[int, int]:
 
 def for_connections(limit: int) -> int:
     """From which descriptor on those of a process that may have so many are kept for what is no connection."""
-    return limit - min(OTHERS, limit // 4)
+    return limit - min(RESERVED, limit // 4)

@@ -71,7 +71,7 @@ def xpu_count(environ: Mapping[str, str], root: Path = Path("/"), *, integrated:
     return _count_masked(mask, len(found)) if mask else len(found)
 
 
-def one_for_each(environ: Mapping[str, str], workers: int) -> list[str]:
+def one_gpu_per_worker(environ: Mapping[str, str], workers: int) -> list[str]:
     """What each worker's CUDA_VISIBLE_DEVICES is where every worker shall see one GPU (contract section 1.8).
 
     Args:
@@ -117,7 +117,7 @@ def _visible(visible: str, gpus: Sequence[Gpu]) -> list[Gpu]:
     """CUDA reads the list up to the first entry that names no GPU; a GPU named twice makes the whole list void."""
     entries = [entry.strip() for entry in visible.split(",")]
     if entries[0].startswith("MIG-"):  # a CUDA program sees one MIG instance, however many are named
-        return [_behind_mig(entries[0], gpus)] if gpus else []
+        return [_mig_parent(entries[0], gpus)] if gpus else []
     chosen: list[int] = []
     for entry in entries:
         gpu = _index(entry, gpus)
@@ -129,7 +129,7 @@ def _visible(visible: str, gpus: Sequence[Gpu]) -> list[Gpu]:
     return [gpus[number] for number in chosen]
 
 
-def _behind_mig(entry: str, gpus: Sequence[Gpu]) -> Gpu:
+def _mig_parent(entry: str, gpus: Sequence[Gpu]) -> Gpu:
     """The GPU of `MIG-<GPU-UUID>/<instance>/<instance>`; newer names tell of no GPU."""
     uuid = entry.removeprefix("MIG-").partition("/")[0]
     return next((gpu for gpu in gpus if gpu.uuid and gpu.uuid == uuid), gpus[0] if len(gpus) == 1 else Gpu("", ""))

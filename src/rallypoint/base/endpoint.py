@@ -115,7 +115,7 @@ def usable_address(address: str) -> str:
 _IPV4_LOOPBACK = "127.0.0.1"
 
 
-def plain_address(address: str) -> str:
+def unmapped_address(address: str) -> str:
     """A numeric IPv4 address without the dress that a dual-stack socket puts on it; others as they are."""
     return address.removeprefix("::ffff:") if "." in address else address
 
@@ -132,10 +132,10 @@ def is_this_machine(host: str, *, ask: bool = True) -> bool:
         found = _look_up(host, 0, socket.SOCK_STREAM, 0 if ask else socket.AI_NUMERICHOST)
     except OSError:
         return False
-    return any(is_here(str(target[0])) for _, _, _, target in found)
+    return any(is_local_address(str(target[0])) for _, _, _, target in found)
 
 
-def is_here(address: str) -> bool:
+def is_local_address(address: str) -> bool:
     """Whether a numeric address leads to this machine: a loopback, or one of its interfaces."""
     return is_loopback(address) or _is_own(address)
 
@@ -148,7 +148,7 @@ def _is_own(address: str) -> bool:
     free, the kernel sends from an interface's first address to its others. Over IPv6 it must be free: the kernel then
     sends from the address itself, if that is ours, while it routes from any address that a socket is bound to.
     """
-    address = plain_address(address)
+    address = unmapped_address(address)
     if address in _ALL:
         return True
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -265,7 +265,7 @@ def _listening_sockets(addresses: Sequence[str], port: int) -> list[socket.socke
             try:
                 found.append(made.enter_context(listening_socket(address, port)))
             except OSError as error:
-                if error.errno not in _NOT_HERE:
+                if error.errno not in _NOT_LOCAL:
                     raise
                 elsewhere = error
             else:
@@ -291,7 +291,7 @@ def listening_socket(host: str, port: int) -> socket.socket:
         try:
             made = _listen(socket.AF_INET6, ("::", port), dual=True)
         except OSError as error:
-            if error.errno not in _NOT_HERE:
+            if error.errno not in _NOT_LOCAL:
                 raise
             made = _listen(socket.AF_INET, ("", port), dual=False)
         return made
@@ -300,12 +300,12 @@ def listening_socket(host: str, port: int) -> socket.socket:
         try:
             return _listen(family, target, dual=False)
         except OSError as error:
-            if error.errno not in _NOT_HERE:
+            if error.errno not in _NOT_LOCAL:
                 raise
     return _listen(places[-1][0], places[-1][3], dual=False)
 
 
-_NOT_HERE = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
+_NOT_LOCAL = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
 """The address is another machine's, or of a family that the kernel does not have, or that is switched off."""
 
 
@@ -328,7 +328,7 @@ _TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44
 """Of linux/tcp.h; the socket module does not name them."""
 
 
-def quicken(sock: socket.socket) -> None:
+def shorten_retransmission(sock: socket.socket) -> None:
     """Have lost packets of a connection with few of them sent again every moment, not after ever longer pauses.
 
     A link that was down for a second must be in use again well within the next: left alone, the kernel doubles the

@@ -13,7 +13,7 @@
     │   ├── EtcdUnreachable                no member answered in time; `outcome_unknown` says if it may have been done
     │   ├── EtcdRefused                    password, certificate, permission, another protocol
     │   ├── EtcdLeaseGone                  the lease has ended
-    │   └── EtcdMissing                    the extra `rallypoint[etcd]` is not installed
+    │   └── EtcdPackageMissing                    the extra `rallypoint[etcd]` is not installed
     ├── RendezvousError                    rendezvous/
     │   ├── RendezvousClosedError          the job is over; nobody may join
     │   ├── RendezvousTimeoutError         not enough nodes came before the join deadline
@@ -23,7 +23,7 @@
     ├── LoopError                          base/           (also a RuntimeError) the event loop cannot be made
     ├── ResourceError                      (also an OSError) processes, memory or descriptors have run out
     ├── SignalException                    agent and workers: a signal asked the agent to end
-    │   └── NodeLeft                       it has, and the job goes on elsewhere
+    │   └── NodeLeftInOrder                       it has, and the job goes on elsewhere
     └── ChildFailedError                   failures/       workers failed; carries who, where, how and why
 
 The message of each is one sentence that names what was wrong, with the value, and what to do next.
@@ -63,5 +63,5 @@ class SignalException(RallypointError):
         self.sigval = sigval
 
 
-class NodeLeft(SignalException):
+class NodeLeftInOrder(SignalException):
     """A signal asked this node to end; its workers have ended in order, and the job goes on without it."""

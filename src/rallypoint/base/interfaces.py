@@ -6,7 +6,7 @@ import socket
 import struct
 from collections.abc import Iterator
 
-MOST = 256
+MAX_ADDRESSES = 256
 """Addresses that a machine is taken to have at most; one with more, such as a load balancer, counts as unknown."""
 
 _NEWLINK, _GETLINK, _NEWADDR, _GETADDR = 16, 18, 20, 22
@@ -32,15 +32,15 @@ def interface_addresses() -> tuple[str, ...] | None:
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as kernel:
             kernel.settimeout(_TIMEOUT)
-            up = {_LINK.unpack_from(each)[2] for each in _listed(kernel, _GETLINK, _NEWLINK) if _is_up(each)}
-            found = [_address(each, up) for each in _listed(kernel, _GETADDR, _NEWADDR)]
+            up = {_LINK.unpack_from(each)[2] for each in _parse_dump(kernel, _GETLINK, _NEWLINK) if _is_up(each)}
+            found = [_address(each, up) for each in _parse_dump(kernel, _GETADDR, _NEWADDR)]
     except (OSError, struct.error):
         return None
     addresses = tuple(dict.fromkeys(each for each in found if each))
-    return addresses if len(addresses) <= MOST else None
+    return addresses if len(addresses) <= MAX_ADDRESSES else None
 
 
-def _listed(kernel: socket.socket, request: int, answer: int) -> Iterator[bytes]:
+def _parse_dump(kernel: socket.socket, request: int, answer: int) -> Iterator[bytes]:
     """What the kernel answers to a request for all there are. OSError if it will not."""
     kernel.send(_HEADER.pack(_HEADER.size + 8, request, _REQUEST_DUMP, 1, 0) + bytes(8))
     while True:

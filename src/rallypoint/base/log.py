@@ -19,7 +19,7 @@ from rallypoint.base.errors import UserError
 
 _ROOT = "rallypoint"
 
-_PATIENCE = 5.0
+_LOCK_TIMEOUT = 5.0
 """Seconds that a line of ours waits for what is being written to standard error; a console may take nothing at all."""
 
 
@@ -33,43 +33,45 @@ def printable(text: str, most: int = 255) -> str:
     return "".join(each if each.isprintable() else "?" for each in text[:most])
 
 
-class Turn:
+class OutputLock:
     """The right of one thread to write to a place that threads share, first come, first served."""
 
     def __init__(self) -> None:
-        self.in_line = False
+        self.line_unfinished = False
         """Whether what was written last there has not ended its line."""
-        self.renew()
+        self.reset_after_fork()
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Nobody has it: so it is in a forked child, whose other threads are gone."""
-        self._door = threading.RLock()  # held while waiting, so that who writes on and on does not come back before us
-        self._held = threading.RLock()
+        self._queue_lock = (
+            threading.RLock()
+        )  # held while waiting, so that who writes on and on does not come back before us
+        self._write_lock = threading.RLock()
 
     @contextmanager
-    def taken(self, patience: float = -1) -> Iterator[None]:
+    def hold(self, patience: float = -1) -> Iterator[None]:
         """Have it inside the `with`, or after so many seconds go on without; negative waits for ever."""
-        with self._door:
-            has_it = self._held.acquire(timeout=patience)
+        with self._queue_lock:
+            has_it = self._write_lock.acquire(timeout=patience)
         try:
             yield
         finally:
             if has_it:
-                self._held.release()
+                self._write_lock.release()
 
 
-STDERR_TURN = Turn()
+STDERR_LOCK = OutputLock()
 """For descriptor 2: whoever writes lines there in several pieces has it until a line has ended."""
 
-os.register_at_fork(after_in_child=STDERR_TURN.renew)
+os.register_at_fork(after_in_child=STDERR_LOCK.reset_after_fork)
 
 
-def say(text: str) -> None:
+def print_error_line(text: str) -> None:
     """Write a line to what `sys.stderr` is at this moment, as redirections and tests expect; whole, and in its turn."""
     if sys.stderr is None:  # as it is in a process without one; `print` would take standard output then
         return
-    with STDERR_TURN.taken(_PATIENCE):
-        begun, STDERR_TURN.in_line = STDERR_TURN.in_line, False
+    with STDERR_LOCK.hold(_LOCK_TIMEOUT):
+        begun, STDERR_LOCK.line_unfinished = STDERR_LOCK.line_unfinished, False
         sys.stderr.write(("\n" if begun else "") + text + "\n")  # in one piece: agents share a terminal
         sys.stderr.flush()
 
@@ -77,7 +79,7 @@ def say(text: str) -> None:
 _label = ""
 
 
-def labelled(text: str) -> str:
+def with_label(text: str) -> str:
     """A text with the label of `configure` before each line; blank lines get it too."""
     return _label + text.replace("\n", f"\n{_label}") if _label else text
 
@@ -94,18 +96,18 @@ class _Lines(logging.Formatter):
         text = record.getMessage()
         if record.exc_info:
             text = f"{text}\n{self.formatException(record.exc_info)}"
-        return labelled("\n".join(prefix + line for line in text.split("\n")))
+        return with_label("\n".join(prefix + line for line in text.split("\n")))
 
 
 class _Stderr(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            say(self.format(record))
+            print_error_line(self.format(record))
         except Exception:
             self.handleError(record)
 
 
-class LimitedLines:
+class RateLimitedLog:
     """Warnings of which there may be any number: some in each window are written, the others counted.
 
     Whoever reads standard error may be slow, and must not hold up the jobs. For one thread.
@@ -123,26 +125,26 @@ class LimitedLines:
         self._what = what
         self._clock = clock
         self._since = float("-inf")
-        self._said = 0
-        self._unsaid = 0
+        self._written = 0
+        self._suppressed = 0
 
     def warning(self, text: str, *args: object) -> None:
         """A warning, if there were not too many just now."""
         if self._clock.monotonic() - self._since >= self.WINDOW:
-            self.sum_up()
+            self.summarize()
             self._since = self._clock.monotonic()
-        if self._said < self.LINES:
-            self._said += 1
+        if self._written < self.LINES:
+            self._written += 1
             self._logger.warning(text, *args, stacklevel=2)
         else:
-            self._unsaid += 1
+            self._suppressed += 1
 
-    def sum_up(self) -> None:
+    def summarize(self) -> None:
         """The window is over: say how many more there were."""
-        if self._unsaid:
+        if self._suppressed:
             seconds = self._clock.monotonic() - self._since
-            self._logger.warning("and %d more %s in %.0f s", self._unsaid, self._what, seconds)
-        self._said = self._unsaid = 0
+            self._logger.warning("and %d more %s in %.0f s", self._suppressed, self._what, seconds)
+        self._written = self._suppressed = 0
 
 
 def log_level() -> str:

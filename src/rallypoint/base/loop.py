@@ -44,7 +44,7 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failure: str | None = None
         self._lock = threading.Lock()
-        self._early: list[Callable[[], None]] = []
+        self._queued_calls: list[Callable[[], None]] = []
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._begun = False
 
@@ -63,7 +63,7 @@ class LoopThread:
         return self._loop
 
     @property
-    def is_copy(self) -> bool:
+    def is_forked(self) -> bool:
         """Whether this process is a copy of the one that it was made in, so that its thread is not here."""
         return os.getpid() != self._process
 
@@ -81,7 +81,7 @@ class LoopThread:
                 raise LoopError(self._failure)
             loop = self._loop
             if loop is None:
-                self._early.append(function)
+                self._queued_calls.append(function)
         if loop is None:
             self._begin()
             return
@@ -93,12 +93,12 @@ class LoopThread:
 
     def withdraw(self, function: Callable[[], None]) -> bool:
         """Take back what `call` was given, if there is no loop yet; returns whether it will not run."""
-        if self.is_copy:
+        if self.is_forked:
             return True
         with self._lock:
-            if self._loop is not None or function not in self._early:
+            if self._loop is not None or function not in self._queued_calls:
                 return False
-            self._early.remove(function)
+            self._queued_calls.remove(function)
             return True
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
@@ -118,7 +118,7 @@ class LoopThread:
 
     def stop(self) -> None:
         """Cancel what still runs, close the loop and wait for the thread. Idempotent; not for the loop's own thread."""
-        if not self._begun or self.is_copy:
+        if not self._begun or self.is_forked:
             return
         self._ready.wait()
         loop = self._loop
@@ -133,7 +133,7 @@ class LoopThread:
 
     def _check_process(self) -> None:
         """Before any lock: who held it when the process was copied holds it for ever."""
-        if self.is_copy:
+        if self.is_forked:
             raise LoopError(
                 f"this was made in process {self._process}, of which process {os.getpid()} is a copy without its "
                 "threads; make it anew after the fork"
@@ -161,9 +161,9 @@ class LoopThread:
         asyncio.set_event_loop(loop)
         with self._lock:
             self._loop = loop
-            for function in self._early:
+            for function in self._queued_calls:
                 loop.call_soon(function)
-            self._early.clear()
+            self._queued_calls.clear()
         self._ready.set()
         try:
             loop.run_forever()
@@ -214,9 +214,9 @@ def shared_loop() -> LoopThread:
         return _shared
 
 
-def _begin_anew() -> None:
+def _reset_after_fork() -> None:
     global _shared, _shared_lock
     _shared, _shared_lock = None, threading.Lock()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_reset_after_fork)

@@ -20,7 +20,7 @@ class Mailbox(Generic[T]):
     """Many writers, one reader. Posting never blocks and is safe inside a signal handler."""
 
     def __init__(self) -> None:
-        self._letters: deque[T] = deque()
+        self._items: deque[T] = deque()
         self._fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._closed = False
         self._lock = threading.RLock()  # reentrant: a signal handler may post in the middle of a post
@@ -33,15 +33,15 @@ class Mailbox(Generic[T]):
         """Drop a letter in. After `close` it is thrown away."""
         with self._lock:
             if not self._closed:
-                self._letters.append(letter)
+                self._items.append(letter)
                 os.eventfd_write(self._fd, 1)
 
     def drain(self) -> Iterator[T]:
         """Take out the letters one by one, oldest first, until none is left."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._fd)
-        while self._letters:
-            yield self._letters.popleft()
+        while self._items:
+            yield self._items.popleft()
 
     def close(self) -> None:
         """Give the descriptor back. Idempotent."""

@@ -113,7 +113,7 @@ def _of_socket(topology: Topology, allowed: Cpus, gpu: int) -> Cpus:
 
 def _exclusive(topology: Topology, allowed: Cpus, gpu: int) -> Cpus:
     cores = _groups(_of_node(topology, allowed, gpu), topology.cores)
-    position, sharers = _place(topology, gpu)
+    position, sharers = _gpu_position(topology, gpu)
     if len(cores) < sharers:
         raise UserError(
             f"NUMA node {topology.gpu_nodes[gpu]} has {len(cores)} cores that this process may use, which cannot be "
@@ -127,7 +127,7 @@ def _exclusive(topology: Topology, allowed: Cpus, gpu: int) -> Cpus:
 def _of_cache(topology: Topology, allowed: Cpus, gpu: int) -> Cpus:
     groups = _groups(_of_node(topology, allowed, gpu), topology.caches)
     groups.sort(key=lambda cpus: (-len(cpus), min(cpus)))
-    return groups[_place(topology, gpu)[0] % len(groups)] if groups else frozenset()
+    return groups[_gpu_position(topology, gpu)[0] % len(groups)] if groups else frozenset()
 
 
 _BY_MODE: dict[AffinityMode, Callable[[Topology, Cpus, int], Cpus]] = {
@@ -138,7 +138,7 @@ _BY_MODE: dict[AffinityMode, Callable[[Topology, Cpus, int], Cpus]] = {
 }
 
 
-def _place(topology: Topology, gpu: int) -> tuple[int, int]:
+def _gpu_position(topology: Topology, gpu: int) -> tuple[int, int]:
     """Which of its node's GPUs it is, and how many those are."""
     node = topology.gpu_nodes[gpu]
     on_node = [number for number, each in enumerate(topology.gpu_nodes) if each == node]

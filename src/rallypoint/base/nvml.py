@@ -6,7 +6,7 @@ import ctypes
 
 LIBRARY = "libnvidia-ml.so.1"
 
-_LONGEST_UUID = 96
+_MAX_UUID = 96
 
 
 class _PciInfo(ctypes.Structure):
@@ -52,8 +52,8 @@ def _device(nvml: ctypes.CDLL, number: int) -> tuple[str, str]:
     handle = ctypes.c_void_p()
     if nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(number), ctypes.byref(handle)):
         return "", ""
-    uuid = ctypes.create_string_buffer(_LONGEST_UUID)
-    if nvml.nvmlDeviceGetUUID(handle, uuid, ctypes.c_uint(_LONGEST_UUID)):
+    uuid = ctypes.create_string_buffer(_MAX_UUID)
+    if nvml.nvmlDeviceGetUUID(handle, uuid, ctypes.c_uint(_MAX_UUID)):
         uuid.value = b""
     pci = _PciInfo()
     if nvml.nvmlDeviceGetPciInfo_v3(handle, ctypes.byref(pci)):

@@ -37,7 +37,7 @@ def all_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-class OwnSettings(NamedTuple):
+class InheritedSettings(NamedTuple):
     """What this process hands on to those it starts, beside what every child inherits."""
 
     ignored: frozenset[int]
@@ -45,22 +45,22 @@ class OwnSettings(NamedTuple):
     umask: int
 
 
-def own_settings() -> OwnSettings:
+def inherited_settings() -> InheritedSettings:
     """Which signals this process ignores, and its umask, which cannot be asked for elsewhere without changing it."""
     try:
         fields = _status("self")
-        return OwnSettings(_numbers(fields["SigIgn"]), int(fields["Umask"], 8))
+        return InheritedSettings(_numbers(fields["SigIgn"]), int(fields["Umask"], 8))
     except (OSError, KeyError, ValueError):  # no /proc, or a kernel before 4.7
-        return _asked_settings()
+        return _read_settings()
 
 
-def _asked_settings() -> OwnSettings:
+def _read_settings() -> InheritedSettings:
     import signal
 
     umask = os.umask(0o077)
     os.umask(umask)
     ignored = (number for number in signal.valid_signals() if signal.getsignal(number) == signal.SIG_IGN)
-    return OwnSettings(frozenset(map(int, ignored)), umask)
+    return InheritedSettings(frozenset(map(int, ignored)), umask)
 
 
 def catches(pid: int, number: int) -> bool:
@@ -71,7 +71,7 @@ def catches(pid: int, number: int) -> bool:
         return False
 
 
-def ends_of(pid: int, number: int) -> bool:
+def is_ended_by(pid: int, number: int) -> bool:
     """Whether a signal whose default is to end a process would do so; False if there is no such process."""
     try:
         status = _status(pid)

@@ -28,7 +28,7 @@ TOKEN_PREFIX = "rpt1-"
 _KEY_SIZE = 32
 _LEAST_CHARACTERS, _LEAST_DIFFERENT = 20, 8
 """A secret of 32 random bytes has 43 characters; these refuse words and dates, and let other generators' output in."""
-_MOST_SECRETS = 2
+_MAX_SECRETS = 2
 """The present one and, while it is replaced, the one before."""
 _LARGEST_FILE = 4096
 
@@ -68,11 +68,11 @@ def job_secret() -> Secret | None:
     Raises:
         UsageError: it can be guessed, is no text of one or two words, or others may read the file.
     """
-    text = _given(SECRET)
+    text = _from_environment(SECRET)
     if text is None:
         return None
     words = text.split()
-    if len(words) > _MOST_SECRETS:
+    if len(words) > _MAX_SECRETS:
         raise UsageError(f"{SECRET} holds {len(words)} secrets; give one, or two while the first replaces the second")
     for word in words:
         _check(word)
@@ -85,7 +85,7 @@ def etcd_password() -> str:
     Raises:
         UsageError: the file cannot be read, or others may read it.
     """
-    return (_given(ETCD_PASSWORD) or "").removesuffix("\n")
+    return (_from_environment(ETCD_PASSWORD) or "").removesuffix("\n")
 
 
 def take_from_environment() -> None:
@@ -100,7 +100,7 @@ _taken: dict[str, str] = {}
 """What was in the environment, by variable. Whoever sets it anew replaces it, also with nothing."""
 
 
-def _given(variable: str) -> str | None:
+def _from_environment(variable: str) -> str | None:
     take_from_environment()
     text, path = _taken.get(variable, ""), os.environ.get(variable + _FILE, "")
     if text and path:

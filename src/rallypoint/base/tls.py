@@ -34,7 +34,7 @@ class TlsFiles(NamedTuple):
     peer: str = ""
 
 
-class Tls:
+class ControlTls:
     """The contexts of one side's connections."""
 
     def __init__(self, files: TlsFiles) -> None:
@@ -44,16 +44,16 @@ class Tls:
             UserError: one of them cannot be loaded, or they do not belong together.
         """
         self.files = files
-        self._seen = _state(files)
+        self._files_state = _state(files)
         self._contexts = _load(files)
 
     def for_coordinator(self) -> SSLContext:
         """The context of the side that listens, from the files as they are now."""
-        return self._fresh()[0]
+        return self._contexts_now()[0]
 
     def for_node(self) -> SSLContext:
         """The context of the side that dials, from the files as they are now."""
-        return self._fresh()[1]
+        return self._contexts_now()[1]
 
     def objection_to(self, certificate: Mapping[str, Any] | None) -> str | None:
         """Why the other side's certificate, as `SSLObject.getpeercert` tells it, is not that of the peer; else None."""
@@ -64,10 +64,10 @@ class Tls:
             return None
         return f"its certificate is of {', '.join(names) or 'nobody'} and not of {self.files.peer} (tls_peer)"
 
-    def _fresh(self) -> tuple[SSLContext, SSLContext]:
+    def _contexts_now(self) -> tuple[SSLContext, SSLContext]:
         seen = _state(self.files)
-        if seen != self._seen:
-            self._seen = seen
+        if seen != self._files_state:
+            self._files_state = seen
             try:
                 self._contexts = _load(self.files)
             except UserError as error:
@@ -120,19 +120,19 @@ def _load_into(context: SSLContext, files: TlsFiles) -> None:
     except (OSError, ValueError) as error:  # an SSLError is an OSError
         raise UserError(
             f"tls_cert={files.cert!r} and tls_key={files.key!r} are not a certificate and its key "
-            f"in PEM without a password: {_words(error)}"
+            f"in PEM without a password: {_in_words(error)}"
         ) from None
     try:
         context.load_verify_locations(files.ca)
     except (OSError, ValueError) as error:
-        raise UserError(f"tls_ca={files.ca!r} holds no certificates in PEM: {_words(error)}") from None
+        raise UserError(f"tls_ca={files.ca!r} holds no certificates in PEM: {_in_words(error)}") from None
 
 
 def _no_password() -> str:
     raise ValueError("the key is protected by a password")
 
 
-def _words(error: Exception) -> str:
+def _in_words(error: Exception) -> str:
     return getattr(error, "reason", None) or str(error)
 
 
@@ -146,7 +146,7 @@ class TlsChannel:
     So it can begin after the first byte has told what kind of connection it is, and with the files as they are then.
     """
 
-    def __init__(self, tls: Tls) -> None:
+    def __init__(self, tls: ControlTls) -> None:
         import ssl
 
         self._ssl = ssl
@@ -173,7 +173,7 @@ class TlsChannel:
         except self._ssl.SSLWantReadError:
             return b""
         except self._ssl.SSLError as error:
-            raise TlsError(f"its TLS is refused: {_words(error)}") from None
+            raise TlsError(f"its TLS is refused: {_in_words(error)}") from None
 
     def send(self, data: bytes) -> None:
         """Encrypt `data`, for `to_send`. Nothing can be said before the handshake is over."""
@@ -184,7 +184,7 @@ class TlsChannel:
         """Bytes for the other side."""
         return self._to_send.read()
 
-    def say_goodbye(self) -> None:
+    def close_notify(self) -> None:
         """Say that nothing more comes, for `to_send`."""
         if self._open:
             try:

@@ -17,7 +17,7 @@ from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_number
 from rallypoint.cli.parse import Options
-from rallypoint.cli.place import choose_place
+from rallypoint.cli.rendezvous_choice import choose_rendezvous
 from rallypoint.cli.sizes import local_world_size, parse_nnodes
 from rallypoint.launch.config import LaunchConfig
 from rallypoint.logs.prefix import TEMPLATE_VARIABLE, host_label, with_host
@@ -55,7 +55,7 @@ def config_from_options(
     _check_signals(options)
     _check_backend(options)
     program, arguments = entry_point(options, environ)
-    place = choose_place(options, high)
+    place = choose_rendezvous(options, high)
     size = local_world_size(options.nproc_per_node, environ, options.source("nproc_per_node"))
     _log.info("workers on this node: %d (--nproc-per-node=%s)", size, options.nproc_per_node)
     _check_devices(options, environ, size)
@@ -85,7 +85,7 @@ def config_from_options(
         node_rank=place.node_rank,
         endpoint_flag=place.endpoint_flag,
         endpoint_given=place.endpoint_given,
-        warm=options.warm,
+        preload=options.preload,
     )
     return config, program, arguments
 
@@ -146,7 +146,7 @@ def _check_backend(options: Options) -> None:
         return
     from rallypoint.rendezvous.registry import rendezvous_handler_registry
 
-    with _named(options, "rdzv_backend", f"={options.rdzv_backend}"):
+    with _naming_flag(options, "rdzv_backend", f"={options.rdzv_backend}"):
         rendezvous_handler_registry.find(options.rdzv_backend)
 
 
@@ -163,10 +163,10 @@ def _check_signals(options: Options) -> None:
 def _check_devices(options: Options, environ: Mapping[str, str], workers: int) -> None:
     """Find out what every start of workers will need before there is a rendezvous to fail in."""
     if options.virtual_local_rank:
-        from rallypoint.base.devices import one_for_each
+        from rallypoint.base.devices import one_gpu_per_worker
 
-        with _named(options, "virtual_local_rank"):
-            one_for_each(environ, workers)
+        with _naming_flag(options, "virtual_local_rank"):
+            one_gpu_per_worker(environ, workers)
 
 
 def _numa_options(options: Options, environ: Mapping[str, str], workers: int) -> NumaOptions | None:
@@ -175,7 +175,7 @@ def _numa_options(options: Options, environ: Mapping[str, str], workers: int) ->
     from rallypoint.base.numa import NumaOptions
     from rallypoint.base.topology import worker_cpus
 
-    with _named(options, "numa_binding", f"={options.numa_binding}"):
+    with _naming_flag(options, "numa_binding", f"={options.numa_binding}"):
         wanted = NumaOptions(options.numa_binding)
         worker_cpus(wanted, workers, environ)
     return wanted
@@ -186,7 +186,7 @@ def _check_event_handler(options: Options) -> None:
         return
     from rallypoint.telemetry.handlers import get_logging_handler
 
-    with _named(options, "event_log_handler"):
+    with _naming_flag(options, "event_log_handler"):
         get_logging_handler(options.event_log_handler)
 
 
@@ -202,10 +202,10 @@ def _logs_specs(options: Options) -> LogsSpecs:
     if options.logs_specs in (None, "default"):
         _check_filters(options)
         return DefaultLogsSpecs(**arguments)
-    from rallypoint.logs.offered import offered_specs
+    from rallypoint.logs.plugins import plugin_specs
 
-    with _named(options, "logs_specs", f"={options.logs_specs}"):
-        return offered_specs(options.logs_specs, **arguments)
+    with _naming_flag(options, "logs_specs", f"={options.logs_specs}"):
+        return plugin_specs(options.logs_specs, **arguments)
 
 
 def _check_filters(options: Options) -> None:
@@ -218,7 +218,7 @@ def _check_filters(options: Options) -> None:
 
 
 @contextmanager
-def _named(options: Options, dest: str, value: str = "") -> Iterator[None]:
+def _naming_flag(options: Options, dest: str, value: str = "") -> Iterator[None]:
     """Say of which flag an error inside the block speaks."""
     try:
         yield
@@ -231,7 +231,7 @@ def _named(options: Options, dest: str, value: str = "") -> Iterator[None]:
 def _streams(options: Options, dest: str) -> Std | dict[int, Std]:
     from rallypoint.logs.std import Std
 
-    with _named(options, dest):
+    with _naming_flag(options, dest):
         return Std.from_str(getattr(options, dest))
 
 

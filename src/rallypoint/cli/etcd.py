@@ -34,7 +34,7 @@ def add_verb(verbs: Any) -> None:
 def _run(options: argparse.Namespace) -> None:
     from rallypoint.base.errors import RallypointError, UsageError, UserError
     from rallypoint.base.kernel import check_kernel
-    from rallypoint.cli.outcome import answer, say
+    from rallypoint.cli.exit import print_answer, print_error
     from rallypoint.etcd.local import LocalEtcd
 
     if not options.timeout > 0:
@@ -54,7 +54,7 @@ def _run(options: argparse.Namespace) -> None:
     try:
         try:
             etcd.start(options.timeout, options.num_retries, log, unwanted=_asked_to_end)
-            answer(str(etcd.endpoint))
+            print_answer(str(etcd.endpoint))
         except RallypointError:
             if not _asked_to_end():
                 raise
@@ -65,7 +65,7 @@ def _run(options: argparse.Namespace) -> None:
         etcd.stop()
         if log is not None:
             log.close()
-    say(f"rallyctl: ended by {signal.Signals(number).name}")
+    print_error(f"rallyctl: ended by {signal.Signals(number).name}")
 
 
 def _asked_to_end() -> bool:

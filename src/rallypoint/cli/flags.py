@@ -97,10 +97,10 @@ def module_names(text: str) -> tuple[str, ...]:
 def store_peers(text: str) -> str:
     """Read who may connect to worker stores."""
     from rallypoint.base.errors import UserError
-    from rallypoint.rendezvous.store_peers import policy_of
+    from rallypoint.coordinator.store_peers import parse_policy
 
     try:
-        policy_of(text)
+        parse_policy(text)
     except UserError as error:
         raise ArgumentTypeError(str(error)) from None
     return text
@@ -236,7 +236,7 @@ FLAGS = (
     ),
     Flag("--virtual-local-rank", SWITCH, False, "Every worker sees local rank 0 and one GPU."),
     Flag(
-        "--warm",
+        "--preload",
         module_names,
         (),
         "Modules with commas between, such as torch, that are imported once on this node; restarted workers are forked "

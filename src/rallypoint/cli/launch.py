@@ -33,7 +33,7 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
         UserError: a program would be given the local rank as an argument, or a `PET_*` variable is bad.
     """
     from rallypoint.base.errors import UserError
-    from rallypoint.cli.outcome import say
+    from rallypoint.cli.exit import print_error
     from rallypoint.cli.parse import build_parser, parse_with
 
     parser = build_parser()
@@ -44,7 +44,7 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
         help="Workers learn their local rank from LOCAL_RANK alone, not from an argument as well.",
     )
     options, more = parse_with(parser, arguments, environ)
-    say(f"FutureWarning: {_DEPRECATED}")
+    print_error(f"FutureWarning: {_DEPRECATED}")
     if more.get("use_env", False):
         return options
     if options.no_python:

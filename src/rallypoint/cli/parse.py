@@ -65,7 +65,7 @@ class Options(NamedTuple):
     shutdown_timeout: int | None
     store_peers: str
     virtual_local_rank: bool
-    warm: tuple[str, ...]
+    preload: tuple[str, ...]
     host_prefix: str
     training_script: str
     training_script_args: tuple[str, ...]
@@ -125,7 +125,7 @@ def parse_with(
     return Options(**values, sources=sources), more
 
 
-class _Unfinished(Exception):
+class _NotACommandLine(Exception):
     """What stands there so far is no command line."""
 
 
@@ -134,12 +134,12 @@ class Parser(argparse.ArgumentParser):
 
     _trying = False
 
-    def attempt(self, words: Sequence[str]) -> dict[str, Any] | None:
+    def try_parse(self, words: Sequence[str]) -> dict[str, Any] | None:
         """Values by name, or None if `words` are no command line."""
         self._trying = True
         try:
             return vars(self.parse_args(words))
-        except _Unfinished:
+        except _NotACommandLine:
             return None
         finally:
             self._trying = False
@@ -159,7 +159,7 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """End the process with a usage error and code 2, but not in an attempt."""
         if self._trying:
-            raise _Unfinished
+            raise _NotACommandLine
         about, needless, value = message.partition("ignored explicit argument ")
         super().error(f"{about}it takes no value, and was given {value}; leave that out" if needless else message)
 
@@ -184,7 +184,7 @@ def _up_to_the_script(parser: Parser, arguments: Sequence[str]) -> dict[str, Any
     """Values by name. The script is the last word of the shortest beginning that argparse takes for a command line."""
     for end in range(1, len(arguments) + 1):
         head, rest = arguments[:end], arguments[end:]
-        values = parser.attempt(head)
+        values = parser.try_parse(head)
         if values is None:
             if not any(word.startswith("-") for word in head[-2:]):
                 break  # of two bare words one is the script: the fault lies before it

@@ -35,12 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         SystemExit: 2 after a usage error, 0 after help and `--version`.
     """
     if argv is None:
-        from rallypoint.cli.birth import become_command
+        from rallypoint.cli.process_setup import set_up_process
 
-        become_command()
+        set_up_process()
     options = _parser().parse_args(argv)
     work: Callable[[argparse.Namespace], None] = options.work
-    from rallypoint.cli.outcome import exit_code_of
+    from rallypoint.cli.exit import exit_code_of
 
     return exit_code_of(partial(work, options), "rallyctl")
 
@@ -89,10 +89,10 @@ def _serve(options: argparse.Namespace) -> None:
     from rallypoint.base.endpoint import Endpoint, listening_sockets, parse_endpoint, resolve
     from rallypoint.base.kernel import check_for_loop
     from rallypoint.base.log import configure
-    from rallypoint.cli.outcome import say
+    from rallypoint.cli.exit import print_error
+    from rallypoint.coordinator.jobs import ManyJobs
+    from rallypoint.coordinator.server import ControlServer
     from rallypoint.rendezvous.backends.options import accepted_keys, control_tls
-    from rallypoint.rendezvous.jobs import ManyJobs
-    from rallypoint.rendezvous.server import ControlServer
 
     configure()
     check_for_loop()
@@ -114,10 +114,10 @@ def _serve(options: argparse.Namespace) -> None:
         ) from None
     allow_descriptors()
     server = ControlServer(ManyJobs(), listeners, keys=accepted_keys(), tls=control_tls(vars(options)))
-    say(f"rallyctl: control plane listens at {Endpoint(host or '*', server.port)}")
+    print_error(f"rallyctl: control plane listens at {Endpoint(host or '*', server.port)}")
     number = signal.sigwait({signal.SIGTERM, signal.SIGINT})
     server.close(linger=0.0, why=f"{signal.Signals(number).name} has ended it")
-    say(f"rallyctl: ended by {signal.Signals(number).name}")
+    print_error(f"rallyctl: ended by {signal.Signals(number).name}")
 
 
 if __name__ == "__main__":

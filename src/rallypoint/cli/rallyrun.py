@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import sys
 
-_SETTLED = 0.7
+_STARTED_AFTER = 0.7
 """Seconds after which a job has started."""
 
 TYPE_CHECKING = False
@@ -49,9 +49,9 @@ def run_command(argv: Sequence[str] | None, read: Callable[[Sequence[str], Mappi
     Arguments and results are those of `main`. `read` is called when the process is ready, and may raise UserError.
     """
     if argv is None:
-        from rallypoint.cli.birth import become_command
+        from rallypoint.cli.process_setup import set_up_process
 
-        become_command()
+        set_up_process()
     from functools import partial
 
     from rallypoint.base.errors import UserError
@@ -62,11 +62,11 @@ def run_command(argv: Sequence[str] | None, read: Callable[[Sequence[str], Mappi
         work = partial(_refuse, error)
     else:
         work = partial(_run, options)
-    from rallypoint.cli.outcome import INTERRUPTED, exit_code_of
+    from rallypoint.cli.exit import INTERRUPTED, exit_code_of
 
     code = exit_code_of(work)
     if code == INTERRUPTED and argv is None:
-        from rallypoint.cli.birth import end_by_interrupt
+        from rallypoint.cli.process_setup import end_by_interrupt
 
         end_by_interrupt()
     return code
@@ -82,9 +82,9 @@ def _run(options: Options) -> None:
 
     take_from_environment()  # before anything is started that would inherit it
     from rallypoint.base.log import configure
-    from rallypoint.workers.guardian.early import begin
+    from rallypoint.workers.reaper.prestart import prestart
 
-    begin()  # it gets ready beside the imports that follow
+    prestart()  # it gets ready beside the imports that follow
     from rallypoint.logs.prefix import host_label
 
     configure(host_label(options.host_prefix, os.environ))
@@ -93,33 +93,33 @@ def _run(options: Options) -> None:
     config, program, arguments = config_from_options(options, os.environ)
     _warn_of_variables()
     limit_threads(config, os.environ)
-    from rallypoint.cli.birth import hear_interrupts
+    from rallypoint.cli.process_setup import restore_keyboard_interrupt
     from rallypoint.launch.api import elastic_launch
 
     # Where the run handles it, nothing may come between: in an import, a KeyboardInterrupt can leave a traceback.
     if "SIGINT" not in map(str.strip, config.signals_to_handle.split(",")):
-        hear_interrupts()
-    _give_memory_back_soon()
+        restore_keyboard_interrupt()
+    _trim_memory_later()
     elastic_launch(config, program)(*arguments)
 
 
 def _warn_of_variables() -> None:
     """Most environments have no variable that could be one of ours."""
     if any(name.startswith(("PET_", "RALLYPOINT_")) for name in os.environ):
-        from rallypoint.cli.unknown import warn_of_variables
+        from rallypoint.cli.unknown_names import warn_of_variables
 
         warn_of_variables(os.environ)
 
 
-def _give_memory_back_soon() -> None:
+def _trim_memory_later() -> None:
     """Once the start is over, the agent needs little of the code that it took; workers want the memory."""
     from threading import Timer
 
     def give_back() -> None:
-        from rallypoint.workers.guardian.footing import shrink
+        from rallypoint.workers.reaper.process_setup import trim_memory
 
-        shrink()
+        trim_memory()
 
-    timer = Timer(_SETTLED, give_back)
+    timer = Timer(_STARTED_AFTER, give_back)
     timer.daemon = True
     timer.start()

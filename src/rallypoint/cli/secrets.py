@@ -7,7 +7,7 @@ from typing import Any
 
 from rallypoint.base.errors import UsageError
 from rallypoint.base.secrets import SECRET, job_secret, new_secret, token
-from rallypoint.cli.outcome import answer
+from rallypoint.cli.exit import print_answer
 
 
 def add_verbs(verbs: Any) -> None:
@@ -18,7 +18,7 @@ def add_verbs(verbs: Any) -> None:
         description="Print a new secret: 32 random bytes as text. Give it to all nodes of a job, and to 'rallyctl "
         "serve', as RALLYPOINT_SECRET or in a file that RALLYPOINT_SECRET_FILE names and nobody else may read.",
     )
-    secret.set_defaults(work=lambda _options: answer(new_secret()))
+    secret.set_defaults(work=lambda _options: print_answer(new_secret()))
     one: argparse.ArgumentParser = verbs.add_parser(
         "token",
         help="print the token of one job, derived from the secret",
@@ -34,4 +34,4 @@ def _token(options: argparse.Namespace) -> None:
     secret = job_secret()
     if secret is None:
         raise UsageError(f"{SECRET} is not set; make a secret with 'rallyctl secret', and give it to this command too")
-    answer(token(secret, options.job))
+    print_answer(token(secret, options.job))

@@ -62,9 +62,9 @@ def _count_devices(text: str, environ: Mapping[str, str], source: str) -> int:
         return cpu_count()
     if text == "auto":  # a GPU that is part of the processor is no reason to start one worker only
         return cuda_count(environ) or xpu_count(environ, integrated=False) or cpu_count()
-    if text not in _COUNTED:
+    if text not in _DEVICE_VENDORS:
         raise UserError(f"{source}={text!r} is not a number, and only cpu, gpu, xpu and auto are counted; write one")
-    maker, variable = _COUNTED[text]
+    maker, variable = _DEVICE_VENDORS[text]
     if count := (cuda_count if text == "gpu" else xpu_count)(environ):
         return count
     visible = f" with {variable}={environ[variable]!r}" if variable in environ else " on this machine"
@@ -74,5 +74,5 @@ def _count_devices(text: str, environ: Mapping[str, str], source: str) -> int:
     )
 
 
-_COUNTED = {"gpu": ("NVIDIA", "CUDA_VISIBLE_DEVICES"), "xpu": ("Intel", "ZE_AFFINITY_MASK")}
+_DEVICE_VENDORS = {"gpu": ("NVIDIA", "CUDA_VISIBLE_DEVICES"), "xpu": ("Intel", "ZE_AFFINITY_MASK")}
 """Who makes what is counted, and which variable hides some of it."""

@@ -14,7 +14,7 @@ from typing import Any
 from rallypoint.cli.convert import config_from_options, limit_threads
 from rallypoint.cli.flags import FLAGS
 from rallypoint.cli.parse import Options, build_parser, parse
-from rallypoint.cli.place import STATIC_PORT
+from rallypoint.cli.rendezvous_choice import STATIC_PORT
 from rallypoint.cli.sizes import local_world_size, parse_nnodes
 from rallypoint.compat.also import also
 from rallypoint.failures.record import record

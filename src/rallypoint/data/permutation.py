@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from random import Random
 
-_WORDS = 624
+_STATE_SIZE = 624
 _WORD = 0xFFFFFFFF
 
 
@@ -32,9 +32,9 @@ def _generator(seed: int) -> Random:
     `Random(seed)` starts it differently.
     """
     words = [seed & _WORD]
-    for place in range(1, _WORDS):
+    for place in range(1, _STATE_SIZE):
         last = words[-1]
         words.append((1812433253 * (last ^ (last >> 30)) + place) & _WORD)
     made = Random()
-    made.setstate((3, (*words, _WORDS), None))
+    made.setstate((3, (*words, _STATE_SIZE), None))
     return made

@@ -31,19 +31,19 @@ class ElasticDistributedSampler:
     """
 
     def __new__(cls, *_arguments: object, **_named: object) -> Self:
-        kind: Any = _also_torchs(cls)
+        kind: Any = _torch_subclass(cls)
         made: Self = object.__new__(kind)
         return made
 
     def __reduce__(self) -> tuple[object, ...]:
-        return _remake, (_PLAIN.get(type(self), type(self)),), vars(self)
+        return _unpickle, (_CLASS_WITHOUT_TORCH.get(type(self), type(self)),), vars(self)
 
     def __init__(
         self, dataset: Sized, num_replicas: int | None = None, rank: int | None = None, start_index: int = 0
     ) -> None:
         self.dataset = dataset
-        self.num_replicas = _given(num_replicas, "num_replicas", "WORLD_SIZE")
-        self.rank = _given(rank, "rank", "RANK")
+        self.num_replicas = _argument_or_variable(num_replicas, "num_replicas", "WORLD_SIZE")
+        self.rank = _argument_or_variable(rank, "rank", "RANK")
         self.start_index = start_index
         self.epoch = 0
         self.seed = 0
@@ -74,28 +74,28 @@ class ElasticDistributedSampler:
         return self.num_samples
 
 
-_PLAIN: dict[type, type] = {}
+_CLASS_WITHOUT_TORCH: dict[type, type] = {}
 """For each class that is torch's as well the one that it was made from, which others know by name."""
 
 
-def _also_torchs(kind: type) -> type:
+def _torch_subclass(kind: type) -> type:
     """`kind`, or below it and torch's `DistributedSampler`, if that is imported, a class that is both."""
     torchs = getattr(sys.modules.get("torch.utils.data.distributed"), "DistributedSampler", None)
     if torchs is None or issubclass(kind, torchs):
         return kind
-    for made, plain in _PLAIN.items():
+    for made, plain in _CLASS_WITHOUT_TORCH.items():
         if plain is kind:
             return made
     both = type(kind.__name__, (kind, torchs), {"__module__": kind.__module__, "__doc__": kind.__doc__})
-    _PLAIN[both] = kind
+    _CLASS_WITHOUT_TORCH[both] = kind
     return both
 
 
-def _remake(kind: type[ElasticDistributedSampler]) -> ElasticDistributedSampler:
+def _unpickle(kind: type[ElasticDistributedSampler]) -> ElasticDistributedSampler:
     return kind.__new__(kind)
 
 
-def _given(value: int | None, argument: str, variable: str) -> int:
+def _argument_or_variable(value: int | None, argument: str, variable: str) -> int:
     if value is not None:
         return value
     text = os.environ.get(variable)

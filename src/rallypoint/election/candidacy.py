@@ -6,8 +6,8 @@ import math
 from typing import NamedTuple
 
 from rallypoint.base.endpoint import is_loopback
-from rallypoint.election.context import Context
-from rallypoint.election.keys import Keys, decode_node, encode_node
+from rallypoint.election.context import StepContext
+from rallypoint.election.keys import ElectionKeys, decode_node, encode_node
 from rallypoint.election.steps import (
     DEBUG,
     WARNING,
@@ -15,30 +15,30 @@ from rallypoint.election.steps import (
     Fence,
     FindAddresses,
     Grant,
-    Log,
     Procedure,
     Revoke,
     Watched,
+    WriteLog,
     debug,
     found,
     number_of,
     transact,
 )
 from rallypoint.etcd.api import EtcdError, KeyValue, Put, Range
-from rallypoint.rendezvous.state import NodeId
+from rallypoint.membership.state import NodeId
 
-_NEVER = 2**62
+_NO_REVISION = 2**62
 """A revision that etcd will not have."""
 
 
-class Rival(NamedTuple):
+class Predecessor(NamedTuple):
     """The next older candidate at that revision, if there was any."""
 
     kv: KeyValue | None
     revision: int
 
 
-class Place(NamedTuple):
+class Registration(NamedTuple):
     """A key of ours that lives: its lease, the fence that it makes, and the name that stands under it."""
 
     lease: int
@@ -46,11 +46,11 @@ class Place(NamedTuple):
     name: NodeId
 
 
-class Registered(NamedTuple):
+class NewRegistration(NamedTuple):
     """A new place; who was before it, if that was seen when it was made; and what stood under the leader's key."""
 
-    place: Place
-    rival: Rival | None
+    place: Registration
+    rival: Predecessor | None
     leader: tuple[KeyValue, ...]
     revision: int
 
@@ -64,38 +64,41 @@ def find_addresses(known: tuple[str, ...]) -> Procedure[tuple[str, ...]]:
     return addresses.found
 
 
-def register(keys: Keys, name: NodeId, ttl_s: int) -> Procedure[Registered]:
+def register(keys: ElectionKeys, name: NodeId, ttl_s: int) -> Procedure[NewRegistration]:
     """Take a lease and hang a key on it."""
     lease = yield from number_of(Grant(ttl_s))
     key = keys.node(lease)
-    put, youngest = Put(key, encode_node(name), lease), Range(keys.nodes, prefix=True, limit=2, last_before=_NEVER)
+    put, youngest = (
+        Put(key, encode_node(name), lease),
+        Range(keys.nodes, prefix=True, limit=2, last_before=_NO_REVISION),
+    )
     result = yield from transact((), (put, Range(key), youngest, Range(keys.leader)))
     own, last, leader = found(result)
     rival = None
     if last.kvs[0].key == key:  # else it was sent before, unanswered, and others have come since
-        rival = Rival(last.kvs[1] if len(last.kvs) > 1 else None, result.revision)
-    place = Place(lease, Fence((key, own.kvs[0].create_revision)), name)
-    return Registered(place, rival, leader.kvs, result.revision)
+        rival = Predecessor(last.kvs[1] if len(last.kvs) > 1 else None, result.revision)
+    place = Registration(lease, Fence((key, own.kvs[0].create_revision)), name)
+    return NewRegistration(place, rival, leader.kvs, result.revision)
 
 
-def next_older(keys: Keys, fence: Fence) -> Procedure[Rival]:
+def next_older(keys: ElectionKeys, fence: Fence) -> Procedure[Predecessor]:
     """Look who is just before us."""
     result = yield from transact((), (Range(keys.nodes, prefix=True, last_before=fence[1]),))
     (older,) = found(result)
-    return Rival(next(iter(older.kvs), None), result.revision)
+    return Predecessor(next(iter(older.kvs), None), result.revision)
 
 
-def rename(place: Place, name: NodeId) -> Procedure[Place]:
+def rename(place: Registration, name: NodeId) -> Procedure[Registration]:
     """Write another name under our key, if it is still ours."""
     put = Put(place.fence[0], encode_node(name), place.lease)
-    yield from transact((place.fence.holds(),), (put,))
+    yield from transact((place.fence.comparison(),), (put,))
     return place._replace(name=name)
 
 
-class Wait:
+class PredecessorWait:
     """For the next older candidate to go, while there is one."""
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: StepContext) -> None:
         self.gone_at = math.inf
         """When that candidate was seen to be gone, or is to be looked for."""
         self.dead: frozenset[NodeId] = frozenset()
@@ -125,9 +128,9 @@ class Wait:
         name = decode_node(rival.value)
         level = DEBUG if name in self.dead else WARNING
         text = "nobody listens any more where the coordinator %s was; its lease is ended"
-        self._context.put(Log(level, text, (name,)))
+        self._context.add(WriteLog(level, text, (name,)))
         self.dead |= frozenset() if name is None else frozenset([name])
         try:
             yield Revoke(rival.lease)
         except EtcdError as error:
-            self._context.put(debug("it could not be ended: %s", error))
+            self._context.add(debug("it could not be ended: %s", error))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from rallypoint.base.errors import RallypointError
-from rallypoint.election.steps import Effect, Log, Trouble, Unwatch, Watch, Watched, debug, info, warning
+from rallypoint.election.steps import Effect, EndWatch, EtcdTrouble, Watched, WatchKeys, WriteLog, debug, info, warning
 
-_WARN_AGAIN = 300.0
+_WARN_INTERVAL = 300.0
 """Seconds until the log says again what is wrong with etcd, for weeks perhaps."""
 
 
-class Context:
+class StepContext:
     """The time of a step and its effects, in order. Repeats no complaint."""
 
     def __init__(self) -> None:
@@ -22,18 +22,18 @@ class Context:
         self._warned_of: tuple[type[Exception], float] | None = None
         """What the log was last told to be wrong, and until when it is told nothing more of that."""
 
-    def put(self, effect: Effect) -> None:
+    def add(self, effect: Effect) -> None:
         """One more."""
         self._effects.append(effect)
 
-    def take(self) -> list[Effect]:
+    def pop_effects(self) -> list[Effect]:
         """All since the last time."""
         taken, self._effects = self._effects, []
         return taken
 
-    def say(self, text: str, *args: object) -> None:
+    def info(self, text: str, *args: object) -> None:
         """A line of the log that tells what goes on."""
-        self.put(info(text, *args))
+        self.add(info(text, *args))
 
     # Watches: one of each kind at most
 
@@ -42,12 +42,12 @@ class Context:
         self.unwatch(kind)
         self._count += 1
         self._watches[kind] = self._count
-        self.put(Watch(kind, self._count, key, revision + 1, prefix))
+        self.add(WatchKeys(kind, self._count, key, revision + 1, prefix))
 
     def unwatch(self, kind: Watched) -> None:
         """End the watch of that kind, if it is on."""
         if self._watches.pop(kind, None) is not None:
-            self.put(Unwatch(kind))
+            self.add(EndWatch(kind))
 
     def unwatch_all(self) -> None:
         """End all watches that are on."""
@@ -72,13 +72,13 @@ class Context:
         """Why etcd cannot be asked; "" when it could be."""
         if sentence != self._trouble:
             self._trouble = sentence
-            self.put(Trouble(sentence))
+            self.add(EtcdTrouble(sentence))
 
     def warn(self, error: Exception, what: str) -> None:
         """Tell the log what is wrong, once in a while; with a traceback where nobody has foreseen it."""
         if self._warned_of is not None and self._warned_of[0] is type(error) and self.now < self._warned_of[1]:
-            self.put(debug("%s: %s", what, error))
+            self.add(debug("%s: %s", what, error))
             return
-        self._warned_of = type(error), self.now + _WARN_AGAIN
+        self._warned_of = type(error), self.now + _WARN_INTERVAL
         line = warning("%s: %s", what, error)
-        self.put(line if isinstance(error, RallypointError) else Log(line.level, line.text, line.args, error))
+        self.add(line if isinstance(error, RallypointError) else WriteLog(line.level, line.text, line.args, error))

@@ -6,10 +6,10 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, Protocol
 
 from rallypoint.election import steps
-from rallypoint.election.leader_address import LeaderAddress
+from rallypoint.election.leader_resolver import LeaderResolver
 from rallypoint.election.steps import Effect, Event, Watched
-from rallypoint.etcd.api import Lost, WatchEvent
-from rallypoint.rendezvous.state import NodeId
+from rallypoint.etcd.api import WatchEnd, WatchEvent
+from rallypoint.membership.state import NodeId
 
 
 class Closable(Protocol):
@@ -28,7 +28,7 @@ class Watcher(Protocol):
         key: bytes,
         from_revision: int,
         on_events: Callable[[Sequence[WatchEvent]], None],
-        on_lost: Callable[[Lost], None],
+        on_lost: Callable[[WatchEnd], None],
         *,
         prefix: bool = True,
     ) -> Closable:
@@ -39,12 +39,12 @@ class Watcher(Protocol):
 class RunningTerm(Protocol):
     """A term that is on."""
 
-    def lost(self, nodes: Collection[NodeId], detail: str) -> None:
+    def nodes_lost(self, nodes: Collection[NodeId], detail: str) -> None:
         """These nodes are no more, as others know from what `detail` says."""
         ...
 
 
-class Effects:
+class EffectRunner:
     """Effects of one candidate.
 
     What stands under the leader's key goes to the link at once, also while a request of the election is under way.
@@ -53,9 +53,9 @@ class Effects:
     def __init__(
         self,
         watcher: Watcher,
-        address: LeaderAddress,
+        address: LeaderResolver,
         put: Callable[[Event], None],
-        log: Callable[[steps.Log], None],
+        log: Callable[[steps.WriteLog], None],
     ) -> None:
         """`put` is called from any thread with events for the election, `log` with lines of the log."""
         self.term: RunningTerm | None = None
@@ -70,7 +70,7 @@ class Effects:
         """Do any effect but a request."""
         self._HOW[type(effect)](self, effect)
 
-    def _watch(self, effect: steps.Watch) -> None:
+    def _watch(self, effect: steps.WatchKeys) -> None:
         def on_events(events: Sequence[WatchEvent]) -> None:
             if effect.kind is Watched.LEADER:
                 for each in events:
@@ -78,14 +78,14 @@ class Effects:
                         self._address.learn([each.kv], each.kv.mod_revision)
             self._put(steps.Changed(effect.number, tuple(events)))
 
-        def on_lost(lost: Lost) -> None:
+        def on_lost(lost: WatchEnd) -> None:
             self._put(steps.Unwatched(effect.number, lost))
 
         self._watches[effect.kind] = self._watcher.watch(
             effect.key, effect.revision, on_events, on_lost, prefix=effect.prefix
         )
 
-    def _unwatch(self, effect: steps.Unwatch) -> None:
+    def _unwatch(self, effect: steps.EndWatch) -> None:
         watch = self._watches.pop(effect.kind, None)
         if watch is not None:  # else it could not be begun
             watch.close()
@@ -96,26 +96,26 @@ class Effects:
     def _reset_revision(self, _effect: steps.ResetRevision) -> None:
         self._address.reset_revision()
 
-    def _set_hopeless(self, effect: steps.Hopeless) -> None:
-        self._address.set_hopeless(effect.sentence)
+    def _set_hopeless(self, effect: steps.PermanentError) -> None:
+        self._address.set_permanent_error(effect.sentence)
 
-    def _set_trouble(self, effect: steps.Trouble) -> None:
+    def _set_trouble(self, effect: steps.EtcdTrouble) -> None:
         self._address.trouble = effect.sentence
 
-    def _lose(self, effect: steps.Lose) -> None:
+    def _lose(self, effect: steps.NodesLost) -> None:
         if self.term is not None:
-            self.term.lost(effect.nodes, effect.detail)
+            self.term.nodes_lost(effect.nodes, effect.detail)
 
-    def _write_log(self, effect: steps.Log) -> None:
+    def _write_log(self, effect: steps.WriteLog) -> None:
         self._log(effect)
 
-    _HOW: dict[type[Effect], Callable[[Effects, Any], None]] = {  # noqa: RUF012 - a table, never changed
-        steps.Watch: _watch,
-        steps.Unwatch: _unwatch,
+    _HOW: dict[type[Effect], Callable[[EffectRunner, Any], None]] = {  # noqa: RUF012 - a table, never changed
+        steps.WatchKeys: _watch,
+        steps.EndWatch: _unwatch,
         steps.Publish: _publish,
         steps.ResetRevision: _reset_revision,
-        steps.Hopeless: _set_hopeless,
-        steps.Trouble: _set_trouble,
-        steps.Lose: _lose,
-        steps.Log: _write_log,
+        steps.PermanentError: _set_hopeless,
+        steps.EtcdTrouble: _set_trouble,
+        steps.NodesLost: _lose,
+        steps.WriteLog: _write_log,
     }

@@ -15,21 +15,21 @@ from __future__ import annotations
 
 from typing import NamedTuple, TypeAlias
 
-from rallypoint.election.keys import Keys, Snapshot, decode_snapshot, encode_snapshot
+from rallypoint.election.keys import ElectionKeys, Snapshot, decode_snapshot, encode_snapshot
 from rallypoint.election.steps import Fence, Txn, found
 from rallypoint.etcd.api import (
     Compare,
     EtcdError,
     EtcdLeaseGone,
     EtcdUnreachable,
-    Found,
     Put,
     Range,
+    RangeResult,
     TxnResult,
 )
-from rallypoint.rendezvous.errors import RendezvousStateError
-from rallypoint.rendezvous.state import State
-from rallypoint.rendezvous.state_codec import encode_state
+from rallypoint.membership.state import State
+from rallypoint.protocol.errors import RendezvousStateError
+from rallypoint.protocol.state_codec import encode_state
 
 
 class Written(NamedTuple):
@@ -44,13 +44,13 @@ class NotYet(NamedTuple):
     why: str
 
 
-class Over(NamedTuple):
+class CannotWrite(NamedTuple):
     """Nothing can be written any more."""
 
     why: str
 
 
-Outcome: TypeAlias = Written | NotYet | Over
+Outcome: TypeAlias = Written | NotYet | CannotWrite
 
 
 class _Write(NamedTuple):
@@ -63,7 +63,9 @@ class _Write(NamedTuple):
 class Journal:
     """The writes of one term."""
 
-    def __init__(self, keys: Keys, fence: Fence, incarnation: str, *, revision: int, number: int, lease: int) -> None:
+    def __init__(
+        self, keys: ElectionKeys, fence: Fence, incarnation: str, *, revision: int, number: int, lease: int
+    ) -> None:
         """Begin.
 
         Args:
@@ -84,8 +86,8 @@ class Journal:
         self._done = 0
         self._write: _Write | None = None
 
-    def keep(self, number: int, state: State) -> None:
-        """See `hub.Memory.keep`."""
+    def append(self, number: int, state: State) -> None:
+        """See `hub.JournalSink.keep`."""
         if self._newest is None or number > self._newest[0]:
             self._newest = (number, state)
 
@@ -111,7 +113,7 @@ class Journal:
             self._write = _Write(number, Snapshot(self.incarnation, self._written + 1, encode_state(state)))
         unchanged = Compare(self._keys.state, "mod_revision", "==", self._revision)
         put = Put(self._keys.state, encode_snapshot(self._write.snapshot), self._lease)
-        return Txn((self.fence.holds(), unchanged), (put,), (Range(self._keys.state), Range(self.fence[0])))
+        return Txn((self.fence.comparison(), unchanged), (put,), (Range(self._keys.state), Range(self.fence[0])))
 
     def answered(self, result: TxnResult) -> Outcome:
         """The transaction was answered."""
@@ -125,7 +127,7 @@ class Journal:
         """The transaction was not answered, or refused."""
         if isinstance(error, EtcdUnreachable):
             return NotYet(str(error))
-        return Over("the lease of the job's state has ended" if isinstance(error, EtcdLeaseGone) else str(error))
+        return CannotWrite("the lease of the job's state has ended" if isinstance(error, EtcdLeaseGone) else str(error))
 
     def _is_written(self, write: _Write, revision: int) -> Written:
         self._revision = revision
@@ -134,14 +136,14 @@ class Journal:
         self._write = None
         return Written(write.number)
 
-    def _explain(self, write: _Write, stored: Found, own: Found) -> Outcome:
+    def _explain(self, write: _Write, stored: RangeResult, own: RangeResult) -> Outcome:
         """A comparison did not hold: because the write was made already (law 3), or because we are deposed."""
         elected = any(each.create_revision == self.fence[1] for each in own.kvs)
         if elected and stored.kvs:
             try:
                 there = decode_snapshot(self._keys.state, stored.kvs[0].value)
             except RendezvousStateError as error:
-                return Over(str(error))
+                return CannotWrite(str(error))
             if there == write.snapshot:
                 return self._is_written(write, stored.kvs[0].mod_revision)
-        return Over("another agent is the coordinator now")
+        return CannotWrite("another agent is the coordinator now")

@@ -18,8 +18,8 @@ import msgspec
 
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import printable
-from rallypoint.rendezvous.errors import RendezvousStateError
-from rallypoint.rendezvous.state import NodeId
+from rallypoint.membership.state import NodeId
+from rallypoint.protocol.errors import RendezvousStateError
 
 _STATE = b"rallypoint-etcd-1 "
 _NAME = 32
@@ -32,7 +32,7 @@ _Port = Annotated[int, msgspec.Meta(ge=1, le=65535)]
 _Lease = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 
 
-class _NodeValue(TypedDict):
+class _CandidateValue(TypedDict):
     name: tuple[str, _Small, _Small]
     host: str
 
@@ -44,17 +44,17 @@ class _LeaderValue(TypedDict):
     secret: str
 
 
-_node = msgspec.json.Decoder(_NodeValue)
+_node = msgspec.json.Decoder(_CandidateValue)
 _leader = msgspec.json.Decoder(_LeaderValue)
 
 
-class Keys(NamedTuple):
+class ElectionKeys(NamedTuple):
     """The keys of one job."""
 
     root: str
 
     @classmethod
-    def of(cls, prefix: str, run_id: str) -> Keys:
+    def of(cls, prefix: str, run_id: str) -> ElectionKeys:
         """The keys of the job `run_id` under `prefix`, which may begin and end with any number of slashes.
 
         Raises:

@@ -14,16 +14,16 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from rallypoint.election.candidacy import Place
-from rallypoint.election.context import Context
-from rallypoint.election.farewell import TIMEOUT
-from rallypoint.election.keys import Keys, LeaderRecord, encode_leader
+from rallypoint.election.candidacy import Registration
+from rallypoint.election.context import StepContext
+from rallypoint.election.keys import ElectionKeys, LeaderRecord, encode_leader
+from rallypoint.election.resign import TIMEOUT
 from rallypoint.election.steps import (
     EndTerm,
     Grant,
-    KeepAlive,
+    KeepLeaseAlive,
     Listening,
-    Lose,
+    NodesLost,
     Procedure,
     Revoke,
     StartTerm,
@@ -33,24 +33,24 @@ from rallypoint.election.steps import (
     number_of,
     transact,
 )
-from rallypoint.election.takeover import Presence, moment, taken_over, wait_for_missing
+from rallypoint.election.takeover import Presence, min_absence, takeover_from, wait_for_missing
 from rallypoint.etcd.api import EtcdError, EtcdLeaseGone, Put, Range, TxnResult, WatchEvent
-from rallypoint.rendezvous.state import NodeId, Settings, known_to
+from rallypoint.membership.state import NodeId, Settings, known_to
 
-LINGER = 2.0
+CLOSE_LINGER = 2.0
 """Seconds that nodes have to read the last notices of a coordinator that goes."""
 STATE_TTL = 600
 """Seconds for which the state outlives the last coordinator that kept it alive."""
 
 
-class Elected(NamedTuple):
+class ElectionResult(NamedTuple):
     """Who begins a term, and what it knows of the time before.
 
     `waited`: whether it was a candidate already when there was a coordinator; `met`: the coordinator that this node was
     last in a session with; `dead`: nodes whose death is certain.
     """
 
-    place: Place
+    place: Registration
     addresses: tuple[str, ...]
     waited: bool
     met: str
@@ -60,7 +60,7 @@ class Elected(NamedTuple):
 class Leadership:
     """This agent's terms, one after another."""
 
-    def __init__(self, keys: Keys, settings: Settings, context: Context) -> None:
+    def __init__(self, keys: ElectionKeys, settings: Settings, context: StepContext) -> None:
         """No term is on."""
         self.term = 0
         """The number of the term that is on; 0 for none."""
@@ -78,22 +78,22 @@ class Leadership:
         """When `lose_overdue` has something to do."""
         return self._presence.wake_at if self.term else math.inf
 
-    def take_over(self, who: Elected) -> Procedure[None]:
+    def take_over(self, who: ElectionResult) -> Procedure[None]:
         """Read what the coordinator before has left, serve, and tell all where.
 
         Raises:
             EtcdLeaseGone: somebody else was elected meanwhile. After any error, no term is on.
         """
         keys, fence = self._keys, who.place.fence
-        read = yield from transact((fence.holds(),), (Range(keys.state), Range(keys.nodes, prefix=True)))
+        read = yield from transact((fence.comparison(),), (Range(keys.state), Range(keys.nodes, prefix=True)))
         if not read.succeeded:
             raise EtcdLeaseGone("its lease has ended")
         stored, nodes = found(read)
         presence = Presence(nodes.kvs)
-        takeover = taken_over(stored.kvs, presence.nodes, who.met, keys, self._settings)
+        takeover = takeover_from(stored.kvs, presence.nodes, who.met, keys, self._settings)
         if takeover.forgets:
             text = "what etcd holds of this job is an earlier launch's, of which no node lives; it begins anew"
-            self._context.say(text)
+            self._context.info(text)
         if not takeover.lease:
             takeover = takeover._replace(lease=(yield from number_of(Grant(STATE_TTL))))
         self._terms += 1
@@ -110,12 +110,12 @@ class Leadership:
             yield EndTerm(0.0)
             raise
         self._watch(read)
-        self._context.say("this agent is the coordinator of job %r, on port %d", self._settings.run_id, listening.port)
+        self._context.info("this agent is the coordinator of job %r, on port %d", self._settings.run_id, listening.port)
 
-    def _announce(self, place: Place, listening: Listening) -> Procedure[None]:
+    def _announce(self, place: Registration, listening: Listening) -> Procedure[None]:
         record = LeaderRecord(listening.addresses, listening.port, place.lease, listening.secret)
         put = Put(self._keys.leader, encode_leader(record), place.lease)
-        if not (yield from transact((place.fence.holds(),), (put,))).succeeded:
+        if not (yield from transact((place.fence.comparison(),), (put,))).succeeded:
             raise EtcdLeaseGone("its lease has ended")
 
     def step_down(self, lease: int, *, lives: bool) -> Procedure[None]:
@@ -125,24 +125,24 @@ class Leadership:
             try:
                 yield Revoke(lease, TIMEOUT)
             except EtcdError as error:
-                self._context.put(debug("its own lease could not be ended: %s", error))
+                self._context.add(debug("its own lease could not be ended: %s", error))
         self._context.unwatch(Watched.NODES)
-        yield EndTerm(0.0 if lives else LINGER)
+        yield EndTerm(0.0 if lives else CLOSE_LINGER)
 
-    def beat(self) -> Procedure[None]:
+    def keep_state_alive(self) -> Procedure[None]:
         """Keep the lease alive that the state hangs on."""
-        yield from number_of(KeepAlive(self._state_lease))
+        yield from number_of(KeepLeaseAlive(self._state_lease))
 
     # Who is lost
 
     def changed(self, events: tuple[WatchEvent, ...]) -> None:
         """Keys of nodes have changed."""
-        self._presence.change(events, self._context.now + moment(self._settings))
+        self._presence.change(events, self._context.now + min_absence(self._settings))
 
     def find_nodes(self) -> Procedure[None]:
         """Read what a watch that has ended would have told, and watch on."""
         read = yield from transact((), (Range(self._keys.nodes, prefix=True),))
-        self._presence.replace(found(read)[0].kvs, self._context.now + moment(self._settings))
+        self._presence.replace(found(read)[0].kvs, self._context.now + min_absence(self._settings))
         self._watch(read)
 
     def lose_overdue(self) -> None:
@@ -151,7 +151,7 @@ class Leadership:
 
     def _lose(self, nodes: frozenset[NodeId], detail: str) -> None:
         if nodes:
-            self._context.put(Lose(nodes, detail))
+            self._context.add(NodesLost(nodes, detail))
 
     def _watch(self, read: TxnResult) -> None:
         self._context.watch(Watched.NODES, self._keys.nodes, read.revision, prefix=True)

@@ -31,16 +31,26 @@ from random import Random
 from typing import TypeAlias
 
 from rallypoint.election import candidacy, steps
-from rallypoint.election.candidacy import Place, Rival
-from rallypoint.election.context import Context
-from rallypoint.election.farewell import leave
-from rallypoint.election.keys import Keys
-from rallypoint.election.leadership import STATE_TTL, Elected, Leadership
+from rallypoint.election.candidacy import Predecessor, Registration
+from rallypoint.election.context import StepContext
+from rallypoint.election.keys import ElectionKeys
+from rallypoint.election.leadership import STATE_TTL, ElectionResult, Leadership
 from rallypoint.election.procedures import Runner
-from rallypoint.election.steps import Chore, Effect, Event, Phase, Procedure, Watched, found, number_of, transact
-from rallypoint.etcd.api import Cancelled, EtcdError, EtcdLeaseGone, EtcdUnreachable, KeyValue, Range
-from rallypoint.rendezvous.errors import RendezvousStateError
-from rallypoint.rendezvous.state import NodeId, Settings
+from rallypoint.election.resign import leave
+from rallypoint.election.steps import (
+    CandidatePhase,
+    Chore,
+    Effect,
+    Event,
+    Procedure,
+    Watched,
+    found,
+    number_of,
+    transact,
+)
+from rallypoint.etcd.api import EtcdError, EtcdLeaseGone, EtcdUnreachable, KeyValue, Range, WatchCancelled
+from rallypoint.membership.state import NodeId, Settings
+from rallypoint.protocol.errors import RendezvousStateError
 
 PAUSE, LONG_PAUSE = 0.25, 4.0
 """Seconds until etcd is asked again that did not answer, at first and at most: a thousand agents may do the same."""
@@ -51,7 +61,7 @@ _Method: TypeAlias = "Callable[[Election], Procedure[None]]"
 class Election:
     """One agent in etcd. `step` it with each event; do what it returns, in order; and `Tick` it at `wake_at`."""
 
-    def __init__(self, keys: Keys, settings: Settings, own: NodeId, rng: Random) -> None:
+    def __init__(self, keys: ElectionKeys, settings: Settings, own: NodeId, rng: Random) -> None:
         """Nothing is asked before the first step.
 
         Args:
@@ -60,34 +70,34 @@ class Election:
             own: what this node calls itself; its address is looked up.
             rng: for pauses that differ from other agents'.
         """
-        self.phase = Phase.RESTING
+        self.phase = CandidatePhase.RESTING
         self._keys = keys
         self._settings = settings
         self._own = own
         self._rng = rng
         self._ttl = max(1, math.ceil(settings.lease))
         self._closed = False
-        self._context = Context()
-        self._runner = Runner(self._context, self._stumble)
-        self._wait = candidacy.Wait(self._context)
+        self._context = StepContext()
+        self._runner = Runner(self._context, self._on_procedure_error)
+        self._wait = candidacy.PredecessorWait(self._context)
         self._leadership = Leadership(keys, settings, self._context)
         self._goal: _Method = Election._register
         self._rest_until = -math.inf
         self._pause = PAUSE
         self._due: dict[Chore, float] = {}
         """When chores are to be done."""
-        self._link = steps.LinkTold(None, "", 0)
+        self._link = steps.LinkState(None, "", 0)
         self._addresses: tuple[str, ...] = ()
         self._seen = 0
         """The latest revision at which anything was seen of a coordinator."""
-        self._place: Place | None = None
+        self._place: Registration | None = None
         self._waited = False
         """Whether there was a coordinator since we registered."""
 
     @property
     def leads(self) -> bool:
         """Whether this agent is the coordinator."""
-        return self.phase is Phase.LEADING
+        return self.phase is CandidatePhase.LEADING
 
     @property
     def lease(self) -> int:
@@ -97,25 +107,25 @@ class Election:
     @property
     def wake_at(self) -> float:
         """When to step with a `Tick`, on the clock of `now`; infinity while an answer or a watch is waited for."""
-        if self._runner.busy or self.phase is Phase.GONE:
+        if self._runner.busy or self.phase is CandidatePhase.GONE:
             return math.inf
-        resting = self._rest_until if self.phase is Phase.RESTING else math.inf
+        resting = self._rest_until if self.phase is CandidatePhase.RESTING else math.inf
         return min(*self._due.values(), resting, self._leadership.wake_at, self._wait.gone_at)
 
     def step(self, event: Event, now: float) -> list[Effect]:
         """Something has happened at `now`; returns what to do about it. A request among that is the last."""
         self._context.now = now
-        self._context.take()
+        self._context.pop_effects()
         self._ON[type(event)](self, event)
         while not self._runner.busy and (due := self._next()) is not None:
             self._runner.begin(*due)
         if self.leads and not self._runner.busy:
             self._leadership.lose_overdue()
-        return self._context.take()
+        return self._context.pop_effects()
 
     # Events
 
-    def _on_close(self, _event: steps.Close) -> None:
+    def _on_close(self, _event: steps.LeaveElection) -> None:
         self._closed = True
 
     def _on_broken(self, event: steps.Broken) -> None:
@@ -123,7 +133,7 @@ class Election:
         self._context.unwatch_all()  # one of them may never have begun
         self._give_up(event.error)
 
-    def _on_link_told(self, event: steps.LinkTold) -> None:
+    def _on_link_state(self, event: steps.LinkState) -> None:
         self._link = event
         self._look_at_link()
 
@@ -142,13 +152,17 @@ class Election:
         if kind is None:
             return
         self._context.has_ended(kind)
-        again = self._due.get(Chore.BEAT, self._context.now) if isinstance(event.lost, Cancelled) else self._context.now
+        again = (
+            self._due.get(Chore.BEAT, self._context.now)
+            if isinstance(event.lost, WatchCancelled)
+            else self._context.now
+        )
         if kind is Watched.RIVAL:
             self._wait.gone_at = again
         elif kind is Watched.LEADER:
             self._due[Chore.FIND_LEADER] = again
         elif self.leads:
-            self._context.say("the watch over the nodes in etcd has ended (%s); they are read again", event.lost)
+            self._context.info("the watch over the nodes in etcd has ended (%s); they are read again", event.lost)
             self._due[Chore.FIND_NODES] = again
 
     def _on_deposed(self, event: steps.Deposed) -> None:
@@ -157,11 +171,11 @@ class Election:
 
     _ON: dict[type, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
         steps.Tick: lambda _self, _event: None,
-        steps.Close: _on_close,
+        steps.LeaveElection: _on_close,
         steps.Answered: lambda self, event: self._runner.go_on(event),
         steps.Failed: lambda self, event: self._runner.go_on(event),
         steps.Broken: _on_broken,
-        steps.LinkTold: _on_link_told,
+        steps.LinkState: _on_link_state,
         steps.Changed: _on_changed,
         steps.Unwatched: _on_unwatched,
         steps.Deposed: _on_deposed,
@@ -171,49 +185,49 @@ class Election:
 
     def _next(self) -> tuple[Procedure[None], Chore | None] | None:
         """The procedure whose turn it is, if any."""
-        if self.phase is Phase.GONE:
+        if self.phase is CandidatePhase.GONE:
             return None
         if self._closed:
             return self._end(None), None
         if self.leads and self._leadership.deposed:
             return self._end(EtcdLeaseGone(self._leadership.deposed)), None
-        if self.phase is Phase.RESTING and self._context.now >= self._rest_until:
-            self.phase = Phase.ASKING
+        if self.phase is CandidatePhase.RESTING and self._context.now >= self._rest_until:
+            self.phase = CandidatePhase.ASKING
             return self._goal(self), None
-        if self.phase is Phase.WAITING and self._context.now >= self._wait.gone_at:
+        if self.phase is CandidatePhase.WAITING and self._context.now >= self._wait.gone_at:
             self._wait.end()
-            self._set_goal(Election._look)
-            return self._look(), None
+            self._set_goal(Election._find_predecessor)
+            return self._find_predecessor(), None
         chore = next((each for each in Chore if self._due.get(each, math.inf) <= self._context.now), None)
         return None if chore is None else (self._CHORES[chore](self), chore)
 
-    def _stumble(self, error: Exception, chore: Chore | None) -> None:
+    def _on_procedure_error(self, error: Exception, chore: Chore | None) -> None:
         """A procedure could not be gone through: law 3 where etcd is away, and else law 6."""
-        if not isinstance(error, EtcdUnreachable) or self.phase is Phase.ENDING:
+        if not isinstance(error, EtcdUnreachable) or self.phase is CandidatePhase.ENDING:
             self._give_up(error)
             return
         self._context.trouble(str(error))
         if chore is None:
-            self._rest(self._pause)
+            self._wait_before_retry(self._pause)
             self._pause = min(2 * self._pause, LONG_PAUSE)
         else:  # a beat has seen to that itself
             later = self._context.now + PAUSE
             self._due = {each: at if each is Chore.BEAT else max(at, later) for each, at in self._due.items()}
 
     def _give_up(self, error: Exception) -> None:
-        if self.phase is Phase.ENDING:
+        if self.phase is CandidatePhase.ENDING:
             self._context.warn(error, "this agent's place in etcd could not be given up in order")
             self._has_ended(LONG_PAUSE, for_good=self._closed)
         else:
             self._runner.begin(self._end(error))
 
-    def _set_goal(self, goal: _Method, phase: Phase = Phase.ASKING) -> None:
+    def _set_goal(self, goal: _Method, phase: CandidatePhase = CandidatePhase.ASKING) -> None:
         """What is to be reached next; the goal before it was."""
         self._context.trouble("")
         self._goal, self._pause, self.phase = goal, PAUSE, phase
 
-    def _rest(self, seconds: float) -> None:
-        self.phase = Phase.RESTING
+    def _wait_before_retry(self, seconds: float) -> None:
+        self.phase = CandidatePhase.RESTING
         self._rest_until = self._context.now + seconds * self._rng.uniform(0.5, 1.0)
 
     # Goals
@@ -225,57 +239,57 @@ class Election:
         there = yield from candidacy.register(self._keys, name, self._ttl)
         if there.revision < seen:
             text = "etcd has gone back from revision %d to %d and what it held is lost; this agent begins anew there"
-            self._context.put(steps.warning(text, seen, there.revision))
+            self._context.add(steps.warning(text, seen, there.revision))
             self._seen = 0
-            self._context.put(steps.ResetRevision())
+            self._context.add(steps.ResetRevision())
             self._context.unwatch(Watched.LEADER)
         self._place, self._waited = there.place, False
         self._due = {Chore.BEAT: asked_at + self._ttl / 3}
         self._see_leader(there.leader, there.revision)
-        self._context.put(steps.Hopeless(""))
+        self._context.add(steps.PermanentError(""))
         self._look_at_link()
-        self._set_goal(Election._look)
+        self._set_goal(Election._find_predecessor)
         if there.rival is None:
-            yield from self._look()
+            yield from self._find_predecessor()
         else:
-            self._face(there.rival)
+            self._wait_for_predecessor(there.rival)
 
-    def _look(self) -> Procedure[None]:
+    def _find_predecessor(self) -> Procedure[None]:
         assert self._place is not None, "this agent has no key"
-        self._face((yield from candidacy.next_older(self._keys, self._place.fence)))
+        self._wait_for_predecessor((yield from candidacy.next_older(self._keys, self._place.fence)))
 
-    def _face(self, rival: Rival) -> None:
+    def _wait_for_predecessor(self, rival: Predecessor) -> None:
         """Wait until the next older candidate goes (law 2); or there is none, and it is our turn."""
         if rival.kv is None:
-            self._set_goal(Election._take_over, Phase.RESTING)
+            self._set_goal(Election._take_over, CandidatePhase.RESTING)
             self._rest_until = self._context.now
             return
-        self._set_goal(Election._look, Phase.WAITING)
+        self._set_goal(Election._find_predecessor, CandidatePhase.WAITING)
         self._waited = True
         self._wait.begin(rival.kv, rival.revision)
         self._look_at_link()
 
     def _take_over(self) -> Procedure[None]:
         assert self._place is not None, "this agent has no key"
-        who = Elected(self._place, self._addresses, self._waited, self._link.met, self._wait.dead)
+        who = ElectionResult(self._place, self._addresses, self._waited, self._link.met, self._wait.dead)
         yield from self._leadership.take_over(who)
         self._wait.dead = frozenset()  # the term knows; who comes back by that name lives
         self._due[Chore.STATE_BEAT] = self._context.now  # nobody knows how long ago the last one saw to it
-        self._set_goal(Election._take_over, Phase.LEADING)
+        self._set_goal(Election._take_over, CandidatePhase.LEADING)
 
     # Chores
 
-    def _beat(self) -> Procedure[None]:
+    def _keep_lease_alive(self) -> Procedure[None]:
         asked_at = self._context.now
         self._due[Chore.BEAT] = asked_at + PAUSE
-        if (yield from number_of(steps.KeepAlive(self.lease, self._ttl / 2))) == 0:
+        if (yield from number_of(steps.KeepLeaseAlive(self.lease, self._ttl / 2))) == 0:
             raise EtcdLeaseGone("its lease was not kept alive in time")
         self._due[Chore.BEAT] = asked_at + self._ttl / 3
         self._look_at_link()
 
-    def _beat_for_state(self) -> Procedure[None]:
+    def _keep_state_alive(self) -> Procedure[None]:
         self._due[Chore.STATE_BEAT] = self._context.now + STATE_TTL / 4
-        yield from self._leadership.beat()
+        yield from self._leadership.keep_state_alive()
 
     def _rename(self) -> Procedure[None]:
         name, place = self._link.name, self._place
@@ -298,8 +312,8 @@ class Election:
         yield from self._wait.depose()
 
     _CHORES: dict[Chore, _Method] = {  # noqa: RUF012 - a table, never changed
-        Chore.BEAT: _beat,
-        Chore.STATE_BEAT: _beat_for_state,
+        Chore.BEAT: _keep_lease_alive,
+        Chore.STATE_BEAT: _keep_state_alive,
         Chore.RENAME: _rename,
         Chore.FIND_LEADER: _find_leader,
         Chore.FIND_NODES: _find_nodes,
@@ -309,32 +323,32 @@ class Election:
     # The end, for a while or for good
 
     def _end(self, why: Exception | None) -> Procedure[None]:
-        """Give up what we have, because of an error or of `Close`."""
-        self.phase, for_good = Phase.ENDING, self._closed
+        """Give up what we have, because of an error or of `LeaveElection`."""
+        self.phase, for_good = CandidatePhase.ENDING, self._closed
         self._wait.end()
         if self._leadership.term:
             yield from self._leadership.step_down(self.lease, lives=not for_good)
         if isinstance(why, EtcdLeaseGone):
             if self._place is not None:
-                self._context.put(steps.warning("this agent's place in etcd is lost (%s); it takes another", why))
+                self._context.add(steps.warning("this agent's place in etcd is lost (%s); it takes another", why))
             self._has_ended(PAUSE, for_good=False)
             return
         if isinstance(why, EtcdError | RendezvousStateError):
             self._context.warn(why, "etcd cannot be used as it is")
-            self._context.put(steps.Hopeless(str(why)))
+            self._context.add(steps.PermanentError(str(why)))
         elif why is not None:
             text = "this agent's place in etcd is given up for a moment, for a reason not foreseen"
             self._context.warn(why, text)
             self._context.trouble(f"{type(why).__name__}: {why}")
-        yield from leave(self._keys, self.lease, self._link.met, self._context.put, for_good=for_good)
+        yield from leave(self._keys, self.lease, self._link.met, self._context.add, for_good=for_good)
         self._has_ended(LONG_PAUSE, for_good=for_good)
 
     def _has_ended(self, pause: float, *, for_good: bool) -> None:
         self._place, self._due, self._goal, self._pause = None, {}, Election._register, PAUSE
         if for_good:
-            self.phase = Phase.GONE
+            self.phase = CandidatePhase.GONE
         else:
-            self._rest(pause)
+            self._wait_before_retry(pause)
 
     def _look_at_link(self) -> None:
         """What the link has told may be a chore now."""
@@ -344,7 +358,7 @@ class Election:
             self._due.setdefault(Chore.DEPOSE, self._context.now)
 
     def _see_leader(self, kvs: tuple[KeyValue, ...], revision: int) -> None:
-        self._context.put(steps.Publish(kvs, revision))
+        self._context.add(steps.Publish(kvs, revision))
         self._seen = max(self._seen, revision if kvs else 0)
         if not self._context.watches(Watched.LEADER):
             self._context.watch(Watched.LEADER, self._keys.leader, revision)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rallypoint.election.context import Context
+from rallypoint.election.context import StepContext
 from rallypoint.election.steps import Answered, Ask, Chore, Failed, Procedure, Request
 
 
@@ -20,7 +20,7 @@ class _Running(NamedTuple):
 class Runner:
     """The procedure that is under way, if there is one."""
 
-    def __init__(self, context: Context, on_failure: Callable[[Exception, Chore | None], None]) -> None:
+    def __init__(self, context: StepContext, on_failure: Callable[[Exception, Chore | None], None]) -> None:
         """`on_failure` is called when a procedure has ended in an error; it may begin another."""
         self._context = context
         self._on_failure = on_failure
@@ -62,4 +62,4 @@ class Runner:
         else:
             self._asked += 1
             self._running = _Running(self._asked, procedure, chore)
-            self._context.put(Ask(self._asked, request))
+            self._context.add(Ask(self._asked, request))

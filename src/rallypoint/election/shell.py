@@ -21,14 +21,14 @@ from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.log import get_logger
 from rallypoint.election import steps
-from rallypoint.election.effects import Effects
-from rallypoint.election.keys import Keys
-from rallypoint.election.leader_address import LeaderAddress
+from rallypoint.election.effects import EffectRunner
+from rallypoint.election.keys import ElectionKeys
+from rallypoint.election.leader_resolver import LeaderResolver
 from rallypoint.election.machine import LONG_PAUSE, Election
-from rallypoint.election.steps import Answer, Event, Phase
-from rallypoint.election.term import Listen, Term, start_term
+from rallypoint.election.steps import Answer, CandidatePhase, Event
+from rallypoint.election.term import LeaderTerm, Listen, start_term
 from rallypoint.etcd.client import EtcdClient
-from rallypoint.rendezvous.state import NodeId, Settings
+from rallypoint.membership.state import NodeId, Settings
 
 log = get_logger(__name__)
 
@@ -39,9 +39,9 @@ class Candidate:
     def __init__(
         self,
         connect: Callable[[], EtcdClient],
-        keys: Keys,
+        keys: ElectionKeys,
         settings: Settings,
-        address: LeaderAddress,
+        address: LeaderResolver,
         find_addresses: Callable[[], Sequence[str]],
         listen: Listen,
         own: NodeId,
@@ -67,9 +67,9 @@ class Candidate:
         self._inbox: queue.SimpleQueue[Event] = queue.SimpleQueue()
         self._closed = threading.Event()
         self._client: EtcdClient
-        self._effects: Effects
-        self._term: Term | None = None
-        address.on_news = self._on_news
+        self._effects: EffectRunner
+        self._term: LeaderTerm | None = None
+        address.on_news = self._on_link_news
         self._thread = threading.Thread(target=self._run, name="rallypoint-etcd", daemon=True)
 
     def start(self) -> None:
@@ -84,7 +84,7 @@ class Candidate:
     def close(self) -> None:
         """Give the coordinator's place to the next, and leave etcd; waits until that is done. Idempotent."""
         self._closed.set()
-        self._inbox.put(steps.Close())
+        self._inbox.put(steps.LeaveElection())
         if self._thread.is_alive():
             self._thread.join()
 
@@ -94,13 +94,13 @@ class Candidate:
         try:
             self._client = self._connect()
         except RallypointError as error:
-            self._address.set_hopeless(str(error))
+            self._address.set_permanent_error(str(error))
             return
         except Exception as error:
             log.exception("no client of etcd can be made")
-            self._address.set_hopeless(f"no client of etcd can be made ({type(error).__name__}: {error})")
+            self._address.set_permanent_error(f"no client of etcd can be made ({type(error).__name__}: {error})")
             return
-        self._effects = Effects(self._client, self._address, self._inbox.put, _log)
+        self._effects = EffectRunner(self._client, self._address, self._inbox.put, _log)
         with closing(self._client):
             event: Event = steps.Tick()
             while self._take(event):
@@ -128,10 +128,10 @@ class Candidate:
                 if self._closed.wait(LONG_PAUSE):
                     return False
             self._inbox.put(steps.Broken(error))
-        return self._election.phase is not Phase.GONE
+        return self._election.phase is not CandidatePhase.GONE
 
-    def _on_news(self) -> None:
-        self._inbox.put(steps.LinkTold(self._address.name, self._address.met, self._address.refused))
+    def _on_link_news(self) -> None:
+        self._inbox.put(steps.LinkState(self._address.name, self._address.met, self._address.refusing_lease))
 
     # Requests
 
@@ -152,7 +152,7 @@ class Candidate:
     def _grant(self, request: steps.Grant) -> Answer:
         return self._client.lease_grant(request.ttl_s)
 
-    def _keep_alive(self, request: steps.KeepAlive) -> Answer:
+    def _keep_alive(self, request: steps.KeepLeaseAlive) -> Answer:
         return self._client.lease_keep_alive(request.lease, timeout_s=request.timeout_s)
 
     def _revoke(self, request: steps.Revoke) -> Answer:
@@ -182,7 +182,7 @@ class Candidate:
     _REQUESTS: dict[type, Callable[[Candidate, Any], Answer]] = {  # noqa: RUF012 - a table, never changed
         steps.Txn: _txn,
         steps.Grant: _grant,
-        steps.KeepAlive: _keep_alive,
+        steps.KeepLeaseAlive: _keep_alive,
         steps.Revoke: _revoke,
         steps.FindAddresses: _look_up,
         steps.StartTerm: _start_term,
@@ -190,5 +190,5 @@ class Candidate:
     }
 
 
-def _log(line: steps.Log) -> None:
+def _log(line: steps.WriteLog) -> None:
     log.log(line.level, line.text, *line.args, exc_info=line.error)

@@ -1,7 +1,7 @@
 """What happens to a candidate, and what it has done about that: plain data. Pure.
 
-A *request* may take its time, and is answered (`Ask`, `Answered`, `Failed`); the machine has one under way at most. All
-other *effects* are done at once, in order, and not answered.
+A *request* may take its time, and is answered (`PostNotice`, `Answered`, `Failed`); the machine has one under way at
+most. All other *effects* are done at once, in order, and not answered.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from enum import Enum, auto
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from rallypoint.election.takeover import Takeover
-from rallypoint.etcd.api import Compare, Found, KeyValue, Lost, Operation, TxnResult, WatchEvent
-from rallypoint.rendezvous.state import NodeId
+from rallypoint.etcd.api import Compare, KeyValue, Operation, RangeResult, TxnResult, WatchEnd, WatchEvent
+from rallypoint.membership.state import NodeId
 
 T = TypeVar("T")
 
@@ -23,13 +23,13 @@ DEBUG, INFO, WARNING = 10, 20, 30
 class Fence(tuple[bytes, int]):
     """Our own key, and the revision that it was created with."""
 
-    def holds(self) -> Compare:
+    def comparison(self) -> Compare:
         """That we are still who we were when we were elected."""
         key, created = self
         return Compare(key, "create_revision", "==", created)
 
 
-class Phase(Enum):
+class CandidatePhase(Enum):
     """Where a candidate stands; see `machine`."""
 
     RESTING = auto()
@@ -86,7 +86,7 @@ class Grant(NamedTuple):
     ttl_s: int
 
 
-class KeepAlive(NamedTuple):
+class KeepLeaseAlive(NamedTuple):
     """Begin a lease's time anew; answered with its seconds, 0 if it is gone."""
 
     lease: int
@@ -119,7 +119,7 @@ class EndTerm(NamedTuple):
     linger_s: float
 
 
-Request: TypeAlias = Txn | Grant | KeepAlive | Revoke | FindAddresses | StartTerm | EndTerm
+Request: TypeAlias = Txn | Grant | KeepLeaseAlive | Revoke | FindAddresses | StartTerm | EndTerm
 
 
 class Addresses(NamedTuple):
@@ -150,7 +150,7 @@ class Ask(NamedTuple):
     request: Request
 
 
-class Watch(NamedTuple):
+class WatchKeys(NamedTuple):
     """Watch a key, or with `prefix` all that begin with it, from a revision on; `number` tells watches apart."""
 
     kind: Watched
@@ -160,7 +160,7 @@ class Watch(NamedTuple):
     prefix: bool
 
 
-class Unwatch(NamedTuple):
+class EndWatch(NamedTuple):
     """End the watch of that kind."""
 
     kind: Watched
@@ -177,26 +177,26 @@ class ResetRevision(NamedTuple):
     """What the link was told is of an etcd that is no more: its revisions count for nothing."""
 
 
-class Hopeless(NamedTuple):
+class PermanentError(NamedTuple):
     """Tell the link why no coordinator will be found until somebody changes something; "" takes it back."""
 
     sentence: str
 
 
-class Trouble(NamedTuple):
+class EtcdTrouble(NamedTuple):
     """Tell the link why etcd cannot be asked just now; "" takes it back."""
 
     sentence: str
 
 
-class Lose(NamedTuple):
+class NodesLost(NamedTuple):
     """Tell the term that these nodes are no more, and how that is known."""
 
     nodes: frozenset[NodeId]
     detail: str
 
 
-class Log(NamedTuple):
+class WriteLog(NamedTuple):
     """A line of the log; with an error, its traceback too."""
 
     level: int
@@ -205,7 +205,9 @@ class Log(NamedTuple):
     error: Exception | None = None
 
 
-Effect: TypeAlias = Ask | Watch | Unwatch | Publish | ResetRevision | Hopeless | Trouble | Lose | Log
+Effect: TypeAlias = (
+    Ask | WatchKeys | EndWatch | Publish | ResetRevision | PermanentError | EtcdTrouble | NodesLost | WriteLog
+)
 
 # Events
 
@@ -214,7 +216,7 @@ class Tick(NamedTuple):
     """Time has passed."""
 
 
-class Close(NamedTuple):
+class LeaveElection(NamedTuple):
     """This agent is to leave etcd."""
 
 
@@ -238,7 +240,7 @@ class Broken(NamedTuple):
     error: Exception
 
 
-class LinkTold(NamedTuple):
+class LinkState(NamedTuple):
     """What the link knows: this node's name, the coordinator it met last, and the lease of one whose port refuses."""
 
     name: NodeId | None
@@ -257,7 +259,7 @@ class Unwatched(NamedTuple):
     """A watch has ended by itself."""
 
     watch: int
-    lost: Lost
+    lost: WatchEnd
 
 
 class Deposed(NamedTuple):
@@ -267,7 +269,7 @@ class Deposed(NamedTuple):
     why: str
 
 
-Event: TypeAlias = Tick | Close | Answered | Failed | Broken | LinkTold | Changed | Unwatched | Deposed
+Event: TypeAlias = Tick | LeaveElection | Answered | Failed | Broken | LinkState | Changed | Unwatched | Deposed
 
 # Requests as steps of a procedure
 
@@ -284,28 +286,28 @@ def transact(
     return result
 
 
-def number_of(request: Grant | KeepAlive) -> Procedure[int]:
+def number_of(request: Grant | KeepLeaseAlive) -> Procedure[int]:
     """Make a request that is answered with a number."""
     number = yield request
     assert isinstance(number, int)
     return number
 
 
-def found(result: TxnResult) -> list[Found]:
+def found(result: TxnResult) -> list[RangeResult]:
     """What the ranges of a transaction have found, in their order."""
-    return [each for each in result.responses if isinstance(each, Found)]
+    return [each for each in result.responses if isinstance(each, RangeResult)]
 
 
-def debug(text: str, *args: object) -> Log:
+def debug(text: str, *args: object) -> WriteLog:
     """A line that only developers read."""
-    return Log(DEBUG, text, args)
+    return WriteLog(DEBUG, text, args)
 
 
-def info(text: str, *args: object) -> Log:
+def info(text: str, *args: object) -> WriteLog:
     """A line that tells what goes on."""
-    return Log(INFO, text, args)
+    return WriteLog(INFO, text, args)
 
 
-def warning(text: str, *args: object) -> Log:
+def warning(text: str, *args: object) -> WriteLog:
     """A line that people should read."""
-    return Log(WARNING, text, args)
+    return WriteLog(WARNING, text, args)

@@ -15,14 +15,14 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from typing import NamedTuple
 
-from rallypoint.election.keys import Keys, decode_node, decode_snapshot
+from rallypoint.coordinator.recovery import recovery_timeout
+from rallypoint.election.keys import ElectionKeys, decode_node, decode_snapshot
 from rallypoint.etcd.api import KeyValue, WatchEvent
-from rallypoint.rendezvous.errors import RendezvousStateError
-from rallypoint.rendezvous.recovery import patience
-from rallypoint.rendezvous.state import NodeId, Settings, State, known_to
-from rallypoint.rendezvous.state_codec import decode_state
+from rallypoint.membership.state import NodeId, Settings, State, known_to
+from rallypoint.protocol.errors import RendezvousStateError
+from rallypoint.protocol.state_codec import decode_state
 
-MOMENT = 1.0
+MIN_ABSENCE = 1.0
 """Seconds that a node without a key has at least, however short the lease is: a packet may have to be sent again."""
 
 
@@ -41,8 +41,8 @@ class Takeover(NamedTuple):
     forgets: bool = False
 
 
-def taken_over(
-    stored: Sequence[KeyValue], nodes: Collection[NodeId], met: str, keys: Keys, settings: Settings
+def takeover_from(
+    stored: Sequence[KeyValue], nodes: Collection[NodeId], met: str, keys: ElectionKeys, settings: Settings
 ) -> Takeover:
     """What to start from (law 1).
 
@@ -72,13 +72,13 @@ def taken_over(
         return Takeover(snapshot.incarnation, state, snapshot.number, found.mod_revision, found.lease)
     # Should they live after all, and only their leases have ended, they have the time to say so.
     ran = state.verdict is None and bool(known)
-    anew = State(hold=patience(settings) if ran else 0.0)
+    anew = State(restart_delay=recovery_timeout(settings) if ran else 0.0)
     return Takeover("", anew, snapshot.number, found.mod_revision, found.lease, forgets=True)
 
 
-def moment(settings: Settings) -> float:
+def min_absence(settings: Settings) -> float:
     """Seconds for which a node is waited for that has no key."""
-    return max(MOMENT, settings.lease / 3)
+    return max(MIN_ABSENCE, settings.lease / 3)
 
 
 def wait_for_missing(settings: Settings, *, waited: bool) -> float:
@@ -86,7 +86,7 @@ def wait_for_missing(settings: Settings, *, waited: bool) -> float:
 
     `waited` tells whether we were in etcd already when the last coordinator was.
     """
-    return moment(settings) if waited else patience(settings)
+    return min_absence(settings) if waited else recovery_timeout(settings)
 
 
 class Presence:

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, TypeAlias
 from rallypoint.base.descriptors import allow_nodes
 from rallypoint.base.endpoint import host_name
 from rallypoint.base.log import get_logger
-from rallypoint.election.journal import Journal, NotYet, Outcome, Over, Written
-from rallypoint.election.keys import Keys
+from rallypoint.coordinator.dispatcher import Dispatcher, RestoredState
+from rallypoint.coordinator.server import ControlServer
+from rallypoint.election.journal import CannotWrite, Journal, NotYet, Outcome, Written
+from rallypoint.election.keys import ElectionKeys
 from rallypoint.election.steps import Listening, StartTerm, Txn
 from rallypoint.etcd.api import EtcdError
 from rallypoint.etcd.client import EtcdClient
-from rallypoint.rendezvous.hub import Former, Hub
-from rallypoint.rendezvous.server import ControlServer
-from rallypoint.rendezvous.state import NodeId, Settings, State
+from rallypoint.membership.state import NodeId, Settings, State
 
 if TYPE_CHECKING:
     import socket
 
-    from rallypoint.base.tls import Tls
+    from rallypoint.base.tls import ControlTls
 
 log = get_logger(__name__)
 
@@ -35,7 +35,7 @@ _LAST_WRITES = 1.0
 
 
 class JournalWriter:
-    """Writes the newest state, on a thread of its own. A `hub.Memory`."""
+    """Writes the newest state, on a thread of its own. A `hub.JournalSink`."""
 
     def __init__(self, client: EtcdClient, journal: Journal, deposed: Callable[[str], None]) -> None:
         """Nothing is written before `start`; `deposed` is called once, with the reason, when we can write no more."""
@@ -51,10 +51,10 @@ class JournalWriter:
         self._thread = threading.Thread(target=self._run, args=(kept,), name="rallypoint-etcd-journal", daemon=True)
         self._thread.start()
 
-    def keep(self, number: int, state: State) -> None:
-        """See `hub.Memory.keep`."""
+    def append(self, number: int, state: State) -> None:
+        """See `hub.JournalSink.keep`."""
         with self._changed:
-            self._journal.keep(number, state)
+            self._journal.append(number, state)
             self._changed.notify_all()
 
     def close(self, linger: float = 0.0) -> None:
@@ -69,7 +69,7 @@ class JournalWriter:
     def _run(self, kept: Callable[[int], None]) -> None:
         try:
             while (write := self._next_write()) is not None:
-                self._act_on(self._make(write), kept)
+                self._act_on(self._write_once(write), kept)
         except Exception as error:  # else we would seem to coordinate, and nobody would be told anything any more
             log.exception("the coordinator's state cannot be kept")
             self._deposed(f"its state cannot be kept ({type(error).__name__}: {error})")
@@ -80,7 +80,7 @@ class JournalWriter:
             self._changed.wait_for(lambda: self._closed or not self._journal.is_idle)
             return None if self._closed else self._journal.next_write()
 
-    def _make(self, write: Txn) -> Outcome:
+    def _write_once(self, write: Txn) -> Outcome:
         failure = None
         try:
             result = self._client.txn(write.compares, write.then, write.otherwise, repeatable=True)
@@ -98,24 +98,24 @@ class JournalWriter:
                 log.debug("the coordinator's state cannot be written yet: %s", why)
                 with self._changed:
                     self._changed.wait_for(lambda: self._closed, timeout=_PAUSE)
-            case Over(why=why):
+            case CannotWrite(why=why):
                 with self._changed:
                     self._closed = True
                     self._changed.notify_all()
                 self._deposed(why)
 
 
-class Term:
+class LeaderTerm:
     """A server with its dispatcher and its journal, until it is closed. Made by `start_term`."""
 
-    def __init__(self, hub: Hub, writer: JournalWriter, server: ControlServer) -> None:
+    def __init__(self, hub: Dispatcher, writer: JournalWriter, server: ControlServer) -> None:
         self._hub = hub
         self._writer = writer
         self._server = server
 
-    def lost(self, nodes: Collection[NodeId], detail: str) -> None:
+    def nodes_lost(self, nodes: Collection[NodeId], detail: str) -> None:
         """These nodes are no more."""
-        self._hub.lost(nodes, detail)
+        self._hub.nodes_lost(nodes, detail)
 
     def close(self, linger: float) -> None:
         """Coordinate no more; nodes have `linger` seconds to read what they were told and hang up."""
@@ -126,13 +126,13 @@ class Term:
 
 def start_term(
     client: EtcdClient,
-    keys: Keys,
+    keys: ElectionKeys,
     settings: Settings,
     request: StartTerm,
     deposed: Callable[[str], None],
     listen: Listen,
-    tls: Tls | None = None,
-) -> tuple[Term, Listening]:
+    tls: ControlTls | None = None,
+) -> tuple[LeaderTerm, Listening]:
     """Coordinate the job from what was taken over; returns the term, and where it listens.
 
     Args:
@@ -159,13 +159,13 @@ def start_term(
         lease=takeover.lease,
     )
     writer = JournalWriter(client, journal, deposed)
-    hub = Hub(settings, former=Former(incarnation, takeover.state), memory=writer)
+    hub = Dispatcher(settings, former=RestoredState(incarnation, takeover.state), memory=writer)
     allow_nodes(settings.max_nodes)
     secret = secrets.token_hex(16)
-    writer.start(hub.kept)
+    writer.start(hub.journal_written)
     try:
         server = ControlServer(hub, listen(request.addresses), keys=lambda _job: (secret.encode(),), tls=tls)
     except BaseException:
         writer.close()
         raise
-    return Term(hub, writer, server), Listening(request.addresses, server.port, secret)
+    return LeaderTerm(hub, writer, server), Listening(request.addresses, server.port, secret)

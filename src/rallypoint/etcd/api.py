@@ -4,7 +4,7 @@
     ├── EtcdUnreachable       no member answered in time, or none has a leader: trying again later may help
     ├── EtcdRefused           trying again cannot help: password, certificate, permission, another protocol, no space
     ├── EtcdLeaseGone         the lease named in a request has ended or was never granted
-    └── EtcdMissing           the package that carries gRPC is not installed
+    └── EtcdPackageMissing           the package that carries gRPC is not installed
 
 Keys and values are bytes. Revisions are etcd's: one number for the whole cluster, which each change makes larger.
 Nothing here imports more than the standard library.
@@ -41,7 +41,7 @@ class EtcdLeaseGone(EtcdError):
     """The lease named in a request has ended or was never granted. Nothing was changed."""
 
 
-class EtcdMissing(EtcdError):
+class EtcdPackageMissing(EtcdError):
     """The package that carries gRPC is not installed."""
 
 
@@ -55,7 +55,7 @@ class Credentials(NamedTuple):
         return f"Credentials(user={self.user!r}, password=...)"
 
 
-class Tls(NamedTuple):
+class EtcdTls(NamedTuple):
     """Files for a connection over TLS, in PEM.
 
     `cacert`: whom to trust, None for the authorities that the system trusts. `cert` and `key`: who we are, both or
@@ -123,24 +123,24 @@ class Range(NamedTuple):
 Operation: TypeAlias = Put | Delete | Range
 
 
-class Stored(NamedTuple):
+class PutResult(NamedTuple):
     """The answer to a `Put`."""
 
 
-class Deleted(NamedTuple):
+class DeleteResult(NamedTuple):
     """The answer to a `Delete`: how many keys there were."""
 
     keys: int
 
 
-class Found(NamedTuple):
-    """The answer to a `Range`: the cluster's revision then, and what was there, by name."""
+class RangeResult(NamedTuple):
+    """The answer to a `NumberRange`: the cluster's revision then, and what was there, by name."""
 
     revision: int
     kvs: tuple[KeyValue, ...]
 
 
-Response: TypeAlias = Stored | Deleted | Found
+Response: TypeAlias = PutResult | DeleteResult | RangeResult
 
 
 class TxnResult(NamedTuple):
@@ -164,16 +164,16 @@ class WatchEvent(NamedTuple):
     kv: KeyValue
 
 
-class Compacted(NamedTuple):
+class WatchCompacted(NamedTuple):
     """A watch ended: changes from before `revision` that it has not told are no longer kept. Read all, watch anew."""
 
     revision: int
 
 
-class Cancelled(NamedTuple):
+class WatchCancelled(NamedTuple):
     """A watch ended: etcd will not go on with it (a permission was taken away, say). One sentence says why."""
 
     reason: str
 
 
-Lost: TypeAlias = Compacted | Cancelled
+WatchEnd: TypeAlias = WatchCompacted | WatchCancelled

@@ -22,22 +22,22 @@ from rallypoint.etcd.api import (
     Credentials,
     EtcdLeaseGone,
     EtcdRefused,
+    EtcdTls,
     EtcdUnreachable,
-    Found,
-    Lost,
     Operation,
     Range,
-    Tls,
+    RangeResult,
     TxnResult,
+    WatchEnd,
     WatchEvent,
 )
-from rallypoint.etcd.opening import load_tls, require
+from rallypoint.etcd.preconditions import load_tls, require_grpc
 from rallypoint.etcd.protobuf import DecodingError
-from rallypoint.etcd.telling import Teller, Watch
+from rallypoint.etcd.watch import CallbackThread, Watch
 
 if TYPE_CHECKING:
     from rallypoint.base.endpoint import Endpoint
-    from rallypoint.etcd.cluster import Answer, Cluster, Request
+    from rallypoint.etcd.cluster import Cluster, ClusterRequest, ClusterResponse
 
 
 T = TypeVar("T")
@@ -63,13 +63,13 @@ class EtcdClient:
 
     Raises:
         UserError: there is no endpoint, or a file of `tls` cannot be used.
-        EtcdMissing: the package that carries gRPC is not installed.
+        EtcdPackageMissing: the package that carries gRPC is not installed.
     """
 
     def __init__(
         self,
         endpoints: Sequence[Endpoint],
-        tls: Tls | None = None,
+        tls: EtcdTls | None = None,
         credentials: Credentials | None = None,
         timeout_s: float = 5.0,
         *,
@@ -77,7 +77,7 @@ class EtcdClient:
     ) -> None:
         if not endpoints:
             raise UserError("there is no endpoint of etcd; give at least one as host:port")
-        require()
+        require_grpc()
         from rallypoint.etcd.cluster import Cluster
 
         self._timeout = timeout_s
@@ -85,10 +85,10 @@ class EtcdClient:
         self._cluster: Cluster = Cluster(endpoints, load_tls(tls), credentials)
         self._lock = threading.Lock()
         self._watches: set[Watch] = set()
-        self._teller: Teller | None = None
+        self._callback_thread: CallbackThread | None = None
         self._closed = False
 
-    def range(self, key: bytes, *, prefix: bool = False, limit: int = 0, timeout_s: float | None = None) -> Found:
+    def range(self, key: bytes, *, prefix: bool = False, limit: int = 0, timeout_s: float | None = None) -> RangeResult:
         """What is stored at `key`, or with `prefix` under all keys that begin with it, by name.
 
         Args:
@@ -98,7 +98,7 @@ class EtcdClient:
             timeout_s: seconds for it, None for the client's.
         """
         body = messages.encode_range(key, prefix, limit)
-        answer = self._ask(messages.RANGE, body, timeout_s, changes=False)
+        answer = self._request(messages.RANGE, body, timeout_s, changes=False)
         return _read(messages.decode_range, answer)
 
     def txn(
@@ -126,7 +126,7 @@ class EtcdClient:
         """
         changes = any(not isinstance(operation, Range) for operation in (*then, *otherwise))
         body = messages.encode_txn(compares, then, otherwise)
-        answer = self._ask(messages.TXN, body, timeout_s, repeatable=repeatable or not changes, changes=changes)
+        answer = self._request(messages.TXN, body, timeout_s, repeatable=repeatable or not changes, changes=changes)
         decode = partial(messages.decode_txn, then=then, otherwise=otherwise)
         return _read(decode, answer)._replace(sent_again=answer.sent_again)
 
@@ -147,7 +147,7 @@ class EtcdClient:
             EtcdLeaseGone: the lease is gone. Nothing was done.
         """
         body = messages.encode_put(key, value, lease)
-        return _read(messages.decode_put, self._ask(messages.PUT, body, timeout_s, repeatable=repeatable))
+        return _read(messages.decode_put, self._request(messages.PUT, body, timeout_s, repeatable=repeatable))
 
     def delete(
         self, key: bytes, *, prefix: bool = False, repeatable: bool = False, timeout_s: float | None = None
@@ -161,7 +161,7 @@ class EtcdClient:
             timeout_s: seconds for it, None for the client's.
         """
         body = messages.encode_delete(key, prefix)
-        return _read(messages.decode_delete, self._ask(messages.DELETE, body, timeout_s, repeatable=repeatable))
+        return _read(messages.decode_delete, self._request(messages.DELETE, body, timeout_s, repeatable=repeatable))
 
     def lease_grant(self, ttl_s: int, *, timeout_s: float | None = None) -> int:
         """A new lease of `ttl_s` whole seconds (etcd may make it longer); returns its id, which is never 0."""
@@ -169,19 +169,21 @@ class EtcdClient:
 
         lease = secrets.randbits(62) + 1  # chosen here, so that asking twice makes only one
         try:
-            self._ask(messages.GRANT, messages.encode_grant(ttl_s, lease), timeout_s)
+            self._request(messages.GRANT, messages.encode_grant(ttl_s, lease), timeout_s)
         except LeaseExists:
             log.debug("the lease %x was granted by a sending whose answer was lost", lease)
         return lease
 
     def lease_keep_alive(self, lease: int, *, timeout_s: float | None = None) -> int:
         """Begin the lease's time anew; returns its seconds, 0 if it is gone."""
-        return _read(messages.decode_lease, self._ask(messages.KEEP_ALIVE, messages.encode_lease(lease), timeout_s))[1]
+        return _read(
+            messages.decode_lease, self._request(messages.KEEP_ALIVE, messages.encode_lease(lease), timeout_s)
+        )[1]
 
     def lease_revoke(self, lease: int, *, timeout_s: float | None = None) -> None:
         """End a lease, and delete all keys that hang on it. A lease that is gone already is no error."""
         try:
-            self._ask(messages.REVOKE, messages.encode_lease(lease), timeout_s)
+            self._request(messages.REVOKE, messages.encode_lease(lease), timeout_s)
         except EtcdLeaseGone:
             log.debug("the lease %x was gone already", lease)
 
@@ -190,7 +192,7 @@ class EtcdClient:
         key: bytes,
         from_revision: int,
         on_events: Callable[[Sequence[WatchEvent]], None],
-        on_lost: Callable[[Lost], None],
+        on_lost: Callable[[WatchEnd], None],
         *,
         prefix: bool = True,
     ) -> Watch:
@@ -209,16 +211,16 @@ class EtcdClient:
         """
         with self._lock:
             self._check_open()
-            if self._teller is None:
-                self._teller = Teller()
-            watch = Watch(self._teller, on_events, on_lost, self._forget)
+            if self._callback_thread is None:
+                self._callback_thread = CallbackThread()
+            watch = Watch(self._callback_thread, on_events, on_lost, self._forget)
             self._watches.add(watch)
         watch.begin(self._loop, self._cluster, key, prefix, from_revision)
         return watch
 
     def compact(self, revision: int, *, timeout_s: float | None = None) -> None:
         """Forget what was before `revision`, for the whole cluster. For tests, and for whoever owns the cluster."""
-        self._ask(messages.COMPACT, messages.encode_compact(revision), timeout_s)
+        self._request(messages.COMPACT, messages.encode_compact(revision), timeout_s)
 
     @property
     def connected_to(self) -> Endpoint | None:
@@ -235,21 +237,21 @@ class EtcdClient:
                 return
             self._closed = True
             watches = list(self._watches)
-            teller = self._teller
+            teller = self._callback_thread
         for watch in watches:
             watch.close()
-        self._loop.submit(self._shut()).result(_MARGIN)
+        self._loop.submit(self._close_on_loop()).result(_MARGIN)
         if teller is not None:
             teller.stop()
 
-    async def _shut(self) -> None:
+    async def _close_on_loop(self) -> None:
         self._cluster.close()
 
     def _check_open(self) -> None:
         if self._closed:
             raise EtcdUnreachable("this client of etcd is closed")
 
-    def _ask(
+    def _request(
         self,
         method: messages.Method,
         body: bytes,
@@ -257,13 +259,15 @@ class EtcdClient:
         *,
         repeatable: bool = True,
         changes: bool = True,
-    ) -> Answer:
-        from rallypoint.etcd.cluster import Request
+    ) -> ClusterResponse:
+        from rallypoint.etcd.cluster import ClusterRequest
 
         self._check_open()
-        return self._wait(Request(method, body, repeatable, changes), self._timeout if timeout_s is None else timeout_s)
+        return self._wait(
+            ClusterRequest(method, body, repeatable, changes), self._timeout if timeout_s is None else timeout_s
+        )
 
-    def _wait(self, request: Request, timeout_s: float) -> Answer:
+    def _wait(self, request: ClusterRequest, timeout_s: float) -> ClusterResponse:
         asked = self._loop.submit(self._cluster.ask(request, timeout_s))
         try:
             return asked.result(timeout_s + _MARGIN)
@@ -279,7 +283,7 @@ class EtcdClient:
             self._watches.discard(watch)
 
 
-def _read(decode: Callable[[bytes], T], answer: Answer) -> T:
+def _read(decode: Callable[[bytes], T], answer: ClusterResponse) -> T:
     try:
         return decode(answer.body)
     except DecodingError as error:

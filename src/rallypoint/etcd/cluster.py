@@ -24,21 +24,21 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rallypoint.base.endpoint import Endpoint
-from rallypoint.etcd.answers import Fate
 from rallypoint.etcd.api import Credentials, EtcdLeaseGone, EtcdRefused, EtcdUnreachable
-from rallypoint.etcd.member import GRACE, Member, Trouble, open_member
+from rallypoint.etcd.error_classes import RequestOutcome
+from rallypoint.etcd.member import PROBE_TIMEOUT, Member, MemberTrouble, open_member
 from rallypoint.etcd.messages import Method
 
 SLOW = 2.0
 """Seconds after which something repeatable is asked of another member."""
-_MOST_PATIENCE = 10.0
+_MAX_REQUEST_TIMEOUT = 10.0
 """Seconds that a member is waited for at most where all are slow."""
-_DEFAULT_ADVICE = "see whether most of its members run"
+_DEFAULT_REMEDY = "see whether most of its members run"
 _PAUSE = 0.1
 """Seconds between two rounds over all members."""
 
 
-class Request(NamedTuple):
+class ClusterRequest(NamedTuple):
     """Something to ask of the cluster. What changes nothing is always repeatable."""
 
     method: Method
@@ -47,7 +47,7 @@ class Request(NamedTuple):
     changes: bool = True
 
 
-class Answer(NamedTuple):
+class ClusterResponse(NamedTuple):
     """What the cluster said, and whether an earlier sending of the request may have been done."""
 
     body: bytes
@@ -69,8 +69,8 @@ class Cluster:
         self._credentials = credentials
         self._member: Member | None = None
         self._opening = asyncio.Lock()
-        self._troubles: dict[Endpoint, Trouble] = {}
-        self._patience = GRACE
+        self._last_troubles: dict[Endpoint, MemberTrouble] = {}
+        self._request_timeout = PROBE_TIMEOUT
         self._closed = False
 
     @property
@@ -79,7 +79,7 @@ class Cluster:
         member = self._member
         return None if member is None or member.closed else member.endpoint
 
-    async def ask(self, request: Request, timeout_s: float) -> Answer:
+    async def ask(self, request: ClusterRequest, timeout_s: float) -> ClusterResponse:
         """Ask until there is an answer.
 
         Raises:
@@ -94,7 +94,7 @@ class Cluster:
                 while True:
                     answer = await self._try(attempt)
                     if answer is not None:
-                        return Answer(answer, attempt.unsure)
+                        return ClusterResponse(answer, attempt.unsure)
         except TimeoutError:
             unknown = request.changes and (attempt.unsure or attempt.sent)
             raise EtcdUnreachable(self._unreachable(timeout_s), unknown) from None
@@ -113,36 +113,36 @@ class Cluster:
         except TimeoutError:  # its own: that of the whole request would have cancelled this
             attempt.unsure = True
             attempt.limit = None if attempt.limit is None else 2 * attempt.limit
-            self.leave(member)
+            self.switch_from(member)
             return None
-        except Trouble as trouble:
+        except MemberTrouble as trouble:
             attempt.sent = False
-            await self._judge(attempt, member, trouble)
+            await self._handle_trouble(attempt, member, trouble)
             return None
         attempt.sent = False
-        self.answered()
+        self.reset_timeout()
         return body
 
-    async def _judge(self, attempt: _Attempt, member: Member, trouble: Trouble) -> None:
+    async def _handle_trouble(self, attempt: _Attempt, member: Member, trouble: MemberTrouble) -> None:
         """Return if the request shall be sent again."""
-        self._troubles[member.endpoint] = trouble
-        match trouble.fate:
-            case Fate.LOGIN if attempt.logins < 2:
+        self._last_troubles[member.endpoint] = trouble
+        match trouble.outcome:
+            case RequestOutcome.LOGIN if attempt.logins < 2:
                 attempt.logins += 1
                 await self.log_in(member)
                 return
-            case Fate.LOGIN | Fate.REFUSED | Fate.NO_USERS if not trouble.ends:
-                raise refused(trouble)
-            case Fate.LEASE_GONE:
-                raise EtcdLeaseGone(sentence(trouble))
-            case Fate.LEASE_EXISTS:
+            case RequestOutcome.LOGIN | RequestOutcome.REFUSED | RequestOutcome.NO_USERS if not trouble.ends:
+                raise refused_error(trouble)
+            case RequestOutcome.LEASE_GONE:
+                raise EtcdLeaseGone(error_sentence(trouble))
+            case RequestOutcome.LEASE_EXISTS:
                 raise LeaseExists
-            case Fate.UNKNOWN:
+            case RequestOutcome.UNKNOWN:
                 if not attempt.request.repeatable:
-                    self.leave(member)
-                    raise EtcdUnreachable(f"{sentence(trouble)}: what was asked for may have been done", True)
+                    self.switch_from(member)
+                    raise EtcdUnreachable(f"{error_sentence(trouble)}: what was asked for may have been done", True)
                 attempt.unsure = True
-        self.leave(member)
+        self.switch_from(member)
         await asyncio.sleep(0 if trouble.ends else _PAUSE)  # not in a circle, where each member says no at once
 
     async def log_in(self, member: Member) -> None:
@@ -153,11 +153,11 @@ class Cluster:
         """
         try:
             await member.log_in()
-        except Trouble as trouble:
-            self._troubles[member.endpoint] = trouble
-            if trouble.fate is Fate.REFUSED:
-                raise refused(trouble) from None
-            self.leave(member)
+        except MemberTrouble as trouble:
+            self._last_troubles[member.endpoint] = trouble
+            if trouble.outcome is RequestOutcome.REFUSED:
+                raise refused_error(trouble) from None
+            self.switch_from(member)
 
     async def member(self) -> Member:
         """The member that is used, connected to; waits until there is one.
@@ -178,50 +178,50 @@ class Cluster:
         refusals = []
         for endpoint in list(self._order):
             try:
-                member = await open_member(endpoint, self._tls, self._credentials, self._patience)
-            except Trouble as trouble:
-                self._troubles[endpoint] = trouble
-                if trouble.fate is Fate.REFUSED:
+                member = await open_member(endpoint, self._tls, self._credentials, self._request_timeout)
+            except MemberTrouble as trouble:
+                self._last_troubles[endpoint] = trouble
+                if trouble.outcome is RequestOutcome.REFUSED:
                     refusals.append(trouble)
                     if not trouble.ends:  # by the cluster's own word, which is the same everywhere
-                        raise refused(trouble) from None
-                self._last(endpoint)
+                        raise refused_error(trouble) from None
+                self._move_to_end(endpoint)
             except asyncio.CancelledError:
-                self._last(endpoint)  # else those with little time would all wait for the same silent one
+                self._move_to_end(endpoint)  # else those with little time would all wait for the same silent one
                 raise
             else:
                 if self._closed:
                     member.close()
                 return member
         if len(refusals) == len(self._order):
-            raise refused(refusals[0])
-        self._patience = min(2 * self._patience, _MOST_PATIENCE)
+            raise refused_error(refusals[0])
+        self._request_timeout = min(2 * self._request_timeout, _MAX_REQUEST_TIMEOUT)
         await asyncio.sleep(_PAUSE)
         return None
 
-    def answered(self) -> None:
+    def reset_timeout(self) -> None:
         """A member did what it was asked for, so that none need be waited for longer than usual."""
-        self._patience = GRACE
+        self._request_timeout = PROBE_TIMEOUT
 
-    def leave(self, member: Member) -> None:
+    def switch_from(self, member: Member) -> None:
         """Use another member from now on, for everything, and be more patient with that until it has answered."""
         member.close()
         if self._member is member:
             self._member = None
-            self._patience = min(2 * self._patience, _MOST_PATIENCE)
-            self._last(member.endpoint)
+            self._request_timeout = min(2 * self._request_timeout, _MAX_REQUEST_TIMEOUT)
+            self._move_to_end(member.endpoint)
 
-    def _last(self, endpoint: Endpoint) -> None:
+    def _move_to_end(self, endpoint: Endpoint) -> None:
         """Try this one after all others."""
         self._order.remove(endpoint)
         self._order.append(endpoint)
 
     def _unreachable(self, timeout_s: float) -> str:
-        troubles = [self._troubles[endpoint] for endpoint in self._order if endpoint in self._troubles]
+        troubles = [self._last_troubles[endpoint] for endpoint in self._order if endpoint in self._last_troubles]
         why = "; ".join(map(str, troubles)) or "no member has answered yet"
-        advice = " and ".join(dict.fromkeys(trouble.verdict.advice or _DEFAULT_ADVICE for trouble in troubles))
+        advice = " and ".join(dict.fromkeys(trouble.diagnosis.remedy or _DEFAULT_REMEDY for trouble in troubles))
         where = ",".join(map(str, sorted(self._order)))
-        return f"etcd at {where} gave no answer within {timeout_s:g} s ({why}); {advice or _DEFAULT_ADVICE}"
+        return f"etcd at {where} gave no answer within {timeout_s:g} s ({why}); {advice or _DEFAULT_REMEDY}"
 
     def close(self) -> None:
         """End the connection, and open no other that lasts."""
@@ -236,7 +236,7 @@ class _Attempt:
     `unsure`: an earlier sending may have been done; `sent`: the present one may be, and has `limit` seconds.
     """
 
-    def __init__(self, request: Request) -> None:
+    def __init__(self, request: ClusterRequest) -> None:
         self.request = request
         self.unsure = False
         self.sent = False
@@ -244,12 +244,12 @@ class _Attempt:
         self.limit = SLOW if request.repeatable else None
 
 
-def sentence(trouble: Trouble) -> str:
+def error_sentence(trouble: MemberTrouble) -> str:
     """What went wrong, and what to do."""
-    advice = f"; {trouble.verdict.advice}" if trouble.verdict.advice else ""
-    return f"etcd at {trouble.endpoint} {trouble.verdict.wrong}{advice}"
+    advice = f"; {trouble.diagnosis.remedy}" if trouble.diagnosis.remedy else ""
+    return f"etcd at {trouble.endpoint} {trouble.diagnosis.problem}{advice}"
 
 
-def refused(trouble: Trouble) -> EtcdRefused:
+def refused_error(trouble: MemberTrouble) -> EtcdRefused:
     """The error for it."""
-    return EtcdRefused(sentence(trouble))
+    return EtcdRefused(error_sentence(trouble))

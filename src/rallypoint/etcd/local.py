@@ -23,15 +23,15 @@ from typing import IO, Any, BinaryIO
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, free_port
 from rallypoint.base.errors import RallypointError, UsageError, UserError
+from rallypoint.base.poll import until_readable
 from rallypoint.base.user_errors import user_error
-from rallypoint.base.waiting import until_readable
 
 BINARY_VARIABLE = "TORCHELASTIC_ETCD_BINARY_PATH"
 """Names the program, where it is not the `etcd` on PATH (contract section 1.11)."""
 
 _HOST = "127.0.0.1"
-_LOOK_EVERY = 0.02
-_GRACE = 15.0
+_POLL_INTERVAL = 0.02
+_GRACE_PERIOD = 15.0
 """Seconds for the keeper to end, which has little to do."""
 
 
@@ -87,7 +87,7 @@ class LocalEtcd:
         self._binary = find_binary()
         self._port = port
         self._data_dir = data_dir
-        self._keeper: subprocess.Popen[bytes] | None = None
+        self._supervisor: subprocess.Popen[bytes] | None = None
         self._folder: str | None = None
         self._log: BinaryIO | None = None
         self._made_data_dir = False
@@ -101,12 +101,12 @@ class LocalEtcd:
     @property
     def pid(self) -> int | None:
         """The process that keeps it, and ends when it ends; None while there is none."""
-        return None if self._keeper is None else self._keeper.pid
+        return None if self._supervisor is None else self._supervisor.pid
 
     @property
     def ended(self) -> bool:
         """Whether it does not run, or no longer."""
-        return self._keeper is None or self._keeper.poll() is not None
+        return self._supervisor is None or self._supervisor.poll() is not None
 
     def start(
         self,
@@ -141,7 +141,7 @@ class LocalEtcd:
                 if not words:
                     assert self._endpoint is not None
                     return self._endpoint
-                words = f"{words}{self._last_words()}"
+                words = f"{words}{self._log_tail()}"
             except BaseException:
                 self.stop()
                 raise
@@ -152,12 +152,12 @@ class LocalEtcd:
 
     def stop(self) -> None:
         """End it, and remove its data. Idempotent."""
-        keeper, self._keeper = self._keeper, None
+        keeper, self._supervisor = self._supervisor, None
         self._endpoint = None
         if keeper is not None:
             keeper.terminate()
             try:
-                keeper.wait(_GRACE)
+                keeper.wait(_GRACE_PERIOD)
             except subprocess.TimeoutExpired:
                 keeper.kill()
                 keeper.wait()
@@ -194,10 +194,10 @@ class LocalEtcd:
         self._endpoint = Endpoint(_HOST, self._port or free_port())
         keeper = str(Path(__file__).with_name("local_keeper.py"))
         command = [sys.executable, "-I", "-S", keeper, str(os.getpid()), self._folder, *self._command()]
-        environment = {name: value for name, value in os.environ.items() if not _sets_etcd_up(name)}
+        environment = {name: value for name, value in os.environ.items() if not _configures_etcd(name)}
         if stderr is None:
             stderr = self._log = open(os.path.join(self._folder, "log"), "w+b")  # noqa: SIM115 - `stop` closes it
-        self._keeper = subprocess.Popen(
+        self._supervisor = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -228,19 +228,19 @@ class LocalEtcd:
 
     def _wait(self, deadline: Deadline, unwanted: Callable[[], bool]) -> str:
         """Until it answers; returns what is wrong if it does not."""
-        assert self._keeper is not None
-        gone = os.pidfd_open(self._keeper.pid)
+        assert self._supervisor is not None
+        gone = os.pidfd_open(self._supervisor.pid)
         try:
             while True:
                 if self._answers():
                     return ""
-                if self._keeper.poll() is not None:
-                    return f"it ended with exit code {self._keeper.returncode}"
+                if self._supervisor.poll() is not None:
+                    return f"it ended with exit code {self._supervisor.returncode}"
                 if deadline.expired:
                     return "it does not answer"
                 if unwanted():
                     return "it is not wanted any more"
-                until_readable([gone], _LOOK_EVERY)
+                until_readable([gone], _POLL_INTERVAL)
         finally:
             os.close(gone)
 
@@ -257,7 +257,7 @@ class LocalEtcd:
         finally:
             connection.close()
 
-    def _last_words(self) -> str:
+    def _log_tail(self) -> str:
         """What it said last in its log, where that is ours to read."""
         if self._log is None:
             return ""
@@ -273,7 +273,7 @@ class LocalEtcd:
         return f" ({lines[-1]})" if lines else ""
 
 
-def _sets_etcd_up(variable: str) -> bool:
+def _configures_etcd(variable: str) -> bool:
     """Whether an environment variable stands for a flag of etcd."""
     return variable.startswith("ETCD_") and variable != "ETCD_UNSUPPORTED_ARCH"
 

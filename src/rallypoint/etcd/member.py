@@ -24,23 +24,23 @@ from grpclib.encoding.base import CodecBase
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 
 from rallypoint.base.endpoint import Endpoint
-from rallypoint.etcd import messages, sniffing
-from rallypoint.etcd.answers import Fate, Verdict, judge
+from rallypoint.etcd import messages, service_detection
 from rallypoint.etcd.api import Credentials
+from rallypoint.etcd.error_classes import Diagnosis, RequestOutcome, classify
 from rallypoint.etcd.messages import Method
 from rallypoint.etcd.protobuf import DecodingError
 
 T = TypeVar("T")
 
-QUIET = 0.4
+PROBE_AFTER = 0.4
 """Seconds that a request waits before the member is asked whether it is still there."""
-IDLE_QUIET = 1.1
+IDLE_PROBE_AFTER = 1.1
 """Seconds that a stream on which nothing need come waits before that: no longer than a lease of 3 s is kept silent."""
-GRACE = 0.6
+PROBE_TIMEOUT = 0.6
 """Seconds that a member has to say that it is still there, and to take a new connection; more where all are slow."""
 
 
-def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+def start_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """A task whose failure need not be looked at.
 
     Whatever uses grpclib runs in a task of its own: it cancels the task that waits when a connection ends and turns
@@ -51,9 +51,9 @@ def begin(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     return task
 
 
-async def apart(work: Coroutine[Any, Any, T]) -> T:
+async def shielded(work: Coroutine[Any, Any, T]) -> T:
     """What `work` returns, from a task of its own. Whoever waits can be cancelled even if the work would not be."""
-    task = begin(work)
+    task = start_task(work)
     try:
         await asyncio.wait({task})
         return task.result()
@@ -61,19 +61,19 @@ async def apart(work: Coroutine[Any, Any, T]) -> T:
         task.cancel()
 
 
-class Trouble(Exception):
+class MemberTrouble(Exception):
     """Something went wrong with a member. `ends` is whether the connection is of no further use."""
 
-    def __init__(self, endpoint: Endpoint, verdict: Verdict, ends: bool) -> None:
-        super().__init__(f"{endpoint} {verdict.wrong}")
+    def __init__(self, endpoint: Endpoint, verdict: Diagnosis, ends: bool) -> None:
+        super().__init__(f"{endpoint} {verdict.problem}")
         self.endpoint = endpoint
-        self.verdict = verdict
+        self.diagnosis = verdict
         self.ends = ends
 
     @property
-    def fate(self) -> Fate:
+    def outcome(self) -> RequestOutcome:
         """Whether the request may have been done."""
-        return self.verdict.fate
+        return self.diagnosis.outcome
 
 
 class _Bytes(CodecBase):
@@ -95,13 +95,13 @@ class Member:
         self, endpoint: Endpoint, tls: ssl.SSLContext | None, credentials: Credentials | None, patience: float
     ) -> None:
         self.endpoint = endpoint
-        self._patience = patience
+        self._connect_timeout = patience
         self.closed = False
         self._credentials = credentials
         self._tls = tls
         self._channel = Channel(endpoint.host, endpoint.port, codec=_Bytes(), ssl=tls)
         self._token: str | None = None
-        self._heard = 0.0
+        self._heard_at = 0.0
         self._probe: asyncio.Task[bool] | None = None
         self._login: asyncio.Task[None] | None = None
 
@@ -112,13 +112,13 @@ class Member:
             Trouble: it is not.
         """
         try:
-            async with asyncio.timeout(self._patience):
-                await apart(self._greet())
+            async with asyncio.timeout(self._connect_timeout):
+                await shielded(self._greet())
         except TimeoutError:
-            raise self._trouble(Fate.NOT_DONE, f"did not answer within {self._patience:g} s") from None
-        except Trouble as trouble:
-            if trouble.fate is Fate.UNKNOWN:  # nothing was asked for that could have been done
-                raise await self._look_closer(trouble) from None
+            raise self._trouble(RequestOutcome.NOT_DONE, f"did not answer within {self._connect_timeout:g} s") from None
+        except MemberTrouble as trouble:
+            if trouble.outcome is RequestOutcome.UNKNOWN:  # nothing was asked for that could have been done
+                raise await self._diagnose(trouble) from None
             raise
 
     async def _greet(self) -> None:
@@ -126,12 +126,12 @@ class Member:
             await self._log_in(self._credentials)
         try:
             status = messages.decode_status(await self._exchange(messages.STATUS, b""))
-        except Trouble as trouble:
-            if trouble.fate is not Fate.REFUSED or trouble.ends or self._credentials is not None:
+        except MemberTrouble as trouble:
+            if trouble.outcome is not RequestOutcome.REFUSED or trouble.ends or self._credentials is not None:
                 raise
             return  # it knows its users and does not say more; what it is asked for next shows who may do that
         if not status.leader:
-            raise self._trouble(Fate.NOT_DONE, "has no leader", "see whether most of its members run")
+            raise self._trouble(RequestOutcome.NOT_DONE, "has no leader", "see whether most of its members run")
 
     async def log_in(self) -> None:
         """Fetch a new token, once for all who ask at the same time.
@@ -140,9 +140,9 @@ class Member:
             Trouble: the user is refused, or the member is gone.
         """
         if self._credentials is None:
-            raise self._trouble(Fate.REFUSED, "wants a user and a password", "give both", ends=False)
+            raise self._trouble(RequestOutcome.REFUSED, "wants a user and a password", "give both", ends=False)
         if self._login is None or self._login.done():
-            self._login = begin(self._log_in(self._credentials))
+            self._login = start_task(self._log_in(self._credentials))
         await self._until(self._login)
         self._login.result()
 
@@ -150,8 +150,8 @@ class Member:
         self._token = None
         try:
             answer = await self._exchange(messages.AUTHENTICATE, messages.encode_authenticate(*credentials))
-        except Trouble as trouble:
-            if trouble.fate is not Fate.NO_USERS:
+        except MemberTrouble as trouble:
+            if trouble.outcome is not RequestOutcome.NO_USERS:
                 raise
             return  # as etcd's own clients do: whoever may do everything may also give a password
         self._token = messages.decode_token(answer)
@@ -162,7 +162,7 @@ class Member:
         Raises:
             Trouble: there is none.
         """
-        task = begin(self._exchange(method, request))
+        task = start_task(self._exchange(method, request))
         try:
             await self._until(task)
             return task.result()
@@ -171,7 +171,7 @@ class Member:
 
     async def _until(self, task: asyncio.Task[Any]) -> None:
         """Wait for it, as long as the member is there."""
-        while not (await asyncio.wait({task}, timeout=QUIET))[0]:
+        while not (await asyncio.wait({task}, timeout=PROBE_AFTER))[0]:
             await self.check(task)
 
     async def check(self, waiting: asyncio.Task[Any]) -> None:
@@ -181,30 +181,32 @@ class Member:
             Trouble: it says nothing any more.
         """
         if self._probe is None or self._probe.done():
-            self._probe = begin(self._answers())
+            self._probe = start_task(self._answers())
         probe = self._probe
         await asyncio.wait({waiting, probe}, return_when=asyncio.FIRST_COMPLETED)
         if not waiting.done() and not probe.result():
             self.close()
-            raise self._trouble(Fate.UNKNOWN, f"has been silent for {QUIET + self._patience:.1f} s")
+            raise self._trouble(
+                RequestOutcome.UNKNOWN, f"has been silent for {PROBE_AFTER + self._connect_timeout:.1f} s"
+            )
 
     async def _answers(self) -> bool:
         """Whether the member answers anything at all, be it that we may not know."""
         asked = asyncio.get_running_loop().time()
-        task = begin(self._exchange(messages.STATUS, b""))
+        task = start_task(self._exchange(messages.STATUS, b""))
         try:
             for _ in range(2):  # in two parts: had this process itself been asleep, the first would be over at once
-                if (await asyncio.wait({task}, timeout=self._patience / 2))[0]:
-                    self._patience = max(GRACE, 2 * (asyncio.get_running_loop().time() - asked))
+                if (await asyncio.wait({task}, timeout=self._connect_timeout / 2))[0]:
+                    self._connect_timeout = max(PROBE_TIMEOUT, 2 * (asyncio.get_running_loop().time() - asked))
                     failure = task.exception()
-                    return not (isinstance(failure, Trouble) and failure.ends)
+                    return not (isinstance(failure, MemberTrouble) and failure.ends)
             return False
         finally:
             task.cancel()
 
-    def silence(self) -> float:
+    def seconds_silent(self) -> float:
         """Seconds since it said anything."""
-        return asyncio.get_running_loop().time() - self._heard
+        return asyncio.get_running_loop().time() - self._heard_at
 
     @contextlib.asynccontextmanager
     async def stream(self, method: Method) -> AsyncIterator[MemberStream]:
@@ -214,7 +216,7 @@ class Member:
             Trouble: it cannot be opened.
         """
         call = StreamStreamMethod(self._channel, method.path, bytes, bytes)
-        with self._troubles():
+        with self._as_trouble():
             async with call.open(metadata=self._metadata()) as stream:
                 try:
                     yield MemberStream(self, stream)
@@ -224,19 +226,19 @@ class Member:
                             await stream.cancel()
 
     async def _exchange(self, method: Method, request: bytes) -> bytes:
-        with self._troubles():
+        with self._as_trouble():
             if method.both_stream:
                 answers = await StreamStreamMethod(self._channel, method.path, bytes, bytes)(
                     [request], metadata=self._metadata()
                 )
                 if not answers:
-                    raise self._trouble(Fate.UNKNOWN, "ended a stream without an answer")
+                    raise self._trouble(RequestOutcome.UNKNOWN, "ended a stream without an answer")
                 answer = answers[0]
             else:
                 answer = await UnaryUnaryMethod(self._channel, method.path, bytes, bytes)(
                     request, metadata=self._metadata()
                 )
-        self.heard()
+        self.note_heard()
         return answer
 
     def _metadata(self) -> dict[str, str | bytes]:
@@ -245,55 +247,57 @@ class Member:
             metadata["token"] = self._token
         return metadata
 
-    def heard(self) -> None:
+    def note_heard(self) -> None:
         """It has said something."""
-        self._heard = asyncio.get_running_loop().time()
+        self._heard_at = asyncio.get_running_loop().time()
 
     @contextlib.contextmanager
-    def _troubles(self) -> Iterator[None]:
+    def _as_trouble(self) -> Iterator[None]:
         """Whatever goes wrong in the block, as a `Trouble`."""
         try:
             yield
-        except Trouble:
+        except MemberTrouble:
             raise
         except GRPCError as error:
-            self.heard()
-            verdict = judge(
+            self.note_heard()
+            verdict = classify(
                 error.status.value, error.message or error.status.name.lower(), self._credentials is not None
             )
-            raise Trouble(self.endpoint, verdict, ends=False) from None
+            raise MemberTrouble(self.endpoint, verdict, ends=False) from None
         except ssl.SSLCertVerificationError as error:
             wrong = f"has a certificate that is not to be trusted ({error.verify_message})"
-            raise self._trouble(Fate.REFUSED, wrong, "check `cacert`, and the name in the endpoint") from None
+            raise self._trouble(RequestOutcome.REFUSED, wrong, "check `cacert`, and the name in the endpoint") from None
         except ssl.SSLError as error:
-            wrong = f"cannot be spoken to over TLS ({sniffing.reason(error)})"
-            raise self._trouble(Fate.REFUSED, wrong, "check the protocol, `cert` and `key`") from None
+            wrong = f"cannot be spoken to over TLS ({service_detection.ssl_reason(error)})"
+            raise self._trouble(RequestOutcome.REFUSED, wrong, "check the protocol, `cert` and `key`") from None
         except StreamTerminatedError as error:
-            raise self._trouble(Fate.UNKNOWN, f"ended the connection ({error})") from None
+            raise self._trouble(RequestOutcome.UNKNOWN, f"ended the connection ({error})") from None
         except DecodingError as error:
-            raise self._trouble(Fate.REFUSED, f"said what etcd does not say ({error})", "check the endpoint") from None
+            raise self._trouble(
+                RequestOutcome.REFUSED, f"said what etcd does not say ({error})", "check the endpoint"
+            ) from None
         except ConnectionError as error:
             advice = "see whether it speaks TLS" if self._tls and not isinstance(error, ConnectionRefusedError) else ""
-            raise self._trouble(Fate.NOT_DONE, f"cannot be reached ({_reason(error)})", advice) from None
+            raise self._trouble(RequestOutcome.NOT_DONE, f"cannot be reached ({_reason(error)})", advice) from None
         except OSError as error:
-            raise self._trouble(Fate.NOT_DONE, f"cannot be reached ({_reason(error)})") from None
+            raise self._trouble(RequestOutcome.NOT_DONE, f"cannot be reached ({_reason(error)})") from None
         except Exception as error:  # grpclib and h2 let through whatever they trip over in what the other side sends
             wrong = f"broke the connection ({type(error).__name__}: {error})"
-            raise self._trouble(Fate.UNKNOWN, wrong) from error
+            raise self._trouble(RequestOutcome.UNKNOWN, wrong) from error
         finally:
             if self.closed:  # while this was still connecting, which closing the channel does not prevent
                 self._channel.close()
 
-    def _trouble(self, fate: Fate, wrong: str, advice: str = "", ends: bool = True) -> Trouble:
-        return Trouble(self.endpoint, Verdict(fate, wrong, advice), ends)
+    def _trouble(self, fate: RequestOutcome, wrong: str, advice: str = "", ends: bool = True) -> MemberTrouble:
+        return MemberTrouble(self.endpoint, Diagnosis(fate, wrong, advice), ends)
 
-    async def _look_closer(self, trouble: Trouble) -> Trouble:
+    async def _diagnose(self, trouble: MemberTrouble) -> MemberTrouble:
         """The connection broke before it was of any use: a reason that waiting will not change, if there is one."""
-        found = await sniffing.what_is_there(self.endpoint, self._tls, self._patience)
+        found = await service_detection.detect_service(self.endpoint, self._tls, self._connect_timeout)
         if found is None:
-            advice = "see whether it wants TLS" if self._tls is None and trouble.ends else trouble.verdict.advice
-            return self._trouble(Fate.NOT_DONE, trouble.verdict.wrong, advice)
-        return self._trouble(Fate.REFUSED, found.wrong, found.advice)
+            advice = "see whether it wants TLS" if self._tls is None and trouble.ends else trouble.diagnosis.remedy
+            return self._trouble(RequestOutcome.NOT_DONE, trouble.diagnosis.problem, advice)
+        return self._trouble(RequestOutcome.REFUSED, found.problem, found.remedy)
 
     def close(self) -> None:
         """End the connection; whoever waits for an answer is told. Idempotent."""
@@ -303,7 +307,7 @@ class Member:
 
 
 class MemberStream:
-    """A stream within `Member.stream`."""
+    """A stream within `NodeInfo.stream`."""
 
     def __init__(self, member: Member, stream: Stream[bytes, bytes]) -> None:
         self._member = member
@@ -319,14 +323,14 @@ class MemberStream:
         Raises:
             Trouble: it is gone, or says nothing any more when asked.
         """
-        task = begin(self._stream.recv_message())
+        task = start_task(self._stream.recv_message())
         try:
             while True:
-                wait = max(IDLE_QUIET - self._member.silence(), 0.05)
+                wait = max(IDLE_PROBE_AFTER - self._member.seconds_silent(), 0.05)
                 if (await asyncio.wait({task}, timeout=wait))[0]:
-                    self._member.heard()
+                    self._member.note_heard()
                     return task.result()
-                if self._member.silence() >= IDLE_QUIET:
+                if self._member.seconds_silent() >= IDLE_PROBE_AFTER:
                     await self._member.check(task)
         finally:
             task.cancel()

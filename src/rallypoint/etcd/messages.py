@@ -8,14 +8,14 @@ from typing import NamedTuple
 from rallypoint.etcd.api import (
     Compare,
     Delete,
-    Deleted,
-    Found,
+    DeleteResult,
     KeyValue,
     Operation,
     Put,
+    PutResult,
     Range,
+    RangeResult,
     Response,
-    Stored,
     TxnResult,
     WatchEvent,
 )
@@ -144,10 +144,10 @@ def encode_compact(revision: int) -> bytes:
     return number(1, revision)
 
 
-def decode_range(data: bytes) -> Found:
+def decode_range(data: bytes) -> RangeResult:
     """RangeResponse."""
     read = Fields(data)
-    return Found(_revision(read), tuple(_key_value(kv) for kv in read.strings(2)))
+    return RangeResult(_revision(read), tuple(_key_value(kv) for kv in read.strings(2)))
 
 
 def decode_put(data: bytes) -> int:
@@ -171,16 +171,16 @@ def decode_txn(data: bytes, then: Sequence[Operation], otherwise: Sequence[Opera
     return TxnResult(succeeded, revision, responses)
 
 
-_ANSWERS: dict[type[Operation], type[Response]] = {Range: Found, Put: Stored, Delete: Deleted}
+_ANSWERS: dict[type[Operation], type[Response]] = {Range: RangeResult, Put: PutResult, Delete: DeleteResult}
 
 
 def _response(read: Fields, revision: int) -> Response:
     if 1 in read:
-        return Found(revision, decode_range(read.string(1)).kvs)
+        return RangeResult(revision, decode_range(read.string(1)).kvs)
     if 2 in read:
-        return Stored()
+        return PutResult()
     if 3 in read:
-        return Deleted(decode_delete(read.string(3)))
+        return DeleteResult(decode_delete(read.string(3)))
     raise DecodingError("an answer to no operation of a transaction")
 
 
@@ -195,20 +195,20 @@ def decode_token(data: bytes) -> str:
     return Fields(data).text(2)
 
 
-class Status(NamedTuple):
+class StatusResponse(NamedTuple):
     """What a member says of itself; `leader` is 0 if it knows of none."""
 
     version: str
     leader: int
 
 
-def decode_status(data: bytes) -> Status:
+def decode_status(data: bytes) -> StatusResponse:
     """StatusResponse."""
     read = Fields(data)
-    return Status(read.text(2), read.number(4))
+    return StatusResponse(read.text(2), read.number(4))
 
 
-class WatchAnswer(NamedTuple):
+class WatchResponse(NamedTuple):
     """One message of a watch. `compacted` is 0 unless the watch ended because what it wants is no longer kept."""
 
     revision: int
@@ -219,10 +219,10 @@ class WatchAnswer(NamedTuple):
     events: tuple[WatchEvent, ...]
 
 
-def decode_watch(data: bytes) -> WatchAnswer:
+def decode_watch(data: bytes) -> WatchResponse:
     """WatchResponse."""
     read = Fields(data)
-    return WatchAnswer(
+    return WatchResponse(
         revision=_revision(read),
         created=bool(read.number(3)),
         cancelled=bool(read.number(4)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_LONGEST = 10
+_MAX_VARINT = 10
 """Bytes of the longest varint, which carries 64 bits."""
 
 
@@ -109,7 +109,7 @@ def _varint(value: int) -> bytes:
 
 def _read_varint(data: bytes, at: int) -> tuple[int, int]:
     value = 0
-    for index, byte in enumerate(data[at : at + _LONGEST]):
+    for index, byte in enumerate(data[at : at + _MAX_VARINT]):
         value |= (byte & 0x7F) << (7 * index)
         if byte < 0x80:
             return value & 0xFFFF_FFFF_FFFF_FFFF, at + index + 1

@@ -13,9 +13,9 @@ MAX_MESSAGE = 2 * 1024
 MAX_PATH = 4 * 1024
 """Bounds of the texts, in bytes of UTF-8."""
 
-_NO_PLACE = "the worker's standard error, which -t 2 keeps in a file as well"
+_STDERR_PLACE = "the worker's standard error, which -t 2 keeps in a file as well"
 
-UNLIMITED = 1 << 30
+NO_LIMIT = 1 << 30
 """Restarts that stand for any number."""
 
 
@@ -26,7 +26,7 @@ class Restarts(NamedTuple):
     allowed: int = 0
 
     def __str__(self) -> str:
-        return str(self.used) if self.allowed >= UNLIMITED else f"{self.used} of {self.allowed}"
+        return str(self.used) if self.allowed >= NO_LIMIT else f"{self.used} of {self.allowed}"
 
 
 NO_RESTARTS = Restarts()
@@ -60,24 +60,24 @@ class Cause(NamedTuple):
         is its message whatever else is known.
         """
         from rallypoint.failures.failure import NO_FILE
-        from rallypoint.failures.shorten import beginning, shorten
+        from rallypoint.failures.truncate import truncate, truncate_end
 
         message, traceback = failure.text, failure.callstack
         if not traceback:
             message, traceback = _from_standard_error(failure, message, failure.error_file != NO_FILE)
-        elif failure.beside:
-            traceback = f"{traceback.rstrip()}\n{failure.beside}"
-        error_file = "" if failure.error_file == NO_FILE else beginning(failure.error_file, MAX_PATH)
+        elif failure.context:
+            traceback = f"{traceback.rstrip()}\n{failure.context}"
+        error_file = "" if failure.error_file == NO_FILE else truncate_end(failure.error_file, MAX_PATH)
         kept = (error_file if failure.callstack else "") or failure.log
-        place = f"{os.path.abspath(kept)} on {host}" if kept else _NO_PLACE
+        place = f"{os.path.abspath(kept)} on {host}" if kept else _STDERR_PLACE
         return cls(
             rank=rank,
             local_rank=failure.local_rank,
-            host=beginning(host, MAX_MESSAGE),
+            host=truncate_end(host, MAX_MESSAGE),
             pid=failure.pid,
             exitcode=failure.exitcode,
-            message=shorten(message, MAX_MESSAGE),
-            traceback=shorten(traceback, MAX_TRACEBACK, place),
+            message=truncate(message, MAX_MESSAGE),
+            traceback=truncate(traceback, MAX_TRACEBACK, place),
             timestamp=failure.moment,
             error_file=error_file,
         )
@@ -89,10 +89,10 @@ class Cause(NamedTuple):
     @property
     def headline(self) -> str:
         """Who failed, where, how and why, in one line."""
-        from rallypoint.failures.shorten import headline
+        from rallypoint.failures.truncate import first_line
 
         how = f"exit code {self.exitcode}" + (f", {self.signal_name}" if self.exitcode < 0 else "")
-        return f"rank {self.rank} failed on {self.host} ({how}): {headline(self.message)}"
+        return f"rank {self.rank} failed on {self.host} ({how}): {first_line(self.message)}"
 
     @property
     def signal_name(self) -> str:
@@ -102,14 +102,14 @@ class Cause(NamedTuple):
         return signal_name(-self.exitcode) if self.exitcode < 0 else "<N/A>"
 
 
-def exited(exitcode: int) -> str:
+def exit_text(exitcode: int) -> str:
     """What is said of an exit of which nothing more is known than its code."""
     return f"it exited with code {exitcode}"
 
 
 def _from_standard_error(failure: ProcessFailure, message: str, recorded: bool) -> tuple[str, str]:
     """Message and traceback where no error file holds a traceback; `recorded` if one holds the message at least."""
-    from rallypoint.failures.last_words import clean_lines, closing_line, last_lines, last_stacks, last_traceback
+    from rallypoint.failures.stderr_tail import clean_lines, exception_line, last_lines, last_stacks, last_traceback
 
     lines = clean_lines(failure.last_lines)
     by_code = failure.exitcode >= 0
@@ -118,9 +118,9 @@ def _from_standard_error(failure: ProcessFailure, message: str, recorded: bool) 
         return message, traceback
     words = traceback if by_code else last_stacks(lines)
     words = words or last_lines(lines, os.path.abspath(failure.log) if failure.log else "")
-    told = "\n".join(text for text in (words, failure.damaged, failure.beside) if text)
+    told = "\n".join(text for text in (words, failure.damaged, failure.context) if text)
     if failure.reason or not by_code:
         return message, told
     if traceback:
-        return closing_line(traceback), told
-    return exited(failure.exitcode) + ("" if told else " and said nothing on standard error"), told
+        return exception_line(traceback), told
+    return exit_text(failure.exitcode) + ("" if told else " and said nothing on standard error"), told

@@ -22,14 +22,14 @@ VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
 MAX_SIZE = 4 * 1024 * 1024
 """Bytes of an error file that are read; a traceback has some thousand."""
-_RAW_KEPT = 4096
+_MAX_RAW = 4096
 _LATEST = 253402214400.0
 """Epoch seconds at the beginning of the last day of the year 9999, which every time zone can show."""
 
 _logger = get_logger(__name__)
 
 
-class ErrorReply(NamedTuple):
+class ErrorFile(NamedTuple):
     """What a worker left.
 
     `data` is the parsed file. `message` is its `message` member, a text in newer files. `text` and `callstack` are
@@ -46,14 +46,14 @@ class ErrorReply(NamedTuple):
     exact: float | None
 
 
-class Unreadable(NamedTuple):
+class UnreadableErrorFile(NamedTuple):
     """A file that is there but is no error file: the beginning of its text."""
 
     path: str
     raw: str
 
 
-def read_error_file(path: str) -> ErrorReply | Unreadable | None:
+def read_error_file(path: str) -> ErrorFile | UnreadableErrorFile | None:
     """What is in an error file; None if there is none, if it is empty, or if `path` is."""
     if not path or path == os.devnull:
         return None
@@ -67,7 +67,9 @@ def read_error_file(path: str) -> ErrorReply | Unreadable | None:
         if stat.S_ISDIR(status.st_mode):
             return None
         if not stat.S_ISREG(status.st_mode):
-            return Unreadable(path, f"(nothing: it is {_KINDS.get(stat.S_IFMT(status.st_mode), 'no regular file')})")
+            return UnreadableErrorFile(
+                path, f"(nothing: it is {_KINDS.get(stat.S_IFMT(status.st_mode), 'no regular file')})"
+            )
         data = _read(fd)
     except OSError:
         return None
@@ -78,7 +80,7 @@ def read_error_file(path: str) -> ErrorReply | Unreadable | None:
         return None
     whole = len(data) <= MAX_SIZE
     written = min(max(status.st_mtime, 0.0), _LATEST)
-    return (_parse(path, raw, written) if whole else None) or Unreadable(path, raw[:_RAW_KEPT])
+    return (_parse(path, raw, written) if whole else None) or UnreadableErrorFile(path, raw[:_MAX_RAW])
 
 
 def _read(fd: int) -> bytes:
@@ -128,7 +130,7 @@ def error_data(text: str, callstack: str, timestamp: float) -> JsonObject:
     return {"message": {"message": text, "extraInfo": extra}}
 
 
-def _parse(path: str, raw: str, written: float) -> ErrorReply | None:
+def _parse(path: str, raw: str, written: float) -> ErrorFile | None:
     import json
 
     try:
@@ -139,20 +141,20 @@ def _parse(path: str, raw: str, written: float) -> ErrorReply | None:
         return None
     match data.get("message"):
         case str(text):
-            timestamp = _whole_seconds(data.get("timestamp"), written)
-            return ErrorReply(path, data, text, text, "", timestamp, _exact(timestamp, written))
+            timestamp = _timestamp_seconds(data.get("timestamp"), written)
+            return ErrorFile(path, data, text, text, "", timestamp, _exact(timestamp, written))
         case dict(message):
             extra = message.get("extraInfo")
             known = extra if isinstance(extra, dict) else {}
             text = str(message.get("message", ""))
             callstack = str(known.get("py_callstack") or "")
-            timestamp = _whole_seconds(known.get("timestamp"), written)
-            return ErrorReply(path, data, message, text, callstack, timestamp, _exact(timestamp, written))
+            timestamp = _timestamp_seconds(known.get("timestamp"), written)
+            return ErrorFile(path, data, message, text, callstack, timestamp, _exact(timestamp, written))
         case _:
             return None
 
 
-def _whole_seconds(value: object, otherwise: float) -> int:
+def _timestamp_seconds(value: object, otherwise: float) -> int:
     """The file's timestamp, a number or its text; else the time at which the file was written."""
     if isinstance(value, str | int | float):
         with suppress(ValueError, OverflowError):  # not a number
@@ -167,9 +169,9 @@ def _exact(timestamp: int, written: float) -> float | None:
 
     Only if it is close: a copied file, or one on another machine's disk, has a time that tells nothing.
     """
-    return within_second(timestamp, written) if timestamp <= written < timestamp + 2 else None
+    return refine_timestamp(timestamp, written) if timestamp <= written < timestamp + 2 else None
 
 
-def within_second(timestamp: int, moment: float) -> float:
+def refine_timestamp(timestamp: int, moment: float) -> float:
     """The time in the second that begins at `timestamp` that is nearest to `moment`; both in epoch seconds."""
     return min(max(moment, float(timestamp)), timestamp + 0.999999)

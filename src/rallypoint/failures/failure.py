@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass, field
 
 from rallypoint.base.signals import signal_name
-from rallypoint.failures.error_file import ErrorReply, JsonObject, Unreadable, read_error_file, within_second
+from rallypoint.failures.error_file import ErrorFile, JsonObject, UnreadableErrorFile, read_error_file, refine_timestamp
 
 NO_FILE = "<N/A>"
 _HOW_TO_TRACE = "To enable traceback see: https://pytorch.org/docs/stable/elastic/errors.html"
@@ -38,40 +38,40 @@ class ProcessFailure:
     error_file: str
     last_lines: bytes = field(default=b"", kw_only=True, repr=False)
     log: str = field(default="", kw_only=True, repr=False)
-    noticed: float = field(default_factory=time.time, kw_only=True)
+    noticed_at: float = field(default_factory=time.time, kw_only=True)
     error_file_data: JsonObject = field(init=False, repr=False)
     message: str | JsonObject = field(init=False)
     timestamp: int = field(init=False)
     moment: float = field(init=False)
     callstack: str = field(init=False, default="", repr=False)
     damaged: str = field(init=False, default="", repr=False)
-    beside: str = field(init=False, default="", repr=False)
+    context: str = field(init=False, default="", repr=False)
     reason: str = field(init=False, default="", repr=False)
 
     def __post_init__(self) -> None:
         reply = read_error_file(self.error_file)
-        if isinstance(reply, ErrorReply):
+        if isinstance(reply, ErrorFile):
             self.error_file_data = reply.data
             self.message = reply.message
             self.callstack = reply.callstack
             self.timestamp = reply.timestamp
-            otherwise = within_second(reply.timestamp, self.noticed)
+            otherwise = refine_timestamp(reply.timestamp, self.noticed_at)
             self.moment = otherwise if reply.exact is None else reply.exact
             return
-        if isinstance(reply, Unreadable):
+        if isinstance(reply, UnreadableErrorFile):
             self.damaged = f"the error file {reply.path} is damaged; it begins with {reply.raw!r}"
-        self.beside = _no_room(os.path.dirname(self.error_file))
+        self.context = _disk_full(os.path.dirname(self.error_file))
         self.error_file = NO_FILE
         self.error_file_data = {"message": "<NONE>"}
-        self.timestamp = int(self.noticed)
-        self.moment = self.noticed
+        self.timestamp = int(self.noticed_at)
+        self.moment = self.noticed_at
         if self.exitcode < 0:
             self.message = f"Signal {-self.exitcode} ({self.signal_name()}) received by PID {self.pid}"
         else:
             self.error_file_data["errorTraits"] = {"category": "system_terminated_error", "retryability": "False"}
             self.message = _HOW_TO_TRACE
 
-    def blame(self, reason: str) -> None:
+    def set_reason(self, reason: str) -> None:
         """Take this for the message, since it tells more than the worker's own end and words do.
 
         Args:
@@ -101,7 +101,7 @@ def iso_time(timestamp: float) -> str:
     return time.strftime("%Y-%m-%d_%H:%M:%S", time.localtime(timestamp))
 
 
-def _no_room(folder: str) -> str:
+def _disk_full(folder: str) -> str:
     """A sentence if nothing more can be written below a folder, where the worker's output and error file belong."""
     try:
         disk = os.statvfs(folder)

@@ -44,10 +44,10 @@ class ErrorHandler:
             rootcause_error_file: the child's file.
             error_code: the child's exit code, added to the data if it is not 0.
         """
-        from rallypoint.failures.error_file import ErrorReply
+        from rallypoint.failures.error_file import ErrorFile
 
         reply = read_error_file(rootcause_error_file)
-        if not isinstance(reply, ErrorReply):
+        if not isinstance(reply, ErrorFile):
             _logger.error("the error file %r cannot be read and is not passed on", rootcause_error_file)
             return
         self.override_error_code_in_rootcause_data(rootcause_error_file, reply.data, error_code)
@@ -65,10 +65,10 @@ class ErrorHandler:
         if not path:
             _logger.info("rank %d left no error file to pass on", cause.rank)
             return
-        from rallypoint.failures.report import last_words
+        from rallypoint.failures.report import failure_detail
 
         # A launcher above us shows the call stack and nothing else.
-        data = error_data(cause.message, last_words(cause), cause.timestamp)
+        data = error_data(cause.message, failure_detail(cause), cause.timestamp)
         self.override_error_code_in_rootcause_data(cause.error_file, data, cause.exitcode)
         self._replace(path, data)
 

@@ -18,13 +18,13 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-_WHO = "killed by the kernel's out-of-memory killer"
+_OOM_KILLED = "killed by the kernel's out-of-memory killer"
 _KILLS = b"oom_kill"
 _NO_LIMIT = 1 << 60
 """The first version says some number near 2**63 where there is none."""
 
 
-class Kills:
+class OomKills:
     """What the out-of-memory killer does from now on to what runs in this process's control group.
 
     Two small files are read to make one.
@@ -36,7 +36,7 @@ class Kills:
 
     def __init__(self, proc: str = "/proc", mounted: str = "/sys/fs/cgroup") -> None:
         self._vmstat = f"{proc}/vmstat"
-        self._group = _own_group(proc, mounted)
+        self._group = _own_cgroup(proc, mounted)
         self._before = self._count()
 
     def reason(self, pid: int, killed: int) -> str:
@@ -55,12 +55,14 @@ class Kills:
         facts = self._facts(before, now)
         if told is None:
             sure = self._group is not None and now - before >= killed
-            return f"{'most likely' if sure else 'perhaps'} {_WHO} ({facts})"
+            return f"{'most likely' if sure else 'perhaps'} {_OOM_KILLED} ({facts})"
         if pid in told:
-            return f"{_WHO} (it held {megabytes(told[pid])}, {facts})"
-        return f"killed by somebody, after another process was {_WHO} ({facts})" if self._group is not None else ""
+            return f"{_OOM_KILLED} (it held {megabytes(told[pid])}, {facts})"
+        return (
+            f"killed by somebody, after another process was {_OOM_KILLED} ({facts})" if self._group is not None else ""
+        )
 
-    def beside(self) -> str:
+    def context(self) -> str:
         """A sentence for a worker that ended otherwise, if others of its group were killed: its children, say."""
         if self._group is None or self._count() <= self._before:
             return ""
@@ -76,7 +78,7 @@ class Kills:
         return _number(self._vmstat if self._group is None else self._group.counter, _KILLS) or 0
 
 
-class _Group:
+class _Cgroup:
     """A control group.
 
     Args:
@@ -114,19 +116,19 @@ def megabytes(count: int) -> str:
     return f"{count / (1 << 20):.0f} MB"
 
 
-def _own_group(proc: str, mounted: str) -> _Group | None:
+def _own_cgroup(proc: str, mounted: str) -> _Cgroup | None:
     """The control group of this process that counts memory, if its counter can be read."""
-    name, second = _own_name(_read(f"{proc}/self/cgroup"))
+    name, second = _own_cgroup_path(_read(f"{proc}/self/cgroup"))
     top = mounted if second else f"{mounted}/memory"
     # A container sees its own group at the top, and may be told the name that it has outside.
     for folder in (top + name.rstrip("/"), top) if name else ():
-        group = _Group(name, folder, top, second)
+        group = _Cgroup(name, folder, top, second)
         if _number(group.counter, _KILLS) is not None:
             return group
     return None
 
 
-def _own_name(told: bytes) -> tuple[str, bool]:
+def _own_cgroup_path(told: bytes) -> tuple[str, bool]:
     """The path of the group, and whether it is of the second version; an empty path if it is not told."""
     name = b""
     for line in told.split(b"\n"):

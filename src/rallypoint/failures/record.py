@@ -60,13 +60,13 @@ def _recorded(fn: Callable[P, R], handler: ErrorHandler) -> Callable[P, R | None
                 return None
             raise
         except Exception as error:
-            _tell(handler, error)
+            _write_error_file(handler, error)
             raise
 
     return recorded
 
 
-def _tell(handler: ErrorHandler, error: Exception) -> None:
+def _write_error_file(handler: ErrorHandler, error: Exception) -> None:
     from rallypoint.failures.report import ChildFailedError
 
     try:

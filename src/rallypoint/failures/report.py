@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from rallypoint.base.errors import RallypointError
-from rallypoint.failures.cause import NO_RESTARTS, Cause, Restarts, exited
+from rallypoint.failures.cause import NO_RESTARTS, Cause, Restarts, exit_text
 from rallypoint.failures.failure import NO_FILE, ProcessFailure, iso_time
-from rallypoint.failures.last_words import is_traceback
+from rallypoint.failures.stderr_tail import is_traceback
 
-_WIDEST = 60
+_MAX_BAR_WIDTH = 60
 
 
 class ChildFailedError(RallypointError):
@@ -46,7 +46,7 @@ class ChildFailedError(RallypointError):
         self.cause = cause
         self.stopped = frozenset(stopped)
         self.restarts = restarts
-        self.told_elsewhere = told_elsewhere
+        self.reported_elsewhere = told_elsewhere
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
         """Global rank and failure of the worker of this node that failed first, those that were stopped left out.
@@ -54,7 +54,7 @@ class ChildFailedError(RallypointError):
         Raises:
             ValueError: none of this node's workers failed.
         """
-        if (own := self._own_root()) is not None:
+        if (own := self._local_root_rank()) is not None:
             return own, self.failures[own]
         failed = [rank for rank in self.failures if rank not in self.stopped] or list(self.failures)
         first = min(failed, key=lambda rank: self.failures[rank].moment)
@@ -69,19 +69,19 @@ class ChildFailedError(RallypointError):
         if self.cause is not None:
             return self.cause
         rank, failure = self.get_first_failure()
-        return Cause.of(failure, rank, _this_host())
+        return Cause.of(failure, rank, _host_name())
 
     def root_error_file(self) -> str:
         """The error file of the first failure if it lies on this node, else an empty text."""
-        root = self._own_root() if self.cause is not None else self.get_first_failure()[0]
+        root = self._local_root_rank() if self.cause is not None else self.get_first_failure()[0]
         path = NO_FILE if root is None else self.failures[root].error_file
         return "" if path == NO_FILE else path
 
     def __str__(self) -> str:
         try:
-            return self._line() if self.told_elsewhere else self._report()
+            return self._line() if self.reported_elsewhere else self._report()
         except Exception as error:  # a failure may be anybody's object, and nothing is worse than to say nothing
-            return self._piecemeal(error)
+            return self._fallback_report(error)
 
     def _line(self) -> str:
         """The cause, and that others tell more of it."""
@@ -92,8 +92,8 @@ class ChildFailedError(RallypointError):
 
     def _report(self) -> str:
         root = self.root_cause()
-        own_root = self._own_root() if self.cause is not None else root.rank
-        host = root.host if own_root is not None else _this_host() if self.failures else ""
+        own_root = self._local_root_rank() if self.cause is not None else root.rank
+        host = root.host if own_root is not None else _host_name() if self.failures else ""
         others = [
             _block(index, Cause.of(failure, rank, host))
             for index, (rank, failure) in enumerate(self.failures.items())
@@ -101,25 +101,25 @@ class ChildFailedError(RallypointError):
         ]
         number = len(self.failures) if own_root is None else list(self.failures).index(own_root)
         first = _block(number, root, elsewhere=own_root is None)
-        return _assemble(f"{self.name} FAILED", others, self._asides(own_root), first)
+        return _assemble(f"{self.name} FAILED", others, self._context_lines(own_root), first)
 
-    def _piecemeal(self, error: Exception) -> str:
+    def _fallback_report(self, error: Exception) -> str:
         """What can be said where a failure, or the cause, is none that a report can be made of."""
         lines = [f"{self.name} FAILED; the report cannot be made ({type(error).__name__}: {error}), but this is known:"]
         for index, (rank, failure) in enumerate(self.failures.items()):
             try:
-                lines.append(_block(index, Cause.of(failure, rank, _this_host())))
+                lines.append(_block(index, Cause.of(failure, rank, _host_name())))
             except Exception:
                 lines.append(f"[{index}]: rank {rank}: {object.__repr__(failure)}")
         return "\n".join(lines)
 
-    def _asides(self, own_root: int | None) -> list[str]:
+    def _context_lines(self, own_root: int | None) -> list[str]:
         """What else is known of the end: lines between the failures and the first of them."""
         stopped = _ranges(self.stopped - {own_root})
         asides = [f"Stopped by rallyrun: {stopped}"] if stopped else []
         return [*asides, f"Restarts used: {self.restarts}"] if self.restarts.allowed else asides
 
-    def _own_root(self) -> int | None:
+    def _local_root_rank(self) -> int | None:
         """The rank of `cause` if it is one of this node's failures."""
         if self.cause is None:
             return None
@@ -129,7 +129,7 @@ class ChildFailedError(RallypointError):
 
 def _assemble(title: str, others: list[str], asides: list[str], first: str) -> str:
     widest = max(len(line) for text in (title, first, *others) for line in text.split("\n"))
-    double, single = "=" * min(widest, _WIDEST), "-" * min(widest, _WIDEST)
+    double, single = "=" * min(widest, _MAX_BAR_WIDTH), "-" * min(widest, _MAX_BAR_WIDTH)
     parts = ["", double, title, single, "Failures:", *(others or ["  <NO_OTHER_FAILURES>"])]
     for aside in asides:
         parts += [single, aside]
@@ -147,18 +147,18 @@ def _block(index: int, cause: Cause, elsewhere: bool = False) -> str:
             f"  rank      : {cause.rank} (local_rank: {cause.local_rank})",
             f"  exitcode  : {cause.exitcode} (pid: {cause.pid}) {signal}",
             f"  error_file: {cause.error_file or NO_FILE}",
-            "  traceback : " + last_words(cause).rstrip("\n").replace("\n", "\n  "),
+            "  traceback : " + failure_detail(cause).rstrip("\n").replace("\n", "\n  "),
         )
     )
 
 
-def last_words(cause: Cause) -> str:
+def failure_detail(cause: Cause) -> str:
     """All that is known of why a worker failed: its traceback, or in words and then its last lines."""
     if not cause.traceback:
         return cause.message
     if cause.error_file or (is_traceback(cause.traceback) and cause.message in cause.traceback):
         return cause.traceback
-    how = "The" if cause.message == exited(cause.exitcode) else f"{cause.message}; the"
+    how = "The" if cause.message == exit_text(cause.exitcode) else f"{cause.message}; the"
     return f"{how} last lines of standard error:\n{cause.traceback}"
 
 
@@ -176,7 +176,7 @@ def _ranges(ranks: Iterable[int]) -> str:
     return f"{'rank' if texts[0].isdigit() and len(texts) == 1 else 'ranks'} {', '.join(texts)}"
 
 
-def _this_host() -> str:
+def _host_name() -> str:
     import socket
 
     return socket.gethostname()

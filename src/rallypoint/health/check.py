@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from rallypoint.base.log import get_logger
 from rallypoint.base.loop import LoopError, LoopThread, shared_loop
-from rallypoint.health.answers import Health
+from rallypoint.health.http import HealthView
 
 if TYPE_CHECKING:
     from rallypoint.health.server import HealthServer
@@ -23,7 +23,7 @@ VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"
 DEFAULT_TIMEOUT = 60
 
 
-def _nothing() -> Mapping[str, object]:
+def _no_status() -> Mapping[str, object]:
     return {}
 
 
@@ -47,7 +47,7 @@ class HealthCheckServer:
         alive_callback: Callable[[], float],
         port: int,
         timeout: float,
-        status: Callable[[], Mapping[str, object]] = _nothing,
+        status: Callable[[], Mapping[str, object]] = _no_status,
         loop: LoopThread | None = None,
     ) -> None:
         self._alive_callback = alive_callback
@@ -97,24 +97,24 @@ class HealthCheckServer:
         if server is not None:
             server.close()
 
-    def _look(self) -> Health:
+    def _look(self) -> HealthView:
         try:
-            return Health(max(0.0, time.time() - self._alive_callback()), self._timeout, self._status())
+            return HealthView(max(0.0, time.time() - self._alive_callback()), self._timeout, self._status())
         except Exception as error:
-            return Health(0.0, self._timeout, {}, f"the agent cannot be asked ({type(error).__name__}: {error})")
+            return HealthView(0.0, self._timeout, {}, f"the agent cannot be asked ({type(error).__name__}: {error})")
 
 
 def create_healthcheck_server(
     alive_callback: Callable[[], float],
     port: int,
     timeout: float,
-    status: Callable[[], Mapping[str, object]] = _nothing,
+    status: Callable[[], Mapping[str, object]] = _no_status,
 ) -> HealthCheckServer:
     """A server that has not been started; the arguments are those of `HealthCheckServer`."""
     return HealthCheckServer(alive_callback, port, timeout, status)
 
 
-def wanted_port(environ: Mapping[str, str] = os.environ) -> int | None:
+def requested_port(environ: Mapping[str, str] = os.environ) -> int | None:
     """The port that `TORCHELASTIC_HEALTH_CHECK_PORT` asks for; None if it asks for none that can be."""
     text = environ.get(VARIABLE, "")
     if not text:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import asyncio
     import socket
 
-    from rallypoint.health.answers import Health
+    from rallypoint.health.http import HealthView
 
 log = get_logger(__name__)
 
@@ -36,7 +36,7 @@ class HealthServer:
         LoopError: there is no loop. The listener is still the caller's then.
     """
 
-    def __init__(self, listener: socket.socket, look: Callable[[], Health], loop: LoopThread) -> None:
+    def __init__(self, listener: socket.socket, look: Callable[[], HealthView], loop: LoopThread) -> None:
         self._listener = listener
         self._look = look
         self._loop = loop
@@ -57,7 +57,7 @@ class HealthServer:
     def _begin(self) -> None:
         import asyncio
 
-        from rallypoint.health.serving import serve
+        from rallypoint.health.http_server import serve
 
         self._stop = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(serve(self._listener, self._look, self._stop))

@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 from rallypoint.agent.agent import Agent, health_check
 from rallypoint.agent.controller import GracePeriods
-from rallypoint.agent.handled import SIGNALS_VARIABLE
-from rallypoint.agent.membership import membership_of
 from rallypoint.agent.processes import ProcessController
+from rallypoint.agent.rendezvous_client import membership_of
+from rallypoint.agent.signal_set import SIGNALS_VARIABLE
 from rallypoint.agent.spec import RunResult, WorkerSpec, program_name
-from rallypoint.base.errors import NodeLeft
+from rallypoint.base.errors import NodeLeftInOrder
 from rallypoint.base.log import get_logger
 from rallypoint.base.secrets import take_from_environment
-from rallypoint.base.signals import deaf_at_the_end
+from rallypoint.base.signals import ignore_signals_at_exit
 from rallypoint.launch.config import LaunchConfig, describe
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler
@@ -71,7 +71,7 @@ def launch_agent(
         UserError: something in the config cannot work.
         ChildFailedError: workers failed; it carries the first failure of the job.
         RendezvousError: the nodes did not come together.
-        SignalException: this agent was asked to end; a `NodeLeft` if the job goes on without this node.
+        SignalException: this agent was asked to end; a `NodeLeftInOrder` if the job goes on without this node.
     """
     if entrypoint is None:
         from rallypoint.base.user_errors import user_error
@@ -88,20 +88,20 @@ def launch_agent(
     take_from_environment()
     assert config.logs_specs is not None
     parameters = _parameters(config, run_id)
-    with deaf_at_the_end(), _known_to_neighbors(parameters):
+    with ignore_signals_at_exit(), _warn_of_shared_host(parameters):
         try:
             agent = _agent(config, entrypoint, args, parameters, health_check_server)
             return _run(agent, config.role, program_name(entrypoint, args))
         finally:
-            config.logs_specs.tidy()
+            config.logs_specs.clean_up()
 
 
-def _known_to_neighbors(parameters: RendezvousParameters) -> AbstractContextManager[None]:
+def _warn_of_shared_host(parameters: RendezvousParameters) -> AbstractContextManager[None]:
     if parameters.max_nodes == 1:
         return nullcontext()
-    from rallypoint.launch.neighbors import known_to_neighbors
+    from rallypoint.launch.shared_host import register_on_host
 
-    return known_to_neighbors(parameters, os.environ)
+    return register_on_host(parameters, os.environ)
 
 
 def _run(agent: Agent, role: str, name: str) -> dict[int, Any]:
@@ -111,7 +111,7 @@ def _run(agent: Agent, role: str, name: str) -> dict[int, Any]:
         result = agent.run(role)
         if result is not None and result.is_failed():
             raise _failure(result, name)
-    except NodeLeft:
+    except NodeLeftInOrder:
         events.tell(events.succeeded)
         raise
     except Exception:
@@ -130,7 +130,7 @@ def _failure(result: RunResult, name: str) -> ChildFailedError:
         cause=result.cause,
         stopped=result.stopped,
         restarts=result.restarts,
-        told_elsewhere=result.told_elsewhere,
+        told_elsewhere=result.reported_elsewhere,
     )
 
 
@@ -174,14 +174,14 @@ def _agent(
         duplicate_stdout_filters=config.duplicate_stdout_filters,
         duplicate_stderr_filters=config.duplicate_stderr_filters,
         virtual_local_rank=config.virtual_local_rank,
-        warm=tuple(config.warm),
+        preload=tuple(config.preload),
     )
     assert config.logs_specs is not None
     assert config.shutdown_timeout is not None
     workers = ProcessController(
         spec,
         membership_of(spec),
-        GracePeriods(config.shutdown_timeout, failure_grace, config.chosen_timeout),
+        GracePeriods(config.shutdown_timeout, failure_grace, config.shutdown_timeout_given),
         config.logs_specs,
         config.start_method,
         config.log_line_prefix_template,

@@ -86,17 +86,17 @@ class LaunchConfig:
     node_rank: int | None = None
     endpoint_flag: str = "--rdzv-endpoint"
     endpoint_given: bool = True
-    warm: tuple[str, ...] = ()
+    preload: tuple[str, ...] = ()
 
-    chosen_timeout: bool = field(init=False, default=True)
+    shutdown_timeout_given: bool = field(init=False, default=True)
     """Whether somebody has chosen `shutdown_timeout`."""
 
     def __post_init__(self) -> None:
-        self.chosen_timeout = self.shutdown_timeout is not None or _SHUTDOWN_VARIABLE in os.environ
+        self.shutdown_timeout_given = self.shutdown_timeout is not None or _SHUTDOWN_VARIABLE in os.environ
         if os.environ.get("RALLYPOINT_TERMINATION_GRACE"):
-            from rallypoint.agent.termination import stated
+            from rallypoint.agent.grace_period import stated_grace_period
 
-            stated(os.environ)  # so that it is refused here and not when it is needed
+            stated_grace_period(os.environ)  # so that it is refused here and not when it is needed
         self.rdzv_configs = self.rdzv_configs | self._timeout()
         self.shutdown_timeout = _shutdown_timeout(self.shutdown_timeout)
         if self.logs_specs is None:
@@ -139,12 +139,12 @@ def describe(config: LaunchConfig, entrypoint: str) -> str:
     log_dir = config.logs_specs.root_log_dir if config.logs_specs else None
     options = {name: "..." if name == "password" else value for name, value in config.rdzv_configs.items()}
     rows: dict[str, object] = {"entrypoint": entrypoint, "log_dir": log_dir, "rdzv_configs": options}
-    shown = {name: rows[name] if name in rows else getattr(config, name) for name in _DESCRIBED}
+    shown = {name: rows[name] if name in rows else getattr(config, name) for name in _DESCRIPTION_FIELDS}
     width = max(map(len, shown))
     return "\n".join(f"  {name:<{width}} : {value}" for name, value in shown.items())
 
 
-_DESCRIBED = (
+_DESCRIPTION_FIELDS = (
     "entrypoint",
     "min_nodes",
     "max_nodes",

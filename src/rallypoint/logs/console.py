@@ -2,7 +2,7 @@
 
 Laws:
 - the descriptors are duplicates, so that nobody can close or reuse them under us;
-- where both lead to the same terminal, pipe or file, they are one place, with one turn (`turns.py`);
+- where both lead to the same terminal, pipe or file, they are one place, with one turn (`line_scheduler.py`);
 - who writes there, workers' lines or lines of our own log, does so in turn (`Place.turn`);
 - a console that fails (closed, disk full) costs the bytes that could not be written, and nothing else.
 """
@@ -14,15 +14,15 @@ import os
 import select
 from typing import NamedTuple
 
-from rallypoint.base.log import STDERR_TURN, Turn
-from rallypoint.logs.turns import PATIENCE, QUIET, Turns
+from rallypoint.base.log import STDERR_LOCK, OutputLock
+from rallypoint.logs.line_scheduler import MAX_SILENCE, MAX_WAIT, LineScheduler
 
 Buffer = bytes | bytearray | memoryview
 
-_MOST_PARTS = min(1024, os.sysconf("SC_IOV_MAX"))  # that the kernel takes in one call
+_MAX_PARTS = min(1024, os.sysconf("SC_IOV_MAX"))  # that the kernel takes in one call
 
 
-class Piece(NamedTuple):
+class Chunk(NamedTuple):
     """Bytes in several parts, so that what lies in a buffer needs no copy on its way out."""
 
     parts: list[Buffer]
@@ -34,7 +34,7 @@ class Piece(NamedTuple):
         return sum(map(len, self.parts))
 
 
-class Show:
+class ConsoleStream:
     """One worker's stream as it is seen at a place. Only one thread may write to the shows of a place.
 
     Args:
@@ -43,10 +43,10 @@ class Show:
         turn: told whether a line is left unfinished there.
     """
 
-    def __init__(self, turns: Turns[Show], fd: int | None, turn: Turn) -> None:
-        self._turns = turns
+    def __init__(self, turns: LineScheduler[ConsoleStream], fd: int | None, turn: OutputLock) -> None:
+        self._line_scheduler = turns
         self._fd = fd
-        self._turn = turn
+        self._output_lock = turn
 
     @property
     def fd(self) -> int | None:
@@ -57,22 +57,22 @@ class Show:
         """Whether a terminal shows it."""
         return self._fd is not None and os.isatty(self._fd)
 
-    def offer(self, data: bytes, now: float) -> None:
+    def write_or_queue(self, data: bytes, now: float) -> None:
         """Show `data` in its turn: at once, unless another stands in the middle of a line."""
         if data:
-            write_all(self._turns.offer(self, data, now))
+            write_all(self._line_scheduler.write_or_queue(self, data, now))
 
-    def offer_piece(self, piece: Piece, now: float) -> None:
+    def write_or_queue_chunk(self, piece: Chunk, now: float) -> None:
         """Show a piece (not empty) in its turn, without a copy if that is at once."""
-        if self._turns.free_for(self):
-            self._turns.spoken(self, piece.ends, now)
+        if self._line_scheduler.may_write(self):
+            self._line_scheduler.wrote(self, piece.ends, now)
             self.write(*piece.parts)
         else:
-            self.offer(b"".join(piece.parts), now)
+            self.write_or_queue(b"".join(piece.parts), now)
 
     def backlog(self) -> int:
         """Bytes that wait for their turn."""
-        return self._turns.backlog(self)
+        return self._line_scheduler.backlog(self)
 
     def write(self, *parts: Buffer) -> None:
         """Write all parts now, one after the other, waiting as long as the console makes us wait. Never raises."""
@@ -80,10 +80,10 @@ class Show:
             return
         left: list[Buffer] = list(parts)
         if left:
-            self._turn.in_line = bytes(left[-1][-1:]) != b"\n"
+            self._output_lock.line_unfinished = bytes(left[-1][-1:]) != b"\n"
         while left:
             try:
-                written = os.writev(self._fd, left[:_MOST_PARTS])
+                written = os.writev(self._fd, left[:_MAX_PARTS])
             except BlockingIOError:  # somebody who shares the open file has made it non-blocking
                 _wait_writable(self._fd)
             except OSError:
@@ -92,7 +92,7 @@ class Show:
                 left = _after(left, written)
 
 
-class Place:
+class ConsoleSink:
     """One terminal, pipe or file, as many workers are seen on it. It is for one thread.
 
     Args:
@@ -100,26 +100,26 @@ class Place:
         turn: to be taken while anything is written there; None where nobody else writes.
     """
 
-    def __init__(self, *fds: int | None, turn: Turn | None = None) -> None:
+    def __init__(self, *fds: int | None, turn: OutputLock | None = None) -> None:
         self._fds = fds
-        self.turn = turn or Turn()
-        self._turns = Turns[Show](QUIET, PATIENCE)
+        self.output_lock = turn or OutputLock()
+        self._line_scheduler = LineScheduler[ConsoleStream](MAX_SILENCE, MAX_WAIT)
 
-    def show(self, which: int) -> Show:
+    def open_stream(self, which: int) -> ConsoleStream:
         """A new way to be seen here, by way of the descriptor of this number (-1 is the last)."""
-        return Show(self._turns, self._fds[which], self.turn)
+        return ConsoleStream(self._line_scheduler, self._fds[which], self.output_lock)
 
-    def tick(self, now: float) -> None:
+    def flush_due(self, now: float) -> None:
         """Pass on the turn if its time is over."""
-        write_all(self._turns.tick(now))
+        write_all(self._line_scheduler.due_output(now))
 
     def deadline(self) -> float | None:
         """When `tick` is due; None while nobody waits."""
-        return self._turns.deadline()
+        return self._line_scheduler.deadline()
 
     def flush(self) -> None:
         """Write whatever waits."""
-        write_all(self._turns.flush())
+        write_all(self._line_scheduler.flush())
 
     def close(self) -> None:
         """Close the descriptors. Idempotent."""
@@ -134,21 +134,21 @@ class Console:
 
     def __init__(self, stdout: int, stderr: int) -> None:
         out, err = _duplicate(stdout), _duplicate(stderr)
-        turn = STDERR_TURN if stderr == 2 else None
-        same = _same_place(out, err)
-        self.places = [Place(out, err, turn=turn)] if same else [Place(out), Place(err, turn=turn)]
+        turn = STDERR_LOCK if stderr == 2 else None
+        same = _same_sink(out, err)
+        self.sinks = [ConsoleSink(out, err, turn=turn)] if same else [ConsoleSink(out), ConsoleSink(err, turn=turn)]
 
-    def out(self) -> Show:
+    def out(self) -> ConsoleStream:
         """A new way to be seen on standard output."""
-        return self.places[0].show(0)
+        return self.sinks[0].open_stream(0)
 
-    def err(self) -> Show:
+    def err(self) -> ConsoleStream:
         """A new way to be seen on standard error."""
-        return self.places[-1].show(-1)
+        return self.sinks[-1].open_stream(-1)
 
 
-def write_all(pieces: list[tuple[Show, bytes]]) -> None:
-    """Write what `Turns` has handed out, in order."""
+def write_all(pieces: list[tuple[ConsoleStream, bytes]]) -> None:
+    """Write what `LineScheduler` has handed out, in order."""
     for show, data in pieces:
         show.write(data)
 
@@ -169,7 +169,7 @@ def _duplicate(fd: int) -> int | None:
         return None
 
 
-def _same_place(one: int | None, other: int | None) -> bool:
+def _same_sink(one: int | None, other: int | None) -> bool:
     return one is not None and other is not None and os.path.sameopenfile(one, other)
 
 

@@ -11,7 +11,7 @@ How a stream travels, by what the log specs say (contract section 6.4):
 Laws:
 - a worker that dies leaves nothing unread: `last_lines` is complete as soon as the worker is dead, and `close`
   carries everything that dead workers wrote;
-- a grandchild that holds a pipe open, or a console that takes no bytes, delays `close` by `CLOSE_PATIENCE` at most.
+- a grandchild that holds a pipe open, or a console that takes no bytes, delays `close` by `CLOSE_TIMEOUT` at most.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from typing import TYPE_CHECKING, NamedTuple
 from rallypoint.base.clock import Deadline
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
-from rallypoint.logs.console import Console, Place, Show
+from rallypoint.logs.console import Console, ConsoleSink, ConsoleStream
 from rallypoint.logs.pump import Pump
-from rallypoint.logs.relay import CAPACITY, KEPT, Relay, squeezed
+from rallypoint.logs.relay import CAPACITY, TAIL_SIZE, Relay, without_long_middles
 from rallypoint.logs.specs import LogsDest
 from rallypoint.logs.tail import Tail
 
 if TYPE_CHECKING:
-    from rallypoint.logs.sieve import Sieve
+    from rallypoint.logs.line_filter import LineFilter
 
-CLOSE_PATIENCE = 5.0
+CLOSE_TIMEOUT = 5.0
 """Seconds that `Outputs.close` waits for a console that takes no bytes."""
 
 _logger = get_logger(__name__)
 
 
-class _Seen(NamedTuple):
+class _SinkInputs(NamedTuple):
     """What is seen at one place."""
 
-    place: Place
+    sink: ConsoleSink
     relays: list[Relay]
-    tails: list[tuple[Tail, str, Show]]
-    sieves: list[Sieve]
+    tails: list[tuple[Tail, str, ConsoleStream]]
+    line_filters: list[LineFilter]
 
     def pump(self) -> Pump | None:
         """Who carries it, and owns it from now on; None if there is nothing to carry."""
@@ -58,9 +58,9 @@ class _Seen(NamedTuple):
             tail.close()
         for relay in self.relays:
             relay.close()
-        for sieve in self.sieves:
+        for sieve in self.line_filters:
             sieve.close()
-        self.place.close()
+        self.sink.close()
 
 
 class Outputs:
@@ -94,23 +94,23 @@ class Outputs:
         stderr_filters: Sequence[str] | None = None,
     ) -> None:
         self._dest = dest
-        self._hidden = set(range(nprocs)) - set(local_ranks_filter) if local_ranks_filter else set()
+        self._file_only = set(range(nprocs)) - set(local_ranks_filter) if local_ranks_filter else set()
         self._worker_ends: dict[int, list[int | None]] = {rank: [None, None] for rank in range(nprocs)}
         self._relays: dict[int, Relay] = {}
         self._teed_errors: dict[int, Tail] = {}
         self._console = Console(1 if stdout is None else stdout, 2 if stderr is None else stderr)
-        self._seen = [_Seen(place, [], [], []) for place in self._console.places]
+        self._inputs = [_SinkInputs(place, [], [], []) for place in self._console.sinks]
         self._pumps: list[Pump] = []
         try:
-            out_sieve = self._sieve(self._seen[0], dest.filtered_stdout, stdout_filters)
-            err_sieve = self._sieve(self._seen[-1], dest.filtered_stderr, stderr_filters)
+            out_sieve = self._open_line_filter(self._inputs[0], dest.filtered_stdout, stdout_filters)
+            err_sieve = self._open_line_filter(self._inputs[-1], dest.filtered_stderr, stderr_filters)
             for rank in range(nprocs):
                 self._open_stdout(rank, prefixes.get(rank, ""), out_sieve)
                 self._open_stderr(rank, prefixes.get(rank, ""), err_sieve)
-            for seen in list(self._seen):
+            for seen in list(self._inputs):
                 if (pump := seen.pump()) is not None:
                     self._pumps.append(pump)
-                    self._seen.remove(seen)
+                    self._inputs.remove(seen)
         except BaseException as error:
             self.close()
             if isinstance(error, OSError) and not isinstance(error, UserError):
@@ -136,7 +136,7 @@ class Outputs:
         """
         relay = self._relays.get(local_rank)
         if relay is None:
-            return _end_of(self._dest.stderrs.get(local_rank, ""))
+            return _tail_of_file(self._dest.stderrs.get(local_rank, ""))
         last = relay.last_lines()
         for pump in self._pumps:
             pump.wake()
@@ -161,57 +161,63 @@ class Outputs:
         """Show all that dead workers have written, then let go of everything. Idempotent."""
         for rank in list(self._worker_ends):
             self.started(rank)
-        while self._seen:
-            self._seen.pop().close()
+        while self._inputs:
+            self._inputs.pop().close()
         for pump in self._pumps:
             pump.stop()
-        patience = Deadline.after(CLOSE_PATIENCE)
+        patience = Deadline.after(CLOSE_TIMEOUT)
         if not all(pump.join(patience.remaining()) for pump in self._pumps):
             _logger.warning("the console takes no more output; going on without waiting for it")
 
-    def _open_stdout(self, rank: int, prefix: str, sieve: Sieve | None) -> None:
+    def _open_stdout(self, rank: int, prefix: str, sieve: LineFilter | None) -> None:
         ends, path = self._worker_ends[rank], self._dest.stdouts.get(rank, "")
         if path:
             ends[0] = _open_log(path)
-            self._follow(self._seen[0], rank, self._dest.tee_stdouts, prefix, self._console.out(), sieve)
-        elif rank in self._hidden:
+            self._follow(self._inputs[0], rank, self._dest.tee_stdouts, prefix, self._console.out(), sieve)
+        elif rank in self._file_only:
             ends[0] = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
-    def _open_stderr(self, rank: int, prefix: str, sieve: Sieve | None) -> None:
+    def _open_stderr(self, rank: int, prefix: str, sieve: LineFilter | None) -> None:
         ends, path = self._worker_ends[rank], self._dest.stderrs.get(rank, "")
         if path and path != os.devnull:
             ends[1] = _open_log(path)
-            tail = self._follow(self._seen[-1], rank, self._dest.tee_stderrs, prefix, self._console.err(), sieve)
+            tail = self._follow(self._inputs[-1], rank, self._dest.tee_stderrs, prefix, self._console.err(), sieve)
             if tail is not None:
                 self._teed_errors[rank] = tail
         else:
-            hidden = rank in self._hidden or path == os.devnull
+            hidden = rank in self._file_only or path == os.devnull
             self._relays[rank] = relay = Relay(None if hidden else self._console.err())
-            self._seen[-1].relays.append(relay)
+            self._inputs[-1].relays.append(relay)
             ends[1] = relay.worker_end
 
     def _follow(
-        self, seen: _Seen, rank: int, teed: Mapping[int, str], prefix: str, show: Show, sieve: Sieve | None
+        self,
+        seen: _SinkInputs,
+        rank: int,
+        teed: Mapping[int, str],
+        prefix: str,
+        show: ConsoleStream,
+        sieve: LineFilter | None,
     ) -> Tail | None:
         path = teed.get(rank, "")
-        if not path or path == os.devnull or rank in self._hidden:
+        if not path or path == os.devnull or rank in self._file_only:
             return None
         tail = Tail(path, os.fsencode(prefix), sieve)
         seen.tails.append((tail, path, show))
         return tail
 
-    def _sieve(self, seen: _Seen, path: str, texts: Sequence[str] | None) -> Sieve | None:
+    def _open_line_filter(self, seen: _SinkInputs, path: str, texts: Sequence[str] | None) -> LineFilter | None:
         if not path or not texts:
             return None
-        from rallypoint.logs.sieve import Sieve
+        from rallypoint.logs.line_filter import LineFilter
 
-        seen.sieves.append(Sieve(path, texts))
-        return seen.sieves[-1]
+        seen.line_filters.append(LineFilter(path, texts))
+        return seen.line_filters[-1]
 
 
 _NEW_NULL = f"`mknod -m 666 {os.devnull} c 1 3`"
 
-_REMEDIES = {
+_OPEN_ERRORS = {
     errno.EMFILE: "start fewer workers, or raise this process's limit of open files (`ulimit -n`)",
     errno.ENFILE: "raise the machine's limit of open files (`sysctl fs.file-max`)",
 }
@@ -223,7 +229,7 @@ def _refused(error: OSError) -> UserError:
         what, remedy = f"{os.devnull} cannot be opened for output that is not shown", f"make it ({_NEW_NULL})"
     elif error.filename:
         what = f"the log file {error.filename!r} cannot be made"
-    remedy = _REMEDIES.get(error.errno or 0, remedy)
+    remedy = _OPEN_ERRORS.get(error.errno or 0, remedy)
     from rallypoint.base.user_errors import user_error
 
     return user_error(f"{what}: {error.strerror or error}; {remedy}", error)
@@ -235,10 +241,10 @@ def _open_log(path: str) -> int:
     return os.open(path, os.O_WRONLY | making | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
 
-def _end_of(path: str) -> bytes:
+def _tail_of_file(path: str) -> bytes:
     if not path:
         return b""
     with contextlib.suppress(OSError), open(path, "rb") as file:
         file.seek(max(0, os.fstat(file.fileno()).st_size - CAPACITY))
-        return squeezed(file.read(CAPACITY))[-KEPT:]
+        return without_long_middles(file.read(CAPACITY))[-TAIL_SIZE:]
     return b""

@@ -42,7 +42,7 @@ def host_label(when: str, environ: Mapping[str, str]) -> str:
         when: `always`, `never`, or `auto` for where several nodes write to one console.
         environ: tells that of a step of Slurm's.
     """
-    return f"{os.uname().nodename}: " if when == "always" or (when == "auto" and _merged(environ)) else ""
+    return f"{os.uname().nodename}: " if when == "always" or (when == "auto" and _merged_by_srun(environ)) else ""
 
 
 def with_host(template: str | None, label: str) -> str | None:
@@ -52,7 +52,7 @@ def with_host(template: str | None, label: str) -> str | None:
     return label.replace("$", "$$") + (template or DEFAULT_TEMPLATE)
 
 
-def _merged(environ: Mapping[str, str]) -> bool:
+def _merged_by_srun(environ: Mapping[str, str]) -> bool:
     """Whether `srun` has started us on several nodes: it merges what they write."""
     if not {"SLURM_STEP_ID", "SLURM_PROCID"} <= environ.keys():
         return False

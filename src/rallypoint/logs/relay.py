@@ -11,19 +11,19 @@ import fcntl
 import os
 import threading
 
-from rallypoint.logs.console import Show
+from rallypoint.logs.console import ConsoleStream
 
-KEPT = 64 * 1024
+TAIL_SIZE = 64 * 1024
 """Bytes of a worker's standard error that are kept for the report."""
 
 CAPACITY = 1024 * 1024
 """Bytes that a worker can write ahead of us, where the system allows it; also the most that a dead one leaves."""
 
-_LONGEST = 4 * 1024
+_MAX_LINE = 4 * 1024
 """Bytes of a line that are kept for the report."""
 
 _CHUNK = 64 * 1024
-_TURN = 4 * _CHUNK  # read at once, so that one waking carries much of what a fast worker writes
+_READ_SLICE = 4 * _CHUNK  # read at once, so that one waking carries much of what a fast worker writes
 
 
 class Relay:
@@ -35,11 +35,11 @@ class Relay:
     `worker_end` is the descriptor for the worker. Whoever hands it over closes it here afterwards.
     """
 
-    def __init__(self, show: Show | None) -> None:
+    def __init__(self, show: ConsoleStream | None) -> None:
         self.show = show
         self._fd, self.worker_end, self._terminal = _open_channel(show)
         self._lock = threading.Lock()
-        self._unsent: list[bytes] = []
+        self._pending: list[bytes] = []
         self._label = b""
         self._in_line = False
         """Whether what was read last has not ended its line."""
@@ -50,7 +50,7 @@ class Relay:
         """The descriptor to wait on; readable when the worker has written, or has closed its end."""
         return self._fd
 
-    def pull(self, limit: int = _TURN) -> bool:
+    def read(self, limit: int = _READ_SLICE) -> bool:
         """Read what is there, at most about `limit` bytes. Returns whether there may ever be more."""
         with self._lock:
             while limit > 0 and not self._ended:
@@ -62,14 +62,14 @@ class Relay:
                     chunk = b""
                 self._ended = not chunk
                 if chunk:
-                    self._keep(chunk)
+                    self._append_to_tail(chunk)
                     limit -= len(chunk)
             return not self._ended
 
-    def take(self) -> list[bytes]:
+    def take_pending(self) -> list[bytes]:
         """What has been read and not yet taken, for the console: parts, none of them empty."""
         with self._lock:
-            taken, self._unsent = self._unsent, []
+            taken, self._pending = self._pending, []
             return taken
 
     def label(self, label: bytes) -> None:
@@ -79,14 +79,15 @@ class Relay:
                 return
             self._label = label
             if self._in_line:
-                self._unsent.append(b"\n")
+                self._pending.append(b"\n")
                 self._in_line = False
 
     def last_lines(self) -> bytes:
-        """The last bytes that the worker wrote, at most `KEPT`, up to this moment; long lines without their middle."""
-        self.pull(CAPACITY)
+        """The last bytes that the worker wrote, at most `TAIL_SIZE`, up to this moment; long lines without their
+        middle."""
+        self.read(CAPACITY)
         with self._lock:
-            return squeezed(bytes(self._last))[-KEPT:]
+            return without_long_middles(bytes(self._last))[-TAIL_SIZE:]
 
     def follow_window(self) -> None:
         """Give the pseudo-terminal the size that the console's window has now."""
@@ -101,29 +102,30 @@ class Relay:
             self._fd = -1
             self._ended = True
 
-    def _keep(self, chunk: bytes) -> None:
+    def _append_to_tail(self, chunk: bytes) -> None:
         if self.show is not None:
-            self._unsent.append(self._labelled(chunk) if self._label else chunk)
+            self._pending.append(self._labelled(chunk) if self._label else chunk)
             self._in_line = not chunk.endswith(b"\n")
         self._last += chunk
-        if len(self._last) > 4 * KEPT:  # rarely, since cutting the front costs a copy
-            self._last[:] = squeezed(bytes(self._last))[-KEPT:]
+        if len(self._last) > 4 * TAIL_SIZE:  # rarely, since cutting the front costs a copy
+            self._last[:] = without_long_middles(bytes(self._last))[-TAIL_SIZE:]
 
     def _labelled(self, chunk: bytes) -> bytes:
         inside, end = (chunk[:-1], b"\n") if chunk.endswith(b"\n") else (chunk, b"")
         return (b"" if self._in_line else self._label) + inside.replace(b"\n", b"\n" + self._label) + end
 
 
-def squeezed(data: bytes) -> bytes:
-    """More bytes than are `KEPT` with the middle of very long lines taken out, so that one does not displace all."""
-    if len(data) <= KEPT:
+def without_long_middles(data: bytes) -> bytes:
+    """More bytes than are `TAIL_SIZE` with the middle of very long lines taken out, so that one does not displace
+    all."""
+    if len(data) <= TAIL_SIZE:
         return data
     lines = data.split(b"\n")
-    half = _LONGEST // 2
-    return b"\n".join(line if len(line) <= _LONGEST else line[:half] + b"[...]" + line[-half:] for line in lines)
+    half = _MAX_LINE // 2
+    return b"\n".join(line if len(line) <= _MAX_LINE else line[:half] + b"[...]" + line[-half:] for line in lines)
 
 
-def _open_channel(show: Show | None) -> tuple[int, int, bool]:
+def _open_channel(show: ConsoleStream | None) -> tuple[int, int, bool]:
     """A non-blocking reading end, the worker's end, and whether they are a pseudo-terminal."""
     if show is not None and show.isatty():
         with contextlib.suppress(OSError):  # none left, or none in this container
@@ -135,7 +137,7 @@ def _open_channel(show: Show | None) -> tuple[int, int, bool]:
     return reading, writing, False
 
 
-def _open_terminal(show: Show) -> tuple[int, int, bool]:
+def _open_terminal(show: ConsoleStream) -> tuple[int, int, bool]:
     import tty
 
     ours, workers = os.openpty()

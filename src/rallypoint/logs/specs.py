@@ -25,9 +25,9 @@ from rallypoint.logs.std import Std, to_map
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
-_LONGEST_NAME = 200
+_MAX_NAME = 200
 """Bytes of the run id and the host that a run's folder is named after; file systems take 255 for a name."""
-_LONGEST_HOST = 64
+_MAX_HOST = 64
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ class LogsSpecs(ABC):
     def root_log_dir(self) -> str | None:
         """The base folder, for messages; None if there is none yet."""
 
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         """Called once after the job: remove what was made and turned out not to be needed. Does nothing here."""
         return
 
@@ -185,7 +185,7 @@ class DefaultLogsSpecs(LogsSpecs):
         """The base folder, if the user named none and it has been made."""
         return self._root_log_dir if self._root_is_temporary else None
 
-    def tidy(self) -> None:
+    def clean_up(self) -> None:
         """Remove what is empty of a temporary base folder, so that a run without logs leaves nothing behind.
 
         A folder that the user named keeps its layout: tools may look for it.
@@ -199,14 +199,14 @@ class DefaultLogsSpecs(LogsSpecs):
             self._root_log_dir = None
 
     def _attempt_folder(self, run_id: str, attempt: str) -> str:
-        self._forget_what_is_gone()
+        self._drop_missing_folders()
         if self._root_log_dir is None:
             self._root_log_dir = make_unique(temporary_folder(), "torchelastic_")
         if self._run_log_dir is None:
             self._run_log_dir = make_unique(self._root_log_dir, _run_folder(run_id, os.uname().nodename))
         return make_next(self._run_log_dir, f"attempt_{attempt}")
 
-    def _forget_what_is_gone(self) -> None:
+    def _drop_missing_folders(self) -> None:
         """A job may outlive the patience of whoever cleans the temporary files; its next start gets new folders."""
         if self._run_log_dir is not None and not os.path.isdir(self._run_log_dir):
             self._run_log_dir = None
@@ -240,11 +240,11 @@ class DefaultLogsSpecs(LogsSpecs):
 
 def _run_folder(run_id: str, host: str) -> str:
     """What the name of a run's folder begins with."""
-    node = _short(host, _LONGEST_HOST)
-    return f"{_short(run_id, _LONGEST_NAME - len(os.fsencode(node)))}_{node}_"
+    node = _safe_name(host, _MAX_HOST)
+    return f"{_safe_name(run_id, _MAX_NAME - len(os.fsencode(node)))}_{node}_"
 
 
-def _short(name: str, limit: int) -> str:
+def _safe_name(name: str, limit: int) -> str:
     """As much of a name as so many bytes hold, without what would lead out of a folder."""
     return os.fsencode(name.replace(os.sep, "_"))[:limit].decode(errors="ignore")
 

@@ -52,12 +52,12 @@ class FrameReader:
         self._greeted = False
 
     @property
-    def greeted(self) -> bool:
+    def magic_seen(self) -> bool:
         """Whether the magic has been seen."""
         return self._greeted
 
     @property
-    def holds_some(self) -> bool:
+    def has_partial_frame(self) -> bool:
         """Whether there are bytes of a frame that is not whole yet."""
         return bool(self._buffer)
 

@@ -64,7 +64,7 @@ class Signers:
         """
         from_node = Signer(hmac_digest(key, _FROM_NODE + transcript, sha256))
         from_coordinator = Signer(hmac_digest(key, _FROM_COORDINATOR + transcript, sha256))
-        self.out, self.into = (from_node, from_coordinator) if node else (from_coordinator, from_node)
+        self.outgoing, self.incoming = (from_node, from_coordinator) if node else (from_coordinator, from_node)
 
 
 def transcript_of(hello: bytes, challenge: bytes) -> bytes:
@@ -77,6 +77,6 @@ def proof(key: bytes, transcript: bytes) -> bytes:
     return hmac_digest(key, _PROOF + transcript, sha256)
 
 
-def proven(keys: Iterable[bytes], transcript: bytes, given: bytes) -> bytes | None:
+def proven_key(keys: Iterable[bytes], transcript: bytes, given: bytes) -> bytes | None:
     """Which of the keys was proven; None for none of them."""
     return next((key for key in keys if compare_digest(proof(key, transcript), given)), None)

@@ -14,9 +14,9 @@ from collections.abc import Collection, Mapping
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
-MOST_NODES = 65536
+MAX_NODES = 65536
 """Nodes that one job may have; what a coordinator keeps for each is some hundred bytes."""
-MOST_WORKERS = 65536
+MAX_WORKERS = 65536
 """Workers that one node may have, so that a world has fewer than 2**32."""
 
 _ADDRESS = re.compile(r"[0-9a-fA-F:.]{2,45}(/[0-9]{1,3})?")
@@ -28,52 +28,58 @@ _ROUNDS = 2**31
 M = TypeVar("M")
 
 
-class Range(NamedTuple):
+class NumberRange(NamedTuple):
     """The least and the most that a number may be. A number of seconds may be infinite only where `most` is."""
 
-    least: float
-    most: float
+    minimum: float
+    maximum: float
 
 
-_RANK = Range(-1, MOST_NODES * MOST_WORKERS)
-_NUMBERS: Mapping[str, Range] = {
-    "pid": Range(0, 2**31 - 1),
-    "local_id": Range(0, 2**31 - 1),
-    "local_world_size": Range(1, MOST_WORKERS),
-    "store_port": Range(0, 65535),
-    "rank_hint": Range(0, MOST_NODES - 1),
-    "group_rank": Range(-1, MOST_NODES - 1),
-    "control_rank": Range(-1, MOST_NODES - 1),
-    "group_world_size": Range(0, MOST_NODES),
-    "max_restarts": Range(-1, 2**31),
-    "min_nodes": Range(1, MOST_NODES),
-    "max_nodes": Range(1, MOST_NODES),
-    "round": Range(-1, _ROUNDS),
-    "past": Range(-1, _ROUNDS),
+_RANK = NumberRange(-1, MAX_NODES * MAX_WORKERS)
+_NUMBERS: Mapping[str, NumberRange] = {
+    "pid": NumberRange(0, 2**31 - 1),
+    "local_id": NumberRange(0, 2**31 - 1),
+    "local_world_size": NumberRange(1, MAX_WORKERS),
+    "store_port": NumberRange(0, 65535),
+    "rank_hint": NumberRange(0, MAX_NODES - 1),
+    "group_rank": NumberRange(-1, MAX_NODES - 1),
+    "control_rank": NumberRange(-1, MAX_NODES - 1),
+    "group_world_size": NumberRange(0, MAX_NODES),
+    "max_restarts": NumberRange(-1, 2**31),
+    "min_nodes": NumberRange(1, MAX_NODES),
+    "max_nodes": NumberRange(1, MAX_NODES),
+    "round": NumberRange(-1, _ROUNDS),
+    "last_ended_round": NumberRange(-1, _ROUNDS),
     "rank": _RANK,
     "local_rank": _RANK,
-    "lease": Range(0.1, _DAY),
-    "deadline": Range(-math.inf, math.inf),
+    "lease": NumberRange(0.1, _DAY),
+    "deadline": NumberRange(-math.inf, math.inf),
 }
 """What a number may be, by the name of its field."""
-_COUNTED = Range(-1, _ROUNDS // 2)
-_HELD: Mapping[str, Range] = {**_NUMBERS, "round": _COUNTED, "past": _COUNTED, "failures": _COUNTED}
-"""The same in a `Holding`: a coordinator counts on from there, and what it tells its nodes then has to be in range."""
-_TIMES = Range(0, 253402214400.0)
+_ROUND_NUMBER = NumberRange(-1, _ROUNDS // 2)
+_RESUME_NUMBERS: Mapping[str, NumberRange] = {
+    **_NUMBERS,
+    "round": _ROUND_NUMBER,
+    "last_ended_round": _ROUND_NUMBER,
+    "failures": _ROUND_NUMBER,
+}
+"""The same in a `ResumeRequest`: a coordinator counts on from there, and what it tells its nodes then has to be in
+range."""
+_TIMES = NumberRange(0, 253402214400.0)
 """Epoch seconds up to the year 9999, which every time zone can show. What is beyond is a clock that is wrong, of which
 people have to be told as well: it is cut."""
-_OTHER_NUMBERS = Range(-(2**40), 2**40)
+_OTHER_NUMBERS = NumberRange(-(2**40), 2**40)
 
 _TEXTS: Mapping[str, int] = {"traceback": 32 * 1024, "message": 8 * 1024, "sentence": 8 * 1024, "detail": 8 * 1024}
 """Bytes of UTF-8 that a text of several lines may have, by the name of its field: all those of one message, with what
 others are told beside them, fit a frame."""
 _LINES: Mapping[str, int] = {"host": 255}
-"""The same of a text of one line; of others `_LONGEST_LINE`."""
-_LONGEST_LINE = 4 * 1024
-_LONGEST_BYTES = 256
-_MOST: Mapping[str, int] = {"addresses": 1000}
-"""Parts that a field of several may have, by its name; others `_MOST_ITEMS`."""
-_MOST_ITEMS = MOST_NODES
+"""The same of a text of one line; of others `_MAX_TEXT`."""
+_MAX_TEXT = 4 * 1024
+_MAX_BYTES = 256
+_MAX_ITEMS_OF: Mapping[str, int] = {"addresses": 1000}
+"""Parts that a field of several may have, by its name; others `_MAX_ITEMS`."""
+_MAX_ITEMS = MAX_NODES
 
 
 class ValidationError(ValueError):
@@ -118,9 +124,9 @@ _PLANS: dict[type, tuple[tuple[str, float, float, int], ...]] = {}
 
 def _plan(kind: Any) -> tuple[tuple[str, float, float, int], ...]:
     """Of each field of a kind of record: its name, what a number may be, and how long a text."""
-    ranges = {**(_HELD if kind.__name__ == "Holding" else _NUMBERS), "timestamp": _TIMES}
+    ranges = {**(_RESUME_NUMBERS if kind.__name__ == "ResumeRequest" else _NUMBERS), "timestamp": _TIMES}
     _PLANS[kind] = made = tuple(
-        (name, *ranges.get(name, _OTHER_NUMBERS), _TEXTS.get(name, _LINES.get(name, _LONGEST_LINE)))
+        (name, *ranges.get(name, _OTHER_NUMBERS), _TEXTS.get(name, _LINES.get(name, _MAX_TEXT)))
         for name in kind._fields
     )
     return made
@@ -140,12 +146,12 @@ def _value(value: Any, name: str, record: Any) -> Any:
     if type(value) is str:
         return _text(value, name)
     if isinstance(value, bytes):
-        _count(value, _LONGEST_BYTES, name, record)
+        _count(value, _MAX_BYTES, name, record)
         return value
     if hasattr(value, "_fields"):
         return _record(value)
     if isinstance(value, (tuple, list)):
-        _count(value, _MOST.get(name, _MOST_ITEMS), name, record)
+        _count(value, _MAX_ITEMS_OF.get(name, _MAX_ITEMS), name, record)
         if name == "addresses":
             _check_addresses(value, record)
         return type(value)(_value(each, name, record) for each in value)
@@ -154,8 +160,8 @@ def _value(value: Any, name: str, record: Any) -> Any:
 
 def _number(value: float, name: str, record: Any) -> float:
     if name == "timestamp":
-        return min(max(value, _TIMES.least), _TIMES.most) if value == value else _TIMES.least
-    rules = _HELD if type(record).__name__ == "Holding" else _NUMBERS
+        return min(max(value, _TIMES.minimum), _TIMES.maximum) if value == value else _TIMES.minimum
+    rules = _RESUME_NUMBERS if type(record).__name__ == "ResumeRequest" else _NUMBERS
     least, most = rules.get(name, _OTHER_NUMBERS)
     if least <= value <= most:  # never so for NaN
         return value
@@ -181,8 +187,8 @@ def _count(value: Collection[Any], most: int, name: str, record: Any) -> None:
 
 def _text(text: str, name: str) -> str:
     lines = name in _TEXTS
-    most = _TEXTS[name] if lines else _LINES.get(name, _LONGEST_LINE)
-    if (text.isprintable() or (lines and _is_plain(text))) and _size(text) <= most:
+    most = _TEXTS[name] if lines else _LINES.get(name, _MAX_TEXT)
+    if (text.isprintable() or (lines and _is_immutable_scalar(text))) and _size(text) <= most:
         return text
     shown = "".join(each if each.isprintable() or (lines and each in "\n\t") else "?" for each in text[:most])
     return shown if _size(shown) <= most else shown.encode()[:most].decode(errors="ignore")
@@ -193,5 +199,5 @@ def _size(text: str) -> int:
     return len(text) if text.isascii() else len(text.encode())
 
 
-def _is_plain(text: str) -> bool:
+def _is_immutable_scalar(text: str) -> bool:
     return text.replace("\n", "").replace("\t", "").isprintable()

@@ -1,7 +1,7 @@
 """The handler of every rendezvous of ours: one link to the control plane, one worker store per round.
 
 An agent hears of everything through `listen` and never blocks here; anybody else may call `next_rendezvous` and wait.
-Beyond torch's interface it has `join`, `report_failure`, `report_success`, `drain`, `leave` and `take_up`.
+Beyond torch's interface it has `join`, `report_failure`, `report_success`, `drain`, `leave` and `begin_round`.
 """
 
 from __future__ import annotations
@@ -18,35 +18,35 @@ from rallypoint.base.endpoint import host_name
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.log import get_logger
 from rallypoint.failures.cause import Cause
-from rallypoint.rendezvous.errors import RendezvousConnectionError, RendezvousStateError, error_of
-from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
-from rallypoint.rendezvous.link import Deliver, Link
-from rallypoint.rendezvous.messages import (
-    Differs,
-    Inquire,
+from rallypoint.membership.operations import Close, Drain, Fail, Preempt, Succeed
+from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings, Verdict
+from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousStateError, error_of
+from rallypoint.protocol.link import Deliver, Link
+from rallypoint.protocol.messages import (
+    ConfigDiffers,
     JobEnded,
     JoinRefused,
     JoinRequest,
-    Leave,
+    LeaveRequest,
     LinkLost,
     LinkOpened,
     LinkUp,
     NodesWaiting,
-    Notice,
+    Notification,
     Placed,
     Placement,
     Progress,
+    ProgressRequest,
+    ProgressText,
     RoundEnded,
     StorePeers,
-    Waiting,
 )
-from rallypoint.rendezvous.operations import Close, Drain, Fail, Preempt, Succeed
-from rallypoint.rendezvous.state import Member, NodeId, Outcome, Settings, Verdict
-from rallypoint.rendezvous.telling import Telling
-from rallypoint.rendezvous.worker_stores import WorkerStores
+from rallypoint.rendezvous.event_emitter import RendezvousEventEmitter
+from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
+from rallypoint.rendezvous.worker_stores import WorkerStoreSupply
 
 if TYPE_CHECKING:
-    from rallypoint.rendezvous.wording import Said
+    from rallypoint.coordinator.progress_text import ReportedProgress
     from rallypoint.store.api import Store
 
 log = get_logger(__name__)
@@ -54,30 +54,32 @@ log = get_logger(__name__)
 OpenLink = Callable[[Deliver, Deadline], Link]
 """Makes the link when it is first needed; the deadline bounds how long it may try to connect."""
 
-ASK_FIRST, ASK_MOST = 2.0, 60.0
+FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL = 2.0, 60.0
 """Seconds until somebody who waits asks for the first time how far things are, and at most between later times. An
 interval is twice the one before: a spare that is parked for days must not fill the log."""
 
 
-def notices(inbox: queue.SimpleQueue[Notice], ask_progress: Callable[[], None]) -> Iterator[Notice]:
+def incoming_notifications(
+    inbox: queue.SimpleQueue[Notification], ask_progress: Callable[[], None]
+) -> Iterator[Notification]:
     """What comes while somebody waits for a round, without end; where nothing does for long, progress is asked for."""
-    patience = ASK_FIRST
+    patience = FIRST_PROGRESS_REQUEST
     ask_at = SYSTEM_CLOCK.monotonic() + patience
     while True:
         try:
             notice = inbox.get(timeout=max(0.0, ask_at - SYSTEM_CLOCK.monotonic()))
         except queue.Empty:
-            patience = min(2 * patience, ASK_MOST)
+            patience = min(2 * patience, MAX_PROGRESS_INTERVAL)
             ask_at = SYSTEM_CLOCK.monotonic() + patience
             ask_progress()
         else:
             yield notice
 
 
-class _Wanted(NamedTuple):
+class _WantedPlace(NamedTuple):
     """A place that this node wants in the next round, and since when, on the handler's clock."""
 
-    member: Member
+    node_info: NodeInfo
     """This node, still without the place where its worker store listens."""
     since: float
 
@@ -90,7 +92,7 @@ class ElasticHandler(RendezvousHandler):
         backend: str,
         settings: Settings,
         open_link: OpenLink,
-        stores: WorkerStores,
+        stores: WorkerStoreSupply,
         *,
         where: str = "",
         endpoint_flag: str = "endpoint",
@@ -120,32 +122,32 @@ class ElasticHandler(RendezvousHandler):
         self._open_link = open_link
         self._stores = stores
         self._subject = settings.run_id, where, endpoint_flag
-        """As `wording` has it, which is for those who wait."""
+        """As `progress_text` has it, which is for those who wait."""
         self._clock = clock
         self._wall_clock = wall_clock
         self._rank_hint = rank_hint
-        self._shut = shut
+        self._close_control = shut
         self._hosts = hosts
         self._link: Link | None = None
-        self._inbox: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Notification] = queue.SimpleQueue()
         self._listener: Deliver | None = None
         self._joins = threading.Lock()
-        self._wanted: _Wanted | None = None
+        self._wanted_place: _WantedPlace | None = None
         """The place that is to be asked for once the control plane has been reached. Under the lock `_joins`."""
         self._placement: Placement | None = None
         self._waiting = 0
         self._verdict: Verdict | None = None
-        self._told: Placement | None = None
+        self._delivered_placement: Placement | None = None
         self._peers: list[StorePeers] = []
         """From where the workers of the next round come, if its store is to be here."""
-        self._told_round = -1
+        self._delivered_round = -1
         self._ended_round = -1
-        self._taken_round = -1
+        self._begun_round = -1
         self._join_used_up = False
-        self._said: Said = {}
-        self._last_word: Notice | None = None
+        self._reported_progress: ReportedProgress = {}
+        self._final_notification: Notification | None = None
         """The notice after which no round will come for this node, if there was one."""
-        self._telling = Telling(settings.run_id)
+        self._event_emitter = RendezvousEventEmitter(settings.run_id)
 
     # What torch's handlers have
 
@@ -179,15 +181,15 @@ class ElasticHandler(RendezvousHandler):
             RendezvousConnectionError: the control plane is out of reach for good.
             Exception: what a third party's backend has raised, as it is.
         """
-        if isinstance(self._last_word, LinkLost):
-            raise self._last_word.error or RendezvousConnectionError(self._last_word.detail)
+        if isinstance(self._final_notification, LinkLost):
+            raise self._final_notification.error or RendezvousConnectionError(self._final_notification.detail)
         return self._waiting or int(self._is_over)
 
     @property
     def _is_over(self) -> bool:
         if self._verdict is not None:
             return self._verdict.outcome is not Outcome.SUCCEEDED
-        return self._ended_round >= self._told_round >= 0
+        return self._ended_round >= self._delivered_round >= 0
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Take part in the next round and wait until it is complete. See `RendezvousHandler.next_rendezvous`.
@@ -195,39 +197,39 @@ class ElasticHandler(RendezvousHandler):
         Where an agent listens, its loop has done that: what it has been placed in is taken up and given, once.
         """
         if self._listener is not None:
-            return _as_torch_takes_it(self._met_by_the_agent())
+            return _with_torch_store(self._next_rendezvous_by_agent())
         if self._placement is not None:
             self._send(Drain(self._placement.round))
         self.join("default", 1)
-        coming = notices(self._inbox, self.ask_progress)
+        coming = incoming_notifications(self._inbox, self.ask_progress)
         while True:
             notice = next(coming)
             if isinstance(notice, Placed):
-                self.take_up(notice.placement)
-                return _as_torch_takes_it(self.info(notice.placement))
-            if isinstance(notice, Waiting):
-                (log.warning if notice.loud else log.info)("%s", notice.text)
-            if isinstance(notice, Differs):
+                self.begin_round(notice.placement)
+                return _with_torch_store(self.info(notice.placement))
+            if isinstance(notice, ProgressText):
+                (log.warning if notice.warning else log.info)("%s", notice.text)
+            if isinstance(notice, ConfigDiffers):
                 for each in notice.differences:
-                    log.warning("%s; give all nodes of a job the same", each.told("this node"))
+                    log.warning("%s; give all nodes of a job the same", each.sentence("this node"))
             if self._join_used_up:
                 self.join("default", 1)
             error = error_of(notice)
             if error is not None:
-                self._telling.failed(error)
+                self._event_emitter.failed(error)
                 raise error
 
     def shutdown(self) -> bool:
         """Leave, end the worker store and, where it lives here, the control server. The job goes on without us."""
-        if self._last_word is not None and (error := error_of(self._last_word)) is not None:
-            self._telling.failed(error)
+        if self._final_notification is not None and (error := error_of(self._final_notification)) is not None:
+            self._event_emitter.failed(error)
         if self._verdict is not None:
-            self._telling.closed(self._verdict)
+            self._event_emitter.closed(self._verdict)
         if self._link is not None:
             self._link.close()
         self._stores.close()
-        if self._shut is not None:
-            self._shut()
+        if self._close_control is not None:
+            self._close_control()
         return True
 
     # What an agent of ours uses
@@ -239,52 +241,52 @@ class ElasticHandler(RendezvousHandler):
     def join(self, role: str, local_world_size: int, max_restarts: int = -1, program: str = "") -> None:
         """Ask for a place in the next round; the answer is a `Placed` or `JoinRefused` notice.
 
-        What the node was started with goes along (see `Member`), so that people hear of it if nodes differ.
+        What the node was started with goes along (see `NodeInfo`), so that people hear of it if nodes differ.
 
         A worker store of this node listens before the request goes out, should the node become group rank 0. A round
         that came and went before it was taken up may have used what was prepared for it, and so may one that was
         completed by a control plane that is no more; then another is prepared.
         """
-        if self._join_used_up or self._told_round > self._taken_round:
+        if self._join_used_up or self._delivered_round > self._begun_round:
             self._join_used_up = False
-            self._taken_round = self._told_round
-            self._stores.discard()
-        self._telling.joins()
-        member = Member(role, local_world_size, "", 0, self._rank_hint, max_restarts, program)
+            self._begun_round = self._delivered_round
+            self._stores.discard_prepared()
+        self._event_emitter.join_requested()
+        member = NodeInfo(role, local_world_size, "", 0, self._rank_hint, max_restarts, program)
         try:
-            self._want(_Wanted(member, self._clock()))
-            self._opened()
+            self._swap_wanted(_WantedPlace(member, self._clock()))
+            self._ensure_link()
             self._join_if_open()
         except RallypointError as error:
-            self._telling.failed(error)
+            self._event_emitter.failed(error)
             raise
 
     def _join_if_open(self) -> None:
         """Say what is wanted, if anything is: only now is it known where this node's worker store is to listen."""
         if self._link is None or self._link.address is None:
             return  # whoever makes the link, or `LinkOpened`, comes here again
-        wanted = self._want(None)
+        wanted = self._swap_wanted(None)
         if wanted is not None:
             host, port = self._stores.prepare(self._link.address)
-            member = wanted.member._replace(address=host, store_port=port)
+            member = wanted.node_info._replace(address=host, store_port=port)
             waited = self._clock() - wanted.since
             timeout = max(0.0, self._settings.join_timeout - waited)
             self._link.send(JoinRequest(member, timeout, waited, self._stores.own_addresses()))
 
-    def _want(self, wanted: _Wanted | None) -> _Wanted | None:
+    def _swap_wanted(self, wanted: _WantedPlace | None) -> _WantedPlace | None:
         """Put this in the place of what was wanted, and return that."""
         with self._joins:
-            former, self._wanted = self._wanted, wanted
+            former, self._wanted_place = self._wanted_place, wanted
         return former
 
-    def take_up(self, placement: Placement) -> None:
+    def begin_round(self, placement: Placement) -> None:
         """The workers of the round before are gone: only now may its store go, and this round's begin."""
         self._placement = placement
-        self._taken_round = placement.round
+        self._begun_round = placement.round
         clients = placement.ranks.world_size + placement.group_world_size
         clients += self._settings.max_nodes if self._hosts() else 0
-        self._stores.begin(is_host=placement.group_rank == 0, clients=clients)
-        self._telling.joined(placement)
+        self._stores.begin_round(is_host=placement.group_rank == 0, clients=clients)
+        self._event_emitter.placed(placement)
 
     def info(self, placement: Placement) -> RendezvousInfo:
         """A placement as torch's users know it."""
@@ -323,65 +325,66 @@ class ElasticHandler(RendezvousHandler):
 
     def drain(self, round_: int) -> None:
         """End the round in order, so that those who wait can be taken in; where workers are asked, agree to that."""
-        self._send(Drain(round_, asked=self.notice_timeout > 0))
+        self._send(Drain(round_, needs_consent=self.notice_timeout > 0))
 
     def preempt(self, round_: int, seconds: float) -> None:
         """Tell all that this node will be taken away in so many seconds."""
         self._send(Preempt(round_, seconds))
 
     def leave(self, asks: bool = False) -> None:
-        """Take no part any more; the others go on. With `asks`, a `Left` notice says how the job stands without us."""
-        self._want(None)
+        """Take no part any more; the others go on. With `asks`, a `LeaveReply` notice says how the job stands
+        without us."""
+        self._swap_wanted(None)
         if self._link is not None:
-            self._link.send(Leave(asks))
+            self._link.send(LeaveRequest(asks))
 
     def ask_progress(self) -> None:
-        """Have a `Progress` notice sent."""
-        self._send(Inquire())
+        """Have a `WriteProgress` notice sent."""
+        self._send(ProgressRequest())
 
     # Inside
 
-    def _met_by_the_agent(self) -> RendezvousInfo:
-        placement = self._told
-        if placement is None or placement.round <= self._taken_round:
+    def _next_rendezvous_by_agent(self) -> RendezvousInfo:
+        placement = self._delivered_placement
+        if placement is None or placement.round <= self._begun_round:
             raise RendezvousStateError(
                 f"the agent of job {self._settings.run_id!r} meets the others by itself; ask for the next rendezvous "
                 "once in each call of its `_rendezvous`, instead of calling the base class's, and nowhere else"
             )
-        self.take_up(placement)
+        self.begin_round(placement)
         return self.info(placement)
 
-    def _opened(self) -> Link:
+    def _ensure_link(self) -> Link:
         if self._link is None:
-            self._link = self._open_link(self._on_notice, Deadline.after(self._settings.join_timeout))
+            self._link = self._open_link(self._on_notification, Deadline.after(self._settings.join_timeout))
         return self._link
 
-    def _send(self, request: JoinRequest | Fail | Succeed | Drain | Preempt | Close | Inquire) -> None:
-        self._opened().send(request)
+    def _send(self, request: JoinRequest | Fail | Succeed | Drain | Preempt | Close | ProgressRequest) -> None:
+        self._ensure_link().send(request)
 
-    def _on_place(self, placement: Placement) -> None:
+    def _on_placed(self, placement: Placement) -> None:
         if placement.group_rank == 0:
-            self._stores.admit(self._peers)
+            self._stores.set_peers(self._peers)
         self._peers = []
         self._waiting = 0
-        self._told, self._told_round = placement, placement.round
+        self._delivered_placement, self._delivered_round = placement, placement.round
 
-    def _on_notice(self, notice: Notice) -> None:
+    def _on_notification(self, notice: Notification) -> None:
         match notice:
             case LinkOpened():
                 self._join_if_open()
                 return
             case NodesWaiting(waiting=waiting):
                 self._waiting = waiting
-            case StorePeers(first=first):
+            case StorePeers(is_first_part=first):
                 self._peers = [notice] if first else [*self._peers, notice]
                 return
             case Placed(placement=placement):
-                self._on_place(placement)
+                self._on_placed(placement)
             case RoundEnded(end=end):
                 self._waiting = 0
                 self._ended_round = end.round
-                self._join_used_up = self._join_used_up or end.round > self._told_round
+                self._join_used_up = self._join_used_up or end.round > self._delivered_round
                 self._stores.round_ended()
             case LinkUp(join_lost=True):
                 self._join_used_up = True
@@ -390,30 +393,32 @@ class ElasticHandler(RendezvousHandler):
             case LinkLost() if self._verdict is not None:
                 return  # the server may go once the verdict is told
             case Progress():
-                from rallypoint.rendezvous.wording import Subject, in_progress, is_news
+                from rallypoint.coordinator.progress_text import RendezvousName, is_due, waiting_line
 
-                text = in_progress(Subject(*self._subject), notice, self._wall_clock())
-                notice = Waiting(text, loud=notice.tells and is_news(notice, self._said, self._clock()))
+                text = waiting_line(RendezvousName(*self._subject), notice, self._wall_clock())
+                notice = ProgressText(
+                    text, warning=notice.reports and is_due(notice, self._reported_progress, self._clock())
+                )
             case JoinRefused(progress=Progress() as how_far):
-                from rallypoint.rendezvous.wording import Subject, given_up
+                from rallypoint.coordinator.progress_text import RendezvousName, timeout_sentence
 
-                text = given_up(Subject(*self._subject), how_far, self._wall_clock())
-                self._last_word = notice = notice._replace(detail=text)
+                text = timeout_sentence(RendezvousName(*self._subject), how_far, self._wall_clock())
+                self._final_notification = notice = notice._replace(detail=text)
             case JoinRefused() | LinkLost():
-                self._last_word = notice
+                self._final_notification = notice
             case _:
                 pass
         listener = self._listener
         (self._inbox.put if listener is None else listener)(notice)
 
 
-def _as_torch_takes_it(info: RendezvousInfo) -> RendezvousInfo:
+def _with_torch_store(info: RendezvousInfo) -> RendezvousInfo:
     """The same for who has asked by itself: where torch is imported, the store is one that torch's functions take."""
 
     def store() -> Store:
-        from rallypoint.store.torchs import where_torch_is
+        from rallypoint.store.torch_adapter import if_torch_is_imported
 
-        made: Store = where_torch_is(info.store)
+        made: Store = if_torch_is_imported(info.store)
         return made
 
     return RendezvousInfo(store, info.rank, info.world_size, info.bootstrap_store_info)

@@ -16,16 +16,16 @@ from rallypoint.store.server import StoreServer
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from rallypoint.rendezvous.messages import StorePeers
-    from rallypoint.rendezvous.store_peers import PeerPolicy
+    from rallypoint.coordinator.store_peers import PeerPolicy
+    from rallypoint.protocol.messages import StorePeers
 
 log = get_logger(__name__)
 
-_FEW = 256
+_MIN_CONNECTIONS = 256
 """Clients for whom every process has descriptors."""
 
 
-class WorkerStores(Protocol):
+class WorkerStoreSupply(Protocol):
     """One node's supply of worker stores: prepare, begin, round_ended, prepare, begin, round_ended, ..., close."""
 
     hosted_by_agent: bool
@@ -46,7 +46,7 @@ class WorkerStores(Protocol):
         """The round is over, and the next one has not been asked for yet; its workers may still run. Never waits."""
         ...
 
-    def discard(self) -> None:
+    def discard_prepared(self) -> None:
         """What was prepared may have been used in a round that this node never began: prepare another."""
         ...
 
@@ -54,14 +54,14 @@ class WorkerStores(Protocol):
         """From where this node's workers may connect to a store of another's; None if that is not known."""
         ...
 
-    def admit(self, told: Sequence[StorePeers]) -> None:
+    def set_peers(self, told: Sequence[StorePeers]) -> None:
         """The next round's store is the one here: serve it to whom it belongs, by what the coordinator has told.
 
         Called from any thread, before other nodes can know of the round.
         """
         ...
 
-    def begin(self, *, is_host: bool, clients: int) -> None:
+    def begin_round(self, *, is_host: bool, clients: int) -> None:
         """The round has begun: the one before is over, and unless this node is its host what was prepared can go.
 
         Args:
@@ -75,9 +75,9 @@ class WorkerStores(Protocol):
         ...
 
 
-def expect(clients: int) -> None:
+def allow_connections(clients: int) -> None:
     """See to it that so many can connect to this process, and say so where they cannot."""
-    if clients > _FEW:
+    if clients > _MIN_CONNECTIONS:
         from rallypoint.base.descriptors import allow_descriptors
 
         allow_descriptors(clients, f"The {clients} connections of this job's workers and agents")
@@ -90,12 +90,12 @@ def own_addresses() -> tuple[str, ...] | None:
     return interface_addresses()
 
 
-class Door:
+class StoreAccess:
     """Who is let in to this node's stores, round by round."""
 
     def __init__(self, policy: PeerPolicy) -> None:
         self._policy = policy
-        self._told = ""
+        self._warned = ""
 
     @property
     def guards(self) -> bool:
@@ -109,16 +109,16 @@ class Door:
             told: what the coordinator has told.
             address: by which workers know the store.
         """
-        from rallypoint.rendezvous.store_peers import granted
+        from rallypoint.coordinator.store_peers import peers_of
 
-        peers, warning = granted(self._policy, told, own_addresses(), address)
-        if warning and not self._told:
-            self._told = warning
+        peers, warning = peers_of(self._policy, told, own_addresses(), address)
+        if warning and not self._warned:
+            self._warned = warning
             log.warning("%s", warning)
         return peers
 
 
-class AgentStores:
+class AgentStoreSupply:
     """A server of this agent's own for each round, at one address of this node and a port that the kernel picks."""
 
     hosted_by_agent = True
@@ -132,58 +132,58 @@ class AgentStores:
             peers: who may connect; None for whoever can reach it.
         """
         self._address = address
-        self._only_here = only_here
-        self._door = None if peers is None else Door(peers)
+        self._loopback_only = only_here
+        self._access = None if peers is None else StoreAccess(peers)
         self._prepared: StoreServer | None = None
         self._current: StoreServer | None = None
 
     def own_addresses(self) -> tuple[str, ...] | None:
-        """See `WorkerStores.own_addresses`."""
-        return None if self._door is None else own_addresses()
+        """See `WorkerStoreSupply.candidate_addresses`."""
+        return None if self._access is None else own_addresses()
 
-    def admit(self, told: Sequence[StorePeers]) -> None:
-        """See `WorkerStores.admit`."""
+    def set_peers(self, told: Sequence[StorePeers]) -> None:
+        """See `WorkerStoreSupply.admit`."""
         server = self._prepared
-        if server is not None and self._door is not None and not is_loopback(server.host):
-            server.admit(self._door.peers(told, self._address or server.host))
+        if server is not None and self._access is not None and not is_loopback(server.host):
+            server.set_peers(self._access.peers(told, self._address or server.host))
 
     def prepare(self, address: str) -> tuple[str, int]:
-        """See `WorkerStores.prepare`. A store that was prepared and never used serves again."""
+        """See `WorkerStoreSupply.prepare`. A store that was prepared and never used serves again."""
         if self._prepared is None:
-            where = listening_address(self._address or address, only_here=self._only_here)
-            held = self._door is not None and self._door.guards and not is_loopback(where)
+            where = listening_address(self._address or address, only_here=self._loopback_only)
+            held = self._access is not None and self._access.guards and not is_loopback(where)
             self._prepared = StoreServer(where, held=held)
         return self._address, self._prepared.port
 
     def round_ended(self) -> None:
-        """See `WorkerStores.round_ended`. The next round has another port."""
+        """See `WorkerStoreSupply.round_ended`. The next round has another port."""
 
-    def discard(self) -> None:
-        """See `WorkerStores.discard`."""
+    def discard_prepared(self) -> None:
+        """See `WorkerStoreSupply.discard`."""
         if self._prepared is not None:
             self._prepared.close()
             self._prepared = None
 
-    def begin(self, *, is_host: bool, clients: int) -> None:
-        """See `WorkerStores.begin`."""
+    def begin_round(self, *, is_host: bool, clients: int) -> None:
+        """See `WorkerStoreSupply.begin`."""
         former, self._current = self._current, None
         if former is not None:
             former.close()
         if is_host:
             self._current, self._prepared = self._prepared, None
-            expect(clients)
+            allow_connections(clients)
         else:
-            self.discard()
+            self.discard_prepared()
 
     def close(self) -> None:
-        """See `WorkerStores.close`."""
+        """See `WorkerStoreSupply.close`."""
         for server in (self._prepared, self._current):
             if server is not None:
                 server.close()
         self._prepared = self._current = None
 
 
-class WorkersOwnStores:
+class WorkerHostedStores:
     """No server here: the worker of rank 0 opens one on a port that was free a moment ago."""
 
     hosted_by_agent = False
@@ -192,24 +192,24 @@ class WorkersOwnStores:
         self._address = address
 
     def own_addresses(self) -> tuple[str, ...] | None:
-        """See `WorkerStores.own_addresses`."""
+        """See `WorkerStoreSupply.candidate_addresses`."""
         return None
 
-    def admit(self, told: Sequence[StorePeers]) -> None:
-        """See `WorkerStores.admit`. The server is torch's own, which lets everybody in."""
+    def set_peers(self, told: Sequence[StorePeers]) -> None:
+        """See `WorkerStoreSupply.admit`. The server is torch's own, which lets everybody in."""
 
     def prepare(self, address: str) -> tuple[str, int]:
-        """See `WorkerStores.prepare`."""
+        """See `WorkerStoreSupply.prepare`."""
         return self._address, free_port()
 
     def round_ended(self) -> None:
-        """See `WorkerStores.round_ended`."""
+        """See `WorkerStoreSupply.round_ended`."""
 
-    def discard(self) -> None:
-        """See `WorkerStores.discard`."""
+    def discard_prepared(self) -> None:
+        """See `WorkerStoreSupply.discard`."""
 
-    def begin(self, *, is_host: bool, clients: int) -> None:
-        """See `WorkerStores.begin`."""
+    def begin_round(self, *, is_host: bool, clients: int) -> None:
+        """See `WorkerStoreSupply.begin`."""
 
     def close(self) -> None:
-        """See `WorkerStores.close`."""
+        """See `WorkerStoreSupply.close`."""

@@ -171,7 +171,7 @@ class Store(ABC):
         Raises:
             UserError: `torch.distributed` is not imported; nothing here imports it.
         """
-        from rallypoint.store.torchs import to_torch
+        from rallypoint.store.torch_adapter import to_torch
 
         return to_torch(self)
 

@@ -22,11 +22,11 @@ from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.store import wire
 from rallypoint.store.api import DEFAULT_TIMEOUT
-from rallypoint.store.connecting import connect, reason, receive
+from rallypoint.store.connecting import connect, error_reason, receive
 from rallypoint.store.errors import StoreConnectionError, StoreError, StoreProtocolError, StoreTimeoutError
-from rallypoint.store.requesting import Receive, RequestingStore, read_number, read_value
+from rallypoint.store.request_store import Receive, RequestStore, read_number, read_value
 from rallypoint.store.server import StoreServer
-from rallypoint.store.tenants import move_in, move_out
+from rallypoint.store.shared_servers import acquire_server, release_server
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -42,7 +42,7 @@ _INIT = b"init/"
 """Counts the clients that gave a world size; no slash before it (contract section 9.2)."""
 
 
-class TCPStore(RequestingStore):
+class TCPStore(RequestStore):
     """A store on the server at `host_name:port` (contract sections 9.2 and 9.5).
 
     Args:
@@ -65,7 +65,7 @@ class TCPStore(RequestingStore):
     # What `__del__` looks at, also where the constructor did not come that far.
     _connection: socket.socket | None = None
     _server: StoreServer | None = None
-    _server_stays = False
+    _keep_server = False
 
     def __init__(
         self,
@@ -90,7 +90,7 @@ class TCPStore(RequestingStore):
         try:
             self._connection = connect(self._endpoint, self._timeout)
             if world_size is not None and world_size > 0 and wait_for_workers:
-                self._count_in(world_size)
+                self._register_client(world_size)
         except BaseException:
             self.close()
             raise
@@ -110,9 +110,9 @@ class TCPStore(RequestingStore):
         """What `use_libuv` was."""
         return self._libuv
 
-    def outlives_us(self) -> None:
+    def keep_server_running(self) -> None:
         """The server has clients elsewhere in this process: it ends with `close`, and not when nobody holds this."""
-        self._server_stays = True
+        self._keep_server = True
 
     def clone(self) -> TCPStore:
         return TCPStore(self.host, self.port, timeout=self._timeout)
@@ -126,7 +126,7 @@ class TCPStore(RequestingStore):
             with self._lock:  # the thread that waits has left it by now
                 connection.close()
         server, self._server = self._server, None
-        if server is not None and move_out(server):
+        if server is not None and release_server(server):
             server.close()
 
     def __enter__(self) -> TCPStore:
@@ -140,38 +140,38 @@ class TCPStore(RequestingStore):
         if self._connection is not None:
             self._connection.close()
         server = self._server
-        if server is None or self._server_stays or sys.is_finalizing():
+        if server is None or self._keep_server or sys.is_finalizing():
             return  # in an interpreter that ends, other threads have stopped, some of them with locks
         self._server = None
-        if move_out(server):
-            server.drop()
+        if release_server(server):
+            server.close_from_finalizer()
 
     def _where(self) -> str:
         return f"the store at {self._endpoint}"
 
     def _exchange(self, request: wire.Request, read: Callable[[Receive], T]) -> T:
         data = wire.encode(request)
-        with self._in_step() as connection:
+        with self._exclusive() as connection:
             deadline = Deadline.after(max(self._timeout, _ANSWER))
             _send(connection, data)
             return read(lambda size: receive(connection, size, deadline))
 
     def _await(self, request: wire.Wait | wire.Barrier, timeout: float) -> bool:
         data = wire.encode(request)
-        with self._in_step() as connection:
+        with self._exclusive() as connection:
             _send(connection, data)
             try:
                 return self._is_done(receive(connection, 1, Deadline.after(timeout)))
             except TimeoutError:
-                return self._take_back(connection)
+                return self._cancel_wait(connection)
             except (OSError, StoreError):
                 raise
             except BaseException as error:
-                self._take_back(connection)
+                self._cancel_wait(connection)
                 interruption = error
         raise interruption  # outside the block, which would end the connection
 
-    def _take_back(self, connection: socket.socket) -> bool:
+    def _cancel_wait(self, connection: socket.socket) -> bool:
         """Cancel the wait; whether it was granted before the cancelling arrived."""
         _send(connection, wire.encode(wire.CancelWait()))
         deadline = Deadline.after(_CANCEL_ANSWER)
@@ -188,7 +188,7 @@ class TCPStore(RequestingStore):
         return True
 
     @contextlib.contextmanager
-    def _in_step(self) -> Iterator[socket.socket]:
+    def _exclusive(self) -> Iterator[socket.socket]:
         """The connection for one operation; if that does not end as it should, the connection ends with it."""
         with self._lock:
             if self._broken is not None or self._connection is None:
@@ -208,10 +208,10 @@ class TCPStore(RequestingStore):
         """The connection is of no use after `error`; in a few words, why not."""
         connection.close()
         if self._broken is None:  # else another thread has closed the store, and the error is what came of it
-            self._broken = reason(error)
+            self._broken = error_reason(error)
         return self._broken
 
-    def _count_in(self, world_size: int) -> None:
+    def _register_client(self, world_size: int) -> None:
         """Say that one more client is here; the server's own waits until all are."""
         present = self._exchange(wire.Add(_INIT, 1), read_number)
         deadline = Deadline.after(self._timeout)
@@ -234,8 +234,9 @@ def _start_server(port: int, multi_tenant: bool, listen_fd: int | None) -> Store
     try:
         if listen_fd is not None:
             return StoreServer(listener=socket.socket(fileno=listen_fd))
-        return move_in(port) if multi_tenant else StoreServer(port=port)
+        return acquire_server(port) if multi_tenant else StoreServer(port=port)
     except OSError as error:
         raise StoreConnectionError(
-            f"a store's server cannot listen on port {port} ({reason(error)}); choose another port, or 0 for a free one"
+            f"a store's server cannot listen on port {port} ({error_reason(error)}); "
+            "choose another port, or 0 for a free one"
         ) from error

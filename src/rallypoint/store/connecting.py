@@ -16,8 +16,8 @@ from rallypoint.store import wire
 from rallypoint.store.errors import StoreConnectionError, StoreProtocolError
 
 _FIRST_DELAY = 0.01
-_LONGEST_DELAY = 1.0
-_LONGEST_BLOCK = 1e6
+_MAX_DELAY = 1.0
+_MAX_BLOCK = 1e6
 """Seconds of the longest single wait that the kernel's poll can count; longer waits take several."""
 
 
@@ -38,7 +38,7 @@ def connect(endpoint: Endpoint, timeout: float) -> socket.socket:
         try:
             return _try_once(endpoint, deadline)
         except OSError as error:
-            last = reason(error)
+            last = error_reason(error)
         if deadline.expired:
             raise StoreConnectionError(
                 f"no store answered at {endpoint} within {timeout:g} s ({last}); "
@@ -46,7 +46,7 @@ def connect(endpoint: Endpoint, timeout: float) -> socket.socket:
             )
         # A jitter, so that a thousand clients that lost one server do not come back in step.
         time.sleep(min(delay * (0.5 + os.urandom(1)[0] / 512), deadline.remaining()))
-        delay = min(2 * delay, _LONGEST_DELAY)
+        delay = min(2 * delay, _MAX_DELAY)
 
 
 def receive(connection: socket.socket, size: int, deadline: Deadline) -> bytes:
@@ -58,7 +58,7 @@ def receive(connection: socket.socket, size: int, deadline: Deadline) -> bytes:
     """
     data = bytearray()
     while len(data) < size:
-        connection.settimeout(min(deadline.remaining(), _LONGEST_BLOCK))
+        connection.settimeout(min(deadline.remaining(), _MAX_BLOCK))
         try:
             piece = connection.recv(min(size - len(data), 1 << 20))
         except (TimeoutError, BlockingIOError):
@@ -79,7 +79,7 @@ def _try_once(endpoint: Endpoint, deadline: Deadline) -> socket.socket:
         share = Deadline.after(deadline.remaining() / (len(found) - tried))
         connection = socket.socket(family, kind, protocol)
         try:
-            connection.settimeout(min(max(share.remaining(), 0.001), _LONGEST_BLOCK))
+            connection.settimeout(min(max(share.remaining(), 0.001), _MAX_BLOCK))
             connection.connect(address)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             _greet(connection, endpoint, share)
@@ -107,6 +107,6 @@ def _greet(connection: socket.socket, endpoint: Endpoint, deadline: Deadline) ->
         )
 
 
-def reason(error: BaseException) -> str:
+def error_reason(error: BaseException) -> str:
     """An error in a few words, for a sentence that says what it ended."""
     return (error.strerror if isinstance(error, OSError) else None) or str(error) or type(error).__name__

@@ -37,8 +37,8 @@ from rallypoint.store.wire import (
 
 R = TypeVar("R")
 
-NO_GREETING = "the first message is not VALIDATE, so this is no store client"
-GREETED_AGAIN = "VALIDATE came a second time"
+NOT_VALIDATED = "the first message is not VALIDATE, so this is no store client"
+SECOND_VALIDATE = "VALIDATE came a second time"
 UNKNOWN_OPCODE = "a request with an unknown opcode"
 
 _u32 = U32.unpack_from
@@ -59,28 +59,28 @@ class Decoder(Generic[R]):
     """
 
     __slots__ = (
-        *("_at", "_data", "_late", "_want"),
-        *("_keys", "_left", "_make", "_many_pairs", "_taken"),
+        *("_at", "_data", "_held_back", "_needed"),
+        *("_keys", "_left", "_make", "_many_pairs", "_consumed"),
         *("_client", "_known", "_limit", "_readers"),
     )
 
-    def __init__(self, readers: Readers[R], client: object = None) -> None:
+    def __init__(self, readers: OpcodeReaders[R], client: object = None) -> None:
         self._client = client
-        self._readers = readers.greeting
+        self._readers = readers.before_validate
         self._known = readers.requests
         self._limit = readers.limit
         self._data = b""
         self._at = 0  # where in the data the next field begins
-        self._want = 0  # how long the data must be for the next field to be whole, if it is known
-        self._late = bytearray()  # arrived after the data, and not joined to it before that can help
+        self._needed = 0  # how long the data must be for the next field to be whole, if it is known
+        self._held_back = bytearray()  # arrived after the data, and not joined to it before that can help
         self._left = 0  # keys or pairs still to come of the request that is being read
         self._many_pairs = False  # what is to come are pairs
         self._keys: list[bytes] = []
-        self._taken = 0  # bytes of a request of many keys that were read already
+        self._consumed = 0  # bytes of a request of many keys that were read already
         self._make: Callable[..., R] = _nothing
 
     @property
-    def greeted(self) -> bool:
+    def validated(self) -> bool:
         """Whether the greeting has come."""
         return self._readers is self._known
 
@@ -88,19 +88,19 @@ class Decoder(Generic[R]):
         """Take bytes that have arrived."""
         if self._at == len(self._data):
             self._data = data
-            self._at = self._want = 0
+            self._at = self._needed = 0
             return
-        self._late += data
-        if len(self._data) + len(self._late) >= self._want:
-            self._data = self._data[self._at :] + self._late
-            self._at = self._want = 0
-            self._late.clear()
+        self._held_back += data
+        if len(self._data) + len(self._held_back) >= self._needed:
+            self._data = self._data[self._at :] + self._held_back
+            self._at = self._needed = 0
+            self._held_back.clear()
 
     def take(self, data: bytes) -> R | None:
         """`feed` and `next` in one, for speed."""
         if self._at == len(self._data) and data and not self._left:
             self._data = data
-            self._at = self._want = 0
+            self._at = self._needed = 0
             return self._readers[data[0]](self, data, 1)
         self.feed(data)
         return self.next()
@@ -121,41 +121,41 @@ class Decoder(Generic[R]):
             return (self._next_pair if self._many_pairs else self._next_keys)(data, at, self._left)
         return self._readers[data[at]](self, data, at + 1)
 
-    def _lacks(self, end: int) -> bool:
+    def _needs_more(self, end: int) -> bool:
         """Whether the data ends before `end`; if so, it is joined with what comes later when that reaches so far."""
         if end <= len(self._data):
             return False
-        self._want = end
+        self._needed = end
         return True
 
     def _string(self, data: bytes, at: int, limit: int) -> int:
         """Where the string that begins at `at` ends, or -1 if it is not yet whole."""
         start = at + 8
         if start > len(data):
-            self._want = start
+            self._needed = start
             return -1
         end: int = start + _u64(data, at)[0]
         if end > start + limit:
             check_key(end - start) if limit == MAX_KEY else check_payload(end - start)
         if end > len(data):
-            self._want = end
+            self._needed = end
             return -1
         return end
 
     def _next_keys(self, data: bytes, at: int, left: int) -> R | None:
         keys = self._keys
-        taken = self._taken - at
+        taken = self._consumed - at
         while left:
             end = self._string(data, at, MAX_KEY)
             if end < 0:
-                check_request(taken + self._want, self._limit)
+                check_request(taken + self._needed, self._limit)
                 break
             keys.append(data[at + 8 : end])
             left -= 1
             at = end
         self._at = at
         self._left = left
-        self._taken = taken + at
+        self._consumed = taken + at
         return None if left else self._make(self._client, keys)
 
     def _next_pair(self, data: bytes, at: int, left: int) -> R | None:
@@ -176,7 +176,7 @@ _Reader: TypeAlias = Callable[[Decoder[R], bytes, int], R | None]
 """Reads a request of one opcode from the data, from the byte after the opcode; None if it is not whole."""
 
 
-class Readers(Generic[R]):
+class OpcodeReaders(Generic[R]):
     """How to read each opcode, before and after the greeting, for one way of making something of requests.
 
     Args:
@@ -188,15 +188,15 @@ class Readers(Generic[R]):
         self.limit = limit
         known: dict[Op, _Reader[R]] = {op: shape(makers[op]) for op, shape in _SHAPES.items()}
         known[Op.MULTI_SET] = _pairs(makers[Op.SET], makers[Op.MULTI_SET])
-        known[Op.VALIDATE] = _refuse(GREETED_AGAIN)
+        known[Op.VALIDATE] = _refuse(SECOND_VALIDATE)
         greeting: dict[Op, _Reader[R]] = {Op.VALIDATE: _validate}
-        self.greeting = _by_opcode(greeting, _refuse(NO_GREETING))
+        self.before_validate = _by_opcode(greeting, _refuse(NOT_VALIDATED))
         self.requests = _by_opcode(known, _refuse(UNKNOWN_OPCODE))
 
 
-def requests() -> Readers[Request]:
+def requests() -> OpcodeReaders[Request]:
     """Readers that make the typed requests of `wire`. As tuples they can be equal, or false: tell them by type."""
-    return Readers({op: _typed(kind) for op, kind in REQUESTS.items()})
+    return OpcodeReaders({op: _typed(kind) for op, kind in REQUESTS.items()})
 
 
 def _typed(kind: Callable[..., Request]) -> Callable[..., Request]:
@@ -211,7 +211,7 @@ def _by_opcode(known: Mapping[Op, _Reader[R]], unknown: _Reader[R]) -> tuple[_Re
     return tuple(known[Op(op)] if op in known else unknown for op in range(256))
 
 
-def _bare(make: Callable[..., R]) -> _Reader[R]:
+def _no_fields(make: Callable[..., R]) -> _Reader[R]:
     def read(decoder: Decoder[R], _data: bytes, at: int) -> R | None:
         decoder._at = at
         return make(decoder._client)
@@ -251,7 +251,7 @@ def _key_number(make: Callable[..., R]) -> _Reader[R]:
     def read(decoder: Decoder[R], data: bytes, at: int) -> R | None:
         middle = decoder._string(data, at, MAX_KEY)
         end = middle + 8
-        if middle < 0 or (end > len(data) and decoder._lacks(end)):
+        if middle < 0 or (end > len(data) and decoder._needs_more(end)):
             return None
         decoder._at = end
         return make(decoder._client, data[at + 8 : middle], _i64(data, middle)[0])
@@ -285,12 +285,12 @@ def _keys(make: Callable[..., R]) -> _Reader[R]:
             if count == 1 and end <= len(data) and size <= MAX_KEY:
                 decoder._at = end
                 return make(decoder._client, [data[start:end]])
-        if decoder._lacks(at + 8):
+        if decoder._needs_more(at + 8):
             return None
         (count,) = _u64(data, at)
         check_count(count)
         decoder._keys = []
-        decoder._taken = 9
+        decoder._consumed = 9
         decoder._make = make
         decoder._many_pairs = False
         return decoder._next_keys(data, at + 8, count)
@@ -300,7 +300,7 @@ def _keys(make: Callable[..., R]) -> _Reader[R]:
 
 def _pairs(make: Callable[..., R], make_empty: Callable[..., R]) -> _Reader[R]:
     def read(decoder: Decoder[R], data: bytes, at: int) -> R | None:
-        if decoder._lacks(at + 8):
+        if decoder._needs_more(at + 8):
             return None
         (count,) = _u64(data, at)
         check_count(count)
@@ -316,7 +316,7 @@ def _pairs(make: Callable[..., R], make_empty: Callable[..., R]) -> _Reader[R]:
 
 def _u32_only(make: Callable[..., R]) -> _Reader[R]:
     def read(decoder: Decoder[R], data: bytes, at: int) -> R | None:
-        if decoder._lacks(at + 4):
+        if decoder._needs_more(at + 4):
             return None
         decoder._at = at + 4
         return make(decoder._client, _u32(data, at)[0])
@@ -325,29 +325,29 @@ def _u32_only(make: Callable[..., R]) -> _Reader[R]:
 
 
 def _validate(decoder: Decoder[R], data: bytes, at: int) -> R | None:
-    if decoder._lacks(at + 4):
+    if decoder._needs_more(at + 4):
         return None
     (magic,) = _u32(data, at)
     if magic != MAGIC:
-        raise wrong_magic(magic)
+        raise wrong_magic_error(magic)
     decoder._at = at + 4
     decoder._readers = decoder._known
     return decoder.next()
 
 
-def wrong_magic(magic: int) -> StoreProtocolError:
+def wrong_magic_error(magic: int) -> StoreProtocolError:
     """The greeting is not that of this protocol."""
     return StoreProtocolError(f"VALIDATE has the magic number {magic:#x} instead of {MAGIC:#x}")
 
 
-def strange(text: str, data: bytes) -> StoreProtocolError:
+def unexpected_request_error(text: str, data: bytes) -> StoreProtocolError:
     """A request that cannot stand where it stands; `data` are its first bytes."""
     return StoreProtocolError(f"{text} (it begins with {data!r})")
 
 
 def _refuse(text: str) -> _Reader[R]:
     def read(_decoder: Decoder[R], data: bytes, at: int) -> R | None:
-        raise strange(text, data[at - 1 : at + 15])
+        raise unexpected_request_error(text, data[at - 1 : at + 15])
 
     return read
 
@@ -359,16 +359,16 @@ _SHAPES: dict[Op, Callable[[Callable[..., R]], _Reader[R]]] = {
     Op.ADD: _key_number,
     Op.CHECK: _keys,
     Op.WAIT: _keys,
-    Op.NUM_KEYS: _bare,
+    Op.NUM_KEYS: _no_fields,
     Op.DELETE_KEY: _key,
     Op.APPEND: _key_payload,
     Op.MULTI_GET: _keys,
-    Op.CANCEL_WAIT: _bare,
+    Op.CANCEL_WAIT: _no_fields,
     Op.PING: _u32_only,
     Op.QUEUE_PUSH: _key_payload,
     Op.QUEUE_POP: _key,
     Op.QUEUE_LEN: _key,
-    Op.LIST_KEYS: _bare,
+    Op.LIST_KEYS: _no_fields,
     Op.BARRIER: _key_number,
 }
 """The fields of each request. VALIDATE belongs to the connection, and MULTI_SET is read as one SET for each pair."""

@@ -18,12 +18,12 @@ from rallypoint.etcd.api import (
     Delete,
     EtcdError,
     EtcdUnreachable,
-    Found,
     KeyValue,
-    Lost,
     Operation,
     Put,
     Range,
+    RangeResult,
+    WatchEnd,
     WatchEvent,
 )
 from rallypoint.store.api import DEFAULT_TIMEOUT, Store, check_pairs, key_bytes, key_text, named, value_bytes
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_MOST_OPERATIONS = 100
+_MAX_OPERATIONS = 100
 """In one transaction; etcd's own limit is 128 unless its keeper has set another."""
 
 
@@ -217,18 +217,18 @@ class EtcdStore(Store):
         return Put(key, value, self._lease)
 
     def _read(self, key: bytes) -> KeyValue | None:
-        return next(iter(self._asked(lambda: self._client.range(key)).kvs), None)
+        return next(iter(self._as_store_errors(lambda: self._client.range(key)).kvs), None)
 
     def _all(self, prefix: bytes, limit: int = 0) -> tuple[KeyValue, ...]:
-        return self._asked(lambda: self._client.range(prefix, prefix=True, limit=limit)).kvs
+        return self._as_store_errors(lambda: self._client.range(prefix, prefix=True, limit=limit)).kvs
 
     def _read_all(self, asked: Sequence[Range]) -> list[KeyValue | None]:
         """The first of what each of these would find."""
         found: list[KeyValue | None] = []
-        for begin in range(0, len(asked), _MOST_OPERATIONS):
-            some = asked[begin : begin + _MOST_OPERATIONS]
-            answers = self._asked(partial(self._client.txn, [], some, repeatable=True)).responses
-            found += [each.kvs[0] if isinstance(each, Found) and each.kvs else None for each in answers]
+        for begin in range(0, len(asked), _MAX_OPERATIONS):
+            some = asked[begin : begin + _MAX_OPERATIONS]
+            answers = self._as_store_errors(partial(self._client.txn, [], some, repeatable=True)).responses
+            found += [each.kvs[0] if isinstance(each, RangeResult) and each.kvs else None for each in answers]
         return found
 
     def _missing(self, keys: Sequence[str]) -> list[str]:
@@ -246,9 +246,9 @@ class EtcdStore(Store):
         return self._txn([unchanged], [operation, *more])
 
     def _txn(self, compares: Sequence[Compare], then: Sequence[Operation]) -> bool:
-        return self._asked(lambda: self._client.txn(compares, then)).succeeded
+        return self._as_store_errors(lambda: self._client.txn(compares, then)).succeeded
 
-    def _asked(self, ask: Callable[[], T]) -> T:
+    def _as_store_errors(self, ask: Callable[[], T]) -> T:
         try:
             return ask()
         except EtcdUnreachable as error:
@@ -263,10 +263,10 @@ class EtcdStore(Store):
         def on_events(_events: Sequence[WatchEvent]) -> None:
             changed.set()
 
-        def on_lost(_lost: Lost) -> None:
+        def on_lost(_lost: WatchEnd) -> None:
             changed.set()
 
-        revision = self._asked(lambda: self._client.range(places[0].key)).revision
+        revision = self._as_store_errors(lambda: self._client.range(places[0].key)).revision
         watches = [
             self._client.watch(each.key, revision + 1, on_events, on_lost, prefix=each.prefix) for each in places
         ]

@@ -16,7 +16,7 @@ CLEANUP = b"cleanup/"
 """How many have closed it."""
 
 _LENGTH = Struct("=I")
-_LONGEST = (1 << 32) - 1
+_MAX_LENGTH = (1 << 32) - 1
 _REMOVED = b"-"
 
 
@@ -26,9 +26,9 @@ def setting(key: bytes, value: bytes) -> bytes:
     Raises:
         StoreProtocolError: the value is longer than its length field can say.
     """
-    if len(value) > _LONGEST:
+    if len(value) > _MAX_LENGTH:
         raise StoreProtocolError(
-            f"a value of {len(value)} bytes is too long for a file; at most {_LONGEST} are allowed"
+            f"a value of {len(value)} bytes is too long for a file; at most {_MAX_LENGTH} are allowed"
         )
     return _LENGTH.pack(len(key)) + key + _LENGTH.pack(len(value)) + value
 

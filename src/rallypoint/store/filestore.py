@@ -203,7 +203,7 @@ class FileStore(Store):
 
             def append(records: bytes) -> None:
                 _write(file, self._size, records)
-                self._take_in(records, len(records))
+                self._apply_records(records, len(records))
 
             yield append
 
@@ -218,19 +218,19 @@ class FileStore(Store):
                 f"{self._where()} cannot be opened ({error.strerror}); give the path of a file in a writable folder"
             ) from error
         if file is None:  # the last of all closed it, and who only reads does not bring it back
-            self._forget(0)
+            self._reset_content(0)
             yield -1
             return
         try:
-            self._catch_up(file)
+            self._read_new_records(file)
             yield file
         finally:
             os.close(file)  # the lock goes with it
 
-    def _catch_up(self, file: int) -> None:
+    def _read_new_records(self, file: int) -> None:
         now = os.fstat(file)
         if now.st_ino != self._inode or now.st_size < self._size:
-            self._forget(now.st_ino)
+            self._reset_content(now.st_ino)
         data = b""
         while now.st_size > self._size + len(data):
             # In pieces: what is no store's file is known by its first ones, however large it is.
@@ -239,14 +239,14 @@ class FileStore(Store):
             if not piece:
                 break
             data += piece
-            data = data[self._take_in(data, now.st_size - self._size) :]
+            data = data[self._apply_records(data, now.st_size - self._size) :]
 
-    def _forget(self, inode: int) -> None:
+    def _reset_content(self, inode: int) -> None:
         """Another file, or none, has taken the file's place."""
         self._content.clear()
         self._inode, self._size = inode, 0
 
-    def _take_in(self, records: bytes, size: int) -> int:
+    def _apply_records(self, records: bytes, size: int) -> int:
         """Take in the records that are whole; returns how many bytes that are. For `size` see `replay`."""
         try:
             taken = replay(records, self._content, size)

@@ -14,16 +14,16 @@ from typing import NamedTuple
 from rallypoint.base.errors import UserError
 from rallypoint.store.errors import StoreProtocolError
 
-_MAPPED = bytes(10) + b"\xff\xff"
+_IPV4_MAPPED = bytes(10) + b"\xff\xff"
 """Before an IPv4 address this is how a socket for both kinds shows it."""
 
 
-class Guard(NamedTuple):
+class StoreGuard(NamedTuple):
     """What a store grants. Bytes count keys and values alike."""
 
     peers: Sequence[str] | None = None
     """Addresses and networks (`10.0.0.0/8`) that may connect; None for all. `StoreServer.admit` changes it."""
-    greeting: float = 30.0
+    validate_timeout: float = 30.0
     """Seconds that a connection has to greet; 0 for ever."""
     keepalive: tuple[int, int, int] = (120, 30, 6)
     """Seconds of silence after which the kernel asks whether a client's machine is there, seconds between further
@@ -40,10 +40,10 @@ class Guard(NamedTuple):
     """Bytes by which one connection may make the store larger; each key and each value in a queue costs 64 more."""
 
 
-WHOLE = 128
+SINGLE_ADDRESS_BITS = 128
 """Bits of a network that is a single address."""
 
-OVERHEAD = 64
+ENTRY_OVERHEAD = 64
 """Bytes that a key, and a value in a queue, count beside their own."""
 
 
@@ -68,9 +68,9 @@ def network(text: str) -> Network:
     address, slash, bits = text.strip().partition("/")
     try:
         if not slash:
-            return Network(packed_address(address), WHOLE)
+            return Network(packed_address(address), SINGLE_ADDRESS_BITS)
         packed = packed_address(address)
-        most = 32 if packed.startswith(_MAPPED) and ":" not in address else 128
+        most = 32 if packed.startswith(_IPV4_MAPPED) and ":" not in address else 128
         count = int(bits)
         if not 0 <= count <= most or not bits.isdecimal():
             raise ValueError
@@ -96,35 +96,35 @@ def packed_address(text: str) -> bytes:
     Raises:
         OSError: it is no address.
     """
-    return inet_pton(AF_INET6, text.partition("%")[0]) if ":" in text else _MAPPED + inet_pton(AF_INET, text)
+    return inet_pton(AF_INET6, text.partition("%")[0]) if ":" in text else _IPV4_MAPPED + inet_pton(AF_INET, text)
 
 
-def no_memory() -> StoreProtocolError:
+def out_of_memory_error() -> StoreProtocolError:
     """The process may have no more memory."""
     return StoreProtocolError("there is no memory for what it asks for; see the limits of this process and its node")
 
 
-def grown_value(size: int, limit: float) -> StoreProtocolError:
+def value_too_long_error(size: int, limit: float) -> StoreProtocolError:
     """A value was to grow beyond what it may."""
     return StoreProtocolError(f"a value would grow to {size} bytes; this store allows {limit:.0f}")
 
 
-def keys_of_one(count: int, limit: int) -> StoreProtocolError:
+def too_many_keys_error(count: int, limit: int) -> StoreProtocolError:
     """A connection has added more keys than one may."""
     return StoreProtocolError(f"it has added {count} keys and deleted too few; this store allows {limit} a connection")
 
 
-def bytes_of_one(size: int, limit: int) -> StoreProtocolError:
+def too_many_bytes_error(size: int, limit: int) -> StoreProtocolError:
     """A connection has added more bytes than one may."""
     return StoreProtocolError(f"it has added {size} bytes and deleted too few; this store allows {limit} a connection")
 
 
-def silent(seconds: float) -> StoreProtocolError:
+def validate_timeout_error(seconds: float) -> StoreProtocolError:
     """A connection has not greeted in time."""
     return StoreProtocolError(f"it has not greeted within {seconds:g} s, so it is no store client")
 
 
-def no_peer(allowed: Sequence[str]) -> StoreProtocolError:
+def peer_refused_error(allowed: Sequence[str]) -> StoreProtocolError:
     """A connection comes from an address that may not."""
     few = ", ".join(allowed[:4]) + (f" and {len(allowed) - 4} more" if len(allowed) > 4 else "")
     return StoreProtocolError(

@@ -11,7 +11,7 @@ from rallypoint.base.errors import UserError
 from rallypoint.store import wire
 from rallypoint.store.api import DEFAULT_TIMEOUT
 from rallypoint.store.errors import StoreProtocolError
-from rallypoint.store.requesting import Receive, RequestingStore
+from rallypoint.store.request_store import Receive, RequestStore
 from rallypoint.store.table import Table
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class _Shared:
             self.table.forget(client)
 
 
-class HashStore(RequestingStore):
+class HashStore(RequestStore):
     """A store in memory, for the threads of this process. Clones share the content.
 
     Args:

@@ -23,22 +23,22 @@ Shards: TypeAlias = "list[dict[bytes, bytes | bytearray]]"
 """The values; a key is in the part that the lowest bits of its hash say."""
 
 
-class Listings:
+class KeyListings:
     """All lists that are being made over these parts."""
 
     def __init__(self, shards: Shards) -> None:
         self._shards = shards
-        self._open: dict[int, _Listing] = {}
+        self._open: dict[int, _KeyListing] = {}
         self._number = 0
-        self._frozen = [0] * SHARDS  # for each part the last list that was given its names
-        self.any = False
+        self._last_snapshot = [0] * SHARDS  # for each part the last list that was given its names
+        self.any_open = False
         """Whether there are any, so that `freeze` must be called."""
 
     def names(self) -> Iterator[bytes]:
         """All keys as they are at the first step, as they travel: their number, and then piece by piece."""
         self._number += 1
-        listing = self._open[self._number] = _Listing(self._number)
-        self.any = True
+        listing = self._open[self._number] = _KeyListing(self._number)
+        self.any_open = True
         try:
             piece = I64.pack(sum(map(len, self._shards)))
             while listing.at < SHARDS:
@@ -50,38 +50,38 @@ class Listings:
                 piece = b""
         finally:
             del self._open[listing.number]
-            self.any = bool(self._open)
+            self.any_open = bool(self._open)
 
-    def _next(self, listing: _Listing) -> bytes:
+    def _next(self, listing: _KeyListing) -> bytes:
         index = listing.at
         listing.at += 1
-        kept = listing.kept.pop(index, None)
+        kept = listing.snapshots.pop(index, None)
         return kept if kept is not None else _names(self._shards[index])
 
-    def freeze(self, index: int) -> None:
+    def keep_snapshot(self, index: int) -> None:
         """A key comes or goes in this part: whoever has still to tell it is given its names before."""
-        last = self._frozen[index]
+        last = self._last_snapshot[index]
         if last == self._number:
             return
-        self._frozen[index] = self._number
+        self._last_snapshot[index] = self._number
         names: bytes | None = None
         for listing in reversed(self._open.values()):
             if listing.number <= last:
                 break  # it and all older ones were given them before an earlier change
             if listing.at <= index:
                 names = names if names is not None else _names(self._shards[index])
-                listing.kept[index] = names
+                listing.snapshots[index] = names
 
 
-class _Listing:
+class _KeyListing:
     """One list: which part is next, and what was in those that have changed since."""
 
-    __slots__ = ("at", "kept", "number")
+    __slots__ = ("at", "number", "snapshots")
 
     def __init__(self, number: int) -> None:
         self.number = number
         self.at = 0
-        self.kept: dict[int, bytes] = {}
+        self.snapshots: dict[int, bytes] = {}
 
 
 def _names(shard: dict[bytes, bytes | bytearray]) -> bytes:

@@ -20,99 +20,106 @@ import time
 from collections.abc import Sequence
 
 from rallypoint.base.log import get_logger
-from rallypoint.store.carrying import (
-    OUT_OF_MEANS,
-    Surroundings,
-    first_descriptors,
-    more_descriptors,
+from rallypoint.store.guard import (
+    SINGLE_ADDRESS_BITS,
+    Network,
+    networks,
+    packed_address,
+    peer_refused_error,
+    validate_timeout_error,
+)
+from rallypoint.store.serving import ServedTable, StoreConnection
+from rallypoint.store.transport import (
+    NO_RESOURCES,
+    TransportContext,
+    log_refusal,
     peer_of,
-    say_refusal,
+    raise_descriptor_limit,
+    reserved_from,
     set_options,
 )
-from rallypoint.store.guard import WHOLE, Network, networks, no_peer, packed_address, silent
-from rallypoint.store.serving import Connection, ServedTable
 
 _logger = get_logger(__name__)
 
-_PIECE = 64 * 1024
-_MOST_EVENTS = 1024
-_MOST_ACCEPTED = 256
+_READ_SIZE = 64 * 1024
+_MAX_EVENTS = 1024
+_MAX_ACCEPTED = 256
 _BUSY_TIME = 0.002
 """Seconds of a sweep for those who have more to do than a slice."""
-_CLEARED = 256
+_CLEAR_STEPS = 256
 """Keys in each sweep that those are taken from who wait no longer."""
 
 IN, OUT, GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
 
 
-class PolledSockets:
-    """A store and the connections to it; see `carrying.Carrier`."""
+class PollingTransport:
+    """A store and the connections to it; see `transport.StoreTransport`."""
 
-    def __init__(self, around: Surroundings) -> None:
-        self.served = ServedTable(around.lines, around.guard)
+    def __init__(self, around: TransportContext) -> None:
+        self.served = ServedTable(around.log_lines, around.guard)
         self.epoll = select.epoll()
-        self.by_descriptor: dict[int, PolledConnection] = {}
-        self.young: dict[PolledConnection, float] = {}
+        self.by_descriptor: dict[int, PollingConnection] = {}
+        self.unvalidated: dict[PollingConnection, float] = {}
         """When those came who had not greeted when this was last looked at, the oldest first."""
-        self._around = around
+        self._context = around
         self._peers: Sequence[str] | None = None
         self._networks: list[Network] | None = None
         self._addresses: frozenset[bytes] = frozenset()
         """Single addresses that may connect; `_networks` has the others, or is None where all may."""
-        self._remember(around.guard.peers)
-        self._descriptors = first_descriptors()
-        self._woken = False
-        self._crowded = False
-        self._left_over = False  # something must be tidied up
+        self._note_address(around.guard.peers)
+        self._descriptors = reserved_from()
+        self._wakeup_seen = False
+        self._at_connection_limit = False
+        self._cleanup_pending = False  # something must be tidied up
         self._accept_again_at = math.inf
-        self.epoll.register(around.wake, IN)
+        self.epoll.register(around.wakeup_fd, IN)
         if around.listener is not None:
             set_options(around.listener, around.guard)
             self.epoll.register(around.listener, IN)
 
     def serve(self) -> None:
         """Serve until somebody writes to the eventfd."""
-        self._woken = False
-        while not self._woken:
-            self._sweep(self._pause())
+        self._wakeup_seen = False
+        while not self._wakeup_seen:
+            self._poll_once(self._pause())
 
-    def turn(self) -> bool:
+    def run_once(self) -> bool:
         """Do some of what there is to do, without waiting; whether there was anything."""
-        return self._sweep(0)
+        return self._poll_once(0)
 
-    def adopt(self, client: socket.socket, data: bytes = b"") -> None:
+    def add_connection(self, client: socket.socket, data: bytes = b"") -> None:
         """Serve a socket that is connected already, and from which this has been read."""
-        set_options(client, self._around.guard)
+        set_options(client, self._context.guard)
         if not self._may_connect(client):
             return
-        connection = PolledConnection(client, self)
+        connection = PollingConnection(client, self)
         if data:
             self._execute([(connection, data)])
 
-    def admit(self, peers: Sequence[str] | None) -> None:
+    def set_peers(self, peers: Sequence[str] | None) -> None:
         """From now on only these may be connected; None: all may."""
-        self._remember(peers)
+        self._note_address(peers)
         for connection in list(self.by_descriptor.values()):
             if not self._is_peer(connection.socket):
-                connection.refuse(no_peer(peers or ()))
+                connection.refuse(peer_refused_error(peers or ()))
 
     def close(self) -> None:
         """End all connections."""
         self.served.close()
         self.epoll.close()
 
-    def free(self) -> None:
+    def release_memory(self) -> None:
         """Nothing is left to do: the interpreter gives the memory back."""
 
-    def _sweep(self, pause: float | None) -> bool:
+    def _poll_once(self, pause: float | None) -> bool:
         """Look once at all that is ready, after so many seconds at the latest; whether there was anything to do."""
-        busy = bool(self.served.busy) or self._left_over
-        events = self.epoll.poll(0 if busy else pause, _MOST_EVENTS)
-        arrived: list[tuple[PolledConnection, bytes]] = []
+        busy = bool(self.served.busy) or self._cleanup_pending
+        events = self.epoll.poll(0 if busy else pause, _MAX_EVENTS)
+        arrived: list[tuple[PollingConnection, bytes]] = []
         for descriptor, event in events:
             connection = self.by_descriptor.get(descriptor)
             if connection is None:
-                self._look_at_others(descriptor)
+                self._on_other_descriptor(descriptor)
                 continue
             if connection.busy:
                 if event & GONE:
@@ -123,7 +130,7 @@ class PolledSockets:
             if event == OUT:
                 continue
             try:
-                data = connection.receive(_PIECE)
+                data = connection.receive(_READ_SIZE)
             except BlockingIOError:
                 continue
             except OSError:
@@ -134,24 +141,24 @@ class PolledSockets:
                 connection.abort()
         self._execute(arrived)
         if busy:
-            self._serve_busy()
-        self._left_over = self.served.table.clear(_CLEARED)
-        self._look_at_time()
-        return bool(events) or busy or bool(self.served.busy) or self._left_over
+            self._serve_backlogged()
+        self._cleanup_pending = self.served.table.clear(_CLEAR_STEPS)
+        self._run_timers()
+        return bool(events) or busy or bool(self.served.busy) or self._cleanup_pending
 
-    def _execute(self, arrived: list[tuple[PolledConnection, bytes]]) -> None:
+    def _execute(self, arrived: list[tuple[PollingConnection, bytes]]) -> None:
         for connection, data in arrived:
             self._serve(connection, data)
         self.served.flush()
 
-    def _serve(self, connection: Connection, data: bytes) -> None:
+    def _serve(self, connection: StoreConnection, data: bytes) -> None:
         try:
             connection.serve(data)
         except Exception:
             _logger.exception("a defect in the store ends the connection from %s", connection.peer())
             connection.abort()
 
-    def _serve_busy(self) -> None:
+    def _serve_backlogged(self) -> None:
         """Give those a turn who have more to do than one slice, one after the other, for some time."""
         busy = self.served.busy
         end = time.monotonic() + _BUSY_TIME
@@ -165,49 +172,49 @@ class PolledSockets:
             if time.monotonic() >= end:
                 break
 
-    def _look_at_others(self, descriptor: int) -> None:
+    def _on_other_descriptor(self, descriptor: int) -> None:
         """What is ready is no connection."""
-        if descriptor == self._around.wake:
+        if descriptor == self._context.wakeup_fd:
             os.eventfd_read(descriptor)
-            self._woken = True
-        elif self._around.listener is not None and descriptor == self._around.listener.fileno():
-            self._accept(self._around.listener)
+            self._wakeup_seen = True
+        elif self._context.listener is not None and descriptor == self._context.listener.fileno():
+            self._accept(self._context.listener)
 
     # Who may connect, and how many
 
     def _accept(self, listener: socket.socket) -> None:
-        allowed = self._around.guard.connections
-        for _ in range(_MOST_ACCEPTED):
+        allowed = self._context.guard.connections
+        for _ in range(_MAX_ACCEPTED):
             if allowed and len(self.by_descriptor) >= allowed:
-                self._rest(listener, 0)
+                self._pause_accepting(listener, 0)
                 return
             try:
                 client, _ = listener.accept()
             except OSError as error:
-                if error.errno in OUT_OF_MEANS:
-                    self._rest(listener, error.errno or 0)
+                if error.errno in NO_RESOURCES:
+                    self._pause_accepting(listener, error.errno or 0)
                 return
             last = client.fileno() >= self._descriptors - 1
             if self._may_connect(client):
                 client.setblocking(False)
-                PolledConnection(client, self)
+                PollingConnection(client, self)
             if last:
-                self._rest(listener, errno.EMFILE)
+                self._pause_accepting(listener, errno.EMFILE)
                 return
 
-    def _rest(self, listener: socket.socket, error: int) -> None:
+    def _pause_accepting(self, listener: socket.socket, error: int) -> None:
         """Nobody is accepted for a while: there are no means, or with 0 as many connections as there may be."""
-        before, self._descriptors = self._descriptors, more_descriptors(self._around, error, self._descriptors)
+        before, self._descriptors = self._descriptors, raise_descriptor_limit(self._context, error, self._descriptors)
         if self._descriptors != before:
             return  # whoever waits is told of again
         self.epoll.unregister(listener)
-        self._crowded = error == 0
-        self._accept_again_at = time.monotonic() + self._around.retry
+        self._at_connection_limit = error == 0
+        self._accept_again_at = time.monotonic() + self._context.retry
 
     def _may_connect(self, client: socket.socket) -> bool:
         if self._is_peer(client):
             return True
-        say_refusal(self._around.lines, peer_of(client), no_peer(self._peers or ()))
+        log_refusal(self._context.log_lines, peer_of(client), peer_refused_error(self._peers or ()))
         client.close()
         return False
 
@@ -220,51 +227,51 @@ class PolledSockets:
             return True  # it has gone already, and reading will say so
         return address in self._addresses or any(address in each for each in self._networks)
 
-    def _remember(self, peers: Sequence[str] | None) -> None:
+    def _note_address(self, peers: Sequence[str] | None) -> None:
         found = networks(peers)
         self._peers = peers
-        self._networks = None if found is None else [each for each in found if each.bits < WHOLE]
-        self._addresses = frozenset(each.address for each in found or () if each.bits == WHOLE)
+        self._networks = None if found is None else [each for each in found if each.bits < SINGLE_ADDRESS_BITS]
+        self._addresses = frozenset(each.address for each in found or () if each.bits == SINGLE_ADDRESS_BITS)
 
     # Time passes
 
     def _pause(self) -> float | None:
         """How long nothing needs to be done that no event tells of."""
         at = self._accept_again_at
-        if self.young and self._around.guard.greeting:
-            at = min(at, next(iter(self.young.values())) + self._around.guard.greeting)
+        if self.unvalidated and self._context.guard.validate_timeout:
+            at = min(at, next(iter(self.unvalidated.values())) + self._context.guard.validate_timeout)
         return None if at == math.inf else max(0.0, at - time.monotonic())
 
-    def _look_at_time(self) -> None:
+    def _run_timers(self) -> None:
         now = time.monotonic()
-        greeting = self._around.guard.greeting
-        while self.young:
-            oldest, since = next(iter(self.young.items()))
-            if not oldest.greeted and (not greeting or now - since < greeting):
+        greeting = self._context.guard.validate_timeout
+        while self.unvalidated:
+            oldest, since = next(iter(self.unvalidated.items()))
+            if not oldest.validated and (not greeting or now - since < greeting):
                 break
-            del self.young[oldest]
-            if not oldest.greeted:
-                oldest.refuse(silent(greeting))
-        room = self._crowded and len(self.by_descriptor) < self._around.guard.connections
+            del self.unvalidated[oldest]
+            if not oldest.validated:
+                oldest.refuse(validate_timeout_error(greeting))
+        room = self._at_connection_limit and len(self.by_descriptor) < self._context.guard.connections
         if room or now >= self._accept_again_at:
-            self._listen_again(now)
+            self._resume_accepting(now)
 
-    def _listen_again(self, now: float) -> None:
-        self._crowded = False
-        self._accept_again_at = now + self._around.retry
+    def _resume_accepting(self, now: float) -> None:
+        self._at_connection_limit = False
+        self._accept_again_at = now + self._context.retry
         with contextlib.suppress(OSError):
-            os.close(next_one := os.dup(self._around.wake))
-            if next_one < self._descriptors and self._around.listener is not None:
-                self.epoll.register(self._around.listener, IN)
+            os.close(next_one := os.dup(self._context.wakeup_fd))
+            if next_one < self._descriptors and self._context.listener is not None:
+                self.epoll.register(self._context.listener, IN)
                 self._accept_again_at = math.inf
 
 
-class PolledConnection(Connection):
+class PollingConnection(StoreConnection):
     """One client's connection, on a socket of its own."""
 
     __slots__ = ("_send", "_sockets", "_watched", "receive", "socket")
 
-    def __init__(self, client: socket.socket, sockets: PolledSockets) -> None:
+    def __init__(self, client: socket.socket, sockets: PollingTransport) -> None:
         super().__init__(sockets.served)
         self.socket = client
         self._sockets = sockets
@@ -273,7 +280,7 @@ class PolledConnection(Connection):
         self.receive = client.recv
         sockets.epoll.register(client, IN)
         sockets.by_descriptor[client.fileno()] = self
-        sockets.young[self] = time.monotonic()
+        sockets.unvalidated[self] = time.monotonic()
         self._served.connections.add(self)
 
     def serve(self, data: bytes) -> None:
@@ -290,7 +297,7 @@ class PolledConnection(Connection):
         except BlockingIOError:
             sent = 0
         except OSError:  # it is going, and reading will say so
-            self._deaf = True
+            self._reading_stopped = True
             return
         if sent < len(replies):
             self._full = True
@@ -304,7 +311,7 @@ class PolledConnection(Connection):
             self.write(self._backlog.popleft())
         if self._full:
             return False
-        if self._over:
+        if self._closed:
             self.abort()
             return False
         return True
@@ -314,10 +321,10 @@ class PolledConnection(Connection):
             self.abort()
 
     def abort(self) -> None:
-        self.leave()
+        self.stop_reading()
         self._backlog.clear()
         self._served.connections.discard(self)
-        self._sockets.young.pop(self, None)
+        self._sockets.unvalidated.pop(self, None)
         if self._sockets.by_descriptor.pop(self.socket.fileno(), None) is not None:
             self._sockets.epoll.unregister(self.socket)
             self.socket.close()

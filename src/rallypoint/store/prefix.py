@@ -47,34 +47,34 @@ class PrefixStore(Store):
         self._store.set_timeout(timeout)
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._store.set(self._full(key), value)
+        self._store.set(self._prefixed(key), value)
 
     def get(self, key: str) -> bytes:
-        return self._store.get(self._full(key))
+        return self._store.get(self._prefixed(key))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        return self._store.compare_set(self._full(key), expected, desired)
+        return self._store.compare_set(self._prefixed(key), expected, desired)
 
     def add(self, key: str, amount: int) -> int:
-        return self._store.add(self._full(key), amount)
+        return self._store.add(self._prefixed(key), amount)
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self._store.check(self._all_full(keys))
+        return self._store.check(self._all_prefixed(keys))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
-        self._store.wait(self._all_full(keys), timeout)
+        self._store.wait(self._all_prefixed(keys), timeout)
 
     def append(self, key: str, value: str | bytes) -> None:
-        self._store.append(self._full(key), value)
+        self._store.append(self._prefixed(key), value)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        return self._store.multi_get(self._all_full(keys))
+        return self._store.multi_get(self._all_prefixed(keys))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        self._store.multi_set(self._all_full(keys), values)
+        self._store.multi_set(self._all_prefixed(keys), values)
 
     def delete_key(self, key: str) -> bool:
-        return self._store.delete_key(self._full(key))
+        return self._store.delete_key(self._prefixed(key))
 
     def num_keys(self) -> int:
         """The number of keys in the whole underlying store, not of this prefix alone; as torch's."""
@@ -82,20 +82,20 @@ class PrefixStore(Store):
 
     def list_keys(self) -> list[str]:
         """The keys with this prefix, without it."""
-        start = self._full("")
+        start = self._prefixed("")
         return [key.removeprefix(start) for key in self._store.list_keys() if key.startswith(start)]
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        self._store.queue_push(self._full(key), value)
+        self._store.queue_push(self._prefixed(key), value)
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        return self._store.queue_pop(self._full(key), block)
+        return self._store.queue_pop(self._prefixed(key), block)
 
     def queue_len(self, key: str) -> int:
-        return self._store.queue_len(self._full(key))
+        return self._store.queue_len(self._prefixed(key))
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
-        self._store.barrier(self._full(key), world_size, timeout)
+        self._store.barrier(self._prefixed(key), world_size, timeout)
 
     def clone(self) -> PrefixStore:
         return PrefixStore(self._prefix, self._store.clone())
@@ -107,8 +107,8 @@ class PrefixStore(Store):
         """Close the underlying store."""
         self._store.close()
 
-    def _full(self, key: str) -> str:
+    def _prefixed(self, key: str) -> str:
         return f"{self._prefix}/{key}"
 
-    def _all_full(self, keys: Sequence[str]) -> list[str]:
-        return [self._full(key) for key in keys]
+    def _all_prefixed(self, keys: Sequence[str]) -> list[str]:
+        return [self._prefixed(key) for key in keys]

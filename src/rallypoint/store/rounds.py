@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
 
-    from rallypoint.store.guard import Guard
+    from rallypoint.store.guard import StoreGuard
 
 
 class RoundStores:
@@ -24,15 +24,15 @@ class RoundStores:
         guard: who may connect, and what each may have.
     """
 
-    def __init__(self, guard: Guard | None = None) -> None:
+    def __init__(self, guard: StoreGuard | None = None) -> None:
         self._guard = guard
-        self._admitted: list[Sequence[str] | None] = []  # who is, if that was said
+        self._peers: list[Sequence[str] | None] = []  # who is, if that was said
         self._lock = threading.Lock()
-        self._present: StoreThread | None = None
-        self._former: list[StoreThread] = []
+        self._current: StoreThread | None = None
+        self._previous: list[StoreThread] = []
         self._closed = False
 
-    def adopt(self, client: socket.socket, data: bytes) -> None:
+    def add_connection(self, client: socket.socket, data: bytes) -> None:
         """Serve a connection, from which this has been read already; close it if it cannot be served.
 
         Raises:
@@ -40,24 +40,24 @@ class RoundStores:
         """
         with self._lock:
             try:
-                if self._present is None and not self._closed:
-                    self._present = StoreThread("the store of this round", guard=self._guard)
-                    for peers in self._admitted:
-                        self._present.admit(peers)
+                if self._current is None and not self._closed:
+                    self._current = StoreThread("the store of this round", guard=self._guard)
+                    for peers in self._peers:
+                        self._current.set_peers(peers)
             finally:
-                if self._present is None:
+                if self._current is None:
                     client.close()
-            if self._present is not None:
-                self._present.adopt(client, data)
+            if self._current is not None:
+                self._current.add_connection(client, data)
 
     def next_round(self) -> None:
         """From now on new connections get a new, empty store; old ones keep theirs."""
         with self._lock:
-            if self._present is not None:
-                self._former.append(self._present)
-                self._present = None
+            if self._current is not None:
+                self._previous.append(self._current)
+                self._current = None
 
-    def admit(self, peers: Sequence[str] | None) -> None:
+    def set_peers(self, peers: Sequence[str] | None) -> None:
         """From now on only these addresses and networks may be connected, in later rounds too; None: all may.
 
         Raises:
@@ -67,14 +67,14 @@ class RoundStores:
 
         networks(peers)
         with self._lock:
-            self._admitted = [peers]
-            if self._present is not None:
-                self._present.admit(peers)
+            self._peers = [peers]
+            if self._current is not None:
+                self._current.set_peers(peers)
 
-    def end_former(self) -> None:
+    def end_previous(self) -> None:
         """End the connections to the stores of earlier rounds."""
         with self._lock:
-            former, self._former = self._former, []
+            former, self._previous = self._previous, []
         for store in former:
             store.close()
 
@@ -83,4 +83,4 @@ class RoundStores:
         with self._lock:
             self._closed = True
         self.next_round()
-        self.end_former()
+        self.end_previous()

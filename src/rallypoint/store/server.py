@@ -1,6 +1,6 @@
 """A store on a thread of its own, and the server: that thread with a listening socket, which is open from the start.
 
-Nothing that a store's clients ask for holds up anything else in this process. `carrying` says which of the two stores
+Nothing that a store's clients ask for holds up anything else in this process. `transport` says which of the two stores
 serves, and `serving` has the laws of what happens. Laws of the thread:
 
 - until the first client is there, which the kernel keeps meanwhile, it only sleeps: it imports nothing, and costs the
@@ -21,19 +21,19 @@ from collections import deque
 from typing import TYPE_CHECKING, TypeGuard
 
 from rallypoint.base.endpoint import listening_socket
-from rallypoint.base.log import LimitedLines, get_logger
+from rallypoint.base.log import RateLimitedLog, get_logger
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
     from types import TracebackType
 
-    from rallypoint.store.carrying import Carrier
-    from rallypoint.store.guard import Guard
+    from rallypoint.store.guard import StoreGuard
+    from rallypoint.store.transport import StoreTransport
 
 _logger = get_logger(__name__)
 
-_MOMENT = 1.0
+_CLOSE_WAIT = 1.0
 """Seconds that a finalizer waits until a store is closed; a millisecond unless this process is in trouble."""
 
 RETRY = 1.0
@@ -54,17 +54,17 @@ class StoreThread:
     """
 
     def __init__(
-        self, name: str, listener: socket.socket | None = None, guard: Guard | None = None, *, held: bool = False
+        self, name: str, listener: socket.socket | None = None, guard: StoreGuard | None = None, *, held: bool = False
     ) -> None:
         self._guard = guard
-        self._held = held
+        self._waits_for_peers = held
         self._process = os.getpid()
         self._name = name
         self._listener = listener
-        self._lines = LimitedLines(_logger, "connections that it refused")
+        self._log_lines = RateLimitedLog(_logger, "connections that it refused")
         self._lock = threading.RLock()  # a finalizer may come in between, and `drop` this or another store
-        self._arrivals: deque[tuple[socket.socket, bytes]] = deque()
-        self._admitted: list[Sequence[str] | None] = []  # who is to be, if that is new
+        self._new_connections: deque[tuple[socket.socket, bytes]] = deque()
+        self._peers: list[Sequence[str] | None] = []  # who is to be, if that is new
         self._closing = False
         self._over = False
         self._ended = threading.Event()
@@ -76,7 +76,7 @@ class StoreThread:
             os.close(self._wake)
             raise OSError(errno.EAGAIN, "no more threads; raise the limit of processes (`ulimit -u`)") from None
 
-    def adopt(self, client: socket.socket, data: bytes) -> None:
+    def add_connection(self, client: socket.socket, data: bytes) -> None:
         """Serve a connection that somebody else has accepted; it is closed if the store has ended. On any thread.
 
         Args:
@@ -85,12 +85,12 @@ class StoreThread:
         """
         with self._lock:
             if not self._over:
-                self._arrivals.append((client, data))
+                self._new_connections.append((client, data))
                 os.eventfd_write(self._wake, 1)
                 return
         client.close()
 
-    def admit(self, peers: Sequence[str] | None) -> None:
+    def set_peers(self, peers: Sequence[str] | None) -> None:
         """From now on only these addresses and networks may be connected; None: all may. On any thread.
 
         Raises:
@@ -100,7 +100,7 @@ class StoreThread:
 
         networks(peers)
         with self._lock:
-            self._admitted = [peers]
+            self._peers = [peers]
             if not self._over:
                 os.eventfd_write(self._wake, 1)
 
@@ -112,15 +112,15 @@ class StoreThread:
         if self._begin_to_close():
             self._ended.wait()
 
-    def drop(self) -> None:
+    def close_from_finalizer(self) -> None:
         """As `close`, for a finalizer: it may have interrupted anybody, and nobody must wait for long."""
         if self._begin_to_close() and threading.current_thread() is not self._thread:
-            self._ended.wait(_MOMENT)
+            self._ended.wait(_CLOSE_WAIT)
 
     def _begin_to_close(self) -> bool:
         """Whether the end is to be waited for; in a copy of the process there is nobody who would tell of it."""
         if os.getpid() != self._process:
-            self._let_go()
+            self._release()
             return False
         with self._lock:
             self._closing = True
@@ -128,7 +128,7 @@ class StoreThread:
                 os.eventfd_write(self._wake, 1)
         return True
 
-    def _let_go(self) -> None:
+    def _release(self) -> None:
         if not self._over:
             self._over = True
             os.close(self._wake)
@@ -136,23 +136,23 @@ class StoreThread:
                 self._listener.close()
 
     def _run(self) -> None:
-        carrier: Carrier | None = None
+        carrier: StoreTransport | None = None
         try:
-            while self._held and not self._admitted and not self._closing:
+            while self._waits_for_peers and not self._peers and not self._closing:
                 self._sleep()
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake)
             if not self._closing:
                 self._sleep(self._listener)
             carrier = self._open()
-            while self._go_on(carrier):
+            while self._apply_requests(carrier):
                 carrier.serve()
         except BaseException:
             _logger.exception("a defect ends %s: its clients are disconnected", self._name)
         finally:
             self._end(carrier)
         if carrier is not None:
-            carrier.free()
+            carrier.release_memory()
 
     def _sleep(self, listener: socket.socket | None = None, seconds: float | None = None) -> None:
         """Wait until there is a client, somebody wants something of the store, or so many seconds have passed."""
@@ -162,35 +162,37 @@ class StoreThread:
             poll.register(listener, select.POLLIN)
         poll.poll(None if seconds is None else seconds * 1000)
 
-    def _open(self) -> Carrier | None:
+    def _open(self) -> StoreTransport | None:
         """The store, as soon as there are means for it; None if it is closed before."""
         while not self._closing:
             try:
-                from rallypoint.store.carrying import Surroundings, open_carrier
-                from rallypoint.store.guard import Guard
+                from rallypoint.store.guard import StoreGuard
+                from rallypoint.store.transport import TransportContext, open_transport
 
-                return open_carrier(Surroundings(self._listener, self._wake, self._lines, self._guard or Guard()))
+                return open_transport(
+                    TransportContext(self._listener, self._wake, self._log_lines, self._guard or StoreGuard())
+                )
             except (OSError, MemoryError, ImportError) as error:
-                self._lines.warning("%s cannot serve yet, and tries again in %g s: %s", self._name, RETRY, error)
+                self._log_lines.warning("%s cannot serve yet, and tries again in %g s: %s", self._name, RETRY, error)
                 with contextlib.suppress(BlockingIOError):
                     os.eventfd_read(self._wake)  # whoever has come has to wait as well
                 self._sleep(seconds=RETRY)
         return None
 
-    def _go_on(self, carrier: Carrier | None) -> TypeGuard[Carrier]:
+    def _apply_requests(self, carrier: StoreTransport | None) -> TypeGuard[StoreTransport]:
         """Hand over who has come and who may come; whether the store is there and still to serve."""
         if carrier is None:
             return False
         with self._lock:
-            arrivals, self._arrivals = self._arrivals, deque()
-            admitted, self._admitted = self._admitted, []
+            arrivals, self._new_connections = self._new_connections, deque()
+            admitted, self._peers = self._peers, []
         for peers in admitted:
-            carrier.admit(peers)
+            carrier.set_peers(peers)
         for client, data in arrivals:
-            carrier.adopt(client, data)
+            carrier.add_connection(client, data)
         return not self._closing
 
-    def _end(self, carrier: Carrier | None) -> None:
+    def _end(self, carrier: StoreTransport | None) -> None:
         if self._listener is not None:
             self._listener.close()
         try:
@@ -199,10 +201,10 @@ class StoreThread:
         except BaseException:
             _logger.exception("a defect in the end of %s", self._name)
         with self._lock:
-            self._let_go()
-        for client, _ in self._arrivals:
+            self._release()
+        for client, _ in self._new_connections:
             client.close()
-        self._lines.sum_up()
+        self._log_lines.summarize()
         self._ended.set()
 
 
@@ -225,7 +227,7 @@ class StoreServer:
         host: str = "",
         port: int = 0,
         listener: socket.socket | None = None,
-        guard: Guard | None = None,
+        guard: StoreGuard | None = None,
         *,
         held: bool = False,
     ) -> None:
@@ -243,7 +245,7 @@ class StoreServer:
         """The TCP port on which it listens."""
         return self._port
 
-    def admit(self, peers: Sequence[str] | None) -> None:
+    def set_peers(self, peers: Sequence[str] | None) -> None:
         """From now on only these addresses and networks may be connected; None: all may. On any thread.
 
         Who is connected and is none of them is disconnected.
@@ -251,15 +253,15 @@ class StoreServer:
         Raises:
             UserError: one of them is neither an address nor a network.
         """
-        self._thread.admit(peers)
+        self._thread.set_peers(peers)
 
     def close(self) -> None:
         """End all connections and stop listening. All is closed when this returns. Idempotent."""
         self._thread.close()
 
-    def drop(self) -> None:
+    def close_from_finalizer(self) -> None:
         """As `close`, for a finalizer."""
-        self._thread.drop()
+        self._thread.close_from_finalizer()
 
     def __enter__(self) -> StoreServer:
         return self

@@ -1,7 +1,7 @@
 """A table and the connections through which it is used, whatever carries their bytes.
 
-Everything here runs on one thread. The carrier (`polling`) hands in what has arrived by `Connection.serve` and then
-calls `ServedTable.flush`, which writes what anybody has earned. Laws:
+Everything here runs on one thread. The carrier (`polling`) hands in what has arrived by `StoreConnection.serve` and
+then calls `ServedTable.flush`, which writes what anybody has earned. Laws:
 
 - replies wait in `outgoing`, in the order in which they were earned, until they are flushed: those to one piece of
   input leave in one write for each client, unless they are large;
@@ -22,12 +22,12 @@ from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 
-from rallypoint.base.log import LimitedLines
-from rallypoint.store.carrying import say_refusal
-from rallypoint.store.decoder import Decoder, Readers
+from rallypoint.base.log import RateLimitedLog
+from rallypoint.store.decoder import Decoder, OpcodeReaders
 from rallypoint.store.errors import StoreProtocolError
-from rallypoint.store.guard import Guard, bytes_of_one, keys_of_one, no_memory
-from rallypoint.store.table import JOINED, Replies, Reply, Table, Work
+from rallypoint.store.guard import StoreGuard, out_of_memory_error, too_many_bytes_error, too_many_keys_error
+from rallypoint.store.table import MERGE_LIMIT, Replies, Reply, Table, Work
+from rallypoint.store.transport import log_refusal
 
 _BLOCK = 4096
 """Bytes of replies to one connection's requests that are written at once, to learn whether there is room for more."""
@@ -40,15 +40,17 @@ _SLICE_TIME = 0.001
 class ServedTable:
     """What the connections of one server share."""
 
-    def __init__(self, lines: LimitedLines, guard: Guard) -> None:
-        self.lines = lines
+    def __init__(self, lines: RateLimitedLog, guard: StoreGuard) -> None:
+        self.log_lines = lines
         self.guard = guard
-        self.table: Table[Connection] = Table(guard.value)
-        self.readers: Readers[Replies[Connection] | Work[Connection]] = Readers(self.table.commands(), guard.request)
-        self.connections: set[Connection] = set()
-        self.busy: deque[Connection] = deque()
+        self.table: Table[StoreConnection] = Table(guard.value)
+        self.readers: OpcodeReaders[Replies[StoreConnection] | Work[StoreConnection]] = OpcodeReaders(
+            self.table.commands(), guard.request
+        )
+        self.connections: set[StoreConnection] = set()
+        self.busy: deque[StoreConnection] = deque()
         """Those whose slice was over before all was done."""
-        self.outgoing: list[tuple[Connection, bytes]] = []
+        self.outgoing: list[tuple[StoreConnection, bytes]] = []
 
     def flush(self) -> None:
         """Write all replies that wait."""
@@ -57,7 +59,7 @@ class ServedTable:
             try:
                 connection.write(replies)
             except MemoryError:
-                connection.refuse(no_memory())
+                connection.refuse(out_of_memory_error())
 
     def close(self) -> None:
         """End all connections at once; what was not yet sent is dropped."""
@@ -65,19 +67,30 @@ class ServedTable:
             connection.abort()
 
 
-class Connection(ABC):
+class StoreConnection(ABC):
     """One client's connection to `served`; who carries its bytes makes the abstract methods."""
 
-    __slots__ = ("_backlog", "_bytes", "_deaf", "_decoder", "_full", "_keys", "_over", "_served", "_work", "busy")
+    __slots__ = (
+        "_backlog",
+        "_bytes",
+        "_closed",
+        "_decoder",
+        "_full",
+        "_keys",
+        "_reading_stopped",
+        "_served",
+        "_work",
+        "busy",
+    )
 
     def __init__(self, served: ServedTable) -> None:
         self._served = served
         self._decoder = Decoder(served.readers, self)
         self._backlog: deque[bytes | memoryview] = deque()  # replies for which the carrier has no room
         self._full = False  # the carrier has no room
-        self._over = False  # no more requests are taken
-        self._deaf = False  # it reads no replies any more
-        self._work: Work[Connection] | None = None  # what is left of a long request
+        self._closed = False  # no more requests are taken
+        self._reading_stopped = False  # it reads no replies any more
+        self._work: Work[StoreConnection] | None = None  # what is left of a long request
         self._keys = self._bytes = 0  # by how much it has made the table larger
         self.busy = False
         """Whether its slice was over before all was done."""
@@ -99,13 +112,13 @@ class Connection(ABC):
         """Who is at the other end, for messages."""
 
     @property
-    def greeted(self) -> bool:
+    def validated(self) -> bool:
         """Whether it has greeted."""
-        return self._decoder.greeted
+        return self._decoder.validated
 
     def serve(self, data: bytes) -> None:
         """Execute the requests that these bytes make whole, as long as there is room for replies, for one slice."""
-        if self._over:
+        if self._closed:
             return
         if self._full or self.busy:
             self._decoder.feed(data)
@@ -117,14 +130,14 @@ class Connection(ABC):
         except StoreProtocolError as error:
             self.refuse(error)
         except MemoryError:
-            self.refuse(no_memory())
+            self.refuse(out_of_memory_error())
         else:
             if table.keys != keys or table.bytes != size:
                 self._account(table.keys - keys, table.bytes - size)
 
-    def leave(self) -> None:
+    def stop_reading(self) -> None:
         """Take no more requests and wait for nothing."""
-        self._over = True
+        self._closed = True
         self.busy = False
         self._served.table.forget(self)
         if self._work is not None:
@@ -133,9 +146,9 @@ class Connection(ABC):
 
     def refuse(self, error: StoreProtocolError) -> None:
         """Tell why, and close the connection as soon as what it has earned has gone."""
-        if not self._over:
-            say_refusal(self._served.lines, self.peer(), error)
-            self.leave()
+        if not self._closed:
+            log_refusal(self._served.log_lines, self.peer(), error)
+            self.stop_reading()
             self._served.flush()
             self.finish()
 
@@ -151,15 +164,15 @@ class Connection(ABC):
                     mine += replies
                 elif isinstance(replies, list):
                     if replies:
-                        self._earn(mine, replies)
+                        self._queue_replies(mine, replies)
                         mine = b""
                 else:
                     self._work = replies
                 if len(mine) >= _BLOCK:
-                    self._earn(mine, ())
+                    self._queue_replies(mine, ())
                     mine = b""
                 steps -= 1
-                if self._full or self._over:
+                if self._full or self._closed:
                     break
                 if self._work is not None:
                     end = end or time.monotonic() + _SLICE_TIME
@@ -173,11 +186,11 @@ class Connection(ABC):
             if mine:
                 self._served.outgoing.append((self, mine))
 
-    def _step(self, data: bytes) -> Replies[Connection] | Work[Connection] | None:
+    def _step(self, data: bytes) -> Replies[StoreConnection] | Work[StoreConnection] | None:
         """The next step of a long request, or what comes after it."""
         if data:
             self._decoder.feed(data)
-        if self._work is not None and not self._deaf:
+        if self._work is not None and not self._reading_stopped:
             for replies in self._work:
                 return replies
         self._work = None
@@ -188,28 +201,28 @@ class Connection(ABC):
         self._keys = max(0, self._keys + keys)
         self._bytes = max(0, self._bytes + size)
         if self._keys > self._served.guard.keys:
-            self.refuse(keys_of_one(self._keys, self._served.guard.keys))
+            self.refuse(too_many_keys_error(self._keys, self._served.guard.keys))
         elif self._bytes > self._served.guard.bytes:
-            self.refuse(bytes_of_one(self._bytes, self._served.guard.bytes))
+            self.refuse(too_many_bytes_error(self._bytes, self._served.guard.bytes))
 
-    def _earn(self, mine: bytes, replies: Sequence[Reply[Connection]]) -> None:
+    def _queue_replies(self, mine: bytes, replies: Sequence[Reply[StoreConnection]]) -> None:
         """Put replies in line, and write them if they are many bytes."""
-        earned = _together([(self, mine), *replies])
+        earned = _merge_replies([(self, mine), *replies])
         self._served.outgoing += earned
         if sum(len(reply) for _, reply in earned) >= _BLOCK:
             self._served.flush()
 
 
-def _together(replies: Sequence[Reply[Connection]]) -> list[Reply[Connection]]:
+def _merge_replies(replies: Sequence[Reply[StoreConnection]]) -> list[Reply[StoreConnection]]:
     """Neighbouring small replies to one client put together; large ones are not copied."""
-    joined: list[Reply[Connection]] = []
+    joined: list[Reply[StoreConnection]] = []
     run: list[bytes] = []
     size = 0
     for number, (client, reply) in enumerate(replies, 1):
         run.append(reply)
         size += len(reply)
         following = replies[number] if number < len(replies) else None
-        if following is None or following[0] is not client or size + len(following[1]) > JOINED:
+        if following is None or following[0] is not client or size + len(following[1]) > MERGE_LIMIT:
             if size:
                 joined.append((client, run[0] if len(run) == 1 else b"".join(run)))
             run, size = [], 0

@@ -27,9 +27,9 @@ from typing import Generic, TypeAlias, TypeVar
 
 from rallypoint.store import wire
 from rallypoint.store.errors import StoreProtocolError
-from rallypoint.store.guard import OVERHEAD, grown_value
-from rallypoint.store.listing import MASK, SHARDS, Listings, Shards
-from rallypoint.store.waiting import Waiters
+from rallypoint.store.guard import ENTRY_OVERHEAD, value_too_long_error
+from rallypoint.store.listing import MASK, SHARDS, KeyListings, Shards
+from rallypoint.store.waiters import Waiters
 from rallypoint.store.wire import CANCELLED, DONE, I64, MISSING, U32, U64, Op
 
 C = TypeVar("C", bound=Hashable)
@@ -43,10 +43,10 @@ Work: TypeAlias = "Generator[Replies[C], None, None]"
 """The same, step by step. Each step is a few microseconds, whatever there is in the table, and the asker's next request
 is executed after the last one. Whoever gives it up before closes it."""
 
-JOINED = 64 * 1024
+MERGE_LIMIT = 64 * 1024
 """Bytes up to which a value travels in one piece with its length; a longer one is not copied."""
 
-_FEW = 16
+_KEYS_PER_STEP = 16
 """Keys of one request that are seen to in one step."""
 _NUMBER_TEXT = 4096
 """Bytes of a value in which a number is looked for."""
@@ -65,7 +65,7 @@ class Table(Generic[C]):
     def __init__(self, value_limit: float = float("inf")) -> None:
         self._value_limit = value_limit
         self._shards: Shards = [{} for _ in range(SHARDS)]  # bytearrays are appended to, until they are read
-        self._listings = Listings(self._shards)
+        self._listings = KeyListings(self._shards)
         self.keys = 0
         """Names of values and queues."""
         self.bytes = 0
@@ -104,11 +104,11 @@ class Table(Generic[C]):
         """
         done = self.commands()[wire.opcode(request)](client, *request)
         steps = done if isinstance(done, Generator) else [done]
-        return [reply for replies in steps for reply in _listed(client, replies) if reply[1]]
+        return [reply for replies in steps for reply in _list_reply(client, replies) if reply[1]]
 
     def forget(self, client: C) -> None:
         """The client has left, or no longer waits."""
-        self._waiters.give_up(client)
+        self._waiters.cancel(client)
 
     def clear(self, steps: int) -> bool:
         """Tidy up so much behind those who were forgotten; whether something is left."""
@@ -121,13 +121,13 @@ class Table(Generic[C]):
 
     def multi_set(self, client: C, pairs: Sequence[tuple[bytes, bytes]]) -> Replies[C]:
         """Store several values. No reply."""
-        return [reply for key, value in pairs for reply in _listed(client, self.set(client, key, value))]
+        return [reply for key, value in pairs for reply in _list_reply(client, self.set(client, key, value))]
 
     def append(self, _client: C, key: bytes, value: bytes) -> Replies[C]:
         """Lengthen a value. No reply. Raises StoreProtocolError if it were to become longer than it may."""
         present = self._shards[hash(key) & MASK].get(key, b"")
         if len(present) + len(value) > self._value_limit:
-            raise grown_value(len(present) + len(value), self._value_limit)
+            raise value_too_long_error(len(present) + len(value), self._value_limit)
         if isinstance(present, bytes):
             present = bytearray(present)
             self._put(key, present)
@@ -143,12 +143,12 @@ class Table(Generic[C]):
             present = desired
         # Where the key is missing and something was expected, the protocol gives back what was expected.
         reply = _value(client, expected if present is None else present)
-        return [*self._wake(key), *_listed(client, reply)] if key in self._waiters.lines else reply
+        return [*self._wake(key), *_list_reply(client, reply)] if key in self._waiters.lines else reply
 
     def get(self, client: C, key: bytes) -> Replies[C]:
         """The reply is the value, empty if there is none."""
         value = self._shards[hash(key) & MASK].get(key, b"")
-        if len(value) <= JOINED:
+        if len(value) <= MERGE_LIMIT:
             return U64.pack(len(value)) + value
         return _value(client, self._read(key) or b"")
 
@@ -167,12 +167,12 @@ class Table(Generic[C]):
 
     def check(self, _client: C, keys: Sequence[bytes]) -> Replies[C] | Work[C]:
         """The reply tells whether all keys are there, as values or as queues."""
-        if len(keys) > _FEW:
+        if len(keys) > _KEYS_PER_STEP:
             return self._check_many(keys)
         return DONE if self._has_all(keys) else MISSING
 
     def _check_many(self, keys: Sequence[bytes]) -> Work[C]:
-        for some in _by_few(keys):
+        for some in _in_steps(keys):
             if not self._has_all(some):
                 yield MISSING
                 return
@@ -181,16 +181,16 @@ class Table(Generic[C]):
 
     def wait(self, client: C, keys: Sequence[bytes]) -> Replies[C] | Work[C]:
         """The reply comes when all keys are there."""
-        if len(keys) > _FEW:
+        if len(keys) > _KEYS_PER_STEP:
             return self._wait_for_many(client, keys)
         if self._has_all(keys):
             return DONE
         self._waiters.begin(client)
-        self._enlist(client, keys)
-        return DONE if self._waiters.settle(client) else _NOTHING
+        self._add_waiter(client, keys)
+        return DONE if self._waiters.end_of_keys(client) else _NOTHING
 
     def _wait_for_many(self, client: C, keys: Sequence[bytes]) -> Work[C]:
-        for some in _by_few(keys):
+        for some in _in_steps(keys):
             if not self._has_all(some):
                 break
             yield _NOTHING
@@ -198,10 +198,10 @@ class Table(Generic[C]):
             yield DONE
             return
         self._waiters.begin(client)
-        for some in _by_few(keys):
-            self._enlist(client, some)
+        for some in _in_steps(keys):
+            self._add_waiter(client, some)
             yield _NOTHING
-        yield DONE if self._waiters.settle(client) else _NOTHING
+        yield DONE if self._waiters.end_of_keys(client) else _NOTHING
 
     def cancel_wait(self, client: C) -> Replies[C]:
         """Wait no longer."""
@@ -222,11 +222,11 @@ class Table(Generic[C]):
         shard = self._shards[index]
         if key not in shard:
             return I64.pack(0)
-        if self._listings.any:
-            self._listings.freeze(index)
+        if self._listings.any_open:
+            self._listings.keep_snapshot(index)
         self.bytes -= len(shard.pop(key))
         if key not in self._queues:
-            self._uncount(key)
+            self._uncount_key(key)
         return I64.pack(1)
 
     def ping(self, _client: C, nonce: int) -> Replies[C]:
@@ -241,7 +241,7 @@ class Table(Generic[C]):
             if key not in self._shards[hash(key) & MASK]:
                 self._count(key)
         queue.append(value)
-        self.bytes += len(value) + OVERHEAD
+        self.bytes += len(value) + ENTRY_OVERHEAD
         return [(client, DONE) for client in self._waiters.wake_first(key)]
 
     def queue_pop(self, client: C, key: bytes) -> Replies[C]:
@@ -251,12 +251,12 @@ class Table(Generic[C]):
             return I64.pack(0)
         length = I64.pack(len(queue))
         value = queue.popleft()
-        self.bytes -= len(value) + OVERHEAD
+        self.bytes -= len(value) + ENTRY_OVERHEAD
         if not queue:
             del self._queues[key]
             if key not in self._shards[hash(key) & MASK]:
-                self._uncount(key)
-        return [(client, length), *_listed(client, _value(client, value))]
+                self._uncount_key(key)
+        return [(client, length), *_list_reply(client, _value(client, value))]
 
     def queue_len(self, _client: C, key: bytes) -> Replies[C]:
         """The reply is the length of a queue."""
@@ -268,15 +268,15 @@ class Table(Generic[C]):
             return [*self._wake(key), (client, DONE)]
         self._waiters.begin(client)
         self._waiters.add(client, key)
-        self._waiters.settle(client)
+        self._waiters.end_of_keys(client)
         return _NOTHING
 
     def _put(self, key: bytes, value: bytes | bytearray) -> None:
         index = hash(key) & MASK
         shard = self._shards[index]
         present = shard.get(key)
-        if present is None and self._listings.any:
-            self._listings.freeze(index)
+        if present is None and self._listings.any_open:
+            self._listings.keep_snapshot(index)
         shard[key] = value
         self.bytes += len(value) - len(present or b"")
         if present is None and key not in self._queues:
@@ -285,12 +285,12 @@ class Table(Generic[C]):
     def _count(self, key: bytes) -> None:
         """A name that was of nothing is of something."""
         self.keys += 1
-        self.bytes += len(key) + OVERHEAD
+        self.bytes += len(key) + ENTRY_OVERHEAD
 
-    def _uncount(self, key: bytes) -> None:
+    def _uncount_key(self, key: bytes) -> None:
         """There is nothing of this name any more."""
         self.keys -= 1
-        self.bytes -= len(key) + OVERHEAD
+        self.bytes -= len(key) + ENTRY_OVERHEAD
 
     def _read(self, key: bytes) -> bytes | None:
         shard = self._shards[hash(key) & MASK]
@@ -314,7 +314,7 @@ class Table(Generic[C]):
                 return False
         return True
 
-    def _enlist(self, client: C, keys: Sequence[bytes]) -> None:
+    def _add_waiter(self, client: C, keys: Sequence[bytes]) -> None:
         for key in keys:
             # A key that has only a queue counts as missing here, although a wait for it alone would be over at once.
             if key not in self._shards[hash(key) & MASK]:
@@ -324,13 +324,13 @@ class Table(Generic[C]):
         return [(client, DONE) for client in self._waiters.wake(key)]
 
 
-def _listed(client: C, replies: Replies[C]) -> Sequence[Reply[C]]:
+def _list_reply(client: C, replies: Replies[C]) -> Sequence[Reply[C]]:
     return [(client, replies)] if isinstance(replies, bytes) else replies
 
 
 def _value(client: C, value: bytes) -> Replies[C]:
     length = U64.pack(len(value))
-    return length + value if len(value) <= JOINED else [(client, length), (client, value)]
+    return length + value if len(value) <= MERGE_LIMIT else [(client, length), (client, value)]
 
 
 def _number(key: bytes, text: bytes | bytearray) -> int:
@@ -340,13 +340,13 @@ def _number(key: bytes, text: bytes | bytearray) -> int:
         number = int(found[1] + b"0" + found[2])
         if _LOWEST <= number <= _HIGHEST:
             return number
-    raise no_number(key, bytes(text[:40]))
+    raise not_a_number_error(key, bytes(text[:40]))
 
 
-def _by_few(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
-    return (keys[start : start + _FEW] for start in range(0, len(keys), _FEW))
+def _in_steps(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
+    return (keys[start : start + _KEYS_PER_STEP] for start in range(0, len(keys), _KEYS_PER_STEP))
 
 
-def no_number(key: bytes, text: bytes) -> StoreProtocolError:
+def not_a_number_error(key: bytes, text: bytes) -> StoreProtocolError:
     """Something was to be added to what is there; `text` are its first bytes."""
     return StoreProtocolError(f"the value {text!r} of key {key[:200]!r} is not a number, so nothing can be added to it")

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 
 from rallypoint.base.errors import UserError
-from rallypoint.base.log import say
+from rallypoint.base.log import print_error_line
 from rallypoint.base.plugins import entry_point, entry_point_names
 
 GROUP = "rallypoint.event_handlers"
@@ -26,7 +26,7 @@ class ConsoleHandler(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
-            say(self.format(record))
+            print_error_line(self.format(record))
         except Exception:
             self.handleError(record)
 
@@ -47,11 +47,11 @@ def get_logging_handler(destination: str = "null") -> logging.Handler:
     """
     found = log_handlers.get(destination)
     if found is None:
-        found = log_handlers[destination] = _offered(destination)
+        found = log_handlers[destination] = _plugin_handler(destination)
     return found
 
 
-def _offered(destination: str) -> logging.Handler:
+def _plugin_handler(destination: str) -> logging.Handler:
     try:
         offer = entry_point(GROUP, destination)
         made = offer() if callable(offer) else offer

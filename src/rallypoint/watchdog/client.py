@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from signal import SIGKILL
 
-from rallypoint.watchdog.requests import LONGEST, FileTimerRequest
+from rallypoint.watchdog.requests import MAX_LINE, FileTimerRequest
 
 _TRIES, _PAUSE = 10, 0.1
 """How often a pipe is tried that has no server or no room, and the seconds between."""
@@ -60,11 +60,11 @@ def expires(after: float, scope: str | None = None, client: TimerClient | None =
     if scope is None:
         caller = sys._getframe(1)
         scope = f"{caller.f_code.co_filename}#{caller.f_lineno}"
-    return _held(client, scope, after)
+    return _timer_held(client, scope, after)
 
 
 @contextmanager
-def _held(client: TimerClient, scope: str, after: float) -> Iterator[None]:
+def _timer_held(client: TimerClient, scope: str, after: float) -> Iterator[None]:
     client.acquire(scope, time.time() + after)
     try:
         yield
@@ -100,8 +100,8 @@ class FileTimerClient(TimerClient):
 
     def _send(self, request: FileTimerRequest) -> None:
         line = request.to_json().encode() + b"\n"
-        if len(line) > LONGEST:
-            raise RuntimeError(f"a timer request has {LONGEST} bytes at most; {line[:200]!r}... has {len(line)}")
+        if len(line) > MAX_LINE:
+            raise RuntimeError(f"a timer request has {MAX_LINE} bytes at most; {line[:200]!r}... has {len(line)}")
         for attempt in range(_TRIES):
             if attempt:
                 time.sleep(_PAUSE)

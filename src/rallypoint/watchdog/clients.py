@@ -14,19 +14,19 @@ from collections.abc import Callable, Collection
 
 from rallypoint.base.log import get_logger
 from rallypoint.base.procfs import read_stat
-from rallypoint.watchdog.reaping import ended
+from rallypoint.watchdog.escalation import has_ended
 
 log = get_logger(__name__)
 
 LIMIT = 256
 """Processes that hold timers at one time: workers, and what they have started."""
-_TIDY_AT = 32
+_CLEAN_UP_AT = 32
 _REFUSALS = 10
 """How many refused processes are named in the log; whoever writes rubbish shall not fill it."""
-_DEPTH = 64
+_MAX_DEPTH = 64
 
 
-class Clients:
+class TimerClients:
     """The one owner of their pidfds."""
 
     def __init__(
@@ -41,7 +41,7 @@ class Clients:
         """
         self._may_kill = may_kill
         self._needed = needed
-        self._gone = gone
+        self._on_gone = gone
         self._pidfds: dict[int, int] = {}
         self._refusals = 0
 
@@ -55,12 +55,12 @@ class Clients:
     def admit(self, pid: int) -> bool:
         """Take in who asks. Returns whether a timer of that process can be enforced."""
         if pid in self._pidfds:
-            if not ended(self._pidfds[pid]):
+            if not has_ended(self._pidfds[pid]):
                 return True
-            self._let_go(pid)
-            self._gone(pid)
-        if len(self._pidfds) >= _TIDY_AT:
-            self._tidy()
+            self._close_pidfd(pid)
+            self._on_gone(pid)
+        if len(self._pidfds) >= _CLEAN_UP_AT:
+            self._drop_ended()
         if len(self._pidfds) >= LIMIT:
             return self._refuse(f"more than {LIMIT} processes have timers; the one of process {pid} is not enforced")
         return self._open(pid)
@@ -68,7 +68,7 @@ class Clients:
     def close(self) -> None:
         """Let go of all. Idempotent."""
         for pid in list(self._pidfds):
-            self._let_go(pid)
+            self._close_pidfd(pid)
 
     def _open(self, pid: int) -> bool:
         try:
@@ -78,23 +78,23 @@ class Clients:
         except OSError as error:
             return self._refuse(f"the timer of process {pid} is not enforced: {error.strerror}")
         self._pidfds[pid] = pidfd  # first, so that who is looked at cannot change any more
-        if not self._may_kill(pid) or ended(pidfd):
-            self._let_go(pid)
+        if not self._may_kill(pid) or has_ended(pidfd):
+            self._close_pidfd(pid)
             return self._refuse(f"process {pid} asks for a timer and is none of ours; it is left alone")
         return True
 
-    def _let_go(self, pid: int) -> None:
+    def _close_pidfd(self, pid: int) -> None:
         pidfd = self._pidfds.pop(pid, None)
         if pidfd is not None:
             os.close(pidfd)
 
-    def _tidy(self) -> None:
+    def _drop_ended(self) -> None:
         for pid, pidfd in list(self._pidfds.items()):
-            if ended(pidfd):
-                self._let_go(pid)
-                self._gone(pid)
+            if has_ended(pidfd):
+                self._close_pidfd(pid)
+                self._on_gone(pid)
             elif not self._needed(pid):
-                self._let_go(pid)
+                self._close_pidfd(pid)
 
     def _refuse(self, why: str) -> bool:
         self._refusals += 1
@@ -103,10 +103,10 @@ class Clients:
         return False
 
 
-def is_below(pid: int, roots: Collection[int]) -> bool:
+def is_descendant(pid: int, roots: Collection[int]) -> bool:
     """Whether a process is one of `roots`, has been started below one, or is in a session that one leads."""
     at = pid
-    for _ in range(_DEPTH):
+    for _ in range(_MAX_DEPTH):
         if at in roots:
             return True
         stat = read_stat(at)

@@ -13,11 +13,11 @@ import contextlib
 import fcntl
 import os
 
-_ROOM = 256 * 1024
+_READ_SIZE = 256 * 1024
 """Bytes that may wait while the agent is busy; what does not fit is an error in the client."""
 
 
-class Fifo:
+class NamedPipe:
     """A named pipe of our own."""
 
     def __init__(self, path: str) -> None:
@@ -42,8 +42,8 @@ class Fifo:
             text = f"the pipe {path!r} of the watchdog cannot be made: {why}; name another place"
             raise user_error(text, error) from None
         with contextlib.suppress(OSError):
-            fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, _ROOM)
-        self._room = fcntl.fcntl(self._fd, fcntl.F_GETPIPE_SZ)
+            fcntl.fcntl(self._fd, fcntl.F_SETPIPE_SZ, _READ_SIZE)
+        self._read_size = fcntl.fcntl(self._fd, fcntl.F_GETPIPE_SZ)
         made = os.fstat(self._fd)
         self._made = made.st_dev, made.st_ino
 
@@ -53,7 +53,7 @@ class Fifo:
 
     def read(self) -> bytes:
         """What has come; empty if nothing has."""
-        parts, room = [], self._room
+        parts, room = [], self._read_size
         with contextlib.suppress(BlockingIOError):
             while room > 0:
                 parts.append(os.read(self._fd, room))

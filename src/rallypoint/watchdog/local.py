@@ -89,7 +89,7 @@ class LocalTimerServer(TimerServer):
     def clear_timers(self, worker_ids: set[Any]) -> None:
         """Let go of all timers of some workers."""
         for worker in worker_ids:
-            self._timers.forget(worker)
+            self._timers.drop_worker(worker)
 
     def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
         """Those that have run out at a time, in epoch seconds, by worker."""

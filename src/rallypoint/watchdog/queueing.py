@@ -104,13 +104,13 @@ class TimerServer(ABC):
         ended = set()
         for worker, timers in self.get_expired_timers(time.time()).items():
             log.error("Reaping worker_id=[%s]. Expired timers: %s", worker, [each.scope_id for each in timers])
-            if self._reaped(worker):
+            if self._was_reaped(worker):
                 ended.add(worker)
             else:
                 log.error("Error reaping worker=[%s]; it is tried again", worker)
         self.clear_timers(ended)
 
-    def _reaped(self, worker: Any) -> bool:
+    def _was_reaped(self, worker: Any) -> bool:
         try:
             return self._reap_worker(worker)
         except Exception:

@@ -4,8 +4,8 @@ Laws:
 
 1. Any bytes are taken. What is no request of this protocol gives a complaint, never an exception.
 2. A whole request counts even where another writer's half line stands before it: the kernel never tears a write of up
-   to `LONGEST` bytes apart, so what follows the rest of a dead writer's is complete.
-3. Never more than `LONGEST` bytes are kept for a line that has not ended.
+   to `MAX_LINE` bytes apart, so what follows the rest of a dead writer's is complete.
+3. Never more than `MAX_LINE` bytes are kept for a line that has not ended.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from dataclasses import dataclass
 from typing import Any, TypeGuard
 
 VERSION = 1
-LONGEST = 4096
+MAX_LINE = 4096
 """Bytes of one request with its newline: what Linux writes to a pipe in one piece (PIPE_BUF)."""
 _HIGHEST_SIGNAL = 64
 _STARTS = 16
 """How many places in a damaged line are tried as the beginning of a request."""
-_SHOWN = 80
+_MAX_SHOWN = 80
 """Bytes of a damaged line that a complaint shows."""
 
 
@@ -76,11 +76,11 @@ class FileTimerRequest(TimerRequest):
         return json.dumps(values)
 
 
-class Requests:
+class RequestReader:
     """Makes requests of the bytes that come out of the pipe."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._partial_line = b""
 
     def feed(self, data: bytes) -> tuple[list[FileTimerRequest], list[str]]:
         """Take bytes as they come.
@@ -88,15 +88,15 @@ class Requests:
         Returns:
             The requests that are complete now, in their order, and what was wrong with other lines.
         """
-        *lines, rest = (self._rest + data).split(b"\n")
-        self._rest = rest[-LONGEST:]
+        *lines, rest = (self._partial_line + data).split(b"\n")
+        self._partial_line = rest[-MAX_LINE:]
         requests, complaints = [], []
         for line in lines:
-            request = _salvaged(line)
+            request = _request_at_end(line)
             if request is not None:
                 requests.append(request)
             elif line.strip():
-                complaints.append(f"no timer request: {line[:_SHOWN]!r}")
+                complaints.append(f"no timer request: {line[:_MAX_SHOWN]!r}")
         return requests, complaints
 
 
@@ -117,9 +117,9 @@ def parse(line: bytes) -> FileTimerRequest | None:
     return FileTimerRequest(pid, scope, expiration, max(0, signal))
 
 
-def _salvaged(line: bytes) -> FileTimerRequest | None:
+def _request_at_end(line: bytes) -> FileTimerRequest | None:
     """The request in a line, which may have something else before it."""
-    line = line[-LONGEST:]
+    line = line[-MAX_LINE:]
     request, start = parse(line), 0
     for _ in range(_STARTS):
         if request is not None or (start := line.find(b'{"', start + 1)) < 0:

@@ -76,7 +76,7 @@ class FileTimerServer:
 
     def get_last_progress_time(self) -> int:
         """Epoch seconds of the last turn once a client was heard, else of now."""
-        heard = self._running is not None and self._running[0].heard
+        heard = self._running is not None and self._running[0].client_seen
         return int(self._turned if heard else time.time())
 
     def _turn(self, watchdog: Watchdog, ending: int) -> None:

@@ -48,7 +48,7 @@ class TimerTable(Generic[R]):
     def __len__(self) -> int:
         return self._number
 
-    def has(self, worker: Any) -> bool:
+    def has_timer(self, worker: Any) -> bool:
         """Whether a worker has any timer."""
         return worker in self._timers
 
@@ -93,7 +93,7 @@ class TimerTable(Generic[R]):
         for each in timers:
             self._remove(each.request.worker_id, each.request.scope_id)
 
-    def forget(self, worker: Any) -> None:
+    def drop_worker(self, worker: Any) -> None:
         """Let go of all that a worker has."""
         self._take(len(self._timers.pop(worker, {})))
 

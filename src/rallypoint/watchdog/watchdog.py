@@ -19,10 +19,10 @@ from typing import NamedTuple
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_name
-from rallypoint.watchdog.clients import Clients
-from rallypoint.watchdog.fifo import Fifo
-from rallypoint.watchdog.reaping import Reaping, ended
-from rallypoint.watchdog.requests import FileTimerRequest, Requests
+from rallypoint.watchdog.clients import TimerClients
+from rallypoint.watchdog.escalation import TimerEscalation, has_ended
+from rallypoint.watchdog.fifo import NamedPipe
+from rallypoint.watchdog.requests import FileTimerRequest, RequestReader
 from rallypoint.watchdog.table import Timer, TimerTable
 
 log = get_logger(__name__)
@@ -30,12 +30,12 @@ log = get_logger(__name__)
 STARTED, STOPPED, EXPIRED, KILLED = "watchdog started", "watchdog stopped", "timer expired", "kill worker process"
 """The names of what the watchdog tells of (contract section 5.11)."""
 
-_COMPLAINTS = 10
+_MAX_WARNINGS = 10
 
 Report = Callable[[str, FileTimerRequest | None], None]
 
 
-class Expiry(NamedTuple):
+class TimerExpiry(NamedTuple):
     """A timer of a process has run out.
 
     `signal` is what the process named to be sent; 0 if it only wants to be told of, and then nothing is done to it.
@@ -81,21 +81,21 @@ class Watchdog:
         Raises:
             UserError: the pipe cannot be made; says why.
         """
-        self._fifo = Fifo(path)
+        self._fifo = NamedPipe(path)
         self._timers: TimerTable[FileTimerRequest] = TimerTable()
-        self._reapings: dict[int, Reaping] = {}
-        self._clients = Clients(may_kill, self._needs, self._gone)
+        self._escalations: dict[int, TimerEscalation] = {}
+        self._clients = TimerClients(may_kill, self._is_needed, self._on_gone)
         self._run_id = run_id
-        self._grace = grace
+        self._grace_period = grace
         self._report = report
         self._clock = clock
         self._wall = wall
-        self._requests = Requests()
-        self._complaints = 0
-        self._judges = True
-        self.heard = False
+        self._requests = RequestReader()
+        self._warnings = 0
+        self._enforcing = True
+        self.client_seen = False
         """Whether any request has come."""
-        self._tell(STARTED)
+        self._report_event(STARTED)
 
     @property
     def path(self) -> str:
@@ -106,25 +106,25 @@ class Watchdog:
         """Descriptors that become readable when there is something to do."""
         if self._fifo.fileno() < 0:
             return []
-        return [self._fifo.fileno(), *(fd for each in self._reapings.values() for fd in each.fds())]
+        return [self._fifo.fileno(), *(fd for each in self._escalations.values() for fd in each.fds())]
 
     def wake_at(self) -> float:
         """When there is something to do by itself, in seconds on the clock; infinite for never."""
-        due = self._timers.due if self._judges else math.inf
-        return min([due, *(each.wake_at() for each in self._reapings.values())])
+        due = self._timers.due if self._enforcing else math.inf
+        return min([due, *(each.wake_at() for each in self._escalations.values())])
 
-    def step(self) -> list[Expiry]:
+    def step(self) -> list[TimerExpiry]:
         """Do what is due. Returns the timers that have run out, each once, the first of each process first."""
         if self._fifo.fileno() < 0:
             return []
         now = self._clock.monotonic()
-        self._reapings = {pid: each for pid, each in self._reapings.items() if not each.step(now)}
-        self._take_in()
-        return self._judge(now) if self._judges else []
+        self._escalations = {pid: each for pid, each in self._escalations.items() if not each.step(now)}
+        self._read_requests()
+        return self._enforce(now) if self._enforcing else []
 
-    def stand_down(self) -> None:
+    def stop_enforcing(self) -> None:
         """The workers are being stopped: from now on requests are taken in and nobody is judged any more."""
-        self._judges = False
+        self._enforcing = False
 
     def close(self) -> None:
         """Remove the pipe and let go of everything. Idempotent."""
@@ -132,25 +132,25 @@ class Watchdog:
             return
         self._fifo.close()
         self._clients.close()
-        self._reapings.clear()
-        self._judges = False
-        self._tell(STOPPED)
+        self._escalations.clear()
+        self._enforcing = False
+        self._report_event(STOPPED)
 
     # Inside
 
-    def _take_in(self) -> None:
+    def _read_requests(self) -> None:
         requests, complaints = self._requests.feed(self._fifo.read())
         now, wall = self._clock.monotonic(), self._wall()
         for request in requests:
-            self.heard = True
+            self.client_seen = True
             wanted = request.expiration_time < 0 or self._admitted(request.worker_pid)
             if wanted and not self._timers.register(request, now, wall):
                 complaints.append(f"too many timers; {request.scope_id[:80]!r} is not enforced")
-        for complaint in complaints[: max(0, _COMPLAINTS - self._complaints)]:
+        for complaint in complaints[: max(0, _MAX_WARNINGS - self._warnings)]:
             log.warning("the watchdog's pipe: %s", complaint)
-        self._complaints += len(complaints)
+        self._warnings += len(complaints)
 
-    def _tell(self, name: str, request: FileTimerRequest | None = None) -> None:
+    def _report_event(self, name: str, request: FileTimerRequest | None = None) -> None:
         if self._report is not None:
             try:
                 self._report(name, request)
@@ -158,44 +158,44 @@ class Watchdog:
                 log.exception("the watchdog's %r could not be reported", name)
 
     def _admitted(self, pid: int) -> bool:
-        return pid not in self._reapings and self._clients.admit(pid)
+        return pid not in self._escalations and self._clients.admit(pid)
 
-    def _needs(self, pid: int) -> bool:
-        return pid in self._reapings or self._timers.has(pid)
+    def _is_needed(self, pid: int) -> bool:
+        return pid in self._escalations or self._timers.has_timer(pid)
 
-    def _gone(self, pid: int) -> None:
-        self._timers.forget(pid)
-        self._reapings.pop(pid, None)
+    def _on_gone(self, pid: int) -> None:
+        self._timers.drop_worker(pid)
+        self._escalations.pop(pid, None)
 
-    def _judge(self, now: float) -> list[Expiry]:
+    def _enforce(self, now: float) -> list[TimerExpiry]:
         if now < self._timers.due:
             return []
-        expiries: list[Expiry] = []
+        expiries: list[TimerExpiry] = []
         for pid, timers in self._timers.expired(now).items():
             expiries += self._expire(pid, timers, now)
         return expiries
 
-    def _expire(self, pid: int, timers: list[Timer[FileTimerRequest]], now: float) -> list[Expiry]:
+    def _expire(self, pid: int, timers: list[Timer[FileTimerRequest]], now: float) -> list[TimerExpiry]:
         pidfd = self._clients.pidfd(pid)
-        if pidfd is None or ended(pidfd):
-            self._timers.forget(pid)
+        if pidfd is None or has_ended(pidfd):
+            self._timers.drop_worker(pid)
             return []
         scopes = [each.request.scope_id for each in timers]
         log.warning("Timers expired for run:[%s], process %d: %s", self._run_id, pid, scopes)
         for each in timers:
-            self._tell(EXPIRED, each.request)
+            self._report_event(EXPIRED, each.request)
         deadly = next((each for each in timers if each.request.signal > 0), None)
         if deadly is None:
             self._timers.drop(timers)
             return [_expiry(each) for each in timers]
         number = deadly.request.signal
         log.error("Reaping worker_pid=[%d] by %s: %s", pid, signal_name(number), _expiry(deadly).why)
-        self._reapings[pid] = Reaping(pid, pidfd, number, self._grace, now)
-        self._timers.forget(pid)
-        self._tell(KILLED, deadly.request)
+        self._escalations[pid] = TimerEscalation(pid, pidfd, number, self._grace_period, now)
+        self._timers.drop_worker(pid)
+        self._report_event(KILLED, deadly.request)
         return [_expiry(deadly), *(_expiry(each) for each in timers if each is not deadly)]
 
 
-def _expiry(timer: Timer[FileTimerRequest]) -> Expiry:
+def _expiry(timer: Timer[FileTimerRequest]) -> TimerExpiry:
     request = timer.request
-    return Expiry(request.worker_pid, request.scope_id, timer.seconds, request.signal)
+    return TimerExpiry(request.worker_pid, request.scope_id, timer.seconds, request.signal)

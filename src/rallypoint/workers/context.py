@@ -22,20 +22,20 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
 from rallypoint.base.log import get_logger
-from rallypoint.base.signals import endings_by
-from rallypoint.base.waiting import until_readable
+from rallypoint.base.poll import until_readable
+from rallypoint.base.signals import exit_codes_of
 from rallypoint.logs.outputs import Outputs
 from rallypoint.logs.specs import LogsDest, LogsSpecs
-from rallypoint.workers.guardian.client import Guardian
-from rallypoint.workers.process import Watched, WorkerProcess
-from rallypoint.workers.stop import Ladder, Stopping, Sweeping, drive
-from rallypoint.workers.sweep import Sweep, end_trees
+from rallypoint.workers.escalation import Escalation, StopInProgress, SweepInProgress, run_to_end
+from rallypoint.workers.process import ChildProcess, WorkerProcess
+from rallypoint.workers.reaper.client import ReaperClient
+from rallypoint.workers.sweep import Sweep, kill_trees
 
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
     from rallypoint.failures.failure import ProcessFailure
-    from rallypoint.failures.out_of_memory import Kills
-    from rallypoint.workers.warm.starts import WarmStarts
+    from rallypoint.failures.out_of_memory import OomKills
+    from rallypoint.workers.preload.manager import PreloadManager
 
 log = get_logger(__name__)
 
@@ -57,7 +57,7 @@ class RunProcsResult:
         return bool(self.failures)
 
 
-class Extras(NamedTuple):
+class ProcessOptions(NamedTuple):
     """What a job may want of its processes beyond what all have: see `start_processes`."""
 
     numa_options: NumaOptions | None = None
@@ -147,16 +147,16 @@ class PContext(ABC):
         return tuple(range(self.nprocs))
 
     @property
-    def in_order(self) -> bool:
+    def ended_in_order(self) -> bool:
         """Whether all processes have ended with success or by SIGTERM; False for contexts that do not tell."""
         return False
 
     @property
-    def must_be_asked(self) -> bool:
+    def must_be_polled(self) -> bool:
         """Whether the end of a process can come that no descriptor tells of (see `WorkerProcess.held`)."""
         return False
 
-    def pass_on(self, number: int) -> None:
+    def forward_signal(self, number: int) -> None:
         """Send each process that runs a signal that means something to it; nothing where that cannot be done."""
         return
 
@@ -172,7 +172,7 @@ class PContext(ABC):
         limit: float = 0.0,
         *,
         sent: bool = False,
-    ) -> Stopping:
+    ) -> StopInProgress:
         """Begin to do what `close` does, and return what sees it through. If it has begun, the same again.
 
         Args:
@@ -196,11 +196,11 @@ class PContext(ABC):
         """
         stopping = self.begin_close(death_sig, timeout, sent=sent)
         if death_sig == signal.SIGKILL:
-            stopping.hurry()
+            stopping.kill_now()
         try:
-            drive(stopping)
+            run_to_end(stopping)
         except BaseException:
-            stopping.hurry()
+            stopping.kill_now()
             raise
 
     def wait(self, timeout: float = -1, period: float = 1) -> RunProcsResult | None:
@@ -215,7 +215,7 @@ class PContext(ABC):
         """
         deadline = Deadline(float("inf") if timeout < 0 else SYSTEM_CLOCK.monotonic() + timeout, SYSTEM_CLOCK)
         while (result := self.poll()) is None and not deadline.expired:
-            remaining = min(deadline.remaining(), period) if self.must_be_asked else deadline.remaining()
+            remaining = min(deadline.remaining(), period) if self.must_be_polled else deadline.remaining()
             self._sleep(remaining)
         if result is not None:
             self.close()
@@ -226,7 +226,7 @@ class PContext(ABC):
         until_readable(self.exit_fds(), seconds)
 
 
-class ProcessesContext(PContext):
+class LocalProcessesContext(PContext):
     """What all contexts of ours share, however they start each of their workers.
 
     Args:
@@ -242,33 +242,33 @@ class ProcessesContext(PContext):
         envs: Mapping[int, Mapping[str, str]],
         logs_specs: LogsSpecs,
         log_line_prefixes: Mapping[int, str] | None = None,
-        guardian: Guardian | None = None,
-        extras: Extras | None = None,
+        guardian: ReaperClient | None = None,
+        extras: ProcessOptions | None = None,
     ) -> None:
         super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes)
-        self._guardian = guardian
-        self._owns_guardian = guardian is None
-        self._extras = extras or Extras()
-        self._processes: dict[int, Watched] = {}
+        self._reaper = guardian
+        self._owns_reaper = guardian is None
+        self._options = extras or ProcessOptions()
+        self._processes: dict[int, ChildProcess] = {}
         self._outputs: Outputs | None = None
         self._failures: dict[int, ProcessFailure] = {}
-        self._kills: Kills | None = None
-        self._closing: _Closing | None = None
+        self._oom_kills: OomKills | None = None
+        self._closing: _ContextClose | None = None
         self._closed = False
 
     @abstractmethod
-    def _start_one(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> Watched:
+    def _start_one(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> ChildProcess:
         """Start the worker of a local rank with these descriptors, None for ours, on these processors."""
 
     def _prepare(self) -> None:
         """Make ready what `_start_one` needs."""
-        self._guardian = self._guardian or Guardian()
+        self._reaper = self._reaper or ReaperClient()
 
-    def _sweep(self) -> Sweeping | None:
+    def _sweep(self) -> SweepInProgress | None:
         """What ends all that the workers are and have left; None if nothing was ever started."""
-        return None if self._guardian is None else Sweep(self._guardian, list(self._processes.values()))
+        return None if self._reaper is None else Sweep(self._reaper, list(self._processes.values()))
 
-    def _fault(self, rank: int, exitcode: int) -> str:
+    def _failure_reason(self, rank: int, exitcode: int) -> str:
         """Why a worker has failed, where its exit code does not tell; empty if it does, and for one that has not."""
         return ""
 
@@ -286,17 +286,17 @@ class ProcessesContext(PContext):
                 self.dest,
                 self.nprocs,
                 self.prefixes,
-                stdout_filters=self._extras.stdout_filters,
-                stderr_filters=self._extras.stderr_filters,
+                stdout_filters=self._options.stdout_filters,
+                stderr_filters=self._options.stderr_filters,
             )
-            cpus = self._extras.cpus(self.nprocs)
+            cpus = self._options.cpus(self.nprocs)
             for rank in range(self.nprocs):
                 self._processes[rank] = process = self._start_one(rank, *outputs.stdio(rank), cpus[rank])
-                process.before_stacks = partial(self.announce_stacks, process.pid)
+                process.on_stacks = partial(self.announce_stacks, process.pid)
                 outputs.started(rank)
-            from rallypoint.failures.out_of_memory import Kills
+            from rallypoint.failures.out_of_memory import OomKills
 
-            self._kills = Kills()
+            self._oom_kills = OomKills()
         except BaseException:
             self.close(signal.SIGKILL)
             raise
@@ -308,9 +308,9 @@ class ProcessesContext(PContext):
     def exit_fds(self) -> list[int]:
         """Descriptors of processes that had not ended at the last `poll`, and of their guardian."""
         waited = [] if self._closed else [each for each in self._processes.values() if not each.seen_ended]
-        running = [each.fileno() for each in waited if not each.held]
-        if waited and self._guardian is not None:  # also one that is lost: the next `poll` shall come at once
-            running.append(self._guardian.fileno())
+        running = [each.fileno() for each in waited if not each.held_by_debugger]
+        if waited and self._reaper is not None:  # also one that is lost: the next `poll` shall come at once
+            running.append(self._reaper.fileno())
         return running
 
     def poll(self) -> RunProcsResult | None:
@@ -318,7 +318,7 @@ class ProcessesContext(PContext):
         # One look for all questions: who ended between two would be a failure to neither, and a success to none.
         exitcodes = {rank: process.poll() for rank, process in self._processes.items()}
         if self._closing is None:
-            self._note_failures(exitcodes)
+            self._record_failures(exitcodes)
         if self._failures:
             return RunProcsResult({}, dict(self._failures), self.stdouts, self.stderrs)
         if None in exitcodes.values() and not self._closed:
@@ -344,19 +344,21 @@ class ProcessesContext(PContext):
         return () if self._closed else tuple(rank for rank, each in self._processes.items() if each.poll() is None)
 
     @property
-    def in_order(self) -> bool:
+    def ended_in_order(self) -> bool:
         """Whether all processes have ended with success or by SIGTERM."""
-        return all(each.poll() in (0, *endings_by(signal.SIGTERM)) for each in self._processes.values())
+        return all(each.poll() in (0, *exit_codes_of(signal.SIGTERM)) for each in self._processes.values())
 
     @property
-    def must_be_asked(self) -> bool:
+    def must_be_polled(self) -> bool:
         """Whether a debugger holds a process that has ended."""
-        return not self._closed and any(each.held and not each.seen_ended for each in self._processes.values())
+        return not self._closed and any(
+            each.held_by_debugger and not each.seen_ended for each in self._processes.values()
+        )
 
-    def pass_on(self, number: int) -> None:
+    def forward_signal(self, number: int) -> None:
         """Send each process that runs a signal that means something to it."""
         for process in self._processes.values():
-            process.pass_on(number)
+            process.forward_signal(number)
 
     def announce_stacks(self, pid: int) -> None:
         """A process is about to write the stacks of its threads: say whose they are, there or before each line."""
@@ -369,28 +371,28 @@ class ProcessesContext(PContext):
         log.warning("the stacks of %s (pid %d) %s", name, pid, f"are in {os.path.abspath(path)}" if path else "follow")
         self._outputs.label(rank, f"[{name}] ")
 
-    def _note_failures(self, exitcodes: Mapping[int, int | None]) -> None:
+    def _record_failures(self, exitcodes: Mapping[int, int | None]) -> None:
         """Remember who has failed by itself. The exits of those whom the ladder stops are never looked at here."""
         orphans = self._orphans()
         for rank, process in self._processes.items():
             exitcode = -signal.SIGKILL if rank in orphans else exitcodes[rank]
             if exitcode is None or rank in self._failures:
                 continue
-            fault = self._fault(rank, exitcode)
-            if rank in orphans and self._guardian is not None:
-                fault = self._guardian.why
+            fault = self._failure_reason(rank, exitcode)
+            if rank in orphans and self._reaper is not None:
+                fault = self._reaper.lost_reason
             if exitcode or fault:
                 self._failures[rank] = self._failure(rank, process.pid, exitcode)
-                self._failures[rank].blame(fault)
+                self._failures[rank].set_reason(fault)
 
     def _orphans(self) -> list[int]:
         """Local ranks of those who ran when the guardian was lost; they have been killed."""
-        if self._guardian is None or not self._guardian.lost:
+        if self._reaper is None or not self._reaper.lost:
             return []
         orphans = [rank for rank, each in self._processes.items() if each.poll() is None or each.orphaned]
         if orphans and not self._failures:
-            log.error("%s", self._guardian.why)
-            end_trees(self._processes.values())
+            log.error("%s", self._reaper.lost_reason)
+            kill_trees(self._processes.values())
         return orphans
 
     def _failure(self, rank: int, pid: int, exitcode: int) -> ProcessFailure:
@@ -406,10 +408,10 @@ class ProcessesContext(PContext):
             log=self._outputs.log_of(rank),
         )
         if exitcode:
-            from rallypoint.failures.machine import explain
+            from rallypoint.failures.system_diagnosis import explain_signal
 
             ended = [each for each in self._processes.values() if each.poll() == -signal.SIGKILL]
-            explain(failure, self._kills, sum(not each.signalled for each in ended))
+            explain_signal(failure, self._oom_kills, sum(not each.signalled for each in ended))
         return failure
 
     def begin_close(
@@ -419,14 +421,14 @@ class ProcessesContext(PContext):
         limit: float = 0.0,
         *,
         sent: bool = False,
-    ) -> Stopping:
+    ) -> StopInProgress:
         """Begin to stop what still runs, and return what sees it through. If it has begun, the same again."""
         if self._closing is None:
             sweep = self._sweep()
             processes = list(self._processes.values())
             number = death_sig or signal.SIGTERM
-            ladder = None if sweep is None else Ladder(processes, sweep, number, timeout, limit, sent=sent)
-            self._closing = _Closing(ladder, self._finish)
+            ladder = None if sweep is None else Escalation(processes, sweep, number, timeout, limit, sent=sent)
+            self._closing = _ContextClose(ladder, self._finish)
         return self._closing
 
     def shorten_close(self, until: float) -> None:
@@ -440,57 +442,57 @@ class ProcessesContext(PContext):
             self._outputs.close()
         for process in self._processes.values():
             process.release()
-        if self._owns_guardian and self._guardian is not None:
-            self._guardian.close()
+        if self._owns_reaper and self._reaper is not None:
+            self._reaper.close()
         self._closed = True
 
 
-class SubprocessContext(ProcessesContext):
+class SubprocessContext(LocalProcessesContext):
     """Workers that are commands."""
 
-    warm: WarmStarts | None = None
+    preload: PreloadManager | None = None
     """What they are forked from, as far as they can be; None if they all start cold."""
 
-    def _start_one(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> Watched:
-        assert self._guardian is not None
+    def _start_one(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> ChildProcess:
+        assert self._reaper is not None
         argv = [str(self.entrypoint), *map(str, self.args[rank])]
         environ = {**os.environ, **self.envs[rank]}
-        started = None if self.warm is None else self.warm.start(argv, environ, stdout, stderr, cpus)
-        return WorkerProcess(self._guardian, argv, environ, stdout, stderr, cpus, started=started)
+        started = None if self.preload is None else self.preload.start(argv, environ, stdout, stderr, cpus)
+        return WorkerProcess(self._reaper, argv, environ, stdout, stderr, cpus, started=started)
 
 
-class _Closing:
+class _ContextClose:
     """The ladder, and what is to be done once it is done."""
 
-    def __init__(self, ladder: Ladder | None, finish: Callable[[], None]) -> None:
-        self._ladder = ladder
+    def __init__(self, ladder: Escalation | None, finish: Callable[[], None]) -> None:
+        self._escalation = ladder
         self._finish = finish
         self._done = False
 
     def fds(self) -> list[int]:
-        """See `Stopping`."""
-        return [] if self._ladder is None else self._ladder.fds()
+        """See `StopInProgress`."""
+        return [] if self._escalation is None else self._escalation.fds()
 
     def wake_at(self) -> float:
-        """See `Stopping`."""
-        return math.inf if self._ladder is None else self._ladder.wake_at()
+        """See `StopInProgress`."""
+        return math.inf if self._escalation is None else self._escalation.wake_at()
 
     def step(self) -> bool:
-        """See `Stopping`; the step that ends the last worker also carries its output through."""
-        if not self._done and (self._ladder is None or self._ladder.step()):
+        """See `StopInProgress`; the step that ends the last worker also carries its output through."""
+        if not self._done and (self._escalation is None or self._escalation.step()):
             self._finish()
             self._done = True
         return self._done
 
     def shorten(self, until: float) -> None:
         """From this moment on nobody has time left."""
-        if self._ladder is not None:
-            self._ladder.shorten(until)
+        if self._escalation is not None:
+            self._escalation.shorten(until)
 
-    def hurry(self) -> None:
-        """See `Stopping`."""
-        if self._ladder is not None and not self._done:
-            self._ladder.hurry()
+    def kill_now(self) -> None:
+        """See `StopInProgress`."""
+        if self._escalation is not None and not self._done:
+            self._escalation.kill_now()
 
 
 def start_processes(
@@ -505,9 +507,9 @@ def start_processes(
     duplicate_stdout_filters: Sequence[str] | None = None,
     duplicate_stderr_filters: Sequence[str] | None = None,
     *,
-    guardian: Guardian | None = None,
+    guardian: ReaperClient | None = None,
     made: Callable[[], None] | None = None,
-    warm: WarmStarts | None = None,
+    warm: PreloadManager | None = None,
 ) -> PContext:
     """Start one process for each local rank (contract section 6.1).
 
@@ -529,13 +531,13 @@ def start_processes(
     Raises:
         UserError: the ranks of `args` or `envs` are not 0 to n-1, the program cannot be run, or the function or its
             arguments cannot be handed to a process.
-        GuardianLost: the guardian has ended.
+        ReaperLost: the guardian has ended.
     """
-    extras = Extras(numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
+    extras = ProcessOptions(numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
     context: PContext
     if isinstance(entrypoint, str):
         context = SubprocessContext(name, entrypoint, args, envs, logs_specs, log_line_prefixes, guardian, extras)
-        context.warm = warm
+        context.preload = warm
     else:
         from rallypoint.workers.functions.context import MultiprocessContext
 

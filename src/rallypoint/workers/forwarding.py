@@ -8,7 +8,7 @@ Laws:
 
 1. A worker gets a signal from the sender or from us, never from both.
 2. Where a scheduler is known, the sender may still be at it: what has not reached the guardian is sent on after
-   `SETTLE` seconds. Elsewhere it is sent on at once.
+   `SETTLE_TIME` seconds. Elsewhere it is sent on at once.
 3. Workers are sent nothing that came before they were started.
 4. The same signal within `BURST` seconds after it has reached all counts as the same: schedulers say things twice.
 
@@ -26,15 +26,15 @@ from rallypoint.base.signals import signal_name
 
 log = get_logger(__name__)
 
-SETTLE = 0.2
+SETTLE_TIME = 0.2
 """Seconds that a scheduler may take from the first process of a job on this node to the last."""
 BURST = 1.0
 """Seconds within which the same signal to all processes is the same message."""
 
-_ALL = "%s was sent to all processes of this job on this node; the workers have it"
+_SENT_TO_ALL_MESSAGE = "%s was sent to all processes of this job on this node; the workers have it"
 
 
-class Forwarding:
+class SignalForwarding:
     """What has become of the signals of one agent. Nothing here waits.
 
     Args:
@@ -51,43 +51,43 @@ class Forwarding:
         scheduled: bool,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._heard = heard
+        self._reaper_signals = heard
         self._send = send
         self._scheduled = scheduled
         self._clock = clock
-        self._reached: dict[int, float] = {}
+        self._shared: dict[int, float] = {}
         """When the guardian was found to have been sent a signal."""
         self._due: dict[int, float] = {}
         """When a signal is to be sent on, unless it reaches the guardian until then."""
 
-    def reached(self) -> frozenset[int]:
+    def shared_signals(self) -> frozenset[int]:
         """The signals that all processes below this agent have been sent a moment ago."""
         now = self._clock.monotonic()
-        self._reached.update(dict.fromkeys(self._heard(), now))
-        return frozenset(number for number, at in self._reached.items() if now - at <= BURST)
+        self._shared.update(dict.fromkeys(self._reaper_signals(), now))
+        return frozenset(number for number, at in self._shared.items() if now - at <= BURST)
 
-    def takes(self, number: int) -> bool:
+    def forward(self, number: int) -> bool:
         """A signal has come that the workers are to have.
 
         Returns:
             Whether that is seen to: they have it already, or `step` will send it. If not, send it now.
         """
-        if number in self.reached():
-            log.info(_ALL, signal_name(number))
+        if number in self.shared_signals():
+            log.info(_SENT_TO_ALL_MESSAGE, signal_name(number))
             self._due.pop(number, None)
             return True
         if self._scheduled:
-            self._due.setdefault(number, self._clock.monotonic() + SETTLE)
+            self._due.setdefault(number, self._clock.monotonic() + SETTLE_TIME)
         return self._scheduled
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Other workers are about to start: what was sent before was not for them."""
-        self._reached.clear()
+        self._shared.clear()
         self._due.clear()
 
-    def in_hand(self, number: int) -> bool:
+    def is_handled(self, number: int) -> bool:
         """Whether the workers have been sent the signal, or will be by `step`."""
-        return number in self._due or number in self.reached()
+        return number in self._due or number in self.shared_signals()
 
     def fds(self) -> list[int]:
         """None: nothing tells us that the guardian was sent a signal."""
@@ -103,11 +103,11 @@ class Forwarding:
         due = [number for number, at in self._due.items() if at <= now]
         if not due:
             return
-        reached = self.reached()
+        reached = self.shared_signals()
         for number in due:
             del self._due[number]
             if number in reached:
-                log.info(_ALL, signal_name(number))
+                log.info(_SENT_TO_ALL_MESSAGE, signal_name(number))
             else:
                 log.info("Sending the workers %s", signal_name(number))
                 self._send(number)

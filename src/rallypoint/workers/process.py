@@ -17,12 +17,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 from rallypoint.base.errors import RallypointError, ResourceError
-from rallypoint.workers.guardian.client import Guardian, GuardianLost, Started, readable
+from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, StartedWorker, readable
 
 UNKNOWN_EXIT = 255
 """What stands for an exit code that nobody can tell any more. It is no success."""
 
-_WHY_THE_PROGRAM = {
+_PROGRAM_ERRORS = {
     errno.ENOENT: "is not found; give a path, or a name on PATH",
     errno.E2BIG: "cannot be run: its arguments and environment are too long for the kernel (128 KiB for one, about a "
     "quarter of `ulimit -s` for all); hand large values over in a file",
@@ -42,7 +42,7 @@ _WHERE_TO_LOOK = {
 }
 
 
-class Watched(ABC):
+class ChildProcess(ABC):
     """A process that somebody has started for us, and how it ended.
 
     Args:
@@ -53,13 +53,13 @@ class Watched(ABC):
     def __init__(self, pid: int, pidfd: int) -> None:
         self.pid = pid
         self._pidfd = pidfd
-        self.held = False
+        self.held_by_debugger = False
         """Whether it has ended and a debugger holds it still, so that its descriptor tells nothing more."""
         self.orphaned = False
         """Whether it ended when its guardian was lost, who alone could have told how."""
         self.signalled = False
         """Whether it was asked to end while, as far as was known, it still ran."""
-        self.before_stacks: Callable[[], None] = lambda: None
+        self.on_stacks: Callable[[], None] = lambda: None
         """Called before it is sent SIGABRT, which has it write its stacks."""
         self._killed = False
         self._exitcode: int | None = None
@@ -79,15 +79,15 @@ class Watched(ABC):
         It is `UNKNOWN_EXIT` if it is `orphaned`, and we have not killed it.
         """
         if self._exitcode is None and self._pidfd >= 0 and readable(self._pidfd):
-            self._learn()
+            self._collect_exit()
         return self._exitcode
 
     @abstractmethod
-    def _learn(self) -> None:
+    def _collect_exit(self) -> None:
         """It has ended, as its descriptor tells: `_end` with how, or say that it is `held`."""
 
     def _end(self, code: int | None) -> None:
-        self.held = False
+        self.held_by_debugger = False
         self._exitcode = UNKNOWN_EXIT if code is None else code
 
     def _end_as_orphan(self) -> None:
@@ -100,11 +100,11 @@ class Watched(ABC):
         if self._exitcode is None:
             self.signalled = True
             if number == signal.SIGABRT:
-                self.before_stacks()
+                self.on_stacks()
             self._killed |= number == signal.SIGKILL
-            self.pass_on(number)
+            self.forward_signal(number)
 
-    def pass_on(self, number: int) -> None:
+    def forward_signal(self, number: int) -> None:
         """Send the worker a signal that means something to it. Nothing happens once it has ended."""
         if self._pidfd >= 0 and self._exitcode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
@@ -117,19 +117,19 @@ class Watched(ABC):
             os.close(pidfd)
 
 
-class WorkerProcess(Watched):
+class WorkerProcess(ChildProcess):
     """A process of the user's program, started by the guardian."""
 
     def __init__(
         self,
-        guardian: Guardian,
+        guardian: ReaperClient,
         argv: Sequence[str],
         env: Mapping[str, str],
         stdout: int | None = None,
         stderr: int | None = None,
         cpus: Collection[int] = (),
         stdin: int | None = None,
-        started: Started | None = None,
+        started: StartedWorker | None = None,
         blocked: Collection[int] = (),
     ) -> None:
         """Start it.
@@ -147,38 +147,38 @@ class WorkerProcess(Watched):
 
         Raises:
             UserError: there is no such program, it cannot be executed, or its arguments are too long.
-            GuardianLost: the guardian has ended.
+            ReaperLost: the guardian has ended.
             RallypointError: this machine has no room for another process, or its descriptor.
         """
-        self._guardian = guardian
+        self._reaper = guardian
         try:
             pid, pidfd = started or guardian.spawn(argv, env, stdin, stdout, stderr, cpus, blocked=blocked)
         except OSError as error:
             raise _start_error(argv[0], error) from None
         super().__init__(pid, pidfd)
 
-    def _learn(self) -> None:
+    def _collect_exit(self) -> None:
         try:
-            known = self._guardian.status(self.pid)
-        except GuardianLost:
+            known = self._reaper.status(self.pid)
+        except ReaperLost:
             self._end_as_orphan()
         else:
-            self.held = not known.final
+            self.held_by_debugger = not known.final
             if known.final:
                 self._end(known.code)
 
 
 def _start_error(program: str, error: OSError) -> RallypointError:
     number = error.errno or 0
-    if number in _WHY_THE_PROGRAM:
+    if number in _PROGRAM_ERRORS:
         from rallypoint.base.user_errors import user_error
 
-        why = _WHY_THE_PROGRAM[number].format(reason=error.strerror)
+        why = _PROGRAM_ERRORS[number].format(reason=error.strerror)
         return user_error(f"the worker program {program!r} {why}", error)
-    return no_process(f"for {program!r}", error)
+    return process_start_error(f"for {program!r}", error)
 
 
-def no_process(what: str, error: OSError) -> ResourceError:
+def process_start_error(what: str, error: OSError) -> ResourceError:
     """The error for a process that this machine does not let be started; `what` says which."""
     where = _WHERE_TO_LOOK.get(error.errno or 0, "the limits of this process (`ulimit -a`) and of its control group")
     return ResourceError(f"no process could be started {what}: {error.strerror or error}; look at {where}")

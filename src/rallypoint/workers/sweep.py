@@ -13,31 +13,31 @@ import time
 from collections.abc import Collection, Iterable, Sequence
 
 from rallypoint.base.log import get_logger
+from rallypoint.base.poll import until_readable
 from rallypoint.base.procfs import ProcessStat, all_pids, read_stat
-from rallypoint.base.waiting import until_readable
-from rallypoint.workers.guardian.client import Guardian, GuardianLost
-from rallypoint.workers.process import Watched
+from rallypoint.workers.process import ChildProcess
+from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
 
 log = get_logger(__name__)
 
-_TREES_TIME = 1.0
+_KILL_TREES_TIMEOUT = 1.0
 """Seconds for ending the trees of workers whose guardian is lost."""
 
 
 class Sweep:
-    """One sweep below one guardian; see `stop.Sweeping`."""
+    """One sweep below one guardian; see `stop.SweepInProgress`."""
 
-    def __init__(self, guardian: Guardian, processes: Sequence[Watched]) -> None:
-        self._guardian = guardian
+    def __init__(self, guardian: ReaperClient, processes: Sequence[ChildProcess]) -> None:
+        self._reaper = guardian
         self._processes = processes
         self._number = 0
         self._begun = False
         self._over = False
 
     @property
-    def helpless(self) -> bool:
+    def cannot_find_all(self) -> bool:
         """Whether the guardian is lost."""
-        return self._guardian.lost
+        return self._reaper.lost
 
     def begin(self, seconds: float = 0.0) -> None:
         """Begin to end it; where the guardian is lost, all that can be found has been killed on return.
@@ -47,30 +47,30 @@ class Sweep:
         """
         self._begun = True
         try:
-            self._number = self._guardian.begin_sweep(seconds)
-        except GuardianLost:
-            self._without_guardian()
+            self._number = self._reaper.begin_sweep(seconds)
+        except ReaperLost:
+            self._sweep_by_procfs()
 
     def fds(self) -> list[int]:
         """Readable when the sweep is done, or the guardian is gone."""
         if self._over:
             return []
-        if self._guardian.lost:
-            return [self._guardian.fileno()]
-        return [self._guardian.fileno(), *([self._guardian.answers] if self._begun else [])]
+        if self._reaper.lost:
+            return [self._reaper.fileno()]
+        return [self._reaper.fileno(), *([self._reaper.answers] if self._begun else [])]
 
     @property
-    def heard(self) -> bool:
+    def end_seen(self) -> bool:
         """Whether the end has been heard of, beside another answer."""
-        return self._over or self._guardian.has_heard(self._number)
+        return self._over or self._reaper.sweep_end_seen(self._number)
 
     def done(self) -> bool:
         """Whether nothing is left of what could be found."""
         if not self._over:
             try:
-                self._over = self._guardian.swept(self._number)
-            except GuardianLost:
-                self._without_guardian()
+                self._over = self._reaper.is_swept(self._number)
+            except ReaperLost:
+                self._sweep_by_procfs()
         return self._over
 
     def give_up(self) -> list[int]:
@@ -78,20 +78,20 @@ class Sweep:
         if self._over:
             return []
         self._over = True
-        self._guardian.give_up_sweep()
+        self._reaper.give_up_sweep()
         # The session is that of the guardian and its keeper; what they start is in others.
         return [
             stat.pid
-            for stat in _family({self._guardian.pid})
-            if stat.state not in "ZX" and stat.session != self._guardian.pid and stat.pid not in self._guardian.kept
+            for stat in _descendants({self._reaper.pid})
+            if stat.state not in "ZX" and stat.session != self._reaper.pid and stat.pid not in self._reaper.excluded
         ]
 
-    def _without_guardian(self) -> None:
+    def _sweep_by_procfs(self) -> None:
         self._over = True
-        end_trees(self._processes)
+        kill_trees(self._processes)
 
 
-def end_trees(processes: Iterable[Watched], unburied: Collection[int] = (), seconds: float = 0.0) -> None:
+def kill_trees(processes: Iterable[ChildProcess], unburied: Collection[int] = (), seconds: float = 0.0) -> None:
     """SIGKILL to the workers that still run, to what is below them, and to the sessions that any of these lead.
 
     Args:
@@ -100,21 +100,23 @@ def end_trees(processes: Iterable[Watched], unburied: Collection[int] = (), seco
         seconds: between SIGTERM and SIGKILL, waited out here as far as anything needs them; 0 for SIGKILL at once.
     """
     running = [each for each in processes if each.poll() is None]
-    known = {stat.pid: stat for stat in _family({*(each.pid for each in running), *unburied}) if stat.state not in "ZX"}
+    known = {
+        stat.pid: stat for stat in _descendants({*(each.pid for each in running), *unburied}) if stat.state not in "ZX"
+    }
     if seconds:
-        _ask(known.values(), seconds)
+        _terminate(known.values(), seconds)
     for each in running:
         each.signal(signal.SIGKILL)
-    until = time.monotonic() + _TREES_TIME
+    until = time.monotonic() + _KILL_TREES_TIMEOUT
     while known and time.monotonic() < until:
         for stat in known.values():
             _kill(stat)
-        known.update((stat.pid, stat) for stat in _family(set(known)))
-        known = {pid: stat for pid, stat in known.items() if _lives(stat)}
+        known.update((stat.pid, stat) for stat in _descendants(set(known)))
+        known = {pid: stat for pid, stat in known.items() if _is_running(stat)}
         os.sched_yield()
 
 
-def _family(roots: set[int]) -> list[ProcessStat]:
+def _descendants(roots: set[int]) -> list[ProcessStat]:
     """What is below these processes or in a session that one of them leads; the roots as well."""
     stats = [stat for stat in map(read_stat, all_pids()) if stat is not None]
     found = set(roots)
@@ -125,12 +127,12 @@ def _family(roots: set[int]) -> list[ProcessStat]:
     return [stat for stat in stats if stat.pid in found]
 
 
-def _lives(stat: ProcessStat) -> bool:
+def _is_running(stat: ProcessStat) -> bool:
     now = read_stat(stat.pid)
     return now is not None and now.started == stat.started and now.state not in "ZX"
 
 
-def _ask(stats: Iterable[ProcessStat], seconds: float) -> None:
+def _terminate(stats: Iterable[ProcessStat], seconds: float) -> None:
     """SIGTERM, and the time to heed it; SIGCONT for those that were stopped."""
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
@@ -152,7 +154,7 @@ def _signal(stat: ProcessStat, *numbers: int) -> int | None:
     fd = -1
     try:
         fd = os.pidfd_open(stat.pid)
-        if _lives(stat):
+        if _is_running(stat):
             for number in numbers:
                 signal.pidfd_send_signal(fd, number)
             return fd

@@ -6,12 +6,12 @@ import pytest
 
 from rallypoint import notices
 from rallypoint.agent.environment import constant_environment, worker_environment
+from rallypoint.agent.preload import per_worker_variables
 from rallypoint.agent.spec import Worker, WorkerGroup, WorkerSpec
-from rallypoint.agent.warmth import own_variables
 from rallypoint.base.errors import UserError
 from rallypoint.logs.specs import ERROR_FILE_VARIABLE
 from rallypoint.store.hashstore import HashStore
-from rallypoint.watchdog.minder import FILE_VARIABLE
+from rallypoint.watchdog.monitor import FILE_VARIABLE
 from tests.unit.agent.third_party import CountingHandler
 
 HANDLER = CountingHandler(HashStore(), "job", 1)
@@ -90,7 +90,7 @@ def test_what_a_worker_has_of_its_own(workers: int, virtual: bool) -> None:
     agent = {"CUDA_VISIBLE_DEVICES": "3,4"}
     found = worker_environment(made, Worker(local_rank=0) if workers == 1 else WORKER, 3, agent)
     constant = constant_environment(spec, agent)
-    own = own_variables(spec, constant)
+    own = per_worker_variables(spec, constant)
     assert {name: found[name] for name in constant} == constant
     assert set(found) - set(constant) <= own
     assert not own & set(constant)

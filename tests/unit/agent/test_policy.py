@@ -9,48 +9,48 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.agent.policy import Asked, Phase, Status, decide
+from rallypoint.agent.policy import Phase, PolicyState, PostedNotice, decide
 from rallypoint.agent.steps import (
-    AnnounceDeparture,
     AnnounceFailure,
+    AnnouncePreemption,
     AnnounceSuccess,
-    Ask,
-    AskOthers,
     AwaitSignal,
-    Depart,
-    Drain,
-    End,
+    EndBySignal,
+    EndInSuccess,
+    EndWithError,
+    EndWithVerdict,
     Event,
-    Finish,
-    Forewarn,
-    GiveUp,
-    Join,
-    Kill,
-    Last,
-    Leave,
-    LeaveOver,
-    NoSignal,
-    NoticeOver,
-    PassOn,
+    FinalStep,
+    ForwardSignal,
+    KillWorkers,
+    LeaveTimedOut,
+    LogLine,
+    NoticeExpired,
+    PostNotice,
+    PostStopNotice,
+    QueryStanding,
+    RequestDrain,
+    RequestJoin,
+    RequestLeave,
     SignalArrived,
-    Start,
+    SignalTimedOut,
+    StartWorkers,
     Step,
-    Stop,
-    Tell,
-    Withdraw,
+    StopWorkers,
+    WithdrawNotice,
     WorkersFailed,
     WorkersReady,
     WorkersStopped,
     WorkersSucceeded,
 )
 from rallypoint.failures.cause import Cause
+from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict
 from rallypoint.notices import PREEMPTION, SCALE
-from rallypoint.ranks.assign import NodeRanks
-from rallypoint.rendezvous.messages import (
-    Beat,
+from rallypoint.protocol.messages import (
+    Heartbeat,
     JobEnded,
     JoinRefused,
-    Left,
+    LeaveReply,
     LinkDown,
     LinkLost,
     LinkUp,
@@ -58,11 +58,11 @@ from rallypoint.rendezvous.messages import (
     Placed,
     Placement,
     Preempted,
+    ProgressText,
     Refusal,
     RoundEnded,
-    Waiting,
 )
-from rallypoint.rendezvous.state import Outcome, Reason, RoundEnd, Verdict
+from rallypoint.ranks.assign import NodeRanks
 
 CAUSE = Cause(1, 1, "host", 42, -9, "Signal 9 (SIGKILL)", "", 0.0, "")
 
@@ -86,10 +86,10 @@ TERM, INT, QUIT, HUP = (SignalArrived(number) for number in (SIGTERM, SIGINT, SI
 ENDINGS = [SUCCEEDED, FAILED, LinkLost("gone"), TERM, INT, QUIT, HUP]
 
 
-def after(*events: Event, notice: float = 0) -> tuple[Status, list[Step]]:
+def after(*events: Event, notice: float = 0) -> tuple[PolicyState, list[Step]]:
     """Where an agent stands after these events, and all the steps that it has taken."""
     steps: list[Step] = []
-    status = Status(notice=notice)
+    status = PolicyState(notice_timeout=notice)
     for event in events:
         status, now = decide(status, event)
         steps += now
@@ -98,7 +98,7 @@ def after(*events: Event, notice: float = 0) -> tuple[Status, list[Step]]:
 
 def kinds(*events: Event, notice: float = 0) -> list[type]:
     """The steps that follow from the events, without what is only said."""
-    return [type(step) for step in after(*events, notice=notice)[1] if not isinstance(step, Tell)]
+    return [type(step) for step in after(*events, notice=notice)[1] if not isinstance(step, LogLine)]
 
 
 # Rounds
@@ -106,39 +106,44 @@ def kinds(*events: Event, notice: float = 0) -> list[type]:
 
 def test_one_failure_from_the_exit_to_the_new_workers() -> None:
     steps = kinds(placed(0), WorkersFailed(CAUSE), ended(0), STOPPED, placed(1))
-    assert steps == [Start, AnnounceFailure, Join, Stop, Start]
+    assert steps == [StartWorkers, AnnounceFailure, RequestJoin, StopWorkers, StartWorkers]
 
 
 def test_a_place_that_comes_while_workers_stop_is_taken_when_they_are_gone() -> None:
     status, steps = after(placed(0), WorkersFailed(CAUSE), ended(0), placed(1))
     assert status.phase is Phase.FORMING
-    assert not isinstance(steps[-1], Start)
+    assert not isinstance(steps[-1], StartWorkers)
     status, now = decide(status, STOPPED)
-    assert now == (Start(placed(1).placement),)
+    assert now == (StartWorkers(placed(1).placement),)
     assert (status.phase, status.round) == (Phase.RUNNING, 1)
 
 
 def test_a_place_whose_round_ends_while_workers_stop_is_never_taken() -> None:
     steps = kinds(placed(0), ended(0), placed(1), ended(1), STOPPED)
-    assert steps == [Start, Join, Stop, Join]
-    assert kinds(placed(0), ended(0), placed(1), ended(1), STOPPED, placed(2))[-1] is Start
-    assert kinds(placed(0), ended(0), placed(1), ended(1), placed(2), ended(1), STOPPED)[-1] is Start
+    assert steps == [StartWorkers, RequestJoin, StopWorkers, RequestJoin]
+    assert kinds(placed(0), ended(0), placed(1), ended(1), STOPPED, placed(2))[-1] is StartWorkers
+    assert kinds(placed(0), ended(0), placed(1), ended(1), placed(2), ended(1), STOPPED)[-1] is StartWorkers
 
 
 def test_success_waits_for_the_verdict() -> None:
-    assert kinds(placed(0), WorkersSucceeded()) == [Start, AnnounceSuccess]
-    assert kinds(placed(0), WorkersSucceeded(), SUCCEEDED) == [Start, AnnounceSuccess, Stop]
-    assert kinds(placed(0), WorkersSucceeded(), SUCCEEDED, STOPPED) == [Start, AnnounceSuccess, Stop, End]
+    assert kinds(placed(0), WorkersSucceeded()) == [StartWorkers, AnnounceSuccess]
+    assert kinds(placed(0), WorkersSucceeded(), SUCCEEDED) == [StartWorkers, AnnounceSuccess, StopWorkers]
+    assert kinds(placed(0), WorkersSucceeded(), SUCCEEDED, STOPPED) == [
+        StartWorkers,
+        AnnounceSuccess,
+        StopWorkers,
+        EndWithVerdict,
+    ]
 
 
 def test_a_failure_elsewhere_takes_a_finished_node_back_in() -> None:
     steps = kinds(placed(0), WorkersSucceeded(), ended(0), STOPPED, placed(1))
-    assert steps == [Start, AnnounceSuccess, Join, Stop, Start]
+    assert steps == [StartWorkers, AnnounceSuccess, RequestJoin, StopWorkers, StartWorkers]
 
 
 def test_a_round_that_went_by_unseen_is_followed_by_another_join() -> None:
-    assert kinds(ended(0), ended(0), placed(1)) == [Join, Start]
-    assert kinds(placed(0), ended(0), STOPPED, ended(1), placed(2))[-2:] == [Join, Start]
+    assert kinds(ended(0), ended(0), placed(1)) == [RequestJoin, StartWorkers]
+    assert kinds(placed(0), ended(0), STOPPED, ended(1), placed(2))[-2:] == [RequestJoin, StartWorkers]
 
 
 @pytest.mark.parametrize(
@@ -157,18 +162,18 @@ def test_a_round_that_went_by_unseen_is_followed_by_another_join() -> None:
 )
 def test_the_end_of_a_round_is_told_by_the_names_of_nodes(end: RoundEnd, words: str) -> None:
     _, steps = after(placed(0), RoundEnded(end))
-    (told,) = [step.text for step in steps if isinstance(step, Tell)]
+    (told,) = [step.text for step in steps if isinstance(step, LogLine)]
     assert told.startswith(f"round 0 is over: {words}")
 
 
 def test_newcomers_drain_the_round_that_they_wait_behind() -> None:
-    assert isinstance(after(placed(2), NodesWaiting(2, 1))[1][-1], Drain)
-    assert kinds(placed(2), NodesWaiting(1, 1), NodesWaiting(2, 0)) == [Start]
+    assert isinstance(after(placed(2), NodesWaiting(2, 1))[1][-1], RequestDrain)
+    assert kinds(placed(2), NodesWaiting(1, 1), NodesWaiting(2, 0)) == [StartWorkers]
 
 
 def test_what_the_person_is_told_names_rank_host_and_how() -> None:
-    told = next(step for step in after(placed(0), ended(0))[1] if isinstance(step, Tell))
-    assert told.loud
+    told = next(step for step in after(placed(0), ended(0))[1] if isinstance(step, LogLine))
+    assert told.warning
     assert told.text == (
         "round 0 is over: rank 1 failed on host (exit code -9, SIGKILL): Signal 9 (SIGKILL); the workers are restarted"
     )
@@ -178,26 +183,28 @@ def test_what_the_person_is_told_names_rank_host_and_how() -> None:
 
 
 def test_a_lost_control_plane_is_no_failure_of_workers_that_have_succeeded() -> None:
-    assert kinds(placed(0), WorkersSucceeded(), LinkLost("gone"), STOPPED)[-2:] == [Stop, Finish]
-    assert kinds(placed(0), LinkLost("gone"), STOPPED)[-2:] == [Stop, GiveUp]
+    assert kinds(placed(0), WorkersSucceeded(), LinkLost("gone"), STOPPED)[-2:] == [StopWorkers, EndInSuccess]
+    assert kinds(placed(0), LinkLost("gone"), STOPPED)[-2:] == [StopWorkers, EndWithError]
 
 
 def test_the_failure_of_workers_is_not_hidden_by_that_of_the_line() -> None:
     status, steps = after(placed(0), WorkersFailed(CAUSE), LinkLost("the control plane is gone"), STOPPED)
     assert status.phase is Phase.ENDED
-    assert steps[-1] == End(JobEnded(Verdict(Outcome.FAILED, CAUSE)))
-    assert Tell("the control plane is gone; the job ends here with the failure of this node's workers", True) in steps
+    assert steps[-1] == EndWithVerdict(JobEnded(Verdict(Outcome.FAILED, CAUSE)))
+    assert (
+        LogLine("the control plane is gone; the job ends here with the failure of this node's workers", True) in steps
+    )
     again = kinds(placed(0), WorkersFailed(CAUSE), ended(0), LinkLost("gone"), STOPPED)
-    assert again[-1] is GiveUp, "that failure has been told, and was to be followed by a restart"
+    assert again[-1] is EndWithError, "that failure has been told, and was to be followed by a restart"
 
 
 def test_a_line_that_is_down_stops_nothing_and_is_told_once() -> None:
     status, steps = after(placed(0), LinkDown("the server is away"), LinkDown("the server is away"))
     assert status.phase is Phase.RUNNING
-    assert steps[1:] == [Tell("the server is away; what runs here runs on", loud=True)]
+    assert steps[1:] == [LogLine("the server is away; what runs here runs on", warning=True)]
     status, steps = after(placed(0), LinkUp(), LinkDown("x"), ended(0), STOPPED, placed(1), LinkDown("x"), LinkUp())
-    assert [step.text for step in steps if isinstance(step, Tell)][-1] == "the control plane is in reach again"
-    assert sum(isinstance(step, Tell) for step in steps) == 3
+    assert [step.text for step in steps if isinstance(step, LogLine)][-1] == "the control plane is in reach again"
+    assert sum(isinstance(step, LogLine) for step in steps) == 3
 
 
 # Ends and signals
@@ -217,11 +224,11 @@ def test_a_line_that_is_down_stops_nothing_and_is_told_once() -> None:
 def test_an_end_comes_after_the_workers_are_gone(before: tuple[Event, ...], ending: Event) -> None:
     status, steps = after(*before, ending)
     assert status.phase is Phase.ENDING
-    assert not any(isinstance(step, Last) for step in steps)
-    assert sum(isinstance(step, Stop) for step in steps) == 1, "one stop, and one grace"
+    assert not any(isinstance(step, FinalStep) for step in steps)
+    assert sum(isinstance(step, StopWorkers) for step in steps) == 1, "one stop, and one grace"
     status, now = decide(status, STOPPED)
     assert status.phase is Phase.ENDED
-    assert isinstance(now[-1], Last)
+    assert isinstance(now[-1], FinalStep)
     assert len(now) == 1
 
 
@@ -231,80 +238,86 @@ def test_an_end_comes_after_the_workers_are_gone(before: tuple[Event, ...], endi
 def test_without_workers_the_end_is_at_once(ending: Event) -> None:
     status, steps = after(ending)
     assert status.phase is Phase.ENDED
-    assert isinstance(steps[-1], Last)
+    assert isinstance(steps[-1], FinalStep)
 
 
 def test_the_goodbye_is_said_at_once_and_the_signal_is_the_workers_too() -> None:
-    assert after(placed(0), HUP)[1][1:] == [Leave(SIGHUP), Stop(SIGHUP, shared=True)]
-    assert after(placed(0), TERM)[1][1:] == [Leave(SIGTERM), Forewarn(), Stop(SIGTERM, shared=True)]
-    assert after(HUP)[1] == [Leave(SIGHUP), Depart(SIGHUP)]
-    assert after(TERM)[1] == [Leave(SIGTERM), AskOthers()]
+    assert after(placed(0), HUP)[1][1:] == [RequestLeave(SIGHUP), StopWorkers(SIGHUP, shared=True)]
+    assert after(placed(0), TERM)[1][1:] == [RequestLeave(SIGTERM), PostStopNotice(), StopWorkers(SIGTERM, shared=True)]
+    assert after(HUP)[1] == [RequestLeave(SIGHUP), EndBySignal(SIGHUP)]
+    assert after(TERM)[1] == [RequestLeave(SIGTERM), QueryStanding()]
 
 
 def test_a_signal_during_a_restart_adds_to_the_stop_that_runs() -> None:
-    assert after(placed(0), ended(0), placed(1), INT)[1][-2:] == [Leave(SIGINT), PassOn(SIGINT)]
-    assert after(placed(0), ended(0), TERM)[1][-1:] == [Leave(SIGTERM)], "that one they have had"
-    assert after(placed(0), ended(0), placed(1), INT, STOPPED)[1][-1:] == [Depart(SIGINT)], "the place is not taken"
+    assert after(placed(0), ended(0), placed(1), INT)[1][-2:] == [RequestLeave(SIGINT), ForwardSignal(SIGINT)]
+    assert after(placed(0), ended(0), TERM)[1][-1:] == [RequestLeave(SIGTERM)], "that one they have had"
+    assert after(placed(0), ended(0), placed(1), INT, STOPPED)[1][-1:] == [EndBySignal(SIGINT)], (
+        "the place is not taken"
+    )
 
 
 @pytest.mark.parametrize("first", [INT, QUIT])
 def test_a_second_interrupt_kills(first: Event) -> None:
-    assert kinds(placed(0), first, INT)[-1] is Kill
-    assert kinds(placed(0), first, QUIT, QUIT)[-2:] == [Kill, Kill]
-    assert kinds(placed(0), ended(0), first, INT)[-1] is Kill
-    assert Kill not in kinds(placed(0), TERM, first)
-    assert kinds(placed(0), TERM, first, INT)[-1] is Kill
+    assert kinds(placed(0), first, INT)[-1] is KillWorkers
+    assert kinds(placed(0), first, QUIT, QUIT)[-2:] == [KillWorkers, KillWorkers]
+    assert kinds(placed(0), ended(0), first, INT)[-1] is KillWorkers
+    assert KillWorkers not in kinds(placed(0), TERM, first)
+    assert kinds(placed(0), TERM, first, INT)[-1] is KillWorkers
 
 
 def test_other_signals_said_again_shorten_nothing() -> None:
-    assert kinds(placed(0), TERM, TERM, HUP, TERM) == [Start, Leave, Forewarn, Stop]
+    assert kinds(placed(0), TERM, TERM, HUP, TERM) == [StartWorkers, RequestLeave, PostStopNotice, StopWorkers]
 
 
 @pytest.mark.parametrize("before", [(), (placed(0),), (placed(0), ended(0)), (placed(0), TERM)])
 @pytest.mark.parametrize("number", [SIGUSR1, SIGUSR2, SIGCONT, SIGWINCH])
 def test_a_signal_that_only_tells_is_passed_on(before: tuple[Event, ...], number: int) -> None:
     status, _ = after(*before)
-    assert decide(status, SignalArrived(number)) == (status, (PassOn(number),))
+    assert decide(status, SignalArrived(number)) == (status, (ForwardSignal(number),))
 
 
-IN_ORDER = WorkersStopped(in_order=True)
+IN_ORDER = WorkersStopped(ended_in_order=True)
 
 
 def test_a_node_that_leaves_a_job_that_goes_on_has_done_what_it_was_asked() -> None:
     leaving = (placed(0), TERM, IN_ORDER)
     status, steps = after(*leaving)
-    assert (status.phase, steps[-1]) == (Phase.LEAVING, AskOthers())
-    left = [Left(True, 3), Left(True, 2), Left(True, 1)]
+    assert (status.phase, steps[-1]) == (Phase.LEAVING, QueryStanding())
+    left = [LeaveReply(True, 3), LeaveReply(True, 2), LeaveReply(True, 1)]
     assert after(*leaving, *left)[0].phase is Phase.LEAVING, "it must hold for a moment"
-    assert after(*leaving, *left[:2], LeaveOver())[1][-1] == Depart(SIGTERM, "goes on on 2 other nodes")
-    assert after(*leaving, *left, LeaveOver())[1][-1] == Depart(SIGTERM, "goes on on 1 other node")
-    assert after(*leaving, Left(False, 0, Outcome.SUCCEEDED))[1][-1] == Depart(SIGTERM, "has succeeded")
-    assert after(TERM, Left(True, 2), LeaveOver())[1][-1] == Depart(SIGTERM, "goes on on 2 other nodes"), "a spare"
+    assert after(*leaving, *left[:2], LeaveTimedOut())[1][-1] == EndBySignal(SIGTERM, "goes on on 2 other nodes")
+    assert after(*leaving, *left, LeaveTimedOut())[1][-1] == EndBySignal(SIGTERM, "goes on on 1 other node")
+    assert after(*leaving, LeaveReply(False, 0, Outcome.SUCCEEDED))[1][-1] == EndBySignal(SIGTERM, "has succeeded")
+    assert after(TERM, LeaveReply(True, 2), LeaveTimedOut())[1][-1] == EndBySignal(
+        SIGTERM, "goes on on 2 other nodes"
+    ), "a spare"
 
 
 @pytest.mark.parametrize(
     "then",
     [
-        (Left(False, 1),),
-        (Left(True, 2), Left(False, 1)),
-        (Left(False, 0, Outcome.FAILED),),
-        (LeaveOver(),),
-        (Left(True, 2), LinkDown("away")),
+        (LeaveReply(False, 1),),
+        (LeaveReply(True, 2), LeaveReply(False, 1)),
+        (LeaveReply(False, 0, Outcome.FAILED),),
+        (LeaveTimedOut(),),
+        (LeaveReply(True, 2), LinkDown("away")),
         (LinkLost("gone"),),
-        (Left(True, 2), TERM, INT),
+        (LeaveReply(True, 2), TERM, INT),
     ],
 )
 def test_a_node_that_leaves_a_job_that_does_not_go_on_is_stopped(then: tuple[Event, ...]) -> None:
     status, steps = after(placed(0), TERM, IN_ORDER, *then)
-    assert (status.phase, steps[-1]) == (Phase.ENDED, Depart(SIGTERM))
+    assert (status.phase, steps[-1]) == (Phase.ENDED, EndBySignal(SIGTERM))
 
 
 def test_only_workers_that_end_in_order_and_sigterm_make_a_leave() -> None:
-    assert after(placed(0), TERM, STOPPED)[1][-1] == Depart(SIGTERM)
-    assert after(placed(0), INT, IN_ORDER)[1][-1] == Depart(SIGINT)
-    assert after(placed(0), HUP, IN_ORDER)[1][-1] == Depart(SIGHUP)
-    assert after(placed(0), LinkDown("away"), TERM, IN_ORDER)[1][-1] == Depart(SIGTERM)
-    assert after(placed(0), ended(0), TERM, IN_ORDER)[1][-1] == AskOthers(), "whatever they were stopped for at first"
+    assert after(placed(0), TERM, STOPPED)[1][-1] == EndBySignal(SIGTERM)
+    assert after(placed(0), INT, IN_ORDER)[1][-1] == EndBySignal(SIGINT)
+    assert after(placed(0), HUP, IN_ORDER)[1][-1] == EndBySignal(SIGHUP)
+    assert after(placed(0), LinkDown("away"), TERM, IN_ORDER)[1][-1] == EndBySignal(SIGTERM)
+    assert after(placed(0), ended(0), TERM, IN_ORDER)[1][-1] == QueryStanding(), (
+        "whatever they were stopped for at first"
+    )
 
 
 def by(number: int, *reached: int) -> WorkersFailed:
@@ -316,24 +329,37 @@ def test_who_ends_by_a_signal_that_comes_here_too_has_not_failed() -> None:
     status, steps = after(placed(0), by(SIGTERM, SIGTERM))
     assert steps[1:] == [AwaitSignal()]
     assert decide(status, by(SIGTERM, SIGTERM))[1] == (), "it is judged once"
-    assert decide(status, TERM)[1] == (Leave(SIGTERM), Forewarn(), Stop(SIGTERM, shared=True))
-    assert kinds(placed(0), by(SIGTERM, SIGTERM), TERM, STOPPED, NoSignal())[-1] is Depart
-    assert AnnounceFailure not in kinds(placed(0), by(SIGTERM, SIGTERM), TERM, NoSignal(), STOPPED, NoSignal())
-    assert kinds(placed(0), by(SIGTERM, SIGTERM), TERM, notice=30) == [Start, AwaitSignal, Leave, Forewarn, Stop]
+    assert decide(status, TERM)[1] == (RequestLeave(SIGTERM), PostStopNotice(), StopWorkers(SIGTERM, shared=True))
+    assert kinds(placed(0), by(SIGTERM, SIGTERM), TERM, STOPPED, SignalTimedOut())[-1] is EndBySignal
+    assert AnnounceFailure not in kinds(
+        placed(0), by(SIGTERM, SIGTERM), TERM, SignalTimedOut(), STOPPED, SignalTimedOut()
+    )
+    assert kinds(placed(0), by(SIGTERM, SIGTERM), TERM, notice=30) == [
+        StartWorkers,
+        AwaitSignal,
+        RequestLeave,
+        PostStopNotice,
+        StopWorkers,
+    ]
 
 
 def test_a_handler_that_ends_its_worker_is_no_failure_either() -> None:
     told = WorkersFailed(CAUSE._replace(exitcode=1), frozenset({SIGTERM, SIGCONT}))
-    assert kinds(placed(0), told, TERM) == [Start, AwaitSignal, Leave, Forewarn, Stop]
+    assert kinds(placed(0), told, TERM) == [StartWorkers, AwaitSignal, RequestLeave, PostStopNotice, StopWorkers]
 
 
 def test_a_signal_that_does_not_come_leaves_a_failure() -> None:
-    status, steps = after(placed(0), by(SIGTERM, SIGTERM), NoSignal())
+    status, steps = after(placed(0), by(SIGTERM, SIGTERM), SignalTimedOut())
     assert steps[-1] == AnnounceFailure(by(SIGTERM).cause)
-    assert (status.phase, status.held) == (Phase.BROKEN, None)
-    assert kinds(placed(0), by(SIGTERM, SIGTERM), ended(0), NoSignal()) == [Start, AwaitSignal, Join, Stop]
+    assert (status.phase, status.held_failure) == (Phase.BROKEN, None)
+    assert kinds(placed(0), by(SIGTERM, SIGTERM), ended(0), SignalTimedOut()) == [
+        StartWorkers,
+        AwaitSignal,
+        RequestJoin,
+        StopWorkers,
+    ]
     lost = after(placed(0), by(SIGTERM, SIGTERM), LinkLost("gone"), STOPPED)[1][-1]
-    assert lost == End(JobEnded(Verdict(Outcome.FAILED, by(SIGTERM).cause)))
+    assert lost == EndWithVerdict(JobEnded(Verdict(Outcome.FAILED, by(SIGTERM).cause)))
 
 
 @pytest.mark.parametrize("failed", [by(SIGTERM), by(SIGUSR1, SIGUSR1), by(SIGTERM, SIGCONT), WorkersFailed(CAUSE)])
@@ -342,16 +368,16 @@ def test_a_failure_of_its_own_is_told_at_once(failed: WorkersFailed) -> None:
 
 
 def test_workers_that_end_by_the_signal_of_a_notice_have_not_failed() -> None:
-    notice: list[type] = [Start, AnnounceDeparture, Ask]
-    assert kinds(placed(0), TERM, by(SIGTERM), notice=30) == [*notice, Leave, Forewarn, Stop]
+    notice: list[type] = [StartWorkers, AnnouncePreemption, PostNotice]
+    assert kinds(placed(0), TERM, by(SIGTERM), notice=30) == [*notice, RequestLeave, PostStopNotice, StopWorkers]
     handled = WorkersFailed(CAUSE._replace(exitcode=128 + SIGTERM))
-    assert kinds(placed(0), TERM, handled, notice=30) == [*notice, Leave, Forewarn, Stop]
+    assert kinds(placed(0), TERM, handled, notice=30) == [*notice, RequestLeave, PostStopNotice, StopWorkers]
     assert kinds(placed(0), TERM, WorkersFailed(CAUSE), notice=30) == [*notice, AnnounceFailure]
 
 
 def test_what_comes_first_settles_the_end() -> None:
-    assert isinstance(after(placed(0), FAILED, TERM, LinkLost("gone"), STOPPED)[1][-1], End)
-    assert isinstance(after(placed(0), TERM, FAILED, STOPPED)[1][-1], Depart)
+    assert isinstance(after(placed(0), FAILED, TERM, LinkLost("gone"), STOPPED)[1][-1], EndWithVerdict)
+    assert isinstance(after(placed(0), TERM, FAILED, STOPPED)[1][-1], EndBySignal)
 
 
 # Notices
@@ -359,58 +385,63 @@ def test_what_comes_first_settles_the_end() -> None:
 
 def test_newcomers_are_taken_in_when_the_workers_agree() -> None:
     status, steps = after(placed(2), NodesWaiting(2, 1), NodesWaiting(2, 2), notice=30)
-    assert status.asked == Asked(SCALE)
-    assert steps[-1] == Ask(SCALE, "", 30)
-    assert Drain not in map(type, steps)
+    assert status.posted_notice == PostedNotice(SCALE)
+    assert steps[-1] == PostNotice(SCALE, "", 30)
+    assert RequestDrain not in map(type, steps)
     status, now = decide(status, WorkersReady())
-    assert now == (Drain(),)
+    assert now == (RequestDrain(),)
     assert decide(status, WorkersReady())[1] == ()
     assert decide(status, NodesWaiting(2, 1))[1] == ()
 
 
 def test_newcomers_that_go_away_leave_no_notice() -> None:
     status, steps = after(placed(2), NodesWaiting(2, 1), NodesWaiting(2, 0), notice=30)
-    assert steps[-1] == Withdraw()
+    assert steps[-1] == WithdrawNotice()
     assert decide(status, WorkersReady())[1] == ()
-    assert kinds(placed(2), NodesWaiting(2, 1), NodesWaiting(2, 0), NodesWaiting(2, 1), notice=30)[-1] is Ask
+    assert kinds(placed(2), NodesWaiting(2, 1), NodesWaiting(2, 0), NodesWaiting(2, 1), notice=30)[-1] is PostNotice
 
 
 def test_workers_that_are_done_need_no_asking() -> None:
-    assert kinds(placed(2), WorkersSucceeded(), NodesWaiting(2, 1), notice=30)[-1] is Drain
-    assert kinds(placed(2), WorkersSucceeded(), Preempted(2, "b", 9), notice=30)[-1] is Drain
-    assert kinds(placed(2), NodesWaiting(2, 1), WorkersSucceeded(), notice=30)[-2:] == [AnnounceSuccess, Drain]
+    assert kinds(placed(2), WorkersSucceeded(), NodesWaiting(2, 1), notice=30)[-1] is RequestDrain
+    assert kinds(placed(2), WorkersSucceeded(), Preempted(2, "b", 9), notice=30)[-1] is RequestDrain
+    assert kinds(placed(2), NodesWaiting(2, 1), WorkersSucceeded(), notice=30)[-2:] == [AnnounceSuccess, RequestDrain]
 
 
 def test_a_node_that_is_taken_away_asks_all_and_goes_when_the_round_is_over() -> None:
     status, steps = after(placed(0), TERM, notice=30)
-    assert [step for step in steps[1:] if not isinstance(step, Tell)] == [
-        AnnounceDeparture(30),
-        Ask(PREEMPTION, "", 30),
+    assert [step for step in steps[1:] if not isinstance(step, LogLine)] == [
+        AnnouncePreemption(30),
+        PostNotice(PREEMPTION, "", 30),
     ]
     assert status.phase is Phase.RUNNING
     events = (placed(0), TERM, TERM, WorkersReady(), drained(0))
-    assert kinds(*events, notice=30)[-4:] == [Drain, Leave, Forewarn, Stop]
-    assert kinds(*events, STOPPED, notice=30)[-1] is Depart
+    assert kinds(*events, notice=30)[-4:] == [RequestDrain, RequestLeave, PostStopNotice, StopWorkers]
+    assert kinds(*events, STOPPED, notice=30)[-1] is EndBySignal
 
 
 def test_a_node_that_is_taken_away_does_not_wait_for_ever() -> None:
-    steps = kinds(placed(0), TERM, WorkersReady(), NoticeOver(), STOPPED, notice=30)
-    assert steps[-5:] == [Drain, Leave, Forewarn, Stop, Depart]
-    assert kinds(placed(0), TERM, WorkersFailed(CAUSE), NoticeOver(), notice=30)[-2:] == [Leave, Stop]
-    assert kinds(placed(0), NodesWaiting(0, 1), WorkersReady(), NoticeOver(), notice=30)[-1] is Drain, "only that one"
+    steps = kinds(placed(0), TERM, WorkersReady(), NoticeExpired(), STOPPED, notice=30)
+    assert steps[-5:] == [RequestDrain, RequestLeave, PostStopNotice, StopWorkers, EndBySignal]
+    assert kinds(placed(0), TERM, WorkersFailed(CAUSE), NoticeExpired(), notice=30)[-2:] == [RequestLeave, StopWorkers]
+    assert kinds(placed(0), NodesWaiting(0, 1), WorkersReady(), NoticeExpired(), notice=30)[-1] is RequestDrain, (
+        "only that one"
+    )
 
 
 def test_an_interrupt_ends_the_time_of_the_notice() -> None:
-    assert kinds(placed(0), TERM, INT, notice=30)[-2:] == [Leave, Stop]
-    assert kinds(placed(0), TERM, INT, INT, notice=30)[-1] is Kill
+    assert kinds(placed(0), TERM, INT, notice=30)[-2:] == [RequestLeave, StopWorkers]
+    assert kinds(placed(0), TERM, INT, INT, notice=30)[-1] is KillWorkers
 
 
 def test_the_others_save_before_a_node_is_taken_away() -> None:
     steps = after(placed(0), Preempted(0, "b", 9), WorkersReady(), notice=30)[1]
-    assert [step for step in steps[1:] if not isinstance(step, Tell)] == [Ask(PREEMPTION, "b", 9), Drain()]
+    assert [step for step in steps[1:] if not isinstance(step, LogLine)] == [
+        PostNotice(PREEMPTION, "b", 9),
+        RequestDrain(),
+    ]
     steps = after(placed(0), NodesWaiting(0, 1), Preempted(0, "b", 9), NodesWaiting(0, 0), notice=30)[1]
-    assert steps[-1] == Ask(PREEMPTION, "b", 9), "the newcomer's notice is not the one to take back"
-    assert kinds(placed(0), Preempted(1, "b", 9), notice=30) == [Start]
+    assert steps[-1] == PostNotice(PREEMPTION, "b", 9), "the newcomer's notice is not the one to take back"
+    assert kinds(placed(0), Preempted(1, "b", 9), notice=30) == [StartWorkers]
 
 
 # How long workers are given
@@ -442,12 +473,12 @@ def over(reason: Reason) -> RoundEnded:
 )
 def test_only_a_failure_without_a_notice_makes_the_grace_short(events: list[Event], failed: bool) -> None:
     notice = 0 if TERM in events else 30
-    (stop,) = (each for each in after(placed(0), *events, notice=notice)[1] if isinstance(each, Stop))
+    (stop,) = (each for each in after(placed(0), *events, notice=notice)[1] if isinstance(each, StopWorkers))
     assert stop.failed is failed
 
 
 def test_whoever_waits_for_its_own_workers_does_not_say_that_it_waits_for_others() -> None:
-    progress = Waiting("1 of 2 nodes are in", loud=True)
+    progress = ProgressText("1 of 2 nodes are in", warning=True)
     assert kinds(progress) == []
     assert len(after(progress)[1]) == 1
     stopping = after(placed(0), ended(0))[1]
@@ -471,18 +502,18 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
             LinkLost("gone"),
             LinkDown("away"),
             LinkUp(),
-            Waiting("1 of 2 nodes are in", loud=True),
-            Beat(),
+            ProgressText("1 of 2 nodes are in", warning=True),
+            Heartbeat(),
             WorkersSucceeded(),
             WorkersFailed(CAUSE),
             by(SIGTERM, SIGTERM),
-            NoSignal(),
-            Left(True, 2),
-            Left(False, 0),
-            LeaveOver(),
+            SignalTimedOut(),
+            LeaveReply(True, 2),
+            LeaveReply(False, 0),
+            LeaveTimedOut(),
             STOPPED,
             WorkersReady(),
-            NoticeOver(),
+            NoticeExpired(),
         ]
     ),
 )
@@ -503,21 +534,21 @@ class World:
     def take(self, step: Step, event: Event, before: Sequence[Step]) -> None:
         assert not self.over, f"{step} after the end"
         match step:
-            case Start(placement=placement):
+            case StartWorkers(placement=placement):
                 assert not self.running, "started while workers run or stop"
                 self.running, self.round = True, placement.round
-            case Stop(again=again):
+            case StopWorkers(restarts=again):
                 assert self.running, "stopped what does not run"
                 assert not self.stopping, "stopped twice"
-                assert not again or any(isinstance(each, Join) for each in before), "stopped before asking again"
+                assert not again or any(isinstance(each, RequestJoin) for each in before), "stopped before asking again"
                 self.stopping = True
-            case Kill():
+            case KillWorkers():
                 assert self.stopping, "killed without having asked"
                 assert len(self.killed_by) >= 2, "killed without a second interrupt"
-            case Ask() | Withdraw() | Forewarn() | AnnounceDeparture():
+            case PostNotice() | WithdrawNotice() | PostStopNotice() | AnnouncePreemption():
                 assert self.running, "asked nobody"
                 assert not self.stopping, "asked those that stop"
-            case End() | GiveUp() | Depart() | Finish():
+            case EndWithVerdict() | EndWithError() | EndBySignal() | EndInSuccess():
                 assert not self.running, "ended before the workers were gone"
                 self.over = True
             case _:
@@ -527,7 +558,7 @@ class World:
 @settings(max_examples=1000)
 @given(st.lists(LIVELY, max_size=40), st.sampled_from([0.0, 30.0]))
 def test_laws(events: list[Event], notice: float) -> None:
-    status, world = Status(notice=notice), World()
+    status, world = PolicyState(notice_timeout=notice), World()
     for event in events:
         if isinstance(event, WorkersStopped) and not world.stopping:
             continue  # nothing was asked to stop
@@ -541,7 +572,7 @@ def test_laws(events: list[Event], notice: float) -> None:
         status, now = decide(status, event)
         for place, step in enumerate(now):
             world.take(step, event, now[:place])
-        assert status.notice == notice
+        assert status.notice_timeout == notice
         assert bool(status.stopping) == world.stopping or status.phase is Phase.ENDED
         assert (status.phase is Phase.ENDED) == world.over
         if isinstance(event, RoundEnded) and before.phase in _HOLDS_A_PLACE:

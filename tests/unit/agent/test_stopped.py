@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from rallypoint.agent.controller import GracePeriods
-from rallypoint.agent.membership import membership_of
 from rallypoint.agent.processes import ProcessController
+from rallypoint.agent.rendezvous_client import membership_of
 from rallypoint.agent.spec import WorkerSpec
 from rallypoint.logs.specs import DefaultLogsSpecs
 from tests.unit.compat.test_subclass import ours

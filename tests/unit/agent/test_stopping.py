@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.agent.agent import Agent
-from rallypoint.agent.handled import handled_signals
+from rallypoint.agent.signal_set import handled_signals
 from rallypoint.agent.spec import WorkerGroup, WorkerSpec
 from rallypoint.base.errors import SignalException
 from rallypoint.compat.elastic.agent.server.local_elastic_agent import LocalElasticAgent
@@ -51,7 +51,7 @@ class HandStop:
         self._workers.calls.append("gone")
         return True
 
-    def hurry(self) -> None:
+    def kill_now(self) -> None:
         self._workers.calls.append("hurry")
         self.tell()
 
@@ -172,10 +172,10 @@ def test_a_signal_after_the_end_turns_no_success_over(
 
     def tidy() -> None:
         os.kill(os.getpid(), number)
-        DefaultLogsSpecs.tidy(specs)
+        DefaultLogsSpecs.clean_up(specs)
         tidied.append(True)
 
-    monkeypatch.setattr(specs, "tidy", tidy)
+    monkeypatch.setattr(specs, "clean_up", tidy)
     config = LaunchConfig(1, 1, 1, logs_specs=specs, rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id="late")
     monkeypatch.delenv("TORCHELASTIC_SIGNALS_TO_HANDLE", raising=False)
     before = signal.getsignal(number)

@@ -6,12 +6,12 @@ import signal
 import threading
 
 from rallypoint.agent.controller import GracePeriods, WorkerController
-from rallypoint.agent.membership import membership_of
+from rallypoint.agent.rendezvous_client import membership_of
 from rallypoint.agent.spec import RunResult, WorkerState
 from rallypoint.failures.failure import ProcessFailure
+from rallypoint.protocol.messages import Placement
 from rallypoint.rendezvous.handler import RendezvousHandler
-from rallypoint.rendezvous.messages import Placement
-from rallypoint.workers.stop import Stopping
+from rallypoint.workers.escalation import StopInProgress
 from tests.unit.compat.test_subclass import Task, ours, spec
 
 
@@ -48,7 +48,7 @@ class ThreadWorkers(WorkerController):
     def look(self) -> RunResult:
         return self._result
 
-    def begin_stop(self, death_sig: signal.Signals, timeout: float) -> Stopping | None:
+    def begin_stop(self, death_sig: signal.Signals, timeout: float) -> StopInProgress | None:
         self.calls.append(f"begin {death_sig.name}")
         self.end()
         return None

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 
 import pytest
 
-from rallypoint.base.descriptors import OTHERS, allow_descriptors, for_connections
+from rallypoint.base.descriptors import RESERVED, allow_descriptors, for_connections
 from rallypoint.base.endpoint import free_port
+from rallypoint.protocol.messages import Notification, Placed
 from rallypoint.rendezvous.elastic import ElasticHandler
-from rallypoint.rendezvous.messages import Notice, Placed
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler
-from rallypoint.rendezvous.worker_stores import AgentStores
+from rallypoint.rendezvous.worker_stores import AgentStoreSupply
 
 
 @pytest.fixture(autouse=True, name="hard")
@@ -41,23 +41,23 @@ def test_it_says_once_where_the_hard_limit_is_too_low(
         allow_descriptors(hard, "A crowd")
     allow_descriptors(hard)
     assert caplog.messages == [
-        f"A crowd need {hard + OTHERS} open files of this process, which may have {hard}, so not all can connect; "
+        f"A crowd need {hard + RESERVED} open files of this process, which may have {hard}, so not all can connect; "
         "raise the hard limit (`ulimit -Hn`, or LimitNOFILE= of a service)"
     ]
 
 
 def test_some_are_never_for_connections() -> None:
-    assert for_connections(1 << 20) == (1 << 20) - OTHERS
+    assert for_connections(1 << 20) == (1 << 20) - RESERVED
     assert for_connections(40) == 30
 
 
 def test_the_host_of_a_round_has_room_for_its_workers_and_not_only_for_its_nodes(hard: int) -> None:
-    stores = AgentStores("127.0.0.1")
+    stores = AgentStoreSupply("127.0.0.1")
     stores.prepare("127.0.0.1")
-    stores.begin(is_host=False, clients=1200)
+    stores.begin_round(is_host=False, clients=1200)
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(600, hard), "they do not come here"
     stores.prepare("127.0.0.1")
-    stores.begin(is_host=True, clients=1200)
+    stores.begin_round(is_host=True, clients=1200)
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
     stores.close()
 
@@ -66,12 +66,12 @@ def test_who_hosts_coordinator_and_store_has_room_for_nodes_and_workers_together
     params = RendezvousParameters("c10d", f"127.0.0.1:{free_port()}", "job", 1, 200, last_call_timeout=1)
     handler = get_rendezvous_handler(params)
     assert isinstance(handler, ElasticHandler)
-    told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+    told: queue.SimpleQueue[Notification] = queue.SimpleQueue()
     handler.listen(told.put)
     handler.join("default", 200)
     while not isinstance(placed := told.get(timeout=60), Placed):
         pass
     assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == min(600, hard), "the nodes alone need no more"
-    handler.take_up(placed.placement)
+    handler.begin_round(placed.placement)
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard), "nor do the workers alone"
     handler.shutdown()

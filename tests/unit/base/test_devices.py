@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.base.devices import cpu_count, cuda_count, cuda_devices, one_for_each, xpu_count
+from rallypoint.base.devices import cpu_count, cuda_count, cuda_devices, one_gpu_per_worker, xpu_count
 from rallypoint.base.errors import UserError
 from rallypoint.base.nvml import nvml_devices
 
@@ -140,10 +140,10 @@ def test_xpus_of_a_machine(
 
 
 def test_each_worker_gets_one_device() -> None:
-    assert one_for_each({}, 3) == ["0", "1", "2"]
-    assert one_for_each({"CUDA_VISIBLE_DEVICES": "4, GPU-aa ,2"}, 2) == ["4", "GPU-aa"]
+    assert one_gpu_per_worker({}, 3) == ["0", "1", "2"]
+    assert one_gpu_per_worker({"CUDA_VISIBLE_DEVICES": "4, GPU-aa ,2"}, 2) == ["4", "GPU-aa"]
     with pytest.raises(UserError, match=r"CUDA_VISIBLE_DEVICES='4', which names 1 for 2 workers"):
-        one_for_each({"CUDA_VISIBLE_DEVICES": "4"}, 2)
+        one_gpu_per_worker({"CUDA_VISIBLE_DEVICES": "4"}, 2)
 
 
 _LIBRARY = """

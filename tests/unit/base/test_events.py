@@ -15,7 +15,7 @@ import pytest
 
 from rallypoint.base.loop import LoopError, LoopThread
 from rallypoint.base.mailbox import Mailbox
-from rallypoint.base.signals import Bell, deaf_at_the_end, signal_name, signal_number, signals_to
+from rallypoint.base.signals import SignalWakeup, ignore_signals_at_exit, post_signals, signal_name, signal_number
 
 
 def readable(mailbox: Mailbox[int]) -> bool:
@@ -58,7 +58,7 @@ def test_many_writers_lose_nothing() -> None:
 def test_a_signal_becomes_a_letter_and_the_old_handler_comes_back() -> None:
     mailbox: Mailbox[int] = Mailbox()
     former = signal.getsignal(signal.SIGUSR1)
-    with signals_to(mailbox.post, [signal.SIGUSR1]) as bell:
+    with post_signals(mailbox.post, [signal.SIGUSR1]) as bell:
         assert bell is not None
         os.kill(os.getpid(), signal.SIGUSR1)
         assert select.select([mailbox.fileno()], [], [], 30)[0]
@@ -72,10 +72,10 @@ def test_signals_mean_nothing_between_the_end_of_the_handlers_and_that_of_the_bl
     before: list[int] = []
     former = signal.signal(signal.SIGUSR1, lambda number, _: before.append(number))
     try:
-        with deaf_at_the_end():
+        with ignore_signals_at_exit():
             os.kill(os.getpid(), signal.SIGUSR1)
             for _ in range(2):
-                with deaf_at_the_end(), signals_to(heard.append, [signal.SIGUSR1]):
+                with ignore_signals_at_exit(), post_signals(heard.append, [signal.SIGUSR1]):
                     os.kill(os.getpid(), signal.SIGUSR1)
                 os.kill(os.getpid(), signal.SIGUSR1)
         os.kill(os.getpid(), signal.SIGUSR1)
@@ -87,7 +87,7 @@ def test_signals_mean_nothing_between_the_end_of_the_handlers_and_that_of_the_bl
 
 def test_in_other_threads_nobody_is_deaf() -> None:
     def work() -> None:
-        with deaf_at_the_end():
+        with ignore_signals_at_exit():
             entered.set()
             leave.wait(30)
 
@@ -96,7 +96,7 @@ def test_in_other_threads_nobody_is_deaf() -> None:
     thread.start()
     assert entered.wait(30)
     former = signal.getsignal(signal.SIGUSR1)
-    with signals_to(lambda _: None, [signal.SIGUSR1]):
+    with post_signals(lambda _: None, [signal.SIGUSR1]):
         pass
     assert signal.getsignal(signal.SIGUSR1) == former
     leave.set()
@@ -104,10 +104,10 @@ def test_in_other_threads_nobody_is_deaf() -> None:
 
 
 def test_other_threads_install_nothing() -> None:
-    outcome: list[Bell | None] = []
+    outcome: list[SignalWakeup | None] = []
 
     def attempt() -> None:
-        with signals_to(lambda _: None, [signal.SIGUSR1]) as bell:
+        with post_signals(lambda _: None, [signal.SIGUSR1]) as bell:
             outcome.append(bell)
 
     thread = threading.Thread(target=attempt)
@@ -128,7 +128,7 @@ def test_a_signal_that_another_thread_gets_wakes_who_sleeps_on_the_bell() -> Non
 
     other = threading.Thread(target=get_one)
     other.start()
-    with signals_to(mailbox.post, [signal.SIGUSR1]) as bell:
+    with post_signals(mailbox.post, [signal.SIGUSR1]) as bell:
         assert bell is not None
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
         try:
@@ -138,8 +138,8 @@ def test_a_signal_that_another_thread_gets_wakes_who_sleeps_on_the_bell() -> Non
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
             ended.set()
             other.join()
-        bell.hush()
-        bell.hush()
+        bell.clear()
+        bell.clear()
         assert list(mailbox.drain()) == [signal.SIGUSR1]
         assert not select.select([bell], [], [], 0)[0], "it is silent again"
     mailbox.close()

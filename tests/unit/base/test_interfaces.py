@@ -10,7 +10,7 @@ import subprocess
 import pytest
 
 from rallypoint.base import interfaces
-from rallypoint.base.endpoint import is_here
+from rallypoint.base.endpoint import is_local_address
 from rallypoint.base.interfaces import interface_addresses
 
 
@@ -30,7 +30,7 @@ def test_they_are_those_that_ip_shows() -> None:
     found = interface_addresses()
     assert found is not None
     assert set(found) == expected
-    assert all(is_here(each.partition("/")[0]) for each in found)
+    assert all(is_local_address(each.partition("/")[0]) for each in found)
 
 
 def test_where_the_kernel_does_not_say_they_are_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,5 +42,5 @@ def test_where_the_kernel_does_not_say_they_are_unknown(monkeypatch: pytest.Monk
 
 
 def test_a_machine_with_too_many_is_as_one_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(interfaces, "MOST", -1)
+    monkeypatch.setattr(interfaces, "MAX_ADDRESSES", -1)
     assert interface_addresses() is None

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base import procfs
-from rallypoint.base.procfs import all_pids, catches, own_settings, read_stat
+from rallypoint.base.procfs import all_pids, catches, inherited_settings, read_stat
 
 
 def test_a_process_that_is_there() -> None:
@@ -36,9 +36,9 @@ def test_what_we_hand_on_is_known_without_proc_too() -> None:
     umask, former = os.umask(0o027), signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     files = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
-        with_proc = own_settings()
+        with_proc = inherited_settings()
         resource.setrlimit(resource.RLIMIT_NOFILE, (0, files[1]))
-        without = own_settings()
+        without = inherited_settings()
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, files)
         signal.signal(signal.SIGUSR1, former)
@@ -52,4 +52,4 @@ def test_a_kernel_that_does_not_tell_the_umask(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(procfs, "_status", lambda _pid: {"SigIgn": "0"})
     before = os.umask(0o022)
     os.umask(before)
-    assert own_settings().umask == before
+    assert inherited_settings().umask == before

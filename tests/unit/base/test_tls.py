@@ -8,7 +8,7 @@ import pytest
 import trustme
 
 from rallypoint.base.errors import UserError
-from rallypoint.base.tls import Tls, TlsFiles
+from rallypoint.base.tls import ControlTls, TlsFiles
 
 
 def written(folder: Path, authority: trustme.CA, *names: str) -> TlsFiles:
@@ -37,7 +37,7 @@ def shaken(node: ssl.SSLContext, coordinator: ssl.SSLContext, host: str) -> tupl
 
 
 def test_both_sides_show_a_certificate_and_name_the_host(tmp_path: Path) -> None:
-    tls = Tls(written(tmp_path, trustme.CA(), "node0"))
+    tls = ControlTls(written(tmp_path, trustme.CA(), "node0"))
     node, coordinator = shaken(tls.for_node(), tls.for_coordinator(), "node0")
     assert node.getpeercert()
     assert coordinator.getpeercert()
@@ -50,7 +50,7 @@ def test_another_authority_is_refused_by_either_side(tmp_path: Path) -> None:
     ours, theirs = tmp_path / "ours", tmp_path / "theirs"
     ours.mkdir()
     theirs.mkdir()
-    one, other = Tls(written(ours, trustme.CA(), "node0")), Tls(written(theirs, trustme.CA(), "node0"))
+    one, other = ControlTls(written(ours, trustme.CA(), "node0")), ControlTls(written(theirs, trustme.CA(), "node0"))
     for node, coordinator in ((one, other), (other, one)):
         with pytest.raises(ssl.SSLError):
             shaken(node.for_node(), coordinator.for_coordinator(), "node0")
@@ -58,17 +58,17 @@ def test_another_authority_is_refused_by_either_side(tmp_path: Path) -> None:
 
 def test_a_peer_is_known_by_the_names_in_its_certificate(tmp_path: Path) -> None:
     files = written(tmp_path, trustme.CA(), "node0")
-    tls = Tls(files._replace(peer="node0"))
+    tls = ControlTls(files._replace(peer="node0"))
     node, _ = shaken(tls.for_node(), tls.for_coordinator(), "whatever.the.endpoint.is")
     assert tls.objection_to(node.getpeercert()) is None
     spiffe = {"subjectAltName": (("URI", "spiffe://lab/job7"),)}
     assert "node0" in str(tls.objection_to(spiffe))
-    assert Tls(files._replace(peer="spiffe://lab/job7")).objection_to(spiffe) is None
+    assert ControlTls(files._replace(peer="spiffe://lab/job7")).objection_to(spiffe) is None
     assert "nobody" in str(tls.objection_to(None))
 
 
 def test_changed_files_serve_from_the_next_connection_on(tmp_path: Path) -> None:
-    tls = Tls(written(tmp_path, trustme.CA(), "node0"))
+    tls = ControlTls(written(tmp_path, trustme.CA(), "node0"))
     before = tls.for_node()
     assert tls.for_node() is before
     written(tmp_path, trustme.CA(), "node1")
@@ -94,4 +94,4 @@ def test_files_that_cannot_serve_are_named(tmp_path: Path) -> None:
     }
     for word, each in wrong.items():
         with pytest.raises(UserError, match=word):
-            Tls(each)
+            ControlTls(each)

@@ -13,13 +13,13 @@ from rallypoint.base.errors import UserError
 from rallypoint.cli import rallyctl
 from rallypoint.cli.flags import FLAGS, Flag, split_filters
 from rallypoint.cli.parse import Options, parse
-from rallypoint.cli.place import STATIC_PORT
+from rallypoint.cli.rendezvous_choice import STATIC_PORT
 from rallypoint.rendezvous.backends.etcd_options import DEFAULT_PORT
 from rallypoint.rendezvous.backends.options import KNOWN
 from rallypoint.rendezvous.params import C10D_PORT
 
 _VALUED = [flag for flag in FLAGS if flag.read is not None]
-_SAMPLES = {"warm": "torch,torch.distributed", "host_prefix": "always", "store_peers": "members,10.0.0.0/8"}
+_SAMPLES = {"preload": "torch,torch.distributed", "host_prefix": "always", "store_peers": "members,10.0.0.0/8"}
 _SWITCHES = [flag for flag in FLAGS if flag.read is None]
 
 
@@ -70,7 +70,7 @@ def test_environment_gives_way_to_the_command_line(flag: Flag) -> None:
     assert getattr(from_environment, flag.dest) == _value(flag)
     assert from_environment.source(flag.dest) == flag.variable
     other = (
-        {"warm": "json", "host_prefix": "never", "store_peers": "any"}.get(flag.dest, "3")
+        {"preload": "json", "host_prefix": "never", "store_peers": "any"}.get(flag.dest, "3")
         if flag.choices is None
         else flag.choices[0]
     )

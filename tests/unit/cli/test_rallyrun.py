@@ -47,7 +47,7 @@ def test_help_imports_next_to_nothing() -> None:
         "rallypoint.base",
         "rallypoint.base.errors",
         "rallypoint.cli",
-        "rallypoint.cli.birth",
+        "rallypoint.cli.process_setup",
         "rallypoint.cli.flags",
         "rallypoint.cli.parse",
         "rallypoint.cli.rallyrun",

@@ -14,7 +14,7 @@ from rallypoint.compat import launch, run
 from rallypoint.compat.elastic.control_plane import worker_main
 from rallypoint.compat.elastic.multiprocessing.errors import ChildFailedError
 from rallypoint.compat.elastic.rendezvous.utils import parse_rendezvous_endpoint
-from rallypoint.failures.error_file import VARIABLE, ErrorReply, read_error_file
+from rallypoint.failures.error_file import VARIABLE, ErrorFile, read_error_file
 
 
 def test_a_value_that_was_changed_by_hand_counts() -> None:
@@ -77,7 +77,7 @@ def test_a_worker_that_raises_leaves_an_error_file(tmp_path: Path, monkeypatch: 
     with pytest.raises(ValueError, match="wrong"), worker_main():
         raise ValueError("wrong")
     reply = read_error_file(path)
-    assert isinstance(reply, ErrorReply)
+    assert isinstance(reply, ErrorFile)
     assert reply.data["message"] == reply.message
     assert "ValueError: wrong" in reply.callstack
 

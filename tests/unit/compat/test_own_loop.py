@@ -18,7 +18,7 @@ from rallypoint.agent.spec import RunResult, WorkerSpec, WorkerState
 from rallypoint.base.endpoint import free_port, host_name
 from rallypoint.compat.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from rallypoint.logs.specs import DefaultLogsSpecs
-from rallypoint.rendezvous.errors import RendezvousClosedError, RendezvousTimeoutError
+from rallypoint.protocol.errors import RendezvousClosedError, RendezvousTimeoutError
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler
@@ -233,7 +233,7 @@ def test_who_waits_for_others_says_for_whom(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("rallypoint"), "propagate", True)
-    monkeypatch.setattr("rallypoint.rendezvous.elastic.ASK_FIRST", 0.1)
+    monkeypatch.setattr("rallypoint.rendezvous.elastic.FIRST_PROGRESS_REQUEST", 0.1)
     with pytest.raises(RendezvousTimeoutError):
         Looping(begin_and_watch, meeting(2, join_timeout=2), tmp_path).run()
     assert "waiting for the rendezvous of job 'job' at" in caplog.text

@@ -13,7 +13,7 @@ import pytest
 from rallypoint.agent.spec import RunResult, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.compat.elastic.agent.server import SimpleElasticAgent
 from rallypoint.failures.failure import ProcessFailure
-from rallypoint.rendezvous.errors import RendezvousStateError
+from rallypoint.protocol.errors import RendezvousStateError
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler

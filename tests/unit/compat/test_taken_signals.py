@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.base.signals import signals_to
+from rallypoint.base.signals import post_signals
 from rallypoint.compat.elastic.multiprocessing import DefaultLogsSpecs, PContext, SubprocessContext, start_processes
 
 pytestmark = pytest.mark.process
@@ -64,7 +64,7 @@ def test_what_could_not_be_started_has_taken_nothing(tmp_path: Path) -> None:
 
 def test_an_agent_keeps_its_own(tmp_path: Path) -> None:
     posted: list[int] = []
-    with signals_to(posted.append, [signal.SIGHUP]), started(tmp_path):
+    with post_signals(posted.append, [signal.SIGHUP]), started(tmp_path):
         signal.raise_signal(signal.SIGHUP)
     assert posted == [signal.SIGHUP]
 

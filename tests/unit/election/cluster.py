@@ -8,15 +8,15 @@ from random import Random
 
 from rallypoint.election import steps
 from rallypoint.election.journal import Journal
-from rallypoint.election.keys import Keys
+from rallypoint.election.keys import ElectionKeys
 from rallypoint.election.machine import Election
-from rallypoint.election.steps import Answer, Effect, Event, Phase, Request, Watched
-from rallypoint.etcd.api import EtcdError, Lost
-from rallypoint.rendezvous.state import NodeId, Settings
+from rallypoint.election.steps import Answer, CandidatePhase, Effect, Event, Request, Watched
+from rallypoint.etcd.api import EtcdError, WatchEnd
+from rallypoint.membership.state import NodeId, Settings
 from tests.sim.etcd import Etcd
 from tests.sim.world import World
 
-KEYS = Keys.of("/x", "job")
+KEYS = ElectionKeys.of("/x", "job")
 SETTINGS = Settings("job", 1, 4, lease=3.0)
 
 
@@ -32,7 +32,7 @@ class Agent:
         """All that it has said so far."""
         self.asked: deque[steps.Ask] = deque()
         """At most one: the request under way."""
-        self.watches: dict[Watched, steps.Watch] = {}
+        self.watches: dict[Watched, steps.WatchKeys] = {}
         self.term: Journal | None = None
         self.met = ""
         self.closed = False
@@ -46,12 +46,12 @@ class Agent:
         assert len(self.asked) + len(asks) <= 1, "two requests at once"
         assert not asks or effects[-1] is asks[0], "a request is the last"
         for each in effects:
-            if isinstance(each, steps.Watch):
+            if isinstance(each, steps.WatchKeys):
                 assert each.kind not in self.watches, "two watches of one kind"
                 self.watches[each.kind] = each
-            elif isinstance(each, steps.Unwatch):
+            elif isinstance(each, steps.EndWatch):
                 del self.watches[each.kind]
-            elif isinstance(each, steps.Log):
+            elif isinstance(each, steps.WriteLog):
                 assert each.error is None or self.stumbles, each
         self.asked.extend(asks)
         self.effects += effects
@@ -86,19 +86,19 @@ class Agent:
                     return True
         return False
 
-    def loses_watch(self, kind: Watched, lost: Lost) -> list[Effect]:
+    def loses_watch(self, kind: Watched, lost: WatchEnd) -> list[Effect]:
         """A watch ends by itself."""
         return self.step(steps.Unwatched(self.watches.pop(kind).number, lost))
 
     def greeted(self, incarnation: str, refused: int = 0, name: NodeId | None = None) -> list[Effect]:
         """Its link was greeted by the coordinator of that name."""
         self.met = incarnation
-        return self.step(steps.LinkTold(name or self.name, incarnation, refused))
+        return self.step(steps.LinkState(name or self.name, incarnation, refused))
 
     def close(self) -> None:
         """It is to leave."""
         self.closed = True
-        self.step(steps.Close())
+        self.step(steps.LeaveElection())
 
     def requests(self) -> list[Request]:
         """All requests that it has made."""
@@ -113,7 +113,7 @@ class Agent:
                 lease = self.cluster.next_lease()
                 etcd.grant(lease, ttl)
                 return lease
-            case steps.KeepAlive(lease=lease):
+            case steps.KeepLeaseAlive(lease=lease):
                 return etcd.keep_alive(lease)
             case steps.Revoke(lease=lease):
                 etcd.revoke(lease)
@@ -130,7 +130,7 @@ class Agent:
         taken = request.takeover
         name = taken.incarnation or self.cluster.next_incarnation()
         self.term = Journal(KEYS, request.fence, name, revision=taken.revision, number=taken.number, lease=taken.lease)
-        self.term.keep(1, taken.state)
+        self.term.append(1, taken.state)
         return steps.Listening(request.addresses, 2000 + self.number, "secret")
 
     def write(self) -> None:
@@ -196,4 +196,4 @@ class Cluster:
 
     def leaders(self) -> list[Agent]:
         """Those who lead."""
-        return [agent for agent in self.agents if agent.election.phase is Phase.LEADING]
+        return [agent for agent in self.agents if agent.election.phase is CandidatePhase.LEADING]

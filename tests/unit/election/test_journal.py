@@ -6,17 +6,17 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.election.journal import Journal, NotYet, Over, Written
-from rallypoint.election.keys import Keys, decode_snapshot
+from rallypoint.election.journal import CannotWrite, Journal, NotYet, Written
+from rallypoint.election.keys import ElectionKeys, decode_snapshot
 from rallypoint.election.steps import Fence, Txn
 from rallypoint.etcd.api import Delete, EtcdLeaseGone, EtcdRefused, EtcdUnreachable, Put, TxnResult
-from rallypoint.rendezvous.state import State
-from rallypoint.rendezvous.state_codec import decode_state
+from rallypoint.membership.state import State
+from rallypoint.protocol.state_codec import decode_state
 from tests.sim.etcd import Etcd
 from tests.unit.election.cluster import Cluster
 
-KEYS = Keys.of("/x", "job")
-DEPOSED = Over("another agent is the coordinator now")
+KEYS = ElectionKeys.of("/x", "job")
+DEPOSED = CannotWrite("another agent is the coordinator now")
 AWAY = EtcdUnreachable("away", True)
 
 
@@ -47,10 +47,10 @@ def _etcd() -> Etcd:
 def test_what_changes_while_a_write_is_under_way_is_written_together(etcd: Etcd) -> None:
     journal = begun(etcd, 1)
     assert journal.next_write() is None
-    journal.keep(1, State(round=1))
+    journal.append(1, State(round=1))
     first = journal.next_write()
-    journal.keep(2, State(round=2))
-    journal.keep(3, State(round=3))
+    journal.append(2, State(round=2))
+    journal.append(3, State(round=3))
     assert journal.next_write() == first
     assert journal.writing == 1
     assert journal.answered(made(etcd, first)) == Written(1)
@@ -62,17 +62,17 @@ def test_what_changes_while_a_write_is_under_way_is_written_together(etcd: Etcd)
 
 def test_a_write_whose_answer_was_lost_is_made_again_as_it_was_and_is_done(etcd: Etcd) -> None:
     journal = begun(etcd, 1)
-    journal.keep(1, State(round=1))
+    journal.append(1, State(round=1))
     made(etcd, journal.next_write())
     assert journal.failed(AWAY) == NotYet("away")
-    journal.keep(2, State(round=2))
+    journal.append(2, State(round=2))
     assert journal.answered(made(etcd, journal.next_write())) == Written(1)
     assert journal.answered(made(etcd, journal.next_write())) == Written(2)
 
 
 def test_who_has_no_key_any_more_writes_nothing(etcd: Etcd) -> None:
     journal = begun(etcd, 1)
-    journal.keep(1, State(round=1))
+    journal.append(1, State(round=1))
     etcd.txn([], [Delete(KEYS.node(1))])
     assert journal.answered(made(etcd, journal.next_write())) == DEPOSED
     assert KEYS.state not in etcd.stored
@@ -80,20 +80,20 @@ def test_who_has_no_key_any_more_writes_nothing(etcd: Etcd) -> None:
 
 def test_the_very_same_that_the_next_one_has_written_is_not_ours(etcd: Etcd) -> None:
     first = begun(etcd, 1)
-    first.keep(1, State(round=1))
+    first.append(1, State(round=1))
     etcd.txn([], [Delete(KEYS.node(1))])
     second = begun(etcd, 2)
-    second.keep(1, State(round=1))
+    second.append(1, State(round=1))
     assert second.answered(made(etcd, second.next_write())) == Written(1)
     assert first.answered(made(etcd, first.next_write())) == DEPOSED
 
 
 def test_what_somebody_has_changed_by_hand_is_not_written_over(etcd: Etcd) -> None:
     journal = begun(etcd, 1)
-    journal.keep(1, State(round=1))
+    journal.append(1, State(round=1))
     etcd.txn([], [Put(KEYS.state, b"somebody's")])
     over = journal.answered(made(etcd, journal.next_write()))
-    assert isinstance(over, Over)
+    assert isinstance(over, CannotWrite)
     assert "somebody's" in over.why
     assert etcd.stored[KEYS.state].value == b"somebody's"
 
@@ -107,9 +107,9 @@ def test_what_somebody_has_changed_by_hand_is_not_written_over(etcd: Etcd) -> No
 )
 def test_what_etcd_will_not_have_ends_the_journal(etcd: Etcd, error: EtcdLeaseGone | EtcdRefused, why: str) -> None:
     journal = begun(etcd, 1)
-    journal.keep(1, State())
+    journal.append(1, State())
     assert journal.next_write() is not None
-    assert journal.failed(error) == Over(why)
+    assert journal.failed(error) == CannotWrite(why)
 
 
 @given(st.lists(st.sampled_from(["keep", "write", "lost", "away"]), max_size=40))
@@ -120,7 +120,7 @@ def test_what_is_said_to_be_written_is_and_states_are_written_in_their_order(tur
     for what in [*turns, "write", "write"]:
         if what == "keep":
             number += 1
-            journal.keep(number, State(round=number))
+            journal.append(number, State(round=number))
         elif (write := journal.next_write()) is not None:
             assert journal.writing > done
             if what != "away":

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import printable
 from rallypoint.election.keys import (
-    Keys,
+    ElectionKeys,
     LeaderRecord,
     Snapshot,
     decode_leader,
@@ -19,33 +19,33 @@ from rallypoint.election.keys import (
     encode_node,
     encode_snapshot,
 )
-from rallypoint.rendezvous.errors import RendezvousStateError
-from rallypoint.rendezvous.state import NodeId
+from rallypoint.membership.state import NodeId
+from rallypoint.protocol.errors import RendezvousStateError
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]))
 
 
 @given(st.text(), NAMES, st.text(), NAMES)
 def test_no_job_can_reach_into_the_keys_of_another(prefix: str, job: str, other_prefix: str, other: str) -> None:
-    ours, theirs = Keys.of(prefix, job), Keys.of(prefix, other)
+    ours, theirs = ElectionKeys.of(prefix, job), ElectionKeys.of(prefix, other)
     assert (ours == theirs) == (job == other)
     assert job == other or not theirs.state.startswith(ours.root.encode())
 
 
 def test_ids_that_are_no_text_have_keys_of_their_own() -> None:
-    roots = [Keys.of("p", job).root for job in ("a\udcff", "a\udcfe", "a\ud800", "a", "a%FF")]
+    roots = [ElectionKeys.of("p", job).root for job in ("a\udcff", "a\udcfe", "a\ud800", "a", "a%FF")]
     assert len(set(roots)) == 5
     assert all(root.isascii() for root in roots)
 
 
 def test_a_prefix_that_is_no_text_is_a_sentence() -> None:
     with pytest.raises(UserError, match="prefix='a"):
-        Keys.of("a\udcff", "job")
+        ElectionKeys.of("a\udcff", "job")
 
 
 def test_a_prefix_may_be_written_in_any_way() -> None:
-    assert {Keys.of(each, "j").root for each in ("a/b", "/a/b", "/a/b/", "//a/b//")} == {"/a/b/j/"}
-    assert Keys.of("", "j").root == "/j/"
+    assert {ElectionKeys.of(each, "j").root for each in ("a/b", "/a/b", "/a/b/", "//a/b//")} == {"/a/b/j/"}
+    assert ElectionKeys.of("", "j").root == "/j/"
 
 
 @given(

@@ -10,9 +10,9 @@ import pytest
 from rallypoint.election import steps
 from rallypoint.election.keys import decode_leader
 from rallypoint.election.machine import LONG_PAUSE, PAUSE, Election
-from rallypoint.election.steps import EndTerm, Phase, Revoke, StartTerm, Watched
-from rallypoint.etcd.api import Cancelled, Compacted, Delete, EtcdLeaseGone, EtcdRefused, EtcdUnreachable
-from rallypoint.rendezvous.state import NodeId
+from rallypoint.election.steps import CandidatePhase, EndTerm, Revoke, StartTerm, Watched
+from rallypoint.etcd.api import Delete, EtcdLeaseGone, EtcdRefused, EtcdUnreachable, WatchCancelled, WatchCompacted
+from rallypoint.membership.state import NodeId
 from tests.unit.election.cluster import KEYS, SETTINGS, Agent, Cluster
 
 AWAY = EtcdUnreachable("etcd gave no answer")
@@ -39,7 +39,7 @@ def test_the_oldest_leads_and_all_know_where() -> None:
     for agent in cluster.agents:
         agent.settle()
         assert Watched.LEADER in agent.watches
-    assert [agent.election.phase for agent in cluster.agents[1:]] == [Phase.WAITING, Phase.WAITING]
+    assert [agent.election.phase for agent in cluster.agents[1:]] == [CandidatePhase.WAITING, CandidatePhase.WAITING]
 
 
 def test_each_watches_the_one_before_and_no_other() -> None:
@@ -80,7 +80,7 @@ def test_who_was_registered_by_a_sending_whose_answer_was_lost_looks_who_is_befo
     cluster.etcd.txn(ask.request.compares, ask.request.then)
     second = cluster.add()
     second.settle()
-    assert second.election.phase is Phase.WAITING
+    assert second.election.phase is CandidatePhase.WAITING
     first.settle()
     assert leads(cluster, first)
 
@@ -94,7 +94,7 @@ def test_who_has_lost_its_key_while_it_takes_over_is_not_the_coordinator(answers
     assert (agent.term is not None) == (answers > 2)
     cluster.etcd.txn([], [Delete(KEYS.node(1))])
     agent.settle()
-    assert agent.election.phase is Phase.RESTING
+    assert agent.election.phase is CandidatePhase.RESTING
     assert agent.term is None
     assert KEYS.leader not in cluster.etcd.stored
     cluster.pass_time(LONG_PAUSE)
@@ -125,8 +125,8 @@ def test_while_etcd_is_away_the_leader_leads_and_who_waits_waits() -> None:
             cluster.world.now = max(agent.election.wake_at, cluster.now)
             agent.step(steps.Tick())
             agent.answer(AWAY, done=False)
-        assert agent.election.phase is (Phase.LEADING if agent.number == 1 else Phase.WAITING)
-        assert agent.effects[-1] == steps.Trouble(str(AWAY)) or steps.Trouble(str(AWAY)) in agent.effects
+        assert agent.election.phase is (CandidatePhase.LEADING if agent.number == 1 else CandidatePhase.WAITING)
+        assert agent.effects[-1] == steps.EtcdTrouble(str(AWAY)) or steps.EtcdTrouble(str(AWAY)) in agent.effects
 
 
 def test_who_cannot_reach_etcd_asks_again_after_pauses_that_grow() -> None:
@@ -142,7 +142,7 @@ def test_who_cannot_reach_etcd_asks_again_after_pauses_that_grow() -> None:
     assert LONG_PAUSE / 2 <= pauses[-1] <= LONG_PAUSE
     agent.settle()
     assert leads(cluster, agent)
-    assert [each.sentence for each in agent.effects if isinstance(each, steps.Trouble)] == [str(AWAY), ""]
+    assert [each.sentence for each in agent.effects if isinstance(each, steps.EtcdTrouble)] == [str(AWAY), ""]
 
 
 def test_who_lives_and_ceases_to_lead_ends_its_lease_before_its_port_refuses() -> None:
@@ -150,11 +150,11 @@ def test_who_lives_and_ceases_to_lead_ends_its_lease_before_its_port_refuses() -
     number = next(each for each in first.requests() if isinstance(each, StartTerm)).number
     assert kinds(first.step(steps.Deposed(number, "another agent is the coordinator now"))) == [Revoke]
     assert not first.election.leads
-    assert kinds(first.answer()) == [steps.Unwatch, EndTerm]
+    assert kinds(first.answer()) == [steps.EndWatch, EndTerm]
     assert first.requests()[-1] == EndTerm(0.0)
     cluster.pass_time(1.0)
     assert leads(cluster, second)
-    assert first.election.phase is Phase.WAITING
+    assert first.election.phase is CandidatePhase.WAITING
 
 
 def test_who_goes_ends_its_server_first_and_gives_nodes_the_time_to_read() -> None:
@@ -162,7 +162,7 @@ def test_who_goes_ends_its_server_first_and_gives_nodes_the_time_to_read() -> No
     agent.close()
     assert agent.requests()[-1] == EndTerm(2.0)
     agent.settle()
-    assert agent.election.phase is Phase.GONE
+    assert agent.election.phase is CandidatePhase.GONE
 
 
 def test_a_deposed_that_comes_from_an_earlier_term_is_passed_over() -> None:
@@ -188,9 +188,9 @@ def test_who_is_refused_begins_anew_and_leaves_the_job_s_state(trouble: str) -> 
     agent.step(steps.Tick())
     agent.answer(TROUBLES[trouble], done=False)
     agent.settle()
-    assert agent.election.phase is Phase.RESTING
+    assert agent.election.phase is CandidatePhase.RESTING
     assert KEYS.state in cluster.etcd.stored
-    hopeless = [each.sentence for each in agent.effects if isinstance(each, steps.Hopeless) and each.sentence]
+    hopeless = [each.sentence for each in agent.effects if isinstance(each, steps.PermanentError) and each.sentence]
     assert hopeless == ([str(REFUSED)] if trouble == "refused" else [])
     cluster.pass_time(2 * LONG_PAUSE)
     assert leads(cluster, agent)
@@ -205,14 +205,14 @@ def test_what_nobody_foresaw_gives_up_all_in_order_and_begins_anew() -> None:
     agent.step(steps.Broken(RuntimeError("can't start new thread")))
     agent.settle()
     assert [each for each in kinds(agent.effects[before:]) if each in (Revoke, EndTerm)] == [Revoke, EndTerm, Revoke]
-    assert agent.effects.count(steps.Trouble("RuntimeError: can't start new thread")) == 1
-    assert [each for each in agent.effects if isinstance(each, steps.Log) and each.error is not None]
-    assert agent.election.phase is Phase.RESTING
+    assert agent.effects.count(steps.EtcdTrouble("RuntimeError: can't start new thread")) == 1
+    assert [each for each in agent.effects if isinstance(each, steps.WriteLog) and each.error is not None]
+    assert agent.election.phase is CandidatePhase.RESTING
     assert not agent.watches
     cluster.pass_time(LONG_PAUSE)
     assert leads(cluster, agent)
     assert agent.watches.keys() == {Watched.LEADER, Watched.NODES}
-    assert agent.effects[-1] != steps.Trouble("RuntimeError: can't start new thread")
+    assert agent.effects[-1] != steps.EtcdTrouble("RuntimeError: can't start new thread")
 
 
 def test_a_step_that_breaks_while_all_is_given_up_ends_that() -> None:
@@ -221,7 +221,7 @@ def test_a_step_that_breaks_while_all_is_given_up_ends_that() -> None:
     agent.close()
     agent.asked.clear()
     agent.step(steps.Broken(RuntimeError("can't start new thread")))
-    assert agent.election.phase is Phase.GONE
+    assert agent.election.phase is CandidatePhase.GONE
     assert agent.election.wake_at == math.inf
     assert not cluster.leaders()
 
@@ -238,8 +238,8 @@ def test_the_next_in_line_deposes_a_leader_whose_port_refuses() -> None:
     assert cluster.etcd.stored[KEYS.leader].lease == second.election.lease
     assert Revoke(first.election.lease) in second.requests()
     assert not [each for each in third.requests() if isinstance(each, Revoke)], "it is not next in line"
-    (lost,) = [each for each in second.effects if isinstance(each, steps.Lose)]
-    assert lost == steps.Lose(frozenset([first.name]), "its machine refuses connections")
+    (lost,) = [each for each in second.effects if isinstance(each, steps.NodesLost)]
+    assert lost == steps.NodesLost(frozenset([first.name]), "its machine refuses connections")
 
 
 def test_a_lease_that_could_not_be_ended_is_tried_again_with_the_next_beat() -> None:
@@ -248,7 +248,7 @@ def test_a_lease_that_could_not_be_ended_is_tried_again_with_the_next_beat() -> 
     for _ in range(2):
         assert second.requests()[-1] == Revoke(first.election.lease)
         second.answer(AWAY, done=False)
-        assert second.election.phase is Phase.WAITING
+        assert second.election.phase is CandidatePhase.WAITING
         assert not second.asked
         cluster.world.now = second.election.wake_at
         second.step(steps.Tick())
@@ -260,7 +260,7 @@ def test_a_lease_that_could_not_be_ended_is_tried_again_with_the_next_beat() -> 
 
 def test_chores_that_etcd_does_not_answer_wait_for_a_pause() -> None:
     _, agent = (cluster := Cluster(2)).agents
-    agent.loses_watch(Watched.LEADER, Compacted(17))
+    agent.loses_watch(Watched.LEADER, WatchCompacted(17))
     agent.answer(AWAY, done=False)
     assert not agent.asked
     assert agent.election.wake_at == cluster.now + PAUSE
@@ -272,11 +272,11 @@ def test_chores_that_etcd_does_not_answer_wait_for_a_pause() -> None:
 def test_a_watch_that_is_compacted_is_read_again_at_once_and_one_refused_with_the_next_beat(kind: Watched) -> None:
     agent = (cluster := Cluster(2)).agents[0 if kind is Watched.NODES else 1]
     number = agent.watches[kind].number
-    agent.loses_watch(kind, Compacted(17))
+    agent.loses_watch(kind, WatchCompacted(17))
     assert agent.asked
     agent.settle()
     assert agent.watches[kind].number > number
-    agent.loses_watch(kind, Cancelled("permission denied"))
+    agent.loses_watch(kind, WatchCancelled("permission denied"))
     assert not agent.asked
     assert agent.election.wake_at <= cluster.now + SETTINGS.lease / 3
     cluster.pass_time(SETTINGS.lease / 3)

@@ -6,18 +6,18 @@ import math
 
 import pytest
 
-from rallypoint.election.keys import Keys, Snapshot, encode_node, encode_snapshot
-from rallypoint.election.takeover import MOMENT, Presence, Takeover, moment, taken_over, wait_for_missing
+from rallypoint.coordinator.recovery import recovery_timeout
+from rallypoint.election.keys import ElectionKeys, Snapshot, encode_node, encode_snapshot
+from rallypoint.election.takeover import MIN_ABSENCE, Presence, Takeover, min_absence, takeover_from, wait_for_missing
 from rallypoint.etcd.api import KeyValue, WatchEvent
-from rallypoint.rendezvous.errors import RendezvousStateError
-from rallypoint.rendezvous.recovery import patience
-from rallypoint.rendezvous.state import Member, NodeId, Outcome, Participant, Settings, State, Verdict
-from rallypoint.rendezvous.state_codec import encode_state
+from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Participant, Settings, State, Verdict
+from rallypoint.protocol.errors import RendezvousStateError
+from rallypoint.protocol.state_codec import encode_state
 
-KEYS = Keys.of("/x", "job")
+KEYS = ElectionKeys.of("/x", "job")
 SETTINGS = Settings("job", 1, 4)
 ONE, OTHER = NodeId("10.0.0.1", 7, 0, "one"), NodeId("10.0.0.2", 7, 0, "other")
-RUNNING = State(round=3, complete=True, participants={ONE: Participant(Member("default", 1, "10.0.0.1", 1))})
+RUNNING = State(round=3, complete=True, participants={ONE: Participant(NodeInfo("default", 1, "10.0.0.1", 1))})
 ENDED = RUNNING._replace(closed=True, verdict=Verdict(Outcome.SUCCEEDED))
 
 
@@ -27,35 +27,35 @@ def stored(state: State, incarnation: str = "before") -> list[KeyValue]:
 
 
 def test_where_nothing_is_kept_a_new_coordinator_begins() -> None:
-    assert taken_over([], {ONE}, "", KEYS, SETTINGS) == Takeover("", State(), 0, 0, 0)
+    assert takeover_from([], {ONE}, "", KEYS, SETTINGS) == Takeover("", State(), 0, 0, 0)
 
 
 @pytest.mark.parametrize(("nodes", "met"), [({ONE, OTHER}, ""), ({OTHER}, "before")])
 def test_what_is_kept_is_gone_on_with_where_one_of_its_nodes_lives_or_was_ours(nodes: set[NodeId], met: str) -> None:
-    found = taken_over(stored(RUNNING), nodes, met, KEYS, SETTINGS)
+    found = takeover_from(stored(RUNNING), nodes, met, KEYS, SETTINGS)
     assert found == Takeover("before", RUNNING, 5, 17, 99)
 
 
-@pytest.mark.parametrize(("left", "hold"), [(RUNNING, patience(SETTINGS)), (ENDED, 0.0), (State(), 0.0)])
+@pytest.mark.parametrize(("left", "hold"), [(RUNNING, recovery_timeout(SETTINGS)), (ENDED, 0.0), (State(), 0.0)])
 def test_what_an_earlier_launch_left_is_not_gone_on_with_and_its_nodes_may_still_come_back(
     left: State, hold: float
 ) -> None:
     """Its leases may have ended because etcd was away; where it had ended itself, there is nobody to wait for."""
-    found = taken_over(stored(left), {OTHER}, "another", KEYS, SETTINGS)
-    assert found == Takeover("", State(hold=hold), 5, 17, 99, forgets=True)
+    found = takeover_from(stored(left), {OTHER}, "another", KEYS, SETTINGS)
+    assert found == Takeover("", State(restart_delay=hold), 5, 17, 99, forgets=True)
 
 
 @pytest.mark.parametrize("value", [b"somebody's", b"rallypoint-etcd-9 x 1 y", b"rallypoint-etcd-1 x 1 damaged"])
 def test_what_another_has_written_is_not_read(value: bytes) -> None:
     kvs = [KeyValue(KEYS.state, value, 10, 17, 5, 99)]
     with pytest.raises(RendezvousStateError, match="/x/job/state"):
-        taken_over(kvs, {ONE}, "", KEYS, SETTINGS)
+        takeover_from(kvs, {ONE}, "", KEYS, SETTINGS)
 
 
 def test_who_was_there_before_waits_for_a_moment_and_who_was_not_for_as_long_as_after_a_loss() -> None:
-    assert wait_for_missing(SETTINGS, waited=True) == moment(SETTINGS) == SETTINGS.lease / 3
-    assert wait_for_missing(SETTINGS, waited=False) == patience(SETTINGS)
-    assert moment(SETTINGS._replace(lease=0.5)) == MOMENT
+    assert wait_for_missing(SETTINGS, waited=True) == min_absence(SETTINGS) == SETTINGS.lease / 3
+    assert wait_for_missing(SETTINGS, waited=False) == recovery_timeout(SETTINGS)
+    assert min_absence(SETTINGS._replace(lease=0.5)) == MIN_ABSENCE
 
 
 def kv(name: NodeId, key: bytes | None = None) -> KeyValue:

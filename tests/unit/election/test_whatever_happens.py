@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.election import steps
-from rallypoint.election.steps import EndTerm, Phase, StartTerm
-from rallypoint.etcd.api import Compacted, EtcdLeaseGone, EtcdRefused, EtcdUnreachable
+from rallypoint.election.steps import CandidatePhase, EndTerm, StartTerm
+from rallypoint.etcd.api import EtcdLeaseGone, EtcdRefused, EtcdUnreachable, WatchCompacted
 from tests.unit.election.cluster import KEYS, SETTINGS, Agent, Cluster
 
 AWAY = EtcdUnreachable("etcd gave no answer")
@@ -48,7 +48,7 @@ def _refuse(cluster: Cluster, agent: Agent) -> None:
 
 def _unwatch(_cluster: Cluster, agent: Agent) -> None:
     if agent.watches:
-        agent.loses_watch(min(agent.watches, key=lambda kind: kind.name), Compacted(1))
+        agent.loses_watch(min(agent.watches, key=lambda kind: kind.name), WatchCompacted(1))
 
 
 TURNS: dict[str, Callable[[Cluster, Agent], object]] = {
@@ -76,7 +76,7 @@ def check(cluster: Cluster) -> None:
     fenced = [
         agent
         for agent in cluster.agents
-        if agent.term is not None and cluster.etcd.txn([agent.term.fence.holds()], []).succeeded
+        if agent.term is not None and cluster.etcd.txn([agent.term.fence.comparison()], []).succeeded
     ]
     for agent in fenced:
         created = agent.term.fence[1] if agent.term is not None else 0
@@ -85,7 +85,7 @@ def check(cluster: Cluster) -> None:
     assert len(fenced) <= 1, "two coordinators who can write"
     for agent in cluster.agents:
         assert agent.term is not None or not agent.election.leads
-        if agent.election.phase is Phase.GONE:
+        if agent.election.phase is CandidatePhase.GONE:
             assert not agent.asked
             assert agent.term is None
 
@@ -114,6 +114,6 @@ def test_whatever_happens_one_leads_in_the_end_and_nothing_is_left(turns: list[t
     for agent in living:
         agent.close()
     cluster.pass_time(10 * SETTINGS.lease)
-    assert {agent.election.phase for agent in cluster.agents} == {Phase.GONE}
+    assert {agent.election.phase for agent in cluster.agents} == {CandidatePhase.GONE}
     left = {key for key in cluster.etcd.stored if living or key != KEYS.state}
     assert not left, left

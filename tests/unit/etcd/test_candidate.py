@@ -18,27 +18,27 @@ import pytest
 
 from rallypoint.base.endpoint import host_name
 from rallypoint.election.journal import Journal
-from rallypoint.election.keys import Keys, Snapshot, decode_leader, encode_node, encode_snapshot
-from rallypoint.election.leader_address import LeaderAddress
+from rallypoint.election.keys import ElectionKeys, Snapshot, decode_leader, encode_node, encode_snapshot
+from rallypoint.election.leader_resolver import LeaderResolver
 from rallypoint.election.shell import Candidate
 from rallypoint.election.steps import Fence
 from rallypoint.election.term import JournalWriter
 from rallypoint.etcd.api import (
-    Compacted,
     EtcdRefused,
     EtcdUnreachable,
-    Lost,
     Operation,
     Put,
     TxnResult,
+    WatchCompacted,
+    WatchEnd,
     WatchEvent,
 )
 from rallypoint.etcd.client import EtcdClient
-from rallypoint.etcd.telling import Watch
+from rallypoint.etcd.watch import Watch
+from rallypoint.membership.state import NodeId, Settings, State
+from rallypoint.protocol.state_codec import encode_state
 from rallypoint.rendezvous.backends.options import control_listeners
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.state import NodeId, Settings, State
-from rallypoint.rendezvous.state_codec import encode_state
 from tests.etcd_cluster import EtcdCluster, running
 
 PATIENCE = 30.0
@@ -47,17 +47,21 @@ LISTEN = partial(control_listeners, RendezvousParameters("etcd", "here", "job", 
 
 
 @pytest.fixture(name="keys")
-def _keys(prefix: bytes) -> Keys:
-    return Keys.of(prefix.decode(), "job")
+def _keys(prefix: bytes) -> ElectionKeys:
+    return ElectionKeys.of(prefix.decode(), "job")
 
 
 class Agent:
     """A candidate, and what it knows of the coordinator."""
 
     def __init__(
-        self, connect: Callable[[], EtcdClient], keys: Keys, lease: float, find_addresses: Callable[[], list[str]]
+        self,
+        connect: Callable[[], EtcdClient],
+        keys: ElectionKeys,
+        lease: float,
+        find_addresses: Callable[[], list[str]],
     ) -> None:
-        self.address = LeaderAddress("here")
+        self.address = LeaderResolver("here")
         self.told: queue.SimpleQueue[None] = queue.SimpleQueue()
         self.address.on_move = lambda: self.told.put(None)
         settings = Settings("job", 1, 4, lease=lease)
@@ -66,13 +70,13 @@ class Agent:
 
     def sees_a_coordinator(self) -> None:
         self.told.get(timeout=PATIENCE)
-        assert self.address.find() is not None
+        assert self.address.resolve() is not None
 
 
 @contextmanager
 def standing(
     connect: Callable[[], EtcdClient],
-    keys: Keys,
+    keys: ElectionKeys,
     lease: float = 2.0,
     find_addresses: Callable[[], list[str]] = lambda: ["127.0.0.1"],
 ) -> Iterator[Agent]:
@@ -91,13 +95,13 @@ def until(holds: Callable[[], bool]) -> None:
         threading.Event().wait(SOON)
 
 
-def registers(keys: Keys, then: Sequence[Operation]) -> bool:
+def registers(keys: ElectionKeys, then: Sequence[Operation]) -> bool:
     return any(isinstance(each, Put) and each.key.startswith(keys.nodes) for each in then)
 
 
 @pytest.mark.parametrize("others", [1, 2])
 def test_who_was_registered_by_a_sending_whose_answer_was_lost_is_as_old_as_that(
-    etcd: EtcdCluster, client: EtcdClient, keys: Keys, others: int
+    etcd: EtcdCluster, client: EtcdClient, keys: ElectionKeys, others: int
 ) -> None:
     """Others came before the second sending: they wait for us, so we must not wait for them."""
     later = [client.lease_grant(60) for _ in range(others)]
@@ -121,7 +125,7 @@ def test_who_was_registered_by_a_sending_whose_answer_was_lost_is_as_old_as_that
         client.lease_revoke(lease)
 
 
-def test_who_cannot_register_yet_waits_quietly(etcd: EtcdCluster, keys: Keys) -> None:
+def test_who_cannot_register_yet_waits_quietly(etcd: EtcdCluster, keys: ElectionKeys) -> None:
     tried = []
 
     class Deaf(EtcdClient):
@@ -135,7 +139,7 @@ def test_who_cannot_register_yet_waits_quietly(etcd: EtcdCluster, keys: Keys) ->
 
 
 def test_what_nobody_foresaw_is_told_and_tried_again(
-    etcd: EtcdCluster, keys: Keys, caplog: pytest.LogCaptureFixture
+    etcd: EtcdCluster, keys: ElectionKeys, caplog: pytest.LogCaptureFixture
 ) -> None:
     class Odd(EtcdClient):
         odd = 1
@@ -147,22 +151,22 @@ def test_what_nobody_foresaw_is_told_and_tried_again(
             return super().lease_grant(*given, **named)
 
     with standing(lambda: Odd(etcd.endpoints), keys) as agent:
-        until(lambda: "can't start new thread" in agent.address.why_not())
+        until(lambda: "can't start new thread" in agent.address.unresolved_reason())
         agent.sees_a_coordinator()
     assert "can't start new thread" in caplog.text
 
 
-def test_who_cannot_even_begin_says_so(keys: Keys) -> None:
+def test_who_cannot_even_begin_says_so(keys: ElectionKeys) -> None:
     def connect() -> EtcdClient:
         raise OSError(24, "Too many open files")
 
     with standing(connect, keys) as agent:
         agent.told.get(timeout=PATIENCE)
-        assert "Too many open files" in agent.address.why_not()
+        assert "Too many open files" in agent.address.unresolved_reason()
 
 
 def test_who_is_refused_for_now_does_not_take_the_job_s_state_away(
-    etcd: EtcdCluster, client: EtcdClient, keys: Keys
+    etcd: EtcdCluster, client: EtcdClient, keys: ElectionKeys
 ) -> None:
     refusing = threading.Event()
     refused = threading.Event()
@@ -180,7 +184,7 @@ def test_who_is_refused_for_now_does_not_take_the_job_s_state_away(
 
     client.put(keys.state, encode_snapshot(Snapshot("met", 1, encode_state(State()))))
     with standing(lambda: Refused(etcd.endpoints), keys, lease=1.0) as agent:
-        agent.address.greeted(NodeId("127.0.0.1", os.getpid(), 0, host_name()), "met")
+        agent.address.session_opened(NodeId("127.0.0.1", os.getpid(), 0, host_name()), "met")
         agent.sees_a_coordinator()
         refusing.set()
         assert refused.wait(PATIENCE)
@@ -191,7 +195,7 @@ def test_who_is_refused_for_now_does_not_take_the_job_s_state_away(
 
 
 def test_the_same_refusal_is_not_told_every_few_seconds(
-    etcd: EtcdCluster, keys: Keys, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    etcd: EtcdCluster, keys: ElectionKeys, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("rallypoint.election.machine.LONG_PAUSE", 0.05)
     asked = []
@@ -207,10 +211,10 @@ def test_the_same_refusal_is_not_told_every_few_seconds(
 
 
 def test_a_compacted_watch_over_the_nodes_reads_again_and_goes_on(
-    etcd: EtcdCluster, client: EtcdClient, keys: Keys
+    etcd: EtcdCluster, client: EtcdClient, keys: ElectionKeys
 ) -> None:
     watched: queue.SimpleQueue[int] = queue.SimpleQueue()
-    lost: list[Callable[[Lost], None]] = []
+    lost: list[Callable[[WatchEnd], None]] = []
 
     class Compacting(EtcdClient):
         def watch(
@@ -218,7 +222,7 @@ def test_a_compacted_watch_over_the_nodes_reads_again_and_goes_on(
             key: bytes,
             from_revision: int,
             on_events: Callable[[Sequence[WatchEvent]], None],
-            on_lost: Callable[[Lost], None],
+            on_lost: Callable[[WatchEnd], None],
             *,
             prefix: bool = True,
         ) -> Watch:
@@ -231,12 +235,14 @@ def test_a_compacted_watch_over_the_nodes_reads_again_and_goes_on(
     with standing(lambda: Compacting(etcd.endpoints), keys, lease=1.0):
         first = watched.get(timeout=PATIENCE)
         made = client.put(keys.nodes + b"another", encode_node(NodeId("other", 1, 0, "h")))
-        lost.pop()(Compacted(made))
+        lost.pop()(WatchCompacted(made))
         assert watched.get(timeout=PATIENCE) > made >= first
     client.delete(keys.nodes + b"another")
 
 
-def test_the_state_s_lease_is_renewed_by_who_takes_over(etcd: EtcdCluster, client: EtcdClient, keys: Keys) -> None:
+def test_the_state_s_lease_is_renewed_by_who_takes_over(
+    etcd: EtcdCluster, client: EtcdClient, keys: ElectionKeys
+) -> None:
     renewed: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     class Noted(EtcdClient):
@@ -254,7 +260,7 @@ def test_the_state_s_lease_is_renewed_by_who_takes_over(etcd: EtcdCluster, clien
 
 
 def test_addresses_are_looked_for_again_where_etcd_s_name_was_not_known_at_first(
-    etcd: EtcdCluster, client: EtcdClient, keys: Keys
+    etcd: EtcdCluster, client: EtcdClient, keys: ElectionKeys
 ) -> None:
     known = threading.Event()
 
@@ -277,7 +283,7 @@ def test_addresses_are_looked_for_again_where_etcd_s_name_was_not_known_at_first
 @pytest.mark.etcd
 @pytest.mark.process
 def test_an_etcd_that_has_lost_everything_is_used_again(tmp_path: Path) -> None:
-    keys = Keys.of("/x", "job")
+    keys = ElectionKeys.of("/x", "job")
     with running(tmp_path, 1) as cluster:
         (member,) = cluster.members
         writer = EtcdClient(cluster.endpoints)
@@ -294,7 +300,7 @@ def test_an_etcd_that_has_lost_everything_is_used_again(tmp_path: Path) -> None:
 
 
 def test_who_lives_and_ceases_to_be_the_coordinator_ends_its_lease_before_its_port_refuses(
-    etcd: EtcdCluster, client: EtcdClient, keys: Keys
+    etcd: EtcdCluster, client: EtcdClient, keys: ElectionKeys
 ) -> None:
     refusing = threading.Event()
     listened: queue.SimpleQueue[bool] = queue.SimpleQueue()
@@ -312,7 +318,7 @@ def test_who_lives_and_ceases_to_be_the_coordinator_ends_its_lease_before_its_po
 
     with standing(lambda: Refused(etcd.endpoints), keys, lease=1.0) as agent:
         agent.sees_a_coordinator()
-        place = agent.address.find()
+        place = agent.address.resolve()
         assert place is not None
         port = place.endpoint.port
         refusing.set()
@@ -320,7 +326,7 @@ def test_who_lives_and_ceases_to_be_the_coordinator_ends_its_lease_before_its_po
         refusing.clear()
 
 
-def test_a_journal_that_breaks_is_no_coordinator_s(etcd: EtcdCluster, client: EtcdClient, keys: Keys) -> None:
+def test_a_journal_that_breaks_is_no_coordinator_s(etcd: EtcdCluster, client: EtcdClient, keys: ElectionKeys) -> None:
     why: queue.SimpleQueue[str] = queue.SimpleQueue()
 
     def breaks(_number: int) -> None:
@@ -330,7 +336,7 @@ def test_a_journal_that_breaks_is_no_coordinator_s(etcd: EtcdCluster, client: Et
     journal = Journal(keys, Fence((keys.leader, made)), "me", revision=0, number=0, lease=0)
     writer = JournalWriter(client, journal, why.put)
     writer.start(breaks)
-    writer.keep(1, State(round=1))
+    writer.append(1, State(round=1))
     assert "nobody foresaw this" in why.get(timeout=PATIENCE)
     writer.close()
     client.delete(keys.root.encode(), prefix=True)

@@ -14,14 +14,14 @@ from rallypoint.base.errors import UserError
 from rallypoint.etcd.api import (
     Compare,
     Delete,
-    Deleted,
+    DeleteResult,
     EtcdLeaseGone,
-    EtcdMissing,
+    EtcdPackageMissing,
     EtcdUnreachable,
-    Found,
     Put,
+    PutResult,
     Range,
-    Stored,
+    RangeResult,
 )
 from rallypoint.etcd.client import EtcdClient
 from tests.etcd_cluster import EtcdCluster
@@ -56,12 +56,12 @@ def test_a_transaction_does_one_side_or_the_other(client: EtcdClient, prefix: by
     made = client.txn(absent, [Put(key, b"v"), Range(key), Delete(other)], [Range(key)])
     assert made.succeeded
     assert not made.sent_again
-    assert made.responses[0] == Stored()
-    assert made.responses[2] == Deleted(0)
+    assert made.responses[0] == PutResult()
+    assert made.responses[2] == DeleteResult(0)
     again = client.txn(absent, [Put(key, b"w")], [Range(key)])
     assert not again.succeeded
     (found,) = again.responses
-    assert isinstance(found, Found)
+    assert isinstance(found, RangeResult)
     assert found.kvs[0].value == b"v"
     assert found.revision == made.revision
 
@@ -167,7 +167,7 @@ def test_no_endpoint_is_a_mistake() -> None:
 
 def test_without_the_package_one_sentence_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "grpclib", None)
-    with pytest.raises(EtcdMissing, match=r"pip install 'rallypoint\[etcd\]'"):
+    with pytest.raises(EtcdPackageMissing, match=r"pip install 'rallypoint\[etcd\]'"):
         EtcdClient([Endpoint("localhost", 2379)])
 
 

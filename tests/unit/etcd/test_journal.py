@@ -7,12 +7,12 @@ import queue
 import pytest
 
 from rallypoint.election.journal import Journal
-from rallypoint.election.keys import Keys
+from rallypoint.election.keys import ElectionKeys
 from rallypoint.election.steps import Fence
 from rallypoint.election.term import JournalWriter
-from rallypoint.etcd.api import Found
+from rallypoint.etcd.api import RangeResult
 from rallypoint.etcd.client import EtcdClient
-from rallypoint.rendezvous.state import State
+from rallypoint.membership.state import State
 
 PATIENCE = 30.0
 
@@ -20,7 +20,7 @@ PATIENCE = 30.0
 class Writer:
     """A coordinator's memory, and what comes of what it is to keep."""
 
-    def __init__(self, client: EtcdClient, keys: Keys, number: int, stored: Found) -> None:
+    def __init__(self, client: EtcdClient, keys: ElectionKeys, number: int, stored: RangeResult) -> None:
         self.key = keys.node(number)
         self.came: queue.SimpleQueue[int | str] = queue.SimpleQueue()
         fence = Fence((self.key, client.put(self.key, b"", 0)))
@@ -37,16 +37,18 @@ class Writer:
 
     def keeps(self, number: int, state: State) -> int | str:
         """The number that is kept, or why that cannot be."""
-        self.writer.keep(number, state)
+        self.writer.append(number, state)
         return self.came.get(timeout=PATIENCE)
 
 
 @pytest.fixture(name="keys")
-def _keys(prefix: bytes) -> Keys:
-    return Keys.of(prefix.decode(), "job")
+def _keys(prefix: bytes) -> ElectionKeys:
+    return ElectionKeys.of(prefix.decode(), "job")
 
 
-def test_the_same_state_that_the_next_one_has_written_is_not_our_own_write(client: EtcdClient, keys: Keys) -> None:
+def test_the_same_state_that_the_next_one_has_written_is_not_our_own_write(
+    client: EtcdClient, keys: ElectionKeys
+) -> None:
     """Both heard of the same thing; the next one goes by our name and counts on from our number."""
     first = Writer(client, keys, 1, client.range(keys.state))
     assert first.keeps(1, State(round=1)) == 1

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.etcd import messages
-from rallypoint.etcd.answers import Fate, judge
 from rallypoint.etcd.api import Compare, Operation, Put, Range
+from rallypoint.etcd.error_classes import RequestOutcome, classify
 from rallypoint.etcd.protobuf import DecodingError, Fields, fields, message, number, string
 
 DECODERS: list[Callable[[bytes], object]] = [
@@ -87,11 +87,11 @@ def test_an_operand_of_zero_is_there() -> None:
 
 
 def test_what_is_unknown_may_have_been_done() -> None:
-    assert judge(14, "etcdserver: leader changed", named=True).fate is Fate.UNKNOWN
-    assert judge(14, "etcdserver: request timed out", named=True).fate is Fate.UNKNOWN
-    assert judge(14, "etcdserver: no leader", named=True).fate is Fate.NOT_DONE
-    assert judge(3, "something new", named=True).fate is Fate.REFUSED
-    assert judge(12, "unknown service", named=True).wrong == "does not speak the v3 API of etcd"
+    assert classify(14, "etcdserver: leader changed", named=True).outcome is RequestOutcome.UNKNOWN
+    assert classify(14, "etcdserver: request timed out", named=True).outcome is RequestOutcome.UNKNOWN
+    assert classify(14, "etcdserver: no leader", named=True).outcome is RequestOutcome.NOT_DONE
+    assert classify(3, "something new", named=True).outcome is RequestOutcome.REFUSED
+    assert classify(12, "unknown service", named=True).problem == "does not speak the v3 API of etcd"
 
 
 @pytest.mark.parametrize("succeeded", [True, False])

@@ -11,7 +11,7 @@ import trustme
 
 from rallypoint.base.endpoint import Endpoint, listening_socket
 from rallypoint.base.errors import UserError
-from rallypoint.etcd.api import Cancelled, Credentials, EtcdError, EtcdRefused, EtcdUnreachable, Tls
+from rallypoint.etcd.api import Credentials, EtcdError, EtcdRefused, EtcdTls, EtcdUnreachable, WatchCancelled
 from rallypoint.etcd.client import EtcdClient
 from tests.etcd_cluster import EtcdCluster, ServerTls, running
 from tests.unit.etcd.watching import Told
@@ -26,12 +26,12 @@ class Secured:
     def __init__(self, cluster: EtcdCluster, folder: Path) -> None:
         self.cluster = cluster
         self.folder = folder
-        self.tls = Tls(self.file("ca.pem"), self.file("client.pem"), self.file("client.key"))
+        self.tls = EtcdTls(self.file("ca.pem"), self.file("client.pem"), self.file("client.key"))
 
     def file(self, name: str) -> str:
         return str(self.folder / name)
 
-    def client(self, tls: Tls | None, credentials: Credentials | None, timeout_s: float = 20.0) -> EtcdClient:
+    def client(self, tls: EtcdTls | None, credentials: Credentials | None, timeout_s: float = 20.0) -> EtcdClient:
         return EtcdClient(self.cluster.endpoints, tls, credentials, timeout_s)
 
 
@@ -147,7 +147,7 @@ def test_a_user_who_may_do_nothing(secured: Secured, prefix: bytes) -> None:
     told = Told()
     client.watch(prefix, 1, told.on_events, told.on_lost)
     lost = told.lost()
-    assert isinstance(lost, Cancelled)
+    assert isinstance(lost, WatchCancelled)
     assert "permission denied'; grant the user" in lost.reason
     client.close()
 
@@ -158,14 +158,14 @@ def test_a_wrong_ca(secured: Secured) -> None:
 
 
 def test_no_certificate_of_ours(secured: Secured) -> None:
-    said = refusal(secured.client(Tls(secured.tls.cacert), JOB))
+    said = refusal(secured.client(EtcdTls(secured.tls.cacert), JOB))
     assert "TLS" in said
     assert "check" in said
     assert "`cert`" in said
 
 
 def test_a_certificate_of_a_stranger(secured: Secured) -> None:
-    wrong = Tls(secured.tls.cacert, secured.file("stranger.pem"), secured.file("stranger.key"))
+    wrong = EtcdTls(secured.tls.cacert, secured.file("stranger.pem"), secured.file("stranger.key"))
     assert "TLS" in refusal(secured.client(wrong, JOB))
 
 
@@ -214,19 +214,19 @@ def test_somebody_who_listens_and_says_nothing() -> None:
 @pytest.mark.parametrize(
     ("tls", "said"),
     [
-        (Tls("missing.pem"), "`cacert` missing.pem cannot be used"),
-        (Tls(None, "missing.pem"), "`cert` missing.pem cannot be used"),
-        (Tls(None, None, "some.key"), "a key .*some.key.* and no certificate"),
-        (Tls(__file__), "`cacert` .*test_secured.py cannot be used"),
+        (EtcdTls("missing.pem"), "`cacert` missing.pem cannot be used"),
+        (EtcdTls(None, "missing.pem"), "`cert` missing.pem cannot be used"),
+        (EtcdTls(None, None, "some.key"), "a key .*some.key.* and no certificate"),
+        (EtcdTls(__file__), "`cacert` .*test_secured.py cannot be used"),
     ],
 )
-def test_files_that_cannot_be_used(etcd: EtcdCluster, tls: Tls, said: str) -> None:
+def test_files_that_cannot_be_used(etcd: EtcdCluster, tls: EtcdTls, said: str) -> None:
     with pytest.raises(UserError, match=said):
         EtcdClient(etcd.endpoints, tls)
 
 
 def test_a_key_of_another_certificate(secured: Secured) -> None:
-    wrong = Tls(None, secured.tls.cert, secured.file("stranger.key"))
+    wrong = EtcdTls(None, secured.tls.cert, secured.file("stranger.key"))
     with pytest.raises(UserError, match=r"key.*cannot be used \(key values mismatch\)"):
         secured.client(wrong, None)
 

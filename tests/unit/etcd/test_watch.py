@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
-from rallypoint.etcd.api import Compacted, Compare, Found, Put, WatchEvent
+from rallypoint.etcd.api import Compare, Put, RangeResult, WatchCompacted, WatchEvent
 from rallypoint.etcd.client import EtcdClient
 from tests.etcd_cluster import EtcdCluster, Member
 from tests.unit.etcd.watching import PATIENCE, Told
@@ -91,7 +91,7 @@ def test_what_is_no_longer_kept_is_told_as_such(client: EtcdClient, prefix: byte
     client.compact(last)
     told = Told()
     client.watch(prefix, first, told.on_events, told.on_lost)
-    assert told.lost() == Compacted(last)
+    assert told.lost() == WatchCompacted(last)
     assert told.silent
     found = client.range(prefix, prefix=True)
     client.watch(prefix, found.revision + 1, told.on_events, told.on_lost)
@@ -117,7 +117,7 @@ def test_what_was_compacted_while_the_watch_was_cut_off_is_not_skipped(
     if isinstance(first, WatchEvent):  # the member had not yet learned of the compaction: it still had everything
         assert [first.kv.value, told.event().kv.value] == [b"2", b"3"]
     else:
-        assert first == Compacted(last)
+        assert first == WatchCompacted(last)
     alone.close()
 
 
@@ -136,7 +136,7 @@ def test_a_closed_watch_tells_nothing_more(client: EtcdClient, prefix: bytes) ->
 
 
 def test_a_callback_may_use_the_client_and_close_its_watch(client: EtcdClient, prefix: bytes) -> None:
-    read: queue.SimpleQueue[Found] = queue.SimpleQueue()
+    read: queue.SimpleQueue[RangeResult] = queue.SimpleQueue()
 
     def on_events(events: Sequence[WatchEvent]) -> None:
         watch.close()

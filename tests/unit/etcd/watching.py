@@ -5,7 +5,7 @@ from __future__ import annotations
 import queue
 from collections.abc import Sequence
 
-from rallypoint.etcd.api import Lost, WatchEvent
+from rallypoint.etcd.api import WatchEnd, WatchEvent
 
 PATIENCE = 30.0
 """Seconds after which a test gives up."""
@@ -15,16 +15,16 @@ class Told:
     """Takes both callbacks of a watch."""
 
     def __init__(self) -> None:
-        self._told: queue.SimpleQueue[WatchEvent | Lost] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[WatchEvent | WatchEnd] = queue.SimpleQueue()
 
     def on_events(self, events: Sequence[WatchEvent]) -> None:
         for event in events:
             self._told.put(event)
 
-    def on_lost(self, lost: Lost) -> None:
+    def on_lost(self, lost: WatchEnd) -> None:
         self._told.put(lost)
 
-    def next(self) -> WatchEvent | Lost:
+    def next(self) -> WatchEvent | WatchEnd:
         """What is told next."""
         return self._told.get(timeout=PATIENCE)
 
@@ -38,7 +38,7 @@ class Told:
         """So many of them."""
         return [self.event() for _ in range(count)]
 
-    def lost(self) -> Lost:
+    def lost(self) -> WatchEnd:
         """What is told next, which is the end."""
         told = self.next()
         assert not isinstance(told, WatchEvent), told

@@ -16,7 +16,7 @@ TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\
 
 
 def _of(exitcode: int, last_lines: bytes, error_file: str = "") -> Cause:
-    failure = ProcessFailure(1, 77, exitcode, error_file, last_lines=last_lines, noticed=1000.5)
+    failure = ProcessFailure(1, 77, exitcode, error_file, last_lines=last_lines, noticed_at=1000.5)
     return Cause.of(failure, 5, "node7")
 
 
@@ -104,10 +104,10 @@ def test_it_is_bounded_and_can_be_encoded(words: str, more: str, times: int) -> 
 
 def test_a_reason_is_the_message_whatever_the_worker_s_end_and_words_tell() -> None:
     for exitcode, last_lines in ((0, b""), (3, f"{TRACE}\n".encode()), (-9, b"words\n")):
-        failure = ProcessFailure(1, 77, exitcode, "", last_lines=last_lines, noticed=1000.5)
-        failure.blame("")
+        failure = ProcessFailure(1, 77, exitcode, "", last_lines=last_lines, noticed_at=1000.5)
+        failure.set_reason("")
         assert failure.reason == ""
-        failure.blame("a bird flew in")
+        failure.set_reason("a bird flew in")
         cause = Cause.of(failure, 5, "node7")
         assert (failure.message, cause.message) == ("a bird flew in", "a bird flew in")
         assert cause.traceback == last_lines.decode().rstrip()

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from rallypoint.failures.error_file import (
     MAX_SIZE,
-    ErrorReply,
-    Unreadable,
+    ErrorFile,
+    UnreadableErrorFile,
     error_data,
     read_error_file,
     write_error_file,
@@ -35,7 +35,7 @@ JSON = st.recursive(
 _FIXTURE_IS_FINE = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
-def _read(path: Path, raw: str) -> ErrorReply | Unreadable | None:
+def _read(path: Path, raw: str) -> ErrorFile | UnreadableErrorFile | None:
     path.write_text(raw)
     return read_error_file(str(path))
 
@@ -46,7 +46,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     write_error_file(str(path), error_data("ValueError: boom ü", "Traceback ...\n", now))
     os.utime(path, (now + 0.1, now + 0.1))
     reply = read_error_file(str(path))
-    assert isinstance(reply, ErrorReply)
+    assert isinstance(reply, ErrorFile)
     assert reply.text == "ValueError: boom ü"
     assert reply.callstack == "Traceback ...\n"
     assert reply.timestamp == 1_700_000_000
@@ -58,13 +58,13 @@ def test_a_file_time_far_from_the_timestamp_tells_nothing(tmp_path: Path) -> Non
     path = tmp_path / "error.json"
     write_error_file(str(path), error_data("m", "", 1000.5))
     reply = read_error_file(str(path))
-    assert isinstance(reply, ErrorReply)
+    assert isinstance(reply, ErrorFile)
     assert (reply.timestamp, reply.exact) == (1000, None)
 
 
 def test_the_newer_form_has_a_plain_message(tmp_path: Path) -> None:
     reply = _read(tmp_path / "e", '{"message": "plain", "timestamp": 12}')
-    assert isinstance(reply, ErrorReply)
+    assert isinstance(reply, ErrorFile)
     assert (reply.message, reply.text, reply.callstack, reply.timestamp) == ("plain", "plain", "", 12)
 
 
@@ -80,7 +80,7 @@ def test_an_empty_file_is_none(tmp_path: Path) -> None:
 @pytest.mark.parametrize("raw", ["nojson", "[]", "{}", "3", '{"message": 3}', '{"message": {"mess', "[" * 100_000])
 def test_a_damaged_file_keeps_its_text(tmp_path: Path, raw: str) -> None:
     found = _read(tmp_path / "e", raw)
-    assert isinstance(found, Unreadable)
+    assert isinstance(found, UnreadableErrorFile)
     assert raw.startswith(found.raw)
     assert found.raw
 
@@ -89,7 +89,7 @@ def test_a_damaged_file_keeps_its_text(tmp_path: Path, raw: str) -> None:
 def test_timestamps_in_any_spelling(tmp_path: Path, timestamp: str) -> None:
     raw = f'{{"message": {{"message": "m", "extraInfo": {{"timestamp": {timestamp}}}}}}}'
     reply = _read(tmp_path / "e", raw)
-    assert isinstance(reply, ErrorReply)
+    assert isinstance(reply, ErrorFile)
     assert reply.timestamp == 12
 
 
@@ -97,7 +97,7 @@ def test_timestamps_in_any_spelling(tmp_path: Path, timestamp: str) -> None:
 @_FIXTURE_IS_FINE
 def test_no_json_is_an_exception(tmp_path: Path, data: object) -> None:
     found = _read(tmp_path / "e", json.dumps(data))
-    assert isinstance(found, ErrorReply | Unreadable)
+    assert isinstance(found, ErrorFile | UnreadableErrorFile)
 
 
 @given(raw=st.binary(max_size=60))
@@ -112,7 +112,7 @@ def test_no_bytes_are_an_exception(tmp_path: Path, raw: bytes) -> None:
 @_FIXTURE_IS_FINE
 def test_a_file_that_was_cut_off_is_unreadable(tmp_path: Path, cut: int) -> None:
     raw = json.dumps(error_data("ValueError: boom", "Traceback\n" * 20, 1.0))
-    assert isinstance(_read(tmp_path / "e", raw[:-cut]), Unreadable)
+    assert isinstance(_read(tmp_path / "e", raw[:-cut]), UnreadableErrorFile)
 
 
 def test_a_file_that_cannot_be_written_is_a_log_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -125,7 +125,7 @@ def test_what_is_no_regular_file_is_not_read(tmp_path: Path) -> None:
     os.mkfifo(pipe)
     for path, kind in ((pipe, "named pipe"), (Path("/dev/zero"), "device")):
         reply = read_error_file(str(path))
-        assert isinstance(reply, Unreadable)
+        assert isinstance(reply, UnreadableErrorFile)
         assert kind in reply.raw
 
 
@@ -139,7 +139,7 @@ def test_a_sparse_file_of_gigabytes_is_read_as_far_as_one_may_go(tmp_path: Path)
         most = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert isinstance(reply, Unreadable)
+    assert isinstance(reply, UnreadableErrorFile)
     assert most < 8 * MAX_SIZE
 
 
@@ -168,5 +168,5 @@ def test_a_link_at_the_name_that_is_written_first_is_not_followed(tmp_path: Path
     (tmp_path / f"error.json.{os.getpid()}").symlink_to(victim)
     write_error_file(str(path), error_data("boom", "", 1000.0))
     assert victim.read_text() == "precious"
-    assert isinstance(read_error_file(str(path)), ErrorReply)
+    assert isinstance(read_error_file(str(path)), ErrorFile)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["error.json", f"error.json.{os.getpid()}", "victim"]

@@ -33,8 +33,8 @@ def test_with_an_error_file(tmp_path: Path) -> None:
 
 
 def test_without_an_error_file() -> None:
-    by_code = ProcessFailure(0, 1234, 3, "", noticed=1000.5)
-    by_signal = ProcessFailure(0, 1234, -9, "/nonexistent/e.json", noticed=1000.5)
+    by_code = ProcessFailure(0, 1234, 3, "", noticed_at=1000.5)
+    by_signal = ProcessFailure(0, 1234, -9, "/nonexistent/e.json", noticed_at=1000.5)
     assert by_code.error_file == by_signal.error_file == "<N/A>"
     traits = {"category": "system_terminated_error", "retryability": "False"}
     assert by_code.error_file_data == {"message": "<NONE>", "errorTraits": traits}
@@ -55,7 +55,7 @@ def test_a_damaged_file_counts_as_absent_and_keeps_its_text(tmp_path: Path) -> N
 def test_the_time_of_noticing_is_now_unless_told() -> None:
     before = time.time()
     failure = ProcessFailure(0, 1, 1, "")
-    assert before <= failure.noticed <= time.time()
+    assert before <= failure.noticed_at <= time.time()
 
 
 @pytest.mark.parametrize(
@@ -69,4 +69,4 @@ def test_the_time_of_noticing_is_now_unless_told() -> None:
 )
 def test_the_moment_is_as_exact_as_can_be(tmp_path: Path, written: float, noticed: float, moment: float) -> None:
     path = _with_file(tmp_path / "e", 1000.0, written)
-    assert ProcessFailure(0, 1, 1, path, noticed=noticed).moment == pytest.approx(moment)
+    assert ProcessFailure(0, 1, 1, path, noticed_at=noticed).moment == pytest.approx(moment)

@@ -125,7 +125,7 @@ def test_a_child_s_error_file_is_passed_on_with_its_exit_code(own: Path, tmp_pat
 
 
 def test_without_a_child_s_file_the_cause_is_written(own: Path) -> None:
-    failure = ProcessFailure(0, 1, -9, "", last_lines=b"words\n", noticed=12.5)
+    failure = ProcessFailure(0, 1, -9, "", last_lines=b"words\n", noticed_at=12.5)
     with pytest.raises(ChildFailedError):
         _failing(ChildFailedError("x", {0: failure}))
     signalled = "Signal 9 (SIGKILL) received by PID 1"

@@ -20,7 +20,7 @@ ELSEWHERE = Cause(9, 1, "node7", 4242, 1, "ValueError: boom", TRACE, 1000.5, "")
 
 
 def _failure(local_rank: int, exitcode: int, noticed: float, last_lines: bytes = b"") -> ProcessFailure:
-    return ProcessFailure(local_rank, 100 + local_rank, exitcode, "", last_lines=last_lines, noticed=noticed)
+    return ProcessFailure(local_rank, 100 + local_rank, exitcode, "", last_lines=last_lines, noticed_at=noticed)
 
 
 def _time(timestamp: float) -> str:
@@ -129,8 +129,8 @@ def test_a_recorded_failure_comes_before_its_victim(tmp_path: Path) -> None:
     for name, moment in (("recorder", 1000.2), ("victim", 1000.6)):
         write_error_file(str(tmp_path / name), error_data(name, "", moment))
         os.utime(tmp_path / name, (moment, moment))
-    recorder = ProcessFailure(0, 1, 1, str(tmp_path / "recorder"), noticed=1003.0)
-    victim = ProcessFailure(1, 2, 1, str(tmp_path / "victim"), noticed=1001.0)
+    recorder = ProcessFailure(0, 1, 1, str(tmp_path / "recorder"), noticed_at=1003.0)
+    victim = ProcessFailure(1, 2, 1, str(tmp_path / "victim"), noticed_at=1001.0)
     assert ChildFailedError("x", {1: victim, 0: recorder}).get_first_failure()[1].text == "recorder"
 
 
@@ -149,7 +149,7 @@ def test_without_words_the_message_stands_for_the_traceback() -> None:
 
 
 def test_bars_are_as_wide_as_the_text_up_to_sixty() -> None:
-    failure = ProcessFailure(0, 1, 1, "", last_lines=b"", noticed=1.0)
+    failure = ProcessFailure(0, 1, 1, "", last_lines=b"", noticed_at=1.0)
     narrow = ChildFailedError("x", {}, Cause(0, 0, "h", 1, 1, "m", "", 1.0, ""))
     assert str(narrow).split("\n")[1] == "=" * len(f"  time      : {_time(1)}")
     assert str(ChildFailedError("x" * 80, {0: failure})).split("\n")[1] == "=" * 60
@@ -162,7 +162,7 @@ def test_a_report_needs_something_to_report() -> None:
 
 def test_a_reason_stands_before_the_worker_s_words_also_where_these_are_a_traceback() -> None:
     failure = _failure(0, 0, 1.0, f"{TRACE}\n".encode())
-    failure.blame("it ended before its time")
+    failure.set_reason("it ended before its time")
     text = str(ChildFailedError("x", {0: failure}))
     assert "  traceback : it ended before its time; the last lines of standard error:\n  Traceback (most" in text
 

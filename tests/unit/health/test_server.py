@@ -16,9 +16,9 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from rallypoint.base.loop import LoopThread
-from rallypoint.health import serving
-from rallypoint.health.check import HealthCheckServer, create_healthcheck_server, wanted_port
-from rallypoint.health.pulse import Pulse
+from rallypoint.health import http_server
+from rallypoint.health.check import HealthCheckServer, create_healthcheck_server, requested_port
+from rallypoint.health.progress_probe import ProgressProbe
 
 PATIENCE = 30.0
 
@@ -124,12 +124,12 @@ def test_a_port_that_is_taken_is_one_warning(loop: LoopThread, caplog: pytest.Lo
 
 def test_probes_are_answered_while_the_agents_thread_is_busy(loop: LoopThread) -> None:
     """The agent is at something for ever: the server says so, by the pulse, and is not held up."""
-    pulse = Pulse()
+    pulse = ProgressProbe()
     busy, done = threading.Event(), threading.Event()
 
     def agent() -> None:
-        pulse.sleeps(float("inf"), {})
-        pulse.wakes()
+        pulse.going_to_sleep(float("inf"), {})
+        pulse.woken()
         busy.set()
         done.wait(PATIENCE)
 
@@ -183,14 +183,14 @@ def test_resets_and_floods_cost_nothing(loop: LoopThread, caplog: pytest.LogCapt
 def test_a_crowd_that_says_nothing_keeps_no_probe_out(loop: LoopThread) -> None:
     """The oldest make room: with more silent connections than there is room for, a probe is answered all the same."""
     with serving_on(loop) as port, contextlib.ExitStack() as crowd:
-        silent = [crowd.enter_context(dial(port)) for _ in range(3 * serving._MOST)]
+        silent = [crowd.enter_context(dial(port)) for _ in range(3 * http_server._MAX_CONNECTIONS)]
         assert get(port, "/healthz")[0] == 200
-        ended = [sock for sock in silent[: serving._MOST] if sock.recv(1) == b""]
-        assert len(ended) == serving._MOST
+        ended = [sock for sock in silent[: http_server._MAX_CONNECTIONS] if sock.recv(1) == b""]
+        assert len(ended) == http_server._MAX_CONNECTIONS
 
 
 def test_silence_is_not_listened_to_for_ever(loop: LoopThread, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving, "_PATIENCE", 0.1)
+    monkeypatch.setattr(http_server, "_REQUEST_TIMEOUT", 0.1)
     with serving_on(loop) as port, dial(port) as sock:
         sock.sendall(b"GET /healthz")
         assert sock.recv(1) == b""
@@ -228,12 +228,12 @@ def test_a_loop_that_is_stuck_does_not_hold_up_the_agent(
     ("text", "port"), [("8080", 8080), ("0", 0), ("", None), ("x", None), ("-1", None), ("65536", None)]
 )
 def test_the_port_of_the_environment(text: str, port: int | None, caplog: pytest.LogCaptureFixture) -> None:
-    assert wanted_port({"TORCHELASTIC_HEALTH_CHECK_PORT": text}) == port
+    assert requested_port({"TORCHELASTIC_HEALTH_CHECK_PORT": text}) == port
     assert (repr(text) in caplog.text) == (port is None and text != "")
 
 
 def test_no_port_no_server() -> None:
-    assert wanted_port({}) is None
+    assert requested_port({}) is None
 
 
 def test_the_factory_starts_nothing() -> None:
@@ -246,5 +246,5 @@ def test_the_factory_starts_nothing() -> None:
 def test_the_room_is_light_until_it_serves() -> None:
     from tests.unit.test_start_up import HEAVY, imported_by
 
-    assert not imported_by("import rallypoint.health.pulse") & (HEAVY | {"json"})
+    assert not imported_by("import rallypoint.health.progress_probe") & (HEAVY | {"json"})
     assert "asyncio" not in imported_by("import rallypoint.health.check, rallypoint.health.server")

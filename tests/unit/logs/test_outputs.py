@@ -293,8 +293,8 @@ def _flood(name: bytes) -> bytes:
 @pytest.fixture
 def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, nobody loses the console in the middle of a line."""
-    monkeypatch.setattr(console_module, "QUIET", 10 * DEADLINE)
-    monkeypatch.setattr(console_module, "PATIENCE", 10 * DEADLINE)
+    monkeypatch.setattr(console_module, "MAX_SILENCE", 10 * DEADLINE)
+    monkeypatch.setattr(console_module, "MAX_WAIT", 10 * DEADLINE)
 
 
 @pytest.mark.usefixtures("no_grace")
@@ -518,7 +518,7 @@ def test_a_standard_output_that_takes_no_bytes_does_not_hold_up_standard_error(t
 
 
 def test_a_console_that_takes_no_bytes_does_not_hold_us_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CLOSE_PATIENCE", 0.2)
+    monkeypatch.setattr(module, "CLOSE_TIMEOUT", 0.2)
     reading, writing = os.pipe()
     outputs = Outputs(LogsDest(), 1, {}, stdout=writing, stderr=writing)
     os.close(writing)
@@ -619,7 +619,7 @@ def test_where_the_kernel_tells_no_news_files_are_looked_at(tmp_path: Path, out:
     path = tmp_path / "log"
     path.touch()
     console = console_module.Console(out.fd, out.fd)
-    pump = Pump(console.places[0], [], [(Tail(str(path), b"[0]:"), str(tmp_path / "missing"), console.out())])
+    pump = Pump(console.sinks[0], [], [(Tail(str(path), b"[0]:"), str(tmp_path / "missing"), console.out())])
     with path.open("ab", buffering=0) as file:
         file.write(b"one\n")
         out.wait_for(lambda got: got == b"[0]:one\n")
@@ -637,7 +637,7 @@ def test_a_file_that_cannot_be_read_costs_its_own_output_only(tmp_path: Path, ou
     console = console_module.Console(out.fd, out.fd)
     # A folder can be opened like a file, and says EISDIR when it is read.
     lost, good = Tail(str(tmp_path), b"lost"), Tail(str(path), b"[0]:")
-    pump = Pump(console.places[0], [], [(lost, str(tmp_path), console.out()), (good, str(path), console.out())])
+    pump = Pump(console.sinks[0], [], [(lost, str(tmp_path), console.out()), (good, str(path), console.out())])
     path.write_bytes(b"one\n")
     out.wait_for(lambda got: got == b"[0]:one\n")
     pump.stop()

@@ -124,10 +124,10 @@ def test_without_a_folder_a_temporary_one_is_made_and_tidied(tmp_path: Path, mon
     assert specs.root_log_dir is None
     specs.reify(_envs(2))
     assert [path.name.startswith("torchelastic_") for path in tmp_path.iterdir()] == [True]
-    specs.tidy()
+    specs.clean_up()
     assert list(tmp_path.iterdir()) == []
     specs.reify(_envs(2))  # the same specs serve again
-    specs.tidy()
+    specs.clean_up()
     assert list(tmp_path.iterdir()) == []
 
 
@@ -143,7 +143,7 @@ def test_folders_that_were_removed_meanwhile_are_made_anew(
     error_file = specs.reify(_envs(1, attempt="1")).error_files[0]
     assert os.path.isdir(os.path.dirname(error_file))
     assert error_file.endswith("/attempt_1/0/error.json")
-    specs.tidy()
+    specs.clean_up()
     assert list(tmp_path.iterdir()) == ([root] if named else [])
 
 
@@ -151,12 +151,12 @@ def test_tidying_removes_no_file_and_no_folder_of_the_user(tmp_path: Path, monke
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     named = DefaultLogsSpecs(str(tmp_path / "logs"))
     folder = Path(named.reify(_envs(2)).error_files[1]).parent
-    named.tidy()
+    named.clean_up()
     assert folder.is_dir()
     temporary = DefaultLogsSpecs()
     kept = Path(temporary.reify(_envs(2)).error_files[1])
     kept.write_text("{}")
-    temporary.tidy()
+    temporary.clean_up()
     assert kept.exists()
     assert not kept.parent.with_name("0").exists()
 

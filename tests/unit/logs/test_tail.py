@@ -11,8 +11,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from rallypoint.logs import tail as module
-from rallypoint.logs.console import Piece
-from rallypoint.logs.tail import BAR_PATIENCE, ROOM, Tail
+from rallypoint.logs.console import Chunk
+from rallypoint.logs.tail import PROGRESS_BAR_DELAY, READ_SIZE, Tail
 
 WRITES = st.lists(st.binary(max_size=30).map(lambda data: data.replace(b"\x00", b"\n")), max_size=12)
 
@@ -25,7 +25,7 @@ def _twin(text: bytes, prefix: bytes) -> bytes:
     return b"".join(prefix + line + b"\n" for line in lines)
 
 
-def _joined(pieces: Iterator[Piece]) -> bytes:
+def _joined(pieces: Iterator[Chunk]) -> bytes:
     """What the pieces say, each looked at before the next is asked for, as a console does."""
     said = b""
     for piece in pieces:
@@ -40,7 +40,7 @@ def _joined(pieces: Iterator[Piece]) -> bytes:
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
 def test_lines_come_whole_and_prefixed(tmp_path: Path, writes: list[bytes], room: int, few: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_FEW", few)  # so that few lines are short lines, some times
+        patch.setattr(module, "_FEW_LINES", few)  # so that few lines are short lines, some times
         _follow_all(tmp_path / "log", writes, bytearray(room))
 
 
@@ -53,7 +53,7 @@ def _follow_all(path: Path, writes: list[bytes], room: bytearray) -> None:
             file.write(data)
             shown += _joined(followed.pieces(0.0, room))
             assert shown == b"" or shown.endswith(b"\n"), "half a line was shown"
-            assert not followed.behind()
+            assert not followed.has_unread()
     shown += _joined(followed.finish(0.0, room))
     assert shown == _twin(b"".join(writes), b"[p]:")
     followed.close()
@@ -62,13 +62,13 @@ def _follow_all(path: Path, writes: list[bytes], room: bytearray) -> None:
 @pytest.mark.parametrize("length", [1, 10, 100, 2000, 3000, 16 * 1024, 300_000])
 def test_lines_of_any_length_come_whole_and_prefixed(tmp_path: Path, length: int) -> None:
     text = b"".join(b"%d" % (number % 10) * (length - 1) + b"\n" for number in range(1 + 600_000 // length)) + b"rest"
-    _follow_all(tmp_path / "log", [text], bytearray(ROOM))
+    _follow_all(tmp_path / "log", [text], bytearray(READ_SIZE))
 
 
 def test_long_lines_go_out_from_where_they_lie(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes((b"x" * 5000 + b"\n") * 100)
-    followed, room = Tail(str(path), b"[p]:"), bytearray(ROOM)
+    followed, room = Tail(str(path), b"[p]:"), bytearray(READ_SIZE)
     for piece in followed.pieces(0.0, room):
         assert all(part == b"[p]:" or (isinstance(part, memoryview) and part.obj is room) for part in piece.parts)
     followed.close()
@@ -77,7 +77,7 @@ def test_long_lines_go_out_from_where_they_lie(tmp_path: Path) -> None:
 def test_only_the_last_piece_of_a_line_ends_it(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"x" * 1_000_000 + b"\ny\n")
-    followed, room = Tail(str(path), b"[p]:"), bytearray(ROOM)
+    followed, room = Tail(str(path), b"[p]:"), bytearray(READ_SIZE)
     pieces = [(piece.ends, piece.size(), b"".join(piece.parts)) for piece in followed.pieces(0.0, room)]
     assert [ends for ends, _, _ in pieces] == [False] * (len(pieces) - 1) + [True]
     assert max(size for _, size, _ in pieces) <= 300_000
@@ -89,11 +89,11 @@ def test_an_emptied_file_is_followed_from_its_start(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"a long line\n")
     followed = Tail(str(path), b"")
-    assert _joined(followed.pieces(0.0, bytearray(ROOM))) == b"a long line\n"
+    assert _joined(followed.pieces(0.0, bytearray(READ_SIZE))) == b"a long line\n"
     os.truncate(path, 0)
     with path.open("ab") as file:
         file.write(b"new\n")
-    assert _joined(followed.pieces(0.0, bytearray(ROOM))) == b"new\n"
+    assert _joined(followed.pieces(0.0, bytearray(READ_SIZE))) == b"new\n"
     followed.close()
 
 
@@ -103,11 +103,11 @@ def test_a_progress_bar_is_shown_after_a_while_and_nothing_of_it_twice(tmp_path:
     followed = Tail(str(path), b"[p]:")
     with path.open("ab", buffering=0) as file:
         file.write(b"\r10%\r20%")
-        assert list(followed.pieces(5.0, bytearray(ROOM))) == []
-        assert followed.bar_deadline() == 5.0 + BAR_PATIENCE
-        assert followed.bar() == b"[p]:\r10%\r\n"
-        assert followed.bar_deadline() is None
+        assert list(followed.pieces(5.0, bytearray(READ_SIZE))) == []
+        assert followed.progress_bar_deadline() == 5.0 + PROGRESS_BAR_DELAY
+        assert followed.progress_bar() == b"[p]:\r10%\r\n"
+        assert followed.progress_bar_deadline() is None
         file.write(b"\r30%\n")
-        assert _joined(followed.pieces(7.0, bytearray(ROOM))) == b"[p]:20%\r30%\n"
-        assert followed.bar_deadline() is None
+        assert _joined(followed.pieces(7.0, bytearray(READ_SIZE))) == b"[p]:20%\r30%\n"
+        assert followed.progress_bar_deadline() is None
     followed.close()

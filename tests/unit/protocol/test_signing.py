@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.protocol.frames import SIGNATURE_SIZE, SignatureError
-from rallypoint.protocol.signing import Signers, proof, proven, transcript_of
+from rallypoint.protocol.signing import Signers, proof, proven_key, transcript_of
 
 KEY = os.urandom(32)
 
@@ -21,47 +21,47 @@ def test_frames_of_both_directions_arrive_as_they_were(frames: list[tuple[bool, 
     node, coordinator = pair()
     for from_node, payload in frames:
         sender, receiver = (node, coordinator) if from_node else (coordinator, node)
-        assert receiver.into.verify(sender.out.sign(payload)) == payload
+        assert receiver.incoming.verify(sender.outgoing.sign(payload)) == payload
 
 
 @given(st.binary(max_size=50), st.integers(0, 10**6), st.integers(0, 7))
 def test_a_changed_bit_is_seen(payload: bytes, place: int, bit: int) -> None:
     node, coordinator = pair()
-    signed = bytearray(node.out.sign(payload))
+    signed = bytearray(node.outgoing.sign(payload))
     signed[place % len(signed)] ^= 1 << bit
     with pytest.raises(SignatureError):
-        coordinator.into.verify(bytes(signed))
+        coordinator.incoming.verify(bytes(signed))
 
 
 def test_a_frame_repeated_left_out_or_sent_back_is_seen() -> None:
     node, coordinator = pair()
-    first = node.out.sign(b"first")
-    assert coordinator.into.verify(first) == b"first"
-    for wrong in (first, coordinator.out.sign(b"x")):
+    first = node.outgoing.sign(b"first")
+    assert coordinator.incoming.verify(first) == b"first"
+    for wrong in (first, coordinator.outgoing.sign(b"x")):
         with pytest.raises(SignatureError):
-            coordinator.into.verify(wrong)
+            coordinator.incoming.verify(wrong)
     node, coordinator = pair()
-    node.out.sign(b"left out")
+    node.outgoing.sign(b"left out")
     with pytest.raises(SignatureError):
-        coordinator.into.verify(node.out.sign(b"second"))
+        coordinator.incoming.verify(node.outgoing.sign(b"second"))
 
 
 @pytest.mark.parametrize("data", [b"", b"x" * (SIGNATURE_SIZE - 1), b"x" * SIGNATURE_SIZE])
 def test_what_has_no_signature_is_refused(data: bytes) -> None:
     with pytest.raises(SignatureError):
-        pair()[1].into.verify(data)
+        pair()[1].incoming.verify(data)
 
 
 def test_another_key_or_another_greeting_gives_other_signatures() -> None:
     for node in (pair(key=os.urandom(32))[0], pair(transcript=b"another")[0]):
         with pytest.raises(SignatureError):
-            pair()[1].into.verify(node.out.sign(b"x"))
+            pair()[1].incoming.verify(node.outgoing.sign(b"x"))
 
 
 def test_a_proof_is_of_one_key_and_one_greeting() -> None:
     transcript, old = transcript_of(b"hello", b"challenge"), os.urandom(32)
     given_proof = proof(old, transcript)
-    assert proven((KEY, old), transcript, given_proof) == old
-    assert proven((KEY,), transcript, given_proof) is None
-    assert proven((KEY, old), transcript_of(b"hell", b"ochallenge"), given_proof) is None
-    assert proven((), transcript, b"") is None
+    assert proven_key((KEY, old), transcript, given_proof) == old
+    assert proven_key((KEY,), transcript, given_proof) is None
+    assert proven_key((KEY, old), transcript_of(b"hell", b"ochallenge"), given_proof) is None
+    assert proven_key((), transcript, b"") is None

@@ -7,16 +7,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.failures.cause import Cause
+from rallypoint.membership.operations import Close, Fail, Preempt
+from rallypoint.membership.state import NodeId, NodeInfo, Reason, RoundEnd, Settings
+from rallypoint.protocol import codec
 from rallypoint.protocol.frames import check_size
+from rallypoint.protocol.handshake import Hello
+from rallypoint.protocol.messages import JoinRequest, Placed, Placement, ResumeRequest, RoundEnded
 from rallypoint.protocol.validation import ValidationError, validated
 from rallypoint.ranks.assign import NodeRanks
-from rallypoint.rendezvous import codec
-from rallypoint.rendezvous.handshake import Hello
-from rallypoint.rendezvous.messages import Holding, JoinRequest, Placed, Placement, RoundEnded
-from rallypoint.rendezvous.operations import Close, Fail, Preempt
-from rallypoint.rendezvous.state import Member, NodeId, Reason, RoundEnd, Settings
 
-MEMBER = Member("role", 2, "10.0.0.1", 7000, None)
+MEMBER = NodeInfo("role", 2, "10.0.0.1", 7000, None)
 NODE = NodeId("10.0.0.1", 42, 0)
 CAUSE = Cause(3, 1, "host", 42, -11, "Signal 11", "Traceback ä\n\tat\n", 1.5, "/x/error.json")
 HELLO = Hello(1, "job", b"n" * 16, "10.0.0.1", 42, 0, False, Settings("job", 1, 2))
@@ -24,7 +24,7 @@ IN_ORDER = [
     JoinRequest(MEMBER, 600.0),
     Fail(1, CAUSE, 3),
     HELLO,
-    Holding("5e", NODE, MEMBER),
+    ResumeRequest("5e", NODE, MEMBER),
     Placed(Placement(1, 0, 2, NodeRanks(0, 3, 0, 3), "host", 7000, 1)),
     Close(math.inf),
 ]
@@ -44,11 +44,11 @@ def test_what_is_in_order_passes_as_it_is(message: object) -> None:
         JoinRequest(MEMBER, math.nan),
         JoinRequest(MEMBER, math.inf),
         Preempt(0, -math.inf),
-        Holding("5e", NODE, MEMBER, 3, 1, 3_000_000),
-        Holding("5e", NODE, MEMBER, 2**40, 1, 2),
-        Holding("5e", NODE, MEMBER, 2**31, 1, 2),
-        Holding("5e", NODE, MEMBER, past=2**31),
-        Holding("5e", NODE, MEMBER, failures=2**40),
+        ResumeRequest("5e", NODE, MEMBER, 3, 1, 3_000_000),
+        ResumeRequest("5e", NODE, MEMBER, 2**40, 1, 2),
+        ResumeRequest("5e", NODE, MEMBER, 2**31, 1, 2),
+        ResumeRequest("5e", NODE, MEMBER, last_ended_round=2**31),
+        ResumeRequest("5e", NODE, MEMBER, failures=2**40),
         HELLO._replace(settings=Settings("job", 1, 3_000_000)),
         HELLO._replace(settings=Settings("job", 1, 2, lease=0.0)),
         HELLO._replace(settings=Settings("job", 1, 2, lease=math.nan)),
@@ -70,7 +70,7 @@ def test_terminal_escapes_become_question_marks_and_lines_stay() -> None:
     assert told.traceback == "a\n\tb?]0;x??"
     assert set(told.message) == {"m", "?"}
     assert len(told.message) == 8 * 1024
-    assert validated(JoinRequest(MEMBER._replace(role="a\nb"), 1.0)).member.role == "a?b"
+    assert validated(JoinRequest(MEMBER._replace(role="a\nb"), 1.0)).node_info.role == "a?b"
 
 
 def test_a_failure_of_any_text_fits_the_frame_by_which_others_are_told() -> None:
@@ -88,21 +88,21 @@ def test_a_clock_that_is_wrong_costs_no_failure_its_report(shown: float, told: f
 
 @given(st.floats(), st.integers(), st.text())
 def test_any_values_are_refused_or_made_harmless(number: float, whole: int, text: str) -> None:
-    message = JoinRequest(Member(text, whole, text, whole, whole), number)
+    message = JoinRequest(NodeInfo(text, whole, text, whole, whole), number)
     try:
         told = validated(message)
     except ValidationError:
         return
     assert math.isfinite(told.timeout)
-    assert 1 <= told.member.local_world_size <= 65536
-    assert told.member.role.isprintable()
+    assert 1 <= told.node_info.local_world_size <= 65536
+    assert told.node_info.role.isprintable()
     assert validated(told) is told
 
 
 def test_settings_that_were_in_order_once_are_not_looked_at_again_and_others_are() -> None:
     """All nodes of a job send the same; a rendezvous of thousands must not pay for each."""
     good = Settings("job", 1, 2)
-    wave = JoinRequest(Member("default", 1, "", 7000), 60.0)
+    wave = JoinRequest(NodeInfo("default", 1, "", 7000), 60.0)
     for _ in range(3):
         assert validated(_hello(good)).settings == good
         with pytest.raises(ValidationError, match="lease"):

@@ -6,20 +6,20 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
+from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
 from rallypoint.failures.cause import Cause
-from rallypoint.rendezvous.arbiter import Arbiter, Send
-from rallypoint.rendezvous.messages import (
+from rallypoint.membership.operations import Drain, Fail, Succeed
+from rallypoint.membership.state import NodeId, NodeInfo, Settings, State
+from rallypoint.protocol.messages import (
     JobEnded,
     JoinRefused,
     JoinRequest,
-    Leave,
+    LeaveRequest,
     Placed,
     Placement,
     Request,
     RoundEnded,
 )
-from rallypoint.rendezvous.operations import Drain, Fail, Succeed
-from rallypoint.rendezvous.state import Member, NodeId, Settings, State
 
 NODES = 5
 
@@ -59,7 +59,7 @@ class Life:
     count: int = 0
 
     def __post_init__(self) -> None:
-        self.arbiter = Arbiter(self.settings)
+        self.arbiter = Coordinator(self.settings)
         self.budget = self.settings.min_nodes - 1  # from none to two, so that jobs fail often enough to see it
         self.states: list[State] = [self.arbiter.state]
 
@@ -78,10 +78,10 @@ class Life:
 
     def _act(self, what: str, node: int, session: int, number: int) -> None:
         placement = self.placements.get(session)
-        sends: list[Send] = []
+        sends: list[OutgoingNotification] = []
         if what == "join" and session not in self.joined and session not in self.over:
             self.joined.add(session)
-            member = Member("role", 1 + number % 3, "", 7000 + session, None)
+            member = NodeInfo("role", 1 + number % 3, "", 7000 + session, None)
             sends = self.arbiter.receive(session, JoinRequest(member, 25.0), self.now)
         elif what == "crash":
             del self.sessions[node]
@@ -89,7 +89,7 @@ class Life:
         elif what == "leave":
             self.joined.discard(session)
             self.placements.pop(session, None)
-            sends = self.arbiter.receive(session, Leave(), self.now)
+            sends = self.arbiter.receive(session, LeaveRequest(), self.now)
         elif placement is not None:
             round_ = placement.round - 1 if what == "stale" else placement.round
             requests: dict[str, Request] = {
@@ -111,7 +111,7 @@ class Life:
             self._hear(self.arbiter.tick(self.now))
         self.now = until
 
-    def _hear(self, sends: list[Send]) -> None:
+    def _hear(self, sends: list[OutgoingNotification]) -> None:
         for session, notice in sends:
             match notice:
                 case Placed(placement=placement):

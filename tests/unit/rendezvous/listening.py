@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import queue
 
-from rallypoint.rendezvous.messages import LinkOpened, Notice
+from rallypoint.protocol.messages import LinkOpened, Notification
 
 
-class Heard(queue.SimpleQueue[Notice]):
+class Heard(queue.SimpleQueue[Notification]):
     """What a link has delivered, in order, but for the news that it has reached the control plane."""
 
-    def take(self, notice: Notice) -> None:
+    def take(self, notice: Notification) -> None:
         """The `Deliver` of a link."""
         if not isinstance(notice, LinkOpened):
             self.put(notice)

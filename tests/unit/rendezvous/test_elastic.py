@@ -13,10 +13,10 @@ import pytest
 
 from rallypoint.base.endpoint import free_port
 from rallypoint.base.errors import UserError
+from rallypoint.protocol.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
+from rallypoint.protocol.messages import Notification, Placed, RoundEnded
 from rallypoint.rendezvous.elastic import ElasticHandler
-from rallypoint.rendezvous.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
 from rallypoint.rendezvous.handler import RendezvousInfo
-from rallypoint.rendezvous.messages import Notice, Placed, RoundEnded
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler
 from rallypoint.store.client import TCPStore
@@ -96,7 +96,7 @@ def test_a_static_job_has_a_new_store_before_the_next_round_can_be_complete() ->
         assert where is not None
         old = TCPStore(where.master_addr, where.master_port, timeout=timedelta(seconds=20))
         old.set("of round 0", "x")
-        told: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+        told: queue.SimpleQueue[Notification] = queue.SimpleQueue()
         made[0].listen(told.put)
         made[1].drain(0)
         assert isinstance(told.get(timeout=20), RoundEnded)
@@ -107,7 +107,7 @@ def test_a_static_job_has_a_new_store_before_the_next_round_can_be_complete() ->
         assert old.get("of round 0") == b"x", "workers that are being stopped keep what they had"
         placed = told.get(timeout=20)
         assert isinstance(placed, Placed)
-        made[0].take_up(placed.placement)
+        made[0].begin_round(placed.placement)
         with pytest.raises(StoreError):
             old.get("of round 0")
         new.set("of round 1", "y")

@@ -15,11 +15,11 @@ from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, free_port, listening_socket
 from rallypoint.base.errors import UserError
 from rallypoint.etcd.api import EtcdRefused, EtcdUnreachable
+from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from rallypoint.rendezvous.backends import etcd_v2
 from rallypoint.rendezvous.backends.etcd_options import endpoints_of
 from rallypoint.rendezvous.backends.etcd_v2 import EtcdV2Backend, client_of
 from rallypoint.rendezvous.backends.etcd_v2_http import EtcdV2Client
-from rallypoint.rendezvous.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from rallypoint.rendezvous.params import RendezvousParameters
 from tests.etcd_cluster import EtcdCluster, running
 from tests.relay import Relay
@@ -64,7 +64,7 @@ def watching(watched: EtcdV2Backend) -> Iterator[list[float]]:
         yield told
     finally:
         over.set()
-        watched.hurry()
+        watched.cancel_waits()
         thread.join(PATIENCE)
     assert not thread.is_alive()
 
@@ -191,7 +191,7 @@ def test_nothing_is_told_before_the_first_read_nor_without_a_change(etcd: EtcdCl
 def test_a_wait_ends_when_somebody_is_in_a_hurry(etcd: EtcdCluster, key: str) -> None:
     with backend(*etcd.endpoints, key=key) as one:
         one.get_state()
-        threading.Timer(0.2, one.hurry).start()
+        threading.Timer(0.2, one.cancel_waits).start()
         began = time.monotonic()
         assert not one.wait_for_change(PATIENCE)
         assert time.monotonic() - began < PATIENCE / 2
@@ -330,7 +330,7 @@ def test_an_etcd_that_does_not_come_is_waited_for_until_the_deadline(key: str) -
 
 def test_who_is_in_a_hurry_does_not_wait_for_an_etcd(key: str) -> None:
     with backend(Endpoint("127.0.0.1", free_port()), key=key, patience=PATIENCE) as one:
-        threading.Timer(0.2, one.hurry).start()
+        threading.Timer(0.2, one.cancel_waits).start()
         began = time.monotonic()
         with pytest.raises(RendezvousConnectionError):
             one.get_state()

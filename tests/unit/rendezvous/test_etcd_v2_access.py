@@ -15,8 +15,8 @@ import trustme
 
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.etcd.api import EtcdRefused, EtcdUnreachable
+from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousError
 from rallypoint.rendezvous.backends.etcd_v2 import EtcdV2Backend, client_of
-from rallypoint.rendezvous.errors import RendezvousConnectionError, RendezvousError
 from rallypoint.rendezvous.params import RendezvousParameters
 from tests.etcd_cluster import EtcdCluster, ServerTls, running
 
@@ -91,7 +91,7 @@ def test_over_tls(secure: EtcdCluster, files: Files) -> None:
             assert one.get_state() == written[:2]
             assert not one.wait_for_change(0.05)
             began = time.monotonic()
-            one.hurry()
+            one.cancel_waits()
             assert not one.wait_for_change(PATIENCE)
             assert time.monotonic() - began < PATIENCE / 2
 

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.rendezvous import codec
-from rallypoint.rendezvous.arbiter import Arbiter
-from rallypoint.rendezvous.effects import apply
-from rallypoint.rendezvous.errors import RendezvousStateError
-from rallypoint.rendezvous.handshake import ClientHandshake, Hello
-from rallypoint.rendezvous.messages import JoinRequest, NodesWaiting, Preempted, RoundEnded
-from rallypoint.rendezvous.operations import Act, Action, Drain, Preempt
-from rallypoint.rendezvous.state import Member, NodeId, Participant, Settings, State, in_words, name_of, names_of
-from rallypoint.rendezvous.state_codec import decode_state, encode_state
+from rallypoint.coordinator.coordinator import Coordinator
+from rallypoint.membership.operations import Action, ActionKind, Drain, Preempt
+from rallypoint.membership.state import NodeId, NodeInfo, Participant, Settings, State, join_names, name_of, names_of
+from rallypoint.membership.transitions import apply
+from rallypoint.protocol import codec
+from rallypoint.protocol.errors import RendezvousStateError
+from rallypoint.protocol.handshake import ClientHandshake, Hello
+from rallypoint.protocol.messages import JoinRequest, NodesWaiting, Preempted, RoundEnded
+from rallypoint.protocol.state_codec import decode_state, encode_state
 
 SETTINGS = Settings("job", 2, 3, last_call_timeout=0.0)
 A, B, C = (NodeId(f"10.77.0.{number}", 100 + number, 0, f"n{number}") for number in (1, 2, 3))
-MEMBER = Member("default", 1, "", 7000)
+MEMBER = NodeInfo("default", 1, "", 7000)
 
 
-def running(*nodes: NodeId) -> Arbiter:
+def running(*nodes: NodeId) -> Coordinator:
     """A job whose nodes have their places; sessions count from 1."""
-    arbiter = Arbiter(SETTINGS._replace(min_nodes=len(nodes)))
+    arbiter = Coordinator(SETTINGS._replace(min_nodes=len(nodes)))
     for session, node in enumerate(nodes, 1):
         arbiter.open(session, node, 0.0, address=node.addr)
         arbiter.receive(session, JoinRequest(MEMBER, 600.0), 0.0)
@@ -34,7 +34,7 @@ def test_a_node_is_its_host_and_rank() -> None:
     state = running(A, B).state
     assert [name_of(state, each) for each in (A, B, C)] == ["n1 (rank 0)", "n2 (rank 1)", "n3"]
     assert name_of(state, NodeId("10.77.0.9", 1, 0)) == "10.77.0.9"
-    assert name_of(state, NodeId.absent(4)) == "the node of group rank 4"
+    assert name_of(state, NodeId.placeholder(4)) == "the node of group rank 4"
 
 
 def test_two_agents_of_one_host_are_told_apart_by_their_pids() -> None:
@@ -44,15 +44,17 @@ def test_two_agents_of_one_host_are_told_apart_by_their_pids() -> None:
 
 
 def test_who_comes_back_keeps_its_rank_in_its_name() -> None:
-    state = State(round=1, participants={A: Participant(MEMBER, former=0), C: Participant(MEMBER)}, former={B: 1})
+    state = State(
+        round=1, participants={A: Participant(MEMBER, previous_rank=0), C: Participant(MEMBER)}, survivors={B: 1}
+    )
     assert [name_of(state, each) for each in (A, B, C)] == ["n1 (rank 0)", "n2 (rank 1)", "n3"]
 
 
 def test_many_are_a_few_and_a_number() -> None:
     nodes = [NodeId("h", number, 0, f"n{number}") for number in range(7)]
-    assert in_words(names_of(State(), nodes)) == "n0, n1, n2, n3 and 3 more"
-    assert in_words(names_of(State(), nodes[:2])) == "n0 and n1"
-    assert in_words(()) == ""
+    assert join_names(names_of(State(), nodes)) == "n0, n1, n2, n3 and 3 more"
+    assert join_names(names_of(State(), nodes[:2])) == "n0 and n1"
+    assert join_names(()) == ""
 
 
 @pytest.mark.parametrize(
@@ -95,6 +97,6 @@ def test_the_name_of_a_machine_is_cut_and_cleaned_at_the_door() -> None:
 
 
 def test_a_shared_state_with_names_that_are_no_text_is_refused() -> None:
-    state = apply(Action(Act.ADD_TO_PARTICIPANTS, member=MEMBER), State(), A._replace(host="n\x1b"), SETTINGS)
+    state = apply(Action(ActionKind.ADD_TO_PARTICIPANTS, node_info=MEMBER), State(), A._replace(host="n\x1b"), SETTINGS)
     with pytest.raises(RendezvousStateError, match="no text"):
         decode_state(encode_state(state))

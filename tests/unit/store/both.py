@@ -11,10 +11,10 @@ from contextlib import contextmanager
 import pytest
 
 from rallypoint.base.endpoint import listening_socket
-from rallypoint.base.log import LimitedLines, get_logger
+from rallypoint.base.log import RateLimitedLog, get_logger
 from rallypoint.store import wire
-from rallypoint.store.carrying import CHOICE, Carrier, Surroundings, open_carrier
-from rallypoint.store.guard import Guard
+from rallypoint.store.guard import StoreGuard
+from rallypoint.store.transport import STORE_VARIABLE, StoreTransport, TransportContext, open_transport
 
 KINDS = ["python", "compiled"]
 RETRY = 0.05
@@ -56,9 +56,9 @@ def is_compiled() -> bool:
 def choose(kind: str, patch: pytest.MonkeyPatch) -> None:
     """Have servers of this process, and of those that it starts, be of this kind."""
     if kind == "python":
-        patch.setenv(CHOICE, "python")
+        patch.setenv(STORE_VARIABLE, "python")
         return
-    patch.delenv(CHOICE, raising=False)
+    patch.delenv(STORE_VARIABLE, raising=False)
     if not is_compiled():
         pytest.skip("the store in C was not built: there was no compiler, or no headers of Python, at installation")
 
@@ -88,12 +88,14 @@ class Peer:
 class Bench:
     """A store and connections to it; it works only when told to."""
 
-    def __init__(self, guard: Guard) -> None:
+    def __init__(self, guard: StoreGuard) -> None:
         self._listener = listening_socket("127.0.0.1", 0)
         self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        self._lines = LimitedLines(get_logger("rallypoint.store"), "connections that it refused")
+        self._lines = RateLimitedLog(get_logger("rallypoint.store"), "connections that it refused")
         self.port: int = self._listener.getsockname()[1]
-        self.carrier: Carrier = open_carrier(Surroundings(self._listener, self.wake, self._lines, guard, RETRY))
+        self.carrier: StoreTransport = open_transport(
+            TransportContext(self._listener, self.wake, self._lines, guard, RETRY)
+        )
         self._peers: list[Peer] = []
 
     def connect(self, greet: bool = True, buffer: int = 0) -> Peer:
@@ -106,7 +108,7 @@ class Bench:
         near, far = socket.socketpair()
         if buffer:
             near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
-        self.carrier.adopt(near)
+        self.carrier.add_connection(near)
         far.setblocking(False)
         peer = Peer(far)
         self._peers.append(peer)
@@ -131,13 +133,13 @@ class Bench:
 
     def turn(self) -> None:
         """Let the store work until it has nothing to do."""
-        while self.carrier.turn():
+        while self.carrier.run_once():
             pass
 
     def close(self) -> None:
         """End everything."""
         self.carrier.close()
-        self.carrier.free()
+        self.carrier.release_memory()
         self._listener.close()
         os.close(self.wake)
         for peer in self._peers:
@@ -145,12 +147,12 @@ class Bench:
 
 
 @contextmanager
-def bench(kind: str, guard: Guard = Guard()) -> Iterator[Bench]:  # noqa: B008 - it never changes
+def bench(kind: str, guard: StoreGuard = StoreGuard()) -> Iterator[Bench]:  # noqa: B008 - it never changes
     """A store of this kind."""
     with pytest.MonkeyPatch.context() as patch:
         choose(kind, patch)
         made = Bench(guard)
-        wanted = "CompiledSockets" if kind == "compiled" else "PolledSockets"
+        wanted = "CompiledTransport" if kind == "compiled" else "PollingTransport"
         assert type(made.carrier).__name__ == wanted
     before = len(os.listdir("/proc/self/fd"))
     try:

@@ -32,7 +32,7 @@ class Door:
             if data == b"close":
                 client.close()
                 return
-            self._store.adopt(client, data)
+            self._store.add_connection(client, data)
 
     def close(self) -> None:
         """End it and its connections."""

@@ -18,8 +18,8 @@ from rallypoint.store import wire
 from rallypoint.store.errors import StoreProtocolError
 from tests.unit.store.both import KINDS, RETRY, Bench, Peer, bench, is_compiled, no_more_descriptors
 from tests.unit.store.conftest import Lines
+from tests.unit.store.reference import NAMES, STEPS, WAITING_STEPS, Twin
 from tests.unit.store.requests import REQUESTS, stream
-from tests.unit.store.twin import NAMES, STEPS, WAITING_STEPS, Twin
 
 compiled = pytest.mark.skipif(not is_compiled(), reason="the store in C was not built")
 both = pytest.mark.parametrize("kind", [pytest.param(kind, marks=[compiled] * (kind != "python")) for kind in KINDS])

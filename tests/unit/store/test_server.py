@@ -21,9 +21,9 @@ import pytest
 from rallypoint.base.endpoint import listening_socket
 from rallypoint.store import server as server_module
 from rallypoint.store import wire
-from rallypoint.store.carrying import CHOICE
 from rallypoint.store.server import StoreServer, StoreThread
 from rallypoint.store.serving import ServedTable
+from rallypoint.store.transport import STORE_VARIABLE
 from tests.unit.store.both import choose, no_more_descriptors
 from tests.unit.store.conftest import Door
 from tests.unit.store.sockets import DEADLINE, Raw
@@ -391,7 +391,7 @@ def test_a_connection_that_comes_to_a_store_that_has_ended_is_closed() -> None:
     store.close()
     near, far = socket.socketpair()
     with far:
-        store.adopt(near, b"")
+        store.add_connection(near, b"")
         assert far.recv(1) == b""
 
 
@@ -401,8 +401,8 @@ def test_a_store_imports_nothing_before_its_first_client_and_no_asyncio_at_all()
     code = (
         "import sys; from rallypoint.store.server import StoreServer; s = StoreServer('127.0.0.1');"
         "from rallypoint.store.client import TCPStore; import socket, time; time.sleep(0.1);"
-        "print('rallypoint.store.carrying' in sys.modules);"
-        "TCPStore('127.0.0.1', s.port).set('k', 'v'); print('rallypoint.store.carrying' in sys.modules);"
+        "print('rallypoint.store.transport' in sys.modules);"
+        "TCPStore('127.0.0.1', s.port).set('k', 'v'); print('rallypoint.store.transport' in sys.modules);"
         "print([name for name in ('asyncio', 'uvloop', 'msgspec', 'tempfile') if name in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
@@ -436,7 +436,7 @@ def test_the_log_says_which_store_serves(
 def test_without_the_store_in_c_the_one_in_python_serves(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.delenv(CHOICE, raising=False)
+    monkeypatch.delenv(STORE_VARIABLE, raising=False)
     monkeypatch.setitem(sys.modules, "rallypoint.store.compiled", None)
     monkeypatch.setattr(logging.getLogger("rallypoint"), "propagate", True)
     with (
@@ -458,7 +458,7 @@ def test_who_connects_to_a_held_store_waits_until_it_is_said_who_may() -> None:
         with pytest.raises(TimeoutError):
             early.recv(4)
         early.settimeout(30)
-        server.admit(["127.0.0.2"])
+        server.set_peers(["127.0.0.2"])
         assert early.recv(4) == b"\7\0\0\0"
         with suppress(ConnectionResetError):
             assert stranger.recv(4) == b""

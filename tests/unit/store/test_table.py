@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from rallypoint.store import wire
 from rallypoint.store.errors import StoreProtocolError
-from rallypoint.store.table import JOINED, Table
-from tests.unit.store.twin import STEPS, WAITING_STEPS, Replies, Twin
+from rallypoint.store.table import MERGE_LIMIT, Table
+from tests.unit.store.reference import STEPS, WAITING_STEPS, Replies, Twin
 
 
 def joined(replies: Iterable[tuple[str, bytes]]) -> Replies:
@@ -93,15 +93,15 @@ def test_who_has_left_gets_nothing(table: Table[str]) -> None:
 
 
 def test_large_values_are_handed_out_as_they_are_kept(table: Table[str]) -> None:
-    value = bytes(JOINED + 1)
+    value = bytes(MERGE_LIMIT + 1)
     table.execute("A", wire.Set(b"k", value))
     replies = table.execute("A", wire.MultiGet([b"k", b"k"]))
     assert [reply for _, reply in replies if reply is value] == [value, value]
 
 
 def test_a_value_that_grows_later_does_not_change_the_replies_before(table: Table[str]) -> None:
-    table.execute("A", wire.Append(b"k", bytes(JOINED)))
+    table.execute("A", wire.Append(b"k", bytes(MERGE_LIMIT)))
     table.execute("A", wire.Append(b"k", b"x"))
     (_, (_, sent)) = table.execute("A", wire.Get(b"k"))
     table.execute("A", wire.Append(b"k", b"y"))
-    assert sent == bytes(JOINED) + b"x"
+    assert sent == bytes(MERGE_LIMIT) + b"x"

@@ -11,12 +11,12 @@ from typing import NamedTuple
 
 import pytest
 
-from rallypoint.telemetry import metrics, numbers, recording
-from rallypoint.telemetry.door import profiled, put
+from rallypoint.telemetry import metrics, recording, run_metrics
+from rallypoint.telemetry.event_factory import EventFactory
 from rallypoint.telemetry.events import Event, EventSource
 from rallypoint.telemetry.handlers import log_handlers
-from rallypoint.telemetry.story import AgentStory
-from tests.unit.health.test_pulse import HandClock
+from rallypoint.telemetry.lazy import profiled, put_metric_if_wanted
+from tests.unit.health.test_progress_probe import HandClock
 from tests.unit.telemetry.test_events import Kept as KeptEvents
 from tests.unit.telemetry.test_metrics import Kept as KeptNumbers
 
@@ -61,8 +61,8 @@ def _seen() -> Iterator[KeptNumbers]:
     metrics.configure(metrics.NullMetricHandler())
 
 
-def a_story(clock: HandClock | None = None, destination: str = "kept") -> AgentStory:
-    return AgentStory(
+def a_story(clock: HandClock | None = None, destination: str = "kept") -> EventFactory:
+    return EventFactory(
         destination,
         "job",
         "trainer",
@@ -82,7 +82,7 @@ def test_the_fields_of_an_agents_event(events: KeptEvents) -> None:
     clock = HandClock()
     story = a_story(clock)
     clock.now += 7.9
-    story.told("RENDEZVOUS", Group(None, None, ()), 1, 0.25)
+    story.step_done("RENDEZVOUS", Group(None, None, ()), 1, 0.25)
     (event,) = map(Event.deserialize, events.lines)
     assert (event.name, event.source) == ("torchelastic.worker.status.RENDEZVOUS", EventSource.AGENT)
     assert (event.timestamp, event.metadata["total_run_time"]) == (1700000000, 7)
@@ -92,11 +92,11 @@ def test_the_fields_of_an_agents_event(events: KeptEvents) -> None:
 
 def test_the_end_of_workers(events: KeptEvents) -> None:
     story = a_story()
-    story.started(GROUP, 0)
-    story.ended("SUCCEEDED", GROUP, 0, {})
-    story.ended("FAILED", GROUP, 0, {3: Failure(-9, 71, {"message": "é"})})
-    story.ended("", GROUP, 0, {}, succeeded=[2])
-    story.tell(story.of_agent("SUCCEEDED", GROUP, 0))
+    story.workers_started(GROUP, 0)
+    story.workers_ended("SUCCEEDED", GROUP, 0, {})
+    story.workers_ended("FAILED", GROUP, 0, {3: Failure(-9, 71, {"message": "é"})})
+    story.workers_ended("", GROUP, 0, {}, succeeded=[2])
+    story.record(story.agent_event("SUCCEEDED", GROUP, 0))
     assert told(events) == [
         ("WORKER", "START", 2),
         ("WORKER", "START", 3),
@@ -120,7 +120,7 @@ def test_a_handler_that_fails_costs_a_log_line(events: KeptEvents, caplog: pytes
             raise OSError("full")
 
     log_handlers["kept"] = Broken()
-    a_story().started(GROUP, 0)
+    a_story().workers_started(GROUP, 0)
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert lines == ["a handler of events failed (OSError: full); the job goes on"] * 2
 
@@ -139,7 +139,7 @@ def test_the_door_counts_calls_and_puts_numbers(seen: KeptNumbers) -> None:
     assert Agent().run(False) == 5
     with pytest.raises(KeyError):
         Agent().run(True)
-    put("a", 1)
+    put_metric_if_wanted("a", 1)
     names = [*(f"SimpleElasticAgent.run.{each}" for each in ("success", "duration.ms", "failure", "duration.ms")), "a"]
     assert [name for _, name, _ in seen.seen] == names
     assert {group for group, _, _ in seen.seen} == {"torchelastic"}
@@ -161,13 +161,13 @@ def test_a_metric_handler_that_fails_costs_a_log_line(caplog: pytest.LogCaptureF
 @pytest.mark.process
 def test_the_door_loads_nothing() -> None:
     code = (
-        "import rallypoint.telemetry.door as door, sys\n"
+        "import rallypoint.telemetry.lazy as door, sys\n"
         "door.put('a', 1)\n"
         "door.profiled('run')(lambda: None)()\n"
         "print(sorted(each for each in sys.modules if each.startswith('rallypoint.telemetry')))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
-    assert shown == "['rallypoint.telemetry', 'rallypoint.telemetry.door']\n"
+    assert shown == "['rallypoint.telemetry', 'rallypoint.telemetry.lazy']\n"
 
 
 @pytest.mark.parametrize(
@@ -175,12 +175,12 @@ def test_the_door_loads_nothing() -> None:
     [(False, 3, 3, 0), (False, 0, 1, 50), (False, 0, 0, 0), (False, 1, 3, 50), (True, 3, 3, 100), (False, 2, 3, 25)],
 )
 def test_flakiness(failed: bool, remaining: int, most: int, percent: int) -> None:
-    assert numbers.flakiness(failed, remaining, most) == percent
+    assert run_metrics.flakiness(failed, remaining, most) == percent
 
 
 def test_the_numbers_of_a_run(seen: KeptNumbers) -> None:
-    numbers.looked("trainer", "HEALTHY", 2)
-    numbers.ended("trainer", True, 2, 3)
+    run_metrics.put_worker_state("trainer", "HEALTHY", 2)
+    run_metrics.put_run_result("trainer", True, 2, 3)
     assert [(name, value) for _, name, value in seen.seen] == [
         ("workers.trainer.remaining_restarts", 2),
         ("workers.trainer.healthy", 1),
@@ -201,9 +201,9 @@ class Timer(NamedTuple):
 
 
 def test_events_of_the_watchdog() -> None:
-    story = AgentStory("null", "job", "r", "c10d", "/bin/sh")
-    started = story.of_watchdog("watchdog started", GROUP, 1, None)
-    expired = story.of_watchdog("timer expired", GROUP, 1, Timer(70, "s", 1.5, 9))
+    story = EventFactory("null", "job", "r", "c10d", "/bin/sh")
+    started = story.watchdog_event("watchdog started", GROUP, 1, None)
+    expired = story.watchdog_event("timer expired", GROUP, 1, Timer(70, "s", 1.5, 9))
     assert (started.name, expired.name) == ("watchdog started", "timer expired")
     assert json.loads(str(started.metadata["metadata"])) == {"watchdog_event": "watchdog started"}
     assert json.loads(str(expired.metadata["metadata"])) == {

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.watchdog.requests import LONGEST, FileTimerRequest, Requests, TimerRequest, parse
+from rallypoint.watchdog.requests import MAX_LINE, FileTimerRequest, RequestReader, TimerRequest, parse
 
 REQUESTS = st.builds(
     FileTimerRequest,
@@ -48,7 +48,7 @@ def test_what_a_request_holds() -> None:
 def test_requests_come_out_as_they_went_in_however_they_are_cut(
     requests: list[FileTimerRequest], cuts: list[int]
 ) -> None:
-    data, reader, found = b"".join(map(line, requests)), Requests(), []
+    data, reader, found = b"".join(map(line, requests)), RequestReader(), []
     for size in cuts:
         new, complaints = reader.feed(data[:size])
         found += new
@@ -61,39 +61,39 @@ def test_requests_come_out_as_they_went_in_however_they_are_cut(
 
 @given(st.lists(st.binary(max_size=200) | REQUESTS.map(line)))
 def test_any_bytes_are_taken(chunks: list[bytes]) -> None:
-    reader = Requests()
+    reader = RequestReader()
     for chunk in chunks:
         reader.feed(chunk)
 
 
 @given(REQUESTS, st.binary(max_size=3000).filter(lambda rubbish: b"\n" not in rubbish and rubbish.count(b'{"') < 10))
 def test_a_request_counts_behind_a_half_line(request: FileTimerRequest, rubbish: bytes) -> None:
-    assert Requests().feed(rubbish + line(request))[0] == [request]
+    assert RequestReader().feed(rubbish + line(request))[0] == [request]
 
 
 @pytest.mark.parametrize("cut", range(1, 84, 4))
 def test_a_request_counts_behind_half_of_another(cut: int) -> None:
     half = line(FileTimerRequest(1, "half", 1.5, 9))[:cut]
     whole = FileTimerRequest(2, 'with {"braces"}', 2.5, 9)
-    assert Requests().feed(half + line(whole)) == ([whole], [])
+    assert RequestReader().feed(half + line(whole)) == ([whole], [])
 
 
 def test_a_line_without_an_end_is_not_kept() -> None:
-    reader, request = Requests(), FileTimerRequest(1, "scope", 1.5, 9)
+    reader, request = RequestReader(), FileTimerRequest(1, "scope", 1.5, 9)
     for _ in range(100):
         assert reader.feed(b"x" * 10_000) == ([], [])
     assert reader.feed(line(request)) == ([request], [])
 
 
 def test_the_longest_request_there_is_counts_behind_rubbish() -> None:
-    spare = LONGEST - len(line(FileTimerRequest(1, "", 1.5, 9)))
+    spare = MAX_LINE - len(line(FileTimerRequest(1, "", 1.5, 9)))
     request = FileTimerRequest(1, "s" * spare, 1.5, 9)
-    assert len(line(request)) == LONGEST
-    assert Requests().feed(b"x" * 5000 + line(request)) == ([request], [])
+    assert len(line(request)) == MAX_LINE
+    assert RequestReader().feed(b"x" * 5000 + line(request)) == ([request], [])
 
 
 def test_complaints_are_short_and_blank_lines_are_none() -> None:
-    requests, complaints = Requests().feed(b"x" * 3000 + b"\n\n  \n")
+    requests, complaints = RequestReader().feed(b"x" * 3000 + b"\n\n  \n")
     assert requests == []
     assert len(complaints) == 1
     assert len(complaints[0]) < 200

@@ -48,7 +48,7 @@ class TwinsAgree(RuleBasedStateMachine):
 
     @rule(pid=PIDS)
     def forget(self, pid: int) -> None:
-        self.table.forget(pid)
+        self.table.drop_worker(pid)
         self.twin = {key: due for key, due in self.twin.items() if key[0] != pid}
 
     @rule()
@@ -68,7 +68,7 @@ class TwinsAgree(RuleBasedStateMachine):
     def nobody_is_missed(self) -> None:
         assert len(self.table) == len(self.twin)
         assert self.table.due <= min(self.twin.values(), default=math.inf)
-        assert [self.table.has(pid) for pid in (1, 2, 3)] == [
+        assert [self.table.has_timer(pid) for pid in (1, 2, 3)] == [
             any(key[0] == pid for key in self.twin) for pid in (1, 2, 3)
         ]
 

@@ -17,9 +17,9 @@ import pytest
 from rallypoint.base.errors import UserError
 from rallypoint.watchdog import clients, watchdog
 from rallypoint.watchdog.client import FileTimerClient
-from rallypoint.watchdog.clients import Clients, is_below
+from rallypoint.watchdog.clients import TimerClients, is_descendant
 from rallypoint.watchdog.requests import FileTimerRequest
-from rallypoint.watchdog.watchdog import EXPIRED, KILLED, STARTED, STOPPED, Expiry, Watchdog
+from rallypoint.watchdog.watchdog import EXPIRED, KILLED, STARTED, STOPPED, TimerExpiry, Watchdog
 from tests.unit.watchdog.waiting import HOLDS, holder, until
 
 pytestmark = pytest.mark.process
@@ -57,7 +57,7 @@ class Run:
             clock=self.clock,
             wall=lambda: time.time() + self.wall_ahead,
         )
-        self.expired: list[Expiry] = []
+        self.expired: list[TimerExpiry] = []
 
     def step(self) -> None:
         self.expired += self.watchdog.step()
@@ -213,7 +213,7 @@ def test_only_our_own_are_ended(tmp_path: Path) -> None:
     with holder(text) as ours_, holder(text) as stranger:
         ours_.is_up()
         stranger.is_up()
-        with running(tmp_path, lambda pid: is_below(pid, {ours_.pid})) as run:
+        with running(tmp_path, lambda pid: is_descendant(pid, {ours_.pid})) as run:
             for pid in (stranger.pid, 1, os.getpid(), ours_.pid):
                 write(run, request(pid, "scope", -1))
             run.until(ours_.ended)
@@ -225,7 +225,7 @@ def test_what_a_worker_has_started_may_hold_timers_too(tmp_path: Path) -> None:
     start = f"subprocess.run([sys.executable, '-c', {HANGS!r}, *sys.argv[1:]], start_new_session=True)"
     child = f"import subprocess, sys; {start}"
     pids: set[int] = set()
-    with running(tmp_path, lambda pid: is_below(pid, pids)) as run:
+    with running(tmp_path, lambda pid: is_descendant(pid, pids)) as run:
         with holder(child + "; print('outlived', flush=True)", run.watchdog.path, 0.1, 9) as worker:
             pids.add(worker.pid)
             run.until(worker.ended, worker.pidfd)
@@ -237,7 +237,7 @@ def test_what_a_worker_has_started_may_hold_timers_too(tmp_path: Path) -> None:
 def test_those_that_have_ended_are_forgotten(tmp_path: Path) -> None:
     with running(tmp_path) as run:
         with holder(HOLDS, run.watchdog.path, 1000, 9) as brief:
-            run.until(lambda: run.watchdog.heard)
+            run.until(lambda: run.watchdog.client_seen)
             brief.ends()
             write(run, request(brief.pid, "late", 1000))
             run.step()
@@ -255,7 +255,7 @@ def test_rubbish_in_the_pipe_costs_some_lines_in_the_log(tmp_path: Path, caplog:
         write(run, request(late.pid, "other", -1))
         run.until(late.ended)
         assert run.expired[0].scope == "other"
-    assert sum("no timer request" in line for line in caplog.messages) == watchdog._COMPLAINTS
+    assert sum("no timer request" in line for line in caplog.messages) == watchdog._MAX_WARNINGS
 
 
 def test_a_client_that_dies_in_the_middle_of_a_line(tmp_path: Path) -> None:
@@ -322,17 +322,17 @@ def test_there_is_a_bound_to_timers(tmp_path: Path, caplog: pytest.LogCaptureFix
 def test_after_standing_down_requests_are_read_and_nobody_is_judged(tmp_path: Path) -> None:
     with running(tmp_path) as run, holder(HANGS, run.watchdog.path, -1, 9) as late:
         late.is_up()
-        run.watchdog.stand_down()
+        run.watchdog.stop_enforcing()
         run.step()
-        assert run.watchdog.heard
+        assert run.watchdog.client_seen
         assert run.watchdog.wake_at() == math.inf
         assert not late.ended()
 
 
 def test_descriptors_of_those_that_have_ended_do_not_pile_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clients, "_TIDY_AT", 2)
+    monkeypatch.setattr(clients, "_CLEAN_UP_AT", 2)
     gone: list[int] = []
-    admitted = Clients(ours, lambda _pid: True, gone.append)
+    admitted = TimerClients(ours, lambda _pid: True, gone.append)
     pids = []
     for _ in range(5):
         with holder("print('up', flush=True); input()") as brief:
@@ -348,7 +348,7 @@ def test_descriptors_of_those_that_have_ended_do_not_pile_up(tmp_path: Path, mon
 
 def test_there_is_a_bound_to_processes(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(clients, "LIMIT", 0)
-    admitted = Clients(ours, lambda _pid: True, lambda _pid: None)
+    admitted = TimerClients(ours, lambda _pid: True, lambda _pid: None)
     for _ in range(100):
         assert not admitted.admit(os.getpid())
     assert len(caplog.messages) == clients._REFUSALS

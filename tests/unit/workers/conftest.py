@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from rallypoint.workers.guardian.client import Guardian
+from rallypoint.workers.reaper.client import ReaperClient
 from tests.unit.workers.test_process import guarded
 
 
 @pytest.fixture
-def guardian() -> Iterator[Guardian]:
+def guardian() -> Iterator[ReaperClient]:
     with guarded() as guardian:
         yield guardian

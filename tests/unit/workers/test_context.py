@@ -87,11 +87,11 @@ class EndsWhileWeLook(SubprocessContext):
 
     gate: Path
 
-    def _fault(self, rank: int, exitcode: int) -> str:
+    def _failure_reason(self, rank: int, exitcode: int) -> str:
         if rank == 1 and not self._processes[0].seen_ended:
             self.gate.write_text("go")
             assert select.select([self._processes[0].fileno()], [], [], PATIENCE)[0]
-        return super()._fault(rank, exitcode)
+        return super()._failure_reason(rank, exitcode)
 
 
 def test_a_failure_that_comes_while_we_look_is_one(tmp_path: Path) -> None:
@@ -256,13 +256,13 @@ def test_success_in_the_hands_of_a_debugger_is_success(tmp_path: Path) -> None:
             now.touch()
             tracer.holds()
             assert context.wait(0.1, 0.01) is None
-            assert context.must_be_asked
+            assert context.must_be_polled
             assert len(context.exit_fds()) == 1, "its own descriptor would not let us sleep"
             tracer.lets_go()
             result = context.wait(30, 0.01)
         assert result is not None
         assert result.return_values == {0: None}
-        assert not context.must_be_asked
+        assert not context.must_be_polled
 
 
 def test_the_folders_are_told_of_before_anything_is_started(tmp_path: Path) -> None:

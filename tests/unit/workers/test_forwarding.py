@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from rallypoint.workers.forwarding import BURST, SETTLE, Forwarding
-from rallypoint.workers.guardian.client import Guardian
-from rallypoint.workers.guardian.family import below, processes
+from rallypoint.workers.forwarding import BURST, SETTLE_TIME, SignalForwarding
 from rallypoint.workers.process import WorkerProcess
+from rallypoint.workers.reaper.client import ReaperClient
+from rallypoint.workers.reaper.process_tree import descendants, processes
 from tests.unit.workers.test_process import ends
 
 TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
@@ -25,7 +25,7 @@ class Site:
         self.now = 0.0
         self.kept: list[int] = []
         self.sent: list[int] = []
-        self.forwarding = Forwarding(self._heard, self.sent.append, scheduled, self)
+        self.forwarding = SignalForwarding(self._heard, self.sent.append, scheduled, self)
 
     def monotonic(self) -> float:
         return self.now
@@ -43,90 +43,92 @@ class Site:
 def test_what_all_were_sent_is_sent_to_nobody_again(scheduled: bool) -> None:
     site = Site(scheduled)
     site.kept = [TERM]
-    assert site.forwarding.takes(TERM)
-    assert site.forwarding.in_hand(TERM)
+    assert site.forwarding.forward(TERM)
+    assert site.forwarding.is_handled(TERM)
     assert site.forwarding.wake_at() == math.inf
-    site.later(SETTLE)
-    assert site.forwarding.takes(TERM), "schedulers say things twice"
+    site.later(SETTLE_TIME)
+    assert site.forwarding.forward(TERM), "schedulers say things twice"
     site.later(BURST)
     assert site.sent == []
-    assert not site.forwarding.in_hand(TERM)
+    assert not site.forwarding.is_handled(TERM)
 
 
 def test_without_a_scheduler_nobody_waits() -> None:
     site = Site(scheduled=False)
-    assert not site.forwarding.takes(TERM)
-    assert not site.forwarding.in_hand(TERM)
+    assert not site.forwarding.forward(TERM)
+    assert not site.forwarding.is_handled(TERM)
     site.kept = [USR1]
-    assert not site.forwarding.takes(TERM), "another signal is no witness"
+    assert not site.forwarding.forward(TERM), "another signal is no witness"
 
 
 def test_a_scheduler_that_signals_the_agent_alone() -> None:
     site = Site(scheduled=True)
-    assert site.forwarding.takes(USR1)
-    assert site.forwarding.in_hand(USR1)
-    assert site.forwarding.wake_at() == site.now + SETTLE
-    site.later(SETTLE / 2)
-    assert site.forwarding.takes(TERM)
+    assert site.forwarding.forward(USR1)
+    assert site.forwarding.is_handled(USR1)
+    assert site.forwarding.wake_at() == site.now + SETTLE_TIME
+    site.later(SETTLE_TIME / 2)
+    assert site.forwarding.forward(TERM)
     assert site.sent == []
-    site.later(SETTLE / 2)
+    site.later(SETTLE_TIME / 2)
     assert site.sent == [USR1]
-    site.later(SETTLE)
+    site.later(SETTLE_TIME)
     assert site.sent == [USR1, TERM]
     assert site.forwarding.wake_at() == math.inf
 
 
 def test_a_scheduler_that_is_still_at_it() -> None:
     site = Site(scheduled=True)
-    assert site.forwarding.takes(TERM)
+    assert site.forwarding.forward(TERM)
     site.kept = [TERM]
-    site.later(SETTLE)
+    site.later(SETTLE_TIME)
     assert site.sent == []
     assert site.forwarding.wake_at() == math.inf
 
 
 def test_workers_that_start_are_sent_nothing_of_before() -> None:
     site = Site(scheduled=True)
-    assert site.forwarding.takes(TERM)
+    assert site.forwarding.forward(TERM)
     site.kept = [USR1]
-    assert site.forwarding.reached() == {USR1}
-    site.forwarding.forget()
-    site.later(SETTLE)
+    assert site.forwarding.shared_signals() == {USR1}
+    site.forwarding.reset()
+    site.later(SETTLE_TIME)
     assert site.sent == []
-    assert site.forwarding.reached() == frozenset()
+    assert site.forwarding.shared_signals() == frozenset()
 
 
 def test_what_came_a_moment_before_is_known() -> None:
     site = Site(scheduled=False)
     site.kept = [TERM, USR1]
-    assert site.forwarding.reached() == {TERM, USR1}
+    assert site.forwarding.shared_signals() == {TERM, USR1}
     site.now += BURST / 2
-    assert site.forwarding.takes(TERM), "it was asked for before this agent's own came"
+    assert site.forwarding.forward(TERM), "it was asked for before this agent's own came"
     site.now += BURST
-    assert site.forwarding.reached() == frozenset()
+    assert site.forwarding.shared_signals() == frozenset()
 
 
-def process_of(guardian: Guardian) -> int:
+def process_of(guardian: ReaperClient) -> int:
     """The guardian's own process, which its keeper has forked; it is there when it answers."""
-    assert guardian.heard() == []
-    (found,) = below(guardian.pid, {pid: each.parent for pid, each in processes().items()})
+    assert guardian.signals_received() == []
+    (found,) = descendants(guardian.pid, {pid: each.parent for pid, each in processes().items()})
     return found
 
 
 @pytest.mark.process
-def test_the_guardian_keeps_what_it_is_sent(guardian: Guardian) -> None:
+def test_the_guardian_keeps_what_it_is_sent(guardian: ReaperClient) -> None:
     pid = process_of(guardian)
     for number in (TERM, USR1, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCONT, TERM):
         os.kill(pid, number)
-    assert guardian.heard() == sorted([TERM, USR1, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCONT])
-    assert guardian.heard() == []
+    assert guardian.signals_received() == sorted(
+        [TERM, USR1, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCONT]
+    )
+    assert guardian.signals_received() == []
 
 
 @pytest.mark.process
-def test_a_worker_that_starts_has_not_been_sent_what_came_before(guardian: Guardian) -> None:
+def test_a_worker_that_starts_has_not_been_sent_what_came_before(guardian: ReaperClient) -> None:
     pid = process_of(guardian)
     os.kill(pid, TERM)
     process = WorkerProcess(guardian, [sys.executable, "-c", ""], os.environ)
-    assert guardian.heard() == []
+    assert guardian.signals_received() == []
     assert ends(process) == 0
     process.release()

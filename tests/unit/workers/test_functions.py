@@ -23,7 +23,7 @@ from rallypoint.logs.specs import DefaultLogsSpecs
 from rallypoint.logs.std import Std
 from rallypoint.workers.context import RunProcsResult, start_processes
 from rallypoint.workers.functions.context import START_METHODS, MultiprocessContext
-from rallypoint.workers.functions.parcel import NothingReturned, Parcel
+from rallypoint.workers.functions.payload import NothingReturned, Payload
 from tests.unit.workers.test_process import PATIENCE, guarded
 from tests.unit.workers.tracing import until
 
@@ -316,11 +316,11 @@ def test_a_forked_worker_that_another_thread_started(tmp_path: Path) -> None:
 
 
 def test_a_parcel_without_a_seal() -> None:
-    parcel = Parcel()
+    parcel = Payload()
     try:
         with pytest.raises(NothingReturned):
-            parcel.open()
+            parcel.result()
     finally:
         parcel.close()
     with pytest.raises(NothingReturned):
-        parcel.open()
+        parcel.result()

@@ -16,8 +16,8 @@ import pytest
 
 from rallypoint.base.errors import RallypointError, UserError
 from rallypoint.base.procfs import read_stat
-from rallypoint.workers.guardian.client import Guardian, GuardianLost
 from rallypoint.workers.process import UNKNOWN_EXIT, WorkerProcess
+from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
 from tests.unit.workers.tracing import TRACEABLE, traced, until
 
 pytestmark = pytest.mark.process
@@ -27,9 +27,9 @@ PATIENCE = 30.0
 
 
 @contextmanager
-def guarded() -> Iterator[Guardian]:
+def guarded() -> Iterator[ReaperClient]:
     """A guardian, and the check that it is gone afterwards."""
-    guardian = Guardian()
+    guardian = ReaperClient()
     try:
         yield guardian
     finally:
@@ -104,7 +104,7 @@ def test_once_it_has_ended_its_number_is_used_for_nothing() -> None:
         assert not process.signalled
         process.release()
         process.release()
-        process.pass_on(signal.SIGKILL)
+        process.forward_signal(signal.SIGKILL)
         assert process.poll() == 0
 
 
@@ -129,7 +129,7 @@ def test_a_session_of_its_own() -> None:
         assert os.getpgid(process.pid) == process.pid
 
 
-def test_a_program_that_is_not_there_or_cannot_run_is_named(guardian: Guardian, tmp_path: Path) -> None:
+def test_a_program_that_is_not_there_or_cannot_run_is_named(guardian: ReaperClient, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"'no-such-program' is not found; .*PATH"):
         WorkerProcess(guardian, ["no-such-program"], os.environ)
     plain = tmp_path / "plain"
@@ -141,12 +141,12 @@ def test_a_program_that_is_not_there_or_cannot_run_is_named(guardian: Guardian, 
         WorkerProcess(guardian, [str(plain)], os.environ)
 
 
-def test_arguments_that_are_too_long_are_told_as_such(guardian: Guardian) -> None:
+def test_arguments_that_are_too_long_are_told_as_such(guardian: ReaperClient) -> None:
     with pytest.raises(UserError, match=r"'true' cannot be run: its arguments and environment are too long"):
         WorkerProcess(guardian, ["true", "x" * 200_000], os.environ)
 
 
-def test_an_argument_that_no_program_can_get(guardian: Guardian) -> None:
+def test_an_argument_that_no_program_can_get(guardian: ReaperClient) -> None:
     with pytest.raises(UserError, match=r"'a\\x00b' holds a null byte"):
         WorkerProcess(guardian, ["true", "a\0b"], os.environ)
     with pytest.raises(UserError, match=r"'a=b' holds a '=', which no variable name can"):
@@ -154,10 +154,10 @@ def test_an_argument_that_no_program_can_get(guardian: Guardian) -> None:
 
 
 @pytest.mark.parametrize("room", [0, 1])
-def test_a_machine_without_room_is_not_the_programs_fault(guardian: Guardian, room: int) -> None:
+def test_a_machine_without_room_is_not_the_programs_fault(guardian: ReaperClient, room: int) -> None:
     """With `room` descriptors left: none for the start, or none for what comes back."""
     former = resource.getrlimit(resource.RLIMIT_NOFILE)
-    guardian.remove_at_the_end()
+    guardian.set_cleanup()
     highest = os.dup(0)
     os.close(highest)
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + room if room else 0, former[1]))
@@ -169,7 +169,7 @@ def test_a_machine_without_room_is_not_the_programs_fault(guardian: Guardian, ro
     assert not isinstance(raised.value, UserError)
     number = guardian.begin_sweep()
     assert select.select([guardian.answers], [], [], PATIENCE)[0]
-    assert guardian.swept(number), "what was started all the same does not stay"
+    assert guardian.is_swept(number), "what was started all the same does not stay"
 
 
 @pytest.mark.parametrize("how", ["start()", "thread = threading.Thread(target=start); thread.start(); thread.join()"])
@@ -181,7 +181,7 @@ def test_where_exits_are_ignored(how: str) -> None:
 
 IGNORING = """
 import os, select, signal, threading
-from rallypoint.workers.guardian.client import Guardian, GuardianLost
+from rallypoint.workers.reaper.client import Guardian, ReaperLost
 from rallypoint.workers.process import WorkerProcess
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 def start():
@@ -204,27 +204,27 @@ def test_who_was_sent_a_signal_is_known() -> None:
         assert not ended.signalled, "it had ended by itself"
 
 
-def test_where_the_guardian_is_lost_nobody_can_tell_how_it_ended(guardian: Guardian) -> None:
+def test_where_the_guardian_is_lost_nobody_can_tell_how_it_ended(guardian: ReaperClient) -> None:
     ended = WorkerProcess(guardian, ["true"], os.environ)
     killed = WorkerProcess(guardian, ["sleep", "600"], os.environ)
     assert select.select([ended.fileno()], [], [], PATIENCE)[0]
     os.kill(parent_of(killed.pid), signal.SIGKILL)
     assert select.select([guardian.fileno()], [], [], PATIENCE)[0]
     assert guardian.lost
-    assert "killed by SIGKILL; " in guardian.why
-    assert "OOM killer" in guardian.why
+    assert "killed by SIGKILL; " in guardian.lost_reason
+    assert "OOM killer" in guardian.lost_reason
     assert ended.poll() == UNKNOWN_EXIT
     assert ended.orphaned
     killed.signal(signal.SIGKILL)
     assert ends(killed) == -signal.SIGKILL
     assert not killed.orphaned
-    with pytest.raises(GuardianLost, match="which starts the workers and ends what they leave, is lost"):
+    with pytest.raises(ReaperLost, match="which starts the workers and ends what they leave, is lost"):
         WorkerProcess(guardian, ["true"], os.environ)
     ended.release()
     killed.release()
 
 
-def test_who_ends_well_in_the_hands_of_a_debugger_has_ended_well(guardian: Guardian) -> None:
+def test_who_ends_well_in_the_hands_of_a_debugger_has_ended_well(guardian: ReaperClient) -> None:
     read, write = os.pipe()
     text = TRACEABLE + "import os, sys; os.write(1, b'up'); sys.stdin.read()"
     stdin, hold = os.pipe()
@@ -242,7 +242,7 @@ def test_who_ends_well_in_the_hands_of_a_debugger_has_ended_well(guardian: Guard
         tracer.holds()
         assert select.select([process.fileno()], [], [], PATIENCE)[0]
         assert process.poll() is None, "its parent cannot tell yet"
-        assert process.held
+        assert process.held_by_debugger
         tracer.lets_go()
         assert until(lambda: process.poll() is not None)
     assert process.poll() == 0
@@ -250,7 +250,7 @@ def test_who_ends_well_in_the_hands_of_a_debugger_has_ended_well(guardian: Guard
     os.close(read)
 
 
-def test_a_worker_runs_on_the_processors_that_are_named(guardian: Guardian) -> None:
+def test_a_worker_runs_on_the_processors_that_are_named(guardian: ReaperClient) -> None:
     allowed = os.sched_getaffinity(0)
     text = "import os; print(sorted(os.sched_getaffinity(0)), flush=True)"
     for cpus, expected in (({max(allowed)}, [max(allowed)]), ((), sorted(allowed))):
@@ -262,7 +262,7 @@ def test_a_worker_runs_on_the_processors_that_are_named(guardian: Guardian) -> N
         process.release()
 
 
-def test_processors_that_nobody_may_use_are_an_error_and_the_next_start_is_as_ever(guardian: Guardian) -> None:
+def test_processors_that_nobody_may_use_are_an_error_and_the_next_start_is_as_ever(guardian: ReaperClient) -> None:
     with pytest.raises(RallypointError, match="Invalid argument"):
         WorkerProcess(guardian, ["true"], os.environ, cpus={1023})
     WorkerProcess(guardian, ["true"], os.environ).release()

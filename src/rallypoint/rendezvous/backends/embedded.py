@@ -24,29 +24,29 @@ from rallypoint.base.endpoint import (
 )
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
+from rallypoint.coordinator.dispatcher import Dispatcher, LocalLink, TimerThread
+from rallypoint.protocol.errors import RendezvousConnectionError
+from rallypoint.protocol.link import Deliver, Link
 from rallypoint.rendezvous.backends.options import (
     accepted_keys,
     control_listeners,
     control_tls,
-    own_key,
+    endpoint_words,
+    job_key,
     rank_hint,
     settings_of,
-    where_in_words,
     worker_stores,
 )
 from rallypoint.rendezvous.elastic import ElasticHandler, local_id, own_node
-from rallypoint.rendezvous.errors import RendezvousConnectionError
+from rallypoint.rendezvous.event_emitter import record_hosting
 from rallypoint.rendezvous.handler import RendezvousHandler
-from rallypoint.rendezvous.hub import Hub, LocalLink, Timekeeper
-from rallypoint.rendezvous.link import Deliver, Link
 from rallypoint.rendezvous.params import C10D_PORT, RendezvousParameters
-from rallypoint.rendezvous.telling import tell_hosting
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable
 
-    from rallypoint.rendezvous.server import ControlServer
+    from rallypoint.coordinator.server import ControlServer
 
 log = get_logger(__name__)
 
@@ -68,13 +68,13 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     # Nobody elsewhere can know a port that the kernel will choose, nor come to an address that is each machine's own.
     only_here = is_loopback(endpoint.host) or (endpoint.port == 0 and endpoint.host == "localhost")
     listeners = partial(control_listeners, params, [endpoint.host], endpoint.port, only_here=only_here)
-    control = _Control(endpoint, params, listeners)
+    control = _EmbeddedControl(endpoint, params, listeners)
     return ElasticHandler(
         params.backend,
         control.settings,
         control.open,
         worker_stores(params, only_here=only_here),
-        where=where_in_words(endpoint, is_loopback(endpoint.host)),
+        where=endpoint_words(endpoint, is_loopback(endpoint.host)),
         endpoint_flag=params.endpoint_flag,
         rank_hint=rank_hint(params),
         shut=control.close,
@@ -82,7 +82,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     )
 
 
-class _Control:
+class _EmbeddedControl:
     """This node's end of the control plane: the server where it is ours to host, and the link."""
 
     def __init__(
@@ -96,25 +96,25 @@ class _Control:
         self._flag = params.endpoint_flag
         self._listeners = listeners
         self._server: ControlServer | None = None
-        self._alone = False
+        self._standalone = False
         """Whether the hub is here and needs no server."""
-        self._timekeeper: Timekeeper | None = None
+        self._timer_thread: TimerThread | None = None
 
     def open(self, deliver: Deliver, deadline: Deadline) -> Link:
         """Host the server if that is ours to do, and connect."""
         host = is_this_machine(self._endpoint.host) if self._is_host is None else self._is_host
         if host:
-            link = self._host(deliver)
+            link = self._try_to_host(deliver)
             if link is not None:
                 return link
-        from rallypoint.rendezvous.client import TcpLink
-        from rallypoint.rendezvous.whereabouts import Fixed, Inferred, Place
+        from rallypoint.client.endpoint_resolver import DialTarget, FixedEndpoint, InferredHost
+        from rallypoint.client.tcp_link import TcpLink
 
-        place = Place(self._endpoint, own_key(self.settings.run_id), self._tls, self._flag)
-        where = Fixed(place) if self._is_host is False else Inferred(place, self._stand_in)
+        place = DialTarget(self._endpoint, job_key(self.settings.run_id), self._tls, self._flag)
+        where = FixedEndpoint(place) if self._is_host is False else InferredHost(place, self._host_if_unhosted)
         return TcpLink(where, self.settings, local_id(), deliver, deadline)
 
-    def _stand_in(self, lost: bool) -> None:
+    def _host_if_unhosted(self, lost: bool) -> None:
         """The endpoint is this machine: one agent here hosts what nobody hosts yet, or, if it was lost, any more."""
         if self._server is not None:
             return
@@ -123,36 +123,40 @@ class _Control:
         except OSError:  # somebody else listens, perhaps the server that was out of reach
             return
         from rallypoint.base.descriptors import allow_nodes
-        from rallypoint.rendezvous.server import ControlServer
+        from rallypoint.coordinator.server import ControlServer
 
         allow_nodes(self.settings.max_nodes)
-        self._server = ControlServer(Hub(self.settings), listeners, keys=accepted_keys(), tls=self._tls, home=True)
+        self._server = ControlServer(
+            Dispatcher(self.settings), listeners, keys=accepted_keys(), tls=self._tls, home=True
+        )
         port = self._server.port
         if lost:
             log.warning("the control plane's former host is gone; this agent hosts it now, on port %d", port)
         else:
             log.info("control plane listens on port %d: %s is this machine now", port, self._endpoint.host)
-            tell_hosting(self.settings.run_id)
+            record_hosting(self.settings.run_id)
 
     def hosts(self) -> bool:
         """Whether it is here."""
-        return self._alone or self._server is not None
+        return self._standalone or self._server is not None
 
     def close(self) -> None:
         """End the server, if it is here."""
-        if self._timekeeper is not None:
-            self._timekeeper.close()
+        if self._timer_thread is not None:
+            self._timer_thread.close()
         if self._server is not None:
             self._server.close(why=f"{host_name()}, which hosted it, has left the job")
 
-    def _host(self, deliver: Deliver) -> Link | None:
+    def _try_to_host(self, deliver: Deliver) -> Link | None:
         """The link to a server of our own; None if somebody else has the port and may be it."""
         address = self._local_addr or own_address(self._endpoint)
         if self.settings.max_nodes == 1 and self._endpoint.port == 0:
-            self._alone = True
-            hub = Hub(self.settings)  # nobody else can come, nor know the port: no socket, and no thread if none waits
+            self._standalone = True
+            hub = Dispatcher(
+                self.settings
+            )  # nobody else can come, nor know the port: no socket, and no thread if none waits
             if self.settings.restart_backoff:
-                self._timekeeper = Timekeeper(hub)
+                self._timer_thread = TimerThread(hub)
         else:
             try:
                 listeners = self._listeners()
@@ -164,12 +168,12 @@ class _Control:
                     ) from None
                 return None
             from rallypoint.base.descriptors import allow_nodes
-            from rallypoint.rendezvous.server import ControlServer
+            from rallypoint.coordinator.server import ControlServer
 
             # The workers keep the limit that they would have had: their guardian was started before.
             allow_nodes(self.settings.max_nodes)
-            hub = Hub(self.settings)
+            hub = Dispatcher(self.settings)
             self._server = ControlServer(hub, listeners, keys=accepted_keys(), tls=self._tls)
             log.info("control plane listens on port %d", self._server.port)
-        tell_hosting(self.settings.run_id)
+        record_hosting(self.settings.run_id)
         return LocalLink(hub, own_node(address), deliver, address)

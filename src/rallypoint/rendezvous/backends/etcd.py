@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, host_name, is_loopback, own_address
-from rallypoint.election.keys import Keys
+from rallypoint.election.keys import ElectionKeys
+from rallypoint.membership.state import NodeId
+from rallypoint.protocol.link import Deliver, Link
+from rallypoint.protocol.messages import Placement
 from rallypoint.rendezvous.backends.etcd_options import credentials_of, endpoints_of, tls_of
 from rallypoint.rendezvous.backends.options import control_listeners, control_tls, rank_hint, settings_of, worker_stores
 from rallypoint.rendezvous.elastic import ElasticHandler, local_id
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo
-from rallypoint.rendezvous.link import Deliver, Link
-from rallypoint.rendezvous.messages import Placement
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.state import NodeId
 
 if TYPE_CHECKING:
     from rallypoint.election.shell import Candidate
@@ -39,13 +39,13 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     Raises:
         UserError: an option or an endpoint cannot work.
     """
-    return _Handler(params, _Control(params))
+    return _EtcdHandler(params, _EtcdControl(params))
 
 
-class _Handler(ElasticHandler):
+class _EtcdHandler(ElasticHandler):
     """The handler of every rendezvous, but that the agents' own store is in etcd, and no machine's."""
 
-    def __init__(self, params: RendezvousParameters, control: _Control) -> None:
+    def __init__(self, params: RendezvousParameters, control: _EtcdControl) -> None:
         super().__init__(
             params.backend,
             control.settings,
@@ -65,7 +65,7 @@ class _Handler(ElasticHandler):
         return RendezvousInfo(store, info.rank, info.world_size, info.bootstrap_store_info)
 
 
-class _Control:
+class _EtcdControl:
     """This node's end of the control plane: its standing in etcd, and the link to whoever is the coordinator."""
 
     def __init__(self, params: RendezvousParameters) -> None:
@@ -74,7 +74,7 @@ class _Control:
         self._tls = tls_of(params)
         self._control_tls = control_tls(params.config)
         self._credentials = credentials_of(params)
-        self._keys = Keys.of(str(params.get("prefix", DEFAULT_PREFIX)), params.run_id)
+        self._keys = ElectionKeys.of(str(params.get("prefix", DEFAULT_PREFIX)), params.run_id)
         self._local_addr = params.local_addr
         self._listen = partial(control_listeners, params, port=0)
         self._candidate: Candidate | None = None
@@ -83,18 +83,18 @@ class _Control:
 
     def open(self, deliver: Deliver, deadline: Deadline) -> Link:
         """Stand for election, and connect to whoever is elected; returns at once."""
-        from rallypoint.election.leader_address import LeaderAddress
+        from rallypoint.client.tcp_link import TcpLink
+        from rallypoint.election.leader_resolver import LeaderResolver
         from rallypoint.election.shell import Candidate
-        from rallypoint.rendezvous.client import TcpLink
 
         number = local_id()
         own = NodeId("", os.getpid(), number, host_name())
-        leader = LeaderAddress(", ".join(str(each) for each in self._endpoints), self._control_tls)
+        leader = LeaderResolver(", ".join(str(each) for each in self._endpoints), self._control_tls)
         self._candidate = Candidate(
             self._connect, self._keys, self.settings, leader, self._addresses, self._listen, own
         )
         link = TcpLink(leader, self.settings, number, deliver, deadline)
-        leader.on_move = link.follow
+        leader.on_move = link.recheck_endpoint
         self._candidate.start()
         return link
 
@@ -119,7 +119,7 @@ class _Control:
             self._candidate.close()
 
     def _addresses(self) -> list[str]:
-        return own_addresses(self._endpoints, self._local_addr)
+        return candidate_addresses(self._endpoints, self._local_addr)
 
     def _connect(self) -> EtcdClient:
         from rallypoint.etcd.client import EtcdClient
@@ -127,7 +127,7 @@ class _Control:
         return EtcdClient(self._endpoints, self._tls, self._credentials, _TIMEOUT)
 
 
-def own_addresses(endpoints: list[Endpoint], local_addr: str | None) -> list[str]:
+def candidate_addresses(endpoints: list[Endpoint], local_addr: str | None) -> list[str]:
     """Addresses of this machine as other agents may reach it, the likeliest first: those that it uses towards etcd.
 
     Where etcd is reached at this machine only, there may be a member of it on each: then also the machine's name.

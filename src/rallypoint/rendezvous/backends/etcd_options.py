@@ -6,7 +6,7 @@ from rallypoint.base.endpoint import Endpoint, parse_endpoint
 from rallypoint.base.errors import UsageError, UserError
 from rallypoint.base.log import get_logger
 from rallypoint.base.secrets import ETCD_PASSWORD, etcd_password
-from rallypoint.etcd.api import Credentials, Tls
+from rallypoint.etcd.api import Credentials, EtcdTls
 from rallypoint.rendezvous.params import RendezvousParameters
 
 DEFAULT_PORT = 2379
@@ -25,7 +25,7 @@ def endpoints_of(text: str) -> list[Endpoint]:
     return list(dict.fromkeys(parse_endpoint(part, DEFAULT_PORT) for part in bare))
 
 
-def tls_of(params: RendezvousParameters) -> Tls | None:
+def tls_of(params: RendezvousParameters) -> EtcdTls | None:
     """The certificates, by the names of either of torch's etcd backends; None for plain connections.
 
     Raises:
@@ -46,7 +46,7 @@ def tls_of(params: RendezvousParameters) -> Tls | None:
         return None
     if key is not None and cert is None:
         raise UsageError(f"rendezvous option key={key!r} is the key of no certificate; give cert too")
-    return Tls(cacert, cert, key)
+    return EtcdTls(cacert, cert, key)
 
 
 def credentials_of(params: RendezvousParameters) -> Credentials | None:

@@ -17,20 +17,20 @@ from rallypoint.base.endpoint import own_address
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
 from rallypoint.etcd.api import EtcdError, EtcdRefused, EtcdUnreachable
+from rallypoint.membership.state import Settings
+from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
+from rallypoint.protocol.link import Deliver, Link
+from rallypoint.protocol.messages import Request
 from rallypoint.rendezvous.backend import RendezvousBackend
 from rallypoint.rendezvous.backends.etcd_options import credentials_of, endpoints_of, tls_of
 from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
 from rallypoint.rendezvous.elastic import ElasticHandler, own_node
-from rallypoint.rendezvous.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
 from rallypoint.rendezvous.handler import RendezvousHandler
-from rallypoint.rendezvous.link import Deliver, Link
-from rallypoint.rendezvous.messages import Request
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.shared import SharedStateLink
-from rallypoint.rendezvous.state import Settings
+from rallypoint.rendezvous.shared_state_link import SharedStateLink
 
 if TYPE_CHECKING:
-    from rallypoint.rendezvous.backends.etcd_v2_http import EtcdV2Client, Found
+    from rallypoint.rendezvous.backends.etcd_v2_http import EtcdV2Client, V2Read
     from rallypoint.rendezvous.backends.etcd_v2_poll import LongPoll
 
 log = get_logger(__name__)
@@ -39,7 +39,7 @@ DEFAULT_PREFIX = "/torch/elastic/rendezvous"
 DEFAULT_TTL = 7200
 """Seconds after the last write for which etcd keeps a state."""
 
-_AGAIN = 1.0
+_RETRY_PAUSE = 1.0
 """Seconds between two attempts to reach an etcd that has not answered yet."""
 _TELL_FIRST, _TELL_EVERY = 2.0, 60.0
 """Seconds until a line says that etcd does not answer, if no attempt has failed until then, and between later lines."""
@@ -52,7 +52,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         UserError: an option or the endpoint cannot work.
     """
     settings = settings_of(params, counts_beats=True)
-    place = _Place(client_of(params), params, settings)
+    place = _EtcdV2LinkFactory(client_of(params), params, settings)
     return ElasticHandler(
         params.backend,
         settings,
@@ -112,12 +112,12 @@ class EtcdV2Backend(RendezvousBackend):
         self._client = client
         self._key = f"{key_prefix.rstrip('/')}/{run_id}"
         self._ttl = ttl
-        self._patience = patience
+        self._connect_timeout = patience
         self._hurry = threading.Event()
         self._begun = threading.Event()
         self._modified = 0
         self._index: int | None = None
-        self._told = 0
+        self._warned = 0
         self._poll: LongPoll | None = None
         self._polls = threading.Lock()
 
@@ -135,11 +135,11 @@ class EtcdV2Backend(RendezvousBackend):
             RendezvousError: etcd does not let us, or is none that has the v2 API.
         """
         found = self._first_read() if self._index is None else self._read()
-        if self._goes_back(found):
+        if self._index_went_back(found):
             found = self._read(quorum=True)  # a member may lag behind; the cluster does not
-        if self._goes_back(found):
-            raise self._gone(found)
-        return self._seen(found)
+        if self._index_went_back(found):
+            raise self._on_deleted(found)
+        return self._on_read(found)
 
     def set_state(self, state: bytes, token: object = None) -> tuple[bytes, int, bool] | None:
         """See `RendezvousBackend.set_state`; raises what `get_state` does."""
@@ -156,11 +156,11 @@ class EtcdV2Backend(RendezvousBackend):
             self._index = max(self._index or 0, self._modified)
             return state, self._modified, True
         if token is not None and not written.there:
-            raise self._gone()
+            raise self._on_deleted()
         found = self._read(quorum=True)
-        if self._goes_back(found):
-            raise self._gone(found)
-        now = self._seen(found)
+        if self._index_went_back(found):
+            raise self._on_deleted(found)
+        now = self._on_read(found)
         if now is None:
             return None
         # An answer may have been lost on the way: then the refusal came from our own state.
@@ -172,7 +172,7 @@ class EtcdV2Backend(RendezvousBackend):
         if index is None:  # nothing was read yet, and whoever reads will see what is there then
             self._begun.wait(timeout)
             return False
-        index = max(index, self._told)
+        index = max(index, self._warned)
         poll = self._open_poll()
         try:
             changed = poll.changed(self._key, index, timeout)
@@ -184,10 +184,10 @@ class EtcdV2Backend(RendezvousBackend):
             if (self._index or 0) > index:
                 poll.close()  # others have told of more: this connection may be deaf
             return False
-        self._told = changed
+        self._warned = changed
         return changed > (self._index or 0)
 
-    def hurry(self) -> None:
+    def cancel_waits(self) -> None:
         """Nobody wants to wait any longer: waits end, and an etcd that has never answered is given up."""
         self._hurry.set()
         self._begun.set()
@@ -197,24 +197,24 @@ class EtcdV2Backend(RendezvousBackend):
 
     def close(self) -> None:
         """Hang up, once nobody uses it any more."""
-        self.hurry()
+        self.cancel_waits()
         self._client.close()
         if self._poll is not None:
             self._poll.close()
 
     # Inside
 
-    def _first_read(self) -> Found:
+    def _first_read(self) -> V2Read:
         """As `_read`, but an etcd that does not answer yet, or has no quorum, is waited for until the patience ends."""
         told_at: float | None = None
-        slow = threading.Timer(_TELL_FIRST, self._tell_silence)
+        slow = threading.Timer(_TELL_FIRST, self._warn_of_silence)
         slow.daemon = True
         slow.start()
         while True:
             try:
                 return self._read(quorum=True)
             except RendezvousConnectionError as error:
-                patience = self._patience
+                patience = self._connect_timeout
                 if patience is None or self._hurry.is_set():
                     raise
                 now = patience.clock.monotonic()
@@ -224,30 +224,30 @@ class EtcdV2Backend(RendezvousBackend):
                 if told_at is None or now - told_at >= _TELL_EVERY:
                     told_at = now
                     log.warning("%s; trying again for another %.0f s", error, patience.remaining())
-                self._hurry.wait(min(_AGAIN, patience.remaining()))
+                self._hurry.wait(min(_RETRY_PAUSE, patience.remaining()))
             finally:
                 slow.cancel()
 
-    def _tell_silence(self) -> None:
+    def _warn_of_silence(self) -> None:
         log.warning("no etcd has answered at %s yet; check --rdzv-endpoint", self._client.endpoint)
 
-    def _read(self, *, quorum: bool = False) -> Found:
+    def _read(self, *, quorum: bool = False) -> V2Read:
         try:
             return self._client.get(self._key, quorum=quorum)
         except EtcdError as error:
             raise _error(error) from error
 
-    def _goes_back(self, found: Found) -> bool:
+    def _index_went_back(self, found: V2Read) -> bool:
         return (0 if found.node is None else found.node.modified) < self._modified
 
-    def _gone(self, found: Found | None = None) -> RendezvousStateError:
+    def _on_deleted(self, found: V2Read | None = None) -> RendezvousStateError:
         there = found is not None and found.node is not None
         how = "is older than it was: etcd has lost the last writes" if there else "is gone"
         return RendezvousStateError(
             f"the rendezvous state in etcd's key {self._key!r} {how}; start the job again with another --rdzv-id"
         )
 
-    def _seen(self, found: Found) -> tuple[bytes, int] | None:
+    def _on_read(self, found: V2Read) -> tuple[bytes, int] | None:
         self._index = max(self._index or 0, found.as_of)
         self._begun.set()
         node = found.node
@@ -283,7 +283,7 @@ def _error(error: EtcdError) -> RendezvousError:
     return RendezvousError(str(error))
 
 
-class _Place:
+class _EtcdV2LinkFactory:
     """Where the state is, and this node's link to it."""
 
     def __init__(self, client: EtcdV2Client, params: RendezvousParameters, settings: Settings) -> None:
@@ -299,10 +299,10 @@ class _Place:
         backend = EtcdV2Backend(self._client, self._settings.run_id, self._prefix, patience=deadline)
         address = self._local_addr or own_address(self._client.endpoint)
         node = own_node(address)
-        return _EtcdLink(backend, SharedStateLink(backend, self._settings, node, address, deliver))
+        return _EtcdV2Link(backend, SharedStateLink(backend, self._settings, node, address, deliver))
 
 
-class _EtcdLink:
+class _EtcdV2Link:
     """The shared-state link, which at its end waits for no change and no etcd any more."""
 
     def __init__(self, backend: EtcdV2Backend, link: SharedStateLink) -> None:
@@ -316,6 +316,6 @@ class _EtcdLink:
 
     def close(self) -> None:
         """See `Link.close`."""
-        self._backend.hurry()
+        self._backend.cancel_waits()
         self._link.close()
         self._backend.close()

@@ -4,7 +4,7 @@ Laws:
 
 1. Each request has a deadline at each member, and goes to the next member when one does not answer.
 2. A request that changes something is sent again only where its condition lets it happen once (`if_index`, `if_new`).
-   Whether it was sent before without an answer is in `Written.sent_again`: a refusal may then come from its own first
+   Whether it was sent before without an answer is in `V2Written.sent_again`: a refusal may then come from its own first
    sending, and what is stored tells.
 
 A client is for one thread; `long_poll` gives something with a connection of its own, for another.
@@ -18,42 +18,42 @@ from typing import NamedTuple
 from urllib.parse import urlencode
 
 from rallypoint.base.endpoint import Endpoint
-from rallypoint.etcd.api import Credentials, EtcdRefused, EtcdUnreachable, Tls
+from rallypoint.etcd.api import Credentials, EtcdRefused, EtcdTls, EtcdUnreachable
 from rallypoint.rendezvous.backends.etcd_v2_poll import LongPoll
 from rallypoint.rendezvous.backends.etcd_v2_wire import (
-    HUNG_UP,
+    CONNECTION_ERRORS,
     KEY_NOT_FOUND,
     NODE_EXISTS,
     TEST_FAILED,
-    Answer,
-    Dialer,
-    Node,
+    V2Dialer,
+    V2Node,
+    V2Response,
     body_of,
-    fault_of,
+    error_for,
     headers_of,
     node_of,
     path_of,
     read,
 )
 
-_BRIEF = 2.0
+_SHORT_TIMEOUT = 2.0
 """Seconds that a member may take where there are others to ask."""
 
 
-class Found(NamedTuple):
+class V2Read(NamedTuple):
     """The answer to a read: what is there, or None, as of etcd's index `as_of`."""
 
-    node: Node | None
+    node: V2Node | None
     as_of: int
 
 
-class Written(NamedTuple):
+class V2Written(NamedTuple):
     """The answer to a write with a condition: the node as written, or None where the condition does not hold.
 
     `sent_again`: see law 2. `there` is False where `if_index` was asked of a key that is not there.
     """
 
-    node: Node | None
+    node: V2Node | None
     there: bool
     sent_again: bool
 
@@ -74,17 +74,17 @@ class EtcdV2Client:
     def __init__(
         self,
         endpoints: Sequence[Endpoint],
-        tls: Tls | None = None,
+        tls: EtcdTls | None = None,
         credentials: Credentials | None = None,
         timeout: float = 5.0,
     ) -> None:
         self._endpoints = list(endpoints)
-        self._dial = Dialer(tls, min(timeout, _BRIEF) if len(self._endpoints) > 1 else timeout)
+        self._dial = V2Dialer(tls, min(timeout, _SHORT_TIMEOUT) if len(self._endpoints) > 1 else timeout)
         self._headers = headers_of(credentials)
-        self._at = 0
+        self._current_member = 0
         self._connection: http.client.HTTPConnection | None = None
 
-    def again(self) -> EtcdV2Client:
+    def clone(self) -> EtcdV2Client:
         """Another client of the same cluster, for another thread."""
         twin = object.__new__(EtcdV2Client)
         vars(twin).update(vars(self), _connection=None)
@@ -93,9 +93,9 @@ class EtcdV2Client:
     @property
     def endpoint(self) -> Endpoint:
         """The member that is asked first."""
-        return self._endpoints[self._at]
+        return self._endpoints[self._current_member]
 
-    def get(self, key: str, *, quorum: bool = False) -> Found:
+    def get(self, key: str, *, quorum: bool = False) -> V2Read:
         """What is at a key; a directory comes with what is in it.
 
         Args:
@@ -108,10 +108,10 @@ class EtcdV2Client:
         """
         answer = self._ask("GET", path_of(key) + ("?quorum=true" if quorum else ""))
         if answer.code == KEY_NOT_FOUND:
-            return Found(None, answer.as_of)
+            return V2Read(None, answer.as_of)
         if answer.code:
             raise answer.refusal(f"read {key!r}")
-        return Found(node_of(answer.body["node"]), answer.as_of)
+        return V2Read(node_of(answer.body["node"]), answer.as_of)
 
     def put(
         self,
@@ -122,7 +122,7 @@ class EtcdV2Client:
         if_index: int | None = None,
         if_new: bool = False,
         repeatable: bool = False,
-    ) -> Written:
+    ) -> V2Written:
         """Store a value.
 
         Args:
@@ -147,9 +147,9 @@ class EtcdV2Client:
         repeatable = repeatable or if_new or if_index is not None
         answer = self._ask("PUT", path_of(key), urlencode(fields), repeatable=repeatable)
         if not answer.code:
-            return Written(node_of(answer.body["node"]), True, answer.sent_again)
+            return V2Written(node_of(answer.body["node"]), True, answer.sent_again)
         if answer.code in (TEST_FAILED, NODE_EXISTS, KEY_NOT_FOUND):
-            return Written(None, answer.code != KEY_NOT_FOUND, answer.sent_again)
+            return V2Written(None, answer.code != KEY_NOT_FOUND, answer.sent_again)
         raise answer.refusal(f"write {key!r}")
 
     def delete(self, key: str) -> bool:
@@ -176,49 +176,52 @@ class EtcdV2Client:
 
     # Inside
 
-    def _ask(self, method: str, path: str, form: str | None = None, *, repeatable: bool = True) -> Answer:
+    def _ask(self, method: str, path: str, form: str | None = None, *, repeatable: bool = True) -> V2Response:
         """Ask one member after the other until one has an answer; raises what all of them together mean."""
         faults: list[EtcdUnreachable | EtcdRefused] = []
         for _ in self._endpoints:
             try:
                 answer = self._ask_one(method, path, form, repeatable)
-                return answer._replace(sent_again=answer.sent_again or any(map(_is_doubtful, faults)))
+                return answer._replace(sent_again=answer.sent_again or any(map(_outcome_unknown, faults)))
             except (EtcdUnreachable, EtcdRefused) as fault:
                 self.close()
                 faults.append(fault)
-                self._at = (self._at + 1) % len(self._endpoints)
-                if not repeatable and _is_doubtful(fault):
+                self._current_member = (self._current_member + 1) % len(self._endpoints)
+                if not repeatable and _outcome_unknown(fault):
                     break
         words = "; ".join(str(fault) for fault in faults)
         if all(isinstance(fault, EtcdRefused) for fault in faults):
             raise EtcdRefused(words)
-        raise EtcdUnreachable(words, any(map(_is_doubtful, faults)))
+        raise EtcdUnreachable(words, any(map(_outcome_unknown, faults)))
 
-    def _ask_one(self, method: str, path: str, form: str | None, repeatable: bool) -> Answer:
+    def _ask_one(self, method: str, path: str, form: str | None, repeatable: bool) -> V2Response:
         endpoint = self.endpoint
         changes, sent_again = method != "GET", False
         kept = self._connection
         if kept is not None:
             try:
                 return self._exchange(kept, endpoint, method, path, form)
-            except (ConnectionError, *HUNG_UP) as error:  # such a one may have been closed while nobody used it
+            except (
+                ConnectionError,
+                *CONNECTION_ERRORS,
+            ) as error:  # such a one may have been closed while nobody used it
                 self.close()
                 if changes and not repeatable:
                     raise EtcdUnreachable(f"etcd at {endpoint} has hung up ({error})", True) from None
                 sent_again = changes
             except (OSError, http.client.HTTPException) as error:
-                raise fault_of(endpoint, error, self._dial.secure, sent=True) from None
+                raise error_for(endpoint, error, self._dial.secure, sent=True) from None
         sent = False
         try:
             connection = self._connection = self._dial(endpoint)
             sent = True
             return self._exchange(connection, endpoint, method, path, form)._replace(sent_again=sent_again)
         except (OSError, http.client.HTTPException) as error:
-            raise fault_of(endpoint, error, self._dial.secure, sent=sent or sent_again) from None
+            raise error_for(endpoint, error, self._dial.secure, sent=sent or sent_again) from None
 
     def _exchange(
         self, connection: http.client.HTTPConnection, endpoint: Endpoint, method: str, path: str, form: str | None
-    ) -> Answer:
+    ) -> V2Response:
         headers = dict(self._headers)
         if form is not None:
             headers["Content-Type"] = "application/x-www-form-urlencoded"
@@ -227,5 +230,5 @@ class EtcdV2Client:
         return read(endpoint, response, body_of(endpoint, response))
 
 
-def _is_doubtful(fault: EtcdUnreachable | EtcdRefused) -> bool:
+def _outcome_unknown(fault: EtcdUnreachable | EtcdRefused) -> bool:
     return isinstance(fault, EtcdUnreachable) and fault.outcome_unknown

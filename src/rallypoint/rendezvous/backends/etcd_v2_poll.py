@@ -13,10 +13,10 @@ from typing import Any
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.rendezvous.backends.etcd_v2_wire import (
     EVENT_INDEX_CLEARED,
-    Answer,
-    Dialer,
+    V2Dialer,
+    V2Response,
     body_of,
-    fault_of,
+    error_for,
     node_of,
     path_of,
     read,
@@ -26,7 +26,7 @@ from rallypoint.rendezvous.backends.etcd_v2_wire import (
 class LongPoll:
     """One thread's wait for changes of a key. `stop` may be called by another thread."""
 
-    def __init__(self, endpoint: Callable[[], Endpoint], dial: Dialer, headers: Mapping[str, str]) -> None:
+    def __init__(self, endpoint: Callable[[], Endpoint], dial: V2Dialer, headers: Mapping[str, str]) -> None:
         self._endpoint = endpoint
         self._dial = dial
         self._headers = headers
@@ -53,12 +53,12 @@ class LongPoll:
         try:
             if self._response is None or self._asked_of != endpoint:
                 self._begin(endpoint, f"{path_of(key)}?wait=true&waitIndex={after + 1}")
-            if not self._arrives(timeout):
+            if not self._wait_for_body(timeout):
                 return None
             answer = self._finish(endpoint)
         except (OSError, http.client.HTTPException) as error:
             self.close()
-            raise fault_of(endpoint, error, self._dial.secure, sent=False) from None
+            raise error_for(endpoint, error, self._dial.secure, sent=False) from None
         except BaseException:
             self.close()
             raise
@@ -99,7 +99,7 @@ class LongPoll:
         self._connection.request("GET", path, headers=self._headers)
         self._response = self._connection.getresponse()  # the head comes at once, the body with the change
 
-    def _arrives(self, timeout: float) -> bool:
+    def _wait_for_body(self, timeout: float) -> bool:
         """Whether the body has begun to arrive, or the connection has ended, after so many seconds at most."""
         import select
 
@@ -128,7 +128,7 @@ class LongPoll:
         finally:
             sock.settimeout(limit)
 
-    def _finish(self, endpoint: Endpoint) -> Answer:
+    def _finish(self, endpoint: Endpoint) -> V2Response:
         response, self._response = self._response, None
         assert response is not None
         data = body_of(endpoint, response)

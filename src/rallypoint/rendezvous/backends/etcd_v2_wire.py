@@ -16,32 +16,32 @@ from urllib.parse import quote
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import printable
-from rallypoint.etcd.api import Credentials, EtcdRefused, EtcdUnreachable, Tls
+from rallypoint.etcd.api import Credentials, EtcdRefused, EtcdTls, EtcdUnreachable
 
 KEY_NOT_FOUND, TEST_FAILED, NODE_EXISTS, UNAUTHORIZED, EVENT_INDEX_CLEARED = 100, 101, 105, 110, 401
 """Of the v2 API's error codes."""
 
-HUNG_UP = (http.client.RemoteDisconnected, http.client.IncompleteRead)
+CONNECTION_ERRORS = (http.client.RemoteDisconnected, http.client.IncompleteRead)
 
 _RAFT_ERRORS = range(300, 400)
 _NUMBERS = range(1 << 63)
 """Indexes and error codes."""
-_MOST_BYTES = 64 * 1024 * 1024
+_MAX_BYTES = 64 * 1024 * 1024
 """Of an answer; the state has some MiB at most."""
 _DEEPEST = 64
 """Folders in folders that an answer may hold."""
 
 
-class Node(NamedTuple):
+class V2Node(NamedTuple):
     """A key as it is stored; `value` is None for a directory."""
 
     key: str
     value: str | None
     modified: int
-    children: tuple[Node, ...] = ()
+    children: tuple[V2Node, ...] = ()
 
 
-class Answer(NamedTuple):
+class V2Response(NamedTuple):
     status: int
     body: Mapping[str, Any]
     """With the number of an error that is not 0, or a node."""
@@ -58,10 +58,10 @@ class Answer(NamedTuple):
         return EtcdRefused(f"etcd at {self.endpoint} refuses to {what}: {printable(said)}")
 
 
-class Dialer:
+class V2Dialer:
     """Makes connections that are up."""
 
-    def __init__(self, tls: Tls | None, timeout: float) -> None:
+    def __init__(self, tls: EtcdTls | None, timeout: float) -> None:
         self._timeout = timeout
         self._context = None if tls is None else _context(tls)
         self.secure = tls is not None
@@ -77,7 +77,7 @@ class Dialer:
         return made
 
 
-def _context(tls: Tls) -> ssl.SSLContext:
+def _context(tls: EtcdTls) -> ssl.SSLContext:
     try:
         context = ssl.create_default_context(cafile=tls.cacert)
     except (OSError, ssl.SSLError) as error:
@@ -104,8 +104,8 @@ def path_of(key: str) -> str:
     return "/v2/keys/" + quote(key.lstrip("/"), safe="/")
 
 
-def node_of(body: Mapping[str, Any]) -> Node:
-    return Node(
+def node_of(body: Mapping[str, Any]) -> V2Node:
+    return V2Node(
         str(body.get("key", "/")),
         None if body.get("dir") else str(body.get("value", "")),
         int(body.get("modifiedIndex", 0)),
@@ -115,17 +115,17 @@ def node_of(body: Mapping[str, Any]) -> Node:
 
 def body_of(endpoint: Endpoint, response: http.client.HTTPResponse) -> bytes:
     """All bytes of an answer. Raises EtcdRefused if they are more than etcd's can be, and what `http.client` does."""
-    data = response.read(_MOST_BYTES + 1)
-    if len(data) > _MOST_BYTES:
+    data = response.read(_MAX_BYTES + 1)
+    if len(data) > _MAX_BYTES:
         raise EtcdRefused(
-            f"what listens at {endpoint} is not etcd: its answer has more than {_MOST_BYTES} bytes; check the endpoint"
+            f"what listens at {endpoint} is not etcd: its answer has more than {_MAX_BYTES} bytes; check the endpoint"
         )
     if response.length:  # the end came before it
         raise http.client.IncompleteRead(data, response.length)
     return data
 
 
-def read(endpoint: Endpoint, response: http.client.HTTPResponse, data: bytes) -> Answer:
+def read(endpoint: Endpoint, response: http.client.HTTPResponse, data: bytes) -> V2Response:
     """An answer of etcd's v2 API. Raises EtcdUnreachable or EtcdRefused for what is none, or no answer yet."""
     try:
         body = json.loads(data)
@@ -136,12 +136,12 @@ def read(endpoint: Endpoint, response: http.client.HTTPResponse, data: bytes) ->
         words = printable(str(said)) if said else f"status {response.status}"
         raise EtcdUnreachable(f"etcd at {endpoint} cannot answer now ({words})", True)
     if not _is_answer(body) or body.get("errorCode") == UNAUTHORIZED:
-        raise EtcdRefused(_not_v2(endpoint, response.status, data))
+        raise EtcdRefused(_no_v2_error(endpoint, response.status, data))
     try:
         index = int(response.getheader("X-Etcd-Index") or body.get("index", 0))
     except ValueError:
         index = 0
-    return Answer(response.status, body, index if index in _NUMBERS else 0, endpoint, False)
+    return V2Response(response.status, body, index if index in _NUMBERS else 0, endpoint, False)
 
 
 def _is_answer(body: object) -> TypeGuard[dict[str, Any]]:
@@ -166,7 +166,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int) and value in _NUMBERS
 
 
-def _not_v2(endpoint: Endpoint, status: int, data: bytes) -> str:
+def _no_v2_error(endpoint: Endpoint, status: int, data: bytes) -> str:
     text = data[:80].decode(errors="replace").strip()
     if b"HTTP request to an HTTPS server" in data:
         return f"etcd at {endpoint} speaks only TLS; give protocol=https, and ca_cert where it needs one"
@@ -180,14 +180,14 @@ def _not_v2(endpoint: Endpoint, status: int, data: bytes) -> str:
     return f"what listens at {endpoint} is not etcd: it answers with status {status} and {text!r}; check the endpoint"
 
 
-def fault_of(endpoint: Endpoint, error: Exception, secure: bool, *, sent: bool) -> EtcdUnreachable | EtcdRefused:
+def error_for(endpoint: Endpoint, error: Exception, secure: bool, *, sent: bool) -> EtcdUnreachable | EtcdRefused:
     """What a failed exchange means."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return EtcdRefused(
             f"the certificate of etcd at {endpoint} cannot be trusted ({error.verify_message}); "
             "give the CA that has signed it as ca_cert, and the name that it is for as the endpoint"
         )
-    if isinstance(error, (*HUNG_UP, ssl.SSLEOFError, ConnectionResetError, BrokenPipeError)):
+    if isinstance(error, (*CONNECTION_ERRORS, ssl.SSLEOFError, ConnectionResetError, BrokenPipeError)):
         if secure and not sent:
             return EtcdUnreachable(f"etcd at {endpoint} hangs up on TLS; if it speaks none, give protocol=http")
         hint = "" if secure else "; if it speaks only TLS, give protocol=https"

@@ -12,16 +12,16 @@ from rallypoint.base.endpoint import Endpoint, listening_addresses, listening_so
 from rallypoint.base.errors import UsageError, UserError
 from rallypoint.base.log import get_logger
 from rallypoint.base.secrets import job_secret
+from rallypoint.membership.state import Settings
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.state import Settings
-from rallypoint.rendezvous.worker_stores import AgentStores, WorkersOwnStores, WorkerStores
+from rallypoint.rendezvous.worker_stores import AgentStoreSupply, WorkerHostedStores, WorkerStoreSupply
 
 if TYPE_CHECKING:
     import socket
 
-    from rallypoint.base.tls import Tls
-    from rallypoint.rendezvous.handshake import Keys
-    from rallypoint.rendezvous.store_peers import PeerPolicy
+    from rallypoint.base.tls import ControlTls
+    from rallypoint.coordinator.store_peers import PeerPolicy
+    from rallypoint.protocol.handshake import Keys
 
 log = get_logger(__name__)
 
@@ -38,7 +38,7 @@ _DEFAULTS = {
 closing waits for nobody here, and the one join deadline bounds connecting (decision 9).
 """
 
-_OURS = {
+_BEYOND_TORCHRUN = {
     "lease",
     "notice_timeout",
     "min_healthy_time",
@@ -56,14 +56,14 @@ _TLS = ("tls_cert", "tls_key", "tls_ca", "tls_peer")
 _LISTEN = "listen"
 """Where a coordinator in this agent listens: an address or name of this machine, or `any` for all interfaces."""
 
-_ELASTIC = {"rank", *_OURS, *_DEFAULTS} - {"read_timeout"}
+_ELASTIC = {"rank", *_BEYOND_TORCHRUN, *_DEFAULTS} - {"read_timeout"}
 _ON_ETCD = {"protocol", "cacert", "cert", "key", "ca_cert", "ssl_cert", "ssl_cert_key", "user", "password"}
 
 KNOWN = {
-    "static": {"timeout", _LISTEN, *_OURS, *_TLS},
+    "static": {"timeout", _LISTEN, *_BEYOND_TORCHRUN, *_TLS},
     "c10d": {"store_type", "is_host", "read_timeout", _LISTEN, *_ELASTIC, *_TLS},
     "etcd-v2": {"etcd_prefix", "read_timeout", *_ON_ETCD, *_ELASTIC},
-    "etcd": {"prefix", "join_timeout", "last_call_timeout", "rank", _LISTEN, *_ON_ETCD, *_OURS, *_TLS},
+    "etcd": {"prefix", "join_timeout", "last_call_timeout", "rank", _LISTEN, *_ON_ETCD, *_BEYOND_TORCHRUN, *_TLS},
 }
 """Backend to the options that mean something to it, or to torchrun's of that name. What a plug-in reads, it knows."""
 
@@ -108,7 +108,7 @@ def settings_of(
         restart_backoff_max=params.get_as_seconds("restart_backoff_max", 300.0),
         same_failure_limit=_count(params, "same_failure_limit"),
         fixed_ranks=fixed_ranks,
-        counts_beats=counts_beats,
+        counts_heartbeats=counts_beats,
     )
 
 
@@ -134,7 +134,7 @@ def _count(params: RendezvousParameters, name: str) -> int:
     return count
 
 
-def own_key(job: str) -> bytes | None:
+def job_key(job: str) -> bytes | None:
     """The key that a node of the job proves to hold, from `RALLYPOINT_SECRET`; None where there is no secret.
 
     Raises:
@@ -144,7 +144,7 @@ def own_key(job: str) -> bytes | None:
     return None if secret is None else secret.keys(job)[0]
 
 
-def control_tls(options: Mapping[str, object]) -> Tls | None:
+def control_tls(options: Mapping[str, object]) -> ControlTls | None:
     """TLS of the control plane, by the options `tls_cert`, `tls_key`, `tls_ca` and `tls_peer`; None without any.
 
     Raises:
@@ -159,13 +159,13 @@ def control_tls(options: Mapping[str, object]) -> Tls | None:
             f"{' and '.join(missing)} not given; TLS needs tls_cert, tls_key and tls_ca, since both sides show a "
             "certificate"
         )
-    from rallypoint.base.tls import Tls, TlsFiles
+    from rallypoint.base.tls import ControlTls, TlsFiles
 
-    return Tls(TlsFiles(given["tls_cert"], given["tls_key"], given["tls_ca"], given["tls_peer"]))
+    return ControlTls(TlsFiles(given["tls_cert"], given["tls_key"], given["tls_ca"], given["tls_peer"]))
 
 
 def accepted_keys() -> Keys | None:
-    """The keys that a coordinator accepts from nodes; None where there is no secret. Raises as `own_key` does."""
+    """The keys that a coordinator accepts from nodes; None where there is no secret. Raises as `job_key` does."""
     secret = job_secret()
     return None if secret is None else secret.keys
 
@@ -206,12 +206,12 @@ def _chosen_listeners(given: str, port: int) -> list[socket.socket]:
         ) from None
 
 
-def where_in_words(endpoint: Endpoint, only_here: bool) -> str:
+def endpoint_words(endpoint: Endpoint, only_here: bool) -> str:
     """Where the nodes meet, for the sentences of those who wait for others."""
     return f"at {endpoint}{' (which other machines cannot reach)' if only_here else ''}"
 
 
-def worker_stores(params: RendezvousParameters, *, only_here: bool = False) -> WorkerStores:
+def worker_stores(params: RendezvousParameters, *, only_here: bool = False) -> WorkerStoreSupply:
     """Where worker stores come from when they are not at the endpoint (contract section 2.1).
 
     Args:
@@ -224,9 +224,11 @@ def worker_stores(params: RendezvousParameters, *, only_here: bool = False) -> W
                 "--store-peers has no effect where TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 has workers open the store, "
                 "which lets everybody in; unset that"
             )
-        return WorkersOwnStores(params.local_addr or "")
+        return WorkerHostedStores(params.local_addr or "")
     only_here = only_here or params.max_nodes == 1
-    return AgentStores(params.local_addr or "", only_here=only_here, peers=store_peers(params, only_here=only_here))
+    return AgentStoreSupply(
+        params.local_addr or "", only_here=only_here, peers=store_peers(params, only_here=only_here)
+    )
 
 
 def store_peers(params: RendezvousParameters, *, only_here: bool) -> PeerPolicy | None:
@@ -238,9 +240,9 @@ def store_peers(params: RendezvousParameters, *, only_here: bool) -> PeerPolicy 
     given = str(params.get("store_peers") or "")
     if only_here and not given:
         return None
-    from rallypoint.rendezvous.store_peers import policy_of
+    from rallypoint.coordinator.store_peers import parse_policy
 
-    return policy_of(given)
+    return parse_policy(given)
 
 
 def rank_hint(params: RendezvousParameters) -> int | None:

@@ -15,28 +15,28 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import SYSTEM_CLOCK
-from rallypoint.base.endpoint import Endpoint, host_name, is_here, source_address
+from rallypoint.base.endpoint import Endpoint, host_name, is_local_address, source_address
 from rallypoint.base.log import get_logger
-from rallypoint.rendezvous.dialing import TRY_AGAIN, Dialer, in_words
-from rallypoint.rendezvous.handshake import HandshakeError
-from rallypoint.rendezvous.messages import LinkLost
-from rallypoint.rendezvous.whereabouts import Fixed, Place
+from rallypoint.client.dialing import RETRYABLE, Dialer, error_words
+from rallypoint.client.endpoint_resolver import DialTarget, FixedEndpoint
+from rallypoint.protocol.handshake import HandshakeError
+from rallypoint.protocol.messages import LinkLost
 
 if TYPE_CHECKING:
-    from rallypoint.rendezvous.hub import Hub
-    from rallypoint.rendezvous.link import Deliver
+    from rallypoint.coordinator.dispatcher import Dispatcher
+    from rallypoint.protocol.link import Deliver
 
 log = get_logger(__name__)
 
 _TELL_AFTER, _UNKNOWN_AFTER = 0.8, 2.0
 """Seconds for the endpoint to lead here, and for its name to stand for something."""
-_CERTAIN_AFTER = 2.0
+_REFUSE_AFTER = 2.0
 """Seconds for which another server of the job must have answered. One that has just been replaced may still end."""
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
-_PATIENCE = 0.5
+_ATTEMPT_TIMEOUT = 0.5
 
 
-def must_run(endpoint: Endpoint, addresses: list[str]) -> str:
+def must_run_sentence(endpoint: Endpoint, addresses: list[str]) -> str:
     """`rank 0 must run on n1 (10.77.0.1); this is 10.77.0.2`.
 
     Args:
@@ -53,10 +53,10 @@ def must_run(endpoint: Endpoint, addresses: list[str]) -> str:
     return f"rank 0 must run on {where}; this is {own}"
 
 
-class OfRankZero(Fixed):
+class RankZeroResolver(FixedEndpoint):
     """The endpoint of a static job, as a node of another rank looks for it."""
 
-    def __init__(self, place: Place, rank: int) -> None:
+    def __init__(self, place: DialTarget, rank: int) -> None:
         super().__init__(place)
         self._rank = rank
         self._addresses: list[str] = []
@@ -64,22 +64,22 @@ class OfRankZero(Fixed):
     @property
     def advice(self) -> str:
         """What to do if nobody is found there."""
-        told = must_run(self.place.endpoint, self._addresses)
-        return f"{told} with --node-rank {self._rank}; check {self.place.flag}, and that rank 0 has started"
+        told = must_run_sentence(self.target.endpoint, self._addresses)
+        return f"{told} with --node-rank {self._rank}; check {self.target.flag}, and that rank 0 has started"
 
     def resolved(self, addresses: list[str]) -> None:
         """Remember them for the sentence."""
         self._addresses = addresses
 
 
-class _LeadsHere(Exception):
+class _EndpointIsLocal(Exception):
     """The endpoint is this machine's, or somebody leads it here."""
 
 
 class EndpointCheck:
     """Looks, on rank 0, whether the endpoint leads here, until that is known or the first round is complete."""
 
-    def __init__(self, place: Place, hub: Hub, deliver: Deliver, local_id: int) -> None:
+    def __init__(self, place: DialTarget, hub: Dispatcher, deliver: Deliver, local_id: int) -> None:
         """Nothing happens before `start`.
 
         Args:
@@ -88,8 +88,8 @@ class EndpointCheck:
             deliver: is handed a `LinkLost` if the job of the endpoint is another's.
             local_id: which handler of this process asks.
         """
-        self._place = place
-        self._hub = hub
+        self._target = place
+        self._dispatcher = hub
         self._deliver = deliver
         self._dialer = Dialer(place, hub.settings, local_id)
         self._addresses: list[str] = []
@@ -109,51 +109,51 @@ class EndpointCheck:
     async def _run(self) -> None:
         try:
             await self._look()
-        except _LeadsHere:
-            log.info("%s leads here", self._place.endpoint)
+        except _EndpointIsLocal:
+            log.info("%s leads here", self._target.endpoint)
         except Exception:  # the job needs no check
-            log.exception("whether %s leads here cannot be found out", self._place.endpoint)
+            log.exception("whether %s leads here cannot be found out", self._target.endpoint)
 
     async def _look(self) -> None:
         began, delay, told = SYSTEM_CLOCK.monotonic(), _FIRST_DELAY, False
-        while not self._hub.state.complete:
+        while not self._dispatcher.state.complete:
             why = await self._attempt()
             now = SYSTEM_CLOCK.monotonic()
-            if self._answered_at is not None and now - self._answered_at >= _CERTAIN_AFTER:
+            if self._answered_at is not None and now - self._answered_at >= _REFUSE_AFTER:
                 self._deliver(LinkLost(self._sentence(why)))
                 return
-            if not told and (self._answered_at is not None or now - began >= self._tell_after()):
+            if not told and (self._answered_at is not None or now - began >= self._report_after()):
                 told = True
                 log.warning("%s", self._sentence(why))
             await asyncio.sleep(delay)
             delay = min(1.5 * delay, _LONGEST_DELAY)
 
-    def _tell_after(self) -> float:
+    def _report_after(self) -> float:
         return _TELL_AFTER if self._addresses else _UNKNOWN_AFTER
 
     async def _attempt(self) -> str:
-        """Go to the endpoint once. Returns what was found there; _LeadsHere if that is us."""
+        """Go to the endpoint once. Returns what was found there; _EndpointIsLocal if that is us."""
         try:
-            session = await self._dialer.dial(_PATIENCE, resolved=self._resolved)
-        except (*TRY_AGAIN, HandshakeError) as error:
+            session = await self._dialer.dial(_ATTEMPT_TIMEOUT, resolved=self._resolved)
+        except (*RETRYABLE, HandshakeError) as error:
             self._answered_at = None
-            return in_words(error) or self._dialer.unfinished
+            return error_words(error) or self._dialer.unfinished
         session.writer.close()
-        if session.welcome.incarnation == self._hub.incarnation:
-            raise _LeadsHere
+        if session.welcome.incarnation == self._dispatcher.incarnation:
+            raise _EndpointIsLocal
         self._answered_at = self._answered_at or SYSTEM_CLOCK.monotonic()
         return "another node of this job has rank 0 there"
 
     def _resolved(self, addresses: list[str]) -> None:
         self._addresses = addresses
-        if any(map(is_here, addresses)):
-            raise _LeadsHere
+        if any(map(is_local_address, addresses)):
+            raise _EndpointIsLocal
 
     def _sentence(self, why: str) -> str:
-        endpoint, flag = self._place.endpoint, self._place.flag
+        endpoint, flag = self._target.endpoint, self._target.flag
         if not self._addresses:
             return f"{flag} names {endpoint.host!r}, which stands for no address here ({why}); name an address"
-        told = f"{must_run(endpoint, self._addresses)}; give this node a --node-rank of its own"
+        told = f"{must_run_sentence(endpoint, self._addresses)}; give this node a --node-rank of its own"
         if self._answered_at is not None:
             return f"{told}: {why}"
         return f"{told}, or check {flag}: it does not lead here ({why}); behind NAT or a virtual address it may yet"

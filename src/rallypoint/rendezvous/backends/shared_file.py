@@ -7,19 +7,19 @@ import time
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import outward_address
+from rallypoint.membership.state import Settings
+from rallypoint.protocol.errors import RendezvousConnectionError
+from rallypoint.protocol.link import Deliver, Link
 from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
 from rallypoint.rendezvous.backends.store_backend import StoreRendezvousBackend
 from rallypoint.rendezvous.elastic import ElasticHandler, own_node
-from rallypoint.rendezvous.errors import RendezvousConnectionError
 from rallypoint.rendezvous.handler import RendezvousHandler
-from rallypoint.rendezvous.link import Deliver, Link
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.shared import SharedStateLink
-from rallypoint.rendezvous.state import Settings
+from rallypoint.rendezvous.shared_state_link import SharedStateLink
 from rallypoint.store.errors import StoreError
 from rallypoint.store.filestore import FileStore
 
-_LOOK_EVERY = 0.05
+_POLL_INTERVAL = 0.05
 """Seconds between two looks at the file's size. It may lie on a network, where no kernel tells of changes."""
 
 
@@ -31,7 +31,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     Raises:
         UserError: an option cannot work.
     """
-    place = _Place(params.endpoint, settings_of(params, counts_beats=True), params.local_addr)
+    place = _FileLinkFactory(params.endpoint, settings_of(params, counts_beats=True), params.local_addr)
     return ElasticHandler(
         params.backend,
         place.settings,
@@ -44,7 +44,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     )
 
 
-class _Place:
+class _FileLinkFactory:
     """The file, and this node's link to what is in it."""
 
     def __init__(self, path: str, settings: Settings, local_addr: str | None) -> None:
@@ -90,5 +90,5 @@ class FileBackend(StoreRendezvousBackend):
             if size != self._size:
                 self._size = size
                 return True
-            time.sleep(min(_LOOK_EVERY, deadline.remaining()))
+            time.sleep(min(_POLL_INTERVAL, deadline.remaining()))
         return False

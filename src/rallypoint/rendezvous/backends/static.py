@@ -15,36 +15,36 @@ from rallypoint.base.descriptors import allow_nodes
 from rallypoint.base.endpoint import Endpoint, host_name, is_loopback, is_this_machine, parse_endpoint
 from rallypoint.base.errors import UserError
 from rallypoint.base.loop import shared_loop
+from rallypoint.client.endpoint_resolver import DialTarget
+from rallypoint.coordinator.dispatcher import Dispatcher, LocalLink
+from rallypoint.coordinator.server import ControlServer
+from rallypoint.membership.state import Settings
+from rallypoint.protocol.errors import RendezvousConnectionError
+from rallypoint.protocol.link import Deliver, Link
 from rallypoint.rendezvous.backends.options import (
     accepted_keys,
     control_listeners,
     control_tls,
-    own_key,
+    endpoint_words,
+    job_key,
     rank_hint,
     settings_of,
     store_peers,
-    where_in_words,
 )
 from rallypoint.rendezvous.elastic import ElasticHandler, local_id, own_node
-from rallypoint.rendezvous.errors import RendezvousConnectionError
 from rallypoint.rendezvous.handler import RendezvousHandler
-from rallypoint.rendezvous.hub import Hub, LocalLink
-from rallypoint.rendezvous.link import Deliver, Link
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.server import ControlServer
-from rallypoint.rendezvous.state import Settings
-from rallypoint.rendezvous.whereabouts import Place
-from rallypoint.rendezvous.worker_stores import Door, expect, own_addresses
-from rallypoint.store.guard import Guard
+from rallypoint.rendezvous.worker_stores import StoreAccess, allow_connections, own_addresses
+from rallypoint.store.guard import StoreGuard
 from rallypoint.store.rounds import RoundStores
 
 if TYPE_CHECKING:
     import socket
     from collections.abc import Callable, Sequence
 
-    from rallypoint.base.tls import Tls
+    from rallypoint.base.tls import ControlTls
+    from rallypoint.protocol.messages import StorePeers
     from rallypoint.rendezvous.backends.rank_zero import EndpointCheck
-    from rallypoint.rendezvous.messages import StorePeers
 
 
 def create_handler(params: RendezvousParameters) -> RendezvousHandler:
@@ -70,22 +70,24 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     only_here = is_loopback(endpoint.host) and params.endpoint_given
     listeners = partial(control_listeners, params, [endpoint.host], endpoint.port, only_here=only_here)
     peers = store_peers(params, only_here=only_here or params.max_nodes == 1)
-    door = None if peers is None else Door(peers)
-    master = _Master(endpoint, settings, rank, control_tls(params.config), params.endpoint_flag, listeners, door)
+    door = None if peers is None else StoreAccess(peers)
+    master = _StaticEndpoint(
+        endpoint, settings, rank, control_tls(params.config), params.endpoint_flag, listeners, door
+    )
     return ElasticHandler(
         params.backend,
         settings,
         master.open,
         master,
-        where=where_in_words(endpoint, only_here),
+        where=endpoint_words(endpoint, only_here),
         endpoint_flag=params.endpoint_flag,
         rank_hint=rank,
-        shut=master.shut,
+        shut=master.close_server,
         hosts=lambda: rank == 0,
     )
 
 
-class _Master:
+class _StaticEndpoint:
     """The endpoint of a static job: on rank 0 the server of both protocols, elsewhere only an address."""
 
     hosted_by_agent = True
@@ -95,10 +97,10 @@ class _Master:
         endpoint: Endpoint,
         settings: Settings,
         rank: int,
-        tls: Tls | None,
+        tls: ControlTls | None,
         flag: str,
         listeners: Callable[[], list[socket.socket]],
-        door: Door | None,
+        door: StoreAccess | None,
     ) -> None:
         self._endpoint = endpoint
         self._settings = settings
@@ -106,8 +108,8 @@ class _Master:
         self._tls = tls
         self._flag = flag
         self._listeners = listeners
-        self._door = door
-        self._check: EndpointCheck | None = None
+        self._access = door
+        self._endpoint_check: EndpointCheck | None = None
         self._stores: RoundStores | None = None
         self._server: ControlServer | None = None
 
@@ -116,10 +118,12 @@ class _Master:
     def open(self, deliver: Deliver, deadline: Deadline) -> Link:
         """Serve the endpoint if this is rank 0, and connect."""
         if self._rank != 0:
-            from rallypoint.rendezvous.backends.rank_zero import OfRankZero
-            from rallypoint.rendezvous.client import TcpLink
+            from rallypoint.client.tcp_link import TcpLink
+            from rallypoint.rendezvous.backends.rank_zero import RankZeroResolver
 
-            return TcpLink(OfRankZero(self._place(), self._rank), self._settings, local_id(), deliver, deadline)
+            return TcpLink(
+                RankZeroResolver(self._dial_target(), self._rank), self._settings, local_id(), deliver, deadline
+            )
         try:
             listeners = self._listeners()
         except OSError as error:
@@ -129,41 +133,43 @@ class _Master:
                 "rank 0 of this job runs on this machine already, give this node a --node-rank of its own"
             ) from None
         allow_nodes(self._settings.max_nodes)
-        hub = Hub(self._settings)
+        hub = Dispatcher(self._settings)
         # Nobody's worker can come before this node has been told its place, and who the others are.
-        self._stores = RoundStores(Guard(peers=()) if self._door is not None and self._door.guards else None)
-        self._server = ControlServer(hub, listeners, keys=accepted_keys(), tls=self._tls, fallback=self._stores.adopt)
+        self._stores = RoundStores(StoreGuard(peers=()) if self._access is not None and self._access.guards else None)
+        self._server = ControlServer(
+            hub, listeners, keys=accepted_keys(), tls=self._tls, fallback=self._stores.add_connection
+        )
         self._endpoint = Endpoint(self._endpoint.host, self._server.port)
         if not is_this_machine(self._endpoint.host, ask=False):
             self._begin_check(hub, deliver)
         return LocalLink(hub, own_node(self._endpoint.host), deliver, self._endpoint.host)
 
-    def _place(self) -> Place:
-        return Place(self._endpoint, own_key(self._settings.run_id), self._tls, self._flag)
+    def _dial_target(self) -> DialTarget:
+        return DialTarget(self._endpoint, job_key(self._settings.run_id), self._tls, self._flag)
 
-    def _begin_check(self, hub: Hub, deliver: Deliver) -> None:
+    def _begin_check(self, hub: Dispatcher, deliver: Deliver) -> None:
         from rallypoint.rendezvous.backends.rank_zero import EndpointCheck
 
-        self._check = EndpointCheck(self._place(), hub, deliver, local_id())
-        shared_loop().call(self._check.start)
+        self._endpoint_check = EndpointCheck(self._dial_target(), hub, deliver, local_id())
+        shared_loop().call(self._endpoint_check.start)
 
-    def shut(self) -> None:
+    def close_server(self) -> None:
         """End the server, if it is here."""
-        if self._check is not None:
-            shared_loop().call(self._check.stop)
+        if self._endpoint_check is not None:
+            shared_loop().call(self._endpoint_check.stop)
         if self._server is not None:
             self._server.close(why=f"{host_name()}, which hosted it, has left the job")
 
-    # The workers' store: see `worker_stores.WorkerStores`
+    # The workers' store: see `worker_stores.WorkerStoreSupply`
 
     def own_addresses(self) -> tuple[str, ...] | None:
         """Those of this node, for rank 0."""
-        return None if self._door is None else own_addresses()
+        return None if self._access is None else own_addresses()
 
-    def admit(self, told: Sequence[StorePeers]) -> None:
+    def set_peers(self, told: Sequence[StorePeers]) -> None:
         """The round is complete."""
-        if self._stores is not None and self._door is not None:
-            self._stores.admit(self._door.peers(told, self._endpoint.host))
+        if self._stores is not None and self._access is not None:
+            self._stores.set_peers(self._access.peers(told, self._endpoint.host))
 
     def prepare(self, address: str) -> tuple[str, int]:
         """The endpoint, as it was written: workers of a static job connect to just that."""
@@ -174,14 +180,14 @@ class _Master:
         if self._stores is not None:
             self._stores.next_round()
 
-    def discard(self) -> None:
+    def discard_prepared(self) -> None:
         """Nothing is prepared ahead here: a round that has ended has put a new store behind the port."""
 
-    def begin(self, *, is_host: bool, clients: int) -> None:
+    def begin_round(self, *, is_host: bool, clients: int) -> None:
         """The workers of the round before are gone: hang up on whoever still uses its store."""
         if self._stores is not None:
-            expect(clients)
-            self._stores.end_former()
+            allow_connections(clients)
+            self._stores.end_previous()
 
     def close(self) -> None:
         """Hang up on all workers."""

@@ -6,8 +6,8 @@ import base64
 import binascii
 
 from rallypoint.base.errors import UserError
+from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousStateError
 from rallypoint.rendezvous.backend import RendezvousBackend
-from rallypoint.rendezvous.errors import RendezvousConnectionError, RendezvousStateError
 from rallypoint.store.api import Store
 from rallypoint.store.errors import StoreError
 
@@ -45,7 +45,7 @@ class StoreRendezvousBackend(RendezvousBackend):
         try:
             text = self._store.get(self._key)
         except StoreError as error:
-            raise self._out_of_reach(error) from error
+            raise self._connection_error(error) from error
         return self._decoded(text)
 
     def set_state(self, state: bytes, token: object = None) -> tuple[bytes, bytes, bool] | None:
@@ -63,7 +63,7 @@ class StoreRendezvousBackend(RendezvousBackend):
         try:
             return self._store.compare_set(self._key, expected, desired)
         except StoreError as error:
-            raise self._out_of_reach(error) from error
+            raise self._connection_error(error) from error
 
     def _decoded(self, text: bytes) -> tuple[bytes, bytes] | None:
         if text == _NO_STATE:
@@ -76,5 +76,5 @@ class StoreRendezvousBackend(RendezvousBackend):
                 "use a store and an --rdzv-id of its own for each job"
             ) from None
 
-    def _out_of_reach(self, error: StoreError) -> RendezvousConnectionError:
+    def _connection_error(self, error: StoreError) -> RendezvousConnectionError:
         return RendezvousConnectionError(f"the store of the rendezvous is out of reach: {error}")

@@ -67,7 +67,7 @@ typedef struct Slot Slot;
 typedef struct Store Store;
 typedef struct Waiting Waiting;
 
-/* One connection waits for one key. It stands in the key's line, and in its connection's `Waiting`. */
+/* One connection waits for one key. It stands in the key's line, and in its connection's `ProgressText`. */
 typedef struct Link {
     struct Link *before, *after;
     Slot *slot; /* NULL once the key has come */

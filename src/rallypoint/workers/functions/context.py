@@ -18,26 +18,26 @@ from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.errors import UserError
 from rallypoint.logs.specs import LogsSpecs
-from rallypoint.workers.context import Extras, ProcessesContext
-from rallypoint.workers.functions.parcel import NothingReturned, Parcel, errand
-from rallypoint.workers.guardian.client import SENT_TO_ALL, Guardian
-from rallypoint.workers.process import Watched, WorkerProcess
-from rallypoint.workers.stop import Sweeping
+from rallypoint.workers.context import LocalProcessesContext, ProcessOptions
+from rallypoint.workers.escalation import SweepInProgress
+from rallypoint.workers.functions.payload import NothingReturned, Payload, job_spec
+from rallypoint.workers.process import ChildProcess, WorkerProcess
+from rallypoint.workers.reaper.client import SENT_TO_ALL, ReaperClient
 
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
-    from rallypoint.workers.functions.served import ForkServer
+    from rallypoint.workers.functions.fork_server_client import ForkServer
 
 START_METHODS = ("spawn", "fork", "forkserver")
 
 
-GONE = (
+WORKER_GONE = (
     "the fork server, of which this worker was a copy, has ended, so that nobody knows how the worker did; look at "
     "what else ends processes on this machine"
 )
 
 
-class MultiprocessContext(ProcessesContext):
+class MultiprocessContext(LocalProcessesContext):
     """Workers that call a function.
 
     Args:
@@ -61,72 +61,74 @@ class MultiprocessContext(ProcessesContext):
         duplicate_stdout_filters: Sequence[str] | None = None,
         duplicate_stderr_filters: Sequence[str] | None = None,
         *,
-        guardian: Guardian | None = None,
+        guardian: ReaperClient | None = None,
     ) -> None:
         if start_method not in START_METHODS:
             raise UserError(f"start_method={start_method!r} is none; use one of {', '.join(START_METHODS)}")
-        extras = Extras(numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
+        extras = ProcessOptions(numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
         super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, guardian, extras)
         self.start_method = start_method
         self._function = entrypoint
-        self._parcels: dict[int, Parcel] = {}
+        self._payloads: dict[int, Payload] = {}
         self._server: ForkServer | None = None
         self._forking = start_method == "fork"
         if self._forking and guardian is not None:
-            self._guardian = None
+            self._reaper = None
 
     def _prepare(self) -> None:
         if self._forking:
             return
         super()._prepare()
         method = self.start_method
-        cpus = self._extras.cpus(self.nprocs) if method == "forkserver" else [()] * self.nprocs
+        cpus = self._options.cpus(self.nprocs) if method == "forkserver" else [()] * self.nprocs
         for rank in range(self.nprocs):
             environ = {**os.environ, **self.envs[rank]} if method == "forkserver" else None
-            self._parcels[rank] = parcel = Parcel()
-            parcel.pack(errand(self._function, method, rank, environ, cpus[rank]), self._function, self.args[rank])
+            self._payloads[rank] = parcel = Payload()
+            parcel.pack(job_spec(self._function, method, rank, environ, cpus[rank]), self._function, self.args[rank])
 
-    def _start_one(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> Watched:
-        how = {"spawn": self._spawned, "fork": self._forked, "forkserver": self._served}
+    def _start_one(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> ChildProcess:
+        how = {"spawn": self._spawned, "fork": self._forked, "forkserver": self._forked_by_server}
         return how[self.start_method](rank, stdout, stderr, cpus)
 
-    def _spawned(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> Watched:
-        assert self._guardian is not None
-        with self._parcels[rank].channel() as channel:
+    def _spawned(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> ChildProcess:
+        assert self._reaper is not None
+        with self._payloads[rank].worker_channel() as channel:
             environ = {**os.environ, **self.envs[rank]}
             return WorkerProcess(
-                self._guardian, _command("worker"), environ, stdout, stderr, cpus, stdin=channel.fileno()
+                self._reaper, _command("worker"), environ, stdout, stderr, cpus, stdin=channel.fileno()
             )
 
-    def _forked(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> Watched:
+    def _forked(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> ChildProcess:
         from rallypoint.workers.functions.forked import ForkedProcess
 
-        self._parcels[rank] = parcel = Parcel()
+        self._payloads[rank] = parcel = Payload()
         environ = {**os.environ, **self.envs[rank]}
         return ForkedProcess(self._function, self.args[rank], environ, parcel.fd, stdout, stderr, cpus)
 
-    def _served(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> Watched:
-        from rallypoint.workers.functions.served import ForkServer, ServedProcess
+    def _forked_by_server(
+        self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]
+    ) -> ChildProcess:
+        from rallypoint.workers.functions.fork_server_client import ForkServer, ForkServerProcess
 
-        assert self._guardian is not None
-        parcel = self._parcels[rank]
+        assert self._reaper is not None
+        parcel = self._payloads[rank]
         if self._server is None:
             self._server = server = ForkServer()
             mask = sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))
             # What a scheduler sends to all processes must not end the server; its copies get the mask back.
             process = WorkerProcess(
-                self._guardian,
+                self._reaper,
                 _command("server", mask),
                 os.environ,
-                stdin=server.theirs.fileno(),
+                stdin=server.server_end.fileno(),
                 blocked=SENT_TO_ALL,
             )
             server.started(process, parcel.fd)
-        with parcel.channel() as channel, open(os.devnull, "wb") as nowhere:
-            out, err = (_open_or(nowhere.fileno(), *each) for each in ((1, stdout), (2, stderr)))
-            return ServedProcess(self._server, channel, out, err)
+        with parcel.worker_channel() as channel, open(os.devnull, "wb") as nowhere:
+            out, err = (_descriptor_or(nowhere.fileno(), *each) for each in ((1, stdout), (2, stderr)))
+            return ForkServerProcess(self._server, channel, out, err)
 
-    def _sweep(self) -> Sweeping | None:
+    def _sweep(self) -> SweepInProgress | None:
         if not self._forking:
             return super()._sweep()
         if not self._processes:
@@ -135,18 +137,18 @@ class MultiprocessContext(ProcessesContext):
 
         return ForkedSweep(list(self._processes.values()))
 
-    def _fault(self, rank: int, exitcode: int) -> str:
+    def _failure_reason(self, rank: int, exitcode: int) -> str:
         if exitcode:
-            return GONE if self._server is not None and self._processes[rank].orphaned else ""
+            return WORKER_GONE if self._server is not None and self._processes[rank].orphaned else ""
         try:
-            self._parcels[rank].open()
+            self._payloads[rank].result()
         except NothingReturned as error:
             return str(error)
         return ""
 
     def _value(self, rank: int) -> Any:
         with contextlib.suppress(NothingReturned):  # it ended while it was being stopped
-            return self._parcels[rank].open()
+            return self._payloads[rank].result()
         return None
 
     def _finish(self) -> None:
@@ -156,7 +158,7 @@ class MultiprocessContext(ProcessesContext):
         super()._finish()
         if self._server is not None:
             self._server.close()
-        for parcel in self._parcels.values():
+        for parcel in self._payloads.values():
             parcel.close()
 
 
@@ -168,7 +170,7 @@ def _command(module: str, *arguments: object) -> list[str]:
     return [os.fsdecode(spawn.get_executable()), *flags, "-u", "-c", program]
 
 
-def _open_or(otherwise: int, standard: int, given: int | None) -> int:
+def _descriptor_or(otherwise: int, standard: int, given: int | None) -> int:
     """The descriptor that was given, else the standard one if this process has it, else another."""
     if given is not None:
         return given

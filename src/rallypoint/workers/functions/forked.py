@@ -28,21 +28,21 @@ from multiprocessing.process import BaseProcess
 from typing import Any, NamedTuple, TextIO
 
 from rallypoint.failures.record import record
-from rallypoint.workers.functions.worker import become, call
-from rallypoint.workers.guardian.footing import open_null
-from rallypoint.workers.process import Watched, no_process
-from rallypoint.workers.sweep import end_trees
+from rallypoint.workers.functions.worker import apply_environment, call
+from rallypoint.workers.process import ChildProcess, process_start_error
+from rallypoint.workers.reaper.process_setup import open_null
+from rallypoint.workers.sweep import kill_trees
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)  # here, since to load it in a copy of a process with threads may hang
 
 
-class _Start(NamedTuple):
+class _ForkSetup(NamedTuple):
     """What the copy does before it calls the function."""
 
     agent: int
     pidfd: int
-    by_main_thread: bool
+    from_main_thread: bool
     mask: Collection[int]
     stdout: int | None
     stderr: int | None
@@ -50,7 +50,7 @@ class _Start(NamedTuple):
     cpus: Sequence[int]
 
 
-class ForkedProcess(Watched):
+class ForkedProcess(ChildProcess):
     """A worker that is a copy of this process. It is reaped when it is released, so that its session stays its own."""
 
     def __init__(
@@ -81,7 +81,7 @@ class ForkedProcess(Watched):
         # No handler of ours may run in the copy.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            start = _Start(
+            start = _ForkSetup(
                 os.getpid(),
                 mine,
                 threading.current_thread() is threading.main_thread(),
@@ -91,23 +91,23 @@ class ForkedProcess(Watched):
                 dict(environ),
                 sorted(cpus),
             )
-            self._process = get_context("fork").Process(target=_live, args=(start, function, args, parcel))
+            self._process = get_context("fork").Process(target=_run_child, args=(start, function, args, parcel))
             self._process.start()
             pidfd = _pidfd(self._process)
         except OSError as error:
-            raise no_process("by fork", error) from None
+            raise process_start_error("by fork", error) from None
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.close(mine)
         super().__init__(_pid(self._process), pidfd)
 
-    def _learn(self) -> None:
+    def _collect_exit(self) -> None:
         try:
             found = os.waitid(os.P_PIDFD, self._pidfd, os.WEXITED | os.WNOHANG | os.WNOWAIT)
         except OSError:  # multiprocessing has reaped it on some other occasion, and knows
             self._end(self._process.exitcode)
         else:
-            self.held = found is None
+            self.held_by_debugger = found is None
             if found is not None:
                 self._end(found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
 
@@ -120,17 +120,17 @@ class ForkedProcess(Watched):
 
 
 class ForkedSweep:
-    """Ends what forked workers are and have left, as far as /proc shows it; see `stop.Sweeping`."""
+    """Ends what forked workers are and have left, as far as /proc shows it; see `stop.SweepInProgress`."""
 
-    helpless = False
-    heard = True
+    cannot_find_all = False
+    end_seen = True
 
-    def __init__(self, processes: Sequence[Watched]) -> None:
+    def __init__(self, processes: Sequence[ChildProcess]) -> None:
         self._processes = processes
 
     def begin(self, seconds: float = 0.0) -> None:
         """End it, with so many seconds between SIGTERM and SIGKILL; all that can be found is gone on return."""
-        end_trees(self._processes, [each.pid for each in self._processes if each.fileno() >= 0], seconds)
+        kill_trees(self._processes, [each.pid for each in self._processes if each.fileno() >= 0], seconds)
 
     def fds(self) -> list[int]:
         """None: nothing is waited for."""
@@ -161,24 +161,24 @@ def _pidfd(process: BaseProcess) -> int:
         raise
 
 
-def _live(start: _Start, function: Callable[..., Any], args: Sequence[Any], parcel: int) -> None:
+def _run_child(start: _ForkSetup, function: Callable[..., Any], args: Sequence[Any], parcel: int) -> None:
     """The life of the copy."""
     os.setsid()
-    _die_with(start)
+    _die_with_agent(start)
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
             signal.signal(number, default)
     signal.pthread_sigmask(signal.SIG_SETMASK, start.mask)
-    sys.stdout = _writing(1, start.stdout, sys.stdout)
-    sys.stderr = _writing(2, start.stderr, sys.stderr)
-    _no_input()
-    become(start.environ, start.cpus)
+    sys.stdout = _redirect(1, start.stdout, sys.stdout)
+    sys.stderr = _redirect(2, start.stderr, sys.stderr)
+    _close_stdin()
+    apply_environment(start.environ, start.cpus)
     record(call)(function, args, parcel)
 
 
-def _writing(target: int, fd: int | None, stream: TextIO) -> TextIO:
+def _redirect(target: int, fd: int | None, stream: TextIO) -> TextIO:
     """Put a descriptor in the place of a standard one, if one is given. Returns the stream that writes to it at once.
 
     Whatever the agent's process had put in the place of its stream (a notebook, a test) is not the worker's.
@@ -200,16 +200,16 @@ def _number(stream: TextIO) -> int:
         return -1
 
 
-def _no_input() -> None:
+def _close_stdin() -> None:
     null = open_null()
     if null != 0:  # multiprocessing may have closed it
         os.dup2(null, 0)
         os.close(null)
 
 
-def _die_with(start: _Start) -> None:
+def _die_with_agent(start: _ForkSetup) -> None:
     """Be killed when the agent is gone."""
-    if start.by_main_thread:
+    if start.from_main_thread:
         _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != start.agent:
             os.kill(os.getpid(), signal.SIGKILL)

@@ -16,13 +16,13 @@ from socket import recv_fds, socket
 from typing import Any
 
 from rallypoint.failures.record import record
-from rallypoint.workers.functions.parcel import MOST_AT_ONCE, SEAL, Errand, Received, write_all
-from rallypoint.workers.guardian.footing import open_null
+from rallypoint.workers.functions.payload import FOOTER, MAX_DESCRIPTORS, JobSpec, ReceivedDescriptor, write_all
+from rallypoint.workers.reaper.process_setup import open_null
 
 
 def main() -> None:
     """Be a worker of the start method spawn, to whom the channel is its standard input."""
-    serve_errand(channel_at_stdin())
+    run_job(channel_at_stdin())
 
 
 def channel_at_stdin() -> socket:
@@ -34,10 +34,10 @@ def channel_at_stdin() -> socket:
     return channel
 
 
-def serve_errand(channel: socket) -> None:
+def run_job(channel: socket) -> None:
     """Take the parcel, call what is in it, and return what that returns. An exception ends the process."""
     parcel, *descriptors = _received(channel)
-    Received.here = tuple(descriptors)
+    ReceivedDescriptor.available = tuple(descriptors)
     record(_unpack_and_call)(parcel)
 
 
@@ -50,10 +50,10 @@ def call(function: Callable[..., Any], args: Sequence[Any], parcel: int) -> None
             raise
         value = None
     # A plain pickle: what multiprocessing's own hands over by reference would be gone with this process.
-    write_all(parcel, pickle.dumps(value, pickle.HIGHEST_PROTOCOL), SEAL)
+    write_all(parcel, pickle.dumps(value, pickle.HIGHEST_PROTOCOL), FOOTER)
 
 
-def become(environ: dict[str, str] | None, cpus: Sequence[int]) -> None:
+def apply_environment(environ: dict[str, str] | None, cpus: Sequence[int]) -> None:
     """Take on an environment, if one is given, and processors, if any are named."""
     if environ is not None:
         for name in os.environ.keys() - environ.keys():
@@ -65,7 +65,7 @@ def become(environ: dict[str, str] | None, cpus: Sequence[int]) -> None:
         bind_this_process(frozenset(cpus))
 
 
-def prepare(preparation: dict[str, Any]) -> None:
+def prepare_main_module(preparation: dict[str, Any]) -> None:
     """Have the main module and paths of whoever launched us, as multiprocessing does it."""
     # Whoever starts processes at the top of the main module is told so by multiprocessing while this is set.
     me: Any = process.current_process()
@@ -80,11 +80,11 @@ def _unpack_and_call(parcel: int) -> None:
     with io.FileIO(os.dup(parcel)) as file:
         file.seek(0)
         packed = io.BytesIO(file.readall())
-    errand = Errand(*pickle.load(packed))
-    become(None if errand.environ is None else dict(errand.environ), errand.cpus)
-    prepare(dict(errand.preparation))
+    errand = JobSpec(*pickle.load(packed))
+    apply_environment(None if errand.environ is None else dict(errand.environ), errand.cpus)
+    prepare_main_module(dict(errand.main_module))
     function, args = pickle.load(packed)
-    for fd in Received.here:
+    for fd in ReceivedDescriptor.available:
         os.close(fd)
     call(function, args, parcel)
 
@@ -94,7 +94,7 @@ def _received(channel: socket) -> list[int]:
         count = int.from_bytes(channel.recv(4), "little")
         found: list[int] = []
         while len(found) < count:
-            _, descriptors, _, _ = recv_fds(channel, 1, MOST_AT_ONCE)
+            _, descriptors, _, _ = recv_fds(channel, 1, MAX_DESCRIPTORS)
             if not descriptors:
                 raise OSError("the descriptors of this worker did not come; look at the limit of open files")
             found += descriptors

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.errors import SignalException
-from rallypoint.base.waiting import until_readable
+from rallypoint.base.poll import until_readable
 from rallypoint.compat.also import also
 from rallypoint.compat.elastic.multiprocessing.taken_signals import bell, give_back, take
 from rallypoint.failures.failure import ProcessFailure
@@ -44,7 +44,7 @@ __all__ = [
 __getattr__ = also(__name__)
 
 
-class _Taking(context.ProcessesContext):
+class _Taking(context.LocalProcessesContext):
     """Has the signals of this process from its start to its end."""
 
     _took = False
@@ -79,7 +79,7 @@ class SubprocessContext(_Taking, context.SubprocessContext):
         duplicate_stdout_filters: Sequence[str] | None = None,
         duplicate_stderr_filters: Sequence[str] | None = None,
     ) -> None:
-        extras = context.Extras(numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
+        extras = context.ProcessOptions(numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
         super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, extras=extras)
 
 

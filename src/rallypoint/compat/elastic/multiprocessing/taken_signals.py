@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-from rallypoint.agent.handled import DEFAULT_SIGNALS, PASSED_ON, SIGNALS_VARIABLE, handled_signals
+from rallypoint.agent.signal_set import DEFAULT_SIGNALS, FORWARDED_SIGNALS, SIGNALS_VARIABLE, handled_signals
 from rallypoint.base.errors import SignalException
 from rallypoint.base.log import get_logger
-from rallypoint.base.signals import Bell, is_posting, signal_name
+from rallypoint.base.signals import SignalWakeup, is_posting_handler, signal_name
 
 __all__ = ["bell", "give_back", "take"]
 
@@ -42,9 +42,9 @@ def take() -> bool:
     _takers += 1
     named = os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS) != DEFAULT_SIGNALS
     for number in handled_signals():
-        if not named and number in PASSED_ON:  # an agent's own idea of what a scheduler sends
+        if not named and number in FORWARDED_SIGNALS:  # an agent's own idea of what a scheduler sends
             continue
-        if number not in _former and not is_posting(signal.getsignal(number)):
+        if number not in _former and not is_posting_handler(signal.getsignal(number)):
             try:
                 _former[number] = signal.signal(number, _raise)
             except OSError as error:
@@ -70,7 +70,7 @@ def bell() -> Iterator[list[int]]:
     if not _takers or threading.current_thread() is not threading.main_thread():
         yield []
         return
-    made = Bell()
+    made = SignalWakeup()
     try:
         yield [made.fileno()]
     finally:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rallypoint.compat.also import also
-from rallypoint.rendezvous.errors import (
+from rallypoint.protocol.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousError,

@@ -14,8 +14,8 @@ from rallypoint.base.endpoint import is_this_machine, parse_endpoint
 from rallypoint.base.errors import UserError
 from rallypoint.compat.also import also
 from rallypoint.compat.elastic.rendezvous.given_store import given
+from rallypoint.protocol.errors import RendezvousConnectionError
 from rallypoint.rendezvous.backends.store_backend import StoreRendezvousBackend
-from rallypoint.rendezvous.errors import RendezvousConnectionError
 from rallypoint.rendezvous.params import C10D_PORT, RendezvousParameters
 from rallypoint.store.api import Store
 from rallypoint.store.client import TCPStore

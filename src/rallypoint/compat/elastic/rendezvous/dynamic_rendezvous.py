@@ -1,6 +1,6 @@
 """In the place of `torch.distributed.elastic.rendezvous.dynamic_rendezvous`: a rendezvous over anybody's backend.
 
-Where torch's counts on the clocks of all hosts, this one counts beats (`rallypoint.rendezvous.observer`); what the
+Where torch's counts on the clocks of all hosts, this one counts beats (`rallypoint.membership.observer`); what the
 backend is given to keep is bytes of Rallypoint's own form, not pickled objects.
 """
 
@@ -17,18 +17,18 @@ from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
 from rallypoint.compat.also import also
 from rallypoint.compat.elastic.rendezvous.given_store import given
+from rallypoint.membership.operations import Close
+from rallypoint.membership.state import Settings, State
+from rallypoint.protocol.errors import RendezvousError, RendezvousTimeoutError
+from rallypoint.protocol.link import Deliver
+from rallypoint.protocol.messages import JobEnded, JoinRefused, LinkLost, Notification, Placement
+from rallypoint.protocol.state_codec import decode_state
 from rallypoint.rendezvous.backend import RendezvousBackend, Token
 from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
 from rallypoint.rendezvous.elastic import ElasticHandler, own_node
-from rallypoint.rendezvous.errors import RendezvousError, RendezvousTimeoutError
 from rallypoint.rendezvous.handler import RendezvousInfo
-from rallypoint.rendezvous.link import Deliver
-from rallypoint.rendezvous.messages import JobEnded, JoinRefused, LinkLost, Notice, Placement
-from rallypoint.rendezvous.operations import Close
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.shared import SharedStateLink
-from rallypoint.rendezvous.state import Settings, State
-from rallypoint.rendezvous.state_codec import decode_state
+from rallypoint.rendezvous.shared_state_link import SharedStateLink
 from rallypoint.store.api import Store
 from rallypoint.store.prefix import PrefixStore
 
@@ -206,8 +206,8 @@ class DynamicRendezvousHandler(ElasticHandler):
         super().set_closed()
         if not self._over.wait(self._own_settings.close_timeout):
             raise RendezvousTimeoutError(_not_closed(self._own_settings))
-        if isinstance(self._last_word, LinkLost) and self._last_word.error is not None:
-            raise self._last_word.error
+        if isinstance(self._final_notification, LinkLost) and self._final_notification.error is not None:
+            raise self._final_notification.error
 
     def shutdown(self) -> bool:
         """Leave; the job goes on without us. Returns False if the backend cannot be reached."""
@@ -241,8 +241,8 @@ class DynamicRendezvousHandler(ElasticHandler):
         if link.is_busy:
             raise RendezvousTimeoutError(_not_closed(self._own_settings))
 
-    def _on_notice(self, notice: Notice) -> None:
-        super()._on_notice(notice)
+    def _on_notification(self, notice: Notification) -> None:
+        super()._on_notification(notice)
         if isinstance(notice, JobEnded | JoinRefused | LinkLost):
             self._over.set()
 

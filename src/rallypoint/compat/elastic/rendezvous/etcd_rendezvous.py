@@ -97,7 +97,7 @@ class EtcdRendezvousHandler(DynamicRendezvousHandler):
 
     def shutdown(self) -> bool:
         """Leave, and hang up. The job goes on without us."""
-        self._own_backend.hurry()
+        self._own_backend.cancel_waits()
         well = super().shutdown()
         self._own_backend.close()
         self._own_store.close()

@@ -8,8 +8,8 @@ from rallypoint.compat.also import also
 from rallypoint.compat.elastic.rendezvous.etcd_store import EtcdStore
 from rallypoint.compat.elastic.rendezvous.given_client import given_client
 from rallypoint.etcd.api import EtcdError
+from rallypoint.protocol.errors import RendezvousConnectionError
 from rallypoint.rendezvous.backends.etcd_v2 import DEFAULT_PREFIX, DEFAULT_TTL, EtcdV2Backend, client_of
-from rallypoint.rendezvous.errors import RendezvousConnectionError
 from rallypoint.rendezvous.params import RendezvousParameters
 
 __all__ = ["EtcdRendezvousBackend", "create_backend"]

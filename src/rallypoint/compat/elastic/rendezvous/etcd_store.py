@@ -15,7 +15,7 @@ from rallypoint.base.clock import Deadline
 from rallypoint.base.errors import UserError
 from rallypoint.compat.elastic.rendezvous.given_client import given_client
 from rallypoint.etcd.api import EtcdError
-from rallypoint.rendezvous.backends.etcd_v2_http import EtcdV2Client, Found
+from rallypoint.rendezvous.backends.etcd_v2_http import EtcdV2Client, V2Read
 from rallypoint.rendezvous.backends.etcd_v2_poll import LongPoll
 from rallypoint.store.api import DEFAULT_TIMEOUT, Store, check_pairs, key_bytes, key_text, seconds, value_bytes
 from rallypoint.store.errors import StoreConnectionError, StoreTimeoutError
@@ -179,7 +179,7 @@ class EtcdStore(Store):
         except EtcdError as error:
             raise StoreConnectionError(f"the store in etcd cannot be used: {error}") from error
 
-    def _read(self, key: str, *, quorum: bool = False) -> Found:
+    def _read(self, key: str, *, quorum: bool = False) -> V2Read:
         with self._asking() as client:
             return client.get(self._path(key), quorum=quorum)
 

@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.base.errors import UserError
-from rallypoint.etcd.api import Credentials, Tls
+from rallypoint.etcd.api import Credentials, EtcdTls
 from rallypoint.rendezvous.backends.etcd_options import DEFAULT_PORT
 from rallypoint.rendezvous.backends.etcd_v2_http import EtcdV2Client
 
@@ -25,12 +25,12 @@ def given_client(client: Any) -> EtcdV2Client:
         UserError: it does not say where its etcd is.
     """
     if isinstance(client, EtcdV2Client):
-        return client.again()
+        return client.clone()
     place = urlsplit(str(getattr(client, "base_uri", "")))
     if not place.hostname:
         raise UserError(f"{client!r} does not say where its etcd is; give what `EtcdServer.get_client` returns")
     files = getattr(getattr(client, "http", None), "connection_pool_kw", {})
-    tls = Tls(files.get("ca_certs"), files.get("cert_file"), files.get("key_file"))
+    tls = EtcdTls(files.get("ca_certs"), files.get("cert_file"), files.get("key_file"))
     user = getattr(client, "username", None)
     return EtcdV2Client(
         [Endpoint(place.hostname, place.port or DEFAULT_PORT)],

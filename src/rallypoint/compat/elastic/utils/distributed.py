@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rallypoint.base.ports import get_free_port, get_socket_with_port
 from rallypoint.compat.also import also
-from rallypoint.store.opening import create_c10d_store
+from rallypoint.store.create import create_c10d_store
 
 __all__ = ["create_c10d_store", "get_free_port", "get_socket_with_port"]
 

@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from rallypoint.store.together import barrier, get_all, store_timeout, synchronize
+from rallypoint.store.collectives import barrier, get_all, store_timeout, synchronize
 
 __all__ = ["barrier", "get_all", "store_timeout", "synchronize"]

@@ -14,22 +14,22 @@ from typing import TYPE_CHECKING, Any
 
 from rallypoint.agent.agent import Agent
 from rallypoint.agent.controller import GracePeriods, WorkerController, workers_of
-from rallypoint.agent.exchange import exchange_ranks
-from rallypoint.agent.membership import membership_of
+from rallypoint.agent.rank_exchange import exchange_ranks
+from rallypoint.agent.rendezvous_client import membership_of
 from rallypoint.agent.spec import DEFAULT_ROLE, RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
-from rallypoint.agent.steps import Stop
+from rallypoint.agent.steps import StopWorkers
 from rallypoint.base.errors import SignalException
 from rallypoint.base.log import get_logger
 from rallypoint.compat.also import also
 from rallypoint.compat.elastic.agent.server.own_loop import OwnLoop
-from rallypoint.rendezvous.messages import Placement
+from rallypoint.protocol.messages import Placement
 from rallypoint.store.api import Store
-from rallypoint.telemetry.door import profiled
 from rallypoint.telemetry.events import Event
-from rallypoint.workers.stop import Stopping
+from rallypoint.telemetry.lazy import profiled
+from rallypoint.workers.escalation import StopInProgress
 
 if TYPE_CHECKING:
-    from rallypoint.health.pulse import Pulse
+    from rallypoint.health.progress_probe import ProgressProbe
 
 __all__ = [
     "DEFAULT_ROLE",
@@ -81,13 +81,13 @@ class OverriddenWorkers(WorkerController):
     def look(self) -> RunResult:
         return self.agent._monitor_workers(self.group)
 
-    def stop(self, step: Stop) -> Stopping | None:
-        if step.again and self.overrides("_restart_workers"):
+    def stop(self, step: StopWorkers) -> StopInProgress | None:
+        if step.restarts and self.overrides("_restart_workers"):
             self.agent._restart_workers(self.group)
             return None
         return super().stop(step)
 
-    def begin_stop(self, death_sig: signal.Signals, timeout: float) -> Stopping | None:
+    def begin_stop(self, death_sig: signal.Signals, timeout: float) -> StopInProgress | None:
         # `_stop_workers` asks by SIGTERM. Nothing is heard meanwhile, so that nothing can cut the grace short.
         if death_sig == signal.SIGTERM:
             self.agent._stop_workers(self.group)
@@ -135,7 +135,7 @@ class SimpleElasticAgent(ElasticAgent):
         exit_barrier_timeout: float = 300,
         shutdown_timeout: int = 30,
         workers: OverriddenWorkers | None = None,
-        health: AbstractContextManager[Pulse | None] | None = None,
+        health: AbstractContextManager[ProgressProbe | None] | None = None,
     ) -> None:
         if workers is None:
             membership = membership_of(spec, exit_barrier_timeout)

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any
 
 from rallypoint.agent.agent import TORCHELASTIC_HEALTH_CHECK_PORT, health_check
 from rallypoint.agent.controller import GracePeriods
-from rallypoint.agent.membership import membership_of
 from rallypoint.agent.processes import (
     TORCHELASTIC_ENABLE_FILE_TIMER,
     TORCHELASTIC_TIMER_FILE,
     TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT,
     ProcessController,
 )
+from rallypoint.agent.rendezvous_client import membership_of
 from rallypoint.agent.spec import RunResult, WorkerGroup, WorkerSpec
 from rallypoint.compat.also import also
 from rallypoint.compat.elastic.agent.server.api import OverriddenWorkers, SimpleElasticAgent, kept_in
 from rallypoint.logs.specs import LogsSpecs
-from rallypoint.telemetry.door import profiled
-from rallypoint.workers.stop import Stopping
+from rallypoint.telemetry.lazy import profiled
+from rallypoint.workers.escalation import StopInProgress
 
 if TYPE_CHECKING:
     from rallypoint.health.check import HealthCheckServer
@@ -38,7 +38,7 @@ __getattr__ = also(__name__)
 class OverriddenProcesses(OverriddenWorkers, ProcessController):
     """Processes that the methods of an agent start, watch and stop, for our loop."""
 
-    def begin_stop(self, death_sig: signal.Signals, timeout: float) -> Stopping | None:
+    def begin_stop(self, death_sig: signal.Signals, timeout: float) -> StopInProgress | None:
         # A subclass may have a way of its own to stop workers, which must be gone then.
         if self.overrides("_stop_workers", LocalElasticAgent) or self.overrides("_shutdown", LocalElasticAgent):
             return super().begin_stop(death_sig, timeout)

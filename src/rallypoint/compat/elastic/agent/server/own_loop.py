@@ -17,30 +17,30 @@ import time
 from contextlib import AbstractContextManager, ExitStack
 
 from rallypoint.agent.controller import WorkerController
-from rallypoint.agent.exchange import meet_at_the_end
-from rallypoint.agent.foreign import ForeignMembership
-from rallypoint.agent.handled import PASSED_ON, handled_signals
+from rallypoint.agent.polling_client import PollingRendezvousClient
+from rallypoint.agent.rank_exchange import wait_at_exit_barrier
+from rallypoint.agent.signal_set import FORWARDED_SIGNALS, handled_signals
 from rallypoint.agent.spec import RunResult, WorkerState
 from rallypoint.base.clock import Deadline
 from rallypoint.base.errors import SignalException
 from rallypoint.base.log import get_logger
-from rallypoint.base.signals import signal_name, signals_to
-from rallypoint.failures.cause import UNLIMITED
-from rallypoint.health.pulse import Pulse
-from rallypoint.rendezvous.elastic import notices
-from rallypoint.rendezvous.errors import error_of
-from rallypoint.rendezvous.messages import (
-    Differs,
+from rallypoint.base.signals import post_signals, signal_name
+from rallypoint.failures.cause import NO_LIMIT
+from rallypoint.health.progress_probe import ProgressProbe
+from rallypoint.protocol.errors import error_of
+from rallypoint.protocol.messages import (
+    ConfigDiffers,
     JobEnded,
     LinkDown,
     LinkLost,
     LinkUp,
-    Notice,
+    Notification,
     Placed,
     Placement,
+    ProgressText,
     RoundEnded,
-    Waiting,
 )
+from rallypoint.rendezvous.elastic import incoming_notifications
 
 log = get_logger(__name__)
 
@@ -54,7 +54,7 @@ class OwnLoop:
     def __init__(self, workers: WorkerController) -> None:
         self._workers = workers
         self._membership = workers.membership
-        self._inbox: queue.SimpleQueue[Notice] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Notification] = queue.SimpleQueue()
         self._asks = False
         """Whether the agent leaves it to us to meet the others."""
         self._round = -1
@@ -63,15 +63,15 @@ class OwnLoop:
         self._finished = False
         """Whether the others have been told that this node is done."""
         self._begun = False
-        self._pulse: Pulse | None = None
+        self._pulse: ProgressProbe | None = None
 
-    def begin(self, stack: ExitStack, health: AbstractContextManager[Pulse | None]) -> None:
+    def begin(self, stack: ExitStack, health: AbstractContextManager[ProgressProbe | None]) -> None:
         """Do once what `Agent.run_loop` and our loop do for processes, until `stack` is closed."""
         if self._begun:
             return
         self._begun = True
         self._workers.prepare()
-        stack.enter_context(signals_to(self._on_signal, handled_signals()))
+        stack.enter_context(post_signals(self._on_signal, handled_signals()))
         self._pulse = stack.enter_context(health)
 
     def step(self) -> None:
@@ -79,7 +79,7 @@ class OwnLoop:
         for monitor in self._workers.monitors():
             monitor.step()
         if self._pulse is not None:
-            self._pulse.sleeps(time.monotonic(), self._workers.status())
+            self._pulse.going_to_sleep(time.monotonic(), self._workers.status())
 
     def meet(self) -> Placement:
         """Take part in the next round, and wait until it is complete.
@@ -87,16 +87,16 @@ class OwnLoop:
         Raises:
             RendezvousError: there is no next round for this node; says why.
         """
-        self._workers.group.joined_at = time.monotonic()
+        self._workers.group.join_requested_at = time.monotonic()
         if not self._asks:
             self._asks = True
-            if isinstance(self._membership, ForeignMembership):
-                self._membership.looks_for_newcomers = False
+            if isinstance(self._membership, PollingRendezvousClient):
+                self._membership.polls_waiting_nodes = False
             self._membership.listen(self._inbox.put)
         if self._holds:
             self.end_round(None)
         self._join()
-        coming = notices(self._inbox, self._membership.ask_progress)
+        coming = incoming_notifications(self._inbox, self._membership.ask_progress)
         while True:
             notice = next(coming)
             if isinstance(notice, Placed):
@@ -116,7 +116,7 @@ class OwnLoop:
         if failed is None:
             self._membership.drain(self._round)
         else:  # unlimited, since it has said that there is a restart left
-            self._membership.report_failure(self._round, failed.first_cause(exitcode=1), UNLIMITED)
+            self._membership.report_failure(self._round, failed.first_cause(exitcode=1), NO_LIMIT)
 
     def finish(self, timeout: float) -> None:
         """Tell the others that all workers of this node have succeeded, and wait for the job's end.
@@ -129,7 +129,7 @@ class OwnLoop:
         group = self._workers.group
         log.info("Local worker group finished (%s). Waiting for the other agents.", group.state.value)
         if not self._asks:
-            meet_at_the_end(group.store, group.group_world_size, timeout)
+            wait_at_exit_barrier(group.store, group.group_world_size, timeout)
             return
         self._finished = True
         self._holds = False
@@ -156,7 +156,7 @@ class OwnLoop:
     # Inside
 
     def _on_signal(self, number: int) -> None:
-        if number not in PASSED_ON:
+        if number not in FORWARDED_SIGNALS:
             raise SignalException(f"Process {os.getpid()} got signal {signal_name(number)}", signal.Signals(number))
         self._workers.forward(number)
 
@@ -164,7 +164,7 @@ class OwnLoop:
         spec = self._workers.group.spec
         self._membership.join(spec.role, spec.local_world_size, spec.max_restarts, spec.get_program_name())
 
-    def _heed(self, notice: Notice) -> None:
+    def _heed(self, notice: Notification) -> None:
         """Do what a notice means to somebody who waits for a round."""
         error = error_of(notice)
         if error is not None:
@@ -177,10 +177,10 @@ class OwnLoop:
                 self._join()
             case LinkDown(detail=detail):
                 log.warning("%s", detail)
-            case Differs(differences=differences):
+            case ConfigDiffers(differences=differences):
                 for each in differences:
-                    log.warning("%s; give all nodes of a job the same", each.told("this node"))
-            case Waiting(text=text, loud=loud):
+                    log.warning("%s; give all nodes of a job the same", each.sentence("this node"))
+            case ProgressText(text=text, warning=loud):
                 (log.warning if loud else log.info)("%s", text)
             case _:
                 pass

@@ -1,0 +1,97 @@
+"""Workers that import torch, forked by `--preload`: how soon they are back, and what that costs in memory."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from functools import partial
+
+from benchmarks.case import OURS, THEIRS, Case, Settings, row
+from benchmarks.children import ROOT, Child, Children, descendants, launcher
+from benchmarks.errors import BenchError
+from benchmarks.jobs import COMMANDS, Worker, first_lines
+from benchmarks.table import Budget, Row
+from benchmarks.turns import Turns, in_turn
+
+_WORKER = str(ROOT / "benchmarks" / "programs" / "imports_torch.py")
+_COLD = "cold"
+_SETTLE = 1.0  # seconds after the last worker's line, as in `memory`
+_NAME = "rallypoint-warm"
+_PSS = re.compile(r"^Pss:\s+(\d+) kB$", re.MULTILINE)
+
+
+def _run(settings: Settings) -> list[Row]:
+    sides = {side: partial(_restart, side) for side in (OURS, THEIRS)}
+    restart = in_turn("warm restart", settings.rounds, sides, warm_up=True)
+    memory = in_turn("memory of warm workers", 1, {side: partial(_memory, side) for side in (OURS, _COLD)})
+    zygotes = [zygote for _, zygote in memory.results.get(OURS, [])]
+    remarks = tuple(f"of this, {zygote:.0f} MB are the zygote's share" for zygote in zygotes)
+    both = Turns({side: [whole for whole, _ in found] for side, found in memory.results.items()}, memory.failures)
+    cold = Turns({OURS: both.results.get(OURS, []), THEIRS: both.results.get(_COLD, [])}, memory.failures)
+    found = row("memory of 2 workers with torch and their zygote (PSS)", "MB", cold, None, remarks)
+    return [
+        row(
+            "worker SIGKILL to restarted workers' first line after importing torch, preloaded",
+            "s",
+            restart,
+            Budget(0.08),
+        ),
+        Row(found.what, found.unit, found.ours, found.base, base_name="2 cold workers", remarks=found.remarks),
+    ]
+
+
+def _start(children: Children, side: str) -> Child:
+    warm = ["--preload=torch"] if side == OURS else []
+    name = COMMANDS[THEIRS if side == THEIRS else OURS]
+    argv = [launcher(name), "--standalone", "--nproc-per-node=2", "--max-restarts=1", *warm, _WORKER]
+    return children.start(name, argv)
+
+
+def _restart(side: str) -> float:
+    with Children() as children:
+        _start(children, side)
+        workers = first_lines(children, 2)
+        killed_at = time.monotonic()
+        os.kill(workers[1].pid, signal.SIGKILL)
+        again = first_lines(children, 2, old={worker.pid for worker in workers})
+        return max(worker.at for worker in again) - killed_at
+
+
+def _memory(side: str) -> tuple[float, float]:
+    """MB of the workers and of what they are forked from, and of the latter alone; pages by share."""
+    with Children() as children:
+        agent = _start(children, side)
+        workers = first_lines(children, 2)
+        time.sleep(_SETTLE)
+        zygotes = [pid for pid in descendants(agent.pid) if _is_zygote(pid)]
+        return _pss([*zygotes, *_pids(workers)]), _pss(zygotes)
+
+
+def _pids(workers: list[Worker]) -> list[int]:
+    return [worker.pid for worker in workers]
+
+
+def _is_zygote(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/comm", encoding="utf-8", errors="replace") as file:
+            return file.read().strip() == _NAME
+    except FileNotFoundError:
+        return False
+
+
+def _pss(pids: list[int]) -> float:
+    """The memory of processes in MB (10^6 bytes), shared pages counted by share."""
+    total = 0
+    for pid in pids:
+        try:
+            with open(f"/proc/{pid}/smaps_rollup", encoding="ascii") as file:
+                (size,) = _PSS.findall(file.read())
+        except (FileNotFoundError, ProcessLookupError):
+            raise BenchError(f"process {pid} ended while its memory was read") from None
+        total += int(size) * 1024
+    return total / 1e6
+
+
+CASE = Case("warm", "restart of workers that import torch, forked", _run)

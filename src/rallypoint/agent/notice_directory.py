@@ -1,0 +1,183 @@
+"""Where notices for the workers of one node hang, and where their acknowledgements are found (`rallypoint.notices`).
+
+Laws:
+
+1. The folder has a name of its own for each start of workers, which nobody can guess, and is made when there is
+   something to post: a job without notices touches no disk.
+2. `WorkersReady` and `NoticeExpired` come once for each notice that is waited for.
+3. When the workers are gone, so is the folder.
+4. Each notice has a number, which its acknowledgements bear. One that comes after its notice was withdrawn answers
+   nothing; one for a notice that another took the place of answers that too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+from collections.abc import Callable, Collection, Iterator
+from typing import TYPE_CHECKING
+
+from rallypoint.agent.steps import NoticeExpired, WorkersReady
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.errors import UserError
+from rallypoint.base.log import get_logger
+from rallypoint.logs.folders import temporary_folder
+from rallypoint.notices import ACK_PREFIX, NOTICE_FILE
+
+if TYPE_CHECKING:
+    from rallypoint.base.inotify import Inotify
+
+log = get_logger(__name__)
+
+_POLL = 1.0
+"""Seconds between looks where the kernel brings no news of the folder."""
+
+
+class NoticeDirectory:
+    """The one owner of the folder. Nothing here waits."""
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        """Args: `clock`: the workers' own CLOCK_MONOTONIC, except in tests."""
+        self._clock = clock
+        self._folder = ""
+        self._created = False
+        self._inotify: Inotify | None = None
+        self._reason = ""
+        self._expires_at = math.inf
+        self._poll_at = math.inf
+        self._awaits_acknowledgements = False
+        self._seen = True
+        self._number = 0
+        self._first = 1
+        """The number of the first notice whose acknowledgements count."""
+
+    def reset(self) -> str:
+        """Begin with workers that know of nothing yet.
+
+        Returns:
+            The folder that they are to look into; empty if there is no place for one.
+        """
+        self.clear()
+        try:
+            self._folder = os.path.join(temporary_folder(), f"rallypoint-notices-{os.urandom(16).hex()}")
+        except UserError as error:
+            log.warning("workers will see no notices: %s", error)
+            self._folder = ""
+        return self._folder
+
+    def post(self, reason: str, node: str, round_: int, seconds: float, *, waits: bool) -> None:
+        """Post a notice in the place of any other. Acknowledgements that were given count for it too.
+
+        Args:
+            reason: `SCALE` or `PREEMPTION`.
+            node: which will be taken away; empty for this one.
+            round_: that is to end.
+            seconds: that the workers have. Among notices for the same reason the one that ends first holds.
+            waits: whether `look` is to tell of acknowledgements and of the end of the time.
+        """
+        over_at = self._clock.monotonic() + seconds
+        if waits and reason == self._reason:
+            over_at = min(over_at, self._expires_at)
+        self._seen = True
+        self._number += 1
+        try:
+            self._write({"reason": reason, "node": node, "round": round_, "deadline": over_at, "number": self._number})
+        except OSError as error:
+            log.warning("the workers cannot be told of the %s, and are not waited for: %s", reason, error)
+            self._seen = False
+        self._awaits_acknowledgements = waits
+        self._reason = reason if waits else ""
+        self._expires_at = over_at if waits else math.inf
+        self._poll_at = self._clock.monotonic() if waits else math.inf  # they may have acknowledged another one before
+
+    def withdraw(self) -> None:
+        """Take the notice down, and what was acknowledged with it."""
+        self._awaits_acknowledgements, self._reason = False, ""
+        self._first = self._number + 1
+        self._expires_at = self._poll_at = math.inf
+        if self._created:
+            with contextlib.suppress(OSError):
+                os.unlink(os.path.join(self._folder, NOTICE_FILE))
+
+    def clear(self) -> None:
+        """The workers are gone: remove all. Idempotent."""
+        self.withdraw()
+        if self._inotify is not None:
+            self._inotify.close()
+            self._inotify = None
+        if self._created:
+            from shutil import rmtree
+
+            rmtree(self._folder, ignore_errors=True)
+            self._created = False
+
+    # For the loop
+
+    def fds(self) -> list[int]:
+        """Readable when a worker may have acknowledged."""
+        return [self._inotify.fileno()] if self._awaits_acknowledgements and self._inotify is not None else []
+
+    def wake_at(self) -> float:
+        """When to look even without news, on the clock; infinite for never."""
+        return min(self._expires_at, self._poll_at)
+
+    def poll(self, running: Callable[[], Collection[int]]) -> Iterator[WorkersReady | NoticeExpired]:
+        """What has come of the notice since the last look.
+
+        Args:
+            running: gives the local ranks of the workers that have not ended: only they need to acknowledge.
+        """
+        now = self._clock.monotonic()
+        over = now >= self._expires_at
+        if self._awaits_acknowledgements:
+            if self._inotify is not None:
+                self._inotify.changed()
+            self._poll_at = math.inf if self._inotify is not None else now + _POLL
+            if over or not self._seen or not set(running()) - self._acknowledged():
+                self._awaits_acknowledgements = False
+                self._poll_at = math.inf
+                yield WorkersReady()
+        if over:
+            self._expires_at = math.inf
+            yield NoticeExpired()
+
+    # Inside
+
+    def _write(self, notice: dict[str, object]) -> None:
+        import json
+
+        if not self._folder:
+            raise OSError("there is no folder for it")
+        if not self._created:
+            os.mkdir(self._folder, 0o700)
+            self._created = True
+            self._inotify = self._watch()
+        path = os.path.join(self._folder, NOTICE_FILE)
+        with open(path + ".new", "w", encoding="utf-8") as file:
+            json.dump(notice, file)
+        os.replace(path + ".new", path)
+
+    def _watch(self) -> Inotify | None:
+        from rallypoint.base.inotify import CREATED, Inotify
+
+        news = None
+        try:
+            news = Inotify()
+            news.watch(self._folder, CREATED)
+        except OSError as error:
+            log.warning("acknowledgements are looked for every %s s instead of at each: %s", _POLL, error)
+            if news is not None:
+                news.close()
+            return None
+        return news
+
+    def _acknowledged(self) -> set[int]:
+        """Local ranks of those who have answered the notice."""
+        try:
+            names = os.listdir(self._folder) if self._created else []
+        except OSError:
+            return set()
+        found = (name.removeprefix(ACK_PREFIX).partition(".") for name in names if name.startswith(ACK_PREFIX))
+        answers = ((rank, number) for rank, _, number in found if rank.isdecimal() and number.isdecimal())
+        return {int(rank) for rank, number in answers if self._first <= int(number) <= self._number}

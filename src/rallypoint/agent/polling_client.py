@@ -1,0 +1,216 @@
+"""Handlers that can only be asked (those of third parties), made into something that tells.
+
+One thread asks, so that the loop never waits. What such a handler cannot do is done here as torch does it: ranks
+are exchanged over the round's store, each agent has a restart budget of its own, newcomers are found by asking every
+monitor interval, and the end is a barrier on the store (contract sections 3.2, 5.2, 5.3, 5.5).
+
+Unlike torch's, the number of restarts that workers are told is the round's: the same on all nodes, and greater than in
+every round before, so that workers who scope their keys by it share none, whatever store those rounds have in common.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rallypoint.agent.rank_exchange import exchange, wait_at_exit_barrier
+from rallypoint.base.log import get_logger
+from rallypoint.failures.cause import Cause, Restarts
+from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict
+from rallypoint.protocol.link import Deliver
+from rallypoint.protocol.messages import (
+    JobEnded,
+    LeaveReply,
+    LinkLost,
+    NodesWaiting,
+    Notification,
+    Placed,
+    Placement,
+    RoundEnded,
+)
+from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousStoreInfo
+
+if TYPE_CHECKING:
+    from rallypoint.agent.spec import WorkerSpec
+
+log = get_logger(__name__)
+
+_SHUTDOWN_TIMEOUT = 5.0
+"""Seconds that a handler has to finish what it is at before it is left alone at the end."""
+
+
+class PollingRendezvousClient:
+    """A `RendezvousClient` over any `RendezvousHandler`.
+
+    Whatever is asked of it is done on the asking thread, which alone touches the handler (but for what never changes,
+    such as its run id) and all that is remembered here.
+    """
+
+    def __init__(self, spec: WorkerSpec, exit_barrier_timeout: float = 300) -> None:
+        self._handler = spec.rdzv_handler
+        self._local_addr = spec.local_addr
+        self._interval = spec.monitor_interval
+        self._exit_barrier_timeout = exit_barrier_timeout
+        self._deliver: Deliver | None = None
+        self._requests: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._round = -1
+        self._runs = False
+        self._failures = 0
+        self._restarts = 0
+        self._info: RendezvousInfo | None = None
+        self.polls_waiting_nodes = True
+        """Whether to ask every so often if nodes wait. An agent with a loop of its own asks the handler itself, on its
+        own thread; as it waits for all else that is done here, the two never meet."""
+
+    def listen(self, deliver: Deliver | None) -> None:
+        """Hand every notice to `deliver`; None ends that."""
+        self._deliver = deliver
+
+    def join(self, role: str, local_world_size: int, max_restarts: int = -1, program: str = "") -> None:
+        """Ask for a place in the next round. Such a handler cannot carry what the node was started with."""
+        self._execute(lambda: self._next_rendezvous(role, local_world_size))
+
+    def begin_round(self, placement: Placement) -> None:
+        """This round's workers begin."""
+
+    def info(self, placement: Placement) -> RendezvousInfo:
+        """What the handler itself gave."""
+        assert self._info is not None
+        return self._info
+
+    def report_failure(self, round_: int, cause: Cause, max_restarts: int) -> None:
+        """Use up one restart of this agent's own budget, or end."""
+        self._execute(lambda: self._count_failure(round_, cause, max_restarts))
+
+    def report_success(self, round_: int) -> None:
+        """Meet the others at the barrier; a barrier that fails does not turn success into failure."""
+        self._execute(self._barrier)
+
+    @property
+    def notice_timeout(self) -> float:
+        """Such a handler cannot carry the consent of all, so workers are not asked."""
+        return 0.0
+
+    def preempt(self, round_: int, seconds: float) -> None:
+        """Such a handler knows nobody to tell."""
+
+    @property
+    def hosts_coordinator(self) -> bool:
+        """There is none: each agent knows of its own failures only, and reports those."""
+        return False
+
+    def drain(self, round_: int) -> None:
+        """End this agent's part of the round; the others find the newcomers as it did."""
+        self._execute(lambda: self._end_round(RoundEnd(round_, Reason.DRAINED, "newcomers")))
+
+    def leave(self, asks: bool = False) -> None:
+        """Such a handler knows no goodbye short of closing the job for all, which a departure must not.
+
+        How the job stands without this node it cannot tell either.
+        """
+        if asks:
+            self._notify(LeaveReply(False, 0))
+
+    def ask_progress(self) -> None:
+        """Such a handler does not say how far it is."""
+
+    def shutdown(self) -> bool:
+        """Shut the handler down, unless it is busy for longer than a moment."""
+        done: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._execute(lambda: done.put(self._shut_down_handler()))
+        self._requests.put(None)
+        try:
+            return done.get(timeout=_SHUTDOWN_TIMEOUT)
+        except queue.Empty:
+            log.warning("the rendezvous handler %r is busy and is left as it is", self._handler.get_backend())
+            return False
+
+    # On the asking thread
+
+    def _shut_down_handler(self) -> bool:
+        try:
+            return self._handler.shutdown()
+        except Exception:
+            log.exception("the rendezvous handler %r could not be shut down", self._handler.get_backend())
+            return False
+
+    def _count_failure(self, round_: int, cause: Cause, max_restarts: int) -> None:
+        if self._failures >= max_restarts:
+            self._runs = False
+            self._notify(JobEnded(Verdict(Outcome.FAILED, cause, restarts=Restarts(self._failures, max_restarts))))
+            return
+        self._failures += 1
+        restarts = Restarts(self._failures, max_restarts)
+        self._end_round(RoundEnd(round_, Reason.FAILURE, cause.host, cause, restarts=restarts))
+
+    def _end_round(self, end: RoundEnd) -> None:
+        self._runs = False
+        self._notify(RoundEnded(end))
+
+    def _next_rendezvous(self, role: str, local_world_size: int) -> None:
+        try:
+            info = self._handler.next_rendezvous()
+            proposal = 0 if self._round < 0 else self._restarts + 1
+            ranks, restarts = exchange(info.store, info.rank, info.world_size, role, local_world_size, proposal)
+            where = info.bootstrap_store_info or RendezvousStoreInfo.build(info.rank, info.store, self._local_addr)
+        except Exception as error:
+            self._notify(_notification_of(error))
+            return
+        self._info = info
+        self._round += 1
+        self._restarts = restarts
+        self._runs = True
+        address, port = where.master_addr, where.master_port
+        placement = Placement(self._round, info.rank, info.world_size, ranks, address, port, restarts)
+        self._notify(Placed(placement))
+
+    def _barrier(self) -> None:
+        assert self._info is not None
+        self._runs = False
+        wait_at_exit_barrier(self._info.store, self._info.world_size, self._exit_barrier_timeout)
+        self._notify(JobEnded(Verdict(Outcome.SUCCEEDED)))
+
+    def _poll_waiting_nodes(self) -> None:
+        try:
+            waiting = self._handler.num_nodes_waiting()
+        except Exception as error:
+            self._runs = False
+            self._notify(_notification_of(error))
+            return
+        if waiting > 0:
+            self._notify(NodesWaiting(self._round, waiting))
+
+    def _run(self) -> None:
+        while True:
+            try:
+                looks = self._runs and self.polls_waiting_nodes
+                work = self._requests.get(timeout=self._interval if looks else None)
+            except queue.Empty:
+                if self._runs and self.polls_waiting_nodes:
+                    self._poll_waiting_nodes()
+                continue
+            if work is None:
+                return
+            try:
+                work()
+            except BaseException as error:  # a thread that ends unheard would leave the agent waiting for ever
+                log.error("the rendezvous handler %s has raised %r", type(self._handler).__name__, error)
+                self._runs = False
+                self._notify(_notification_of(error))
+
+    def _execute(self, work: Callable[[], None]) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="rallypoint-rendezvous", daemon=True)
+            self._thread.start()
+        self._requests.put(work)
+
+    def _notify(self, notice: Notification) -> None:
+        if self._deliver is not None:
+            self._deliver(notice)
+
+
+def _notification_of(error: BaseException) -> Notification:
+    return LinkLost(f"the rendezvous handler failed: {type(error).__name__}: {error}", error)

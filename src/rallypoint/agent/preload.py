@@ -1,0 +1,59 @@
+"""Warm starts for the workers of a spec, where it asks for them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection
+from typing import TYPE_CHECKING
+
+from rallypoint.agent.environment import constant_environment
+from rallypoint.agent.spec import WorkerSpec
+from rallypoint.base.devices import VISIBLE
+from rallypoint.base.log import get_logger
+from rallypoint.logs.specs import ERROR_FILE_VARIABLE
+from rallypoint.notices import VARIABLE as NOTICES_VARIABLE
+from rallypoint.workers.macros import macros
+
+if TYPE_CHECKING:
+    from rallypoint.workers.preload.manager import PreloadManager
+    from rallypoint.workers.reaper.client import ReaperClient
+
+log = get_logger(__name__)
+
+_PER_WORKER = frozenset(
+    (
+        *("LOCAL_RANK", "RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+        *("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_TIMER_FILE"),
+        *(NOTICES_VARIABLE, ERROR_FILE_VARIABLE),
+    )
+)
+"""What a worker finds in its environment that is of no other, or of no other round."""
+
+
+def preload_manager(spec: WorkerSpec, guardian: ReaperClient) -> PreloadManager | None:
+    """Begin to import what the spec wants imported ahead; None if that is nothing, or no workers could be forked."""
+    if not spec.preload:
+        return None
+    if not isinstance(spec.entrypoint, str):
+        log.warning("Workers start cold: only scripts are forked from what --preload imports, and these are functions")
+        return None
+    from rallypoint.workers.preload.manager import PreloadManager
+
+    argv = [spec.entrypoint, *(str(each) for each in macros.substitute(spec.args, "0"))]
+    constant = constant_environment(spec, os.environ)
+    own = per_worker_variables(spec, constant)
+    environ = {name: value for name, value in os.environ.items() if name not in own}
+    starts = PreloadManager(spec.preload, argv, {**environ, **constant}, own, spec.local_world_size)
+    starts.ensure_zygote(guardian)
+    return starts
+
+
+def per_worker_variables(spec: WorkerSpec, constant: Collection[str]) -> frozenset[str]:
+    """Names of the variables that each worker has of its own.
+
+    Args:
+        spec: what the workers are.
+        constant: names of those that are the same for all of this node in all rounds.
+    """
+    devices = {VISIBLE} if spec.virtual_local_rank and spec.local_world_size > 1 else set()
+    return (_PER_WORKER | devices) - {*constant}

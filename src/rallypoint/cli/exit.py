@@ -1,0 +1,96 @@
+"""How the end of a command looks to the one who started it: one sentence or one report, and an exit code.
+
+Contract section 7.6, but without tracebacks where the cause is known: those tell about the launcher, never about the
+job. An exception that nobody foresaw keeps its traceback, since then the launcher is what must be looked at.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from contextlib import suppress
+
+from rallypoint.base.errors import NodeLeftInOrder, RallypointError, SignalException, UsageError
+from rallypoint.base.log import with_label
+from rallypoint.failures.record import record
+
+FAILED, USAGE = 1, 2
+INTERRUPTED = 130
+"""The shell's code for a program that ended by SIGINT: 128 + 2."""
+
+
+def exit_code_of(work: Callable[[], None], program: str = "rallyrun") -> int:
+    """Do the work, say on standard error what went wrong, and return the exit code.
+
+    The work runs under `record`, so its failure also reaches this process's own error file (contract section 7.4).
+
+    Args:
+        work: what to do.
+        program: the name at the beginning of each message.
+    """
+
+    def recorded() -> None:
+        try:
+            work()
+        except NodeLeftInOrder as left:  # it was asked to, and nothing has failed
+            print_error(f"{program}: {left}")
+
+    try:
+        record(recorded)()
+    except RallypointError as error:
+        print_error(_error_sentence(error, program))
+        return USAGE if isinstance(error, UsageError) else FAILED
+    except KeyboardInterrupt:
+        print_error(f"{program}: interrupted")
+        return INTERRUPTED
+    except Exception as error:
+        import traceback
+
+        with suppress(OSError, ValueError):
+            traceback.print_exc()
+        print_error(f"{program}: error: {type(error).__name__} was {_source_of_defect(error)}")
+        return FAILED
+    return 0
+
+
+def _error_sentence(error: RallypointError, program: str) -> str:
+    from rallypoint.failures.report import ChildFailedError
+
+    if isinstance(error, ChildFailedError):
+        return str(error)
+    if isinstance(error, SignalException):
+        from rallypoint.base.signals import signal_name
+
+        return f"{program}: stopped by {signal_name(error.sigval)}"
+    return f"{program}: error: {str(error) or type(error).__name__}"
+
+
+def _source_of_defect(error: Exception) -> str:
+    """Whose fault an exception is that nobody foresaw: that of a plug-in, if it was raised in one, or ours."""
+    trace = error.__traceback__
+    while trace is not None:
+        package = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
+        if package not in {"rallypoint", "__main__"} and package not in sys.stdlib_module_names:
+            return f"raised by {package} ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno}); look there"
+        trace = trace.tb_next
+    return "not foreseen: a defect of Rallypoint, please report it"
+
+
+def print_error(text: str) -> None:
+    """Write a line to standard error. Nobody may be left to read it; the exit code then has to tell all."""
+    if sys.stderr is not None:  # `print` would take standard output then
+        with suppress(OSError, ValueError):
+            print(with_label(text), file=sys.stderr, flush=True)
+
+
+def print_answer(text: str) -> None:
+    """Write the line that a command was asked for to standard output.
+
+    Raises:
+        RallypointError: nobody reads it, or the disk is full.
+    """
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        sys.stdout = None  # what is left in it would be tried again at the end
+        raise RallypointError(f"standard output cannot be written: {error.strerror}; send it elsewhere") from None

@@ -1,0 +1,90 @@
+"""What torchrun ignores in silence: names in `--rdzv-conf` and `PET_*` variables that mean nothing to anybody.
+
+They stay ignored, since that is the contract, but a warning says so, with the name that was likely meant. So does one
+for a variable that is almost one of ours, since a job without its secret would run unprotected.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from rallypoint.base.log import get_logger
+from rallypoint.cli.flags import FLAGS
+
+_log = get_logger(__name__)
+
+_SIMILARITY = 0.5
+"""How much two names must have in common, from 0 to 1, for one to be taken for the other."""
+
+OURS = frozenset(
+    f"RALLYPOINT_{name}"
+    for name in (
+        *("SECRET", "SECRET_FILE", "ETCD_PASSWORD", "ETCD_PASSWORD_FILE"),
+        *("STORE", "NOTICES", "TERMINATION_GRACE"),
+    )
+)
+"""The variables that this program reads."""
+_ALMOST = 0.8
+"""How much a variable must have in common with one of `OURS`. Kubernetes makes others that begin so, for services."""
+
+
+def warn_of_variables(environ: Mapping[str, str]) -> None:
+    """Say which variables look like those of flags (`PET_NNODE`) or like others of ours, and are none.
+
+    Args:
+        environ: the agent's environment.
+    """
+    flags = {flag.variable: flag for flag in FLAGS}
+    for name in sorted(name for name in environ if name.startswith("PET_")):
+        flag = flags.get(name)
+        if flag is None:
+            known = {each.variable.removeprefix("PET_"): each.variable for each in FLAGS if each.from_environment}
+            meant = closest_match(name.removeprefix("PET_"), known)
+            _log.warning(
+                "%s has no effect: no flag reads it%s", name, f"; did you mean {known[meant]}?" if meant else ""
+            )
+        elif not flag.from_environment:
+            _log.warning("%s has no effect: %s is read from the command line alone; give it there", name, flag.name)
+    ours = {name.removeprefix("RALLYPOINT_"): name for name in OURS}
+    for name in sorted(name for name in environ if name.startswith("RALLYPOINT_") and name not in OURS):
+        meant = closest_match(name.removeprefix("RALLYPOINT_"), ours, _ALMOST)
+        if meant:
+            _log.warning("%s has no effect: nothing reads it; did you mean %s?", name, ours[meant])
+
+
+def warn_of_options(source: str, given: Collection[str], backend: str, known: Collection[str]) -> None:
+    """Say which options of the rendezvous its backend does not know.
+
+    Args:
+        source: where they were written: `--rdzv-conf` or `PET_RDZV_CONF`.
+        given: the names that the user wrote.
+        backend: the backend's name.
+        known: the names that it reads.
+    """
+    for name in sorted(set(given).difference(known)):
+        meant = _MEANT.get(name, "")
+        if meant not in known and not meant.startswith("--"):
+            meant = closest_match(name, known)
+        hint = f"; did you mean {meant}?" if meant else ""
+        _log.warning("%s: the option %r has no effect with the backend %s%s", source, name, backend, hint)
+
+
+_MEANT = {"timeout": "join_timeout", "join_timeout": "timeout", "rank": "--node-rank"}
+"""Names that two backends have for one thing, and what has a flag, which wins."""
+
+
+def closest_match(name: str, known: Collection[str], least: float = _SIMILARITY) -> str:
+    """The known name that is most like `name`, in whatever case of letters; empty if none is.
+
+    Args:
+        name: what somebody wrote.
+        known: what it may have been meant for.
+        least: how much they must have in common, from 0 to 1.
+    """
+    from difflib import SequenceMatcher
+
+    def likeness(other: str) -> float:
+        return SequenceMatcher(None, name.lower(), other.lower()).ratio()
+
+    best = max(sorted(known), key=likeness, default="")
+    return best if best and likeness(best) >= least else ""

@@ -1,0 +1,279 @@
+"""One attempt to open a session with a control server: look its name up, connect, greet, prove.
+
+What may get better by waiting is an OSError (nobody listens yet, the name does not resolve yet, an answer is late);
+what cannot (a foreign service, another job, a wrong secret) is a `HandshakeError` of one sentence.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from rallypoint.base.endpoint import Endpoint, host_name, shorten_retransmission, usable_address
+from rallypoint.base.log import printable
+from rallypoint.client.endpoint_resolver import DialTarget
+from rallypoint.client.torch_store_probe import answers_as_torch_store
+from rallypoint.membership.state import Settings
+from rallypoint.protocol import codec
+from rallypoint.protocol.frames import MAGIC, FrameError, FrameReader, SignatureError, frame
+from rallypoint.protocol.handshake import Challenge, ClientHandshake, HandshakeError, HandshakeRefused, Welcome
+
+if TYPE_CHECKING:
+    from rallypoint.base.tls import ControlTls
+    from rallypoint.protocol.signing import Signers
+
+_LOOK_UP = 15.0
+"""Seconds for which one attempt waits until the name is looked up. The look-up goes on, and serves the next attempt."""
+
+_NOT_TLS = {"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST", "RECORD_LAYER_FAILURE"}
+"""How OpenSSL names bytes that are no TLS."""
+
+_SILENT_AFTER = 3.0
+"""Seconds that a server has to answer a greeting before it is asked whether it is something else."""
+
+RETRYABLE = (OSError, TimeoutError, asyncio.IncompleteReadError, codec.CodecError)
+"""What an attempt may raise that the next one need not."""
+
+
+A = TypeVar("A", Challenge, Welcome)
+
+_Address = tuple[int, int, int, Any]
+"""Family, kind, protocol and address: one of the places that a name stands for."""
+
+
+@dataclass(slots=True)
+class ClientSession:
+    """An open session. `unread` holds frames that came with the welcome."""
+
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    welcome: Welcome
+    signers: Signers | None = None
+    """What signs each frame; None where the job has no key."""
+    frames: FrameReader = field(default_factory=FrameReader)
+    unread_frames: deque[bytes] = field(default_factory=deque)
+
+
+class Dialer:
+    """Opens sessions of one node with whoever listens at an endpoint."""
+
+    def __init__(self, place: DialTarget, settings: Settings, local_id: int) -> None:
+        self._endpoint = place.endpoint
+        self._flag = place.flag
+        self._settings = settings
+        self._local_id = local_id
+        self._key = place.key
+        self._tls = place.tls
+        self._silent_attempts = 0
+        self._lookup_task: asyncio.Task[list[_Address] | Exception] | None = None
+        self._silent: set[_Address] = set()
+        """Places that did not answer when they were last tried; others are tried before them."""
+        self.unfinished = "nothing was tried yet"
+        """What the attempt waits for, or waited for last: what there is to say if its time is up."""
+
+    async def dial(
+        self, patience: float, incarnation: str = "", resolved: Callable[[list[str]], None] | None = None
+    ) -> ClientSession:
+        """Try once, at each address that the endpoint's name stands for.
+
+        Args:
+            patience: seconds for each TCP connection; the kernel's own grows to minutes.
+            incarnation: the arbiter that this node was last in a session with; empty for a newcomer.
+            resolved: is told the numeric addresses of the endpoint before they are tried.
+
+        Raises:
+            HandshakeError: what listens there is of no use to us, and says so.
+            OSError, TimeoutError, CodecError: it did not work this time (`RETRYABLE`).
+        """
+        places = await self._resolve()
+        if resolved is not None:
+            resolved(list(dict.fromkeys(str(place[3][0]) for place in places)))
+        reader, writer = await self._connect(places, patience)
+        self.unfinished = "it was connected to and did not answer the greeting"
+        try:
+            return await self._handshake(reader, writer, incarnation)
+        except BaseException:
+            writer.close()
+            raise
+
+    async def _resolve(self) -> list[_Address]:
+        """The places that the name stands for, those first that may answer. One look-up at a time is under way."""
+        self.unfinished = f"the look-up of the name {self._endpoint.host!r} is not answered"
+        if self._lookup_task is None:
+            self._lookup_task = asyncio.ensure_future(_resolved_addresses(self._endpoint))
+        await asyncio.wait({self._lookup_task}, timeout=_LOOK_UP)
+        if not self._lookup_task.done():
+            raise TimeoutError(self.unfinished)
+        found, self._lookup_task = self._lookup_task.result(), None
+        if isinstance(found, Exception):
+            raise found
+        if self._silent.issuperset(found):
+            self._silent.clear()
+        return sorted(found, key=self._silent.__contains__)
+
+    async def _connect(
+        self, places: list[_Address], patience: float
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to the first place that answers."""
+        failures: list[OSError] = []
+        for place in places:
+            self.unfinished = f"{place[3][0]} does not answer a TCP connection"
+            self._silent.add(place)
+            try:
+                async with asyncio.timeout(patience):
+                    connected = await self._connected(place)
+            except TimeoutError:
+                failures.append(TimeoutError(self.unfinished))
+            except OSError as error:  # its words are asyncio's, and do not say what the number means
+                failures.append(error if error.errno is None else OSError(error.errno, os.strerror(error.errno)))
+            else:
+                self._silent.discard(place)
+                return connected
+        if len(failures) == 1 and (isinstance(failures[0], TimeoutError) or places[0][3][0] == self._endpoint.host):
+            raise failures[0]
+        refused = all(isinstance(each, ConnectionRefusedError) for each in failures)
+        kind = ConnectionRefusedError if failures and refused else OSError
+        raise kind(
+            "; ".join(f"{place[3][0]}: {error_words(error)}" for place, error in zip(places, failures, strict=True))
+        )
+
+    async def _connected(self, place: _Address) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        family, kind, protocol, address = place
+        made = socket.socket(family, kind, protocol)
+        try:
+            made.setblocking(False)
+            shorten_retransmission(made)
+            await asyncio.get_running_loop().sock_connect(made, address)
+            if self._tls is None:
+                return await asyncio.open_connection(sock=made)
+            return await self._encrypted(made, self._tls)
+        except BaseException:
+            made.close()
+            raise
+
+    async def _encrypted(
+        self, made: socket.socket, tls: ControlTls
+    ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        import ssl
+
+        try:
+            reader, writer = await asyncio.open_connection(
+                sock=made, ssl=tls.for_node(), server_hostname=self._endpoint.host
+            )
+        except ssl.SSLCertVerificationError as error:
+            raise self._tls_error(f"its certificate is not accepted ({error.verify_message})") from None
+        except ssl.SSLError as error:
+            if error.reason in _NOT_TLS:
+                raise self._tls_error("it does not speak TLS; give it tls_cert, tls_key and tls_ca too") from None
+            raise self._tls_error(f"TLS cannot be spoken with it ({error.reason or error})") from None
+        objection = tls.objection_to(writer.get_extra_info("peercert"))
+        if objection is not None:
+            writer.close()
+            raise self._tls_error(objection)
+        return reader, writer
+
+    def _tls_error(self, why: str) -> HandshakeError:
+        return HandshakeError(f"the control plane at {self._endpoint} cannot be trusted: {why}")
+
+    async def _handshake(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, incarnation: str
+    ) -> ClientSession:
+        handshake = ClientHandshake(self._settings.run_id, self._key, os.urandom(16), self._settings)
+        frames, unread = FrameReader(), deque[bytes]()
+        address = usable_address(str(writer.get_extra_info("sockname")[0]))
+        hello = codec.encode(handshake.hello(address, os.getpid(), self._local_id, incarnation, host_name()))
+        writer.write(MAGIC + frame(hello))
+        challenge = await self._answer(reader, frames, unread)
+        self._expect(codec.decode_answer(challenge), Challenge)
+        writer.write(frame(codec.encode(handshake.prove(_transcript(handshake, hello, challenge)))))
+        answer = await self._answer(reader, frames, unread)
+        welcome = self._expect(codec.decode_answer(self._verified(answer, handshake)), Welcome)
+        return ClientSession(reader, writer, welcome, handshake.signers, frames, unread)
+
+    def _expect(self, answer: Challenge | Welcome | HandshakeRefused, wanted: type[A]) -> A:
+        if isinstance(answer, HandshakeRefused):
+            raise HandshakeError(
+                f"the control plane at {self._endpoint} refused this node: {printable(answer.sentence, 1000)}"
+            )
+        if not isinstance(answer, wanted):
+            raise self._foreign_service_error(f"it answered with a {type(answer).__name__} out of turn")
+        return answer
+
+    def _verified(self, answer: bytes, handshake: ClientHandshake) -> bytes:
+        """The first frame after the proof: signed, or else a refusal, since the server may not hold our key."""
+        if handshake.signers is None:
+            return answer
+        try:
+            return handshake.signers.incoming.verify(answer)
+        except SignatureError:
+            with suppress(codec.CodecError):
+                if isinstance(codec.decode_answer(answer), HandshakeRefused):
+                    return answer
+        raise HandshakeError(
+            f"the control plane at {self._endpoint} could not prove that it holds this job's RALLYPOINT_SECRET; "
+            "set the same secret on all nodes, and make sure that the endpoint is the job's own"
+        )
+
+    async def _answer(self, reader: asyncio.StreamReader, frames: FrameReader, unread: deque[bytes]) -> bytes:
+        """The next frame. What comes with it is kept for the session."""
+        while not unread:
+            try:
+                async with asyncio.timeout(_SILENT_AFTER):
+                    data = await reader.read(65536)
+            except OSError as error:  # a reset, the time is up, or TLS's alert
+                reason = getattr(error, "reason", None)
+                if self._tls is not None and reason:
+                    raise self._tls_error(f"it does not accept our certificate ({reason})") from None
+                await self._identify_service()
+                raise
+            if not data:
+                await self._identify_service()
+                raise ConnectionResetError("it hung up during the handshake")
+            try:
+                unread.extend(frames.feed(data))
+            except FrameError as error:
+                raise self._foreign_service_error(str(error)) from None
+        return unread.popleft()
+
+    async def _identify_service(self) -> None:
+        if not await answers_as_torch_store(self._endpoint):
+            return
+        # A static job's own port answers so too, and may only have been slow: once is no proof.
+        self._silent_attempts += 1
+        if self._silent_attempts > 1:
+            raise self._foreign_service_error("it is a torch TCPStore, perhaps of a torchrun job")
+
+    def _foreign_service_error(self, what: str) -> HandshakeError:
+        return HandshakeError(
+            f"what listens at {self._endpoint} is not Rallypoint's control plane: {what}; "
+            f"give {self._flag.replace('addr', 'port').replace('ADDR', 'PORT')} a port of its own"
+        )
+
+
+def error_words(error: Exception) -> str:
+    """An error without its number."""
+    return (isinstance(error, OSError) and error.strerror) or str(error)
+
+
+def _transcript(handshake: ClientHandshake, hello: bytes, challenge: bytes) -> bytes:
+    if handshake.key is None:
+        return b""
+    from rallypoint.protocol.signing import transcript_of
+
+    return transcript_of(hello, challenge)
+
+
+async def _resolved_addresses(endpoint: Endpoint) -> list[_Address] | Exception:
+    """What the name stands for; an error is returned, since there may be nobody left to raise it to."""
+    loop = asyncio.get_running_loop()
+    try:
+        found = await loop.getaddrinfo(endpoint.host, endpoint.port, type=socket.SOCK_STREAM)
+    except Exception as error:
+        return error
+    return list(dict.fromkeys((int(family), int(kind), protocol, at) for family, kind, protocol, _, at in found))

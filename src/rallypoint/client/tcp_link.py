@@ -1,0 +1,397 @@
+"""A node's link to the control server over TCP: dial, talk, beat, and dial again when the session is lost.
+
+Laws:
+
+1. The loss of a session is no loss of the job: the running workers run on, and the node says again what it holds
+   (`resume_state`) to whoever answers at the endpoint next, the same server or a new one.
+2. The link gives up only when the node can do nothing more without the control plane (it waits for a place, or for what
+   follows from a failure or from success) and has been without it for the whole patience.
+3. The first session is the exception: what will not get better by waiting (`HandshakeError`) ends the link at once.
+4. Where the control plane moves, the link follows: it looks for it anew before each attempt (`endpoint_resolver`),
+   and lets go of a session at the former place when it is told to (`follow`).
+5. A connection that has only fallen silent is kept until the server has spoken in the next one: hanging up would be the
+   first thing that the server hears when the silence ends, and is the end of a node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
+from rallypoint.base.endpoint import Endpoint, unmapped_address, usable_address
+from rallypoint.base.log import get_logger
+from rallypoint.base.loop import LoopThread, shared_loop
+from rallypoint.client.dialing import RETRYABLE, ClientSession, Dialer, error_words
+from rallypoint.client.endpoint_resolver import DialTarget, EndpointResolver, FixedEndpoint
+from rallypoint.membership.state import Settings
+from rallypoint.protocol import codec
+from rallypoint.protocol.frames import FrameError, check_size, frame
+from rallypoint.protocol.handshake import HandshakeError
+from rallypoint.protocol.link import Deliver
+from rallypoint.protocol.messages import (
+    Heartbeat,
+    LeaveRequest,
+    LinkDown,
+    LinkLost,
+    LinkOpened,
+    LinkUp,
+    Notification,
+    Request,
+    SessionEnded,
+)
+from rallypoint.protocol.resume_state import (
+    ResumeState,
+    after_notification,
+    after_request,
+    requests_to_repeat,
+    session_opened,
+    without_foreign_join,
+)
+
+if TYPE_CHECKING:
+    from rallypoint.base.tls import ControlTls
+
+log = get_logger(__name__)
+
+_FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
+_MAX_SILENT_LEASES = 1.5
+"""Leases of silence after which a server counts as lost; by then it has taken us out, if it is there."""
+_CONNECT_FIRST, _CONNECT_AGAIN = 5.0, 1.5
+"""Seconds for one attempt at a TCP connection. A packet lost in it is sent again after a second, then after ever longer
+pauses: when a link comes back, a new attempt is quicker."""
+_CLOSE_TIMEOUT = 1.0
+"""Seconds that the last words have to leave."""
+_REMIND_FIRST, _REMIND_AGAIN = 2.0, 10.0
+"""Seconds until a line says that the server is out of reach: one that nobody has met yet, one that was lost."""
+_REMIND_LEAST, _REMIND_MOST = 60.0, 300.0
+"""Seconds between later lines, which become fewer."""
+
+
+class TcpLink:
+    """One node's line over TCP. Everything after the constructor happens on the loop's thread."""
+
+    def __init__(
+        self,
+        endpoint: Endpoint | EndpointResolver,
+        settings: Settings,
+        local_id: int,
+        deliver: Deliver,
+        deadline: Deadline,
+        *,
+        key: bytes | None = None,
+        tls: ControlTls | None = None,
+        loop: LoopThread | None = None,
+    ) -> None:
+        """Begin to connect; returns at once.
+
+        Args:
+            endpoint: where the control server listens, or what knows that from moment to moment.
+            settings: of the job, which the server must share; `join_timeout` is the patience of law 2.
+            local_id: which handler of this process this is.
+            deliver: is handed every notice, `LinkLost` last if the link ends by itself.
+            deadline: until when to try to open the first session.
+            key: the job's, if it has one; for an endpoint that is given as such.
+            tls: the control plane's, if it has any; as above.
+            loop: where to run; the process's shared loop if not given.
+        """
+        self._resolver: EndpointResolver = (
+            FixedEndpoint(DialTarget(endpoint, key, tls)) if isinstance(endpoint, Endpoint) else endpoint
+        )
+        self._settings = settings
+        self._local_id = local_id
+        self._target: DialTarget | None = None
+        """Where the last attempt was made; the dialer is for there."""
+        self._dialer: Dialer | None = None
+        self._last_error = ""
+        """Why the last attempt came to nothing."""
+        self._endpoint_moved = asyncio.Event()
+        self._connect_timeout = settings.join_timeout
+        self._deliver = deliver
+        self._deadline = deadline
+        self._loop = loop or shared_loop()
+        self._resume_state = ResumeState()
+        self._session: ClientSession | None = None
+        self._silent_connections: list[asyncio.StreamWriter] = []
+        self._closed = False
+        self.address: str | None = None
+        """See `Link.address`. Set once, on the loop's thread, before `LinkOpened` is delivered."""
+        self._waiting_since: float | None = None
+        self._embedded = True
+        """Whether the server lives inside an agent of the job, by the last session; before the first it may."""
+        self._end_detail = ""
+        """Why the server has ended the session, in its own words."""
+        self._rejoin_requested: asyncio.Event | None = None
+        """Set when a node asks again whose last join was refused; None while no such node waits for that."""
+        self._task = self._loop.submit(self._run())
+
+    def send(self, request: Request) -> None:
+        """Say something, now or as soon as a session is open."""
+        self._loop.call(lambda: self._send(request))
+
+    def recheck_endpoint(self) -> None:
+        """The control plane may be elsewhere by now: look at once."""
+        self._loop.call(self._recheck_endpoint)
+
+    def close(self) -> None:
+        """Say goodbye, hang up and wait until that is done. Idempotent."""
+        if not self._closed:
+            self._closed = True
+            self._loop.submit(self._leave_and_close()).result()
+
+    # On the loop's thread
+
+    def _send(self, request: Request) -> None:
+        try:
+            payload = _payload(request)
+        except (FrameError, ValueError) as error:  # text that UTF-8 has no place for is a ValueError
+            self._end(f"what this node had to tell the control plane cannot be sent ({error}): {str(request)[:200]}")
+            return
+        self._update_resume_state(after_request(self._resume_state, request, SYSTEM_CLOCK.monotonic()))
+        if self._rejoin_requested is not None and not self._resume_state.refused:
+            self._rejoin_requested.set()
+        if self._session is not None:
+            self._write_frame(self._session, payload)
+
+    def _recheck_endpoint(self) -> None:
+        self._endpoint_moved.set()
+        if self._session is not None and self._resolver.resolve() != self._target:
+            self._session.writer.close()
+
+    def _update_resume_state(self, held: ResumeState) -> None:
+        if held.needs_coordinator != self._resume_state.needs_coordinator:
+            self._waiting_since = SYSTEM_CLOCK.monotonic() if held.needs_coordinator else None
+        self._resume_state = held
+
+    @staticmethod
+    def _write_frame(session: ClientSession, payload: bytes) -> None:
+        if not session.writer.is_closing():
+            session.writer.write(frame(payload if session.signers is None else session.signers.outgoing.sign(payload)))
+
+    async def _leave_and_close(self) -> None:
+        session = self._session
+        if session is not None:
+            self._write_frame(session, _payload(LeaveRequest()))
+            session.writer.close()
+            with contextlib.suppress(OSError, TimeoutError):
+                async with asyncio.timeout(_CLOSE_TIMEOUT):
+                    await session.writer.wait_closed()
+        self._close_silent_session()
+        self._task.cancel()
+
+    async def _run(self) -> None:
+        try:
+            session = await self._connect_first()
+            while True:
+                if self.address is None:
+                    self.address = usable_address(unmapped_address(str(session.writer.get_extra_info("sockname")[0])))
+                    self._deliver(LinkOpened())
+                lost_at, why = await self._serve_session(session)
+                if self._closed or self._resume_state.ended:
+                    return
+                if self._resume_state.refused:  # so the server may go; it matters to us only if we ask again
+                    await self._requests_to_repeat()
+                self._deliver(LinkDown(f"the control plane at {self._resolver} was lost ({why})"))
+                session = await self._reconnect(lost_at, why)
+                before = self._resume_state
+                self._update_resume_state(without_foreign_join(before, session.welcome.incarnation))
+                self._deliver(LinkUp(join_lost=before.join is not self._resume_state.join))
+        except (HandshakeError, TimeoutError) as error:
+            self._end(str(error))
+        except Exception as error:  # whatever it is, the agent must not wait for ever for what will not come
+            log.exception("the link to %s has come to an end that was not foreseen", self._resolver)
+            self._end(f"no control plane could be reached at {self._resolver}: {type(error).__name__}: {error}")
+
+    def _end(self, sentence: str) -> None:
+        if not self._closed:
+            self._deliver(LinkLost(sentence))
+
+    # A session
+
+    async def _serve_session(self, session: ClientSession) -> tuple[float, str]:
+        """Use the session until it is lost; returns when that was, and why."""
+        welcome = session.welcome
+        self._embedded = welcome.embedded
+        self._end_detail = ""
+        for request in requests_to_repeat(self._resume_state, SYSTEM_CLOCK.monotonic()):
+            self._write_frame(session, _payload(request))
+        self._update_resume_state(session_opened(self._resume_state, welcome.incarnation, welcome.node))
+        if self._resume_state.offered_identity is not None:
+            self._resolver.session_opened(self._resume_state.offered_identity[1], welcome.incarnation)
+        self._session = session
+        beats = asyncio.ensure_future(self._send_heartbeats(session, welcome.lease))
+        kept = False
+        try:
+            why = await self._listen(session, _MAX_SILENT_LEASES * welcome.lease)
+        except TimeoutError:
+            why, kept = f"nothing was heard from it for {_MAX_SILENT_LEASES * welcome.lease:g} s", True
+        except (OSError, FrameError, codec.CodecError) as error:
+            why = _error_text(error)
+        finally:
+            self._session = None
+            beats.cancel()
+            if kept:
+                self._silent_connections.append(session.writer)
+            else:
+                session.writer.close()
+        return SYSTEM_CLOCK.monotonic(), why
+
+    async def _listen(self, session: ClientSession, patience: float) -> str:
+        """Take what comes until the server hangs up; returns what there is to say of that."""
+        while True:
+            while session.unread_frames:
+                payload = session.unread_frames.popleft()
+                if session.signers is not None:
+                    payload = session.signers.incoming.verify(payload)
+                self._on_notification(codec.decode_notification(payload))
+            async with asyncio.timeout(patience):
+                data = await session.reader.read(65536)
+            if not data:
+                return self._end_detail or "it hung up"
+            session.unread_frames.extend(session.frames.feed(data))
+
+    def _close_silent_session(self) -> None:
+        while self._silent_connections:
+            self._silent_connections.pop().transport.abort()
+
+    def _on_notification(self, notice: Notification) -> None:
+        self._close_silent_session()
+        if isinstance(notice, SessionEnded):
+            self._end_detail = notice.detail
+            return
+        self._update_resume_state(after_notification(self._resume_state, notice))
+        if not isinstance(notice, Heartbeat) and not self._closed:
+            self._deliver(notice)
+
+    async def _send_heartbeats(self, session: ClientSession, lease: float) -> None:
+        beat = _payload(Heartbeat())
+        while True:
+            await asyncio.sleep(lease / 3)
+            self._write_frame(session, beat)
+
+    # Dialing
+
+    async def _connect_first(self) -> ClientSession:
+        return await self._dial_until(
+            self._deadline.remaining,
+            lambda why, _seconds: (
+                f"no control plane could be reached at {self._resolver} before the join deadline: {why}; "
+                f"{self._resolver.advice}"
+            ),
+            first=True,
+        )
+
+    async def _reconnect(self, lost_at: float, how: str) -> ClientSession:
+        def remaining() -> float:
+            if self._waiting_since is None:
+                return float("inf")
+            until = max(lost_at, self._waiting_since) + self._connect_timeout
+            if (
+                self._resume_state.join is not None and not self._resume_state.is_spare
+            ):  # a join has one deadline, whoever decides on it
+                until = min(until, self._resume_state.join[1])
+            return max(0.0, until - SYSTEM_CLOCK.monotonic())
+
+        return await self._dial_until(
+            remaining,
+            lambda why, seconds: (
+                f"the control plane at {self._resolver} was lost ({how}) and has not come back within {seconds:.0f} s "
+                f"({why}); look at the output of the node that hosts it"
+            ),
+            first=False,
+        )
+
+    async def _requests_to_repeat(self) -> None:
+        self._rejoin_requested = asyncio.Event()
+        await self._rejoin_requested.wait()
+
+    async def _dial_until(
+        self, remaining: Callable[[], float], failure: Callable[[str, float], str], *, first: bool
+    ) -> ClientSession:
+        """Dial until a session is open.
+
+        Args:
+            remaining: seconds that are left to try.
+            failure: makes the sentence for when they are over, of why and after how many seconds.
+            first: whether there was no session yet: then to give up at once where waiting will not help.
+        """
+        delay, began = _FIRST_DELAY, SYSTEM_CLOCK.monotonic()
+        self._last_error = ""
+        reminder = asyncio.ensure_future(self._report_unreachable(remaining, first))
+        try:
+            while True:
+                self._endpoint_moved.clear()
+                try:
+                    # Not wait_for: it may swallow a cancellation that comes in the very moment of success.
+                    async with asyncio.timeout(max(0.1, min(remaining(), 60.0))):
+                        return await self._dial(_CONNECT_FIRST if first else _CONNECT_AGAIN)
+                except RETRYABLE as error:
+                    self._last_error = error_words(error) or self._attempt_in_progress or type(error).__name__
+                except HandshakeError as error:
+                    if first:
+                        raise
+                    self._last_error = str(error)
+                if remaining() <= 0:
+                    raise TimeoutError(failure(self._last_error, SYSTEM_CLOCK.monotonic() - began))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(min(delay * random.uniform(0.5, 1.0), remaining())):
+                        await self._endpoint_moved.wait()
+                delay = min(delay * 1.5, _LONGEST_DELAY)
+        finally:
+            reminder.cancel()
+
+    @property
+    def _attempt_in_progress(self) -> str:
+        return "" if self._dialer is None else self._dialer.unfinished
+
+    async def _report_unreachable(self, remaining: Callable[[], float], first: bool) -> None:
+        """Say now and then that the server is out of reach, and why, also while an attempt lasts."""
+        pause = _REMIND_FIRST if first else _REMIND_AGAIN
+        while True:
+            await asyncio.sleep(pause)
+            pause = min(max(2 * pause, _REMIND_LEAST), _REMIND_MOST)
+            advice = f"; {self._resolver.advice}" if first else ""
+            left = remaining()
+            limit = "the workers run on" if left == float("inf") else f"giving up in {left:.0f} s"
+            why = self._last_error or self._attempt_in_progress
+            log.warning("waiting for the control plane at %s (%s)%s; %s", self._resolver, why, advice, limit)
+
+    async def _dial(self, patience: float) -> ClientSession:
+        """One attempt, at where the control plane is now."""
+        place = self._resolver.resolve()
+        if place is None:
+            raise OSError(self._resolver.unresolved_reason())
+        if self._dialer is None or place != self._target:
+            self._target = place
+            self._dialer = Dialer(place, self._settings, self._local_id)
+        try:
+            return await self._dialer.dial(
+                patience, self._last_incarnation(), self._resolver.resolved if self._embedded else None
+            )
+        except RETRYABLE as error:
+            self._resolver.failed(place, error)
+            raise
+        except HandshakeError as error:
+            self._resolver.failed(place, error)
+            if self._resolver.is_permanent:
+                raise
+            raise OSError(str(error)) from None
+
+    def _last_incarnation(self) -> str:
+        """The arbiter of the last session, by its incarnation; empty if there was none."""
+        met = self._resume_state.offered_identity or self._resume_state.last_identity
+        return "" if met is None else met[0]
+
+
+def _payload(request: Request) -> bytes:
+    """The bytes of a request. FrameError where they, signed, are more than a frame may have."""
+    payload = codec.encode(request)
+    check_size(len(payload))
+    return payload
+
+
+def _error_text(error: Exception) -> str:
+    return error_words(error) or type(error).__name__

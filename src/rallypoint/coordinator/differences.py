@@ -1,0 +1,50 @@
+"""What a node was started with in another way than its job. Pure.
+
+Nodes may differ in how many workers they run, in their roles, and in how long they wait for others; and nodes of
+different roles in what they run.
+"""
+
+from __future__ import annotations
+
+from rallypoint.membership.state import NodeInfo, Settings, State
+from rallypoint.protocol.messages import ConfigDifference
+
+_OPTIONS = (
+    ("last_call_timeout", True),
+    ("lease", True),
+    ("min_healthy_time", True),
+    ("restart_backoff", True),
+    ("restart_backoff_max", True),
+    ("same_failure_limit", True),
+    ("notice_timeout", False),  # each agent asks its own workers
+)
+"""Fields of the settings that `--rdzv-conf` sets, and whether the control plane's own value holds."""
+
+
+def differences(member: NodeInfo, own: Settings | None, state: State, job: Settings) -> tuple[ConfigDifference, ...]:
+    """How a node that asks for a place differs from the nodes before it.
+
+    Args:
+        member: what it brings along.
+        own: the settings that it was started with; None for a node that lives with the control plane.
+        state: of the job.
+        job: the settings that hold.
+    """
+    found: list[ConfigDifference] = []
+    if own is not None and (own.min_nodes, own.max_nodes) != (job.min_nodes, job.max_nodes):
+        found.append(ConfigDifference("--nnodes=", _nodes(own), _nodes(job)))
+    if 0 <= state.max_restarts != member.max_restarts >= 0:
+        found.append(ConfigDifference("--max-restarts=", str(member.max_restarts), str(state.max_restarts)))
+    program = state.programs.get(member.role, "")
+    if program and member.program and member.program != program:
+        found.append(ConfigDifference("the program ", member.program, program, job_value_applies=False))
+    for name, holds in _OPTIONS if own is not None else ():
+        ours, theirs = getattr(own, name), getattr(job, name)
+        if ours != theirs:
+            found.append(ConfigDifference(f"--rdzv-conf={name}=", f"{ours:g}", f"{theirs:g}", holds))
+    return tuple(found)
+
+
+def _nodes(settings: Settings) -> str:
+    low, high = settings.min_nodes, settings.max_nodes
+    return str(low) if low == high else f"{low}:{high}"

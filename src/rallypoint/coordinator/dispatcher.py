@@ -1,0 +1,402 @@
+"""The shell around the arbiter: one lock, one clock, and delivery in order with the lock released.
+
+Laws:
+
+1. The arbiter is only touched with the lock held; notices are handed over only with it released.
+2. One thread delivers at a time, from one queue, so that a session hears of things in the order in which they happened.
+3. A session that cannot be told something is ended. Neither that nor a tick that goes wrong costs the others theirs.
+4. Where there is a `JournalSink`, nobody is told anything before the state from which it follows is kept there.
+   Beats are answered all the same: that we live does not depend on it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.log import get_logger
+from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.membership.state import NodeId, Reason, Settings, State
+from rallypoint.protocol.handshake import Hello
+from rallypoint.protocol.link import Deliver
+from rallypoint.protocol.messages import (
+    ConfigDifference,
+    ConfigDiffers,
+    Heartbeat,
+    JoinRefused,
+    Notification,
+    Progress,
+    Request,
+)
+
+if TYPE_CHECKING:
+    from rallypoint.coordinator.progress_text import ReportedProgress
+
+log = get_logger(__name__)
+
+_MAX_NAMED = 4
+"""Of how many nodes that differ from the job in one thing people here are told, and in how many values of each."""
+
+_PAUSE = 5.0
+"""Seconds until a tick that went wrong is tried again."""
+
+
+class JournalSink(Protocol):
+    """Where an arbiter's state is kept so that another may take over."""
+
+    def append(self, number: int, state: State) -> None:
+        """Begin to keep the newest state; `Dispatcher.kept` is to be called with its number when that is done.
+
+        Numbers grow by one. Who is asked again meanwhile need only keep the newest.
+        """
+        ...
+
+
+class RestoredState(NamedTuple):
+    """What an arbiter before us has left: the name that it went by, and its state."""
+
+    incarnation: str
+    state: State
+
+
+class _PendingNotification(NamedTuple):
+    """A notice, and the state that has to be kept before it may be told."""
+
+    number: int
+    session: int
+    notification: Notification
+
+
+class Dispatcher:
+    """The arbiter of one job, for use from several threads."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        former: RestoredState | None = None,
+        memory: JournalSink | None = None,
+        learns_settings: bool = False,
+        narrates: bool = False,
+    ) -> None:
+        """Begin a job.
+
+        Args:
+            settings: what the job asks of its rendezvous.
+            clock: on which everything is timed.
+            former: the arbiter that this one succeeds, if there was one; perhaps only to say how its job has ended.
+            memory: where to keep the state before anybody is told of it.
+            learns_settings: see `Coordinator`.
+            narrates: whether the log here tells what one of the waiting nodes tells of the rendezvous.
+        """
+        incarnation = os.urandom(8).hex() if former is None else former.incarnation
+        self._coordinator = Coordinator(settings, incarnation, learns_settings=learns_settings)
+        if former is not None:
+            self._coordinator.restore(former.state, clock.monotonic())
+        self._clock = clock
+        self._journal = memory
+        self._logs_progress = narrates
+        self._reported_progress: ReportedProgress = {}
+        self._differing: Counter[ConfigDifference] = Counter()
+        self._number = 0
+        """Of the newest state; each has its own."""
+        self._numbered = self._coordinator.state
+        self._appended = 0
+        self._written: float = math.inf if memory is None else 0
+        self._lock = threading.Lock()
+        self._numbers = itertools.count(1)
+        self._deliver: dict[int, Deliver] = {}
+        self._hang_up: dict[int, Callable[[str], None]] = {}
+        self._outbox: deque[_PendingNotification] = deque()
+        self._heartbeats: deque[OutgoingNotification] = deque()
+        self._sessions_after_end: set[int] = set()
+        """Sessions that began after the end of the job."""
+        self._tick_again_at = float("-inf")
+        self._delivering = threading.Lock()
+        self.on_change: Callable[[], None] = do_nothing
+        """Called after each event, from any thread: `wake_at` may have moved."""
+
+    @property
+    def settings(self) -> Settings:
+        """What the job asked of its rendezvous."""
+        return self._coordinator.settings
+
+    @property
+    def incarnation(self) -> str:
+        """What tells this arbiter from one before or after it at the same place."""
+        return self._coordinator.incarnation
+
+    @property
+    def members(self) -> int:
+        """How many sessions are open, without those that began after the end of the job."""
+        return len(self._deliver) - len(self._sessions_after_end)
+
+    @property
+    def job(self) -> str | None:
+        """The one job that nodes must be of. (With `dispatcher_for`, a hub is a `server.JobDirectory` of one job.)"""
+        return self.settings.run_id
+
+    def dispatcher_for(self, _hello: Hello, _peer: str) -> Dispatcher:
+        """Where the node that greets so belongs: here."""
+        return self
+
+    @property
+    def state(self) -> State:
+        """The state at this moment, for those who only look."""
+        return self._coordinator.state
+
+    def now(self) -> float:
+        """The hub's time, in seconds on its clock."""
+        return self._clock.monotonic()
+
+    def attach(
+        self,
+        deliver: Deliver,
+        node: NodeId,
+        *,
+        address: str,
+        server_address: str = "",
+        leased: bool = True,
+        at_home: bool = False,
+        near: bool = False,
+        seen: str = "",
+        settings: Settings | None = None,
+        hang_up: Callable[[str], None] | None = None,
+    ) -> tuple[int, NodeId]:
+        """Open a session.
+
+        Args:
+            deliver: is handed the session's notices.
+            node: the name that the node gives itself.
+            address: the node's own, towards us.
+            server_address: ours, as the node sees it.
+            leased: whether the session ends when it is silent for the lease.
+            at_home: whether the node's agent is this process, and both go together.
+            near: whether the node's agent is this process.
+            seen: the address from which its connection comes.
+            settings: what the node was started with.
+            hang_up: called, from any thread, with the reason, when it was ended from here.
+
+        Returns:
+            The session's number, and the name that the node goes by.
+        """
+        with self._lock:
+            session = next(self._numbers)
+            self._deliver[session] = deliver
+            if hang_up is not None:
+                self._hang_up[session] = hang_up
+            if self._coordinator.state.verdict is not None:
+                self._sessions_after_end.add(session)
+            name = self._coordinator.open(
+                session,
+                node,
+                self._clock.monotonic(),
+                address=address,
+                server_address=server_address,
+                leased=leased,
+                at_home=at_home,
+                near=near,
+                seen=seen,
+                settings=settings,
+            )
+        self.on_change()
+        return session, name
+
+    def receive(self, session: int, request: Request) -> bool:
+        """A request has come from a session. Returns whether the session is still one: a node that was silent for
+        longer than its lease has been taken out, and must come back as a newcomer.
+        """
+        with self._lock:
+            known = self._coordinator.has_session(session)
+            self._enqueue(self._coordinator.receive(session, request, self._clock.monotonic()))
+            hang_ups = self._pop_hang_ups()
+        self._flush(hang_ups)
+        return known
+
+    def heartbeat(self, session: int) -> bool:
+        """As `receive` of a beat, for who answers it himself. Nothing is told to anybody and nothing is due sooner."""
+        with self._lock:
+            return self._coordinator.heartbeat(session, self._clock.monotonic())
+
+    def detach(self, session: int, reason: Reason = Reason.LOST, detail: str = "") -> None:
+        """A session has ended, in the way that `detail` says."""
+        with self._lock:
+            self._deliver.pop(session, None)
+            self._hang_up.pop(session, None)
+            self._sessions_after_end.discard(session)
+            self._enqueue(self._coordinator.close(session, self._clock.monotonic(), reason, detail))
+        self._flush()
+
+    def nodes_lost(self, nodes: Iterable[NodeId], detail: str = "") -> None:
+        """These nodes are no more, as others know from what `detail` says. See `Coordinator.lost`."""
+        with self._lock:
+            self._enqueue(self._coordinator.nodes_lost(nodes, self._clock.monotonic(), detail))
+        self._flush()
+
+    def journal_written(self, number: int) -> None:
+        """The memory holds the state of that number: what follows from it may be told."""
+        self._written = max(self._written, number)
+        self._flush()
+
+    def tick(self) -> None:
+        """Time has passed."""
+        with self._lock:
+            now = self._clock.monotonic()
+            try:
+                self._enqueue(self._coordinator.tick(now))
+            except Exception:
+                log.exception("job %r: what was due now has gone wrong and is tried again", self.settings.run_id)
+                self._tick_again_at = now + _PAUSE
+            hang_ups = self._pop_hang_ups()
+        self._flush(hang_ups)
+
+    def wake_at(self) -> float:
+        """When `tick` should be called next, on the clock's monotonic time; infinity for never."""
+        with self._lock:
+            return max(self._coordinator.wake_at(), self._tick_again_at)
+
+    def _pop_hang_ups(self) -> list[Callable[[], None]]:
+        ended = self._coordinator.pop_ended_sessions()
+        for session, _ in ended:
+            self._deliver.pop(session, None)
+            self._sessions_after_end.discard(session)
+        return [partial(self._hang_up.pop(session), why) for session, why in ended if session in self._hang_up]
+
+    def _enqueue(self, sends: Iterable[OutgoingNotification]) -> None:
+        """What is to be told waits for the state that it follows from. With the lock held."""
+        if self._coordinator.state is not self._numbered:
+            self._numbered = self._coordinator.state
+            self._number += 1
+        for session, notice in sends:
+            if isinstance(notice, Heartbeat):
+                self._heartbeats.append((session, notice))
+            else:
+                self._outbox.append(_PendingNotification(self._number, session, notice))
+
+    def _flush(self, hang_ups: Sequence[Callable[[], None]] = ()) -> None:
+        for hang_up in hang_ups:
+            self._guarded_call(hang_up)
+        self._append_to_journal()
+        while (self._heartbeats or self._may_deliver()) and self._delivering.acquire(blocking=False):
+            try:
+                while self._heartbeats or self._may_deliver():
+                    self._deliver_to(*(self._heartbeats.popleft() if self._heartbeats else self._outbox.popleft()[1:]))
+            finally:
+                self._delivering.release()
+        self.on_change()
+
+    def _append_to_journal(self) -> None:
+        if self._journal is None:
+            return
+        with self._lock:
+            number, state = self._number, self._numbered
+            if number == self._appended:
+                return
+            self._appended = number
+        self._journal.append(number, state)
+
+    def _may_deliver(self) -> bool:
+        """Whether the next notice may be told."""
+        return bool(self._outbox) and self._outbox[0].number <= self._written
+
+    def _deliver_to(self, session: int, notice: Notification) -> None:
+        if isinstance(notice, ConfigDiffers):
+            self._log_differences(notice)
+        elif self._logs_progress and isinstance(notice, Progress | JoinRefused):
+            self._log_progress(notice)
+        deliver = self._deliver.get(session)
+        if deliver is not None and not self._guarded_call(partial(deliver, notice)):
+            hang_up = self._hang_up.get(session)
+            if hang_up is not None:
+                self._guarded_call(partial(hang_up, "it could not be told what concerns its node"))
+
+    def _log_differences(self, notice: ConfigDiffers) -> None:
+        """Tell people on our side, too, that nodes differ; not of each that differs as others do."""
+        for each in notice.differences:
+            if each not in self._differing and len(self._differing) >= _MAX_NAMED**2:
+                continue
+            self._differing[each] += 1
+            if self._differing[each] <= _MAX_NAMED:
+                sentence = each.sentence(notice.node)
+                log.warning("job %r: %s; give all nodes of a job the same", self.settings.run_id, sentence)
+
+    def _log_progress(self, notice: Progress | JoinRefused) -> None:
+        from rallypoint.coordinator.progress_text import RendezvousName, is_due, timeout_sentence, waiting_line
+
+        subject = RendezvousName(self.settings.run_id, "")
+        if isinstance(notice, Progress):
+            if notice.reports and is_due(notice, self._reported_progress, self._clock.monotonic()):
+                log.warning("%s", waiting_line(subject, notice, time.time()))
+        elif notice.progress is not None and notice.progress.reports:
+            log.warning("%s", timeout_sentence(subject, notice.progress, time.time()))
+
+    def _guarded_call(self, call: Callable[[], None]) -> bool:
+        """Call what belongs to one session; returns whether that went well."""
+        try:
+            call()
+        except Exception:
+            log.exception("job %r: a node could not be told what concerns it; its session ends", self.settings.run_id)
+            return False
+        return True
+
+
+def do_nothing() -> None:
+    """What is called where nobody wants to know."""
+
+
+class TimerThread:
+    """Ticks a hub that no server ticks, on a thread of its own while there is something to wait for."""
+
+    def __init__(self, hub: Dispatcher) -> None:
+        self._dispatcher = hub
+        self._lock = threading.Lock()
+        self._timer: threading.Timer | None = None
+        self._closed = False
+        hub.on_change = self._arm
+
+    def close(self) -> None:
+        """Tick no more. Idempotent."""
+        with self._lock:
+            self._closed = True
+            self._cancel()
+
+    def _arm(self) -> None:
+        at = self._dispatcher.wake_at()
+        with self._lock:
+            self._cancel()
+            if self._closed or at == float("inf"):
+                return
+            self._timer = threading.Timer(max(0.0, at - self._dispatcher.now()), self._dispatcher.tick)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _cancel(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+
+class LocalLink:
+    """The link of the node that hosts the hub: a session without a socket, which lives as long as the process."""
+
+    def __init__(self, hub: Dispatcher, node: NodeId, deliver: Deliver, address: str) -> None:
+        self._dispatcher = hub
+        self.address = address
+        self._session, self.node = hub.attach(deliver, node, address=address, leased=False, at_home=True)
+
+    def send(self, request: Request) -> None:
+        """Say something to the hub; notices may be delivered before this returns."""
+        self._dispatcher.receive(self._session, request)
+
+    def close(self) -> None:
+        """End the session. Idempotent."""
+        self._dispatcher.detach(self._session, Reason.DEPARTED)

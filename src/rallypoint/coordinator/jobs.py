@@ -1,0 +1,264 @@
+"""A control plane for many jobs, outside of all of them (`rallyctl serve`): one hub for each.
+
+Laws:
+
+1. A job's hub is made when a newcomer names a job that there is none of, with the settings that this node brings. When
+   the job has ended and the last of its nodes has gone, the id is free at once: the next newcomer begins a new job.
+2. A node that comes back names the arbiter that it was known to. If that has ended its job, the node is told how, in a
+   hub that holds nothing but the verdict. It never begins the job again, and never meets a new one of the same id.
+3. A job without a verdict and without sessions is kept for a while, for nodes that are only out of reach. If it knows
+   of no node any more, the next newcomer takes its id, with new counts; nodes that come back later fill the new hub
+   with what they hold, as they would fill one that was started anew.
+4. What happens in one job costs the others nothing: a hub is looked at when something happens in it or is due in it.
+5. Nobody fills the control plane with names: where there are too many jobs, in all or begun from one address, the one
+   that was without sessions for the longest time is forgotten as under law 3. Where all have sessions, a newcomer is
+   refused; the nodes of one address can so keep out others of that address only.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.log import get_logger
+from rallypoint.coordinator.dispatcher import Dispatcher, RestoredState, do_nothing
+from rallypoint.membership.state import Settings, State, Verdict
+from rallypoint.protocol.handshake import HandshakeError, Hello
+
+log = get_logger(__name__)
+
+MAX_JOBS = 1024
+"""Jobs at a time, so that nobody can fill the memory with names."""
+MAX_JOBS_OF_ONE = MAX_JOBS // 4
+"""Jobs at a time that were begun from one address, or from one network of IPv6 (64 bits), where a machine has many."""
+_IDLE_JOB_KEPT = 60.0
+"""Seconds for which a job without nodes and without a verdict is remembered."""
+_MOST_ENDED, _ENDED_KEPT = 4096, 86400.0
+"""Verdicts that are remembered for nodes that were out of reach when they fell, and for how many seconds."""
+_MOST_NAMES, _LONGEST_NAME = 8, 64
+"""Arbiters that a job is remembered by, and characters that the name of one may have."""
+
+
+class _EndedJob(NamedTuple):
+    settings: Settings
+    verdict: Verdict
+    until: float
+
+
+class _Job:
+    """A hub, and when it is to be looked at. `names` are the arbiters that its nodes know or knew it by.
+
+    `origin` is where the node came from that began it.
+    """
+
+    def __init__(self, hub: Dispatcher, origin: str = "") -> None:
+        self.dispatcher = hub
+        self.origin = origin
+        self.incarnations = {hub.incarnation}
+        self.at = math.inf
+        self.forgotten_at = math.inf
+
+
+class ManyJobs:
+    """The hubs of all jobs whose nodes have come. A `server.JobDirectory`."""
+
+    job = None
+
+    def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._clock = clock
+        self._jobs: dict[str, _Job] = {}
+        self._ended: OrderedDict[tuple[str, str], _EndedJob] = OrderedDict()
+        self._schedule: list[tuple[float, int, _Job]] = []
+        """A heap. What no longer agrees with the job's own `at` counts for nothing."""
+        self._numbers = itertools.count()
+        self._last_wake_at = math.inf
+        """What was last answered by `wake_at`."""
+        self._lock = threading.Lock()
+        self.on_change: Callable[[], None] = do_nothing
+
+    def dispatcher_for(self, hello: Hello, peer: str) -> Dispatcher:
+        """The hub of the node's job, made if there is none.
+
+        Args:
+            hello: how the node greets.
+            peer: the address that its connection comes from.
+
+        Raises:
+            HandshakeError: there are too many jobs, this one was begun under another kind of rendezvous, or what the
+                node asks for cannot be.
+        """
+        _check(hello.settings)
+        with self._lock:
+            ended = self._verdict_for(hello)
+            if ended is not None:
+                return self._verdict_dispatcher(hello, ended)
+            job = self._job_for(hello) or self._begin(hello, _origin(peer))
+            if job.dispatcher.settings.fixed_ranks != hello.settings.fixed_ranks:
+                raise HandshakeError(f"job {hello.job!r} is not static on all nodes; give all the same --rdzv-backend")
+            if 0 < len(hello.incarnation) <= _LONGEST_NAME and len(job.incarnations) < _MOST_NAMES:
+                job.incarnations.add(hello.incarnation)
+            return job.dispatcher
+
+    @property
+    def names(self) -> frozenset[str]:
+        """The ids of the jobs that it has, for those who only look."""
+        with self._lock:
+            return frozenset(self._jobs)
+
+    def now(self) -> float:
+        """The time on which `wake_at` is, in seconds."""
+        return self._clock.monotonic()
+
+    def wake_at(self) -> float:
+        """When `tick` should be called next; infinity for never."""
+        with self._lock:
+            self._last_wake_at = self._next_due()
+            return self._last_wake_at
+
+    def tick(self) -> None:
+        """Time has passed."""
+        now = self._clock.monotonic()
+        due: list[_Job] = []
+        with self._lock:
+            while self._next_due() <= now:
+                job = heapq.heappop(self._schedule)[2]
+                job.at = math.inf
+                due.append(job)
+        for job in due:
+            job.dispatcher.tick()
+
+    # One job. With the lock held, but for `_look`.
+
+    def _job_for(self, hello: Hello) -> _Job | None:
+        """The job that a node asks for, unless it is over for this one."""
+        job = self._jobs.get(hello.job)
+        if job is None:
+            return None
+        newcomer = hello.incarnation not in job.incarnations
+        if (newcomer and _is_over(job.dispatcher)) or self._clock.monotonic() >= job.forgotten_at:
+            self._forget(hello.job, job)
+            return None
+        return job
+
+    def _begin(self, hello: Hello, origin: str) -> _Job:
+        self._make_room(self._jobs, MAX_JOBS, "this control plane has")
+        of_one = {name: job for name, job in self._jobs.items() if job.origin == origin}
+        self._make_room(of_one, MAX_JOBS_OF_ONE, f"nodes at {origin} have begun")
+        hub = Dispatcher(hello.settings._replace(run_id=hello.job), self._clock, learns_settings=True, narrates=True)
+        job = self._jobs[hello.job] = self._on_change_of(hub, origin)
+        job.forgotten_at = self._clock.monotonic() + _IDLE_JOB_KEPT
+        self._reschedule(job)
+        log.info("job %r has come", hello.job)
+        return job
+
+    def _make_room(self, jobs: Mapping[str, _Job], most: int, who: str) -> None:
+        if len(jobs) < most:
+            return
+        name = min(jobs, key=lambda each: jobs[each].forgotten_at)
+        if jobs[name].forgotten_at == math.inf:
+            raise HandshakeError(
+                f"{who} {most} jobs that run already; end some of them, or start another control plane"
+            )
+        self._forget(name, jobs[name])
+
+    def _on_change_of(self, hub: Dispatcher, origin: str = "") -> _Job:
+        job = _Job(hub, origin)
+        hub.on_change = partial(self._check_job, job)
+        return job
+
+    def _check_job(self, job: _Job) -> None:
+        """Something has happened in a job: forget it if it is over, and see when it is due."""
+        with self._lock:
+            name = job.dispatcher.settings.run_id
+            if self._jobs.get(name) is job:
+                self._check_ended(name, job)
+            self._reschedule(job)
+            sooner = self._next_due() < self._last_wake_at
+        if sooner:
+            self.on_change()
+
+    def _check_ended(self, name: str, job: _Job) -> None:
+        now = self._clock.monotonic()
+        if job.dispatcher.members:
+            job.forgotten_at = math.inf
+        elif job.forgotten_at == math.inf:
+            job.forgotten_at = now + _IDLE_JOB_KEPT
+        ended = job.dispatcher.state.verdict is not None and not job.dispatcher.members
+        if ended or now >= job.forgotten_at:
+            self._forget(name, job)
+
+    def _forget(self, name: str, job: _Job) -> None:
+        """Free the id. The hub goes on for the sessions that it may still have."""
+        del self._jobs[name]
+        job.forgotten_at = math.inf
+        verdict = job.dispatcher.state.verdict
+        log.info("job %r has gone", name)
+        if verdict is None:
+            return
+        if verdict.cause is not None:
+            log.warning("job %r has failed: %s; restarts used: %s", name, verdict.cause.headline, verdict.restarts)
+        until = self._clock.monotonic() + _ENDED_KEPT
+        for incarnation in job.incarnations:
+            self._ended[name, incarnation] = _EndedJob(job.dispatcher.settings, verdict, until)
+        while len(self._ended) > _MOST_ENDED:
+            self._ended.popitem(last=False)
+
+    def _verdict_for(self, hello: Hello) -> _EndedJob | None:
+        now = self._clock.monotonic()
+        while self._ended and next(iter(self._ended.values())).until <= now:
+            self._ended.popitem(last=False)
+        return self._ended.get((hello.job, hello.incarnation))
+
+    def _verdict_dispatcher(self, hello: Hello, ended: _EndedJob) -> Dispatcher:
+        """A hub for one node that comes back after the end, and finds nothing but that."""
+        former = RestoredState(hello.incarnation, State(closed=True, verdict=ended.verdict))
+        return self._on_change_of(Dispatcher(ended.settings, self._clock, former=former)).dispatcher
+
+    # When what is due. With the lock held.
+
+    def _reschedule(self, job: _Job) -> None:
+        at = min(job.dispatcher.wake_at(), job.forgotten_at)
+        if at == job.at:
+            return
+        job.at = at
+        if at < math.inf:
+            heapq.heappush(self._schedule, (at, next(self._numbers), job))
+        if len(self._schedule) > 4 * MAX_JOBS:
+            self._schedule = list({id(each[2]): each for each in self._schedule if each[0] == each[2].at}.values())
+            heapq.heapify(self._schedule)
+
+    def _next_due(self) -> float:
+        while self._schedule and self._schedule[0][0] != self._schedule[0][2].at:
+            heapq.heappop(self._schedule)
+        return self._schedule[0][0] if self._schedule else math.inf
+
+
+def _is_over(hub: Dispatcher) -> bool:
+    """Whether a newcomer may have the job's id: nobody is in it, and it has ended or knows of nobody."""
+    state = hub.state
+    known = state.participants or state.wait_list or state.redundancy_list or state.survivors
+    return not hub.members and (state.verdict is not None or not known)
+
+
+def _origin(peer: str) -> str:
+    """What counts as one address."""
+    if ":" not in peer:
+        return peer
+    from ipaddress import IPv6Address, IPv6Network
+
+    try:
+        return str(IPv6Network((int(IPv6Address(peer)) >> 64 << 64, 64)))
+    except ValueError:  # it may have a scope
+        return peer
+
+
+def _check(asked: Settings) -> None:
+    if asked.min_nodes > asked.max_nodes:
+        raise HandshakeError(f"this node asks for {asked.min_nodes} to {asked.max_nodes} nodes; look at its --nnodes")

@@ -1,0 +1,135 @@
+"""What a node tells people of a rendezvous that is not complete: facts from the control plane to one sentence. Pure.
+
+What the control plane says is cleaned here, where it becomes text. Seconds become a time of day on this host's clock.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rallypoint.base.log import printable
+from rallypoint.membership.state import Reason, join_names
+from rallypoint.protocol.messages import MissingNode, Progress
+
+
+class RendezvousName(NamedTuple):
+    """Which rendezvous: the job's id, where its nodes meet, as in `at host:port` (empty if nobody else can come), and
+    what the user gave that by.
+    """
+
+    run_id: str
+    where: str
+    flag: str = "endpoint"
+
+    def __str__(self) -> str:
+        return f"the rendezvous of job {self.run_id!r}{f' {self.where}' if self.where else ''}"
+
+
+ReportedProgress = dict[tuple[object, ...], float]
+"""What people were told of a rendezvous, and when."""
+
+_REPEAT = 59.0
+"""Seconds until somebody is told the same again: a minute, less what an answer may have come sooner than the last."""
+
+_REMOVAL_WORDS = {Reason.LOST: "was lost", Reason.DEPARTED: "left", Reason.GAVE_UP: "gave up"}
+
+
+def waiting_line(subject: RendezvousName, progress: Progress, wall: float) -> str:
+    """The line of a node that waits. `wall` is the time in seconds since 1970."""
+    return f"waiting for {subject}: {_joined_words(progress)}{_spare_words(progress, wall)}{_time_left_words(progress)}"
+
+
+def is_due(progress: Progress, said: ReportedProgress, now: float) -> bool:
+    """Whether the line is due: how things stand has changed, or was last told a minute ago. Notes that it is told.
+
+    Nodes that come one after another are no such change: they may be many.
+    """
+    short, lost = progress.joined < progress.min_nodes, tuple(each.name for each in progress.removed)
+    stands = progress.round, progress.complete, progress.spare, short, progress.starts_in >= 0, lost
+    if any(each[0] != progress.round for each in said):
+        said.clear()
+    if now - said.get(stands, -_REPEAT) < _REPEAT:
+        return False
+    said[stands] = now
+    return True
+
+
+def timeout_sentence(subject: RendezvousName, progress: Progress, wall: float) -> str:
+    """Why a join came to nothing whose time was over. `wall` is the time in seconds since 1970."""
+    who, seconds = printable(progress.gave_up_by), f"{progress.waited:.0f} s"
+    if progress.complete:
+        running = f"round {progress.round} runs with {_nodes(progress.joined)}{_names(progress.members)}"
+        return f"{subject} did not take {who} in within {seconds}: {running}"
+    missed = _missing_words(progress)
+    if missed:
+        age = max(each.seconds_ago for each in missed)
+        fewer = f"{progress.joined}:{progress.max_nodes}" if progress.joined else f"1:{progress.max_nodes}"
+        return (
+            f"{subject} came to nothing: {_removed_words(missed, wall)} within {age:.0f} s, "
+            f"{_joined_words(progress, past=True)}; "
+            f"start a node in its place, or let the job go on with fewer (--nnodes={fewer})"
+        )
+    return (
+        f"{subject} did not complete: {who} has waited for {seconds}, {_joined_words(progress, past=True)}; "
+        f"check that all nodes were started with the same {subject.flag}, --nnodes and --rdzv-id"
+    )
+
+
+def _joined_words(progress: Progress, *, past: bool = False) -> str:
+    joined, names = progress.joined, _names(progress.members)
+    if progress.spare:
+        return f"all {progress.max_nodes} seats of round {progress.round} are taken; this node waits as a spare"
+    if progress.complete:
+        return f"round {progress.round} runs with {_nodes(joined)}{names}; this node waits for the next round"
+    one, many = ("was", "were") if past else ("is", "are")
+    fixed = progress.min_nodes == progress.max_nodes
+    short = progress.min_nodes - joined
+    bounds = f"{progress.min_nodes}" if fixed else f"{progress.min_nodes} to {progress.max_nodes}"
+    bounds = bounds if short > 0 or fixed else f"up to {progress.max_nodes}"
+    missing = f", {short} {one if short == 1 else many} missing" if short > 0 else ""
+    awaited = join_names([printable(each) for each in progress.expected])
+    if awaited:  # all that are missing, if the number is fixed and nobody has gone for good
+        awaited = f": {awaited}" if missing and fixed and not progress.removed else f", still to come: {awaited}"
+    return f"{joined} of {bounds} nodes {many} in{names}{missing}{awaited}"
+
+
+def _spare_words(progress: Progress, wall: float) -> str:
+    missed = _missing_words(progress)
+    return f"; {_removed_words(missed, wall)}" if missed else ""
+
+
+def _missing_words(progress: Progress) -> Sequence[MissingNode]:
+    """Those without whom there are too few."""
+    return () if progress.complete or progress.joined >= progress.min_nodes else progress.removed
+
+
+def _removed_words(missed: Sequence[MissingNode], wall: float) -> str:
+    each = [
+        f"{printable(who.name)} {_REMOVAL_WORDS.get(who.reason, 'went')} at {_time_of_day(wall - who.seconds_ago)}"
+        for who in missed
+    ]
+    return f"{join_names(each)} and nobody has taken {'its place' if len(each) == 1 else 'their places'}"
+
+
+def _time_left_words(progress: Progress) -> str:
+    held = f"held back for {progress.backoff:g} s after failures without progress"
+    if progress.backoff and progress.round == 0:
+        held = f"a round may run that the control plane has lost, it waits {progress.backoff:g} s for its nodes"
+    parts = [held] if progress.backoff and not progress.complete else []
+    parts += [f"starting in {progress.starts_in:.0f} s"] if progress.starts_in >= 0 else []
+    parts += [f"giving up in {progress.ends_in:.0f} s"] if progress.ends_in >= 0 else []
+    return "".join(f"; {each}" for each in parts)
+
+
+def _names(names: Sequence[str]) -> str:
+    return f" ({', '.join(printable(each) for each in names)})" if names else ""
+
+
+def _nodes(number: int) -> str:
+    return f"{number} node{'' if number == 1 else 's'}"
+
+
+def _time_of_day(wall: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(wall))

@@ -1,0 +1,157 @@
+"""The sessions of one arbiter, and the names of the nodes that they speak for. Pure: `now` is handed in.
+
+Laws:
+
+1. A name is given once. A node that has lost its session can so claim its name in the next one, and is surely itself.
+   A name that was claimed is given to nobody else, also where we have not given it (an arbiter before us may have).
+2. A session speaks for one node, and a node has one session at most: who claims a name ends the session that had it.
+3. Who is silent is found by `liveness`, which hears of every session here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from rallypoint.base.endpoint import is_loopback
+from rallypoint.membership.liveness import Liveness
+from rallypoint.membership.state import NodeId, Settings
+from rallypoint.protocol.messages import ConfigDifference
+
+
+@dataclass(slots=True)
+class SessionRecord:
+    """What is known of who speaks in a session."""
+
+    node: NodeId
+    address: str
+    """What the node itself sees as its address towards us."""
+    server_address: str
+    """What the node sees as ours; empty for the node that lives in our own process."""
+    settings: Settings | None
+    """What the node was started with."""
+    in_this_process: bool = False
+    """Whether the node's agent is the process that we live in, if only for now."""
+    repeats_join: bool = False
+    """Whether the node has said at the beginning of the session that it waits for a place, and has not asked yet."""
+    skips_join: bool = False
+    """Whether the join that it says next was overtaken by what it has just been told."""
+    claimed: bool = False
+    """Whether it has claimed a name, which it does at its beginning and once."""
+    differences_reported: tuple[ConfigDifference, ...] = ()
+    observed_address: str = ""
+    """The address from which we see it come; empty for the node that lives in our own process."""
+    addresses: tuple[str, ...] | None = None
+    """Those of the node's interfaces, as it has told when it last asked for a place."""
+    """How the node was started in another way than the job, as it has been told."""
+
+
+class SessionRegistry:
+    """Sessions by number and by node."""
+
+    def __init__(self, liveness: Liveness) -> None:
+        self.liveness = liveness
+        self._sessions: dict[int, SessionRecord] = {}
+        self._by_node: dict[NodeId, int] = {}
+        self._next_local_id: dict[tuple[str, int], int] = {}
+        """Address and process id to the lowest local id that was not given there yet."""
+        self._claimed: dict[NodeId, NodeId] = {}
+        """What a session was called at first to the name that it has claimed."""
+        self._claims_by_node: dict[NodeId, list[NodeId]] = {}
+        """The same the other way round."""
+        self._in_this_process: list[int] = []
+        self._external_addresses: dict[int, str] = {}
+        """What nodes of other machines call us."""
+
+    def open(self, number: int, session: SessionRecord, now: float, *, leased: bool, at_home: bool) -> NodeId:
+        """A session begins; `session.node` is the name that its node would like. Returns the one that it gets."""
+        session.node = self._unique(session.node)
+        self._sessions[number] = session
+        self._by_node[session.node] = number
+        if session.in_this_process:
+            self._in_this_process.append(number)
+        if session.server_address and not is_loopback(session.address):
+            self._external_addresses[number] = session.server_address
+        self.liveness.opened(number, now, leased=leased, at_home=at_home)
+        return session.node
+
+    def reserve(self, name: NodeId) -> None:
+        """A name was given, perhaps by an arbiter before us: nobody else gets it."""
+        taken = max(name.local_id + 1, self._next_local_id.get((name.addr, name.pid), 0))
+        self._next_local_id[name.addr, name.pid] = taken
+
+    def resume(self, number: int, name: NodeId) -> int | None:
+        """The node of a session shows that it was here before, by that name. Returns the session that this ends."""
+        session = self._sessions[number]
+        name = self._claimed.get(name, name)
+        if session.node == name or session.claimed:
+            return None
+        session.claimed = True
+        former = self._by_node.get(name)
+        if former is not None:
+            self.close(former)
+        self.reserve(name)
+        self._claimed[session.node] = name
+        self._claims_by_node.setdefault(name, []).append(session.node)
+        del self._by_node[session.node]
+        session.node = name
+        self._by_node[name] = number
+        return former
+
+    def close(self, number: int) -> SessionRecord | None:
+        """A session ends; its node may come back. Returns what it was, None if there is none of that number."""
+        session = self._sessions.pop(number, None)
+        if session is not None:
+            del self._by_node[session.node]
+            self._external_addresses.pop(number, None)
+            if session.in_this_process:
+                self._in_this_process.remove(number)
+            self.liveness.closed(number)
+        return session
+
+    def forget(self, node: NodeId) -> None:
+        """Nothing is held for a node any more: what it has claimed needs not be known."""
+        for called in self._claims_by_node.pop(node, ()):
+            if self._claimed.get(called) == node:
+                del self._claimed[called]
+
+    def get(self, number: int) -> SessionRecord | None:
+        """The session of that number, if it is open."""
+        return self._sessions.get(number)
+
+    def session_of(self, node: NodeId) -> int | None:
+        """The number of the node's session, if it has one."""
+        return self._by_node.get(node)
+
+    def __contains__(self, node: NodeId) -> bool:
+        return node in self._by_node
+
+    def __iter__(self) -> Iterator[tuple[int, SessionRecord]]:
+        """Numbers and sessions, in the order in which they came."""
+        return iter(self._sessions.items())
+
+    @property
+    def nodes(self) -> frozenset[NodeId]:
+        """All nodes that have a session."""
+        return frozenset(self._by_node)
+
+    @property
+    def own_external_address(self) -> str:
+        """What a node of another machine calls us; empty if there is none."""
+        return next(iter(self._external_addresses.values()), "")
+
+    @property
+    def local_nodes(self) -> list[NodeId]:
+        """The nodes whose agent is the process that we live in."""
+        return [self._sessions[number].node for number in self.liveness.local_sessions]
+
+    @property
+    def nodes_in_this_process(self) -> list[NodeId]:
+        """The nodes whose agent is our own process at the moment."""
+        return [self._sessions[number].node for number in self._in_this_process]
+
+    def _unique(self, node: NodeId) -> NodeId:
+        addr = node.addr or "?"
+        local_id = max(node.local_id, self._next_local_id.get((addr, node.pid), 0))
+        self._next_local_id[addr, node.pid] = local_id + 1
+        return NodeId(addr, node.pid, local_id, node.host)

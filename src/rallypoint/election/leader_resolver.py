@@ -1,0 +1,147 @@
+"""Where the elected coordinator was last announced to be, for the link that looks for it. A `EndpointResolver`."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from rallypoint.base.endpoint import Endpoint
+from rallypoint.client.endpoint_resolver import DialTarget
+from rallypoint.coordinator.dispatcher import do_nothing
+from rallypoint.election.keys import LeaderRecord, decode_leader
+from rallypoint.membership.state import NodeId
+from rallypoint.protocol.handshake import HandshakeError
+
+if TYPE_CHECKING:
+    from rallypoint.base.tls import ControlTls
+    from rallypoint.etcd.api import KeyValue
+
+
+class LeaderResolver:
+    """Written by the threads of the election, read by the link's."""
+
+    is_permanent = False
+
+    def __init__(self, where: str, tls: ControlTls | None = None) -> None:
+        """Nobody is known yet.
+
+        Args:
+            where: the endpoints of etcd, as a person knows them.
+            tls: of the control plane, if it has any.
+        """
+        self.tls = tls
+        self._where = where
+        self._lock = threading.Lock()
+        self._record: LeaderRecord | None = None
+        self._revision = 0
+        self._turn = 0
+        self._refusing: set[str] = set()
+        """Addresses of the coordinator's at which the last attempt was refused."""
+        self._refused: LeaderRecord | None = None
+        self.name: NodeId | None = None
+        """What this node goes by, once it was greeted."""
+        self.met = ""
+        """The coordinator of the last session, by its incarnation."""
+        self.trouble = ""
+        """Why etcd cannot be asked at the moment."""
+        self.hopeless = ""
+        """Why it cannot be asked at all until somebody changes something."""
+        self.on_move: Callable[[], None] = do_nothing
+        """Called, from any thread, when the coordinator is elsewhere, or will never be found."""
+        self.on_news: Callable[[], None] = do_nothing
+        """Called, from any thread, when the link has told something."""
+
+    def __str__(self) -> str:
+        return f"etcd ({self._where})"
+
+    # What the election says and asks
+
+    def learn(self, kvs: Sequence[KeyValue], revision: int) -> None:
+        """What stood under the leader's key at this revision of etcd; what is not ours is passed over."""
+        record = decode_leader(kvs[0].value) if kvs else None
+        if record is not None:
+            self.update(record, revision)
+
+    def update(self, record: LeaderRecord | None, revision: int) -> None:
+        """The coordinator is there, as of this revision of etcd; None for nowhere."""
+        with self._lock:
+            if revision <= self._revision:
+                return
+            moved = record is not None and record != self._record
+            self._record, self._revision = record, revision
+            if moved:
+                self._turn = 0
+                self._refusing.clear()
+        if moved:
+            self.on_move()
+
+    def reset_revision(self) -> None:
+        """What was seen so far is of an etcd that is no more."""
+        with self._lock:
+            self._revision = 0
+
+    def set_permanent_error(self, sentence: str) -> None:
+        """Say why nobody will be found until somebody changes something; an empty sentence takes that back."""
+        changed = sentence != self.hopeless
+        self.hopeless = sentence
+        if changed and sentence:
+            self.on_move()
+
+    @property
+    def refusing_lease(self) -> int:
+        """The lease of the coordinator at whose port nobody listens, though its machine is there; 0 for none."""
+        with self._lock:
+            return self._refused.lease if self._refused is not None and self._refused == self._record else 0
+
+    # What the link asks and says
+
+    @property
+    def advice(self) -> str:
+        """What to do if nobody is found."""
+        return "check --rdzv-endpoint, and that etcd is healthy (etcdctl endpoint status)"
+
+    def resolved(self, addresses: list[str]) -> None:
+        """Who is elected says so in etcd."""
+
+    def resolve(self) -> DialTarget | None:
+        """Where the coordinator listens. See `EndpointResolver.find`."""
+        with self._lock:
+            if self._record is None and self.hopeless:
+                raise HandshakeError(self.hopeless)
+            if self._record is None:
+                return None
+            address = self._record.addresses[self._turn % len(self._record.addresses)]
+            return DialTarget(Endpoint(address, self._record.port), self._record.secret.encode(), self.tls)
+
+    def unresolved_reason(self) -> str:
+        """Why nobody knows."""
+        if self.hopeless or self.trouble:
+            return self.hopeless or self.trouble
+        return "no agent was elected coordinator yet" if self._revision else "etcd has not answered yet"
+
+    def session_opened(self, node: NodeId, incarnation: str) -> None:
+        """A session is open, in which this node is called so, with the coordinator of that name."""
+        with self._lock:
+            self._refusing.clear()
+        if (node, incarnation) != (self.name, self.met):
+            self.name, self.met = node, incarnation
+            self.on_news()
+
+    def failed(self, place: DialTarget, error: Exception) -> None:
+        """No session could be opened there: the next attempt is made at the coordinator's next address.
+
+        Only a coordinator that refuses at all its addresses is one whose port is shut: one of them may be loopback, and
+        then it is our own machine that refuses.
+        """
+        with self._lock:
+            if self._record is None or self._record.secret.encode() != place.key:
+                return
+            self._turn += 1
+            change = self._refusing.add if isinstance(error, ConnectionRefusedError) else self._refusing.discard
+            change(place.endpoint.host)
+            refused = self._refusing.issuperset(self._record.addresses)
+            if refused:
+                self._refused = self._record
+        if refused:
+            self.on_news()

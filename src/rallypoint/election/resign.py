@@ -1,0 +1,69 @@
+"""How a candidate leaves etcd. Pure: requests in a row.
+
+Laws:
+
+1. Who goes last leaves nothing of the job in etcd, also where its lease has ended just before. What is there of another
+   launch of the job stays.
+2. Who may not write may still end its lease.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rallypoint.election.keys import ElectionKeys, decode_snapshot
+from rallypoint.election.steps import Procedure, Revoke, WriteLog, found, info, transact
+from rallypoint.etcd.api import Compare, Delete, EtcdError, EtcdRefused, KeyValue, Operation, Range
+from rallypoint.protocol.errors import RendezvousStateError
+
+TIMEOUT = 2.0
+"""Seconds for each of the last words to etcd."""
+
+
+def leave(
+    keys: ElectionKeys, lease: int, met: str, say: Callable[[WriteLog], None], *, for_good: bool
+) -> Procedure[None]:
+    """Give up our lease; etcd finds out by itself where it cannot be told.
+
+    Args:
+        keys: of the job.
+        lease: ours, 0 if there is none.
+        met: the coordinator that this node was last in a session with, "" for none.
+        say: takes lines of the log.
+        for_good: whether this agent leaves the job: then it may be the last.
+    """
+    try:
+        if for_good and (lease or met):
+            yield from _delete_if_last(keys, lease, met, say)
+        if lease:
+            yield Revoke(lease, TIMEOUT)
+    except EtcdError as error:
+        say(info("etcd could not be told that this agent goes, and will find out by itself: %s", error))
+
+
+def _delete_if_last(keys: ElectionKeys, lease: int, met: str, say: Callable[[WriteLog], None]) -> Procedure[None]:
+    """If we are the last, take away what the job has kept."""
+    own: tuple[Operation, ...] = (Delete(keys.node(lease)),) if lease else ()
+    look = (Range(keys.nodes, prefix=True, limit=1), Range(keys.state))
+    try:
+        others, state = found((yield from transact((), (*own, *look), timeout_s=TIMEOUT)))
+        if not others.kvs and state.kvs and _is_of(keys, state.kvs[0], met):
+            yield from _delete_job_keys(keys, state.kvs[0])
+    except EtcdRefused as error:  # etcd may refuse to write, and end leases all the same
+        say(info("what the job has kept in etcd stays there until its lease ends: %s", error))
+
+
+def _is_of(keys: ElectionKeys, state: KeyValue, met: str) -> bool:
+    """Whether it is the state of the job that we were in."""
+    try:
+        return decode_snapshot(keys.state, state.value).incarnation == met
+    except RendezvousStateError:
+        return False
+
+
+def _delete_job_keys(keys: ElectionKeys, state: KeyValue) -> Procedure[None]:
+    unchanged = Compare(keys.state, "mod_revision", "==", state.mod_revision)
+    gone = (Delete(keys.state), Delete(keys.store, prefix=True))
+    cleared = yield from transact((unchanged,), gone, timeout_s=TIMEOUT)
+    if cleared.succeeded and state.lease:
+        yield Revoke(state.lease, TIMEOUT)

@@ -1,0 +1,60 @@
+"""What the machine knows of why a worker failed, beyond its exit code or the signal's name."""
+
+from __future__ import annotations
+
+import os
+import signal
+from typing import TYPE_CHECKING
+
+from rallypoint.failures.failure import NO_FILE
+from rallypoint.failures.out_of_memory import megabytes
+
+if TYPE_CHECKING:
+    from rallypoint.failures.failure import ProcessFailure
+    from rallypoint.failures.out_of_memory import OomKills
+
+SHARED_MEMORY = "/dev/shm"
+_FULL = 0.05
+"""The free part of shared memory below which it counts as full: what is asked for there comes in large pieces."""
+
+
+def explain_signal(failure: ProcessFailure, kills: OomKills | None = None, killed: int = 1) -> None:
+    """Blame what is known to be behind the signal that ended a worker; else tell what may have to do with its end.
+
+    Args:
+        failure: the worker's; what an exception that it has told of is blamed on stays.
+        kills: what counts the deeds of the out-of-memory killer since the worker's start.
+        killed: how many workers have died since then of a SIGKILL that was not ours.
+    """
+    if failure.exitcode != -signal.SIGKILL and kills is not None:
+        failure.context = "\n".join(filter(None, (failure.context, kills.context())))
+    if failure.error_file != NO_FILE:
+        return
+    why = ""
+    if failure.exitcode == -signal.SIGKILL and kills is not None:
+        why = kills.reason(failure.pid, killed)
+    elif failure.exitcode == -signal.SIGBUS:
+        why = bus_error(SHARED_MEMORY)
+    if why:
+        failure.set_reason(f"{failure.text}: {why}")
+
+
+def bus_error(shared: str) -> str:
+    """What may be behind a SIGBUS.
+
+    Args:
+        shared: the folder of shared memory, through which processes hand large things over.
+    """
+    meaning = "it touched mapped memory with nothing behind it, as of a mapped file that was cut short"
+    try:
+        disk = os.statvfs(shared)
+    except OSError:
+        return meaning
+    total, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
+    if not total:  # no file system of its own
+        return meaning
+    figures = f"{megabytes(free)} of {megabytes(total)} free"
+    if free < total * _FULL:
+        remedy = "make it larger (`--shm-size` of a container), or hand over less there"
+        return f"{shared} is nearly full ({figures}); {remedy}"
+    return f"{meaning}, or shared memory that had run out ({shared}: {figures} now)"

@@ -1,0 +1,79 @@
+"""Texts that may have any size, made short enough to be shown and sent, with a word on where all of it is. Pure.
+
+Laws:
+- the beginning and the end of a text stay, and so do those of each line: a traceback keeps its heading, its outermost
+  and innermost frames, and its exception;
+- the last line holds no word of ours but the mark of a cut, so that the same failure ends in the same line again.
+"""
+
+from __future__ import annotations
+
+TRUNCATION_MARK = "[...]"
+MAX_LINE = 400
+"""Characters that are shown of a line."""
+_LINE_END = 100
+_MAX_PATH = 1024
+
+
+def truncate(text: str, limit: int, place: str = "") -> str:
+    """A text of at most `limit` bytes of UTF-8, with lines of at most `MAX_LINE` characters.
+
+    Args:
+        text: whatever UTF-8 has no room for (half a surrogate pair out of a worker's JSON) becomes a question mark.
+        limit: in bytes.
+        place: where all of it can be read; empty says nothing of that.
+    """
+    known = f"; all of it is in {truncate_end(place, _MAX_PATH)}" if place else ""
+    lines: list[str] = []
+    told = not known
+    for line in text.encode("utf-8", errors="replace").decode().split("\n"):
+        if len(line) > MAX_LINE and not told:
+            told = True
+            lines.append(f"[the next line is cut{known}]")
+        lines.append(truncate_line(line))
+    whole = "\n".join(lines)
+    excess = len(whole.encode()) - limit
+    return whole if excess <= 0 else truncate_end("\n".join(_without_middle(lines, excess, limit, known)), limit)
+
+
+def truncate_line(line: str, wide: int = MAX_LINE) -> str:
+    """A line of at most so many characters, the middle taken out where it has more."""
+    if len(line) <= wide:
+        return line
+    end = min(_LINE_END, wide // 4)
+    return line[: wide - end - len(TRUNCATION_MARK)] + TRUNCATION_MARK + line[-end:]
+
+
+def truncate_end(text: str, limit: int) -> str:
+    """As much of a text as `limit` bytes of UTF-8 hold."""
+    return text.encode("utf-8", errors="replace")[:limit].decode("utf-8", errors="ignore")
+
+
+def first_line(text: str) -> str:
+    """The first line of a text that says something, made short: for a sentence of one line."""
+    first = next((line.strip() for line in text.split("\n") if line.strip()), "")
+    return truncate_line(first)
+
+
+def _without_middle(lines: list[str], excess: int, limit: int, known: str) -> list[str]:
+    """The first lines and, twice as much, the last ones; and between them how much is missing."""
+    mark = f"{TRUNCATION_MARK} at least {max(1, excess // 1024)} kB are cut here{known}"
+    room = limit - len(mark.encode()) - 2
+    head = _lines_that_fit(lines, room // 3)
+    tail = _lines_that_fit(lines[: len(head) - 1 : -1] if head else lines[::-1], room - _size(head))
+    return [*head, mark, *reversed(tail)]
+
+
+def _lines_that_fit(lines: list[str], room: int) -> list[str]:
+    """As many of the lines as so many bytes hold, each with its newline."""
+    taken: list[str] = []
+    for line in lines:
+        room -= len(line.encode()) + 1
+        if room < 0:
+            break
+        taken.append(line)
+    return taken
+
+
+def _size(lines: list[str]) -> int:
+    return sum(len(line.encode()) + 1 for line in lines)

@@ -1,0 +1,266 @@
+"""The two functions that decide every rendezvous. They touch nothing: data in, data out.
+
+    next_action(operation, state, node, sight, settings) -> Action
+    apply(action, state, node, settings)                 -> State
+
+The second is in `transitions`. An executor runs an operation by asking for the next action and applying it, until the
+action is an ending. Tables and names follow the contract's section 4.6; where a row differs, the reason stands beside.
+
+Laws:
+
+1. Round numbers only grow, and only when a complete round ends.
+2. The membership of a complete round never grows. Any loss from it ends it, unless the one who goes has succeeded.
+3. Nodes of the last round that live keep their seats and group ranks until they come back or are gone;
+   a newcomer or a spare gets only what is left.
+4. A round is complete at once when it has max nodes, or min nodes and everybody known to be alive is in. Only for nodes
+   that nobody can know of (no survivor of an earlier round is in) does it wait for the end of the last call.
+5. Departures, losses and drains cost no restart and never close the job. Only a verdict does.
+6. When the time of a node is over, and the others that are in or expected are too few without it, the rendezvous has
+   come to nothing for all who wait: whose time is over first decides. If they are enough, it goes alone. Nobody's time
+   is over while the round needs nothing more but a moment that will come.
+7. A round has at most one counted failure: who reports another for the same round finds it over.
+8. Nothing here was measured on another host's clock: a `ClockView` is one observer's own.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from rallypoint.membership.backoff import failure_streak_after
+from rallypoint.membership.operations import (
+    FINISH,
+    SYNC,
+    Action,
+    ActionKind,
+    Close,
+    Drain,
+    Exit,
+    Fail,
+    Join,
+    KeepLeaseAlive,
+    Operation,
+    Preempt,
+    Succeed,
+)
+from rallypoint.membership.state import NodeId, Preemption, Reason, Settings, State, known_to
+
+
+class ClockView(NamedTuple):
+    """What one observer sees of time, in seconds on its own clock.
+
+    `last_call_at` is when it first saw the last call that is running, `heartbeat_at` when it last said that it lives,
+    `forming_at` when it first saw this round, `running_at` when it first saw it complete, `removed_at` when it first
+    saw that each of `State.gone` was.
+    """
+
+    now: float
+    last_call_at: float | None = None
+    heartbeat_at: float | None = None
+    forming_at: float | None = None
+    running_at: float | None = None
+    removed_at: tuple[float, ...] = ()
+
+
+def next_action(operation: Operation, state: State, node: NodeId, sight: ClockView, settings: Settings) -> Action:
+    """The next step of `node`'s operation, given what it sees. Asking changes nothing."""
+    match operation:
+        case Join():
+            return _join(operation, state, node, sight, settings)
+        case Exit():
+            return _exit(operation, state, node, sight)
+        case Fail():
+            return _fail(operation, state, node, sight, settings)
+        case Succeed():
+            return _succeed(operation, state, node)
+        case Drain():
+            return _drain(operation, state, node)
+        case Preempt():
+            return _preempt(operation, state, node)
+        case Close():
+            return _close(operation, state, sight)
+        case KeepLeaseAlive():
+            return _keep_alive(operation, sight, settings)
+
+
+def ready(state: State, sight: ClockView, settings: Settings) -> bool:
+    """Whether the round that forms can be complete now (law 4)."""
+    return settled(state, settings) and sight.now >= starts_at(state, sight, settings)
+
+
+def settled(state: State, settings: Settings) -> bool:
+    """Whether the round that forms needs nothing more but the moment of `starts_at`."""
+    count = len(state.participants)
+    if state.complete or not settings.min_nodes <= count:
+        return False
+    return count == settings.max_nodes or last_call_decides(state) or not (state.survivors or state.wait_list)
+
+
+def starts_at(state: State, sight: ClockView, settings: Settings) -> float:
+    """When a round that is `settled` will be complete, on the clock of the sight."""
+    moment = backoff_ends(state, sight) if state.restart_delay else -math.inf
+    if len(state.participants) == settings.max_nodes or not last_call_decides(state):
+        return moment
+    return math.inf if sight.last_call_at is None else max(moment, sight.last_call_at + settings.last_call_timeout)
+
+
+def backoff_ends(state: State, sight: ClockView) -> float:
+    """Until when the round that forms is held back, on the clock of the sight."""
+    return (sight.now if sight.forming_at is None else sight.forming_at) + state.restart_delay
+
+
+def last_call_decides(state: State) -> bool:
+    """Whether the round that forms waits for the end of the last call, once it has min nodes.
+
+    Not if a survivor of the round before is in: then it is known whom to expect.
+    """
+    return state.round == 0 or all(each.previous_rank is None for each in state.participants.values())
+
+
+def has_place(state: State, node: NodeId, settings: Settings) -> bool:
+    """Whether the node holds a seat of this or the next round, or one is left for it (law 3)."""
+    if node in state.participants or node in state.wait_list or node in state.survivors:
+        return True
+    return len(state.participants) + len(state.wait_list) + len(state.survivors) < settings.max_nodes
+
+
+def _join(operation: Join, state: State, node: NodeId, sight: ClockView, settings: Settings) -> Action:
+    spare = node in state.redundancy_list
+    if state.closed:
+        return Action(ActionKind.GRACEFUL_EXIT if spare else ActionKind.ERROR_CLOSED)
+    if spare:
+        if has_place(state, node, settings):
+            return Action(ActionKind.REMOVE_FROM_REDUNDANCY_LIST)
+        return _heartbeat_or_sync(sight, settings)
+    if state.complete and node in state.participants:
+        return FINISH
+    if operation.since != state.abandoned.number:
+        return Action(ActionKind.ERROR_TIMEOUT)
+    if sight.now >= operation.deadline and not (node in state.participants and settled(state, settings)):
+        return _give_up(operation, state, node, sight, settings)
+    if settings.fixed_ranks and not state.knows(node) and _rank_is_taken(operation, state):
+        return Action(ActionKind.ERROR_RANK_TAKEN)
+    if state.complete:
+        return _wait_for_next(operation, state, node, sight, settings)
+    return _join_forming_round(operation, state, node, sight, settings)
+
+
+def needs_all(state: State, settings: Settings) -> bool:
+    """Whether the round that forms cannot do without any of those who are in or expected."""
+    return not state.complete and len(known_to(state)) <= settings.min_nodes
+
+
+def _give_up(operation: Join, state: State, node: NodeId, sight: ClockView, settings: Settings) -> Action:
+    """torch lets a node stay in the lists that is late by more than five seconds; here none does that gives up."""
+    if state.knows(node) and needs_all(state, settings):
+        return Action(ActionKind.ABANDON, seconds=sight.now - operation.asked_at)
+    if node in state.participants:
+        return Action(ActionKind.REMOVE_FROM_PARTICIPANTS, reason=Reason.GAVE_UP)
+    if node in state.wait_list:
+        return Action(ActionKind.REMOVE_FROM_WAIT_LIST)
+    if node in state.survivors:
+        return Action(ActionKind.REMOVE_FROM_SURVIVORS, reason=Reason.GAVE_UP)
+    return Action(ActionKind.ERROR_TIMEOUT)
+
+
+def _wait_for_next(operation: Join, state: State, node: NodeId, sight: ClockView, settings: Settings) -> Action:
+    if node in state.wait_list:
+        return _heartbeat_or_sync(sight, settings)
+    # torch lets any number of nodes onto the wait list while one seat is free, and forgets those that get none.
+    act = ActionKind.ADD_TO_WAIT_LIST if has_place(state, node, settings) else ActionKind.ADD_TO_REDUNDANCY_LIST
+    return Action(act, node_info=operation.node_info)
+
+
+def _join_forming_round(operation: Join, state: State, node: NodeId, sight: ClockView, settings: Settings) -> Action:
+    if node in state.participants:
+        return (
+            Action(ActionKind.MARK_RENDEZVOUS_COMPLETE)
+            if ready(state, sight, settings)
+            else _heartbeat_or_sync(sight, settings)
+        )
+    # While the seats of survivors are kept for them, one more newcomer is a spare even though the round still forms.
+    act = ActionKind.ADD_TO_PARTICIPANTS if has_place(state, node, settings) else ActionKind.ADD_TO_REDUNDANCY_LIST
+    return Action(act, node_info=operation.node_info)
+
+
+def _rank_is_taken(operation: Join, state: State) -> bool:
+    """Whether a node that lives holds the rank, if only because it is about to come back. Ranks are fixed."""
+    hint = operation.node_info.rank_hint
+    held = [each.node_info.rank_hint for each in state.participants.values()]
+    return hint in held or hint in state.survivors.values()
+
+
+def _exit(operation: Exit, state: State, node: NodeId, sight: ClockView) -> Action:
+    if not state.knows(node):
+        return FINISH
+    if sight.now >= operation.deadline:
+        return Action(ActionKind.ERROR_TIMEOUT)
+    if node in state.participants:
+        return Action(ActionKind.REMOVE_FROM_PARTICIPANTS, reason=operation.reason, detail=operation.detail)
+    if node in state.wait_list:
+        return Action(ActionKind.REMOVE_FROM_WAIT_LIST)
+    if node in state.redundancy_list:
+        return Action(ActionKind.REMOVE_FROM_REDUNDANCY_LIST)
+    return Action(ActionKind.REMOVE_FROM_SURVIVORS, reason=operation.reason)
+
+
+def _is_running_participant(state: State, node: NodeId, round_: int) -> bool:
+    return state.complete and not state.closed and state.round == round_ and node in state.participants
+
+
+def _fail(operation: Fail, state: State, node: NodeId, sight: ClockView, settings: Settings) -> Action:
+    if not _is_running_participant(state, node, operation.round):
+        return FINISH
+    streak = failure_streak_after(state, operation.cause, sight, settings)
+    cause, most = operation.cause, operation.max_restarts
+    if state.ledger.failures >= most:
+        return Action(ActionKind.MARK_JOB_FAILED, cause=cause, max_restarts=most)
+    if 0 < settings.same_failure_limit <= streak.repeats:
+        often = "once" if streak.repeats == 1 else f"{streak.repeats} times"
+        detail = f"the same failure came back {often} without progress (same_failure_limit)"
+        return Action(ActionKind.MARK_JOB_FAILED, cause=cause, detail=detail, max_restarts=most)
+    return Action(ActionKind.END_ROUND, reason=Reason.FAILURE, cause=cause, failure_streak=streak, max_restarts=most)
+
+
+def _succeed(operation: Succeed, state: State, node: NodeId) -> Action:
+    if not _is_running_participant(state, node, operation.round) or node in state.succeeded:
+        return FINISH
+    return Action(ActionKind.MARK_SUCCEEDED)
+
+
+def _drain(operation: Drain, state: State, node: NodeId) -> Action:
+    # Once a node has finished, newcomers are not worth the work that would be done again.
+    if not _is_running_participant(state, node, operation.round) or state.succeeded:
+        return FINISH
+    if not operation.needs_consent:
+        return Action(ActionKind.END_ROUND, reason=Reason.DRAINED)
+    if node in state.consents or not (state.wait_list or state.preempted):
+        return FINISH  # said already, or what was asked for is no longer wanted
+    return Action(ActionKind.MARK_CONSENT)
+
+
+def _preempt(operation: Preempt, state: State, node: NodeId) -> Action:
+    if not _is_running_participant(state, node, operation.round) or state.succeeded:
+        return FINISH
+    said = Preemption(node, operation.seconds)
+    return FINISH if state.preempted == said else Action(ActionKind.MARK_PREEMPTED, seconds=operation.seconds)
+
+
+def _close(operation: Close, state: State, sight: ClockView) -> Action:
+    if state.closed:
+        return FINISH
+    return Action(ActionKind.ERROR_TIMEOUT if sight.now >= operation.deadline else ActionKind.MARK_RENDEZVOUS_CLOSED)
+
+
+def _keep_alive(operation: KeepLeaseAlive, sight: ClockView, settings: Settings) -> Action:
+    if not _heartbeat_due(sight, settings):
+        return FINISH
+    return Action(ActionKind.ERROR_TIMEOUT if sight.now >= operation.deadline else ActionKind.KEEP_ALIVE)
+
+
+def _heartbeat_due(sight: ClockView, settings: Settings) -> bool:
+    return sight.heartbeat_at is not None and sight.now >= sight.heartbeat_at + settings.keep_alive_interval
+
+
+def _heartbeat_or_sync(sight: ClockView, settings: Settings) -> Action:
+    return Action(ActionKind.KEEP_ALIVE) if _heartbeat_due(sight, settings) else SYNC

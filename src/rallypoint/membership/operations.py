@@ -1,0 +1,134 @@
+"""What a node can ask of the rendezvous, and what can be done to the state. Plain data.
+
+Join, exit, close and keep-alive are torch's (contract section 4.6); fail, succeed and drain are ours. A `deadline` is
+a moment on the clock of the executor that runs the operation.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum, auto
+from typing import NamedTuple
+
+from rallypoint.failures.cause import Cause
+from rallypoint.membership.state import FailureStreak, NodeInfo, Reason
+
+
+class Join(NamedTuple):
+    """Take part in a round. Done when a round with this node in it is complete.
+
+    `asked_at` is when it was asked, `since` how many rendezvous had been abandoned until then.
+    """
+
+    node_info: NodeInfo
+    deadline: float = math.inf
+    asked_at: float = 0.0
+    since: int = 0
+
+
+class Exit(NamedTuple):
+    """Take no part any more. `reason` tells a departure from a loss that somebody else noticed, `detail` how it did."""
+
+    reason: Reason = Reason.DEPARTED
+    detail: str = ""
+    deadline: float = math.inf
+
+
+class Fail(NamedTuple):
+    """A worker of this node failed in `round`; the job may be restarted `max_restarts` times."""
+
+    round: int
+    cause: Cause
+    max_restarts: int
+
+
+class Succeed(NamedTuple):
+    """All workers of this node have succeeded in `round`."""
+
+    round: int
+
+
+class Drain(NamedTuple):
+    """End `round` in order, because the membership is to change; with `asked`, as soon as all its nodes agree."""
+
+    round: int
+    needs_consent: bool = False
+
+
+class Preempt(NamedTuple):
+    """This node will be taken away `seconds` from now, and takes no part in a round after `round`."""
+
+    round: int
+    seconds: float
+
+
+class Close(NamedTuple):
+    """End the job on request."""
+
+    deadline: float = math.inf
+
+
+class KeepLeaseAlive(NamedTuple):
+    """Say that this node lives."""
+
+    deadline: float = math.inf
+
+
+Operation = Join | Exit | Fail | Succeed | Drain | Preempt | Close | KeepLeaseAlive
+
+
+class ActionKind(Enum):
+    """The kinds of action, named as in the contract where torch has them."""
+
+    KEEP_ALIVE = auto()
+    ADD_TO_PARTICIPANTS = auto()
+    ADD_TO_WAIT_LIST = auto()
+    ADD_TO_REDUNDANCY_LIST = auto()
+    REMOVE_FROM_PARTICIPANTS = auto()
+    REMOVE_FROM_WAIT_LIST = auto()
+    REMOVE_FROM_REDUNDANCY_LIST = auto()
+    REMOVE_FROM_SURVIVORS = auto()
+    MARK_RENDEZVOUS_COMPLETE = auto()
+    MARK_RENDEZVOUS_CLOSED = auto()
+    MARK_SUCCEEDED = auto()
+    MARK_CONSENT = auto()
+    MARK_PREEMPTED = auto()
+    MARK_JOB_FAILED = auto()
+    ABANDON = auto()
+    """The time of a node is over that this rendezvous cannot do without: it comes to nothing for all who wait."""
+    END_ROUND = auto()
+    SYNC = auto()
+    """Nothing can be done now: look again when the state or the time has changed."""
+    FINISH = auto()
+    ERROR_CLOSED = auto()
+    ERROR_TIMEOUT = auto()
+    ERROR_RANK_TAKEN = auto()
+    GRACEFUL_EXIT = auto()
+
+
+class Action(NamedTuple):
+    """One step: its kind, and what it needs besides the node."""
+
+    kind: ActionKind
+    node_info: NodeInfo | None = None
+    reason: Reason = Reason.DEPARTED
+    cause: Cause | None = None
+    failure_streak: FailureStreak = FailureStreak()
+    seconds: float = 0.0
+    detail: str = ""
+    max_restarts: int = 0
+
+
+SYNC = Action(ActionKind.SYNC)
+FINISH = Action(ActionKind.FINISH)
+
+FINAL_ACTIONS = frozenset(
+    {
+        ActionKind.FINISH,
+        ActionKind.ERROR_CLOSED,
+        ActionKind.ERROR_TIMEOUT,
+        ActionKind.ERROR_RANK_TAKEN,
+        ActionKind.GRACEFUL_EXIT,
+    }
+)
+"""Acts that change nothing and end the operation."""

@@ -1,0 +1,300 @@
+"""What each action does to the state: the second of the two functions of `core`, where their laws stand.
+
+    apply(action, state, node, settings) -> State
+
+Nothing is decided here, but what follows by necessity: a round that has max nodes is complete, and a round whose last
+running node has succeeded ends the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TypeVar
+
+from rallypoint.failures.cause import Restarts
+from rallypoint.membership.backoff import restart_delay
+from rallypoint.membership.operations import Action, ActionKind
+from rallypoint.membership.state import (
+    AbandonedRendezvous,
+    Ledger,
+    NodeId,
+    NodeInfo,
+    Outcome,
+    Participant,
+    Preemption,
+    Reason,
+    RemovedNode,
+    RoundEnd,
+    Settings,
+    State,
+    Verdict,
+    hosts_of,
+    join_names,
+    known_to,
+    missing,
+    name_of,
+    names_of,
+)
+from rallypoint.ranks.assign import assign_group_ranks
+
+V = TypeVar("V")
+
+_MAX_REMOVED = 4
+"""How many of those who are gone are kept in mind."""
+_MAX_ROLES = 16
+"""Of how many roles it is known what they run."""
+
+
+def apply(action: Action, state: State, node: NodeId, settings: Settings) -> State:
+    """The state after `action` of `node`. Acts that end an operation, and SYNC, leave it as it is."""
+    effect = _EFFECTS.get(action.kind)
+    if effect is None:
+        return state
+    after = effect(action, state, node, settings)
+    if settings.counts_heartbeats and after.knows(node):
+        return after._replace(heartbeats={**after.heartbeats, node: after.heartbeats.get(node, 0) + 1})
+    return after._replace(heartbeats=_without(after.heartbeats, node)) if node in after.heartbeats else after
+
+
+def _unchanged(_action: Action, state: State, _node: NodeId, _settings: Settings) -> State:
+    return state
+
+
+def _add_to_participants(action: Action, state: State, node: NodeId, settings: Settings) -> State:
+    assert action.node_info is not None
+    entered = Participant(action.node_info, previous_rank=state.survivors.get(node))
+    if state.is_initial:
+        state = state._replace(removed=(), max_restarts=-1, programs={})
+    participants = {**state.participants, node: entered}
+    after = state._replace(
+        participants=participants,
+        wait_list=_without(state.wait_list, node),
+        survivors=_without(state.survivors, node),
+        removed=_without_replaced(state.removed, node) if entered.previous_rank is None else state.removed,
+        max_restarts=action.node_info.max_restarts if state.max_restarts < 0 else state.max_restarts,
+        programs=_with_program(state.programs, action.node_info),
+    )
+    if len(participants) == settings.min_nodes:
+        after = after._replace(last_call=state.last_calls + 1, last_calls=state.last_calls + 1)
+    return _complete(after, settings) if len(participants) == settings.max_nodes and not state.restart_delay else after
+
+
+def _with_program(programs: Mapping[str, str], member: NodeInfo) -> Mapping[str, str]:
+    if not member.program or member.role in programs or len(programs) >= _MAX_ROLES:
+        return programs
+    return {**programs, member.role: member.program}
+
+
+def _add_to_wait_list(action: Action, state: State, node: NodeId, _settings: Settings) -> State:
+    assert action.node_info is not None
+    return state._replace(
+        wait_list={**state.wait_list, node: action.node_info},
+        redundancy_list=_without(state.redundancy_list, node),
+    )
+
+
+def _add_to_redundancy_list(action: Action, state: State, node: NodeId, _settings: Settings) -> State:
+    assert action.node_info is not None
+    return state._replace(redundancy_list={**state.redundancy_list, node: action.node_info})
+
+
+def _remove_from_participants(action: Action, state: State, node: NodeId, settings: Settings) -> State:
+    after = state._replace(participants=_without(state.participants, node))
+    if state.closed:
+        return after
+    if state.complete and node in state.succeeded and after.participants:
+        return _end_job_if_all_succeeded(after)
+    after = after._replace(removed=_with_removed(state, node, action.reason))
+    if not state.complete:
+        return after._replace(last_call=0) if len(after.participants) < settings.min_nodes else after
+    return _end_round(action, after, name_of(state, node), settings)
+
+
+def _remove_from_wait_list(_action: Action, state: State, node: NodeId, _settings: Settings) -> State:
+    after = state._replace(wait_list=_without(state.wait_list, node))
+    # What the others were asked to agree to is no longer wanted.
+    return after if after.wait_list or after.preempted else after._replace(consents=frozenset())
+
+
+def _remove_from_redundancy_list(_action: Action, state: State, node: NodeId, _settings: Settings) -> State:
+    return state._replace(redundancy_list=_without(state.redundancy_list, node))
+
+
+def _remove_from_survivors(action: Action, state: State, node: NodeId, _settings: Settings) -> State:
+    return state._replace(survivors=_without(state.survivors, node), removed=_with_removed(state, node, action.reason))
+
+
+def _with_removed(state: State, node: NodeId, reason: Reason) -> tuple[RemovedNode, ...]:
+    """Those who are gone, and one more."""
+    if len(state.removed) >= _MAX_REMOVED:
+        return state.removed
+    return (*state.removed, RemovedNode(node, name_of(state, node), reason))
+
+
+def _without_replaced(gone: tuple[RemovedNode, ...], node: NodeId) -> tuple[RemovedNode, ...]:
+    """Those whose place is still free once a node has come: it takes its own again, or that of the first."""
+    return tuple(each for each in gone if each.node != node) if node in {each.node for each in gone} else gone[1:]
+
+
+def _abandon(action: Action, state: State, node: NodeId, settings: Settings) -> State:
+    return state._replace(
+        participants={},
+        wait_list={},
+        redundancy_list={},
+        survivors={},
+        heartbeats={},
+        last_call=0,
+        restart_delay=0.0,
+        abandoned=AbandonedRendezvous(
+            state.abandoned.number + 1,
+            name_of(state, node),
+            action.seconds,
+            len(state.participants),
+            hosts_of(state.participants),
+            missing(state, settings),
+        ),
+    )
+
+
+def _mark_complete(_action: Action, state: State, _node: NodeId, settings: Settings) -> State:
+    return _complete(state, settings)
+
+
+def _mark_closed(_action: Action, state: State, _node: NodeId, _settings: Settings) -> State:
+    return state._replace(closed=True, verdict=state.verdict or Verdict(Outcome.STOPPED))
+
+
+def _mark_succeeded(_action: Action, state: State, node: NodeId, _settings: Settings) -> State:
+    return _end_job_if_all_succeeded(state._replace(succeeded=state.succeeded | {node}))
+
+
+def _mark_consent(_action: Action, state: State, node: NodeId, settings: Settings) -> State:
+    after = state._replace(consents=state.consents | {node})
+    if len(after.consents) < len(after.participants) or not after.consents.issuperset(after.participants):
+        return after
+    return _end_round(Action(ActionKind.END_ROUND, reason=Reason.DRAINED), after, name_of(after, node), settings)
+
+
+def _mark_preempted(action: Action, state: State, node: NodeId, _settings: Settings) -> State:
+    return state._replace(preempted=Preemption(node, action.seconds))
+
+
+def _mark_job_failed(action: Action, state: State, _node: NodeId, _settings: Settings) -> State:
+    ledger = state.ledger._replace(failures=state.ledger.failures + 1)
+    restarts = Restarts(state.ledger.failures, action.max_restarts)
+    verdict = Verdict(Outcome.FAILED, action.cause, action.detail, restarts)
+    return state._replace(closed=True, ledger=ledger, verdict=verdict)
+
+
+def _mark_round_ended(action: Action, state: State, node: NodeId, settings: Settings) -> State:
+    return _end_round(action, state, name_of(state, node), settings)
+
+
+def _complete(state: State, settings: Settings) -> State:
+    nodes = sorted(state.participants)
+    former = {node: each.previous_rank for node, each in state.participants.items() if each.previous_rank is not None}
+    hints = {
+        node: each.node_info.rank_hint
+        for node, each in state.participants.items()
+        if each.node_info.rank_hint is not None
+    }
+    ranks = assign_group_ranks(nodes, None if settings.fixed_ranks else former, hints)
+    return state._replace(
+        complete=True,
+        restarts=state.ledger.failures,
+        origin="",
+        last_call=0,
+        restart_delay=0.0,
+        survivors={},
+        removed=(),
+        participants={node: state.participants[node]._replace(rank=ranks[node]) for node in nodes},
+    )
+
+
+def _end_round(action: Action, state: State, name: str, settings: Settings) -> State:
+    """End a complete round by an action of who is called so; `state` no longer holds those who go."""
+    detail = _drain_detail(state, name) if action.reason is Reason.DRAINED else action.detail
+    short = max(0, settings.min_nodes - len(known_to(state)))
+    end = RoundEnd(state.round, action.reason, name, action.cause, detail, short)
+    if action.reason is not Reason.FAILURE:
+        return end_round(state, end)
+    restarts = Restarts(state.ledger.failures + 1, action.max_restarts)
+    after = end_round(state, end._replace(restarts=restarts))
+    return after._replace(
+        failure_streak=action.failure_streak, restart_delay=restart_delay(action.failure_streak, settings)
+    )
+
+
+def _drain_detail(state: State, name: str) -> str:
+    if state.preempted is not None:
+        return f"{name_of(state, state.preempted.node)} will be taken away"
+    if not state.wait_list:
+        return f"{name} asks for another"
+    who = join_names(names_of(state, state.wait_list))
+    return f"the newcomer {who} is taken in" if len(state.wait_list) == 1 else f"the newcomers {who} are taken in"
+
+
+def end_round(state: State, end: RoundEnd) -> State:
+    """The state once the round that it holds is over: those who were in it keep their seats until they come back."""
+    return state._replace(
+        round=max(state.round + 1, state.next_round),
+        complete=False,
+        participants={},
+        survivors={each: participant.rank for each, participant in state.participants.items()},
+        succeeded=frozenset(),
+        consents=frozenset(),
+        preempted=None,
+        restart_delay=0.0,
+        ledger=_ledger_with(state.ledger, end.reason),
+        ended=end,
+    )
+
+
+def _end_job_if_all_succeeded(state: State) -> State:
+    # Who has succeeded and gone still stands among the succeeded: nobody is taken in for it.
+    if len(state.succeeded) < len(state.participants) or not state.succeeded.issuperset(state.participants):
+        return state
+    return state._replace(closed=True, verdict=Verdict(Outcome.SUCCEEDED))
+
+
+def _ledger_with(ledger: Ledger, reason: Reason) -> Ledger:
+    match reason:
+        case Reason.FAILURE:
+            return ledger._replace(failures=ledger.failures + 1)
+        case Reason.LOST:
+            return ledger._replace(lost=ledger.lost + 1)
+        case Reason.DEPARTED:
+            return ledger._replace(departed=ledger.departed + 1)
+        case Reason.DRAINED:
+            return ledger._replace(drained=ledger.drained + 1)
+        case Reason.GAVE_UP | Reason.FORGOTTEN:
+            return ledger
+
+
+def _without(mapping: Mapping[NodeId, V], node: NodeId) -> Mapping[NodeId, V]:
+    if node not in mapping:
+        return mapping
+    rest = dict(mapping)  # copy and delete: a comprehension would make a thousand nodes' joins quadratic in Python
+    del rest[node]
+    return rest
+
+
+_EFFECTS: dict[ActionKind, Callable[[Action, State, NodeId, Settings], State]] = {
+    ActionKind.KEEP_ALIVE: _unchanged,
+    ActionKind.ADD_TO_PARTICIPANTS: _add_to_participants,
+    ActionKind.ADD_TO_WAIT_LIST: _add_to_wait_list,
+    ActionKind.ADD_TO_REDUNDANCY_LIST: _add_to_redundancy_list,
+    ActionKind.REMOVE_FROM_PARTICIPANTS: _remove_from_participants,
+    ActionKind.REMOVE_FROM_WAIT_LIST: _remove_from_wait_list,
+    ActionKind.REMOVE_FROM_REDUNDANCY_LIST: _remove_from_redundancy_list,
+    ActionKind.REMOVE_FROM_SURVIVORS: _remove_from_survivors,
+    ActionKind.MARK_RENDEZVOUS_COMPLETE: _mark_complete,
+    ActionKind.MARK_RENDEZVOUS_CLOSED: _mark_closed,
+    ActionKind.MARK_SUCCEEDED: _mark_succeeded,
+    ActionKind.MARK_CONSENT: _mark_consent,
+    ActionKind.MARK_PREEMPTED: _mark_preempted,
+    ActionKind.MARK_JOB_FAILED: _mark_job_failed,
+    ActionKind.END_ROUND: _mark_round_ended,
+    ActionKind.ABANDON: _abandon,
+}
+"""Every other act leaves the state as it is."""

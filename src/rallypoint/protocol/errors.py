@@ -1,0 +1,73 @@
+"""What can go wrong in a rendezvous: the branch of `base.errors` that the contract's section 7.7 names, and which of
+these a notice means.
+"""
+
+from __future__ import annotations
+
+from rallypoint.base.errors import RallypointError
+from rallypoint.membership.state import Outcome, Verdict
+from rallypoint.protocol.messages import JobEnded, JoinRefused, LinkLost, Notification, Progress, Refusal
+
+
+class RendezvousError(RallypointError):
+    """A rendezvous came to nothing."""
+
+
+class RendezvousClosedError(RendezvousError):
+    """The job is over; nobody may join any more."""
+
+
+class RendezvousTimeoutError(RendezvousError):
+    """Not enough nodes came before the join deadline."""
+
+
+class RendezvousConnectionError(RendezvousError):
+    """The control plane cannot be reached, or what listens there is not ours."""
+
+
+class RendezvousStateError(RendezvousError):
+    """The shared state is damaged, or of another version."""
+
+
+class RendezvousGracefulExitError(RendezvousError):
+    """This node was a spare and the job has ended without it."""
+
+
+_ERRORS: dict[Refusal, tuple[type[RallypointError], str]] = {
+    Refusal.CLOSED: (
+        RendezvousClosedError,
+        "the job has ended, nobody may join it any more: {detail}; give a new job an --rdzv-id of its own",
+    ),
+    Refusal.TIMEOUT: (
+        RendezvousTimeoutError,
+        "the rendezvous did not complete before the join deadline: {detail}; "
+        "check that all nodes were started with the same endpoint, --nnodes and --rdzv-id",
+    ),
+    Refusal.RANK_TAKEN: (
+        RendezvousClosedError,
+        "another node has joined with this node's rank ({detail}); give each node a --node-rank of its own",
+    ),
+    Refusal.SPARE_NOT_NEEDED: (RendezvousGracefulExitError, "the job has ended without needing this spare ({detail})"),
+}
+
+
+def error_of(notice: Notification) -> BaseException | None:
+    """The exception that a notice means to somebody who waits for a round; None if it means none."""
+    match notice:
+        case JoinRefused(detail=sentence, progress=Progress()):
+            return RendezvousTimeoutError(sentence)
+        case JoinRefused(refusal=refusal, detail=detail):
+            kind, sentence = _ERRORS[refusal]
+            return kind(sentence.format(detail=detail))
+        case JobEnded(verdict=verdict):
+            return _error_of_verdict(verdict)
+        case LinkLost(detail=detail, error=error):
+            return error or RendezvousConnectionError(detail)
+        case _:
+            return None
+
+
+def _error_of_verdict(verdict: Verdict) -> RallypointError:
+    if verdict.outcome is Outcome.FAILED and verdict.cause is not None:
+        return RendezvousClosedError(f"the job has failed: {verdict.cause.headline}")
+    return RendezvousClosedError(f"the job has {verdict.outcome.value}; nobody may join it any more")

@@ -1,0 +1,181 @@
+"""How a control connection begins: who is there, is it our protocol, our version, our job, and do we share a key.
+
+    node                                            server
+    magic, Hello(version, job, nonce, ...)  ->
+                                            <-  magic, Challenge(nonce)      or Refused(sentence)
+    Proof(proof)                            ->
+                                            <-  Welcome(node's name, ...)    or Refused(sentence)
+
+Where the job has a key (`base.secrets`), the node proves first that it holds it, over all bytes of the greeting, and
+each frame from the Welcome on is signed (`protocol.signing`): that the Welcome is signed is the server's proof. So
+nobody who dials learns anything to try keys on. Without a key on either side proofs are empty and nothing is signed; a
+key on one side only is refused. A Refused is never signed, since the two may share no key: whoever can change what is
+sent can keep a node out, and can do no more than that. Pure: nonces are handed in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
+
+from rallypoint.membership.state import NodeId, Settings
+
+if TYPE_CHECKING:
+    from rallypoint.protocol.signing import Signers
+
+Keys: TypeAlias = Callable[[str], tuple[bytes, ...]]
+"""The keys that are accepted from nodes of a job, by its id."""
+
+PROTOCOL_VERSION = 8
+"""Raised with every change of a message. Two things never change, so that versions can tell each other apart: a `Hello`
+begins with the version, and a `HandshakeRefused` is one sentence."""
+
+
+class Hello(NamedTuple):
+    """A node makes itself known."""
+
+    version: int
+    job: str
+    nonce: bytes
+    address: str
+    """Its own address towards the server, as its socket shows it."""
+    pid: int
+    local_id: int
+    has_secret: bool
+    settings: Settings
+    """What the node asks of the rendezvous. A control plane outside the job takes it from the first node."""
+    incarnation: str = ""
+    """The arbiter that the node was last in a session with, by its incarnation; empty for a newcomer."""
+    host: str = ""
+    """The name of the node's machine, for people to read."""
+
+
+class Challenge(NamedTuple):
+    """What makes the greeting one that never was before, on the server's side."""
+
+    nonce: bytes
+
+
+class Proof(NamedTuple):
+    """That the node holds the job's key; empty where the job has none."""
+
+    proof: bytes
+
+
+class Welcome(NamedTuple):
+    """The session is open: the name that the node goes by, the lease in seconds, and who the arbiter is."""
+
+    node: NodeId
+    lease: float
+    incarnation: str
+    embedded: bool = False
+    """Whether the server lives inside an agent of the job, and so may end with a node."""
+
+
+class HandshakeRefused(NamedTuple):
+    """The connection is of no use; the sentence says why and what to do."""
+
+    sentence: str
+
+
+class HandshakeError(Exception):
+    """The other side is not one of ours, or not of this job. One sentence; trying again does not help."""
+
+
+def version_error(version: int) -> str:
+    """What a node of another version is told, which may greet with other fields than ours."""
+    return (
+        f"this control plane speaks Rallypoint's protocol {PROTOCOL_VERSION}, the node speaks {version}; "
+        "install the same version of rallypoint on all nodes, and where the control plane runs"
+    )
+
+
+@dataclass(slots=True)
+class ServerHandshake:
+    """The server's side: `hello`, then `proof`; either may refuse. A `job` of None takes nodes of any job."""
+
+    job: str | None
+    keys: Keys | None
+    nonce: bytes
+    greeted: Hello | None = None
+    signers: Signers | None = None
+    """After the proof: what signs all further frames; None where the job has no key."""
+
+    def hello(self, hello: Hello) -> Challenge | HandshakeRefused:
+        """Answer a node's first message."""
+        refusal = self._refusal_reason(hello)
+        if refusal is not None:
+            return HandshakeRefused(refusal)
+        self.greeted = hello
+        return Challenge(self.nonce)
+
+    def _refusal_reason(self, hello: Hello) -> str | None:
+        if hello.version != PROTOCOL_VERSION:
+            return version_error(hello.version)
+        if self.job is not None and hello.job != self.job:
+            return (
+                f"this control plane belongs to job {self.job!r}, not to {hello.job!r}; "
+                "give all nodes of a job the same --rdzv-id, and each job an endpoint of its own"
+            )
+        if self.keys is not None and not hello.has_secret:
+            return "this job has a secret; set RALLYPOINT_SECRET on this node as on the others"
+        if self.keys is None and hello.has_secret:
+            return (
+                "this node has a secret and the control plane has none; set RALLYPOINT_SECRET on all nodes or on none"
+            )
+        return None
+
+    def proof(self, proof: Proof, transcript: bytes = b"") -> HandshakeRefused | None:
+        """Check a node's proof; None means that it is in.
+
+        Args:
+            proof: what the node has sent.
+            transcript: of the greeting (`protocol.signing.transcript_of`), where the job has a key.
+        """
+        assert self.greeted is not None
+        if self.keys is None:
+            return None
+        from rallypoint.protocol.signing import Signers, proven_key
+
+        key = proven_key(self.keys(self.greeted.job), transcript, proof.proof)
+        if key is None:
+            return HandshakeRefused("this node's RALLYPOINT_SECRET is not the job's; set the same on all nodes")
+        self.signers = Signers(key, transcript, node=False)
+        return None
+
+
+@dataclass(slots=True)
+class ClientHandshake:
+    """The node's side: send `hello`, answer the challenge with `prove`."""
+
+    job: str
+    key: bytes | None
+    nonce: bytes
+    settings: Settings
+    signers: Signers | None = None
+    """After `prove`: what signs all further frames; None where the job has no key."""
+
+    def hello(self, address: str, pid: int, local_id: int, incarnation: str = "", host: str = "") -> Hello:
+        """The first message. For `incarnation` and `host` see `Hello`."""
+        return Hello(
+            PROTOCOL_VERSION,
+            self.job,
+            self.nonce,
+            address,
+            pid,
+            local_id,
+            self.key is not None,
+            self.settings,
+            incarnation,
+            host,
+        )
+
+    def prove(self, transcript: bytes = b"") -> Proof:
+        """The answer to the server's challenge; see `ServerHandshake.proof` for the transcript."""
+        if self.key is None:
+            return Proof(b"")
+        from rallypoint.protocol.signing import Signers, proof
+
+        self.signers = Signers(self.key, transcript, node=True)
+        return Proof(proof(self.key, transcript))

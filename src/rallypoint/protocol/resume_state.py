@@ -1,0 +1,187 @@
+"""What a node holds of its job, so that it can say it again when its link was lost and is open once more. Pure.
+
+The link's shell hands every request and every notice through here, and sends `requests_to_repeat` when a session opens.
+
+Laws:
+
+1. What was asked and not yet answered is asked again; the arbiter takes what it has heard before for what it is.
+   But a join is not asked of another arbiter: what it brings along may have been used in a place that the first gave.
+   A spare waits for as long as it takes.
+2. The name and the incarnation of a session hold good once the arbiter has said anything in it: only then has it
+   surely heard what was said at its beginning. A name that was claimed from the arbiter that gave it stays.
+3. Nothing is said again after the job's end.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from rallypoint.membership.operations import Close, Drain, Fail, Preempt, Succeed
+from rallypoint.membership.state import NodeId, NodeInfo
+from rallypoint.protocol.messages import (
+    Heartbeat,
+    JobEnded,
+    JoinRefused,
+    JoinRequest,
+    LeaveRequest,
+    LinkDown,
+    LinkLost,
+    LinkUp,
+    Notification,
+    Placed,
+    Placement,
+    Progress,
+    ProgressRequest,
+    Request,
+    ResumeRequest,
+    RoundEnded,
+)
+
+
+class ResumeState(NamedTuple):
+    """A node's place, what it has asked, and who it is there.
+
+    `join` is the join that has no answer yet and the moment until which it may wait, `spare` whether the node has been
+    told that it waits as a spare, `refused` whether its last join came to nothing; `said` what was told of the round
+    that runs. `past` is the newest round that it knows to be over. `last_identity` is incarnation and name of the last
+    session that was answered in, `offered_identity` of one that was not yet.
+    """
+
+    last_identity: tuple[str, NodeId] | None = None
+    offered_identity: tuple[str, NodeId] | None = None
+    node_info: NodeInfo | None = None
+    placement: Placement | None = None
+    round_over: bool = True
+    last_ended_round: int = -1
+    failures: int = 0
+    refused: bool = False
+    join: tuple[JoinRequest, float] | None = None
+    is_spare: bool = False
+    repeated_requests: tuple[Fail | Succeed | Drain | Preempt | Close, ...] = ()
+    ended: bool = False
+
+    @property
+    def needs_coordinator(self) -> bool:
+        """Whether the node can do nothing more without the control plane."""
+        return self.join is not None or any(isinstance(each, Fail | Succeed) for each in self.repeated_requests)
+
+
+def after_request(held: ResumeState, request: Request, now: float) -> ResumeState:
+    """What is held once the node has said `request`, at `now` seconds on its own clock."""
+    match request:
+        case JoinRequest(node_info=member, timeout=timeout):
+            join = (request, now + timeout)
+            return held._replace(
+                node_info=member, join=join, is_spare=False, repeated_requests=(), ended=False, refused=False
+            )
+        case LeaveRequest():
+            return held._replace(placement=None, round_over=True, join=None, repeated_requests=())
+        case Fail() | Succeed() | Drain() | Preempt() | Close():
+            return held._replace(
+                repeated_requests=(
+                    *(each for each in held.repeated_requests if type(each) is not type(request)),
+                    request,
+                )
+            )
+        case Heartbeat() | ProgressRequest() | ResumeRequest():
+            return held
+
+
+def after_notification(held: ResumeState, notice: Notification) -> ResumeState:
+    """What is held once the node has been told `notice`."""
+    if not isinstance(notice, LinkDown | LinkUp | LinkLost) and held.offered_identity is not None:
+        held = held._replace(last_identity=held.offered_identity, offered_identity=None)
+    match notice:
+        case Placed(placement=placement):
+            failures = max(held.failures, placement.restarts)
+            return held._replace(
+                placement=placement, round_over=False, failures=failures, join=None, repeated_requests=()
+            )
+        case RoundEnded(end=end) if held.placement is None or end.round >= held.placement.round:
+            failures = held.failures
+            if held.placement is not None and end.cause is not None:
+                failures = max(failures, held.placement.restarts + 1)
+            news, held = (
+                end.round > held.last_ended_round,
+                held._replace(last_ended_round=max(held.last_ended_round, end.round), failures=failures),
+            )
+            if held.placement is None or end.round > held.placement.round:
+                # A round of ours came and went unseen; what the join brought along was used up in it.
+                return held._replace(join=None) if news else held
+            return held._replace(round_over=True, repeated_requests=_outside_rounds(held))
+        case Progress(spare=spare):
+            return held._replace(is_spare=spare)
+        case JoinRefused():
+            return held._replace(join=None, refused=True)
+        case JobEnded():
+            return held._replace(join=None, repeated_requests=(), ended=True)
+        case _:
+            return held
+
+
+def without_foreign_join(held: ResumeState, incarnation: str) -> ResumeState:
+    """What is held of a join when a session opens with the arbiter `incarnation`: nothing if another was asked."""
+    last = held.offered_identity or held.last_identity
+    return held if last is None or last[0] == incarnation else held._replace(join=None)
+
+
+def session_opened(held: ResumeState, incarnation: str, node: NodeId) -> ResumeState:
+    """What is held once a session is open in which the node is called `node`, unless it claims an earlier name."""
+    claimed = _claimed_identity(held)
+    stays = claimed is not None and claimed[0] == incarnation
+    return held._replace(offered_identity=claimed if stays else (incarnation, node))
+
+
+def requests_to_repeat(held: ResumeState, now: float) -> list[Request]:
+    """What to say at the beginning of a session, before anything else and before it is `greeted`.
+
+    In the first session that is only what waits.
+    """
+    if held.ended:
+        return []
+    again: list[Request] = []
+    claimed = _claimed_identity(held)
+    if claimed is not None and held.node_info is not None:
+        again.append(_resume_request(held, held.node_info, *claimed))
+    again += held.repeated_requests
+    if held.join is not None:
+        request, until = held.join
+        if until < math.inf and not held.is_spare:
+            left = max(0.0, until - now)
+            request = request._replace(timeout=left, waited=request.waited + request.timeout - left)
+        again.append(request)
+    return again
+
+
+def _claimed_identity(held: ResumeState) -> tuple[str, NodeId] | None:
+    """The name that the next session begins with, and who gave it."""
+    if held.node_info is None or held.ended:
+        return None
+    # Without a place nothing depends on what the arbiter has heard, so the last name is the one that it may still know.
+    return held.last_identity if held.placement is not None else held.offered_identity or held.last_identity
+
+
+def _resume_request(held: ResumeState, member: NodeInfo, incarnation: str, node: NodeId) -> ResumeRequest:
+    place = held.placement
+    joining = held.join is not None
+    if place is None:
+        return ResumeRequest(incarnation, node, member, last_ended_round=held.last_ended_round, joining=joining)
+    return ResumeRequest(
+        incarnation,
+        node,
+        member._replace(max_restarts=place.max_restarts),
+        round=place.round,
+        origin=place.origin,
+        group_rank=place.group_rank,
+        group_world_size=place.group_world_size,
+        control_rank=place.control_rank,
+        failures=held.failures,
+        round_over=held.round_over,
+        last_ended_round=held.last_ended_round,
+        joining=joining,
+    )
+
+
+def _outside_rounds(held: ResumeState) -> tuple[Close, ...]:
+    return tuple(each for each in held.repeated_requests if isinstance(each, Close))

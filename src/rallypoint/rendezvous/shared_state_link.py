@@ -1,0 +1,287 @@
+"""The shared-state executor: read the blob, decide, apply, compare and set; on a lost race read again and decide again.
+
+It offers the same `Link` as the arbiter does, so that handlers and agents know no difference. One thread of its own
+talks to the backend; that is the only place where this waits.
+
+Laws:
+
+1. A change is told only after the backend has taken it, and follows from comparing what was there before and after.
+2. A lost race loses the decision with it: the operation is decided anew on what is there now.
+3. A node is found dead by how long its beat counter has stood still on our own clock; finding it so is a change like
+   any other and reaches all.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable
+
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.log import get_logger
+from rallypoint.coordinator.apply_loop import OperationResult, join_refusal, run_operation
+from rallypoint.coordinator.notification_diff import has_missed_round, notification_diff
+from rallypoint.coordinator.placement import progress, standing_without
+from rallypoint.membership.decisions import ClockView
+from rallypoint.membership.observer import StallObserver
+from rallypoint.membership.operations import Exit, Join, KeepLeaseAlive, Operation
+from rallypoint.membership.state import NodeId, NodeInfo, Reason, Settings, State, name_of, nodes_waiting_alike
+from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousError
+from rallypoint.protocol.link import Deliver
+from rallypoint.protocol.messages import (
+    ConfigDiffers,
+    Heartbeat,
+    JoinRequest,
+    LeaveRequest,
+    LinkLost,
+    Notification,
+    Progress,
+    ProgressRequest,
+    Request,
+    ResumeRequest,
+)
+from rallypoint.protocol.state_codec import decode_state, encode_state
+from rallypoint.rendezvous.backend import RendezvousBackend, Token
+
+log = get_logger(__name__)
+
+_POLL_INTERVAL = 1.0
+"""Seconds between two looks at a backend that cannot say when it has changed."""
+_MAX_UNREACHABLE = 60.0
+"""Seconds for which a backend may be out of reach when a node that takes part has something to say to it."""
+
+
+class SharedStateLink:
+    """One node's line to a state that all nodes share. `settings.counts_heartbeats` must be on."""
+
+    def __init__(
+        self,
+        backend: RendezvousBackend,
+        settings: Settings,
+        node: NodeId,
+        address: str,
+        deliver: Deliver,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        """Begin; returns at once.
+
+        Args:
+            backend: where the state is. Only this link's thread uses it from now on.
+            settings: of the job.
+            node: the name that this node goes by.
+            address: where others reach this node, if its member does not say.
+            deliver: is handed every notice.
+            clock: on which everything is timed.
+        """
+        self._backend = backend
+        self._settings = settings
+        self._node = node
+        self.address = address
+        self._deliver = deliver
+        self._clock = clock
+        self._observer = StallObserver(settings)
+        self._state = State()
+        self._token: Token | None = None
+        self._heartbeat_at: float | None = None
+        self._pending: Join | None = None
+        self._joined = False
+        self._requests: queue.SimpleQueue[Request | None] = queue.SimpleQueue()
+        self._ending = threading.Event()
+        self.broken: Exception | None = None
+        """What has ended the link by itself, if anything has."""
+        self._thread = threading.Thread(target=self._run, name="rallypoint-shared-state", daemon=True)
+        self._thread.start()
+
+    def send(self, request: Request) -> None:
+        """Say something; what comes of it is delivered as notices."""
+        self._requests.put(request)
+
+    def close(self) -> None:
+        """Leave the state, and end the thread. Idempotent."""
+        if not self._ending.is_set():
+            self._ending.set()
+            self._requests.put(LeaveRequest())
+            self._requests.put(None)
+        self._thread.join(timeout=self._settings.heartbeat_timeout + _POLL_INTERVAL)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether something that was said is not done yet, though the link is closed."""
+        return self._thread.is_alive()
+
+    # On the thread
+
+    def _run(self) -> None:
+        watcher = _BackendWatcher(self._backend, lambda: self._requests.put(Heartbeat()), self._ending)
+        while (request := self._next_request()) is not None:
+            try:
+                self._step_with_retries(request)
+            except RendezvousError as error:
+                self.broken = error
+                self._deliver_if_open(LinkLost(str(error), error))
+                break
+            except Exception as error:  # whatever it is, the agent must not wait for ever for what will not come
+                self.broken = error
+                log.error("the rendezvous over %s breaks off: its backend has raised %r", self._backend.name, error)
+                self._deliver_if_open(LinkLost(f"the rendezvous broke off: {type(error).__name__}: {error}", error))
+                break
+        self._ending.set()  # the watcher must not go on where nobody takes what it says
+        watcher.join()
+
+    def _step_with_retries(self, request: Request) -> None:
+        """A backend out of reach is tried again: what was asked for must not be lost. A damaged state stays damaged."""
+        since = self._clock.monotonic()
+        patience = request.timeout if isinstance(request, JoinRequest) else _MAX_UNREACHABLE
+        while True:
+            try:
+                self._step_request(request)
+                return
+            except RendezvousConnectionError as error:
+                if self._ending.is_set() or self._clock.monotonic() - since > patience:
+                    raise
+                log.warning("the rendezvous state is out of reach: %s; trying again", error)
+                self._ending.wait(_POLL_INTERVAL)
+
+    def _next_request(self) -> Request | None:
+        """What to do next; a `Heartbeat` if nothing was asked for a while."""
+        try:
+            return self._requests.get(timeout=self._retry_timeout())
+        except queue.Empty:
+            return Heartbeat()
+
+    def _retry_timeout(self) -> float:
+        # Often enough that our own beats are on time, and that a silent node is timed and not slept over.
+        until = [min(_POLL_INTERVAL, self._settings.keep_alive_interval / 2)]
+        if self._pending is not None and self._node not in self._state.redundancy_list:
+            left = self._pending.deadline - self._clock.monotonic()
+            until += [max(0.01, left)] if left > 0 else []  # if it is over, something else is waited for
+        return min(until)
+
+    def _step_request(self, request: Request) -> None:
+        """Take in what others have done, do what was asked, and see whether the join can go on."""
+        self._read()
+        for node in self._observer.silent(self._clock.monotonic()):
+            if node != self._node:
+                silent = f"nothing was heard from it for {self._observer.allowance:g} s"
+                log.warning("%s is taken out of the rendezvous: %s", name_of(self._state, node), silent)
+                self._step(node, Exit(Reason.LOST, silent))
+        match request:
+            case JoinRequest(node_info=member, timeout=timeout, waited=waited):
+                address = member.address or self.address
+                now = self._clock.monotonic()
+                member = member._replace(address=address)
+                self._report_differences(member)
+                self._pending = Join(member, now + timeout, now - waited, self._state.abandoned.number)
+            case LeaveRequest(wants_reply=asks):
+                self._pending = None
+                self._step(self._node, Exit())
+                self._heartbeat_at = None
+                if asks:
+                    self._deliver_if_open(standing_without(self._state, self._node, self._settings))
+            case ProgressRequest():
+                self._deliver_if_open(self._progress())
+            case Heartbeat() | ResumeRequest():  # a blob holds what it held: nothing needs to be said again
+                pass
+            case operation:
+                self._step(self._node, operation)
+        self._continue_join()
+        if self._heartbeat_at is not None and self._state.knows(self._node):
+            self._step(self._node, KeepLeaseAlive())
+
+    def _report_differences(self, member: NodeInfo) -> None:
+        """Tell people if this node was started in another way than the job, as far as the state shows that."""
+        from rallypoint.coordinator.differences import differences
+
+        found = () if self._state.is_initial else differences(member, None, self._state, self._settings)
+        if found:
+            self._deliver_if_open(ConfigDiffers(name_of(self._state, self._node), found))
+
+    def _progress(self) -> Progress:
+        state, now = self._state, self._clock.monotonic()
+        join = self._pending if self._node not in state.redundancy_list else None
+        left = -1.0 if join is None else join.deadline - now
+        tells = next(iter(nodes_waiting_alike(state, self._node))) == self._node
+        return progress(state, self._node, self._settings, self._observer.clock_view(now), ends_in=left, tells=tells)
+
+    def _continue_join(self) -> None:
+        join = self._pending
+        if join is None:
+            return
+        before = self._state
+        ran = self._step(self._node, join)
+        if ran.final_action is None:
+            self._pending = ran.operation if isinstance(ran.operation, Join) else None
+            return
+        self._pending = None
+        sight = self._observer.clock_view(self._clock.monotonic())
+        refused = join_refusal(ran, self._node, before, self._state, self._settings, sight)
+        if refused is not None:
+            self._deliver_if_open(refused)
+
+    def _step(self, node: NodeId, operation: Operation) -> OperationResult:
+        def sight() -> ClockView:
+            return self._observer.clock_view(self._clock.monotonic(), self._heartbeat_at)
+
+        def write(state: State) -> None:
+            began = self._clock.monotonic()
+            if self._write(state) and node == self._node:
+                self._heartbeat_at = began
+
+        return run_operation(operation, node, self._settings, lambda: self._state, sight, write)
+
+    def _read(self) -> None:
+        found = self._backend.get_state()
+        if found is not None:
+            self._on_state(*found)
+
+    def _write(self, state: State) -> bool:
+        """Offer a state; whatever is there afterwards is taken in. Returns whether it is ours."""
+        answer = self._backend.set_state(encode_state(state), self._token)
+        if answer is None:
+            self._read()
+            return False
+        data, token, ours = answer
+        self._on_state(data, token)
+        return ours
+
+    def _on_state(self, data: bytes, token: Token) -> None:
+        if token == self._token:
+            self._observer.observe(self._state, self._clock.monotonic())
+            return
+        before, after = self._state, decode_state(data)
+        self._state, self._token = after, token
+        self._observer.observe(after, self._clock.monotonic())
+        if has_missed_round(before, after, self._node):
+            # What the join brings along (a worker store) may have been used in that round: the node must join anew.
+            self._pending = None
+        self._joined = self._joined or after.knows(self._node)
+        for notice in notification_diff(before, after, self._node, joined=self._joined):
+            self._deliver_if_open(notice)
+
+    def _deliver_if_open(self, notice: Notification) -> None:
+        if not self._ending.is_set():
+            self._deliver(notice)
+
+
+class _BackendWatcher:
+    """Calls `poke` whenever the backend says that it may have changed; does nothing if it cannot say."""
+
+    def __init__(self, backend: RendezvousBackend, poke: Callable[[], None], ending: threading.Event) -> None:
+        self._wait = getattr(backend, "wait_for_change", None)
+        self._on_change = poke
+        self._ending = ending
+        self._thread: threading.Thread | None = None
+        if self._wait is not None:
+            self._thread = threading.Thread(target=self._run, name="rallypoint-watch", daemon=True)
+            self._thread.start()
+
+    def _run(self) -> None:
+        assert self._wait is not None
+        while not self._ending.is_set():
+            if self._wait(_POLL_INTERVAL):
+                self._on_change()
+
+    def join(self) -> None:
+        """Wait until the thread has ended, which takes one look at the backend at most."""
+        if self._thread is not None:
+            self._thread.join(timeout=2 * _POLL_INTERVAL)

@@ -1,0 +1,136 @@
+"""What workers do together over a store (contract section 8, `elastic.utils.store`).
+
+The keys are those of torch's, so that callers of both kinds can share one store; torch's stores can be given as well.
+Unlike torch's, nothing here leaves the store with another timeout than it had.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+
+from rallypoint.base.clock import Deadline
+from rallypoint.store.api import Store
+
+_SET = "<val_ignored>"
+_NUM_MEMBERS, _LAST_MEMBER = "/num_members", "/last_member"
+_TRACE, _TRACING_GATE = "/TRACE", "/TRACING_GATE"
+
+_MAX_NAMED = 16
+"""Missing ranks that an error names, at most."""
+
+
+@contextmanager
+def store_timeout(store: Store, timeout: float) -> Iterator[None]:
+    """Have a store wait for so many seconds inside the `with`, and for as long as before after it."""
+    before = store.timeout
+    store.set_timeout(timedelta(seconds=timeout))
+    try:
+        yield
+    finally:
+        store.set_timeout(before)
+
+
+def get_all(store: Store, rank: int, prefix: str, world_size: int) -> list[bytes]:
+    """The values under `<prefix>0` to `<prefix><world_size - 1>`; waits until all are there.
+
+    Rank 0 returns last, when all have read, so that the process that serves the store can be rank 0's.
+
+    Raises:
+        StoreTimeoutError: not all came, or not all had read, within the store's timeout.
+    """
+    values = [bytes(value) for value in store.multi_get([f"{prefix}{each}" for each in range(world_size)])]
+    last = _arrive(store, world_size, f"{prefix}/finished")
+    if rank == 0:
+        store.get(last)
+    return values
+
+
+def synchronize(
+    store: Store, data: str | bytes, rank: int, world_size: int, key_prefix: str, timeout: float = 300
+) -> list[bytes]:
+    """Give `data` to all others, and return what everybody gave, by rank.
+
+    Args:
+        store: that all share.
+        data: this rank's.
+        rank: this caller's.
+        world_size: how many they are.
+        key_prefix: of the keys; new for each time.
+        timeout: seconds to wait.
+
+    Raises:
+        StoreTimeoutError: not all came in time.
+    """
+    with store_timeout(store, timeout):
+        store.set(f"{key_prefix}{rank}", data)
+        return get_all(store, rank, key_prefix, world_size)
+
+
+def barrier(
+    store: Store,
+    world_size: int,
+    key_prefix: str,
+    barrier_timeout: float = 300,
+    rank: int | None = None,
+    rank_tracing_decoder: Callable[[int], str] | None = None,
+    trace_timeout: float = 10,
+) -> None:
+    """Wait until all have come here.
+
+    Args:
+        store: that all share.
+        world_size: how many they are.
+        key_prefix: of the keys; new for each barrier.
+        barrier_timeout: seconds to wait.
+        rank: this caller's. If all give it, the error on rank 0 names those who did not come.
+        rank_tracing_decoder: what the error calls a rank.
+        trace_timeout: seconds that finding those who did not come may take more.
+
+    Raises:
+        StoreTimeoutError: not all came in time.
+    """
+    last = _arrive(store, world_size, key_prefix)
+    try:
+        store.wait([last], timedelta(seconds=barrier_timeout))
+    except RuntimeError as error:  # torch's stores have errors of their own
+        missing = [] if rank is None else _trace_missing(store, rank, world_size, key_prefix, trace_timeout)
+        if not missing:
+            raise
+        names = ", ".join(map(rank_tracing_decoder or str, missing))
+        raise type(error)(
+            f"Timed out waiting on barrier on rank {rank}, for key prefix: {key_prefix} "
+            f"(world_size={world_size}, missing_ranks=[{names}], timeout={barrier_timeout})"
+        ) from None
+
+
+def _arrive(store: Store, world_size: int, key_prefix: str) -> str:
+    """Count this caller in; returns the key that is there when all have come."""
+    last = key_prefix + _LAST_MEMBER
+    if store.add(key_prefix + _NUM_MEMBERS, 1) == world_size:
+        store.set(last, _SET)
+    return last
+
+
+def _trace_missing(store: Store, rank: int, world_size: int, key_prefix: str, timeout: float) -> list[int]:
+    """On rank 0 the first of those who did not come to a barrier; the others only say that they did, and wait for it.
+
+    Empty if the store does not answer either.
+    """
+    deadline = Deadline.after(timeout)
+    gate = key_prefix + _TRACING_GATE
+    missing: list[int] = []
+    with suppress(RuntimeError):
+        store.set(f"{key_prefix}{rank}{_TRACE}", _SET)
+        if rank != 0:
+            store.wait([gate], timedelta(seconds=deadline.remaining()))
+            return []
+        traces = {each: f"{key_prefix}{each}{_TRACE}" for each in range(1, world_size)}
+        with suppress(RuntimeError):
+            store.wait(list(traces.values()), timedelta(seconds=deadline.remaining()))
+        for each, trace in traces.items():
+            if len(missing) < _MAX_NAMED and not store.check([trace]):
+                missing.append(each)
+        store.set(gate, _SET)
+    return missing

@@ -1,0 +1,68 @@
+"""What an agent may import at start-up: what costs one look-up in a dictionary until somebody wants it.
+
+Nobody can have configured a handler in a module that was never imported, so where `telemetry.metrics` or
+`telemetry.handlers` is not loaded there is nothing to do. A handler that fails costs a log line, never the job.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rallypoint.base.log import get_logger
+
+log = get_logger(__name__)
+
+_METRICS = "rallypoint.telemetry.metrics"
+_HANDLERS = "rallypoint.telemetry.handlers"
+
+
+def metrics_wanted() -> bool:
+    """Whether anybody could have set up a handler for metrics."""
+    return _METRICS in sys.modules
+
+
+def rendezvous_events_wanted() -> bool:
+    """Whether anybody has set up a handler for the events of the rendezvous."""
+    if _HANDLERS not in sys.modules:
+        return False
+    import logging
+
+    from rallypoint.telemetry.handlers import RENDEZVOUS, get_logging_handler
+
+    return not isinstance(get_logging_handler(RENDEZVOUS), logging.NullHandler)
+
+
+def put_metric_if_wanted(name: str, value: float) -> None:
+    """Put one number into the agents' group, if anybody wants it."""
+    if metrics_wanted():
+        from rallypoint.telemetry.metrics import put_metric
+
+        logging_errors("metrics", lambda: put_metric(name, value))
+
+
+@contextmanager
+def profiled(name: str) -> Iterator[None]:
+    """Count and time the calls of a method under torch's name for it, as `metrics.prof` does, if anybody wants it."""
+    if not metrics_wanted():
+        yield
+        return
+    import time
+
+    began = time.monotonic()
+    outcome = "failure"
+    try:
+        yield
+        outcome = "success"
+    finally:
+        put_metric_if_wanted(f"{name}.{outcome}", 1)
+        put_metric_if_wanted(f"{name}.duration.ms", int((time.monotonic() - began) * 1000))
+
+
+def logging_errors(what: str, tell: Callable[[], None]) -> None:
+    """Call somebody's handler of `what`; what it raises becomes a log line."""
+    try:
+        tell()
+    except Exception as error:
+        log.warning("a handler of %s failed (%s: %s); the job goes on", what, type(error).__name__, error)

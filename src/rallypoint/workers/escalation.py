@@ -1,0 +1,345 @@
+"""The stop ladder: ask, give time, show the stacks, then end all that is left (contract section 5.6).
+
+    ASKED     the signal has gone to each worker itself, not to what it has started: a data loader that hears SIGTERM
+              too takes away what its trainer needs to save. `grace` seconds
+    SHOWING   who did not end and catches SIGABRT (Python's faulthandler does) has been sent it, so that the stacks of
+              all its threads are in its standard error. `STACKS_TIMEOUT` seconds
+    KILLED    SIGKILL has gone to the workers that were left. `KILL_TIMEOUT` seconds
+    SWEEPING  no worker is left: whatever they have spawned, wherever it went, is sent SIGTERM, and after
+    `SWEEP_GRACE_PERIOD`
+              seconds SIGKILL
+    DONE      nothing is left, or what is left does not end even on SIGKILL
+
+Laws:
+
+1. Nothing here blocks: a loop waits on `fds` until `wake_at` and calls `step`.
+2. SWEEPING is never left out. It asks, unless somebody is in a hurry, and takes no time where nothing is left.
+3. Whatever the sweep comes to, the workers are sent SIGKILL.
+4. What was given up once costs no later stop its grace, and no sweep goes on that was given up.
+5. A worker that is seen to write a file is not cut off: the signal that would end it at once waits until it is done,
+   and so does SIGKILL after another; but for `limit` seconds at most. The others are asked without delay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from enum import Enum
+from signal import SIGABRT, SIGKILL
+from typing import TYPE_CHECKING, Protocol
+
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.log import get_logger
+from rallypoint.base.poll import until_readable
+from rallypoint.base.procfs import catches, is_ended_by
+from rallypoint.base.signals import signal_name
+
+if TYPE_CHECKING:
+    from rallypoint.workers.open_writes import WriteDetector
+
+log = get_logger(__name__)
+
+STACKS_TIMEOUT = 1.0
+"""Seconds in which a worker that was sent SIGABRT may write its stacks."""
+KILL_TIMEOUT = 1.0
+"""Seconds in which a worker that was sent SIGKILL ends, before the sweep begins without waiting for it."""
+SWEEP_GRACE_PERIOD = 1.0
+"""Seconds that what a worker has left gets between SIGTERM and SIGKILL."""
+_POLL_INTERVAL = 0.05
+"""Seconds between looks at a worker that may be writing."""
+_REMINDER = 2.0
+"""Seconds until it is said who has not ended yet. Each time after that is twice as far away."""
+_HELD_POLL_INTERVAL = 0.1
+"""Seconds between looks at a worker that has ended and is held by a debugger: nothing tells when that lets go."""
+
+
+class StopInProgress(Protocol):
+    """A stop that was begun, driven to its end by whoever waits for other things too. Nothing here blocks."""
+
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when there is something to do."""
+        ...
+
+    def wake_at(self) -> float:
+        """When there is something to do by itself, in seconds on the monotonic clock; infinite for never."""
+        ...
+
+    def step(self) -> bool:
+        """Do what is due. Returns whether all workers, and whatever they have spawned, are gone."""
+        ...
+
+    def kill_now(self) -> None:
+        """Give no more time: SIGKILL to all that is left."""
+        ...
+
+
+class StoppableProcess(Protocol):
+    """What the ladder needs of a worker."""
+
+    pid: int
+    held_by_debugger: bool
+    """Whether it has ended and a debugger holds it still: its descriptor is readable, and it counts as running."""
+    signalled: bool
+    """Whether it was asked to end while it ran."""
+
+    def fileno(self) -> int:
+        """Becomes readable when the worker has ended."""
+        ...
+
+    def poll(self) -> int | None:
+        """The exit code, or None while it runs."""
+        ...
+
+    def signal(self, number: int) -> None:
+        """Send a signal to it alone."""
+        ...
+
+
+class SweepInProgress(Protocol):
+    """What ends all that workers are and have left."""
+
+    @property
+    def cannot_find_all(self) -> bool:
+        """Whether it can no longer find all, so that there is no time to lose."""
+        ...
+
+    def begin(self, seconds: float) -> None:
+        """Begin to end all, in the place of what was begun before: SIGTERM, and SIGKILL after so many seconds."""
+        ...
+
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when `helpless` or `done` may have changed."""
+        ...
+
+    @property
+    def end_seen(self) -> bool:
+        """Whether it is known already that it is done, so that no descriptor will tell of it any more."""
+        ...
+
+    def done(self) -> bool:
+        """Whether nothing is left of what could be found."""
+        ...
+
+    def give_up(self) -> list[int]:
+        """Wait no longer for what is left, now or in a later sweep. Returns its pids, for a message."""
+        ...
+
+
+class _Stage(Enum):
+    SIGNALLED = "asked"
+    STACKS = "showing"
+    KILLED = "killed"
+    SWEEPING = "sweeping"
+    DONE = "done"
+
+
+class Escalation:
+    """One stop of some workers. The signal goes out when the ladder is made, but to those that law 5 spares.
+
+    Args:
+        processes: some of which may have ended already.
+        sweep: what ends all that they have left.
+        death_sig: the signal that asks.
+        grace: seconds between asking and the next rung.
+        limit: seconds for which one that writes a file is spared, at least `grace`; also, but one at least, between
+            SIGKILL and giving up.
+        clock: on which `wake_at` tells the time.
+        sent: whether somebody else sees to it that the processes get the signal.
+    """
+
+    def __init__(
+        self,
+        processes: Sequence[StoppableProcess],
+        sweep: SweepInProgress,
+        death_sig: int,
+        grace: float,
+        limit: float = 0.0,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        sent: bool = False,
+    ) -> None:
+        self._running = [each for each in processes if each.poll() is None]
+        self._sweep = sweep
+        self._death_sig = death_sig
+        self._limit = max(limit, grace)
+        self._clock = clock
+        self._stage = _Stage.SIGNALLED
+        self._began = began = clock.monotonic()
+        self._until = began + grace
+        self._deferred_until = began + self._limit
+        self._writing: dict[StoppableProcess, WriteDetector] = {}
+        self._deferred: list[StoppableProcess] = []
+        """Those that were not sent the signal yet, since they write."""
+        self._logged: list[StoppableProcess] = []
+        """Those of whom it was said that they write."""
+        self._remind_at, self._remind_every = began + _REMINDER, _REMINDER
+        self._terminates_rest = False
+        """Whether a sweep runs that asks before it kills."""
+        self.stuck: list[StoppableProcess] = []
+        """When done: those that even SIGKILL has not ended."""
+        for each in self._running:
+            if sent:
+                each.signalled = True
+            else:
+                self._signal_or_defer(each)
+        if death_sig == SIGKILL:
+            self._kill()
+        elif not self._running:
+            self._start_sweep(SWEEP_GRACE_PERIOD)
+
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when there is something to do."""
+        if self._stage is _Stage.DONE:
+            return []
+        return [*(each.fileno() for each in self._running if not each.held_by_debugger), *self._sweep.fds()]
+
+    def wake_at(self) -> float:
+        """When there is something to do by itself, in seconds on the clock; infinite when done."""
+        if self._stage is _Stage.SWEEPING and self._sweep.end_seen and not self._running:
+            return 0.0
+        if self._stage is _Stage.DONE:
+            return math.inf
+        times = [self._until]
+        if any(each.held_by_debugger for each in self._running):
+            times.append(self._clock.monotonic() + _HELD_POLL_INTERVAL)
+        if self._stage is _Stage.SIGNALLED:
+            times.append(self._remind_at)
+            if self._deferred:
+                times.append(self._clock.monotonic() + _POLL_INTERVAL)
+        return min(times)
+
+    def step(self) -> bool:
+        """Do what is due. Returns whether the stop is done."""
+        self._running = [each for each in self._running if each.poll() is None]
+        if self._stage in (_Stage.SIGNALLED, _Stage.STACKS, _Stage.KILLED):
+            if not self._running:
+                self._start_sweep(SWEEP_GRACE_PERIOD)
+            elif self._sweep.cannot_find_all:
+                self._kill()
+        now = self._clock.monotonic()
+        if self._stage is _Stage.SIGNALLED:
+            self._wait(now)
+        elif self._stage is _Stage.STACKS and now >= self._until:
+            self._kill_workers()
+        elif self._stage is _Stage.KILLED and now >= self._until:
+            self._start_sweep(0.0)
+        if self._stage is _Stage.SWEEPING:
+            if self._sweep.done() and not self._running:
+                self._stage = _Stage.DONE
+            elif self._clock.monotonic() >= self._until:
+                self._give_up()
+        return self._stage is _Stage.DONE
+
+    def shorten(self, until: float) -> None:
+        """The grace, also of one that writes a file, is over at this moment on the clock, if it is not earlier."""
+        self._deferred_until = min(self._deferred_until, until)
+        if self._stage is _Stage.SIGNALLED:
+            self._until = min(self._until, until)
+
+    def kill_now(self) -> None:
+        """Give no more time: SIGKILL to all that is left."""
+        if self._stage in (_Stage.SIGNALLED, _Stage.STACKS, _Stage.KILLED) or self._terminates_rest:
+            self._kill()
+
+    # Asking
+
+    def _signal_or_defer(self, process: StoppableProcess) -> None:
+        if self._death_sig != SIGKILL and self._is_writing(process) and is_ended_by(process.pid, self._death_sig):
+            self._deferred.append(process)
+        else:
+            self._signal(process)
+
+    def _signal(self, process: StoppableProcess) -> None:
+        log.warning("Sending process %d closing signal %s", process.pid, signal_name(self._death_sig))
+        if self._death_sig != SIGKILL:
+            process.signal(self._death_sig)
+
+    def _wait(self, now: float) -> None:
+        """Give the workers the time that is theirs."""
+        self._deferred = [each for each in self._deferred if each in self._running]
+        for each in list(self._deferred):
+            if not self._is_deferred(each, now):
+                self._deferred.remove(each)
+                self._signal(each)
+                self._until = max(self._until, now + KILL_TIMEOUT)
+        if now >= self._until and not self._deferred:
+            if any(self._is_deferred(each, now) for each in self._running):
+                self._until = now + _POLL_INTERVAL
+            else:
+                self._request_stacks()
+        if now >= self._remind_at:
+            self._log_remaining(now)
+
+    def _is_deferred(self, process: StoppableProcess, now: float) -> bool:
+        """Whether this one is not to be cut off yet; says so once, when it is sure."""
+        left = self._deferred_until - now
+        if left <= 0 or not self._is_writing(process):
+            return False
+        if self._writing[process].certain and process not in self._logged:
+            self._logged.append(process)
+            what = self._writing[process].what
+            log.warning(
+                "worker %d is writing %s; it is stopped when that is done, or in %.0f s", process.pid, what, left
+            )
+        return True
+
+    def _is_writing(self, process: StoppableProcess) -> bool:
+        from rallypoint.workers.open_writes import WriteDetector
+
+        return self._writing.setdefault(process, WriteDetector(process.pid, self._clock)).check()
+
+    def _log_remaining(self, now: float) -> None:
+        self._remind_every *= 2
+        self._remind_at = now + self._remind_every
+        left = self._until - now  # to the last rung, or to the next look at one that writes, who was told of
+        for each in self._running:
+            if each not in self._deferred and left >= 1:
+                log.warning("worker %d has not ended, SIGKILL in %.0f s", each.pid, left)
+
+    # Ending
+
+    def _request_stacks(self) -> None:
+        seconds = self._clock.monotonic() - self._began
+        for each in self._running:
+            log.warning("Process %d did not end within %.0f s; sending SIGKILL", each.pid, seconds)
+        able = [each for each in self._running if catches(each.pid, SIGABRT)]
+        if not able:
+            self._kill_workers()
+            return
+        self._stage = _Stage.STACKS
+        self._until = self._clock.monotonic() + STACKS_TIMEOUT
+        for each in able:
+            each.signal(SIGABRT)
+
+    def _kill_workers(self) -> None:
+        """SIGKILL to those that were asked in vain. What they have started is asked when they are gone."""
+        self._until = self._clock.monotonic() + KILL_TIMEOUT
+        for each in self._running:
+            each.signal(SIGKILL)
+        self._stage = _Stage.KILLED
+
+    def _kill(self) -> None:
+        """SIGKILL to all at once: the workers after the rest, since what a dead worker has left is harder to find."""
+        try:
+            self._start_sweep(0.0)
+        finally:
+            for each in self._running:
+                each.signal(SIGKILL)
+
+    def _start_sweep(self, seconds: float) -> None:
+        # The rung last, so that whoever is cut short in here can begin again.
+        self._until = self._clock.monotonic() + seconds + max(self._limit, 1.0)
+        self._sweep.begin(seconds)
+        self._stage, self._terminates_rest = _Stage.SWEEPING, seconds > 0
+
+    def _give_up(self) -> None:
+        self._stage = _Stage.DONE
+        self.stuck = self._running
+        for pid in sorted({each.pid for each in self._running} | set(self._sweep.give_up())):
+            log.error("Process %d does not end even on SIGKILL; it may be stuck in the kernel", pid)
+
+
+def run_to_end(stopping: StopInProgress, clock: Clock = SYSTEM_CLOCK) -> None:
+    """See a stop through to its end, where there is nothing else to wait for."""
+    while not stopping.step():
+        until_readable(stopping.fds(), stopping.wake_at() - clock.monotonic())

@@ -1,0 +1,129 @@
+"""Which variables a worker must find as the zygote found them. Pure.
+
+Two kinds matter, and all others do not:
+
+- what the imports have read through `os.environ`, which the zygote records: by name, there or not, and by how names
+  begin (`filters`);
+- what the interpreter, the loader and C libraries read by themselves, which nobody can record: the table below.
+
+`RANK`, `LOCAL_RANK` and the like differ from worker to worker and matter only if an import has read them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
+
+UNTRACKED_READS = {
+    "PYTHON": "the interpreter",
+    "LD_": "the loader",
+    "GLIBC_": "the C library",
+    "MALLOC_": "the C library",
+    "LANG": "the C library",
+    "LC_": "the C library",
+    "TZ": "the C library",
+    "OMP_": "OpenMP",
+    "GOMP_": "OpenMP",
+    "KMP_": "OpenMP",
+    "MKL_": "MKL",
+    "DNNL_": "oneDNN",
+    "ONEDNN_": "oneDNN",
+    "OPENBLAS_": "OpenBLAS",
+    "GOTO_": "OpenBLAS",
+    "BLIS_": "BLIS",
+    "TBB_": "TBB",
+    "NPY_": "numpy",
+    "CUDA_": "CUDA",
+    "CUBLAS_": "CUDA",
+    "CUDNN_": "CUDA",
+    "NVIDIA_": "CUDA",
+    "NVTE_": "CUDA",
+    "NCCL_": "NCCL",
+    "HIP_": "ROCm",
+    "ROCR_": "ROCm",
+    "HSA_": "ROCm",
+    "MIOPEN_": "ROCm",
+    "ZE_": "oneAPI",
+    "ONEAPI_": "oneAPI",
+    "SYCL_": "oneAPI",
+    "TORCH_": "torch",
+    "PYTORCH_": "torch",
+    "ATEN_": "torch",
+    "KINETO_": "torch",
+    "TPU_": "XLA",
+    "XLA_": "XLA",
+    "JAX_": "JAX",
+    "TF_": "TensorFlow",
+}
+"""Beginnings of names, and who reads such variables without being seen."""
+
+
+class VariableDifference(NamedTuple):
+    """A variable that matters and differs."""
+
+    name: str
+    text: str
+    """In words, with its values."""
+
+
+def first_difference(
+    zygote: Mapping[str, str], worker: Mapping[str, str], read: Mapping[str, str], beginnings: Mapping[str, str]
+) -> VariableDifference | None:
+    """The first variable that matters and differs; None if there is none.
+
+    Args:
+        zygote: the environment that the imports saw.
+        worker: what the worker is to find.
+        read: names that the imports have read, there or not, with the file and line that did.
+        beginnings: how names begin of which the imports have read all that there were, likewise.
+    """
+    for name in sorted({*zygote, *worker}):
+        if zygote.get(name) == worker.get(name):
+            continue
+        reader = read.get(name) or _by_beginning(name, beginnings) or _by_beginning(name, UNTRACKED_READS)
+        if reader:
+            text = (
+                f"{reader} reads {name}, which is {_shown_value(worker, name)} in the worker "
+                f"and was {_shown_value(zygote, name)} "
+                "during the imports"
+            )
+            return VariableDifference(name, text)
+    return None
+
+
+def untracked_read(names: Iterable[str]) -> str | None:
+    """The first of these variables that something reads without being seen, in words; None if there is none."""
+    return next(
+        (f"{who} reads {name}" for name in sorted(names) if (who := _by_beginning(name, UNTRACKED_READS))), None
+    )
+
+
+def affinity_conflict(zygote: Collection[int], worker: Collection[int], environ: Mapping[str, str]) -> str | None:
+    """Why a worker that has processors of its own cannot do with what imports have made of all, in words; None if it
+    can. OpenMP and BLAS count them when they are loaded, if nothing else says how many threads there shall be.
+
+    Args:
+        zygote: the processors that the imports saw.
+        worker: those of the worker; none named means all.
+        environ: the worker's environment.
+    """
+    if not worker or set(worker) == set(zygote):
+        return None
+    beginning = "a worker that is bound to processors takes its threads from what the imports found"
+    for name in _AFFINITY_VARIABLES:
+        if environ.get(name):
+            return f"{beginning}, and {name} has bound these to processors of all"
+    if not environ.get("OMP_NUM_THREADS"):
+        return f"{beginning}, and no OMP_NUM_THREADS says how many; set it"
+    return None
+
+
+_AFFINITY_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+
+
+def _by_beginning(name: str, readers: Mapping[str, str]) -> str:
+    return next((who for beginning, who in readers.items() if name.startswith(beginning)), "")
+
+
+def _shown_value(environ: Mapping[str, str], name: str) -> str:
+    return repr(environ[name]) if name in environ else "not set"

@@ -1,0 +1,53 @@
+"""What an interpreter that is to become a zygote imports in its `site` phase, from a folder first on PYTHONPATH.
+
+Whatever goes wrong in here ends the process: to go on would run the user's script in no round. In a copy that has
+become a worker the call returns, the real `sitecustomize` (if there is one) takes this module's place, and the
+interpreter goes on to the script as it always does. Written so that every Python there is understands it.
+"""
+
+import os
+import sys
+
+
+def _serve():
+    # type: () -> None
+    rooms = ("rallypoint", "rallypoint.workers", "rallypoint.workers.preload", "rallypoint.workers.reaper")
+    hook = os.path.dirname(os.path.abspath(__file__))
+    top = os.path.dirname(os.path.dirname(os.path.dirname(hook)))
+    sys.path[:] = [each for each in sys.path if each != hook]
+    finders = dict(sys.path_importer_cache)
+    del finders[hook]
+    there = _take_ours()
+    # The packages are empty here: to load them takes long, and nothing of them may be seen by the worker.
+    for name in rooms:
+        package = type(sys)(name)
+        package.__path__ = [os.path.join(top, *name.split(".")[1:])]
+        sys.modules[name] = package
+    from rallypoint.workers.preload.zygote import serve
+
+    _take_ours()
+    sys.path_importer_cache.clear()
+    sys.path_importer_cache.update(finders)
+    sys.modules.update(there)  # type: ignore[arg-type]
+    serve()
+
+
+def _take_ours():
+    # type: () -> dict[str, object]
+    names = [name for name in sys.modules if name == "rallypoint" or name.startswith("rallypoint.")]
+    return {name: sys.modules.pop(name) for name in names}
+
+
+try:
+    if sys.version_info < (3, 10):  # noqa: UP036 - nobody has asked yet which one this is
+        raise RuntimeError("this interpreter is older than Python 3.10")
+    _serve()
+except BaseException as error:
+    try:
+        os.write(2, ("%s: %s" % (type(error).__name__, error)).encode())  # noqa: UP031 - in any Python
+    finally:
+        os._exit(70)
+
+# From here on this is a worker. What stands in `sys.modules` under our name when this ends is what is imported.
+del sys.modules["sitecustomize"]
+__import__("sitecustomize")  # the real one; `site` hears the ImportError if there is none

@@ -1,0 +1,259 @@
+"""Warm starts of one agent: a zygote at a time, and the word whether a worker is forked from it or starts cold.
+
+When the first workers are to start and the first zygote still imports, they wait for it (`importing`), `PATIENCE` at
+most for each module: it imports what they would, and has begun before them, so that they come to their first line after
+the import no later, and the processors import once and not once for each worker. A script that does other things before
+it imports waits longer than it had to. Never again: workers that are to start while a later zygote imports start cold.
+
+Laws:
+
+1. Nothing here blocks, but for the milliseconds that a copy takes.
+2. Whatever goes wrong with a zygote, workers start cold, and a line says why, once.
+3. A zygote that has ended is followed by another in the background, unless several in a row were of no use.
+4. One that can never be used is let go at once; another follows it if that has something left to import.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+from collections.abc import Collection, Mapping, Sequence
+
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.errors import ResourceError
+from rallypoint.base.kernel import memory_file
+from rallypoint.base.log import get_logger
+from rallypoint.workers.preload.command import NeverForkable, NotForkable
+from rallypoint.workers.preload.environment import untracked_read
+from rallypoint.workers.preload.zygote_client import PreloadSpec, ZygoteClient, ZygotePhase
+from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, StartedWorker
+
+log = get_logger(__name__)
+
+IMPORT_TIMEOUT = 20.0
+"""Seconds that the first start of workers waits for the import of a module."""
+_MAX_DEATHS = 3
+"""So many zygotes in a row may end without a worker forked from them."""
+
+
+class PreloadManager:
+    """The zygotes of one agent.
+
+    Args:
+        modules: what they import.
+        argv: the command of a worker.
+        environ: the environment that all workers have in common.
+        own: names of the variables that each worker has of its own.
+        workers: how many start at a time.
+        clock: on which `wake_at` tells the time.
+    """
+
+    def __init__(
+        self,
+        modules: Sequence[str],
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        own: Collection[str] = (),
+        workers: int = 1,
+        clock: Clock = SYSTEM_CLOCK,
+    ) -> None:
+        self._preload = PreloadSpec(tuple(modules), per_worker_variables=tuple(own))
+        self._argv = list(argv)
+        self._environ = dict(environ)
+        self._workers = workers
+        self._clock = clock
+        self._never_forkable_count = 0
+        self._late_imports: _LateImportsFile | None = None
+        self._zygote: ZygoteClient | None = None
+        self._given_up = False
+        self._progress_at = 0.0
+        self._first = True
+        self._deaths = 0
+        self._warned: set[str] = set()
+
+    @property
+    def pid(self) -> int | None:
+        """The process id of the present zygote, for people; None if there is none."""
+        return None if self._zygote is None else self._zygote.pid
+
+    def ensure_zygote(self, guardian: ReaperClient) -> None:
+        """Have a zygote below this guardian, if there can be one. Does not wait for it."""
+        if self._zygote is not None and self._zygote.reaper is not guardian:
+            self.close()
+        if self._zygote is None and not self._given_up:
+            self._begin(guardian)
+        elif self._late_imports is not None:
+            self._late_imports.log()
+
+    @property
+    def importing(self) -> bool:
+        """Whether workers that are to start now shall wait."""
+        zygote = self._zygote
+        waits = self._first and zygote is not None and zygote.phase is ZygotePhase.IMPORTING
+        if waits and self._clock.monotonic() >= self._progress_at + IMPORT_TIMEOUT:
+            self._first = waits = False
+            self._warn_not_forked(
+                f"{self._module_names()} is not imported, and has not got on for {IMPORT_TIMEOUT:.0f} s; "
+                "later starts may be warm"
+            )
+        return waits
+
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when there is something to do."""
+        return [] if self._zygote is None else self._zygote.fds()
+
+    def wake_at(self) -> float:
+        """When `importing` ends at the latest, on the monotonic clock; infinite if it is over."""
+        zygote = self._zygote
+        waits = self._first and zygote is not None and zygote.phase is ZygotePhase.IMPORTING
+        return self._progress_at + IMPORT_TIMEOUT if waits else math.inf
+
+    def step(self) -> None:
+        """Take notice of what has happened to the zygote."""
+        zygote = self._zygote
+        if zygote is None or zygote.phase in (ZygotePhase.UNFORKABLE, ZygotePhase.LOST):
+            return
+        before, imported = zygote.phase, zygote.imported
+        now = zygote.poll()
+        if zygote.imported > imported:
+            self._progress_at = self._clock.monotonic()
+        if now is ZygotePhase.UNFORKABLE:
+            self._retry_without_module(zygote)
+        elif now is ZygotePhase.LOST:
+            self._on_zygote_lost(zygote)
+        elif now is not before:
+            log.info("%s is imported; workers are forked from process %d", self._module_names(), zygote.pid)
+
+    def start(
+        self,
+        argv: Sequence[str],
+        environ: Mapping[str, str],
+        stdout: int | None,
+        stderr: int | None,
+        cpus: Collection[int],
+    ) -> StartedWorker | None:
+        """Fork a worker, if it can be as a cold one is; None if it is to start cold.
+
+        Raises:
+            UserError: as `Guardian.spawn` raises it.
+            ReaperLost: the guardian has ended.
+        """
+        self.step()
+        zygote = self._zygote
+        if zygote is None or zygote.phase is not ZygotePhase.READY:
+            return None
+        try:
+            started = zygote.fork(argv, environ, None, stdout, stderr, cpus)
+        except NotForkable as reason:
+            if zygote.poll() is ZygotePhase.LOST:
+                self._on_zygote_lost(zygote)
+            else:
+                self._on_not_forkable(reason)
+            return None
+        self._deaths = self._never_forkable_count = 0
+        return started
+
+    def close(self) -> None:
+        """End the zygote, as at the end of its guardian. Workers forked from it go on. Idempotent."""
+        zygote, self._zygote = self._zygote, None
+        if zygote is not None:
+            zygote.close()
+        if self._late_imports is not None:
+            self._late_imports.log()
+            self._late_imports.close()
+            self._late_imports = None
+
+    # Inside
+
+    def _begin(self, guardian: ReaperClient) -> None:
+        self._progress_at = self._clock.monotonic()
+        unseen = untracked_read(self._preload.per_worker_variables)
+        if unseen:
+            self._give_up(f"{unseen}, and each worker has its own")
+            return
+        if self._late_imports is None and log.isEnabledFor(logging.DEBUG):
+            self._late_imports = _LateImportsFile()
+        request = self._preload._replace(noted_in=None if self._late_imports is None else self._late_imports.path)
+        try:
+            self._zygote = ZygoteClient(guardian, self._argv, self._environ, request)
+        except NotForkable as reason:
+            self._give_up(str(reason))
+        except ReaperLost:
+            return  # another one follows, and `prepare` with it
+        except ResourceError as reason:
+            self._give_up(str(reason))
+        except OSError as error:
+            self._give_up(f"no process could be started to import {self._module_names()}: {error.strerror or error}")
+
+    def _on_zygote_lost(self, zygote: ZygoteClient) -> None:
+        self._zygote, self._first = None, False
+        if zygote.reaper.lost:
+            return
+        self._deaths += 1
+        what = f"the process {zygote.pid}, from which warm workers are forked, is lost: {zygote.reason}"
+        if zygote.is_permanent:
+            self._give_up(what)
+            return
+        if self._deaths >= _MAX_DEATHS:
+            self._give_up(f"{what}; so were {_MAX_DEATHS - 1} before it")
+            return
+        self._warned.clear()
+        self._warn_not_forked(f"{what}; they do until another has imported {self._module_names()}")
+        self._begin(zygote.reaper)
+
+    def _retry_without_module(self, zygote: ZygoteClient) -> None:
+        """Go on without the module that makes a zygote unfit, if that leaves any."""
+        self._zygote, self._first = None, False
+        why = f"{zygote.module} cannot be preloaded: {zygote.reason}"
+        left_out = (*self._preload.left_out, zygote.module)
+        rest = [each for each in self._preload.modules if each != zygote.module]
+        rest = rest or [each for each in zygote.packages if each not in left_out]
+        if not rest:
+            self._give_up(f"{why}; take it out of --preload, or name there what does without it")
+            return
+        self._preload = self._preload._replace(modules=tuple(rest), left_out=left_out)
+        self._warn_not_forked(f"{why}; they do until {self._module_names()} is preloaded without it")
+        self._begin(zygote.reaper)
+
+    def _on_not_forkable(self, reason: NotForkable) -> None:
+        """A worker starts cold; if that is so for all that start at a time, it is so each time."""
+        self._warn_not_forked(str(reason), reason.about)
+        self._never_forkable_count += isinstance(reason, NeverForkable)
+        if self._never_forkable_count >= self._workers:
+            log.info("No worker can be forked from process %s, which is let go", self.pid)
+            self._given_up = True
+            self.close()
+
+    def _give_up(self, why: str) -> None:
+        self._given_up, self._zygote = True, None
+        self._warn_not_forked(why)
+
+    def _warn_not_forked(self, why: str, about: str = "") -> None:
+        if (about or why) not in self._warned:
+            self._warned.add(about or why)
+            log.warning("Workers start cold: %s", why)
+
+    def _module_names(self) -> str:
+        return ", ".join(self._preload.modules)
+
+
+class _LateImportsFile:
+    """A file in memory in which workers note what they import after the fork."""
+
+    def __init__(self) -> None:
+        self._fd = memory_file("rallypoint-late-imports")
+        self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
+
+    def close(self) -> None:
+        """Let go of it. Call this once."""
+        os.close(self._fd)
+
+    def log(self) -> None:
+        """Log what there is, and forget it."""
+        from rallypoint.workers.preload.late_imports import summary
+
+        words = summary(os.pread(self._fd, os.fstat(self._fd).st_size, 0).decode(errors="replace"))
+        os.ftruncate(self._fd, 0)
+        if words:
+            log.debug("Workers imported after the fork: %s; to preload these too, name them in --preload", words)

@@ -1,0 +1,42 @@
+"""A guardian that is started ahead of the agent that will use it, so that it gets ready beside the imports.
+
+One is kept here at most; whoever takes it owns it. If nobody does, it ends with this process.
+"""
+
+from __future__ import annotations
+
+import os
+
+from rallypoint.base.errors import RallypointError
+from rallypoint.workers.reaper.client import ReaperClient
+
+_prestarted: ReaperClient | None = None
+
+
+def prestart() -> None:
+    """Start one for the next `take`. A failure is not told here: the agent will try again, and tell."""
+    global _prestarted
+    if _prestarted is None:
+        try:
+            _prestarted = ReaperClient()
+        except RallypointError:
+            return
+
+
+def take_prestarted() -> ReaperClient:
+    """The one that was started ahead, else a new one. Raises as `Guardian` does."""
+    global _prestarted
+    taken, _prestarted = _prestarted, None
+    if taken is not None and taken.lost:
+        taken.close()
+        taken = None
+    return taken or ReaperClient()
+
+
+def _reset_after_fork() -> None:
+    """It is the original's, not that of a copy of the process."""
+    global _prestarted
+    _prestarted = None
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)

@@ -1,0 +1,166 @@
+"""How the guardian and its keeper stand in the system: what they adopt, hear, hold open and hold in memory.
+
+Laws:
+
+1. They adopt whatever is orphaned below them, and no signal but SIGKILL ends them.
+2. They hold open nothing that is the agent's, and in memory only what idle processes need.
+3. Built-in modules only: `os`, `signal` and `socket` would double the time until the guardian is ready.
+"""
+
+from __future__ import annotations
+
+import posix
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from typing import Any
+
+SIGKILL, SIGPIPE, SIGTERM, SIGCHLD, SIGCONT, SIGXFSZ = 9, 13, 15, 17, 18, 25
+_SET_CHILD_SUBREAPER, _MADV_DONTNEED = 36, 4
+
+
+def signals() -> Any:
+    """What `signal` is made of; that makes enums of all its constants, for 4 ms and 1 MB."""
+    return __import__("_signal")
+
+
+def become_subreaper() -> None:
+    """Adopt the orphans below us. Python has no call for it; `ctypes` does it too, for 2 ms more.
+
+    Raises:
+        OSError: the kernel is older than 3.4, or a sandbox denies it.
+    """
+    ctypes = __import__("_ctypes")
+    try:
+        prctl = ctypes.dlsym(ctypes.dlopen(None, 2), "prctl")
+        refused = ctypes.call_function(prctl, (_SET_CHILD_SUBREAPER, 1, 0, 0, 0))
+    except AttributeError:  # these names are not public
+        refused = __import__("ctypes").CDLL(None).prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if refused:
+        raise OSError("this kernel has no PR_SET_CHILD_SUBREAPER")
+
+
+def sigchld_fd() -> int:
+    """Block all signals but SIGCHLD; returns a descriptor that is readable after each."""
+    signal = signals()
+    reading, writing = posix.pipe2(posix.O_CLOEXEC | posix.O_NONBLOCK)
+    signal.set_wakeup_fd(writing, warn_on_full_buffer=False)
+    signal.signal(SIGCHLD, lambda _number, _frame: None)
+    signal.pthread_sigmask(signal.SIG_SETMASK, set(signal.valid_signals()) - {SIGCHLD})
+    return int(reading)
+
+
+def close_inherited(kept: set[int]) -> None:
+    """Close what the agent had inherited and is none of ours; 0 and 1 lead nowhere, 2 stays for a last word."""
+    # By name: where the kernel has no close_range(2), `closerange` tries every number there could be.
+    for fd in map(int, posix.listdir("/proc/self/fd")):
+        if fd > 2 and fd not in kept:
+            try:  # noqa: SIM105 - contextlib is not built in
+                posix.close(fd)
+            except OSError:  # the one by which they were listed
+                pass
+    for target in (0, 1, 2):
+        if target == 2 and _is_open(2):
+            continue
+        null = open_null()
+        if null != target:
+            posix.dup2(null, target, inheritable=False)
+            posix.close(null)
+
+
+def open_null() -> int:
+    """/dev/null; where there is none, the end of a pipe that nobody holds the other end of: nothing comes of either."""
+    try:
+        return posix.open("/dev/null", posix.O_RDWR)
+    except OSError:
+        reading, writing = posix.pipe()
+        posix.close(writing)
+        return reading
+
+
+def _is_open(fd: int) -> bool:
+    try:
+        posix.fstat(fd)
+    except OSError:
+        return False
+    return True
+
+
+def _unlink(path: bytes) -> None:
+    try:  # noqa: SIM105 - contextlib is not built in
+        posix.unlink(path)
+    except OSError:
+        pass
+
+
+def remove(path: bytes, *, whole: bool) -> None:
+    """Remove a folder and what is below it: folders as far as they are empty, or everything."""
+    try:
+        names = posix.listdir(path)
+    except NotADirectoryError:  # the watchdog's pipe
+        if whole:
+            _unlink(path)
+        return
+    except OSError:
+        return
+    for name in names:
+        inner = path + b"/" + name
+        try:
+            folder = posix.lstat(inner).st_mode & 0o170000 == 0o040000
+            if folder:
+                remove(inner, whole=whole)
+            elif whole:
+                posix.unlink(inner)
+        except OSError:
+            pass
+    try:  # noqa: SIM105 - contextlib is not built in
+        posix.rmdir(path)
+    except OSError:
+        pass
+
+
+def trim_memory() -> None:
+    """Unmap what only the start-up needed of the interpreter's code: half of what this process holds.
+
+    It is clean and in the page cache, where whatever is needed again is found.
+    """
+    try:
+        ctypes = __import__("_ctypes")
+        address = type("address", (ctypes._SimpleCData,), {"_type_": "P"})
+        madvise = ctypes.dlsym(ctypes.dlopen(None, 2), "madvise")
+        # The interpreter itself is the largest: last, and with nothing more to do for it than the call, since whatever
+        # runs then comes back.
+        mappings = sorted(_clean_mappings(), key=lambda each: each[1] - each[0])
+        for call in [(address(start), address(end - start), _MADV_DONTNEED) for start, end in mappings]:
+            ctypes.call_function(madvise, call)
+    except (AttributeError, OSError):  # these names are not public, and the file is not on every kernel
+        pass
+
+
+def _clean_mappings() -> list[tuple[int, int]]:
+    """Start and end of the mapped files that are read only and that nothing has been written into."""
+    found = []
+    mapping: tuple[int, int] | None = None
+    for line in _lines("/proc/self/smaps"):
+        fields = line.split()
+        if len(fields) > 5 and fields[1] in (b"r-xp", b"r--p") and fields[5].startswith(b"/"):
+            start, end = fields[0].split(b"-")
+            mapping = int(start, 16), int(end, 16)
+        elif len(fields) > 4 and b"-" in fields[0]:
+            mapping = None
+        elif mapping is not None and fields[0] == b"Anonymous:" and fields[1] == b"0":
+            found.append(mapping)
+    return found
+
+
+def _lines(path: str) -> Iterator[bytes]:
+    """The lines of a file, in pieces: the whole would need more memory than this saves."""
+    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
+    try:
+        rest = b""
+        while chunk := posix.read(fd, 4096):
+            *whole, rest = (rest + chunk).split(b"\n")
+            yield from whole
+    finally:
+        posix.close(fd)

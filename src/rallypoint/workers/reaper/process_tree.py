@@ -1,0 +1,248 @@
+"""All that is below one process: finding it in /proc, killing it, reaping it.
+
+Laws:
+
+1. A child that has ended is reaped at once.
+2. A pid is killed by a pidfd, once it is known that this still names a process of ours.
+3. A sweep kills nothing that is started after it was begun, and what has once outlived SIGKILL is not waited for again.
+   It may ask first, by one SIGTERM to each process.
+4. What is kept, with all below it, is spared by every sweep, but not by the end.
+"""
+
+from __future__ import annotations
+
+import posix
+import select
+import time
+
+from rallypoint.workers.reaper.process_setup import SIGCONT, SIGKILL, SIGTERM, signals
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+SWEEP_INTERVAL = 0.05
+"""Seconds between two looks while something is being killed, beside the looks at each end of a child."""
+LAST_TIMEOUT = 10.0
+"""Seconds that guardian and keeper stay, before they end, for what does not even end on SIGKILL."""
+
+
+def descendants(root: int, parents: dict[int, int], but: Collection[int] = ()) -> set[int]:
+    """The descendants of a process. Pure.
+
+    Args:
+        root: its pid.
+        parents: pid to parent's pid, of all processes.
+        but: those that are left out, with their own descendants.
+    """
+    children: dict[int, list[int]] = {}
+    for pid, parent in parents.items():
+        children.setdefault(parent, []).append(pid)
+    found: set[int] = set()
+    frontier = [root]
+    while frontier:
+        new = [pid for parent in frontier for pid in children.get(parent, ()) if pid not in found and pid not in but]
+        found.update(new)
+        frontier = new
+    return found - {root}
+
+
+class Process:
+    """What /proc tells of a process."""
+
+    def __init__(self, parent: int, started: int, ended: bool) -> None:
+        self.parent = parent
+        self.started = started
+        """With the pid, it names one process for ever."""
+        self.ended = ended
+
+
+def processes() -> dict[int, Process]:
+    """Every process that can be seen, by pid.
+
+    Raises:
+        OSError: /proc cannot be read at the moment: no descriptor is free, say.
+    """
+    found = {}
+    for name in posix.listdir("/proc"):
+        if name.isdigit() and (process := _read_process(int(name))) is not None:
+            found[int(name)] = process
+    return found
+
+
+def _read_process(pid: int) -> Process | None:
+    try:
+        fd = posix.open(f"/proc/{pid}/stat", posix.O_RDONLY | posix.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        line = posix.read(fd, 1024)
+    except OSError:
+        return None
+    finally:
+        posix.close(fd)
+    # The command name stands in parentheses and may itself hold spaces and parentheses: split after the last one.
+    fields = line[line.rfind(b")") + 2 :].split()
+    if len(fields) < 20:
+        return None
+    # A process whose first thread has ended shows as a zombie while its other threads run.
+    return Process(int(fields[1]), int(fields[19]), fields[0] in b"ZX" and int(fields[17]) <= 1)
+
+
+class ProcessTree:
+    """All that is below this process.
+
+    Args:
+        wake: the reading end of the pipe that tells of children which have ended.
+    """
+
+    def __init__(self, wake: int) -> None:
+        self.wake = wake
+        self.started: set[int] = set()
+        """Children whose ends matter, as long as they are not reaped."""
+        self.exits: dict[int, int] = {}
+        """Exit codes of those that were, -N for a signal."""
+        self._kill_at = 0.0
+        self._terminated: set[tuple[int, int]] = set()
+        self._stuck: set[tuple[int, int]] = set()
+        self._excluded: set[int] = set()
+
+    def exclude(self, pid: int) -> None:
+        """Spare this child, and what is below it, in every sweep from now on."""
+        self._excluded.add(pid)
+
+    def watch_orphan(self, pid: int) -> bool:
+        """The end of this process matters: it is below us, and will be a child of ours. Returns whether it is there."""
+        if _read_process(pid) is None:
+            return False
+        self.started.add(pid)
+        return True
+
+    def reap(self) -> bool:
+        """Take notice of all children that have ended; returns whether there are others."""
+        try:  # noqa: SIM105 - contextlib is not built in
+            posix.read(self.wake, 4096)
+        except BlockingIOError:
+            pass
+        while True:
+            try:
+                pid, status = posix.waitpid(-1, posix.WNOHANG)
+            except ChildProcessError:
+                return False
+            if pid == 0:
+                return True
+            self._excluded.discard(pid)
+            if pid in self.started:
+                self.started.discard(pid)
+                self.exits[pid] = posix.waitstatus_to_exitcode(status)
+
+    def begin_sweep(self, seconds: float) -> None:
+        """From now on `sweep` asks all that is below to end, and kills what has not done so within this time."""
+        self._kill_at = time.monotonic() + seconds
+        self._terminated.clear()
+
+    def sweep(self) -> bool:
+        """One look of a sweep: the signal to all that is below; returns whether there was anything, but the stuck."""
+        if (
+            not self.reap() or self._only_excluded()
+        ):  # no child at all: then nothing is below us, and nobody needs to look
+            return False
+        try:
+            found = processes()
+            victims = self._own_descendants({pid: each for pid, each in found.items() if not each.ended})
+            if time.monotonic() >= self._kill_at:
+                for pid in victims:
+                    self._send(pid, SIGKILL)
+            else:
+                self._terminate({(pid, found[pid].started) for pid in victims})
+            if any((pid, found[pid].started) not in self._stuck for pid in victims):
+                return True
+            return self.reap() and self._has_other_children()
+        except OSError:  # no descriptor is free, say: look again
+            return True
+
+    def give_up(self) -> None:
+        """Do not wait again for what is left now."""
+        try:
+            found = processes()
+        except OSError:
+            return
+        left = self._own_descendants(found)
+        self._stuck = {(pid, found[pid].started) for pid in left}
+
+    def end(self, seconds: float) -> None:
+        """Kill all, and stay so long for what does not end at once."""
+        until = time.monotonic() + seconds
+        self._excluded.clear()
+        self.begin_sweep(0.0)
+        poller = select.poll()
+        poller.register(self.wake, select.POLLIN)
+        while self.sweep() and time.monotonic() < until:
+            poller.poll(SWEEP_INTERVAL * 1000)
+
+    def _own_descendants(self, found: dict[int, Process]) -> set[int]:
+        """What is below us and not kept. What was adopted may still be below what is kept, for a moment."""
+        me = posix.getpid()
+        parents = {pid: me if pid in self.started else each.parent for pid, each in found.items()}
+        return descendants(me, parents, self._excluded)
+
+    def _has_other_children(self) -> bool:
+        """Whether there is a child that is neither stuck nor kept, where it is known that there is one."""
+        if not self._stuck and not self._excluded:
+            return True
+        me = posix.getpid()
+        return any(
+            (each.parent == me or pid in self.started)
+            and pid not in self._excluded
+            and (pid, each.started) not in self._stuck
+            for pid, each in processes().items()
+        )
+
+    def _only_excluded(self) -> bool:
+        """Whether the kernel's list of our children, where it has one, names only those that are kept.
+
+        The list is exact: from that of a process with one thread, only that thread's own `waitpid` takes any.
+        """
+        if not self._excluded or self.started - self._excluded:
+            return False
+        me = posix.getpid()
+        try:
+            fd = posix.open(f"/proc/self/task/{me}/children", posix.O_RDONLY | posix.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            return set(map(int, posix.read(fd, 4096).split())) <= self._excluded
+        except OSError:
+            return False
+        finally:
+            posix.close(fd)
+
+    def _terminate(self, victims: set[tuple[int, int]]) -> None:
+        for pid, _ in victims - self._terminated:
+            self._send(pid, SIGTERM, SIGCONT)  # one that was stopped hears it only when it goes on
+        self._terminated |= victims
+
+    @staticmethod
+    def _send(pid: int, *numbers: int) -> None:
+        try:
+            fd = posix.pidfd_open(pid)
+        except OSError:
+            return
+        try:
+            # Only now the number can no longer pass to another process: is it still one of ours?
+            if _is_own_descendant(pid):
+                for number in numbers:
+                    signals().pidfd_send_signal(fd, number)
+        except OSError:  # it has ended, or runs as somebody whom we may not signal
+            pass
+        finally:
+            posix.close(fd)
+
+
+def _is_own_descendant(pid: int) -> bool:
+    root = posix.getpid()
+    while pid > 1 and (process := _read_process(pid)) is not None:
+        pid = process.parent
+        if pid == root:
+            return True
+    return False

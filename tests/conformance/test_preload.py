@@ -1,0 +1,98 @@
+"""Real torch in warm workers: the same loss, whole and after a kill; and the differential suite under `--preload`."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.conformance import test_side_by_side as side_by_side
+from tests.conformance.record import Record
+from tests.conformance.side_by_side.case import Case
+from tests.jobs import launching
+from tests.jobs.launching import Job, Launcher
+
+pytestmark = pytest.mark.torch
+
+TRAINING = str(Path(__file__).parents[2] / "examples" / "train_ddp.py")
+EVERY = 10
+"""One in so many cases of the differential suite runs here; `make conformance-preload` runs them all."""
+
+
+@pytest.mark.parametrize("case", side_by_side.CASES[::EVERY], ids=lambda case: case.name)
+def test_both_leave_the_same(launcher: Launcher, record: Record, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(launching, "WARM", "json")
+    side_by_side.test_side_by_side(launcher, record, case)
+
+
+def loss(job: Job) -> str:
+    assert job.ends() == 0, job.err
+    (found,) = re.findall(r"^final loss (\d+\.\d{9})$", "\n".join(job.out), re.MULTILINE)
+    assert isinstance(found, str)
+    return found
+
+
+def told(progress: Path, event: str) -> list[dict[str, float]]:
+    lines = progress.read_text().splitlines() if progress.exists() else []
+    return [each for each in map(json.loads, lines) if each["event"] == event]
+
+
+def test_training_ends_with_the_same_loss_whole_and_killed(launcher: Launcher) -> None:
+    common = ("--standalone", "--nproc-per-node=2", "--max-restarts=1")
+    model = (TRAINING, "--steps=60", "--every=10")
+    cold = loss(launcher(*common, *model))
+    assert loss(launcher(*common, "--preload=torch", *model)) == cold
+    progress = launcher.folder / "progress"
+    folder = f"--checkpoint-dir={launcher.folder / 'checkpoint'}"
+    job = launcher(*common, "--preload=torch", *model, folder, f"--progress={progress}", env={"LOGLEVEL": "DEBUG"})
+    deadline = time.monotonic() + launching.PATIENCE
+    while not [each for each in told(progress, "step") if each["step"] >= 25]:
+        assert time.monotonic() < deadline, job.err
+        time.sleep(0.01)
+    (victim,) = [each for each in told(progress, "training") if each["rank"] == 1]
+    os.kill(int(victim["pid"]), signal.SIGKILL)
+    assert loss(job) == cold
+    resumed = [each["step"] for each in told(progress, "training")[2:]]
+    assert len(resumed) == 2
+    assert min(resumed) >= 20
+    assert "cold" not in job.err
+    assert "torch is imported; workers are forked from process" in job.err
+    late = [line for line in job.err.splitlines() if "imported after the fork" in line]
+    assert len(late) == 2, "before the restart, and at the end"
+    assert not [line for line in late if "torch._dynamo " in line], "which DistributedDataParallel() would import"
+
+
+NUMBERS = """
+import os, torch
+import torch.distributed as dist
+loaded = [each.tolist() for each in torch.utils.data.DataLoader(range(8), batch_size=2, num_workers=2)]
+dist.init_process_group("gloo")
+mine = torch.tensor([float(dist.get_rank() + 1)])
+dist.all_reduce(mine)
+a = torch.randn(200, 200, dtype=torch.float64)
+facts = [mine.item(), torch.initial_seed() >= 0, torch.randn(3).tolist(), (a @ a).sum().item(), torch.get_num_threads(),
+    loaded, torch.cuda.is_available(), os.environ.get("OMP_NUM_THREADS")]
+dist.destroy_process_group()
+if os.environ["RANK"] == "0":
+    os.write(1, (repr(facts) + "\\n").encode())
+"""
+
+
+@pytest.mark.parametrize("threads", ["1", "2", ""], ids=lambda each: f"{each or 'default'} threads")
+def test_torch_computes_what_it_computes_cold(launcher: Launcher, threads: str) -> None:
+    script = launcher.script("import torch\ntorch.manual_seed(7)\n" + NUMBERS)
+    outs = []
+    flags = ("--standalone", *(("--nproc-per-node=2",) if threads else ()))
+    # Tensors of a data loader pass through sockets in the temporary folder, on paths that must be short.
+    env = {"TMPDIR": "/tmp", **({"OMP_NUM_THREADS": threads} if threads else {})}
+    for warm in ((), ("--preload=torch,numpy,networkx,fsspec",)):  # the last two go through all variables
+        job = launcher.command([*launching.RALLYRUN, *flags, *warm, script], env)
+        assert job.ends() == 0, job.err
+        assert "cold" not in job.err, job.err
+        outs.append(job.out)
+    assert outs[0] == outs[1]

@@ -1,0 +1,553 @@
+"""Warm workers are what cold ones are, whatever a script can ask; and nothing of a zygote outlives its job."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs.launching import RALLYRUN, Job, Launcher
+from tests.jobs.nodes import all_end, c10d
+from tests.jobs.test_rough_ends import until_ended
+
+MODULES = "decimal,multiprocessing.process,random,logging,threading,socket"
+
+PROBE = """
+import faulthandler, gc, inspect, json, linecache, locale, os, resource, signal, stat, sys, threading, warnings
+import multiprocessing.process as mpp
+
+def stream(each):
+    if each is None:
+        return None
+    raw = getattr(each.buffer, "raw", each.buffer)
+    return [each.name, each.mode, each.encoding, each.errors, each.line_buffering, each.write_through, each.newlines,
+            each.seekable(), each.isatty(), each.fileno(), type(each).__name__, type(each.buffer).__name__, raw.mode,
+            raw.closefd, str(raw.name)]
+
+descriptors = [f"{fd} {os.path.realpath(f'/proc/self/fd/{fd}')}" for fd in os.listdir("/proc/self/fd") if int(fd) > 2]
+descriptors = [each for each in descriptors if "/proc" not in each]
+
+def kinds():
+    found = {}
+    for fd in range(3):
+        try:
+            found[fd] = stat.S_IFMT(os.fstat(fd).st_mode)
+        except OSError:
+            found[fd] = None
+    return found
+
+main = sys.modules["__main__"]
+status = dict(line.split(":\\t", 1) for line in open("/proc/self/status").read().splitlines() if ":\\t" in line)
+seen = {
+    "argv": sys.argv, "orig_argv": sys.orig_argv, "path": sys.path, "flags": list(sys.flags),
+    "executable": [sys.executable, sys.prefix, sys.exec_prefix], "warnoptions": sys.warnoptions,
+    "filters": [list(map(str, each)) for each in warnings.filters],
+    "xoptions": sys._xoptions, "main": {name: str(value).split(" at 0x")[0] for name, value in vars(main).items()
+        if name.startswith("__")}, "name": __name__, "file": __file__,
+    "environ": dict(os.environ), "order": list(os.environ), "shell": os.popen("env | sort").read().splitlines(),
+    "signals": {int(each): str(signal.getsignal(each)).split(" at 0x")[0] for each in signal.valid_signals()},
+    "mask": sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ()))),
+    "wakeup": signal.set_wakeup_fd(-1), "umask": os.umask(0o22), "folder": os.getcwd(),
+    "session": [os.getsid(0) == os.getpid(), os.getpgrp() == os.getpid()],
+    "parent": open(f"/proc/{os.getppid()}/cmdline").read().split("\\0")[-2],
+    "threads": [threading.active_count(), len(os.listdir("/proc/self/task")), threading.current_thread().name],
+    "ids": [threading.main_thread().native_id == os.getpid(), threading.main_thread().ident == threading.get_ident(),
+        threading.current_thread() is threading.main_thread()],
+    "streams": [stream(each) for each in (sys.stdin, sys.stdout, sys.stderr)], "kinds": kinds(),
+    "same": [sys.stdin is sys.__stdin__, sys.stdout is sys.__stdout__, sys.stderr is sys.__stderr__],
+    "descriptors": descriptors, "depth": len(inspect.stack()), "gc": gc.get_threshold(),
+    "collects": gc.isenabled(), "limit": sys.getrecursionlimit(), "faulthandler": faulthandler.is_enabled(),
+    "hooks": [sys.excepthook is sys.__excepthook__, sys.displayhook is sys.__displayhook__, sys.gettrace()],
+    "meta": [getattr(each, "__name__", type(each).__name__) for each in sys.meta_path],
+    "finders": sorted(each for each in sys.path_importer_cache if not each.startswith(os.path.dirname(os.__file__))),
+    "site": [name for name in sys.modules if "sitecustomize" in name or name.startswith("rallypoint")],
+    "process": [mpp.current_process().name, mpp.parent_process(), mpp.ORIGINAL_DIR],
+    "comm": open("/proc/self/comm").read(), "cmdline": open("/proc/self/cmdline").read(), "nice": os.nice(0),
+    "cpus": sorted(os.sched_getaffinity(0)), "locale": locale.setlocale(locale.LC_ALL),
+    "limits": [resource.getrlimit(each) for each in range(10)], "dumpable": status["SigIgn"],
+    "seccomp": status.get("Seccomp"), "nonewprivs": status.get("NoNewPrivs"),
+}
+with open(f"seen-{os.environ['RANK']}.json", "w") as file:
+    json.dump(seen, file)
+"""
+
+DIFFERENT = {
+    "TORCHELASTIC_ERROR_FILE",
+    "TORCHELASTIC_RUN_ID",
+    "MASTER_PORT",
+    "RALLYPOINT_NOTICES",
+    "RALLYPOINT_TEST_MARK",
+}
+
+
+def seen(folder: Path, rank: int = 0) -> dict[str, Any]:
+    path = folder / f"seen-{rank}.json"
+    found: dict[str, Any] = json.loads(path.read_text())
+    path.unlink()
+    found["environ"] = {name: value for name, value in found["environ"].items() if name not in DIFFERENT}
+    found["shell"] = [line for line in found["shell"] if line.partition("=")[0] not in DIFFERENT]
+    return found
+
+
+def alike(warm: dict[str, Any], cold: dict[str, Any]) -> None:
+    differing = {name: (warm[name], cold[name]) for name in cold if warm[name] != cold[name]}
+    assert not differing, "\n".join(f"{name}:\n  warm {pair[0]}\n  cold {pair[1]}" for name, pair in differing.items())
+
+
+def run(rallyrun: Launcher, *args: str, env: dict[str, str] | None = None, code: int = 0) -> Job:
+    job = rallyrun(*args, env=env)
+    assert job.ends() == code, job.err
+    return job
+
+
+def cold_and_warm(rallyrun: Launcher, *args: str, env: dict[str, str] | None = None) -> tuple[Any, Any]:
+    """What a worker sees, started cold and started warm."""
+    found = []
+    for flags in ((), (f"--preload={MODULES}",)):
+        job = run(rallyrun, "--standalone", *flags, *args, env=env)
+        assert "cold" not in job.err, job.err
+        found.append(seen(rallyrun.folder))
+    return found[0], found[1]
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [(), ("--redirects=3",), ("--tee=3",), ("--nproc-per-node=2",), ("--redirects=1", "--tee=2")],
+    ids=lambda flags: " ".join(flags) or "plain",
+)
+def test_a_script_sees_what_it_sees_cold(rallyrun: Launcher, flags: tuple[str, ...]) -> None:
+    flags = (f"--log-dir={rallyrun.folder}/logs", *flags)
+    cold, warm = cold_and_warm(rallyrun, *flags, rallyrun.script(PROBE), "a", "--b", "${local_rank}")
+    alike(warm, cold)
+
+
+def test_a_relative_script_and_its_own_modules(rallyrun: Launcher) -> None:
+    (rallyrun.folder / "beside.py").write_text("import sys\nsys.modules['__main__'].__dict__\nVALUE = __file__\n")
+    rallyrun.script(PROBE + "\nimport beside; assert beside.VALUE == os.path.join(os.getcwd(), 'beside.py')\n")
+    job = run(rallyrun, "--standalone", f"--preload={MODULES},beside", "script.py")
+    assert "cold" not in job.err
+    warm = seen(rallyrun.folder)
+    run(rallyrun, "--standalone", "script.py")
+    alike(warm, seen(rallyrun.folder))
+
+
+def test_a_module(rallyrun: Launcher) -> None:
+    package = rallyrun.folder / "package"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "probe.py").write_text(PROBE)
+    cold, warm = cold_and_warm(rallyrun, "-m", "package.probe", "x")
+    alike(warm, cold)
+    (package / "__main__.py").write_text(PROBE)
+    cold, warm = cold_and_warm(rallyrun, "package")
+    alike(warm, cold)
+
+
+@pytest.mark.parametrize(
+    "env",
+    [
+        {"PYTHONPATH": "{folder}/more"},
+        {"PYTHONSAFEPATH": "1"},
+        {"PYTHONHASHSEED": "7", "PYTHONIOENCODING": "latin-1:replace", "PYTHONWARNINGS": "ignore"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0"},
+        {"PYTHONDEVMODE": "1"},
+        {"PYTHONOPTIMIZE": "1", "PYTHONNOUSERSITE": "1"},
+    ],
+    ids=" ".join,
+)
+def test_what_the_environment_says(rallyrun: Launcher, env: dict[str, str]) -> None:
+    env = {name: value.format(folder=rallyrun.folder) for name, value in env.items()}
+    cold, warm = cold_and_warm(rallyrun, rallyrun.script(PROBE), env=env)
+    alike(warm, cold)
+
+
+def test_a_sitecustomize_of_the_users(rallyrun: Launcher) -> None:
+    more = rallyrun.folder / "more"
+    more.mkdir()
+    (more / "sitecustomize.py").write_text("import os\nos.write(1, f'custom {os.environ[\"RANK\"]}\\n'.encode())\n")
+    env = {"PYTHONPATH": str(more)}
+    cold, warm = cold_and_warm(rallyrun, rallyrun.script(PROBE), env=env)
+    alike(warm, cold)
+    assert warm["site"] == ["sitecustomize"]
+    assert rallyrun.jobs[-1].out == ["custom 0"]
+
+
+def test_inherited_signals_and_descriptors(rallyrun: Launcher) -> None:
+    script = rallyrun.script(PROBE)
+    found = []
+    for flags in ([], [f"--preload={MODULES}"]):
+        command = " ".join([*RALLYRUN, "--standalone", *flags, script])
+        job = rallyrun.command(["sh", "-c", f"umask 027; trap '' HUP USR1 INT; exec {command} <&- >file"])
+        assert job.ends() == 0, job.err
+        found.append(seen(rallyrun.folder))
+    alike(found[1], found[0])
+    assert found[0]["streams"][1][7] is True, "a file can be sought in"
+
+
+ENDINGS = {
+    "sys.exit()": 0,
+    "sys.exit(3)": 1,
+    "sys.exit('a text')": 1,
+    "raise KeyError('x')": 1,
+    "def f():\n    1 / 0\nf()": 1,
+    "os.kill(os.getpid(), 15)": 1,
+    "os.abort()": 1,
+    "import ctypes; ctypes.string_at(0)": 1,
+    "raise KeyboardInterrupt": 1,
+    "os._exit(7)": 1,
+    "atexit.register(print, 'at exit')": 0,
+    "threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()": 0,
+    "sys.stdout.write('no end of line')": 0,
+    "1 +": 1,
+    "import warnings; warnings.warn('old', DeprecationWarning)": 0,
+    "traceback.print_stack()": 0,
+}
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+def test_endings_are_those_of_a_cold_worker(rallyrun: Launcher, ending: str) -> None:
+    script = rallyrun.script(f"import atexit, os, sys, threading, time, traceback\nprint('begun')\n{ending}\n")
+    facts = []
+    for flags in ((), (f"--preload={MODULES}",)):
+        job = run(rallyrun, "--standalone", *flags, script, code=ENDINGS[ending])
+        assert "cold" not in job.err, job.err
+        facts.append([*job.out, *_without_numbers(job.err).split("\n")])
+    assert facts[1] == facts[0]
+
+
+def _without_numbers(text: str) -> str:
+    text = re.sub(r"(?m)^([EW])\d{4} [\d:.]+ \d+", r"\1", text)
+    text = re.sub(r"0x[0-9a-f]+", "0x", text)
+    text = re.sub(r"time +: \S+", "time", text)
+    return re.sub(r"(pid: |PID |[Pp]rocess )\d+", r"\1N", text)
+
+
+def test_what_the_imports_wrote_and_set_is_each_workers_own(rallyrun: Launcher) -> None:
+    (rallyrun.folder / "loud.py").write_text(
+        "import os, sys, warnings\nprint('imported')\nprint('careful', file=sys.stderr)\n"
+        "os.environ.setdefault('LOUD', 'yes'); os.environ.pop('GONE', None)\n"
+    )
+    script = rallyrun.script("import os, loud\nprint(os.environ['LOUD'], 'GONE' in os.environ)\n")
+    job = run(rallyrun, "--standalone", "--nproc-per-node=2", "--preload=loud", script, env={"GONE": "1"})
+    assert sorted(job.out) == ["imported"] * 2 + ["yes False"] * 2
+    assert job.err.count("careful") == 2
+
+
+def test_each_worker_draws_its_own_numbers(rallyrun: Launcher) -> None:
+    script = rallyrun.script(
+        "import random, os, multiprocessing, numpy, tempfile, uuid\n"
+        "drawn = [random.random(), numpy.random.random(), multiprocessing.current_process().authkey.hex()]\n"
+        "os.write(1, (' '.join(map(str, drawn)) + '\\n').encode())\n"
+    )
+    job = run(rallyrun, "--standalone", "--nproc-per-node=2", "--preload=random,numpy,multiprocessing", script)
+    assert "cold" not in job.err, job.err
+    first, second = (line.split() for line in job.out)
+    assert not {*first} & {*second}
+
+
+MULTIPROCESSING = """
+import multiprocessing, os, sys
+
+def work(queue):
+    queue.put((os.getppid(), __name__, os.environ["RANK"], sys.argv))
+
+if __name__ == "__main__":
+    for method in ("fork", "spawn", "forkserver"):
+        context = multiprocessing.get_context(method)
+        queue = context.Queue()
+        process = context.Process(target=work, args=(queue,))
+        process.start()
+        parent, name, rank, argv = queue.get()
+        process.join()
+        print(method, process.name, name, rank, process.exitcode, parent == os.getpid(), argv, flush=True)
+"""
+
+
+def test_multiprocessing_in_a_worker(rallyrun: Launcher) -> None:
+    script = rallyrun.script(MULTIPROCESSING)
+    outs = []
+    # A fork server listens in the temporary folder, on a path that the kernel lets be short only.
+    env = {"TMPDIR": "/tmp"}
+    for flags in ((), ("--preload=multiprocessing,multiprocessing.queues",)):
+        job = run(rallyrun, "--standalone", *flags, script, "x", env=env)
+        assert not job.err, job.err
+        outs.append(job.out)
+    assert outs[0] == outs[1]
+    assert len(outs[0]) == 3
+
+
+# When workers start cold
+
+
+def says_cold(job: Job) -> str:
+    (line,) = [line for line in job.err.split("\n") if "start cold" in line]
+    return line
+
+
+UNFIT = {
+    "import nothing_of_this_name": "ModuleNotFoundError: No module named 'nothing_of_this_name'",
+    "raise RuntimeError('not here')": "RuntimeError: not here",
+    "raise SystemExit(3)": "SystemExit: 3",
+    "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()": "stays: Thread-1 (wait)",
+    "import subprocess; subprocess.Popen(['sleep', '60'])": "it starts a process that goes on",
+    "import socket; kept = socket.socket()": "copies would share (socket:",
+    "import multiprocessing; lock = multiprocessing.Lock()": "memory that copies would share (/dev/shm/",
+    "import sys; sys.path.insert(0, '/nowhere')": "before the script's folder on sys.path",
+    "import os; os._exit(4)": "ended with exit code 4 during the imports",
+    "import os, signal; os.kill(os.getpid(), 9)": "killed by SIGKILL",
+}
+
+
+@pytest.mark.parametrize("text", UNFIT)
+def test_imports_that_no_copy_can_live_with(rallyrun: Launcher, text: str) -> None:
+    once = "import os\nif not os.path.exists('once'):\n    open('once', 'w').close()\n"
+    (rallyrun.folder / "unfit.py").write_text(f"{once}    {text}\n")
+    script = rallyrun.script("import os, sys, unfit\nos.write(1, f'{os.environ[\"RANK\"]}\\n'.encode())\n")
+    job = run(rallyrun, "--standalone", "--nproc-per-node=2", "--preload=unfit", script)
+    assert sorted(job.out) == ["0", "1"]
+    assert UNFIT[text] in job.err
+    if "killed" not in UNFIT[text]:
+        assert UNFIT[text] in says_cold(job)
+
+
+def test_an_accelerator_that_the_imports_have_initialized(rallyrun: Launcher) -> None:
+    (rallyrun.folder / "torch.py").write_text("class cuda:\n    is_initialized = staticmethod(lambda: True)\n")
+    job = run(rallyrun, "--standalone", "--preload=torch", rallyrun.script("print('up')"))
+    assert job.out == ["up"]
+    assert "torch cannot be preloaded: it initializes torch.cuda; take it out of --preload" in says_cold(job)
+
+
+@pytest.mark.parametrize(
+    ("args", "why"),
+    [
+        (("--no-python", "sh", "hello.sh"), "'sh' is no Python interpreter"),
+        (("missing.py",), "no script 'missing.py'"),
+        (("-m", "platform"), ""),
+    ],
+)
+def test_commands_that_cannot_be_forked(rallyrun: Launcher, args: tuple[str, ...], why: str) -> None:
+    rallyrun.script("echo hello", "hello.sh")
+    job = rallyrun("--standalone", "--preload=json", *args)
+    job.ends()
+    if why:
+        assert why in says_cold(job)
+    else:
+        assert "cold" not in job.err
+
+
+def test_an_interpreter_in_a_wrapper_never_runs_the_script_in_no_round(rallyrun: Launcher) -> None:
+    wrapper = rallyrun.folder / "python-wrapped"
+    wrapper.write_text(f'#!/bin/sh\nexec env -u PYTHONPATH {sys.executable} "$@"\n')
+    wrapper.chmod(0o755)
+    script = rallyrun.script("import os\nprint('ran', os.environ.get('RANK'))\n")
+    job = run(rallyrun, "--standalone", "--preload=json", script, env={"PYTHON_EXEC": str(wrapper)})
+    assert job.out == ["ran 0"]
+    assert "is no Python interpreter itself" in says_cold(job)
+
+
+READERS = {
+    "ALL = os.environ.get('RANK')": "reader.py:2 reads RANK while it is imported, and each worker has its own",
+    "ALL = 'RANK' in os.environ and os.environ['RANK']": "reader.py:2 reads RANK while it is imported",
+    "ALL = dict(os.environ).get('RANK')": "reader.py:2 copies all environment variables while it is imported",
+    "ALL = {n: v for n, v in os.environ.items()}.get('RANK')": "reader.py:2 copies all environment variables",
+    "ALL = {n: v for n, v in os.environ.items() if n.startswith('RAN')}.get('RANK')": (
+        "reader.py:2 reads all environment variables that begin with 'RAN', as RANK does while it is imported"
+    ),
+}
+
+
+@pytest.mark.parametrize("text", READERS)
+def test_variables_that_an_import_has_read(rallyrun: Launcher, text: str) -> None:
+    """The imports end where that is read: nothing waits for what would follow."""
+    (rallyrun.folder / "reader.py").write_text(f"import os\n{text}\nimport sys\nif ALL is None: sys.stdin.read()\n")
+    (rallyrun.folder / "never.py").write_text("import time\ntime.sleep(600)\n")
+    script = rallyrun.script("import os, reader\nos.write(1, f'{reader.ALL}\\n'.encode())\n")
+    job = run(rallyrun, "--standalone", "--nproc-per-node=2", "--preload=reader,never", script)
+    assert sorted(job.out) == ["0", "1"]
+    assert READERS[text] in says_cold(job), "once, and not for each worker"
+
+
+def test_an_import_that_keeps_few_variables_of_all(rallyrun: Launcher) -> None:
+    (rallyrun.folder / "reader.py").write_text(
+        "import os\nSOME = {name: text for name, text in os.environ.items() if name.startswith('MINE_')}\n"
+    )
+    script = rallyrun.script("import os, reader\nos.write(1, f'{reader.SOME}\\n'.encode())\n")
+    job = run(rallyrun, "--standalone", "--nproc-per-node=2", "--preload=reader", script, env={"MINE_OWN": "1"})
+    assert job.out == ["{'MINE_OWN': '1'}"] * 2
+    assert "cold" not in job.err
+
+
+def test_one_worker_of_a_node_has_a_local_rank_that_is_known_before(rallyrun: Launcher) -> None:
+    (rallyrun.folder / "reader.py").write_text("import os\nRANK = os.environ['LOCAL_RANK']\n")
+    job = run(rallyrun, "--standalone", "--preload=reader", rallyrun.script("import reader\nprint(reader.RANK)\n"))
+    assert job.out == ["0"]
+    assert "cold" not in job.err
+
+
+@pytest.mark.parametrize(
+    ("workers", "why"), [(1, "which is '3' in the worker and was '3,4'"), (2, "and each worker has its own")]
+)
+def test_variables_that_libraries_read_unseen(rallyrun: Launcher, workers: int, why: str) -> None:
+    script = rallyrun.script("import os\nos.write(1, os.environb[b'CUDA_VISIBLE_DEVICES'] + b'\\n')\n")
+    flags = ("--standalone", f"--nproc-per-node={workers}", "--virtual-local-rank", "--preload=json")
+    job = run(rallyrun, *flags, script, env={"CUDA_VISIBLE_DEVICES": "3,4"})
+    assert sorted(job.out) == ["3", "4"][:workers]
+    assert f"CUDA reads CUDA_VISIBLE_DEVICES, {why}" in says_cold(job)
+
+
+def test_functions_start_cold(rallyrun: Launcher) -> None:
+    script = rallyrun.script(
+        "from rallypoint import LaunchConfig, elastic_launch\n"
+        "def f():\n    return 5\n"
+        "if __name__ == '__main__':\n"
+        "    config = LaunchConfig(1, 1, 1, run_id='x', rdzv_backend='c10d', rdzv_endpoint='localhost:0',"
+        " warm=('json',))\n    print(elastic_launch(config, f)())\n"
+    )
+    job = rallyrun.command([sys.executable, script])
+    assert job.ends() == 0, job.err
+    assert job.out == ["{0: 5}"]
+    assert "these are functions" in says_cold(job)
+
+
+@pytest.mark.parametrize("names", ["tor-ch", "a,,b", "1a", "a b"])
+def test_what_is_no_module_is_refused(rallyrun: Launcher, names: str) -> None:
+    job = rallyrun("--standalone", f"--preload={names}", "script.py")
+    assert job.ends() == 2
+    assert "is not the name of a module" in job.err
+
+
+# Restarts, and what becomes of the zygote
+
+STAYING = """
+import os, signal, sys
+os.write(1, f"up {os.environ['RANK']} {os.environ['TORCHELASTIC_RESTART_COUNT']} {os.getpid()} {os.getppid()} "
+    f"{'decimal' in sys.modules}\\n".encode())
+if os.path.exists("finish"): sys.exit()
+signal.pause()
+"""
+
+
+class Staying:
+    """A job whose workers stay, with a zygote."""
+
+    def __init__(self, rallyrun: Launcher, *flags: str) -> None:
+        self.folder = rallyrun.folder
+        script = rallyrun.script(STAYING)
+        flags = ("--standalone", "--nproc-per-node=2", "--max-restarts=5", "--preload=decimal", *flags)
+        self.job = rallyrun(*flags, script, env={"LOGLEVEL": "INFO"})
+
+    def up(self, starts: int) -> list[list[str]]:
+        """Wait for so many starts of both workers; the words of the last."""
+        wanted = 2 * starts
+        lines = self.job.until(lambda lines: sum(each.startswith("up") for each in lines) >= wanted, f"{wanted} up")
+        return [line.split() for line in lines if line.startswith("up")][-2:]
+
+    def zygote(self) -> int:
+        """The pid of the last zygote that has got ready."""
+        self.job.until_err("workers are forked from process")
+        found: list[str] = re.findall(r"workers are forked from process (\d+)", self.job.err)
+        return int(found[-1])
+
+    def finish(self) -> None:
+        (self.folder / "finish").touch()
+
+
+def test_restarted_workers_are_forked_and_the_guardian_is_their_parent(rallyrun: Launcher) -> None:
+    job = Staying(rallyrun)
+    first = job.up(1)
+    zygote = job.zygote()
+    job.finish()
+    os.kill(int(first[0][3]), signal.SIGKILL)
+    again = job.up(2)
+    assert job.job.ends() == 0, job.job.err
+    assert [words[5] for words in first + again] == ["True"] * 4
+    assert len({words[4] for words in first + again}) == 1
+    assert str(zygote) not in {words[4] for words in first}
+    assert f"process {zygote}" in job.job.err
+    assert "cold" not in job.job.err
+
+
+def test_a_zygote_that_is_killed_is_followed_by_another(rallyrun: Launcher) -> None:
+    job = Staying(rallyrun)
+    job.up(1)
+    zygote = job.zygote()
+    os.kill(zygote, signal.SIGKILL)
+    job.job.until_err("is lost: it was killed by SIGKILL")
+    while job.zygote() == zygote:
+        os.sched_yield()
+    job.finish()
+    os.kill(int(job.up(1)[0][3]), signal.SIGKILL)
+    again = job.up(2)
+    assert job.job.ends() == 0, job.job.err
+    assert [words[5] for words in again] == ["True"] * 2
+    assert job.job.err.count("start cold") == 1
+
+
+def test_a_killed_guardian_takes_the_zygote_along_and_the_next_has_one_too(rallyrun: Launcher) -> None:
+    job = Staying(rallyrun)
+    first = job.up(1)
+    zygote = job.zygote()
+    os.kill(int(first[0][4]), signal.SIGKILL)
+    job.up(2)
+    until_ended(zygote)
+    while job.zygote() == zygote:
+        os.sched_yield()
+    job.finish()
+    os.kill(int(job.up(2)[0][3]), signal.SIGKILL)
+    again = job.up(3)
+    assert job.job.ends() == 0, job.job.err
+    assert [words[5] for words in again] == ["True"] * 2
+
+
+def test_a_spare_keeps_its_zygote_warm_while_it_waits(rallyrun: Launcher) -> None:
+    conf = "last_call_timeout=1"
+    job = c10d(rallyrun, "1:2", "--preload=decimal", conf=conf, env={"LOGLEVEL": "INFO"})
+    a, b = job.host("A"), job.start("B")
+    for node in (a, b):
+        node.comes_up(1, world_size=2)
+    spare = job.start("S")
+    spare.job.until_err("waits as a spare")
+    spare.job.until_err("workers are forked from process")
+    before = len(a.ups)  # more than one if the others came late
+    b.dies()
+    for node, starts in ((a, before + 1), (spare, 1)):
+        node.comes_up(1, starts=starts, world_size=2)
+        assert is_forked(int(node.ups[-1]["pid"]))
+        assert "cold" not in node.job.err
+    job.say("finish")
+    all_end([a, spare], 0)
+
+
+def is_forked(worker: int) -> bool:
+    """The kernel shows the environment with which a process began its program: a worker's own, or the zygote's."""
+    return b"\0RANK=" not in Path(f"/proc/{worker}/environ").read_bytes()
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_nothing_is_left_when_the_agent_is_ended(rallyrun: Launcher, number: int) -> None:
+    job = Staying(rallyrun)
+    job.up(1)
+    zygote = job.zygote()
+    job.job.signal(number)
+    job.job.ends()
+    until_ended(zygote)
+
+
+def test_an_agent_ended_while_the_modules_are_imported(rallyrun: Launcher) -> None:
+    (rallyrun.folder / "slow.py").write_text(
+        "import os, time\nopen('importing', 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
+    )
+    job = rallyrun("--standalone", "--preload=slow", rallyrun.script("print('never')"))
+    path = rallyrun.folder / "importing"
+    while not path.exists() or not path.read_text():
+        os.sched_yield()
+    job.signal(signal.SIGTERM)
+    assert job.ends() == 1
+    assert job.out == []
+    until_ended(int(path.read_text()))

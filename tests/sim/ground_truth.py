@@ -1,0 +1,78 @@
+"""The truth about rounds and servers, as the audit keeps it.
+
+A round's name is the number of the server that completed it, and its number there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rallypoint.membership.state import NodeId, State, Verdict
+from rallypoint.protocol.messages import Placement, Request
+
+RoundName = tuple[int, int]
+
+
+@dataclass
+class Round:
+    """The truth about one round."""
+
+    name: RoundName
+    members: dict[int, int]
+    """Node to group rank."""
+    restarts: int
+    told: dict[int, Placement] = field(default_factory=dict)
+    finished: set[int] = field(default_factory=set)
+
+
+@dataclass
+class RoundBook:
+    """What the audit remembers of one server."""
+
+    names: dict[int, RoundName] = field(default_factory=dict)
+    """The names of rounds by their numbers, as this server's nodes know them."""
+    counted: set[RoundName] = field(default_factory=set)
+    """Rounds of which this server has counted a failure."""
+    verdict: Verdict | None = None
+    kept: State | None = None
+    """The newest state that is kept, where it is kept."""
+
+
+class Facts(NamedTuple):
+    """What is true at the moment of a step, and may not be when its state is kept."""
+
+    excused: frozenset[int]
+    """Nodes that may be taken for lost."""
+    alone: bool
+    """Whether the arbiter cannot tell who is cut off, it or everybody."""
+    woke: bool
+    """Whether the arbiter slept just now."""
+
+
+class AuditStep(NamedTuple):
+    """One step of an arbiter: its states one after another, and who has said what. `facts` where a round ended."""
+
+    number: int
+    states: tuple[State, ...]
+    node: int | None
+    request: Request | None
+    facts: Facts | None
+
+
+def number_of(node: NodeId) -> int:
+    """Which node of the scenario this is; an absent is none."""
+    return int(node.addr.rpartition(".")[2]) if node.addr else -1 - node.local_id
+
+
+def common(placement: Placement) -> tuple[object, ...]:
+    """What all nodes of a round must be told alike."""
+    return (
+        placement.round,
+        placement.group_world_size,
+        placement.ranks.world_size,
+        placement.store_address,
+        placement.store_port,
+        placement.restarts,
+        placement.control_rank,
+    )

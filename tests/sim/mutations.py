@@ -1,0 +1,211 @@
+"""Bugs of the kinds that this simulator is there to find, each planted into the production code for a while."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any, NamedTuple
+from unittest.mock import patch
+
+from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.election import leadership, resign, takeover
+from rallypoint.election.machine import Election
+from rallypoint.election.steps import Changed, Fence, Procedure, Watched
+from rallypoint.election.takeover import Takeover
+from rallypoint.etcd import api
+from rallypoint.membership import decisions
+from rallypoint.membership.decisions import ClockView
+from rallypoint.membership.operations import FINISH, Action, ActionKind, Close, Fail
+from rallypoint.membership.state import NodeId, Reason, Settings, State
+from rallypoint.protocol import resume_state
+from rallypoint.protocol.messages import JoinRequest, LeaveRequest, Notification, Placed, Request, RoundEnded
+from rallypoint.protocol.resume_state import ResumeState
+from tests.sim import job, link
+from tests.sim.job import run
+from tests.sim.scenario import generate
+from tests.sim.stores import Stores
+
+
+class Mutation(NamedTuple):
+    """What is wrong, and how to plant it."""
+
+    what: str
+    plant: Callable[[], AbstractContextManager[object]]
+
+
+class Found(NamedTuple):
+    """How a bug was found: after how many seeds, by which, and which rule it broke."""
+
+    seeds: int
+    seed: int
+    rule: str
+
+
+def find_mutation(bug: Mutation, start: int, most: int) -> Found | None:
+    """Run seeds until one breaks a rule with the bug and none without it; None if there is none among `most`."""
+    for count in range(1, most + 1):
+        scenario = generate(start + count - 1)
+        with bug.plant():
+            violation = run(scenario).violation
+        if violation is not None and run(scenario).violation is None:
+            return Found(count, scenario.seed, violation[0])
+    return None
+
+
+def _departure_closes() -> AbstractContextManager[object]:
+    def on_leave(self: Coordinator, _session: int, speaker: object, _request: LeaveRequest, now: float) -> None:
+        speaker = self.sessions.get(_session)
+        assert speaker is not None
+        node = speaker.node
+        self._change(now, self._run, node, Close(), now)
+
+    return patch.dict(Coordinator._RECEIVE, {LeaveRequest: on_leave})
+
+
+def _wall_clock() -> AbstractContextManager[object]:
+    """The lease counts from when the node says that it spoke, on its own wall clock."""
+    receive = Coordinator.receive
+
+    def bad(self: Coordinator, session: int, request: Request, now: float) -> list[OutgoingNotification]:
+        sends = receive(self, session, request, now)
+        speaker, running = self.sessions.get(session), job.running()
+        heard = self.sessions.liveness._heard
+        if speaker is not None and session in heard:
+            sender = running.agents[int(speaker.node.addr.rpartition(".")[2])]
+            heard[session] = now - (running.world.now - sender.wall_clock())
+        return sends
+
+    return patch.object(Coordinator, "receive", bad)
+
+
+def _without_round() -> AbstractContextManager[object]:
+    """Nothing that is said names its round: the link cannot tell when that is over, the arbiter not what is meant."""
+
+    def runs(state: State, node: NodeId, _round: int) -> bool:
+        return state.complete and not state.closed and node in state.participants
+
+    def after_request(held: ResumeState, request: Request, now: float) -> ResumeState:
+        after = resume_state.after_request(held, request, now)
+        return after._replace(repeated_requests=held.repeated_requests) if isinstance(request, JoinRequest) else after
+
+    def after_notice(held: ResumeState, notice: Notification) -> ResumeState:
+        after = resume_state.after_notification(held, notice)
+        return (
+            after._replace(repeated_requests=held.repeated_requests)
+            if isinstance(notice, RoundEnded | Placed)
+            else after
+        )
+
+    stack = ExitStack()
+    stack.enter_context(patch.object(decisions, "_is_running_participant", runs))
+    stack.enter_context(patch.object(link, "after_request", after_request))
+    stack.enter_context(patch.object(link, "after_notification", after_notice))
+    return stack
+
+
+def _one_store() -> AbstractContextManager[object]:
+    """What was prepared for a round serves the next one too, with all the keys of the first."""
+    return patch.object(Stores, "discard_prepared", lambda self: None)
+
+
+def _counted_twice() -> AbstractContextManager[object]:
+    """A failure that is reported when its round has just ended, by another's failure, is counted as well."""
+    fail = decisions._fail
+
+    def bad(operation: Fail, state: State, node: NodeId, sight: ClockView, settings: Settings) -> Action:
+        action = fail(operation, state, node, sight, settings)
+        ended = state.ended
+        if action is FINISH and node in state.survivors and ended is not None and ended.round == operation.round:
+            return Action(ActionKind.END_ROUND, reason=Reason.FAILURE, cause=operation.cause)
+        return action
+
+    return patch.object(decisions, "_fail", bad)
+
+
+def _dead_node() -> AbstractContextManager[object]:
+    """A node that is lost while a round forms keeps its place in it."""
+    end = Coordinator._end
+
+    def bad(self: Coordinator, session: int, now: float, reason: Reason, detail: str = "") -> None:
+        gone = self.sessions.get(session)
+        if gone is not None and not self.state.complete and gone.node in self.state.participants:
+            self.sessions.close(session)
+            self._pending.pop(gone.node, None)
+            return
+        end(self, session, now, reason, detail)
+
+    return patch.object(Coordinator, "_end", bad)
+
+
+def _over_for_all() -> AbstractContextManager[object]:
+    """The time of any node ends the rendezvous of all, be the others enough or not."""
+    return patch.object(decisions, "needs_all", lambda state, _settings: not state.complete)
+
+
+def _told_before_kept() -> AbstractContextManager[object]:
+    return patch.object(Dispatcher, "_may_deliver", lambda self: bool(self._outbox))
+
+
+def _without_fence() -> AbstractContextManager[object]:
+    """A comparison that always holds."""
+    return patch.object(Fence, "comparison", lambda _self: api.Compare(b"/nowhere", "create_revision", "==", 0))
+
+
+def _no_patience() -> AbstractContextManager[object]:
+    """Who has lost its key while etcd was out of reach for all is lost at once."""
+    return patch.object(takeover, "recovery_timeout", lambda _settings: 0.0)
+
+
+def _leads_out_of_turn() -> AbstractContextManager[object]:
+    """Who has registered leads, whoever is older."""
+    face = Election._wait_for_predecessor
+    return patch.object(Election, "_wait_for_predecessor", lambda self, rival: face(self, rival._replace(kv=None)))
+
+
+def _forgets() -> AbstractContextManager[object]:
+    """Who is elected begins with nothing."""
+    taken_over = takeover.takeover_from
+
+    def bad(*given: Any) -> Takeover:
+        return taken_over(*given)._replace(state=State())
+
+    return patch.object(leadership, "takeover_from", bad)
+
+
+def _leaves_all() -> AbstractContextManager[object]:
+    """Who goes last takes nothing with it."""
+
+    def bad(*_given: object) -> Procedure[None]:
+        yield from ()
+
+    return patch.object(resign, "_delete_if_last", bad)
+
+
+def _deaf_to_rivals() -> AbstractContextManager[object]:
+    """Who waits does not hear that the one before it is gone."""
+    changed = Election._on_changed
+
+    def bad(self: Election, event: Changed) -> None:
+        if self._context.watched(event.watch) is not Watched.RIVAL:
+            changed(self, event)
+
+    return patch.dict(Election._ON, {Changed: bad})
+
+
+BUGS = (
+    Mutation("a departure closes the job", _departure_closes),
+    Mutation("the lease compares another host's wall clock", _wall_clock),
+    Mutation("a message is taken without its round", _without_round),
+    Mutation("keys are kept without their round", _one_store),
+    Mutation("a failure that two nodes report is counted twice", _counted_twice),
+    Mutation("a round completes with a dead node", _dead_node),
+    Mutation("one node's time is over for all", _over_for_all),
+    Mutation("a node is told of a state before it is kept", _told_before_kept),
+    Mutation("the state is written without a fence", _without_fence),
+    Mutation("a candidate leads out of its turn", _leads_out_of_turn),
+    Mutation("a new coordinator forgets what the one before knew", _forgets),
+    Mutation("who goes last leaves the job's state in etcd", _leaves_all),
+    Mutation("nobody takes the place of a coordinator that is gone", _deaf_to_rivals),
+    Mutation("nobody is waited for whose lease ended while etcd was away", _no_patience),
+)

@@ -1,0 +1,120 @@
+"""The workers of one node: made up, and stubborn. They run whether or not their agent does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from random import Random
+from typing import TYPE_CHECKING, NamedTuple
+
+from tests.sim.scenario import FailureRates
+from tests.sim.world import Timer, World
+
+if TYPE_CHECKING:
+    from tests.sim.ground_truth import RoundName
+
+
+class Exit(NamedTuple):
+    """How the workers ended by themselves."""
+
+    succeeded: bool
+    failure: int = 0
+    """Which failure of the job this is, from 1."""
+
+
+class SimWorkers:
+    """One node's workers, from round to round."""
+
+    def __init__(
+        self, world: World, rng: Random, temper: FailureRates, grace: float, calm: float, yard: WorkerProcesses
+    ) -> None:
+        self.running: RoundName | None = None
+        self.exit: Exit | None = None
+        self._world = world
+        self._rng = rng
+        self._temper = temper
+        self._grace = grace
+        self._calm = calm
+        self._yard = yard
+        self._timer: Timer | None = None
+        self.on_exit: Callable[[], None] = _nothing
+
+    def start(self, name: RoundName) -> None:
+        """The workers of a round begin."""
+        self.running, self.exit = name, None
+        rng, temper = self._rng, self._temper
+        self._yard.enter(name, self)
+        draw = rng.random()
+        length = rng.uniform(temper.shortest, temper.longest)
+        if self._world.now < self._calm and draw < temper.fails:
+            self._timer = self._world.after(rng.uniform(0.01, length), self.fail)
+        elif self._world.now < self._calm and draw < temper.fails + temper.hangs:
+            self._timer = self._world.at(self._calm + rng.random(), self._succeed)
+        else:
+            self._timer = self._world.after(length, self._succeed)
+
+    def fail(self) -> None:
+        """A worker fails, if they still run."""
+        if self.running is not None and self.exit is None:
+            self._end(Exit(False, self._yard.failed()))
+
+    def has_failure(self) -> None:
+        """The workers of another node of this round are gone: these may fail for it."""
+        if self.running is not None and self.exit is None and self._rng.random() < self._temper.infects:
+            self._world.after(self._rng.uniform(0.0, 1.0), self._fail_in, self.running)
+
+    def stop_time(self) -> float:
+        """How long the workers take to end when they are told to."""
+        return self._rng.uniform(0.0, self._grace) if self.running is not None and self.exit is None else 0.0
+
+    def gone(self) -> None:
+        """The workers have been ended."""
+        name, self.running = self.running, None
+        if self._timer is not None:
+            self._timer.cancel()
+        if name is not None:
+            self._yard.leave(name, self)
+
+    def _succeed(self) -> None:
+        if self.running is not None and self.exit is None:
+            self._end(Exit(True))
+
+    def _fail_in(self, name: RoundName) -> None:
+        if self.running == name:
+            self.fail()
+
+    def _end(self, ending: Exit) -> None:
+        self.exit = ending
+        if self._timer is not None:
+            self._timer.cancel()
+        if not ending.succeeded and self.running is not None:
+            self._yard.leave(self.running, self)
+        self.on_exit()
+
+
+class WorkerProcesses:
+    """All crews of the job: what happens to one is felt by those of its round."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+        self._crews: dict[RoundName, list[SimWorkers]] = {}
+
+    def enter(self, name: RoundName, crew: SimWorkers) -> None:
+        """The crew runs in the round."""
+        self._crews.setdefault(name, []).append(crew)
+
+    def leave(self, name: RoundName, crew: SimWorkers) -> None:
+        """The crew is no longer there for the others."""
+        crews = self._crews.get(name, [])
+        if crew in crews:
+            crews.remove(crew)
+            for each in crews:
+                each.has_failure()
+
+    def failed(self) -> int:
+        """The number of a new failure."""
+        self.failures += 1
+        return self.failures
+
+
+def _nothing() -> None:
+    return None

@@ -1,0 +1,70 @@
+"""How long workers have when a scheduler ends their node: from what is said, known or assumed of its grace period."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+
+from rallypoint.agent.grace_period import (
+    VARIABLE,
+    TerminationGrace,
+    kill_wait,
+    scheduler_grace_period,
+    stated_grace_period,
+    termination_grace,
+)
+from rallypoint.base.errors import UserError
+
+SLURM, KUBERNETES = {"SLURM_JOB_ID": "7"}, {"KUBERNETES_SERVICE_HOST": "10.0.0.1"}
+
+
+@pytest.mark.parametrize(
+    ("environ", "chosen", "total", "stop"),
+    [
+        ({}, False, math.inf, 30),
+        (SLURM, False, math.inf, 25),
+        (KUBERNETES, False, math.inf, 25),
+        (SLURM, True, math.inf, 30),
+        ({VARIABLE: "60"}, False, 55, 30),
+        ({VARIABLE: "30"}, True, 25, 25),
+        ({VARIABLE: "6"} | SLURM, False, 3, 3),
+        ({VARIABLE: ""} | KUBERNETES, False, math.inf, 25),
+    ],
+)
+def test_whose_word_counts(environ: dict[str, str], chosen: bool, total: float, stop: float, tmp_path: Path) -> None:
+    if environ is SLURM:  # whatever this machine may have
+        (tmp_path / "slurm.conf").touch()
+        environ = {**SLURM, "SLURM_CONF": str(tmp_path / "slurm.conf")}
+    assert termination_grace(30, chosen=chosen, environ=environ) == TerminationGrace(total, stop)
+
+
+def test_notice_and_stop_share_what_there_is() -> None:
+    assert TerminationGrace(115, 30).notice == 85
+    assert TerminationGrace(25, 30).notice == 12.5
+    assert TerminationGrace(math.inf, 30).notice == math.inf
+    assert TerminationGrace(25, 30).left(0) == 25
+    assert TerminationGrace(25, 10).left(20) == 5
+    assert TerminationGrace(25, 10).left(26) == 0
+    assert TerminationGrace(math.inf, 25).left(1000) == 25
+
+
+def test_kill_wait_is_read_where_slurm_has_it(tmp_path: Path) -> None:
+    path = tmp_path / "slurm.conf"
+    path.write_text("ClusterName=a\n # KillWait=3\n killwait = 120  # two minutes\n")
+    assert scheduler_grace_period({**SLURM, "SLURM_CONF": str(path)}) == 120
+    assert termination_grace(30, chosen=False, environ={**SLURM, "SLURM_CONF": str(path)}).stop == 30, (
+        "it is not made longer"
+    )
+
+
+@pytest.mark.parametrize("lines", [[], ["KillWait="], ["KillWait=soon"], ["KillWaits=3"], ["=5"], ["\0"]])
+def test_without_a_kill_wait_it_is_slurms_default(lines: list[str]) -> None:
+    assert kill_wait(lines) == 30
+
+
+@pytest.mark.parametrize("text", ["0", "-3", "soon", "nan", "inf"])
+def test_a_grace_period_that_cannot_be_is_refused(text: str) -> None:
+    with pytest.raises(UserError, match=f"{VARIABLE}='{text}' is no number of seconds above 0"):
+        stated_grace_period({VARIABLE: text})

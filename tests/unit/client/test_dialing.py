@@ -1,0 +1,188 @@
+"""How a node finds a control server by name: slow look-ups, and names with several addresses."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import queue
+import socket
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from contextlib import ExitStack, contextmanager
+from logging.handlers import QueueHandler
+from typing import Any, TypeVar
+
+import pytest
+
+from rallypoint.base.clock import Deadline
+from rallypoint.base.endpoint import Endpoint, free_port, listening_socket
+from rallypoint.client import dialing
+from rallypoint.client.dialing import Dialer
+from rallypoint.client.endpoint_resolver import DialTarget
+from rallypoint.client.tcp_link import TcpLink
+from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.coordinator.server import ControlServer
+from rallypoint.membership.state import Settings
+from rallypoint.protocol.messages import Notification
+
+T = TypeVar("T")
+SETTINGS = Settings("job", 1, 1)
+
+
+class Resolving(asyncio.SelectorEventLoop):
+    """A loop on a machine whose resolver is slow, and knows a name by several addresses."""
+
+    def __init__(self, addresses: list[str]) -> None:
+        super().__init__()
+        self.addresses = addresses
+        self.looked_up = 0
+        self.answer = asyncio.Event()
+
+    async def getaddrinfo(self, host: Any, port: Any, **options: Any) -> Any:
+        """Answers once it is told to."""
+        if host != "control":
+            return await super().getaddrinfo(host, port, **options)
+        self.looked_up += 1
+        await self.answer.wait()
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port)) for address in self.addresses]
+
+
+def play(addresses: list[str], script: Callable[[Resolving], Coroutine[Any, Any, T]]) -> T:
+    loop = Resolving(addresses)
+    with asyncio.Runner(loop_factory=lambda: loop) as runner:
+        return runner.run(script(loop))
+
+
+@contextmanager
+def served() -> Iterator[int]:
+    server = ControlServer(Dispatcher(SETTINGS), listening_socket("127.0.0.1", 0))
+    try:
+        yield server.port
+    finally:
+        server.close()
+
+
+@contextmanager
+def silent(address: str, port: int) -> Iterator[None]:
+    """Whoever connects there gets no answer: the queue of a service that takes nobody is full."""
+    with ExitStack() as stack:
+        listener = stack.enter_context(socket.socket())
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((address, port))
+        listener.listen(0)
+        while True:
+            caller = stack.enter_context(socket.socket())
+            caller.settimeout(0.2)
+            try:
+                caller.connect((address, port))
+            except TimeoutError:
+                break
+        yield
+
+
+def test_a_look_up_that_takes_longer_than_an_attempt_serves_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dialing, "_LOOK_UP", 0.05)
+    with served() as port:
+
+        async def script(loop: Resolving) -> int:
+            dialer = Dialer(DialTarget(Endpoint("control", port)), SETTINGS, 0)
+            with pytest.raises(TimeoutError, match="the look-up of the name 'control' is not answered"):
+                await dialer.dial(5.0)
+            loop.answer.set()
+            session = await dialer.dial(5.0)
+            session.writer.close()
+            return loop.looked_up
+
+        assert play(["127.0.0.1"], script) == 1
+
+
+def test_a_look_up_has_time_of_its_own() -> None:
+    with served() as port:
+
+        async def script(loop: Resolving) -> None:
+            dialer = Dialer(DialTarget(Endpoint("control", port)), SETTINGS, 0)
+            loop.call_later(1.5, loop.answer.set)
+            session = await dialer.dial(1.0)
+            session.writer.close()
+
+        play(["127.0.0.1"], script)
+
+
+def test_each_address_of_a_name_is_tried_and_the_silent_one_last() -> None:
+    with served() as port, silent("127.0.0.2", port):
+
+        async def script(loop: Resolving) -> None:
+            loop.answer.set()
+            dialer = Dialer(DialTarget(Endpoint("control", port)), SETTINGS, 0)
+            first = await dialer.dial(1.0)
+            # The second time it costs nothing: a patience for ever would show if the silent one was tried first.
+            second = await asyncio.wait_for(dialer.dial(3600.0), 20.0)
+            for session in (first, second):
+                assert session.writer.get_extra_info("peername")[0] == "127.0.0.1"
+                session.writer.close()
+
+        play(["127.0.0.2", "127.0.0.1"], script)
+
+
+def test_an_attempt_that_is_cut_short_at_a_silent_address_goes_on_with_the_next() -> None:
+    with served() as port, silent("127.0.0.2", port):
+
+        async def script(loop: Resolving) -> None:
+            loop.answer.set()
+            dialer = Dialer(DialTarget(Endpoint("control", port)), SETTINGS, 0)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(1.0):
+                    await dialer.dial(3600.0)
+            assert dialer.unfinished == "127.0.0.2 does not answer a TCP connection"
+            session = await asyncio.wait_for(dialer.dial(3600.0), 20.0)
+            session.writer.close()
+
+        play(["127.0.0.2", "127.0.0.1"], script)
+
+
+def test_when_no_address_answers_each_is_named() -> None:
+    port = free_port()
+
+    async def script(loop: Resolving) -> str:
+        loop.answer.set()
+        with pytest.raises(OSError, match="127") as caught:
+            await Dialer(DialTarget(Endpoint("control", port)), SETTINGS, 0).dial(0.2)
+        return str(caught.value)
+
+    with silent("127.0.0.2", port):
+        sentence = play(["127.0.0.2", "127.0.0.1"], script)
+    assert "127.0.0.2: 127.0.0.2 does not answer a TCP connection; 127.0.0.1: Connection refused" in sentence
+
+
+def test_a_server_that_does_not_answer_is_told_of_before_the_attempt_is_over() -> None:
+    """An attempt lasts for five seconds; the first sign is there after two."""
+    port = free_port()
+    told: queue.SimpleQueue[Notification] = queue.SimpleQueue()
+    lines: queue.SimpleQueue[logging.LogRecord] = queue.SimpleQueue()
+    handler = QueueHandler(lines)
+    logging.getLogger("rallypoint").addHandler(handler)
+    with silent("127.0.0.2", port):
+        began = time.monotonic()
+        link = TcpLink(Endpoint("127.0.0.2", port), SETTINGS, 0, told.put, Deadline.after(30.0))
+        try:
+            line = lines.get(timeout=30.0).getMessage()
+            seconds = time.monotonic() - began
+        finally:
+            logging.getLogger("rallypoint").removeHandler(handler)
+            link.close()
+    assert line.startswith(
+        f"waiting for the control plane at 127.0.0.2:{port} (127.0.0.2 does not answer a TCP connection); check "
+        "--rdzv-endpoint, and that the node that hosts it has started; giving up in "
+    )
+    assert seconds < 4.5
+
+
+def test_when_all_addresses_refuse_that_is_a_refusal() -> None:
+    port = free_port()
+
+    async def script(loop: Resolving) -> None:
+        loop.answer.set()
+        with pytest.raises(ConnectionRefusedError, match=r"127\.0\.0\.2: .*127\.0\.0\.1: "):
+            await Dialer(DialTarget(Endpoint("control", port)), SETTINGS, 0).dial(5.0)
+
+    play(["127.0.0.2", "127.0.0.1"], script)

@@ -1,0 +1,170 @@
+"""Connections that are no sessions: what they may cost, and what they are told."""
+
+from __future__ import annotations
+
+import logging
+import socket
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+
+import msgspec
+import pytest
+
+from rallypoint.base.endpoint import listening_socket
+from rallypoint.base.log import RateLimitedLog
+from rallypoint.coordinator import connection, connection_limiter
+from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.coordinator.server import ControlServer
+from rallypoint.membership.state import NodeId, Settings
+from rallypoint.protocol import codec
+from rallypoint.protocol.frames import MAGIC, FrameReader, frame
+from rallypoint.protocol.handshake import PROTOCOL_VERSION, ClientHandshake, HandshakeRefused, Proof, Welcome
+from rallypoint.protocol.messages import Heartbeat, Notification
+
+PATIENCE = 10.0
+SETTINGS = Settings("job", 1, 1)
+
+
+@contextmanager
+def served(hub: Dispatcher | None = None) -> Iterator[int]:
+    server = ControlServer(hub or Dispatcher(SETTINGS), listening_socket("127.0.0.1", 0))
+    try:
+        yield server.port
+    finally:
+        server.close()
+
+
+@contextmanager
+def stranger(port: int, says: bytes = b"") -> Iterator[socket.socket]:
+    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as made:
+        made.sendall(says)
+        yield made
+
+
+def is_hung_up_on(made: socket.socket) -> bool:
+    with suppress(ConnectionResetError):
+        return made.recv(1000) == b""
+    return True
+
+
+class Answers:
+    """What a server says on one connection, message by message."""
+
+    def __init__(self, made: socket.socket) -> None:
+        self._made = made
+        self._reader = FrameReader()
+        self._unread: list[bytes] = []
+
+    def next(self) -> bytes:
+        while not self._unread:
+            data = self._made.recv(65536)
+            assert data, "it hung up"
+            self._unread += self._reader.feed(data)
+        return self._unread.pop(0)
+
+
+def greeting(settings: Settings = SETTINGS) -> bytes:
+    return MAGIC + frame(codec.encode(ClientHandshake(settings.run_id, None, b"n", settings).hello("h", 1, 0)))
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [98, "job", b"n", "h", 1, 0, False, list(SETTINGS), "", "h", "a new field"],
+        [98, "job", b"n", "h", 1, 0, False, [*SETTINGS, "a new setting"], "", "h"],
+        [2, "job", b"n", "h", 1, 0, False, list(SETTINGS)],
+        [99, {"all": "new"}],
+    ],
+)
+def test_a_node_of_another_version_is_told_so_whatever_else_it_says(fields: list[object]) -> None:
+    hello = MAGIC + frame(msgspec.msgpack.encode((0, fields)))
+    with served() as port, stranger(port, hello) as node:
+        answer = codec.decode_answer(Answers(node).next())
+    assert isinstance(answer, HandshakeRefused)
+    told = f"speaks Rallypoint's protocol {PROTOCOL_VERSION}, the node speaks {fields[0]}; install the same version"
+    assert told in answer.sentence
+
+
+@pytest.mark.parametrize("payload", [b"\x92\x01\x90", b"\x92\x00\x90", b"\x92\x00\x91\xa1x", b"\x92\x00\x80"])
+def test_what_has_no_version_is_no_greeting(payload: bytes) -> None:
+    with pytest.raises(codec.CodecError, match="does not begin with a Hello"):
+        codec.version_of(payload)
+
+
+def test_a_welcome_says_whether_the_server_lives_in_an_agent() -> None:
+    with served() as port, stranger(port, greeting()) as node:
+        answers = Answers(node)
+        codec.decode_answer(answers.next())
+        node.sendall(frame(codec.encode(Proof(b""))))
+        welcome = codec.decode_answer(answers.next())
+    assert isinstance(welcome, Welcome)
+    assert welcome.embedded
+
+
+def test_many_strangers_cost_few_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(RateLimitedLog, "WINDOW", 3600.0)
+    with caplog.at_level(logging.WARNING, "rallypoint"):
+        with served() as port:
+            for _ in range(50):
+                with stranger(port, b"GET / HTTP/1.1\r\n\r\n") as made:
+                    assert is_hung_up_on(made)
+        assert len([line for line in caplog.messages if "refused: it starts with b'GET" in line]) == 10
+        assert caplog.messages[-1].startswith("and 40 more control connections refused")
+
+
+def test_after_a_while_they_are_told_of_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(RateLimitedLog, "WINDOW", 0.05)
+    monkeypatch.setattr(RateLimitedLog, "LINES", 1)
+    with caplog.at_level(logging.WARNING, "rallypoint"), served() as port:
+        while sum("more control connections" in line for line in caplog.messages) < 2:
+            with stranger(port, b"x") as made:
+                assert is_hung_up_on(made)
+    assert sum("refused: it starts with b'x'" in line for line in caplog.messages) >= 2
+
+
+def test_idle_strangers_make_room_for_newer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "HANDSHAKE_TIMEOUT", 3600.0)
+    monkeypatch.setattr(connection_limiter, "_MIN_AGE", 0.05)
+    monkeypatch.setattr(connection_limiter, "_MAX_CONNECTIONS", 3)
+    with served() as port, ExitStack() as stack:
+        session = stack.enter_context(stranger(port, greeting()))
+        answers = Answers(session)
+        answers.next()
+        session.sendall(frame(codec.encode(Proof(b""))))
+        answers.next()
+        idle = [stack.enter_context(stranger(port)) for _ in range(6)]
+        for made in idle[:3]:
+            assert is_hung_up_on(made)
+        for made in idle[3:]:
+            made.sendall(greeting())
+            assert Answers(made).next()
+        session.sendall(frame(codec.encode(Heartbeat())))
+        assert codec.decode_notification(answers.next()) == Heartbeat()
+
+
+def test_many_that_come_at_once_have_a_moment_to_say_what_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection_limiter, "_MIN_AGE", 3600.0)
+    monkeypatch.setattr(connection_limiter, "_MAX_CONNECTIONS", 2)
+    with served() as port, ExitStack() as stack:
+        for made in [stack.enter_context(stranger(port)) for _ in range(10)]:
+            made.sendall(greeting())
+            assert Answers(made).next()
+
+
+def test_a_session_that_cannot_be_told_something_ends_alone(caplog: pytest.LogCaptureFixture) -> None:
+    hub = Dispatcher(Settings("job", 1, 3))
+    ended: list[str] = []
+    told: list[Notification] = []
+
+    def broken(notice: Notification) -> None:
+        raise ValueError(f"cannot say {notice}")
+
+    first, _ = hub.attach(broken, NodeId("a", 1, 0), address="a", hang_up=ended.append)
+    second, _ = hub.attach(told.append, NodeId("b", 1, 0), address="b", hang_up=lambda _why: ended.append("second"))
+    hub.receive(first, Heartbeat())
+    hub.receive(second, Heartbeat())
+    assert (ended, told) == (["it could not be told what concerns its node"], [Heartbeat()])
+    assert [record.levelname for record in caplog.records] == ["ERROR"]
+    assert "cannot say Heartbeat()" in caplog.text

@@ -1,0 +1,147 @@
+"""Nodes that were started in different ways: people hear of it on both sides, and the first one's number holds."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+
+from rallypoint.coordinator.coordinator import Coordinator
+from rallypoint.coordinator.differences import differences
+from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.failures.cause import Cause
+from rallypoint.membership.operations import Fail
+from rallypoint.membership.state import NodeId, NodeInfo, Settings, State
+from rallypoint.protocol.messages import (
+    ConfigDifference,
+    ConfigDiffers,
+    JoinRequest,
+    Notification,
+    Placed,
+    ResumeRequest,
+)
+from rallypoint.protocol.resume_state import (
+    ResumeState,
+    after_notification,
+    after_request,
+    requests_to_repeat,
+    session_opened,
+)
+
+JOB = Settings("job", 2, 2)
+A, B = (NodeId(f"10.0.0.{number}", 1, 0, f"n{number}") for number in (1, 2))
+CAUSE = Cause(0, 0, "n1", 1, 1, "boom", "", 0.0, "")
+
+
+def member(max_restarts: int = 1, program: str = "train.py", role: str = "trainer") -> NodeInfo:
+    return NodeInfo(role, 1, "", 7000, None, max_restarts, program)
+
+
+def meet(own: Settings, brings: NodeInfo) -> tuple[Coordinator, list[Notification]]:
+    """Two nodes meet, the second of them started so; what that one is told."""
+    arbiter = Coordinator(JOB)
+    arbiter.open(1, A, 0.0, address=A.addr)
+    arbiter.open(2, B, 0.0, address=B.addr, settings=own)
+    arbiter.receive(1, JoinRequest(member(), 600.0), 0.0)
+    return arbiter, [notice for session, notice in arbiter.receive(2, JoinRequest(brings, 600.0), 0.0) if session == 2]
+
+
+@pytest.mark.parametrize(
+    ("own", "brings", "found"),
+    [
+        (JOB, member(), ()),
+        (JOB._replace(join_timeout=5.0), member(), ()),
+        (JOB._replace(min_nodes=3, max_nodes=3), member(), (ConfigDifference("--nnodes=", "3", "2"),)),
+        (JOB._replace(max_nodes=4), member(), (ConfigDifference("--nnodes=", "2:4", "2"),)),
+        (JOB._replace(lease=1.5), member(), (ConfigDifference("--rdzv-conf=lease=", "1.5", "3"),)),
+        (
+            JOB._replace(notice_timeout=9.0),
+            member(),
+            (ConfigDifference("--rdzv-conf=notice_timeout=", "9", "0", job_value_applies=False),),
+        ),
+        (JOB, member(max_restarts=5), (ConfigDifference("--max-restarts=", "5", "1"),)),
+        (JOB, member(max_restarts=-1), ()),
+        (
+            JOB,
+            member(program="eval.py"),
+            (ConfigDifference("the program ", "eval.py", "train.py", job_value_applies=False),),
+        ),
+        (JOB, member(program="read.py", role="reader"), ()),
+        (JOB, member(program=""), ()),
+    ],
+)
+def test_who_was_started_in_another_way_is_told(
+    own: Settings, brings: NodeInfo, found: tuple[ConfigDifference, ...]
+) -> None:
+    _, told = meet(own, brings)
+    assert [notice for notice in told if isinstance(notice, ConfigDiffers)] == (
+        [ConfigDiffers("n2", found)] if found else []
+    )
+
+
+def test_the_first_nodes_restarts_hold_for_all() -> None:
+    arbiter, told = meet(JOB, member(max_restarts=5))
+    (placed,) = [notice for notice in told if isinstance(notice, Placed)]
+    assert placed.placement.max_restarts == 1
+    assert arbiter.state.max_restarts == 1
+
+
+def test_it_is_told_once() -> None:
+    arbiter, _ = meet(JOB._replace(min_nodes=3, max_nodes=3), member(max_restarts=5))
+    arbiter.receive(2, Fail(0, CAUSE, 1), 1.0)
+    again = arbiter.receive(2, JoinRequest(member(max_restarts=5), 600.0), 1.0)
+    assert not [notice for _, notice in again if isinstance(notice, ConfigDiffers)]
+
+
+def test_a_job_that_begins_anew_is_not_held_to_what_others_said() -> None:
+    arbiter = Coordinator(JOB)
+    arbiter.open(1, A, 0.0, address=A.addr)
+    arbiter.receive(1, JoinRequest(member(), 600.0), 0.0)
+    arbiter.close(1, 1.0)
+    arbiter.open(2, B, 1.0, address=B.addr)
+    assert arbiter.receive(2, JoinRequest(member(max_restarts=5, program="eval.py"), 600.0), 1.0) == []
+    assert (arbiter.state.max_restarts, arbiter.state.programs) == (5, {"trainer": "eval.py"})
+
+
+def test_a_new_control_plane_learns_the_jobs_number_and_not_the_nodes_own() -> None:
+    _, told = meet(JOB, member(max_restarts=5))
+    held = after_request(ResumeState(), JoinRequest(member(max_restarts=5), 600.0), 0.0)
+    held = session_opened(held, "a", B)
+    for notice in told:
+        held = after_notification(held, notice)
+    (holding,) = [each for each in requests_to_repeat(held, 1.0) if isinstance(each, ResumeRequest)]
+    new = Coordinator(JOB, "new")
+    new.open(1, B, 2.0, address=B.addr)
+    new.receive(1, holding, 2.0)
+    assert new.state.max_restarts == 1
+
+
+def test_people_on_the_side_of_the_control_plane_hear_of_a_few(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logging.getLogger("rallypoint"), "propagate", True)
+    hub = Dispatcher(JOB._replace(min_nodes=20, max_nodes=20))
+    other = JOB._replace(min_nodes=3, max_nodes=3)
+    told: list[Notification] = []
+    for number in range(10):
+        node = NodeId("10.0.0.2", number, 0, f"n{number}")
+        session, _ = hub.attach(told.append, node, address="10.0.0.2", settings=other)
+        hub.receive(session, JoinRequest(member(), 600.0))
+    assert len(told) == 10
+    lines = [line for line in caplog.messages if "was started with" in line]
+    assert len(lines) == 4
+    assert lines[0] == (
+        "job 'job': n0 was started with --nnodes=3, the job with --nnodes=20, which holds; "
+        "give all nodes of a job the same"
+    )
+
+
+def test_nothing_is_found_where_nothing_is_known() -> None:
+    assert differences(member(), None, State(), JOB) == ()
+
+
+def test_who_comes_with_another_program_each_time_is_not_told_of_it_for_ever() -> None:
+    arbiter, told = meet(JOB._replace(min_nodes=3, max_nodes=3), member())
+    for number in range(100):
+        told += [each for _, each in arbiter.receive(2, JoinRequest(member(program=f"{number}.py"), 600.0), 1.0)]
+    assert sum(isinstance(each, ConfigDiffers) for each in told) == 32

@@ -1,0 +1,137 @@
+"""Beats take a short way through the server, and mean there what they mean on the long one."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from rallypoint.base.endpoint import listening_socket
+from rallypoint.coordinator import connection
+from rallypoint.coordinator.coordinator import Coordinator
+from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.coordinator.server import ControlServer
+from rallypoint.membership.state import NodeId, Settings
+from rallypoint.protocol import codec
+from rallypoint.protocol.frames import MAGIC, FrameReader, frame
+from rallypoint.protocol.handshake import ClientHandshake, Proof
+from rallypoint.protocol.messages import Heartbeat, Progress, ProgressRequest
+
+PATIENCE = 10.0
+SETTINGS = Settings("job", 2, 2, lease=3600.0)
+BEAT, INQUIRE = frame(codec.encode(Heartbeat())), frame(codec.encode(ProgressRequest()))
+
+
+class Clock:
+    """Time that passes when the test says so."""
+
+    now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+class Node:
+    """A session over a plain socket."""
+
+    def __init__(self, made: socket.socket) -> None:
+        self.made = made
+        self._frames = FrameReader()
+        self._unread: list[bytes] = []
+        hello = ClientHandshake(SETTINGS.run_id, None, b"n", SETTINGS).hello("10.0.0.1", 1, 0)
+        made.sendall(MAGIC + frame(codec.encode(hello)))
+        self._next()
+        made.sendall(frame(codec.encode(Proof(b""))))
+        self._next()
+
+    def says(self, data: bytes) -> None:
+        self.made.sendall(data)
+
+    def hears(self) -> type:
+        return type(codec.decode_notification(self._next()))
+
+    def heard_until_progress(self) -> int:
+        """How many beats came before the answer to an inquiry, which is said now."""
+        self.says(INQUIRE)
+        count = 0
+        while self.hears() is not Progress:
+            count += 1
+        return count
+
+    def is_hung_up_on(self) -> bool:
+        return self.made.recv(1000) == b""
+
+    def _next(self) -> bytes:
+        while not self._unread:
+            data = self.made.recv(65536)
+            assert data, "it hung up"
+            self._unread += self._frames.feed(data)
+        return self._unread.pop(0)
+
+
+@contextmanager
+def session(hub: Dispatcher) -> Iterator[Node]:
+    server = ControlServer(hub, listening_socket("127.0.0.1", 0))
+    try:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as made:
+            made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            yield Node(made)
+    finally:
+        server.close()
+        assert not server.connections
+
+
+def test_every_beat_of_a_small_job_is_answered() -> None:
+    with session(Dispatcher(SETTINGS)) as node:
+        for _ in range(5):
+            node.says(BEAT)
+            assert node.hears() is Heartbeat
+
+
+def test_beats_count_however_the_network_cuts_them() -> None:
+    with session(Dispatcher(SETTINGS)) as node:
+        node.says(INQUIRE + BEAT)
+        node.says(BEAT + BEAT[:3])
+        assert {node.hears() for _ in range(3)} == {Progress, Heartbeat}
+        node.says(BEAT[3:])
+        assert node.hears() is Heartbeat
+        node.says(INQUIRE[:2])
+        node.says(INQUIRE[2:])
+        assert node.hears() is Progress
+
+
+def test_of_a_large_job_every_second_beat_is_answered_the_first_included(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(connection, "_MANY_SESSIONS", 0)
+    with session(Dispatcher(SETTINGS)) as node:
+        counts = []
+        for _ in range(6):
+            node.says(BEAT)
+            counts.append(node.heard_until_progress())
+    assert counts == [1, 0, 1, 0, 1, 0]
+
+
+def test_who_was_taken_out_is_hung_up_on_at_its_next_beat() -> None:
+    clock = Clock()
+    hub = Dispatcher(SETTINGS, clock)
+    with session(hub) as node:
+        hub._coordinator.sessions.close(1)
+        node.says(BEAT)
+        assert node.is_hung_up_on()
+
+
+def test_a_beat_keeps_a_session_as_a_request_does() -> None:
+    """Law 1 of `liveness`, on the short way."""
+    lease = 3.0
+    arbiter = Coordinator(SETTINGS._replace(lease=lease))
+    for number in (1, 2):
+        arbiter.open(number, NodeId("10.0.0.1", number, 0), 0.0, address="10.0.0.1")
+    now = 0.0
+    while now < 3 * lease:
+        now += lease / 4
+        assert arbiter.heartbeat(1, now)
+        arbiter.tick(now)
+    assert arbiter.has_session(1)
+    assert not arbiter.has_session(2)
+    assert not arbiter.heartbeat(2, now)

@@ -1,0 +1,171 @@
+"""What a node says and is told from its first join to the end of the job is the same, however many nodes there are."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from rallypoint.agent.rank_exchange import exchange, exit_barrier
+from rallypoint.base.clock import Deadline
+from rallypoint.base.descriptors import allow_descriptors
+from rallypoint.base.endpoint import Endpoint, listening_socket
+from rallypoint.client.tcp_link import TcpLink
+from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.coordinator.server import ControlServer
+from rallypoint.failures.cause import Cause
+from rallypoint.membership.operations import Fail, Succeed
+from rallypoint.membership.state import NodeInfo, Settings
+from rallypoint.protocol import codec
+from rallypoint.protocol.link import Deliver
+from rallypoint.protocol.messages import JobEnded, JoinRequest, LinkOpened, Notification, Placed, Request, RoundEnded
+from rallypoint.store import hashstore, wire
+from rallypoint.store.hashstore import HashStore
+
+SIZES = (2, 64, 512)
+PATIENCE = 60.0
+NO_BEATS = 3600.0
+"""A lease in which no beat falls into a test."""
+CAUSE = Cause(1, 0, "host", 4711, 1, "ValueError: boom", "Traceback ...", 0.0, "")
+
+
+class CountingHub(Dispatcher):
+    """A hub that counts, by kind, what each session says."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.said: dict[int, Counter[str]] = {}
+
+    def receive(self, session: int, request: Request) -> bool:
+        self.said.setdefault(session, Counter())[type(request).__name__] += 1
+        return super().receive(session, request)
+
+
+class Nodes:
+    """Many nodes of one process, each with a link of its own, and what they were told."""
+
+    def __init__(self, count: int, endpoint: Endpoint, settings: Settings) -> None:
+        self._heard: list[list[Notification]] = [[] for _ in range(count)]
+        self._changed = threading.Condition()
+        deadline = Deadline.after(PATIENCE)
+        self.links = [TcpLink(endpoint, settings, node, self._listener(node), deadline) for node in range(count)]
+
+    def _listener(self, node: int) -> Deliver:
+        def deliver(notice: Notification) -> None:
+            if isinstance(notice, LinkOpened):
+                return  # of the node's own making
+            with self._changed:
+                self._heard[node].append(notice)
+                self._changed.notify_all()
+
+        return deliver
+
+    def say(self, request: Callable[[int], Request]) -> None:
+        for node, link in enumerate(self.links):
+            link.send(request(node))
+
+    def hear(self, kind: type, times: int = 1) -> None:
+        """Wait until every node has been told so many of a kind."""
+
+        def all_have() -> bool:
+            return all(sum(isinstance(each, kind) for each in heard) == times for heard in self._heard)
+
+        with self._changed:
+            assert self._changed.wait_for(all_have, PATIENCE)
+
+    @property
+    def told(self) -> list[dict[str, int]]:
+        """How many notices of each kind every node was told."""
+        return [dict(Counter(type(each).__name__ for each in heard)) for heard in self._heard]
+
+    @property
+    def largest(self) -> int:
+        """Bytes of the largest of them."""
+        return max(len(codec.encode(each)) for heard in self._heard for each in heard)
+
+    def close(self) -> None:
+        for link in self.links:
+            link.close()
+
+
+@contextmanager
+def met(count: int) -> Iterator[tuple[CountingHub, Nodes]]:
+    allow_descriptors(2 * count)
+    settings = Settings("job", count, count, lease=NO_BEATS)
+    hub = CountingHub(settings)
+    server = ControlServer(hub, listening_socket("127.0.0.1", 0))
+    nodes = Nodes(count, Endpoint("127.0.0.1", server.port), settings)
+    try:
+        yield hub, nodes
+    finally:
+        nodes.close()
+        server.close()
+        assert not server.connections
+
+
+def join(node: int) -> JoinRequest:
+    return JoinRequest(NodeInfo("default", 8, "", 1024 + node), PATIENCE)
+
+
+def test_rank_exchange_restart_and_exit_barrier_cost_a_node_the_same_in_any_job() -> None:
+    sizes: set[int] = set()
+    for count in SIZES:
+        with met(count) as (hub, nodes):
+            nodes.say(join)
+            nodes.hear(Placed)
+            nodes.links[0].send(Fail(0, CAUSE, 3))
+            nodes.hear(RoundEnded)
+            nodes.say(join)
+            nodes.hear(Placed, times=2)
+            nodes.say(lambda _node: Succeed(1))
+            nodes.hear(JobEnded)
+            *others, failed = sorted(map(dict, hub.said.values()), key=len)
+            assert others == [{"JoinRequest": 2, "Succeed": 1}] * (count - 1)
+            assert failed == {"JoinRequest": 2, "Fail": 1, "Succeed": 1}
+            assert nodes.told == [{"Placed": 2, "RoundEnded": 1, "JobEnded": 1}] * count
+            sizes.add(nodes.largest)
+    assert max(sizes) - min(sizes) <= 16  # numbers grow by some digits, and nothing else does
+
+
+def test_ranks_and_barrier_over_a_store_cost_a_node_the_same_in_any_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where a handler of somebody else's gives the ranks; see `agent.exchange`."""
+    counted: Counter[int] = Counter()
+    execute = hashstore._Shared.execute
+
+    def counting(shared: hashstore._Shared, client: threading.Event, request: wire.Request) -> bytes:
+        counted[threading.get_ident()] += 1
+        return execute(shared, client, request)
+
+    monkeypatch.setattr(hashstore._Shared, "execute", counting)
+    most = []
+    for count in SIZES:
+        asked = asked_by_each(count, counted)
+        assert len(asked) == count
+        most.append(max(asked[rank] for rank in range(1, count)))
+        assert asked[0] <= 4 * count + 16  # who gives out the ranks looks at each
+    assert max(most) <= min(most) + 1  # the last at the barrier says so
+
+
+def asked_by_each(count: int, counted: Counter[int]) -> dict[int, int]:
+    """What each of so many nodes asks of a new store to have its ranks, and to end."""
+    store, barrier = HashStore(timeout=PATIENCE), threading.Barrier(count)
+    asked: dict[int, int] = {}
+
+    def node(rank: int) -> None:
+        counted[threading.get_ident()] = 0
+        barrier.wait(PATIENCE)
+        exchange(store, rank, count, "default", 8, restarts=0)
+        exit_barrier(store, count, PATIENCE)
+        asked[rank] = counted[threading.get_ident()]
+
+    threads = [threading.Thread(target=node, args=(rank,)) for rank in range(count)]
+    for thread in threads:
+        thread.start()
+    deadline = time.monotonic() + PATIENCE
+    for thread in threads:
+        thread.join(max(0.0, deadline - time.monotonic()))
+    return asked

@@ -1,0 +1,92 @@
+"""The sentences of a rendezvous that is not complete."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from rallypoint.coordinator.progress_text import (
+    RendezvousName,
+    ReportedProgress,
+    is_due,
+    timeout_sentence,
+    waiting_line,
+)
+from rallypoint.membership.state import Reason
+from rallypoint.protocol.messages import MissingNode, Progress
+
+SUBJECT = RendezvousName("job", "at n1:29400")
+FIXED = Progress(0, False, 2, 3, 3, (), False, members=("n1", "n2"))
+ELASTIC = Progress(0, False, 2, 2, 4, (), False, members=("n1", "n2"))
+WALL = time.mktime((2026, 5, 4, 0, 10, 0, 0, 0, -1))
+LOST = (MissingNode("n3 (rank 2)", Reason.LOST, 18.0),)
+
+
+@pytest.mark.parametrize(
+    ("progress", "words"),
+    [
+        (FIXED._replace(ends_in=12.4), "2 of 3 nodes are in (n1, n2), 1 is missing; giving up in 12 s"),
+        (FIXED._replace(joined=1, members=("n1",)), "1 of 3 nodes are in (n1), 2 are missing"),
+        (ELASTIC._replace(starts_in=18.0), "2 of up to 4 nodes are in (n1, n2); starting in 18 s"),
+        (
+            FIXED._replace(removed=LOST, ends_in=5.0),
+            "2 of 3 nodes are in (n1, n2), 1 is missing; n3 (rank 2) was lost at 00:09:42 and nobody has taken its "
+            "place; giving up in 5 s",
+        ),
+        (
+            FIXED._replace(joined=1, removed=(*LOST, MissingNode("n2", Reason.DEPARTED, 0.0))),
+            "1 of 3 nodes are in (n1, n2), 2 are missing; n3 (rank 2) was lost at 00:09:42 and n2 left at 00:10:00 and "
+            "nobody has taken their places",
+        ),
+        (ELASTIC._replace(removed=LOST, starts_in=1.0), "2 of up to 4 nodes are in (n1, n2); starting in 1 s"),
+        (FIXED._replace(expected=("node rank 2",)), "2 of 3 nodes are in (n1, n2), 1 is missing: node rank 2"),
+        (ELASTIC._replace(expected=("n3 (rank 2)",)), "2 of up to 4 nodes are in (n1, n2), still to come: n3 (rank 2)"),
+        (
+            ELASTIC._replace(round=3, backoff=8.0, starts_in=6.0),
+            "2 of up to 4 nodes are in (n1, n2); held back for 8 s after failures without progress; starting in 6 s",
+        ),
+        (
+            ELASTIC._replace(complete=True, ends_in=7.0),
+            "round 0 runs with 2 nodes (n1, n2); this node waits for the next round; giving up in 7 s",
+        ),
+        (ELASTIC._replace(spare=True), "all 4 seats of round 0 are taken; this node waits as a spare"),
+        (FIXED._replace(members=("n1\x1b[31m", "n2")), "2 of 3 nodes are in (n1?[31m, n2), 1 is missing"),
+    ],
+)
+def test_who_waits_says_for_whom_and_how_long(progress: Progress, words: str) -> None:
+    assert waiting_line(SUBJECT, progress, WALL) == f"waiting for the rendezvous of job 'job' at n1:29400: {words}"
+
+
+@pytest.mark.parametrize(
+    ("progress", "words"),
+    [
+        (
+            FIXED,
+            "did not complete: n1 has waited for 10 s, 2 of 3 nodes were in (n1, n2), 1 was missing; check that all "
+            "nodes were started with the same endpoint, --nnodes and --rdzv-id",
+        ),
+        (
+            FIXED._replace(removed=LOST),
+            "came to nothing: n3 (rank 2) was lost at 00:09:42 and nobody has taken its place within 18 s, 2 of 3 "
+            "nodes were in (n1, n2), 1 was missing; start a node in its place, or let the job go on with fewer "
+            "(--nnodes=2:3)",
+        ),
+        (ELASTIC._replace(complete=True), "did not take n1 in within 10 s: round 0 runs with 2 nodes (n1, n2)"),
+    ],
+)
+def test_who_gives_up_says_why(progress: Progress, words: str) -> None:
+    told = timeout_sentence(SUBJECT, progress._replace(gave_up_by="n1", waited=10.0), WALL)
+    assert told == f"the rendezvous of job 'job' at n1:29400 {words}"
+
+
+def test_the_same_is_said_once_a_minute_and_what_has_changed_at_once() -> None:
+    said: ReportedProgress = {}
+    many = FIXED._replace(min_nodes=30, max_nodes=30)
+    asked = (2.0, 6.0, 14.0, 30.0, 60.0, 62.0, 121.9)
+    lines = [now for now in asked if is_due(many._replace(joined=int(now) % 29, ends_in=600 - now), said, now)]
+    assert lines == [2.0, 62.0, 121.9]
+    assert is_due(FIXED._replace(removed=LOST), said, 123.0)
+    assert not is_due(FIXED._replace(removed=(LOST[0]._replace(seconds_ago=20.0),)), said, 125.0)
+    assert is_due(ELASTIC._replace(starts_in=18.0), said, 126.0)
+    assert is_due(FIXED._replace(round=1), said, 127.0)

@@ -1,0 +1,79 @@
+"""Who speaks for whom, and what the nodes of other machines call us."""
+
+from __future__ import annotations
+
+from rallypoint.coordinator.session_registry import SessionRecord, SessionRegistry
+from rallypoint.membership.liveness import Liveness
+from rallypoint.membership.state import NodeId
+
+
+def opened(roster: SessionRegistry, number: int, address: str, server_address: str) -> NodeId:
+    session = SessionRecord(NodeId(address, 1, 0), address, server_address, None)
+    return roster.open(number, session, 0.0, leased=True, at_home=False)
+
+
+def roster() -> SessionRegistry:
+    return SessionRegistry(Liveness(3.0, 60.0))
+
+
+def test_only_nodes_of_other_machines_tell_what_we_are_called_outside() -> None:
+    known = roster()
+    opened(known, 1, "127.0.0.1", "127.0.0.1")
+    opened(known, 2, "10.0.0.2", "")
+    assert known.own_external_address == ""
+    opened(known, 3, "10.0.0.3", "10.0.0.254")
+    opened(known, 4, "10.1.0.4", "10.1.0.254")
+    assert known.own_external_address == "10.0.0.254"
+    known.close(3)
+    assert known.own_external_address == "10.1.0.254"
+    known.close(4)
+    assert known.own_external_address == ""
+
+
+def test_a_name_that_was_claimed_is_found_by_what_its_node_was_called_since() -> None:
+    known = roster()
+    first = opened(known, 1, "10.0.0.1", "a")
+    second = opened(known, 2, "10.0.0.1", "a")
+    assert known.resume(2, first) == 1
+    third = opened(known, 3, "10.0.0.1", "a")
+    assert known.resume(3, second) == 2
+    assert known.session_of(first) == 3
+    assert len({first, second, third}) == 3
+
+
+def test_what_is_forgotten_is_no_name_any_more_and_others_stay() -> None:
+    known = roster()
+    first, other = opened(known, 1, "10.0.0.1", "a"), opened(known, 2, "10.0.0.2", "a")
+    again, beside = opened(known, 3, "10.0.0.1", "a"), opened(known, 4, "10.0.0.2", "a")
+    known.resume(3, first)
+    known.resume(4, other)
+    known.close(3)
+    known.forget(first)
+    opened(known, 5, "10.0.0.1", "a")
+    opened(known, 6, "10.0.0.2", "a")
+    assert known.resume(5, again) is None
+    assert (known.session_of(first), known.session_of(again)) == (None, 5)
+    assert known.resume(6, beside) == 4
+    assert known.session_of(other) == 6
+
+
+def test_a_name_that_was_claimed_before_it_was_given_is_given_to_nobody_else() -> None:
+    known = roster()
+    opened(known, 1, "10.0.0.9", "a")
+    wanted = NodeId("10.0.0.2", 1, 0)
+    known.resume(1, wanted)
+    assert opened(known, 2, "10.0.0.2", "a") != wanted
+    assert known.session_of(wanted) == 1
+    known.close(1)
+    assert known.session_of(wanted) is None
+    assert known.get(2) is not None
+
+
+def test_a_session_claims_one_name_and_no_more() -> None:
+    """Else somebody could fill the memory with names."""
+    known = roster()
+    opened(known, 1, "a", "")
+    known.resume(1, NodeId("b", 2, 0))
+    known.resume(1, NodeId("c", 3, 0))
+    assert known.session_of(NodeId("b", 2, 0)) == 1
+    assert known.session_of(NodeId("c", 3, 0)) is None

@@ -1,0 +1,139 @@
+"""Sessions over TLS: who is let in, who is not and why, and what a plain peer is told."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+import trustme
+
+from rallypoint.base.clock import Deadline
+from rallypoint.base.endpoint import Endpoint, listening_socket
+from rallypoint.base.tls import ControlTls, TlsFiles
+from rallypoint.client.tcp_link import TcpLink
+from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.coordinator.server import ControlServer
+from rallypoint.membership.state import NodeInfo, Settings
+from rallypoint.protocol.messages import JoinRequest, LinkLost, Notification, Placed
+from rallypoint.store.client import TCPStore
+from rallypoint.store.rounds import RoundStores
+from tests.unit.rendezvous.listening import Heard
+
+PATIENCE = 20.0
+JOB = Settings("job", 1, 1, join_timeout=PATIENCE)
+KEY = b"k" * 32
+
+
+class Authority:
+    """Signs certificates, each in a folder of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._ca = trustme.CA()
+        self._made = 0
+
+    def files(self, *names: str, peer: str = "") -> TlsFiles:
+        self._made += 1
+        folder = self._folder / f"{id(self)}-{self._made}"
+        folder.mkdir()
+        made = TlsFiles(str(folder / "cert.pem"), str(folder / "key.pem"), str(folder / "ca.pem"), peer)
+        certificate = self._ca.issue_cert(*names)
+        certificate.private_key_pem.write_to_path(made.key)
+        certificate.cert_chain_pems[0].write_to_path(made.cert)
+        self._ca.cert_pem.write_to_path(made.ca)
+        return made
+
+
+@pytest.fixture(name="authority")
+def _authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@contextmanager
+def served(tls: ControlTls | None, key: bytes | None = None) -> Iterator[Endpoint]:
+    keys = None if key is None else lambda _job: (key,)
+    server = ControlServer(Dispatcher(JOB), listening_socket("127.0.0.1", 0), keys=keys, tls=tls)
+    try:
+        yield Endpoint("127.0.0.1", server.port)
+    finally:
+        server.close()
+        assert not server.connections
+
+
+def joined(endpoint: Endpoint, tls: ControlTls | None, key: bytes | None = None) -> Notification:
+    """What a node that wants to take part is told first."""
+    told = Heard()
+    link = TcpLink(endpoint, JOB, 0, told.take, Deadline.after(PATIENCE), key=key, tls=tls)
+    link.send(JoinRequest(NodeInfo("default", 1, "", 7000), PATIENCE))
+    try:
+        return told.get(timeout=PATIENCE)
+    finally:
+        link.close()
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["open", "secret"])
+def test_nodes_with_certificates_take_part(authority: Authority, key: bytes | None) -> None:
+    tls = ControlTls(authority.files("127.0.0.1"))
+    with served(tls, key) as endpoint:
+        assert isinstance(joined(endpoint, ControlTls(authority.files("node1")), key), Placed)
+
+
+def test_nothing_can_be_read_on_the_way(authority: Authority) -> None:
+    tls = ControlTls(authority.files("127.0.0.1"))
+    with served(tls) as endpoint, socket.create_connection(endpoint) as raw:
+        raw.settimeout(PATIENCE)
+        raw.sendall(b"\x16\x03\x01\x00\x05hello")
+        answer = raw.recv(1000)
+        assert b"rally" not in answer.lower()
+        assert answer[:1] == b"\x15"  # TLS's own alert
+
+
+def loses(endpoint: Endpoint, tls: ControlTls | None) -> str:
+    lost = joined(endpoint, tls)
+    assert isinstance(lost, LinkLost), lost
+    return lost.detail
+
+
+def test_a_certificate_of_another_authority_is_refused_by_either_side(authority: Authority, tmp_path: Path) -> None:
+    others = Authority(tmp_path)
+    with served(ControlTls(authority.files("127.0.0.1"))) as endpoint:
+        assert "its certificate is not accepted" in loses(endpoint, ControlTls(others.files("node1")))
+        forged = others.files("node1")._replace(ca=authority.files("node1").ca)
+        assert "does not accept our certificate" in loses(endpoint, ControlTls(forged))
+
+
+def test_the_name_in_a_certificate_is_the_host_s_or_the_peer_s(authority: Authority) -> None:
+    with served(ControlTls(authority.files("node0"))) as endpoint:
+        assert "not accepted" in loses(endpoint, ControlTls(authority.files("node1")))
+        assert "node0 and not of" in loses(endpoint, ControlTls(authority.files("node1", peer="ctl")))
+        assert isinstance(joined(endpoint, ControlTls(authority.files("node1", peer="node0"))), Placed)
+    with served(ControlTls(authority.files("127.0.0.1", peer="node1"))) as endpoint:
+        assert isinstance(joined(endpoint, ControlTls(authority.files("node1"))), Placed)
+    with served(ControlTls(authority.files("127.0.0.1", peer="node1"))) as endpoint:
+        assert "node2 and not of node1" in loses(endpoint, ControlTls(authority.files("node2")))
+
+
+def test_a_plain_peer_and_a_tls_peer_tell_each_other_in_one_sentence(authority: Authority) -> None:
+    tls = ControlTls(authority.files("127.0.0.1"))
+    with served(tls) as endpoint:
+        assert "speaks TLS only; give this node tls_cert" in loses(endpoint, None)
+    with served(None) as endpoint:
+        assert "does not speak TLS" in loses(endpoint, tls)
+
+
+def test_the_workers_of_a_static_job_share_the_port_and_need_no_certificate(authority: Authority) -> None:
+    stores, tls = RoundStores(), ControlTls(authority.files("127.0.0.1"))
+    server = ControlServer(Dispatcher(JOB), listening_socket("127.0.0.1", 0), tls=tls, fallback=stores.add_connection)
+    endpoint = Endpoint("127.0.0.1", server.port)
+    try:
+        assert isinstance(joined(endpoint, ControlTls(authority.files("node1"))), Placed)
+        store = TCPStore("127.0.0.1", server.port)
+        store.set("key", b"value")
+        assert store.get("key") == b"value"
+        store.close()
+    finally:
+        stores.close()
+        server.close()

@@ -1,0 +1,117 @@
+"""What a link's failures say of the coordinator: that its port is shut, or nothing."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+
+import pytest
+
+from rallypoint.base.clock import Deadline
+from rallypoint.base.endpoint import listening_socket
+from rallypoint.client.tcp_link import TcpLink
+from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.coordinator.server import ControlServer
+from rallypoint.election.keys import LeaderRecord
+from rallypoint.election.leader_resolver import LeaderResolver
+from rallypoint.membership.state import Settings
+from rallypoint.protocol.handshake import HandshakeError
+
+LEASE = 7
+REFUSED = ConnectionRefusedError("Connection refused")
+UNKNOWN = socket.gaierror("Name or service not known")
+SILENT = TimeoutError("it does not answer a TCP connection")
+STRANGER = HandshakeError("what listens there is not ours")
+
+
+def posted_at(*addresses: str) -> LeaderResolver:
+    posted = LeaderResolver("etcd")
+    posted.update(LeaderRecord(addresses, 2000, LEASE, "s"), 1)
+    return posted
+
+
+def attempts(posted: LeaderResolver, **outcomes: Exception) -> int:
+    """As many attempts as there are outcomes, of which those at a host have its outcome, twice over."""
+    for _ in range(2 * len(outcomes)):
+        place = posted.resolve()
+        assert place is not None
+        posted.failed(place, outcomes[place.endpoint.host])
+    return posted.refusing_lease
+
+
+def test_a_port_that_refuses_at_all_addresses_is_shut() -> None:
+    assert attempts(posted_at("one"), one=REFUSED) == LEASE
+    assert attempts(posted_at("here", "host"), here=REFUSED, host=REFUSED) == LEASE
+
+
+@pytest.mark.parametrize("else_", [UNKNOWN, SILENT, STRANGER])
+def test_a_port_that_refuses_at_our_own_machine_proves_nothing_of_another(else_: Exception) -> None:
+    """The coordinator's first address is loopback, where etcd has a member on each machine."""
+    assert attempts(posted_at("here", "host"), here=REFUSED, host=else_) == 0
+
+
+def test_refusals_before_the_coordinator_was_met_are_not_counted() -> None:
+    posted = posted_at("here", "host")
+    attempts(posted, here=REFUSED, host=SILENT)
+    while (place := posted.resolve()) is None or place.endpoint.host != "host":
+        assert place is not None
+        posted.failed(place, REFUSED)
+    assert posted.refusing_lease == 0
+
+
+def test_after_a_stranger_the_next_address_is_tried() -> None:
+    posted = posted_at("here", "host")
+    for host in ("here", "host", "here"):
+        place = posted.resolve()
+        assert place is not None
+        assert place.endpoint.host == host
+        posted.failed(place, STRANGER)
+
+
+def test_a_link_passes_over_a_stranger_at_the_coordinator_s_port_on_our_own_machine() -> None:
+    settings = Settings("job", 1, 1)
+    listener, stranger = _two_at_one_port()
+    server = ControlServer(Dispatcher(settings), listener, keys=lambda _job: (b"s",))
+    posted = LeaderResolver("etcd")
+    posted.update(LeaderRecord(("127.0.0.1", "127.0.0.2"), server.port, LEASE, "s"), 1)
+    greeted = threading.Event()
+    posted.on_news = greeted.set
+    with stranger:
+        answering = threading.Thread(target=_answer_all, args=(stranger,))
+        answering.start()
+        link = TcpLink(posted, settings, 0, lambda _notice: None, Deadline.after(30.0))
+        met = greeted.wait(10.0)
+        stranger.shutdown(socket.SHUT_RDWR)
+        answering.join()
+    link.close()
+    server.close()
+    assert met
+
+
+def _two_at_one_port() -> tuple[socket.socket, socket.socket]:
+    """Listening sockets at 127.0.0.2 and at 127.0.0.1, at a port that nobody else had at either."""
+    while True:
+        first = listening_socket("127.0.0.2", 0)
+        try:
+            return first, socket.create_server(("127.0.0.1", first.getsockname()[1]))
+        except OSError:  # taken there; the next port may be free at both
+            first.close()
+
+
+def _answer_all(stranger: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it is shut
+        while True:
+            connection, _ = stranger.accept()
+            with connection:
+                connection.recv(16)
+                connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 100)
+
+
+def test_why_nobody_is_known_tells_an_etcd_that_is_silent_from_one_that_knows_of_nobody() -> None:
+    posted = LeaderResolver("etcd:2379")
+    assert posted.unresolved_reason() == "etcd has not answered yet"
+    posted.update(None, 7)
+    assert posted.unresolved_reason() == "no agent was elected coordinator yet"
+    posted.trouble = "etcd at etcd:2379 gave no answer within 3 s"
+    assert posted.unresolved_reason() == posted.trouble

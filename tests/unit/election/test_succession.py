@@ -1,0 +1,332 @@
+"""An arbiter whose state is kept: nobody is told before that; whoever succeeds it goes on as if it were the same."""
+
+from __future__ import annotations
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rallypoint.coordinator.dispatcher import Dispatcher, RestoredState
+from rallypoint.coordinator.recovery import recovery_timeout
+from rallypoint.failures.cause import Cause
+from rallypoint.membership.operations import Drain, Fail, Succeed
+from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings, State
+from rallypoint.protocol.messages import (
+    Heartbeat,
+    JobEnded,
+    JoinRequest,
+    Notification,
+    Placed,
+    Progress,
+    ProgressRequest,
+    Request,
+    RoundEnded,
+)
+from rallypoint.protocol.resume_state import (
+    ResumeState,
+    after_notification,
+    after_request,
+    requests_to_repeat,
+    session_opened,
+    without_foreign_join,
+)
+
+CAUSE = Cause(0, 0, "h", 42, 1, "boom", "", 0.0, "")
+
+
+class Time:
+    """A clock that stands still until it is told to go on."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def time(self) -> float:
+        return self.now
+
+
+class Shelf:
+    """Keeps states when the test says so."""
+
+    def __init__(self) -> None:
+        self.newest: tuple[int, State] | None = None
+        self.kept = State()
+
+    def append(self, number: int, state: State) -> None:
+        self.newest = (number, state)
+
+
+class Node:
+    """One node's link, without a wire."""
+
+    def __init__(self, number: int) -> None:
+        self.id = NodeId(f"h{number}", 1, 0)
+        self.port = 7000 + number
+        self.held = ResumeState()
+        self.session = 0
+        self.told: list[Notification] = []
+
+    def hear(self, notice: Notification) -> None:
+        self.held = after_notification(self.held, notice)
+        self.told.append(notice)
+
+
+class Job:
+    """Some nodes, the hub of the arbiter that they speak to, and where it keeps its state."""
+
+    def __init__(self, nodes: int, least: int) -> None:
+        self.settings = Settings("job", least, nodes, last_call_timeout=5.0)
+        self.time = Time()
+        self.shelf = Shelf()
+        self.hub = Dispatcher(self.settings, self.time, memory=self.shelf)
+        self.nodes = [Node(number) for number in range(nodes)]
+        for node in self.nodes:
+            self.open(node)
+            self.join(node)
+        self.keep()
+
+    def open(self, node: Node) -> None:
+        node.session, name = self.hub.attach(node.hear, node.id, address=node.id.addr)
+        waited = node.held.join is not None
+        node.held = without_foreign_join(node.held, self.hub.incarnation)
+        again = requests_to_repeat(node.held, self.time.now)
+        node.held = session_opened(node.held, self.hub.incarnation, name)
+        for request in again:
+            self.hub.receive(node.session, request)
+        if waited and node.held.join is None and not any(isinstance(each, JoinRequest) for each in again):
+            self.join(node)
+
+    def say(self, node: Node, request: Request) -> None:
+        node.held = after_request(node.held, request, self.time.now)
+        if node.session:
+            self.hub.receive(node.session, request)
+
+    def join(self, node: Node) -> None:
+        self.say(node, JoinRequest(NodeInfo("default", 1, "", node.port), 600.0))
+
+    def keep(self) -> None:
+        """What the arbiter knows reaches the shelf."""
+        if self.shelf.newest is not None:
+            number, self.shelf.kept = self.shelf.newest
+            self.hub.journal_written(number)
+
+    def succeeded(self) -> None:
+        """The arbiter is gone with all sessions and all that was not kept; another takes over."""
+        former = RestoredState(self.hub.incarnation, self.shelf.kept)
+        self.shelf = Shelf()
+        self.shelf.kept = former.state
+        self.hub = Dispatcher(self.settings, self.time, former=former, memory=self.shelf)
+        for node in self.nodes:
+            node.session = 0
+
+    def forgotten(self) -> None:
+        """The arbiter is gone, and so is what was kept; one that knows nothing begins."""
+        self.shelf = Shelf()
+        self.hub = Dispatcher(self.settings, self.time, memory=self.shelf)
+        for node in self.nodes:
+            node.session = 0
+
+    def beat(self, seconds: float) -> None:
+        """Time passes; whoever has a session beats."""
+        until = self.time.now + seconds
+        while self.time.now < until:
+            self.time.now += 0.5
+            for node in self.nodes:
+                if node.session:
+                    self.hub.receive(node.session, Heartbeat())
+            self.hub.tick()
+            self.keep()
+
+
+def runs(job: Job) -> bool:
+    return job.hub.state.complete
+
+
+def rounds(node: Node) -> list[int]:
+    return [each.placement.round for each in node.told if isinstance(each, Placed)]
+
+
+def test_nobody_is_told_before_it_is_kept_and_beats_are_answered_all_the_same() -> None:
+    job = Job(2, 2)
+    for node in job.nodes:
+        node.told.clear()
+    job.say(job.nodes[0], Fail(0, CAUSE, 3))
+    job.hub.receive(job.nodes[0].session, Heartbeat())
+    assert [node.told for node in job.nodes] == [[Heartbeat()], []]
+    job.keep()
+    assert [[type(each) for each in node.told] for node in job.nodes] == [[Heartbeat, RoundEnded], [RoundEnded]]
+
+
+def test_what_changed_nothing_is_told_at_once() -> None:
+    job = Job(2, 2)
+    job.nodes[0].told.clear()
+    job.say(job.nodes[0], ProgressRequest())
+    assert [type(each) for each in job.nodes[0].told] == [Progress]
+
+
+def test_only_the_newest_need_be_kept() -> None:
+    job = Job(3, 3)
+    job.say(job.nodes[0], Fail(0, CAUSE, 3))
+    for node in job.nodes:
+        job.join(node)
+    assert [rounds(node) for node in job.nodes] == [[0]] * 3
+    job.keep()
+    assert [rounds(node) for node in job.nodes] == [[0, 1]] * 3
+
+
+def test_a_running_round_runs_on_under_the_next_arbiter() -> None:
+    job = Job(3, 2)
+    for node in job.nodes:
+        node.told.clear()
+    job.succeeded()
+    for node in reversed(job.nodes):
+        job.open(node)
+    job.beat(2 * recovery_timeout(job.settings))
+    assert all(set(node.told) <= {Heartbeat()} for node in job.nodes)
+    assert job.hub.state == job.shelf.kept
+
+
+def test_a_node_that_is_known_to_be_dead_is_waited_for_by_nobody() -> None:
+    job = Job(3, 2)
+    job.succeeded()
+    job.open(job.nodes[1])
+    job.hub.nodes_lost([job.nodes[0].id])
+    job.keep()
+    job.open(job.nodes[2])
+    for node in job.nodes[1:]:
+        job.join(node)
+    job.beat(6.0)
+    assert [rounds(node) for node in job.nodes] == [[0], [0, 1], [0, 1]]
+
+
+def test_of_a_node_with_a_session_the_session_is_the_better_witness() -> None:
+    job = Job(2, 2)
+    job.hub.nodes_lost([job.nodes[0].id])
+    job.keep()
+    assert runs(job)
+    assert [rounds(node) for node in job.nodes] == [[0], [0]]
+
+
+def test_who_does_not_come_back_is_lost_when_the_patience_is_over() -> None:
+    job = Job(3, 2)
+    job.succeeded()
+    for node in job.nodes[:2]:
+        job.open(node)
+    job.beat(recovery_timeout(job.settings) - 1.0)
+    assert runs(job)
+    job.beat(2.0)
+    assert not runs(job)
+    assert job.hub.state.ledger.lost == 1
+
+
+def test_who_succeeds_an_arbiter_that_was_being_filled_is_filled_on() -> None:
+    job = Job(2, 1)
+    first, second = job.nodes
+    for node in job.nodes:
+        node.told.clear()
+    job.forgotten()
+    job.open(first)
+    job.keep()
+    job.succeeded()
+    for node in (second, first):
+        job.open(node)
+    job.beat(2 * recovery_timeout(job.settings))
+    assert all(set(node.told) <= {Heartbeat()} for node in job.nodes)
+    assert [node.held.round_over for node in job.nodes] == [False, False]
+
+
+def test_what_a_node_had_told_an_arbiter_that_did_not_keep_it_is_heard_again() -> None:
+    """It knows that arbiter's name by a beat, which is answered before anything is kept."""
+    job = Job(2, 1)
+    first, second = job.nodes
+    job.forgotten()
+    job.open(first)
+    job.hub.receive(first.session, Heartbeat())
+    job.succeeded()
+    job.open(first)
+    job.open(second)
+    job.beat(2 * recovery_timeout(job.settings))
+    assert runs(job)
+    assert job.hub.state.round == 0
+    assert [node.held.round_over for node in job.nodes] == [False, False]
+
+
+def test_a_name_that_the_former_arbiter_gave_is_not_given_again() -> None:
+    job = Job(2, 2)
+    job.succeeded()
+    stranger = Node(0)
+    _, name = job.hub.attach(stranger.hear, stranger.id, address="h0")
+    assert name not in {node.id for node in job.nodes}
+    job.open(job.nodes[0])
+    assert runs(job)
+
+
+STEPS = st.lists(
+    st.tuples(st.sampled_from(["fail", "succeed", "drain", "keep", "keep", "succession"]), st.integers(0, 2)),
+    max_size=25,
+)
+
+
+@settings(max_examples=300)
+@given(STEPS, st.integers(2, 3))
+def test_wherever_the_arbiter_dies_each_round_has_one_membership_and_the_job_ends(
+    steps: list[tuple[str, int]], least: int
+) -> None:
+    """No node dies here, so each round has all of them, and a failure that was told of is counted once or not yet."""
+    job = Job(3, least)
+    failures = 0
+    for what, number in steps:
+        node = job.nodes[number]
+        placement = node.held.placement
+        if what == "keep":
+            job.keep()
+        elif what == "succession":
+            job.succeeded()
+            for each in job.nodes:
+                job.open(each)
+        elif placement is not None and not node.held.round_over and not node.held.ended:
+            failures += what == "fail"
+            act: dict[str, Request] = {
+                "fail": Fail(placement.round, CAUSE, 99),
+                "succeed": Succeed(placement.round),
+                "drain": Drain(placement.round),
+            }
+            job.say(node, act[what])
+        come_back(job)
+    settle(job)
+    verdict = job.hub.state.verdict
+    assert verdict is not None
+    assert verdict.outcome is Outcome.SUCCEEDED
+    assert job.hub.state.ledger.failures <= failures
+    assert job.hub.state.ledger.lost == 0
+    assert all(any(isinstance(each, JobEnded) for each in node.told) for node in job.nodes)
+    for round_ in range(job.hub.state.round + 1):
+        ranks = [
+            each.placement.group_rank
+            for node in job.nodes
+            for each in node.told
+            if isinstance(each, Placed) and each.placement.round == round_
+        ]
+        assert sorted(ranks) == sorted(set(ranks)), f"round {round_} has a rank twice"
+
+
+def come_back(job: Job) -> None:
+    """Whose round is over joins again, as an agent does."""
+    for node in job.nodes:
+        if node.held.round_over and node.held.join is None and not node.held.ended:
+            job.join(node)
+
+
+def settle(job: Job) -> None:
+    """Nothing goes wrong any more: every node comes back into a round and succeeds in it."""
+    for _ in range(40):
+        job.keep()
+        come_back(job)
+        for node in job.nodes:
+            placement = node.held.placement
+            if placement is not None and not node.held.round_over and not node.held.ended:
+                job.say(node, Succeed(placement.round))
+        job.beat(1.0)
+        if all(node.held.ended for node in job.nodes):
+            return

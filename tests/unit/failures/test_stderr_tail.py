@@ -1,0 +1,133 @@
+"""Finding the exception that ended a program in what it wrote."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import traceback
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.failures.stderr_tail import (
+    clean_lines,
+    exception_line,
+    is_traceback,
+    last_lines,
+    last_traceback,
+)
+
+WORDS = st.text(alphabet="abc: é", min_size=1, max_size=10).filter(str.strip)
+
+
+def _raised(depth: int, words: str, how: str) -> str:
+    """What Python prints for a chain of `depth` exceptions."""
+    try:
+        if depth:
+            try:
+                raise KeyError(words)
+            except KeyError as first:
+                if how == "cause":
+                    raise ValueError(words) from first
+                raise ValueError(words)  # noqa: B904 - the chain by context is what is wanted
+        raise ValueError(words)
+    except ValueError as error:
+        return "".join(traceback.format_exception(error))
+
+
+def _stderr_of(code: str) -> bytes:
+    return subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, check=False, timeout=60).stderr
+
+
+@given(
+    depth=st.integers(0, 1),
+    words=WORDS,
+    how=st.sampled_from(["cause", "context"]),
+    before=st.lists(WORDS),
+    after=st.lists(WORDS),
+    mark=st.sampled_from(["", "[rank0]: "]),
+)
+def test_a_traceback_is_found_among_other_lines(
+    depth: int, words: str, how: str, before: list[str], after: list[str], mark: str
+) -> None:
+    text = _raised(depth, words, how).rstrip("\n")
+    shown = "\n".join(mark + line if line else line for line in text.split("\n"))
+    stderr = "\n".join([*before, shown, "", *after, ""])
+    expected = "\n".join(line.rstrip() for line in text.split("\n")).rstrip()
+    found = last_traceback(clean_lines(stderr.encode()))
+    assert found == expected
+    assert is_traceback(found)
+    assert exception_line(found) == f"ValueError: {words}".rstrip()
+
+
+@given(st.binary(max_size=300) | st.text(alphabet="T\n\r \x1b[m", max_size=60).map(str.encode))
+def test_no_bytes_are_an_exception(data: bytes) -> None:
+    lines = clean_lines(data)
+    last_traceback(lines)
+    last_lines(lines)
+    assert not any("\r" in line or "\n" in line for line in lines)
+
+
+@pytest.mark.process
+def test_the_last_of_several_counts() -> None:
+    code = (
+        "import traceback\ntry: 1/0\nexcept ZeroDivisionError: traceback.print_exc()\nprint()\nraise ValueError('last')"
+    )
+    found = last_traceback(clean_lines(_stderr_of(code)))
+    assert exception_line(found) == "ValueError: last"
+    assert "ZeroDivisionError" not in found
+
+
+@pytest.mark.process
+def test_an_ignored_exception_at_exit_does_not_hide_the_cause() -> None:
+    code = "class A:\n  def __del__(self): raise KeyError('noise')\na = A()\nraise ValueError('cause')"
+    stderr = _stderr_of(code)
+    assert b"noise" in stderr
+    assert exception_line(last_traceback(clean_lines(stderr))) == "ValueError: cause"
+
+
+@pytest.mark.process
+def test_a_thread_s_exception_counts_only_without_a_better_one() -> None:
+    thread = "import threading, time\nt = threading.Thread(target=lambda: 1/0); t.start(); t.join()\n"
+    assert exception_line(last_traceback(clean_lines(_stderr_of(thread)))) == "ZeroDivisionError: division by zero"
+    both = clean_lines(_stderr_of(f"import atexit\natexit.register(exec, {thread!r})\nraise ValueError('cause')"))
+    assert exception_line(last_traceback(both)) == "ValueError: cause"
+
+
+@pytest.mark.process
+def test_exception_groups_are_kept_whole() -> None:
+    found = last_traceback(
+        clean_lines(_stderr_of("raise ExceptionGroup('several', [ValueError('one'), KeyError('two')])"))
+    )
+    assert "ValueError: one" in found
+    assert "KeyError: 'two'" in found
+    assert exception_line(found) == "ExceptionGroup: several (2 sub-exceptions)"
+
+
+def test_a_marked_message_goes_on_behind_a_blank_line() -> None:
+    stderr = b"[rank0]: Traceback (most recent call last):\n[rank0]:   File\n[rank0]: E: one\n\n[rank0]: two\nnoise\n"
+    assert last_traceback(clean_lines(stderr)) == "Traceback (most recent call last):\n  File\nE: one\n\ntwo"
+
+
+def test_colours_and_drawn_over_text_are_gone() -> None:
+    stderr = b"\n\x1b[1;31mred\x1b[0m\r\n 10%\r 20%\r\n\x1b]0;title\x07plain\n\n"
+    assert clean_lines(stderr) == ["red", " 20%", "plain"]
+    coloured = b"\x1b[35mTraceback (most recent call last):\x1b[0m\n  File\n\x1b[1mE\x1b[0m: x\n"
+    assert last_traceback(clean_lines(coloured)) == "Traceback (most recent call last):\n  File\nE: x"
+
+
+def test_without_a_traceback_there_is_none() -> None:
+    assert last_traceback(clean_lines(b"just\nwords\n")) == ""
+    assert last_traceback(clean_lines(b"")) == ""
+    assert last_lines([str(number) for number in range(100)]) == "\n".join(str(number) for number in range(70, 100))
+
+
+def test_a_traceback_whose_heading_is_lost_is_one_all_the_same() -> None:
+    frame = '  File "x.py", line 1, in f\n    f()\n    ^^^\n'
+    kept = f"rror, in g\n    g()\n{frame}{frame}RecursionError: too deep\n"
+    found = last_traceback(clean_lines(kept.encode()))
+    assert found == f"Traceback (most recent call last):\n  [...]\n{frame}{frame}RecursionError: too deep"
+    assert exception_line(found) == "RecursionError: too deep"
+    assert last_traceback(clean_lines((frame + frame).encode())) == ""
+    assert last_traceback(clean_lines(("word\n" * 9 + frame + "end").encode())) == ""

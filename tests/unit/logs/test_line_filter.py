@@ -1,0 +1,93 @@
+"""Lines that hold a text: against a twin that splits the whole file, however the writes fall."""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, example, given, settings
+from hypothesis import strategies as st
+
+from rallypoint.logs import line_filter as sieve_module
+from rallypoint.logs.line_filter import LineFilter
+from rallypoint.logs.outputs import Outputs
+from rallypoint.logs.specs import LogsDest
+from rallypoint.logs.tail import Tail
+
+LETTERS = st.text(alphabet="ab\n\udcff", max_size=30)
+
+
+@given(writes=st.lists(LETTERS, max_size=12), texts=st.lists(st.text("ab\udcff", max_size=6), min_size=1, max_size=3))
+@example(writes=["xxxxxxab", "bxxxxxxxxxx", "\nabb"], texts=["abb"])
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+def test_lines_pass_whole_and_prefixed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: list[str], texts: list[str]
+) -> None:
+    room = bytearray(7)  # so that lines are longer than what is read at once
+    monkeypatch.setattr(sieve_module, "_CHUNK", 5)
+    path, kept = tmp_path / "log", tmp_path / "kept"
+    path.write_bytes(b"")
+    sieve = LineFilter(str(kept), texts)
+    followed = Tail(str(path), b"[p]:", sieve)
+    with path.open("ab", buffering=0) as file:
+        for text in writes:
+            file.write(text.encode(errors="surrogateescape"))
+            list(followed.pieces(0.0, room))
+            assert kept.read_bytes() in (b"", kept.read_bytes()[: kept.read_bytes().rfind(b"\n") + 1])
+    list(followed.finish(0.0, room))
+    followed.close()
+    sieve.close()
+    lines = "".join(writes).split("\n")
+    passed = [line for line in lines[: None if lines[-1] else -1] if any(text in line for text in texts)]
+    expected = "".join(f"[p]:{line}\n" for line in passed).encode(errors="surrogateescape")
+    assert kept.read_bytes() == expected
+
+
+def test_an_emptied_file_is_sifted_from_its_start(tmp_path: Path) -> None:
+    path, kept = tmp_path / "log", tmp_path / "kept"
+    path.write_bytes(b"half a line")
+    sieve = LineFilter(str(kept), ["a"])
+    followed, room = Tail(str(path), b"", sieve), bytearray(7)
+    list(followed.pieces(0.0, room))
+    path.write_bytes(b"an\n")
+    list(followed.pieces(0.0, room))
+    assert kept.read_bytes() == b"an\n"
+    followed.close()
+    sieve.close()
+
+
+def test_a_full_disk_costs_the_file_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+    sieve = LineFilter("/dev/full", ["a"])
+    for _ in range(2):
+        sieve.write(b"a\n")
+    assert [(record.levelno, "/dev/full" in record.getMessage()) for record in caplog.records] == [
+        (logging.WARNING, True)
+    ]
+    sieve.close()
+
+
+def test_all_workers_share_the_file_of_a_stream(tmp_path: Path) -> None:
+    paths = {rank: str(tmp_path / f"out{rank}") for rank in range(2)}
+    dest = LogsDest(paths, {}, paths, {}, {}, str(tmp_path / "kept"), str(tmp_path / "nothing"))
+    console = os.open(os.devnull, os.O_WRONLY)
+    prefixes = {0: "[0]:", 1: "[1]:"}
+    outputs = Outputs(dest, 2, prefixes, None, console, console, stdout_filters=["a"], stderr_filters=["a"])
+    for rank in range(2):
+        stdout, _ = outputs.stdio(rank)
+        assert stdout is not None
+        os.write(stdout, b"a %d\nb\nlast a" % rank)
+        outputs.started(rank)
+    outputs.close()
+    os.close(console)
+    kept = (tmp_path / "kept").read_bytes().splitlines()
+    assert sorted(kept) == [b"[0]:a 0", b"[0]:last a", b"[1]:a 1", b"[1]:last a"]
+    assert (tmp_path / "nothing").read_bytes() == b""
+
+
+def test_without_texts_there_is_no_file(tmp_path: Path) -> None:
+    dest = LogsDest({0: str(tmp_path / "out")}, {}, {}, {}, {}, str(tmp_path / "kept"), str(tmp_path / "nothing"))
+    outputs = Outputs(dest, 1, {}, stdout_filters=[], stderr_filters=None)
+    outputs.close()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]

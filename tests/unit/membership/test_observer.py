@@ -1,0 +1,44 @@
+"""Who is silent in a shared state, as one observer sees it."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.membership.observer import StallObserver
+from rallypoint.membership.state import NodeId, Settings, State
+
+SETTINGS = Settings("job", 1, 2, keep_alive_interval=5.0, keep_alive_max_attempt=3, counts_heartbeats=True)
+ONE, OTHER = NodeId("a", 1, 0), NodeId("b", 1, 0)
+
+
+def look(observer: StallObserver, now: float, one: int, other: int) -> None:
+    observer.observe(State(heartbeats={ONE: one, OTHER: other}), now)
+
+
+@given(st.floats(0.0, 5.0), st.floats(0.0, 600.0), st.floats(0.0, 5.0))
+def test_time_in_which_nothing_could_be_seen_is_held_against_nobody(before: float, away: float, after: float) -> None:
+    """Whoever beats every five seconds whenever the state can be reached is not found, however long it could not."""
+    observer = StallObserver(SETTINGS)
+    now = 0.0
+    for seconds in (0.0, before):
+        now += seconds
+        look(observer, now, 0, 0)
+    now += away
+    look(observer, now, 0, 0)
+    assert observer.silent(now) == []
+    until = now + after
+    while now < until:
+        now = min(until, now + 1.0)
+        look(observer, now, 0, 0)
+    assert observer.silent(now) == []
+    look(observer, now, 1, 1)
+
+
+def test_who_is_silent_while_others_are_seen_is_found() -> None:
+    observer = StallObserver(SETTINGS)
+    for second in range(15):
+        look(observer, float(second), second, 0)
+        assert observer.silent(float(second)) == []
+    look(observer, 15.0, 15, 0)
+    assert observer.silent(15.0) == [OTHER]

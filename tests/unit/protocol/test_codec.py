@@ -1,0 +1,209 @@
+"""Frames, messages and the handshake: any split, any garbage, any secret."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.failures.cause import Cause
+from rallypoint.membership.operations import Close, Drain, Fail, Preempt, Succeed
+from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, RoundEnd, Settings, Verdict
+from rallypoint.protocol import codec
+from rallypoint.protocol.frames import MAGIC, MAX_FRAME, FrameError, FrameReader, frame
+from rallypoint.protocol.handshake import (
+    ClientHandshake,
+    HandshakeRefused,
+    Hello,
+    Proof,
+    ServerHandshake,
+)
+from rallypoint.protocol.messages import (
+    ConfigDifference,
+    ConfigDiffers,
+    Heartbeat,
+    JobEnded,
+    JoinRefused,
+    JoinRequest,
+    LeaveReply,
+    LeaveRequest,
+    MissingNode,
+    NodesWaiting,
+    Notification,
+    Placed,
+    Placement,
+    Preempted,
+    Progress,
+    ProgressRequest,
+    Refusal,
+    Request,
+    ResumeRequest,
+    RoundEnded,
+)
+from rallypoint.ranks.assign import NodeRanks
+
+CAUSE = Cause(3, 1, "host", 42, -11, "Signal 11", "Traceback ä\n", 1.5, "/x/error.json")
+REQUESTS: list[Request] = [
+    JoinRequest(NodeInfo("role", 2, "10.0.0.1", 7000, None), 600.0),
+    JoinRequest(NodeInfo("", 1, "", 0, 5, 3, "train.py"), 0.5, 2.5),
+    LeaveRequest(),
+    LeaveRequest(wants_reply=True),
+    Fail(1, CAUSE, 3),
+    Succeed(0),
+    Drain(7),
+    Drain(7, needs_consent=True),
+    Preempt(7, 25.0),
+    ResumeRequest("5e", NodeId("10.0.0.1", 42, 0), NodeInfo("", 1, "", 0, 5)),
+    ResumeRequest(
+        "5e", NodeId("10.0.0.1", 42, 0), NodeInfo("", 1, "", 0, 5), 3, 1, 2, 0, 1, round_over=False, joining=True
+    ),
+    Close(),
+    Heartbeat(),
+    ProgressRequest(),
+]
+NOTICES: list[Notification] = [
+    Placed(Placement(1, 0, 2, NodeRanks(0, 3, 0, 3), "host", 7000, 1)),
+    RoundEnded(RoundEnd(1, Reason.FAILURE, "a_1_0", CAUSE)),
+    RoundEnded(RoundEnd(1, Reason.LOST, "a_1_0")),
+    NodesWaiting(2, 3),
+    Preempted(2, "a_1_0", 25.0),
+    JobEnded(Verdict(Outcome.FAILED, CAUSE)),
+    JobEnded(Verdict(Outcome.SUCCEEDED)),
+    JoinRefused(Refusal.TIMEOUT, "1 of 2"),
+    Progress(0, False, 1, 2, 3, ("a", "b"), True),
+    JoinRefused(
+        Refusal.TIMEOUT,
+        "",
+        Progress(
+            0,
+            False,
+            1,
+            2,
+            3,
+            (),
+            False,
+            removed=(MissingNode("n3", Reason.LOST, 2.5),),
+            gave_up_by="n1",
+            waited=3.5,
+            reports=True,
+        ),
+    ),
+    ConfigDiffers(
+        "n2",
+        (
+            ConfigDifference("--nnodes=", "3", "2"),
+            ConfigDifference("the program ", "a.py", "b.py", job_value_applies=False),
+        ),
+    ),
+    Heartbeat(),
+    LeaveReply(True, 3),
+    LeaveReply(False, 0, Outcome.SUCCEEDED),
+]
+
+
+@given(st.lists(st.binary(max_size=300), max_size=8), st.lists(st.integers(1, 50)))
+def test_any_split_gives_the_same_frames(payloads: list[bytes], cuts: list[int]) -> None:
+    stream = MAGIC + b"".join(frame(payload) for payload in payloads)
+    reader, seen = FrameReader(), []
+    for cut in cuts:
+        seen += reader.feed(stream[:cut])
+        stream = stream[cut:]
+    seen += reader.feed(stream)
+    assert seen == payloads
+
+
+@given(st.binary(min_size=1, max_size=2000))
+def test_garbage_is_refused_or_waited_out_and_never_anything_else(data: bytes) -> None:
+    for stream in (data, MAGIC + data):
+        reader = FrameReader()
+        try:
+            payloads = reader.feed(stream)
+        except FrameError:
+            continue
+        for payload in payloads:
+            with pytest.raises(codec.CodecError):
+                codec.decode_request(payload)
+
+
+def test_what_is_not_ours_is_refused_at_its_first_byte() -> None:
+    with pytest.raises(FrameError, match=r"b.GET .{10}."):
+        FrameReader().feed(b"GET / HTTP/1.1")
+    with pytest.raises(FrameError, match="claims 4294967295 bytes"):
+        FrameReader().feed(MAGIC + b"\xff\xff\xff\xff")
+    with pytest.raises(FrameError, match="larger than a frame"):
+        frame(bytes(MAX_FRAME + 1))
+
+
+@pytest.mark.parametrize("request_", REQUESTS, ids=repr)
+def test_requests_go_there_and_back(request_: Request) -> None:
+    assert codec.decode_request(codec.encode(request_)) == request_
+
+
+@pytest.mark.parametrize("notice", NOTICES, ids=repr)
+def test_notices_go_there_and_back(notice: Notification) -> None:
+    assert codec.decode_notification(codec.encode(notice)) == notice
+
+
+def test_a_message_out_of_place_is_refused() -> None:
+    with pytest.raises(codec.CodecError, match="LeaveRequest has no place"):
+        codec.decode_notification(codec.encode(LeaveRequest()))
+    with pytest.raises(codec.CodecError, match="Placed has no place"):
+        codec.decode_request(codec.encode(NOTICES[0]))
+    with pytest.raises(codec.CodecError, match="a Heartbeat has no place"):
+        codec.decode(codec.encode(Heartbeat()), Hello)
+
+
+@given(st.integers(0, 8), st.data())
+def test_a_message_with_a_byte_changed_is_a_message_or_refused(which: int, data: st.DataObject) -> None:
+    encoded = bytearray(codec.encode(REQUESTS[which]))
+    place = data.draw(st.integers(0, len(encoded) - 1))
+    encoded[place] = data.draw(st.integers(0, 255))
+    try:
+        codec.decode_request(bytes(encoded))
+    except codec.CodecError:
+        return
+
+
+SETTINGS = Settings("job", 1, 2)
+
+
+def shake(server_key: bytes | None, client_key: bytes | None, job: str = "job") -> HandshakeRefused | None:
+    server = ServerHandshake("job", None if server_key is None else lambda _job: (server_key,), b"server-nonce")
+    client = ClientHandshake(job, client_key, b"client-nonce", SETTINGS)
+    challenge = server.hello(client.hello("10.0.0.1", 42, 0))
+    if isinstance(challenge, HandshakeRefused):
+        return challenge
+    return server.proof(client.prove(b"greeting"), b"greeting")
+
+
+def test_those_who_share_a_secret_or_have_none_are_let_in() -> None:
+    assert shake(None, None) is None
+    assert shake(b"s", b"s") is None
+
+
+def test_who_does_not_belong_is_told_why() -> None:
+    assert "belongs to job 'job', not to 'other'" in str(shake(None, None, "other"))
+    assert "this job has a secret" in str(shake(b"s", None))
+    assert "the control plane has none" in str(shake(None, b"s"))
+    assert "RALLYPOINT_SECRET is not the job's" in str(shake(b"s", b"t"))
+
+
+def test_a_proof_serves_for_one_greeting() -> None:
+    client = ClientHandshake("job", b"s", b"client-nonce", SETTINGS)
+    client.hello("h", 1, 0)
+    server = ServerHandshake("job", lambda _job: (b"s",), b"nonce-2")
+    server.hello(client.hello("h", 1, 0))
+    proof = client.prove(b"the first greeting")
+    assert isinstance(server.proof(proof, b"the second greeting"), HandshakeRefused)
+    assert isinstance(server.proof(Proof(b""), b"the second greeting"), HandshakeRefused)
+    assert server.proof(proof, b"the first greeting") is None
+    assert server.signers is not None
+    assert client.signers is not None
+    assert server.signers.incoming.verify(client.signers.outgoing.sign(b"frame")) == b"frame"
+
+
+def test_another_version_is_refused() -> None:
+    server = ServerHandshake("job", None, b"n")
+    refused = server.hello(Hello(99, "job", b"c", "h", 1, 0, False, SETTINGS))
+    assert isinstance(refused, HandshakeRefused)
+    assert "the node speaks 99" in refused.sentence

@@ -1,0 +1,228 @@
+"""Somebody between a node and the coordinator, who sees all and can change, repeat, leave out and add frames."""
+
+from __future__ import annotations
+
+import contextlib
+import queue
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from rallypoint.base.clock import Deadline
+from rallypoint.base.endpoint import Endpoint, listening_socket
+from rallypoint.base.secrets import Secret, new_secret, token
+from rallypoint.client.tcp_link import TcpLink
+from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.coordinator.jobs import ManyJobs
+from rallypoint.coordinator.server import ControlServer
+from rallypoint.membership.operations import Close
+from rallypoint.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.protocol import codec
+from rallypoint.protocol.frames import MAGIC, FrameReader, frame
+from rallypoint.protocol.handshake import Challenge, Welcome
+from rallypoint.protocol.messages import JobEnded, JoinRequest, LinkDown, LinkLost, Placed
+from tests.unit.rendezvous.listening import Heard
+
+PATIENCE = 20.0
+JOB = Settings("job", 1, 1, join_timeout=PATIENCE)
+SECRET = Secret((new_secret(),))
+
+Change = Callable[[bytes, int, int], list[bytes]]
+"""A frame, whether it goes to the node (1) or from it (0), and how many went that way before: what is passed on."""
+
+
+def as_it_is(payload: bytes, _to_node: int, _number: int) -> list[bytes]:
+    return [payload]
+
+
+class Between:
+    """Passes on what a `Change` makes of each frame of one connection after the other."""
+
+    def __init__(self, target: Endpoint, change: Change) -> None:
+        self._target = target
+        self._change = change
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.endpoint = Endpoint(*self._listener.getsockname())
+        self.ended = threading.Event()
+        """Set when a connection to the coordinator has ended."""
+        self._open: list[socket.socket] = [self._listener]
+        self._threads = [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # closed
+            while True:
+                node, _ = self._listener.accept()
+                coordinator = socket.create_connection(self._target)
+                self._open += [node, coordinator]
+                for to_node, (source, target) in enumerate(((node, coordinator), (coordinator, node))):
+                    thread = threading.Thread(target=self._pass, args=(source, target, to_node))
+                    self._threads.append(thread)
+                    thread.start()
+
+    def _pass(self, source: socket.socket, target: socket.socket, to_node: int) -> None:
+        frames, number = FrameReader(), 0
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                for payload in frames.feed(data):
+                    magic = b"" if number else MAGIC
+                    target.sendall(magic + b"".join(map(frame, self._change(payload, to_node, number))))
+                    number += 1
+        for each in (source, target):
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        if to_node:
+            self.ended.set()
+
+    def close(self) -> None:
+        for each in self._open:
+            with contextlib.suppress(OSError):
+                each.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join(PATIENCE)
+        for each in self._open:
+            each.close()
+
+
+@contextmanager
+def between(change: Change, key: bytes | None) -> Iterator[Between]:
+    keys = None if key is None else lambda _job: (key,)
+    server = ControlServer(Dispatcher(JOB), listening_socket("127.0.0.1", 0), keys=keys)
+    middle = Between(Endpoint("127.0.0.1", server.port), change)
+    try:
+        yield middle
+    finally:
+        middle.close()
+        server.close()
+
+
+@contextmanager
+def linked(endpoint: Endpoint, key: bytes | None, job: Settings = JOB) -> Iterator[Heard]:
+    told = Heard()
+    link = TcpLink(endpoint, job, 0, told.take, Deadline.after(PATIENCE), key=key)
+    link.send(JoinRequest(NodeInfo("default", 1, "", 7000), PATIENCE))
+    try:
+        yield told
+    finally:
+        link.close()
+
+
+KEY = SECRET.keys("job")[0]
+
+
+@pytest.mark.parametrize("key", [None, KEY], ids=["open", "secret"])
+def test_who_only_passes_on_is_not_noticed(key: bytes | None) -> None:
+    with between(as_it_is, key) as middle, linked(middle.endpoint, key) as told:
+        assert isinstance(told.get(timeout=PATIENCE), Placed)
+
+
+def close_added(payload: bytes, to_node: int, number: int) -> list[bytes]:
+    """After the node's join, the frame by which anybody could end a job."""
+    return [payload, codec.encode(Close())] if not to_node and number == 2 else [payload]
+
+
+def test_without_a_secret_an_added_frame_ends_the_job() -> None:
+    """What a secret is for; if this fails, the test below proves nothing."""
+    with between(close_added, None) as middle, linked(middle.endpoint, None) as told:
+        assert isinstance(told.get(timeout=PATIENCE), Placed)
+        assert isinstance(told.get(timeout=PATIENCE), JobEnded)
+
+
+def repeated(payload: bytes, to_node: int, number: int) -> list[bytes]:
+    return [payload, payload] if not to_node and number == 2 else [payload]
+
+
+def left_out(payload: bytes, to_node: int, number: int) -> list[bytes]:
+    return [] if not to_node and number == 2 else [payload]
+
+
+def changed(payload: bytes, to_node: int, number: int) -> list[bytes]:
+    return [payload[:-1] + bytes([payload[-1] ^ 1])] if not to_node and number == 2 else [payload]
+
+
+def sent_back(payload: bytes, to_node: int, number: int) -> list[bytes]:
+    """The coordinator's first word in the session comes twice to the node."""
+    return [payload, payload] if to_node and number == 2 else [payload]
+
+
+@pytest.mark.parametrize("change", [close_added, repeated, changed, sent_back])
+def test_a_frame_added_repeated_or_changed_ends_the_connection_and_not_the_job(change: Change) -> None:
+    with between(change, KEY) as middle, linked(middle.endpoint, KEY) as told:
+        while not isinstance(notice := told.get(timeout=PATIENCE), LinkDown):
+            assert not isinstance(notice, JobEnded)
+        assert middle.ended.wait(PATIENCE)
+
+
+def test_a_frame_left_out_is_missed_at_the_next() -> None:
+    with between(left_out, KEY) as middle, linked(middle.endpoint, KEY) as told:
+        assert isinstance(told.get(timeout=PATIENCE), LinkDown)  # the next heartbeat does not fit
+
+
+def greeting_changed(payload: bytes, to_node: int, number: int) -> list[bytes]:
+    """Another job's name in the Hello, of the same length."""
+    return [payload.replace(b"job", b"jab", 1)] if not to_node and number == 0 else [payload]
+
+
+def test_a_greeting_that_was_changed_proves_nothing() -> None:
+    jobs = ManyJobs()
+    server = ControlServer(jobs, listening_socket("127.0.0.1", 0), keys=SECRET.keys)
+    middle = Between(Endpoint("127.0.0.1", server.port), greeting_changed)
+    try:
+        with linked(middle.endpoint, KEY) as told:
+            lost = told.get(timeout=PATIENCE)
+            assert isinstance(lost, LinkLost)
+            assert "RALLYPOINT_SECRET" in lost.detail
+    finally:
+        middle.close()
+        server.close()
+
+
+def test_the_token_of_one_job_opens_no_other() -> None:
+    server = ControlServer(ManyJobs(), listening_socket("127.0.0.1", 0), keys=SECRET.keys)
+    endpoint = Endpoint("127.0.0.1", server.port)
+    mine = Secret((token(SECRET, "job"),))
+    try:
+        with linked(endpoint, mine.keys("job")[0]) as told:
+            assert isinstance(told.get(timeout=PATIENCE), Placed)
+        other = JOB._replace(run_id="other")
+        with linked(endpoint, mine.keys("other")[0], other) as told:
+            assert isinstance(told.get(timeout=PATIENCE), LinkLost)
+    finally:
+        server.close()
+
+
+@pytest.mark.parametrize("skips_challenge", [False, True])
+def test_a_server_without_the_secret_is_not_believed_and_learns_nothing(skips_challenge: bool) -> None:
+    """It greets and welcomes whoever comes, as a host in the middle that took over the address would."""
+    listener = socket.create_server(("127.0.0.1", 0))
+    seen: queue.SimpleQueue[list[bytes]] = queue.SimpleQueue()
+    welcome = codec.encode(Welcome(NodeId("127.0.0.1", 1, 0), 3.0, "server-0"))
+
+    def serve() -> None:
+        node, _ = listener.accept()
+        with node:
+            frames = FrameReader()
+            got: list[bytes] = []
+            while not got:
+                got += frames.feed(node.recv(65536))
+            if skips_challenge:
+                node.sendall(MAGIC + frame(welcome))
+            else:
+                node.sendall(MAGIC + frame(codec.encode(Challenge(b"n" * 16))))
+                while len(got) < 2:
+                    got += frames.feed(node.recv(65536))
+                node.sendall(frame(welcome))
+            seen.put(got)
+            node.recv(1)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    with listener, linked(Endpoint(*listener.getsockname()), KEY) as told:
+        lost = told.get(timeout=PATIENCE)
+        assert isinstance(lost, LinkLost)
+        assert ("out of turn" if skips_challenge else "could not prove") in lost.detail
+    thread.join(PATIENCE)
+    assert not any(KEY in each for each in seen.get(timeout=PATIENCE))

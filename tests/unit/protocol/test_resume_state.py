@@ -1,0 +1,83 @@
+"""What a node says again when its link is open once more."""
+
+from __future__ import annotations
+
+import math
+from queue import SimpleQueue
+
+import pytest
+
+from rallypoint.base.clock import Deadline
+from rallypoint.base.endpoint import Endpoint
+from rallypoint.client.tcp_link import TcpLink
+from rallypoint.membership.operations import Fail
+from rallypoint.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.protocol.messages import JoinRequest, LinkLost, Notification, Progress, ResumeRequest
+from rallypoint.protocol.resume_state import (
+    ResumeState,
+    after_notification,
+    after_request,
+    requests_to_repeat,
+    session_opened,
+    without_foreign_join,
+)
+from tests.unit.coordinator.test_control import CAUSE, PATIENCE
+
+MEMBER = NodeInfo("default", 1, "h", 7000)
+FIRST, SECOND = NodeId("h", 1, 0), NodeId("h", 1, 1)
+
+
+def waiting(now: float = 0.0, timeout: float = 600.0) -> ResumeState:
+    held = after_request(ResumeState(), JoinRequest(MEMBER, timeout), now)
+    return session_opened(held, "a", FIRST)
+
+
+def timeouts(held: ResumeState, now: float) -> list[float]:
+    return [each.timeout for each in requests_to_repeat(held, now) if isinstance(each, JoinRequest)]
+
+
+def progress(*, spare: bool) -> Progress:
+    return Progress(0, True, 2, 1, 2, (), spare)
+
+
+@pytest.mark.parametrize(("now", "left"), [(100.0, 500.0), (700.0, 0.0)])
+def test_a_join_waits_no_longer_for_being_said_again(now: float, left: float) -> None:
+    assert timeouts(waiting(), now) == [left]
+    assert timeouts(after_notification(waiting(), progress(spare=False)), now) == [left]
+    assert timeouts(waiting(timeout=math.inf), now) == [math.inf]
+
+
+def test_a_join_that_is_said_again_tells_how_long_it_has_waited() -> None:
+    (again,) = [each for each in requests_to_repeat(waiting(), 100.0) if isinstance(each, JoinRequest)]
+    assert (again.timeout, again.waited) == (500.0, 100.0)
+    held = after_request(ResumeState(), again, 200.0)  # by another agent's link, say
+    assert [each.waited for each in requests_to_repeat(held, 250.0) if isinstance(each, JoinRequest)] == [150.0]
+
+
+def test_a_spare_waits_for_as_long_as_it_takes() -> None:
+    assert timeouts(after_notification(waiting(), progress(spare=True)), 7_000.0) == [600.0]
+
+
+def test_a_join_is_not_asked_of_a_second_arbiter() -> None:
+    assert without_foreign_join(waiting(), "a") == waiting()
+    assert without_foreign_join(waiting(), "b").join is None
+
+
+def test_a_name_stays_where_it_was_given() -> None:
+    """The session is called by another name while the former looks open; the former's is claimed, so it stays."""
+    held = after_notification(waiting(), progress(spare=False))
+    again = session_opened(held, "a", SECOND)
+    assert requests_to_repeat(again, 0.0)[0] == ResumeRequest("a", FIRST, MEMBER, joining=True)
+    elsewhere = after_notification(session_opened(without_foreign_join(held, "b"), "b", SECOND), progress(spare=False))
+    assert requests_to_repeat(elsewhere, 0.0)[0] == ResumeRequest("b", SECOND, MEMBER)
+
+
+def test_what_cannot_be_sent_ends_the_link_with_a_sentence_instead_of_silence() -> None:
+    told: SimpleQueue[Notification] = SimpleQueue()
+    settings = Settings("job", 1, 1, join_timeout=20.0)
+    link = TcpLink(Endpoint("127.0.0.1", 1), settings, 0, told.put, Deadline.after(20.0))
+    link.send(Fail(0, CAUSE._replace(host="half a pair: \udcff"), 1))
+    notice = told.get(timeout=PATIENCE)
+    assert isinstance(notice, LinkLost)
+    assert "cannot be sent" in notice.detail
+    link.close()

@@ -1,0 +1,123 @@
+"""What a handler tells of its rendezvous: to whom, on which thread, and that it harms nobody."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from rallypoint.base.endpoint import free_port
+from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousTimeoutError
+from rallypoint.telemetry import recording
+from rallypoint.telemetry.events import NodeState, RdzvEvent
+from rallypoint.telemetry.handlers import RENDEZVOUS, log_handlers
+from tests.unit.rendezvous.test_elastic import handler, handlers, meet
+
+
+class Kept(logging.Handler):
+    """Keeps events, with the threads on which they came."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.events: list[RdzvEvent] = []
+        self.threads: set[str] = set()
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.events.append(RdzvEvent.deserialize(record.getMessage()))
+        self.threads.add(threading.current_thread().name)
+
+    def said(self) -> list[tuple[NodeState, int | None, str]]:
+        """State, rank and the last words of each."""
+        return [(each.node_state, each.rank, each.message.partition("' ")[2]) for each in self.events]
+
+
+@pytest.fixture(name="kept")
+def _kept(monkeypatch: pytest.MonkeyPatch) -> Iterator[Kept]:
+    kept = Kept()
+    monkeypatch.setitem(log_handlers, RENDEZVOUS, kept)
+    recording._loggers.pop(RENDEZVOUS, None)
+    yield kept
+    logging.getLogger(f"torchelastic-events-{RENDEZVOUS}").removeHandler(kept)
+    recording._loggers.pop(RENDEZVOUS, None)
+
+
+def test_two_rounds_on_the_thread_of_who_asks(kept: Kept) -> None:
+    node = handler("c10d", "localhost:0", 1)
+    ports = [info.master_port for info in (node.next_rendezvous().bootstrap_store_info for _ in range(2)) if info]
+    assert node.shutdown()
+    running = NodeState.RUNNING
+    assert [each for each in kept.said() if each[0] is running] == [
+        (running, None, "attempts to join the next round of the rendezvous 'job'."),
+        (running, 0, "has joined round 0 of the rendezvous 'job' as rank 0 in a world of size 1."),
+        (running, None, "attempts to join the next round of the rendezvous 'job'."),
+        (running, None, "removed itself from the participants of round 0 of the rendezvous 'job'."),
+        (running, 0, "has joined round 1 of the rendezvous 'job' as rank 0 in a world of size 1."),
+    ]
+    assert [each.node_state for each in kept.events].count(NodeState.INIT) == 1, "who hosts the control plane says so"
+    assert [each.master_endpoint for each in kept.events if each.rank == 0] == [f"127.0.0.1:{port}" for port in ports]
+    assert {each.run_id for each in kept.events} == {"job"}
+    assert kept.threads == {threading.current_thread().name}
+
+
+def test_each_handler_of_a_process_has_a_number(kept: Kept) -> None:
+    with handlers("c10d", f"127.0.0.1:{free_port()}", 2) as made:
+        meet(made)
+    joined = [each for each in kept.events if each.rank is not None]
+    assert sorted(each.rank or 0 for each in joined) == [0, 1]
+    assert len({each.local_id for each in joined}) == 2
+    for each in joined:
+        assert each.message.startswith(f"The node '{each.hostname}_{each.pid}_{each.local_id}' has joined")
+
+
+def test_a_failure_is_told_once_with_its_trace(kept: Kept) -> None:
+    node = handler("c10d", "localhost:0", 2, join_timeout=1)
+    with pytest.raises(RendezvousTimeoutError):
+        node.next_rendezvous()
+    node.shutdown()
+    (failed,) = [each for each in kept.events if each.node_state is NodeState.FAILED]
+    assert failed.message.startswith(
+        "RendezvousTimeoutError: the rendezvous of job 'job' at localhost:0 did not complete"
+    )
+    assert failed.message in failed.error_trace
+
+
+def test_a_control_plane_that_cannot_be_opened_is_told(kept: Kept) -> None:
+    with handlers("c10d", f"127.0.0.1:{(port := free_port())}", 1) as made:
+        meet(made)
+        second = handler("c10d", f"127.0.0.1:{port}", 1, is_host=True)
+        with pytest.raises(RendezvousConnectionError):
+            second.next_rendezvous()
+        second.shutdown()
+    assert [each.node_state for each in kept.events].count(NodeState.FAILED) == 1
+
+
+def test_a_handler_that_fails_costs_a_log_line(
+    kept: Kept, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(_record: logging.LogRecord) -> None:
+        raise OSError("the disk is full")
+
+    monkeypatch.setattr(kept, "emit", broken)
+    monkeypatch.setattr(logging.getLogger("rallypoint"), "propagate", True)
+    node = handler("c10d", "localhost:0", 1)
+    assert node.next_rendezvous().rank == 0
+    assert node.shutdown()
+    assert "the disk is full" in caplog.text
+
+
+def test_a_round_that_is_over_leaves_no_way_but_to_the_next() -> None:
+    """Who has a loop of their own and only asks how many nodes wait hears of it so."""
+    with handlers("c10d", f"127.0.0.1:{free_port()}", 2) as made:
+        meet(made)
+        first, second = made
+        assert first.num_nodes_waiting() == second.num_nodes_waiting() == 0
+        over = threading.Event()
+        second.listen(lambda _notice: over.set())
+        first.drain(0)
+        assert over.wait(30)
+        assert second.num_nodes_waiting() == 1
+        second.listen(None)
+        meet(made)
+        assert first.num_nodes_waiting() == second.num_nodes_waiting() == 0

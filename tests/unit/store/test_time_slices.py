@@ -1,0 +1,385 @@
+"""Long requests are done in turns with others, hold little, and tell what they should."""
+
+from __future__ import annotations
+
+import os
+import socket
+import struct
+from collections.abc import Iterator
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rallypoint.store import wire
+from rallypoint.store.guard import StoreGuard
+from tests.unit.store.both import KINDS, Bench, Peer, bench, is_compiled
+from tests.unit.store.test_both import both, logged
+
+MANY = [b"/key/%06d" % number for number in range(50_000)]
+STRANGE = [b"/none/%06d" % number for number in range(50_000)]
+
+
+def names(reply: bytes) -> list[bytes]:
+    """The keys in the reply to LIST_KEYS, which must be just that."""
+    (count,) = struct.unpack_from("<Q", reply)
+    found, at = [], 8
+    for _ in range(count):
+        (size,) = struct.unpack_from("<Q", reply, at)
+        found.append(reply[at + 8 : at + 8 + size])
+        at += 8 + size
+    assert at == len(reply)
+    return found
+
+
+def fill(it: Bench, keys: list[bytes], value: bytes = b"") -> None:
+    """Store this under each key."""
+    setter = it.connect()
+    for start in range(0, len(keys), 1000):
+        it.send(setter, b"".join(wire.encode(wire.Set(key, value)) for key in keys[start : start + 1000]))
+    it.send(setter, wire.encode(wire.Ping(1)))
+    assert setter.received() == b"\1\0\0\0"
+
+
+def hand_in(it: Bench, peer: Peer, data: bytes) -> None:
+    """Send all of it, with no more turns than it takes to arrive."""
+    while data:
+        try:
+            data = data[peer.far.send(data) :]
+        except BlockingIOError:
+            it.carrier.run_once()
+
+
+@pytest.fixture(scope="module", name="filled", params=KINDS)
+def _filled(request: pytest.FixtureRequest) -> Iterator[Bench]:
+    """A store with many keys."""
+    if request.param != "python" and not is_compiled():
+        pytest.skip("the store in C was not built")
+    with bench(request.param) as it:
+        fill(it, MANY)
+        yield it
+
+
+@pytest.mark.parametrize("request_", [wire.Check(MANY), wire.Wait(MANY)], ids=["check", "wait"])
+def test_others_are_served_before_a_request_of_many_keys_is_over(filled: Bench, request_: wire.Request) -> None:
+    slow, other = filled.connect(), filled.connect()
+    hand_in(filled, slow, wire.encode(request_))
+    served = 0
+    while not (reply := slow.received()):
+        other.far.send(wire.encode(wire.Ping(9)))
+        filled.carrier.run_once()
+        served += other.received() == b"\x09\0\0\0"
+    assert reply == wire.DONE
+    assert served >= 5
+
+
+def test_a_wait_for_many_keys_is_over_when_the_last_one_comes(filled: Bench) -> None:
+    """Some come while others are still being noted down, the first ones and the last ones; some are named twice."""
+    keys = [b"/wanted/%d" % number for number in range(10_000)]
+    slow, other = filled.connect(), filled.connect()
+    hand_in(filled, slow, wire.encode(wire.Wait([*keys, *keys[:100]])))
+    for key in [*keys[:20], *keys[-20:], *keys[20:-21]]:
+        other.far.send(wire.encode(wire.Set(key, b"")))
+        filled.carrier.run_once()
+    filled.turn()
+    assert slow.received() == b""
+    filled.send(other, wire.encode(wire.Set(keys[-21], b"")) + b"".join(wire.encode(wire.DeleteKey(k)) for k in keys))
+    assert slow.received() == wire.DONE
+    assert read(filled, other, 8 * len(keys)) == wire.I64.pack(1) * len(keys)
+
+
+def test_who_gives_up_a_wait_for_many_keys_is_woken_by_none_of_them(filled: Bench) -> None:
+    slow, other = filled.connect(), filled.connect()
+    filled.send(slow, wire.encode(wire.Wait(STRANGE)) + wire.encode(wire.CancelWait()))
+    assert slow.received() == wire.CANCELLED
+    filled.send(slow, wire.encode(wire.Wait([STRANGE[0], STRANGE[-1]])))
+    filled.send(other, wire.encode(wire.Set(STRANGE[0], b"")) + wire.encode(wire.Set(STRANGE[1], b"")))
+    assert slow.received() == b""
+    filled.send(other, wire.encode(wire.Set(STRANGE[-1], b"")))
+    assert slow.received() == wire.DONE
+    filled.send(other, b"".join(wire.encode(wire.DeleteKey(key)) for key in (*STRANGE[:2], STRANGE[-1])))
+    assert other.received() == wire.I64.pack(1) * 3
+
+
+def test_multi_get_has_the_values_that_there_are_when_it_comes_to_them(filled: Bench) -> None:
+    slow, other = filled.connect(), filled.connect()
+    hand_in(filled, slow, wire.encode(wire.MultiGet(MANY)))
+    filled.send(other, wire.encode(wire.Set(MANY[-1], b"new")))
+    expected = wire.string(b"") * (len(MANY) - 1) + wire.string(b"new")
+    assert read(filled, slow, len(expected)) == expected
+    filled.send(other, wire.encode(wire.Set(MANY[-1], b"")))
+
+
+def read(it: Bench, peer: Peer, size: int) -> bytes:
+    """Exactly so much, which the store makes meanwhile."""
+    found = b""
+    while len(found) < size:
+        it.carrier.run_once()
+        found += peer.received(size - len(found))
+        assert not peer.closed
+    return found
+
+
+def read_list(it: Bench, peer: Peer) -> list[bytes]:
+    """The reply to LIST_KEYS."""
+    (count,) = struct.unpack("<Q", read(it, peer, 8))
+    return [read(it, peer, struct.unpack("<Q", read(it, peer, 8))[0]) for _ in range(count)]
+
+
+LONG = st.integers(0, 30).map(lambda number: b"%02d" % number * 300)
+CHANGES = st.one_of(
+    st.builds(wire.Set, LONG, st.just(b"value")),
+    st.builds(wire.DeleteKey, LONG),
+    st.builds(wire.Add, LONG.map(lambda key: key + b"n"), st.just(1)),
+    st.builds(wire.Append, LONG, st.just(b"more")),
+    st.builds(wire.QueuePush, LONG, st.just(b"")),
+)
+
+
+@both
+@given(steps=st.lists(st.one_of(CHANGES, st.integers(0, 2), st.integers(3, 5)), min_size=10, max_size=120))
+@settings(max_examples=60, deadline=None)
+def test_a_list_tells_the_keys_of_one_moment(kind: str, steps: list[wire.Request | int]) -> None:
+    """Three clients ask for lists, and read parts of them now and then, while keys come and go."""
+    with bench(kind) as it:
+        fill(it, [b"%02d" % number * 300 for number in range(0, 30, 2)])
+        other = it.connect()
+        peers = [it.connect(buffer=4096) for _ in range(3)]
+        present = {b"%02d" % number * 300 for number in range(0, 30, 2)}
+        expected: list[list[set[bytes]]] = [[], [], []]
+        received = [b"", b"", b""]
+        for step in steps:
+            match step:
+                case int(who) if who < 3 and not expected[who]:
+                    it.send(peers[who], wire.encode(wire.ListKeys()))
+                    expected[who].append(set(present))
+                case int(who):
+                    received[who % 3] += peers[who % 3].received(3000)
+                    it.turn()
+                case wire.DeleteKey(key):
+                    it.send(other, wire.encode(step))
+                    present.discard(key)
+                case wire.Set(key, _) | wire.Add(key, _) | wire.Append(key, _):
+                    it.send(other, wire.encode(step))
+                    present.add(key)
+                case _:
+                    it.send(other, wire.encode(step))
+            other.received()
+        for peer, wanted, found in zip(peers, expected, map(bytearray, received), strict=True):
+            it.send(peer, wire.encode(wire.Ping(7)))
+            while not found.endswith(b"\7\0\0\0"):
+                it.turn()
+                found.extend(peer.received())
+            lists = [names(bytes(found[:-4]))] if wanted else []
+            assert [sorted(keys) for keys in lists] == [sorted(keys) for keys in wanted]
+
+
+def resident() -> int:
+    """Bytes of memory that this process has in use."""
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
+@both
+def test_many_lists_that_nobody_reads_hold_little(kind: str) -> None:
+    """Each of 50 clients asks for 80 lists of five megabytes; a tenth of the keys goes meanwhile."""
+    keys = [b"%08d" % number * 12 for number in range(50_000)]
+    with bench(kind) as it:
+        fill(it, keys)
+        peers = [it.connect(buffer=4096) for _ in range(50)]
+        other = it.connect()
+        before = resident()
+        for peer in peers:
+            it.send(peer, wire.encode(wire.ListKeys()) * 80)
+        for key in keys[::10]:
+            it.send(other, wire.encode(wire.DeleteKey(key)))
+            assert other.received() == wire.I64.pack(1)
+        assert resident() - before < 40_000_000
+        assert sorted(read_list(it, peers[0])) == sorted(keys)
+        assert sorted(read_list(it, peers[0])) == sorted(set(keys) - set(keys[::10]))
+
+
+@both
+def test_a_multi_get_that_nobody_reads_holds_little(kind: str) -> None:
+    """Two gigabytes of replies to a request of one megabyte."""
+    with bench(kind) as it:
+        other, slow = it.connect(), it.connect(buffer=4096)
+        value = os.urandom(16_000)
+        it.send(other, wire.encode(wire.Set(b"k", value)))
+        before = resident()
+        it.send(slow, wire.encode(wire.MultiGet([b"k"] * wire.MAX_KEYS)))
+        assert resident() - before < 20_000_000
+        for _ in range(20):
+            assert read(it, slow, 16_008) == wire.string(value)
+        it.send(other, wire.encode(wire.Ping(3)))
+        assert other.received() == b"\3\0\0\0"
+
+
+@both
+def test_who_hangs_up_in_the_midst_of_long_replies_costs_nothing_more(kind: str) -> None:
+    with bench(kind) as it:
+        fill(it, MANY[:20_000])
+        slow = it.connect(buffer=4096)
+        it.send(slow, wire.encode(wire.ListKeys()) * 50_000)
+        slow.far.close()
+        turns = 0
+        while it.carrier.run_once():
+            turns += 1
+        assert turns < 100
+        assert resident() < 1 << 30
+
+
+# What the guard grants
+
+
+def refused(it: Bench, sent: bytes, lines: list[str]) -> str:
+    """Why a client is refused that sends this, which is the only thing that is said."""
+    peer = it.connect()
+    hand_in(it, peer, sent)
+    while not peer.closed:
+        it.turn()
+        peer.received()
+    (line,) = lines
+    lines.clear()
+    prefix = "WARNING: the store closes the connection from somebody who has gone: "
+    assert line.startswith(prefix)
+    return line.removeprefix(prefix)
+
+
+@both
+def test_what_goes_beyond_a_limit_ends_its_connection_alone(kind: str) -> None:
+    guard = StoreGuard(request=10_000, value=5000, keys=10, bytes=20_000)
+    with bench(kind, guard) as it, logged() as lines:
+        witness = it.connect()
+        it.send(witness, wire.encode(wire.Check([b"k" * 90] * 101)))
+        assert witness.received() == wire.MISSING, "all of it came at once"
+        long = wire.encode(wire.Check([b"k" * 992] * 20))
+        reason = refused(it, long[:9500], lines)
+        assert reason == "a request of 10009 bytes or more is too long; this store allows 10000"
+        grown = wire.encode(wire.Set(b"v", bytes(4000))) + wire.encode(wire.Append(b"v", bytes(1001)))
+        assert refused(it, grown, lines) == "a value would grow to 5001 bytes; this store allows 5000"
+        eleven = b"".join(wire.encode(wire.Set(b"%d" % number, b"")) for number in range(11))
+        wanted = "it has added 11 keys and deleted too few; this store allows 10 a connection"
+        assert refused(it, eleven, lines) == wanted
+        large = b"".join(wire.encode(wire.QueuePush(b"q", bytes(4000))) for _ in range(5))
+        wanted = f"it has added {5 * 4064 + 65} bytes and deleted too few; this store allows 20000 a connection"
+        assert refused(it, large, lines) == wanted
+        it.send(witness, wire.encode(wire.Get(b"v")))
+        assert witness.received() == wire.string(bytes(4000))
+
+
+@both
+def test_what_a_connection_deletes_counts_for_it(kind: str) -> None:
+    with bench(kind, StoreGuard(keys=10, bytes=1000)) as it, logged() as lines:
+        peer = it.connect()
+        for number in range(100):
+            key = b"%d" % number
+            steps: list[wire.Request] = [wire.Set(key, bytes(300)), wire.Set(key, bytes(400)), wire.DeleteKey(key)]
+            for step in (*steps, wire.QueuePush(key, bytes(300)), wire.QueuePop(key)):
+                it.send(peer, wire.encode(step))
+            assert len(peer.received()) == 8 + 16 + 300
+        assert lines == []
+
+
+@both
+def test_who_does_not_greet_is_closed(kind: str) -> None:
+    with bench(kind, StoreGuard(validate_timeout=0.05)) as it, logged() as lines:
+        polite, silent, slow = it.connect(), it.connect(greet=False), it.connect(greet=False)
+        it.send(slow, wire.encode(wire.Validate())[:3])
+        while not silent.closed or not slow.closed:
+            it.turn()
+            silent.received()
+            slow.received()
+        it.send(polite, wire.encode(wire.Ping(1)))
+        assert polite.received() == b"\1\0\0\0"
+    assert len(lines) == 2
+    assert lines[0].endswith("it has not greeted within 0.05 s, so it is no store client")
+
+
+@both
+def test_more_than_so_many_connections_wait_until_others_end(kind: str) -> None:
+    with bench(kind, StoreGuard(connections=2)) as it, logged() as lines:
+        clients = [socket.create_connection(("127.0.0.1", it.port), 30) for _ in range(4)]
+        for client in clients:
+            client.sendall(wire.encode(wire.Validate()) + wire.encode(wire.Ping(7)))
+        it.turn()
+        assert [answered(client) for client in clients] == [True, True, False, False]
+        clients[0].close()
+        clients[1].close()
+        while not answered(clients[2]) or not answered(clients[3]):
+            it.turn()
+        for client in clients:
+            client.close()
+    assert lines[0] == (
+        "WARNING: the store accepts no connections before others end: it has 2, and more are not allowed"
+    )
+
+
+def answered(client: socket.socket) -> bool:
+    """Whether something has come."""
+    client.setblocking(False)
+    try:
+        return client.recv(4, socket.MSG_PEEK) == b"\7\0\0\0"
+    except BlockingIOError:
+        return False
+
+
+@both
+def test_only_peers_may_connect_and_who_is_one_may_change(kind: str) -> None:
+    with bench(kind, StoreGuard(peers=["127.0.0.2", "127.1.0.0/16"])) as it, logged() as lines:
+        addresses = ["127.0.0.1", "127.0.0.2", "127.1.9.9", "127.2.0.0"]
+        assert [allowed(it, address) for address in addresses] == [False, True, True, False]
+        assert "its address is none of those that may use this store (127.0.0.2, 127.1.0.0/16); if it is" in lines[0]
+        witness, member = connected(it, "127.0.0.2"), connected(it, "127.1.9.9")
+        it.carrier.set_peers(["127.0.0.1", "127.1.9.9"])
+        assert [allowed(it, address) for address in addresses] == [True, False, True, False]
+        it.turn()
+        assert witness.recv(1) == b""
+        assert alive(it, member)
+        it.carrier.set_peers([])
+        assert not allowed(it, "127.0.0.1")
+        assert "may use this store (there are none); if it is the job's, give --store-peers its network" in lines[-1]
+        it.carrier.set_peers([f"127.3.{number // 250}.{number % 250}" for number in reversed(range(2000))])
+        assert [allowed(it, address) for address in ("127.3.0.0", "127.3.7.249", "127.3.8.0")] == [True, True, False]
+        it.carrier.set_peers(None)
+        assert allowed(it, "127.2.0.0")
+        witness.close()
+        member.close()
+
+
+def connected(it: Bench, address: str) -> socket.socket:
+    """A client at this address of the loopback network."""
+    client = socket.create_connection(("127.0.0.1", it.port), 30, (address, 0))
+    it.turn()
+    return client
+
+
+def alive(it: Bench, client: socket.socket) -> bool:
+    """Whether a client is served."""
+    try:
+        client.sendall(wire.encode(wire.Validate()) + wire.encode(wire.Ping(7)))
+        it.turn()
+        return client.recv(4) == b"\7\0\0\0"
+    except (ConnectionResetError, BrokenPipeError):
+        return False
+
+
+def allowed(it: Bench, address: str) -> bool:
+    """Whether a client at this address is served."""
+    with connected(it, address) as client:
+        return alive(it, client)
+
+
+@both
+def test_the_kernel_asks_whether_a_silent_client_is_there(kind: str) -> None:
+    with bench(kind, StoreGuard(keepalive=(77, 7, 3))) as it, connected(it, "127.0.0.1"):
+        found = []
+        for descriptor in os.listdir("/proc/self/fd"):
+            if not os.path.realpath(f"/proc/self/fd/{descriptor}").rpartition("/")[2].startswith("socket:"):
+                continue
+            with socket.socket(fileno=os.dup(int(descriptor))) as other:
+                if other.family == socket.AF_INET and other.getsockname()[1] == it.port:
+                    options = [socket.TCP_KEEPIDLE, socket.TCP_KEEPINTVL, socket.TCP_KEEPCNT]
+                    found.append([other.getsockopt(socket.IPPROTO_TCP, option) for option in options])
+                    assert other.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
+        assert found == [[77, 7, 3]] * 2, "of the listening socket and the connection"

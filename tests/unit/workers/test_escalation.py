@@ -1,0 +1,457 @@
+"""The stop ladder, on real processes."""
+
+from __future__ import annotations
+
+import math
+import os
+import select
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from rallypoint.base.clock import SYSTEM_CLOCK
+from rallypoint.workers.escalation import SWEEP_GRACE_PERIOD, Escalation, StoppableProcess, run_to_end
+from rallypoint.workers.process import UNKNOWN_EXIT, WorkerProcess
+from rallypoint.workers.reaper.client import ReaperClient
+from rallypoint.workers.sweep import Sweep
+from tests.unit.workers.test_process import PATIENCE, ends, gone, parent_of
+from tests.unit.workers.tracing import TRACEABLE, traced, until
+
+pytestmark = pytest.mark.process
+
+DEAF = "import os, signal; signal.signal(15, signal.SIG_IGN); os.write(1, b'up'); signal.pause()"
+GENTLE = "import os, signal; signal.signal(15, lambda *_: os._exit(0)); os.write(1, b'up'); signal.pause()"
+
+
+Up = Callable[..., WorkerProcess]
+
+
+@pytest.fixture
+def up(guardian: ReaperClient) -> Iterator[Up]:
+    """Starts processes that have said that they are ready."""
+    with ExitStack() as stack:
+
+        def start(text: str, *, stdout: int | None = None) -> WorkerProcess:
+            read, write = os.pipe()
+            try:
+                process = WorkerProcess(guardian, [sys.executable, "-c", text], os.environ, write, stdout)
+                os.close(write)
+                stack.callback(process.release)
+                assert os.read(read, 2) == b"up"
+            finally:
+                os.close(read)
+            return process
+
+        yield start
+
+
+def stopped(guardian: ReaperClient, processes: list[WorkerProcess], death_sig: int, grace: float) -> Escalation:
+    """A ladder that has been seen through to its end."""
+    ladder = Escalation(processes, Sweep(guardian, processes), death_sig, grace)
+    run_to_end(ladder)
+    assert ladder.step()
+    assert ladder.fds() == []
+    assert ladder.wake_at() == math.inf
+    return ladder
+
+
+def readable(*fds: int) -> bool:
+    """Whether one of them is, within the patience of the test."""
+    return bool(select.select(fds, [], [], PATIENCE)[0])
+
+
+def readable_now(fd: int) -> bool:
+    """Whether it is readable without waiting."""
+    return bool(select.select([fd], [], [], 0)[0])
+
+
+class NothingLeft:
+    """A sweep that finds nothing."""
+
+    cannot_find_all = False
+    end_seen = True
+
+    def begin(self, seconds: float) -> None:
+        """Nothing to begin with."""
+
+    def fds(self) -> list[int]:
+        return []
+
+    def done(self) -> bool:
+        return True
+
+    def give_up(self) -> list[int]:
+        return []
+
+
+class Stuck:
+    """A process that the kernel does not let go, as after a disk has gone: nothing ends it."""
+
+    pid = 4_000_000
+    held_by_debugger = signalled = False
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self.got: list[int] = []
+
+    def fileno(self) -> int:
+        return self._fd
+
+    def poll(self) -> int | None:
+        return None
+
+    def signal(self, number: int) -> None:
+        self.got.append(number)
+
+
+def test_those_who_listen_end_by_themselves(guardian: ReaperClient, up: Up) -> None:
+    processes = [up(GENTLE) for _ in range(3)]
+    assert stopped(guardian, processes, signal.SIGTERM, 30).stuck == []
+    assert [process.poll() for process in processes] == [0, 0, 0]
+
+
+def test_who_does_not_listen_is_killed(guardian: ReaperClient, up: Up) -> None:
+    gentle, deaf = up(GENTLE), up(DEAF)
+    assert stopped(guardian, [deaf, gentle], signal.SIGTERM, 0.1).stuck == []
+    assert (deaf.poll(), gentle.poll()) == (-signal.SIGKILL, 0)
+
+
+def test_who_can_show_its_stacks_does_before_it_is_killed(guardian: ReaperClient, up: Up) -> None:
+    read, write = os.pipe()
+    with os.fdopen(read, "rb") as told:
+        text = DEAF.replace("signal.pause()", "here()")
+        process = up(
+            "import faulthandler, signal; faulthandler.enable()\ndef here(): signal.pause()\n" + text, stdout=write
+        )
+        os.close(write)
+        stopped(guardian, [process], signal.SIGTERM, 0.1)
+        assert process.poll() == -signal.SIGABRT, "faulthandler lets the signal do the rest"
+        assert b"in here" in told.read()
+
+
+def test_who_catches_sigabrt_for_good_is_killed_after_a_moment(guardian: ReaperClient, up: Up) -> None:
+    process = up(
+        "import signal; signal.signal(6, lambda *_: None)\n"
+        + DEAF.replace("signal.pause()", "[signal.pause() for _ in range(9)]")
+    )
+    before = SYSTEM_CLOCK.monotonic()
+    stopped(guardian, [process], signal.SIGTERM, 0.1)
+    assert process.poll() == -signal.SIGKILL
+    assert 1.1 <= SYSTEM_CLOCK.monotonic() - before < 10
+
+
+def test_the_signal_that_was_asked_for_is_sent(guardian: ReaperClient, up: Up) -> None:
+    process = up(DEAF)
+    stopped(guardian, [process], signal.SIGINT, 30)
+    assert process.poll() in {1, -signal.SIGINT}, "python ends by a KeyboardInterrupt"
+
+
+def test_a_hurried_stop_gives_no_more_time(guardian: ReaperClient, up: Up) -> None:
+    process = up(DEAF)
+    ladder = Escalation([process], Sweep(guardian, [process]), signal.SIGTERM, 600)
+    assert not ladder.step()
+    assert ladder.wake_at() > SYSTEM_CLOCK.monotonic() + 1
+    ladder.kill_now()
+    ladder.kill_now()
+    run_to_end(ladder)
+    assert process.poll() == -signal.SIGKILL
+
+
+LEAVING = """
+import os, subprocess, sys
+hold = lambda *command, **more: subprocess.Popen(command, pass_fds=[2], **more)
+hold("sleep", "600")
+hold("sleep", "600", start_new_session=True)
+hold("sh", "-c", "env -i setsid sleep 600 & exit 0", env={}).wait()
+hold("sh", "-c", "kill -STOP $$; sleep 600")
+"""
+
+
+@pytest.mark.parametrize("ending", ["os._exit(0)", "os._exit(3)", "signal.pause()"])
+def test_what_a_worker_has_spawned_goes_with_it(guardian: ReaperClient, up: Up, ending: str) -> None:
+    read, write = os.pipe()
+    try:
+        process = up(LEAVING + f"import signal\nos.write(1, b'up')\n{ending}", stdout=write)
+        os.close(write)
+        if "exit" in ending:
+            ends(process)
+        before = SYSTEM_CLOCK.monotonic()
+        stopped(guardian, [process], signal.SIGTERM, 30)
+        assert gone(read), "whoever holds the pipe has ended"
+        assert SYSTEM_CLOCK.monotonic() - before < 5
+    finally:
+        os.close(read)
+
+
+def test_what_runs_when_the_guardian_is_lost_is_killed_at_once(guardian: ReaperClient, up: Up) -> None:
+    read, write = os.pipe()
+    try:
+        text = "import os, subprocess, signal; signal.signal(15, signal.SIG_IGN)\n"
+        text += "subprocess.Popen(['setsid', 'sleep', '600'])\n"
+        process = up(text + "os.write(1, b'up'); signal.pause()", stdout=write)
+        os.close(write)
+        ladder = Escalation([process], Sweep(guardian, [process]), signal.SIGTERM, 600)
+        os.kill(guardian.pid, signal.SIGKILL)
+        run_to_end(ladder)
+        # Where the guardian's keeper is quicker than we are, nobody is left who knows how it ended.
+        assert process.poll() in (-signal.SIGKILL, UNKNOWN_EXIT)
+        assert gone(read)
+    finally:
+        os.close(read)
+
+
+def test_who_has_the_signal_already_is_not_sent_it_again(guardian: ReaperClient, up: Up) -> None:
+    gentle = up(GENTLE)
+    ladder = Escalation([gentle], Sweep(guardian, [gentle]), signal.SIGTERM, 0.2, sent=True)
+    assert gentle.signalled
+    assert not readable_now(gentle.fileno())
+    gentle.forward_signal(signal.SIGTERM)
+    run_to_end(ladder)
+    assert gentle.poll() == 0
+
+
+def test_nobody_to_stop(guardian: ReaperClient) -> None:
+    assert stopped(guardian, [], signal.SIGTERM, 30).stuck == []
+
+
+def test_who_is_stuck_in_the_kernel_is_told_of_and_does_not_hold_up_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    read, write = os.pipe()
+    try:
+        stuck = Stuck(read)
+        ladder = Escalation([stuck], NothingLeft(), signal.SIGTERM, 0.05)
+        run_to_end(ladder)
+        assert ladder.stuck == [stuck]
+        assert stuck.got == [signal.SIGTERM, signal.SIGKILL]
+        assert "Process 4000000 does not end even on SIGKILL" in caplog.text
+    finally:
+        os.close(read)
+        os.close(write)
+
+
+class Late(Stuck):
+    """A process that ends between two looks: its descriptor is readable before it is found to have ended."""
+
+    pid = 4_000_001
+
+    def __init__(self, fd: int, looks: int) -> None:
+        super().__init__(fd)
+        self._looks = looks
+
+    def poll(self) -> int | None:
+        self._looks -= 1
+        return 0 if self._looks < 0 else None
+
+
+@pytest.mark.parametrize("looks", range(2, 6))
+def test_an_end_between_two_looks_does_not_keep_the_processor_busy(looks: int) -> None:
+    class Counting(Stuck):
+        looks = 0
+
+        def poll(self) -> int | None:
+            self.looks += 1
+            return None
+
+    (quiet, far), (ended, other) = os.pipe(), os.pipe()
+    try:
+        os.write(other, b"x")
+        stuck = Counting(quiet)
+        processes: list[StoppableProcess] = [stuck, Late(ended, looks)]
+        ladder = Escalation(processes, NothingLeft(), signal.SIGKILL, 0.2)
+        run_to_end(ladder)
+        assert ladder.stuck == [stuck]
+        assert stuck.looks < 20
+    finally:
+        for fd in (quiet, far, ended, other):
+            os.close(fd)
+
+
+def test_a_sweep_that_was_given_up_kills_nothing_later_and_costs_no_later_stop_its_grace(
+    guardian: ReaperClient, up: Up, caplog: pytest.LogCaptureFixture
+) -> None:
+    held = up(TRACEABLE + DEAF)
+    with traced(held.pid) as tracer:
+        ladder = stopped(guardian, [held], signal.SIGKILL, 0.1)
+        assert ladder.stuck == [held]
+        assert f"Process {held.pid} does not end even on SIGKILL" in caplog.text
+        assert f"Process {guardian.pid} " not in caplog.text
+        assert f"Process {parent_of(held.pid)} " not in caplog.text
+        tracer.holds()
+
+        next_round = WorkerProcess(guardian, ["sleep", "0.5"], os.environ)
+        assert ends(next_round) == 0, "nobody has killed it"
+        deaf = up(DEAF)
+        before = SYSTEM_CLOCK.monotonic()
+        assert stopped(guardian, [deaf], signal.SIGTERM, 0.1).stuck == []
+        assert deaf.poll() == -signal.SIGKILL
+        stopped(guardian, [], signal.SIGTERM, 30)
+        assert SYSTEM_CLOCK.monotonic() - before < 3
+        tracer.lets_go()
+    next_round.release()
+    assert ends(held) == -signal.SIGKILL
+
+
+def test_a_worker_that_is_held_by_a_debugger_is_waited_for_and_keeps_the_processor_free(
+    guardian: ReaperClient, up: Up
+) -> None:
+    process = up(TRACEABLE + GENTLE)
+    with traced(process.pid) as tracer:
+        ladder = Escalation([process], Sweep(guardian, [process]), signal.SIGTERM, 600)
+        tracer.holds()
+        assert not ladder.step()
+        assert process.held_by_debugger
+        assert process.fileno() not in ladder.fds()
+        assert ladder.wake_at() <= SYSTEM_CLOCK.monotonic() + 1
+        tracer.lets_go()
+        run_to_end(ladder)
+        assert process.poll() == 0
+
+
+def test_whatever_the_sweep_comes_to_the_workers_are_killed(up: Up) -> None:
+    class Refused(NothingLeft):
+        def begin(self, seconds: float) -> None:
+            raise PermissionError("/proc cannot be read")
+
+    process = up(DEAF)
+    with pytest.raises(PermissionError):
+        Escalation([process], Refused(), signal.SIGKILL, 30)
+    assert ends(process) == -signal.SIGKILL
+
+
+def test_a_guardian_that_is_known_to_be_lost_wakes_whoever_waits_for_the_sweep(guardian: ReaperClient, up: Up) -> None:
+    process = up(DEAF)
+    sweep = Sweep(guardian, [process])
+    sweep.begin()
+    os.kill(parent_of(process.pid), signal.SIGKILL)
+    assert until(lambda: guardian.lost)
+    assert readable(*sweep.fds())
+    assert sweep.done()
+
+
+HELPING = """
+import os, signal, subprocess, sys
+helper = "import os, signal; signal.signal(15, {heeds}); os.write(1, b'x'); [signal.pause() for _ in range(99)]"
+end = subprocess.Popen([sys.executable, "-c", helper], stdout=subprocess.PIPE, start_new_session=True)
+end.stdout.read(1)
+"""
+HEEDS = "lambda *_: (os.write(2, b'flushed'), os._exit(0))"
+
+
+def left_by(up: Up, heeds: str, ending: str) -> tuple[WorkerProcess, Callable[[], bytes]]:
+    """A worker with a helper in a session of its own, and what gives all that the helper writes until it ends."""
+    read, write = os.pipe()
+    process = up(HELPING.format(heeds=heeds) + f"os.write(1, b'up')\n{ending}", stdout=write)
+    os.close(write)
+
+    def told() -> bytes:
+        with os.fdopen(read, "rb") as file:
+            return file.read()
+
+    return process, told
+
+
+@pytest.mark.parametrize("ending", ["os._exit(0)", "os._exit(3)", "signal.pause()", DEAF])
+def test_what_a_worker_has_left_is_asked_before_it_is_killed(guardian: ReaperClient, up: Up, ending: str) -> None:
+    process, told = left_by(up, HEEDS, ending)
+    if "exit" in ending:
+        ends(process)
+    before = SYSTEM_CLOCK.monotonic()
+    stopped(guardian, [process], signal.SIGTERM, 0.1)
+    assert told() == b"flushed"
+    assert SYSTEM_CLOCK.monotonic() - before < SWEEP_GRACE_PERIOD, "it is waited for until it ends, and no longer"
+
+
+def test_what_does_not_heed_is_killed_after_its_second(guardian: ReaperClient, up: Up) -> None:
+    process, told = left_by(up, "signal.SIG_IGN", "os._exit(0)")
+    ends(process)
+    before = SYSTEM_CLOCK.monotonic()
+    stopped(guardian, [process], signal.SIGTERM, 30)
+    assert SWEEP_GRACE_PERIOD <= SYSTEM_CLOCK.monotonic() - before < SWEEP_GRACE_PERIOD + 2
+    assert told() == b""
+
+
+@pytest.mark.parametrize("hurried", ["from the first", "while it waits"])
+def test_nobody_is_asked_by_one_who_is_in_a_hurry(guardian: ReaperClient, up: Up, hurried: str) -> None:
+    process, told = left_by(up, "signal.SIG_IGN", "signal.pause()")
+    before = SYSTEM_CLOCK.monotonic()
+    if hurried == "from the first":
+        stopped(guardian, [process], signal.SIGKILL, 30)
+    else:
+        ladder = Escalation([process], Sweep(guardian, [process]), signal.SIGTERM, 30)
+        ends(process)
+        assert not ladder.step()
+        ladder.kill_now()
+        run_to_end(ladder)
+    assert SYSTEM_CLOCK.monotonic() - before < SWEEP_GRACE_PERIOD
+    assert told() == b""
+
+
+def test_where_nothing_is_left_nothing_is_waited_for(guardian: ReaperClient, up: Up) -> None:
+    process = up("import os; os.write(1, b'up')")
+    ends(process)
+    before = SYSTEM_CLOCK.monotonic()
+    stopped(guardian, [process], signal.SIGTERM, 30)
+    assert SYSTEM_CLOCK.monotonic() - before < SWEEP_GRACE_PERIOD / 2
+
+
+SAVING = """
+import os, signal, time
+def save(*_):
+    with open({path!r}, "wb") as file:
+        for _ in range(20):
+            file.write(bytes(100_000))
+            file.flush()
+            {started}
+            time.sleep(0.05)
+"""
+
+
+@pytest.mark.parametrize("who", ["who would die of the signal", "who saves when it is asked"])
+def test_a_checkpoint_that_is_being_written_is_not_cut(
+    guardian: ReaperClient, up: Up, tmp_path: Path, caplog: pytest.LogCaptureFixture, who: str
+) -> None:
+    path = tmp_path / "model.pt"
+    if who == "who would die of the signal":
+        text = SAVING.format(path=str(path), started="_ or os.write(1, b'up')") + "save(); signal.pause()"
+    else:
+        text = SAVING.format(path=str(path), started="pass")
+        text += "signal.signal(15, save); os.write(1, b'up'); signal.pause(); signal.pause()"
+    process = up(text)
+    before = SYSTEM_CLOCK.monotonic()
+    ladder = Escalation([process], Sweep(guardian, [process]), signal.SIGTERM, 0.1, 30)
+    run_to_end(ladder)
+    assert path.stat().st_size == 2_000_000
+    assert 1 <= SYSTEM_CLOCK.monotonic() - before < 5
+    assert (
+        caplog.text.count(f"worker {process.pid} is writing {path}; it is stopped when that is done, or in 30 s") == 1
+    )
+
+
+def test_whoever_writes_without_end_is_stopped_all_the_same(guardian: ReaperClient, up: Up, tmp_path: Path) -> None:
+    text = f"import os, time\nfile = open({str(tmp_path / 'data')!r}, 'wb')\nos.write(1, b'up')\n"
+    process = up(text + "while True: file.write(bytes(100_000)); file.flush(); time.sleep(0.005)")
+    before = SYSTEM_CLOCK.monotonic()
+    run_to_end(Escalation([process], Sweep(guardian, [process]), signal.SIGTERM, 0.1, 1.0))
+    assert process.poll() == -signal.SIGTERM
+    assert 1.0 <= SYSTEM_CLOCK.monotonic() - before < 3
+
+
+def test_those_who_write_nothing_are_asked_while_another_writes(guardian: ReaperClient, up: Up, tmp_path: Path) -> None:
+    text = SAVING.format(path=str(tmp_path / "model.pt"), started="_ or os.write(1, b'up')")
+    writer, other = up(text + "save(); signal.pause()"), up(GENTLE)
+    ladder = Escalation([writer, other], Sweep(guardian, [writer, other]), signal.SIGTERM, 30)
+    assert other.signalled
+    assert not writer.signalled
+    run_to_end(ladder)
+    assert (writer.poll(), other.poll()) == (-signal.SIGTERM, 0)
+
+
+def test_who_has_not_ended_is_named_with_the_time_that_is_left(
+    guardian: ReaperClient, up: Up, caplog: pytest.LogCaptureFixture
+) -> None:
+    process = up(DEAF)
+    stopped(guardian, [process], signal.SIGTERM, 3.1)
+    assert caplog.text.count(f"worker {process.pid} has not ended, SIGKILL in 1 s") == 1

@@ -1,0 +1,122 @@
+"""What keeps a process from being forked, asked of a fresh one."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rallypoint.workers.preload import fork_checks
+
+pytestmark = pytest.mark.process
+
+ASKING = """from rallypoint.workers.preload import fork_checks as checks
+{}
+print(checks.fork_obstacle() or checks.thread_obstacle())"""
+
+
+@pytest.mark.parametrize(
+    ("done", "said"),
+    [
+        ("", "None"),
+        ("import threading; threading.Thread(target=int).start()", "None"),
+        (
+            "import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()",
+            "it starts 1 thread that stays: Thread-1 (wait)",
+        ),
+        ("import subprocess; process = subprocess.Popen(['true'])", "it starts a process that goes on"),
+        ("import subprocess; subprocess.run(['true'])", "None"),
+        ("import socket; kept = socket.socket()", "share (socket:["),
+        ("import asyncio; kept = asyncio.new_event_loop()", "that copies would share"),
+        ("import select; kept = select.epoll()", "share (anon_inode:[eventpoll])"),
+        ("checks._DEVICES = ('/dev/full',); kept = open('/dev/full')", "opens the device /dev/full"),
+        ("kept = open('/dev/urandom')", "None"),
+        ("import os; kept = os.pipe()", "share (pipe:["),
+        ("import os; kept = os.eventfd(0)", "share (anon_inode:[eventfd])"),
+        ("import multiprocessing; kept = multiprocessing.Lock()", "maps memory that copies would share (/dev/shm/"),
+        ("import mmap; kept = mmap.mmap(-1, 4096)", "maps memory that copies would share (/dev/zero"),
+        ("import mmap; kept = mmap.mmap(-1, 4096, flags=mmap.MAP_PRIVATE)", "None"),
+        ("import mmap; file = open(mmap.__file__); kept = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)", "None"),
+    ],
+)
+def test_what_is_found(done: str, said: str) -> None:
+    shown = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", ASKING.format(done)], capture_output=True, text=True, check=True
+    )
+    assert said in shown.stdout
+
+
+THREADS = """
+import threading
+from rallypoint.workers.preload import threads
+
+def mine():
+    done.wait()
+
+done = threading.Event()
+{}
+print(threads.described())
+done.set()
+"""
+
+
+@pytest.mark.parametrize(
+    ("done", "said"),
+    [
+        ("threading.Thread(target=mine, name='own').start()", r"own at <string>:6"),
+        ("[threading.Thread(target=mine, name='own').start() for _ in range(4)]", r"(own at <string>:6, ){3}\.\.\."),
+        ("import _thread; _thread.start_new_thread(mine, ())", r"python\S*"),
+    ],
+)
+def test_whose_a_thread_is(done: str, said: str) -> None:
+    assert re.fullmatch(said, threads_described(done))
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="on one processor OpenBLAS has no threads of its own")
+def test_which_library_a_thread_is_of() -> None:
+    at_work = "any(open(each).read() == 'running\\n' for each in glob.glob('/proc/self/task/*/syscall')[1:])"
+    idle = f"import glob, numpy\nwhile {at_work}: pass"
+    assert re.match(r"python\S* of libscipy_openblas\S*", threads_described(idle))
+
+
+def threads_described(done: str) -> str:
+    environ = {name: value for name, value in os.environ.items() if not name.endswith("_NUM_THREADS")}
+    command = [sys.executable, "-c", THREADS.format(done)]
+    return subprocess.run(command, capture_output=True, text=True, check=True, env=environ).stdout.strip()
+
+
+@pytest.mark.parametrize("given", ["", "narenas:1", "background_thread:true"])
+def test_what_is_switched_off_for_the_imports_is_seen_by_no_worker(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str
+) -> None:
+    """Python code of the imports sees nothing of it, C code does; afterwards all is as it was."""
+    (tmp_path / "reader.py").write_text(
+        "import os, subprocess\nprint(os.environ.get(N), subprocess.getoutput(f'echo ${N}'))\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    if given:
+        monkeypatch.setenv("JE_ARROW_MALLOC_CONF", given)
+    code = (
+        "import builtins, os\nbuiltins.N = 'JE_ARROW_MALLOC_CONF'\nbefore = dict(os.environ)\n"
+        "from rallypoint.workers.preload.imports import Imports\n"
+        "Imports(['reader'], (), '/', None, {0, 1, 2, *map(int, os.listdir('/proc/self/fd'))}).run((), print, int)\n"
+        "import subprocess\nprint(subprocess.getoutput(f'echo ${N}'), dict(os.environ) == before)\n"
+    )
+    shown = subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, check=True).stdout
+    inside = {"": "background_thread:false", "narenas:1": "narenas:1,background_thread:false"}.get(given, given)
+    assert shown.splitlines() == [f"{given or None} {inside}", f"{given} True"]
+
+
+def test_every_python_understands_the_hook() -> None:
+    """One that did not would go on to the script, in no round."""
+    text = (Path(fork_checks.__file__).parent / "hook" / "sitecustomize.py").read_text("ascii")
+    found = list(ast.walk(ast.parse(text)))
+    assert not [each for each in found if isinstance(each, (ast.JoinedStr, ast.AnnAssign, ast.NamedExpr, ast.Match))]
+    functions = [each for each in found if isinstance(each, ast.FunctionDef)]
+    assert functions
+    assert not [each for each in functions if each.returns or [arg for arg in each.args.args if arg.annotation]]

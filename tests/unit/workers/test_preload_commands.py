@@ -1,0 +1,144 @@
+"""Which commands can be forked, and which variables keep a worker from it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from rallypoint.workers.preload.command import NotForkable, PreloadCommand, parse_command
+from rallypoint.workers.preload.environment import UNTRACKED_READS, affinity_conflict, first_difference, untracked_read
+
+PYTHON = sys.executable
+
+
+@pytest.fixture(autouse=True)
+def _in_a_folder_with_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").touch()
+    (tmp_path / "package").mkdir()
+
+
+@pytest.mark.parametrize(
+    ("words", "command"),
+    [
+        (["train.py", "a"], PreloadCommand((PYTHON,), False, "train.py", 2)),
+        (["-u", "train.py", "-m", "x"], PreloadCommand((PYTHON, "-u"), False, "train.py", 3)),
+        (
+            ["-uB", "-W", "error", "-Xdev", "train.py"],
+            PreloadCommand((PYTHON, "-uB", "-W", "error", "-Xdev"), False, "train.py", 6),
+        ),
+        (["-u", "-m", "pkg.train", "-x"], PreloadCommand((PYTHON, "-u"), True, "pkg.train", 4)),
+        (["-um", "pkg.train"], PreloadCommand((PYTHON, "-u"), True, "pkg.train", 3)),
+        (["-mpkg.train"], PreloadCommand((PYTHON,), True, "pkg.train", 2)),
+        (["package"], PreloadCommand((PYTHON,), False, "package", 2)),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
+)
+def test_what_is_understood(words: list[str], command: PreloadCommand) -> None:
+    assert parse_command([PYTHON, *words]) == command
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (["-c", "pass"], "-c gives a command"),
+        (["-uc", "pass"], "-c gives a command"),
+        (["-I", "train.py"], "PYTHONPATH"),
+        (["-uE", "train.py"], "PYTHONPATH"),
+        (["-S", "train.py"], "`site`"),
+        (["-i", "train.py"], "-i is a flag"),
+        (["--version"], "--version is a flag"),
+        (["-u"], "no script"),
+        (["-"], "no script"),
+        ([], "no script"),
+        (["-m"], "no module"),
+        (["missing.py"], "'missing.py'"),
+    ],
+    ids=lambda each: " ".join(each) if isinstance(each, list) else "",
+)
+def test_what_is_not(words: list[str], why: str) -> None:
+    with pytest.raises(NotForkable, match=why):
+        parse_command([PYTHON, *words])
+
+
+def test_only_interpreters_themselves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "python").write_text("#!/bin/sh\n")
+    (tmp_path / "other").symlink_to(PYTHON)
+    (tmp_path / "pythonx").symlink_to("/bin/sh")
+    for program in ("./python", "/bin/sh", "/no/such/python", "nothing-on-the-path"):
+        with pytest.raises(NotForkable, match="no Python interpreter itself"):
+            parse_command([program, "train.py"])
+    parse_command([str(tmp_path / "other"), "train.py"])
+    monkeypatch.setenv("PATH", os.path.dirname(PYTHON))
+    parse_command([os.path.basename(PYTHON), "train.py"])
+
+
+def test_where_modules_are_found(tmp_path: Path) -> None:
+    here = os.getcwd()
+    (tmp_path / "linked.py").symlink_to(tmp_path / "package" / "real.py")
+    (tmp_path / "package" / "real.py").touch()
+    assert parse_command([PYTHON, "train.py"]).path0 == here
+    assert parse_command([PYTHON, "train.py"]).main_file == os.path.join(here, "train.py")
+    assert parse_command([PYTHON, "linked.py"]).path0 == os.path.join(here, "package")
+    assert parse_command([PYTHON, "package"]).path0 == "package"
+    assert parse_command([PYTHON, "package"]).main_file is None
+    assert parse_command([PYTHON, "-m", "any"]).path0 == here
+
+
+SEEN = {"A": "1", "OMP_NUM_THREADS": "2"}
+
+
+@pytest.mark.parametrize(
+    ("worker", "read", "says"),
+    [
+        (SEEN, "", None),
+        ({**SEEN, "RANK": "3"}, "", None),
+        ({**SEEN, "RANK": "3"}, "A", None),
+        (
+            {**SEEN, "RANK": "3"},
+            "RANK",
+            "a.py:3 reads RANK, which is '3' in the worker and was not set during the imports",
+        ),
+        ({**SEEN, "A": "2"}, "", None),
+        ({"OMP_NUM_THREADS": "2"}, "A", "a.py:3 reads A, which is not set in the worker and was '1' during"),
+        ({**SEEN, "OMP_NUM_THREADS": "1"}, "", "OpenMP reads OMP_NUM_THREADS, which is '1' in the worker and was '2'"),
+        ({**SEEN, "TORCHELASTIC_ERROR_FILE": "x"}, "", None),
+        ({**SEEN, "TORCH_LOGS": "x"}, "", "torch reads TORCH_LOGS"),
+        ({**SEEN, "TQDM_X": "1"}, "", "b.py:5 reads TQDM_X, which is '1' in the worker"),
+        ({**SEEN, "TQD": "1"}, "", None),
+    ],
+)
+def test_variables_that_matter(worker: dict[str, str], read: str, says: str | None) -> None:
+    found = first_difference(SEEN, worker, dict.fromkeys(read.split(), "a.py:3"), {"TQDM_": "b.py:5"})
+    assert found is says if says is None else found is not None and found.text.startswith(says)
+
+
+def test_what_is_read_unseen() -> None:
+    assert untracked_read(["RANK", "TORCHELASTIC_RUN_ID"]) is None
+    assert untracked_read(["RANK", "CUDA_VISIBLE_DEVICES"]) == "CUDA reads CUDA_VISIBLE_DEVICES"
+
+
+@pytest.mark.parametrize(
+    ("environ", "says"),
+    [
+        ({}, "no OMP_NUM_THREADS"),
+        ({"OMP_NUM_THREADS": ""}, "no OMP_NUM_THREADS"),
+        ({"OMP_NUM_THREADS": "4"}, None),
+        ({"OMP_NUM_THREADS": "4", "OMP_PROC_BIND": "close"}, "OMP_PROC_BIND"),
+        ({"OMP_NUM_THREADS": "4", "GOMP_CPU_AFFINITY": "0-3"}, "GOMP_CPU_AFFINITY"),
+    ],
+)
+def test_workers_with_processors_of_their_own(environ: dict[str, str], says: str | None) -> None:
+    assert affinity_conflict({0, 1}, (), environ) is None, "this one may use all"
+    assert affinity_conflict({0, 1}, [1, 0], environ) is None
+    found = affinity_conflict({0, 1}, [1], environ)
+    assert found is says if says is None else found is not None and says in found
+
+
+def test_no_variable_of_a_launcher_matters_by_its_name() -> None:
+    ours = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT", "ROLE_NAME", "GROUP_RANK")
+    elastic = ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_TIMER_FILE", "RALLYPOINT_NOTICES")
+    assert not [name for name in (*ours, *elastic) if name.startswith(tuple(UNTRACKED_READS))]

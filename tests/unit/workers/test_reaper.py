@@ -1,0 +1,358 @@
+"""The guardian: its frames, what workers get from it, and that it leaves nothing when its agent is gone."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import select
+import signal
+import subprocess
+import sys
+import termios
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.workers.process import WorkerProcess
+from rallypoint.workers.reaper import client
+from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, readable
+from rallypoint.workers.reaper.process_setup import remove
+from rallypoint.workers.reaper.process_tree import descendants
+from rallypoint.workers.reaper.protocol import SPAWN, frame, parse
+from tests.unit.workers.test_process import PATIENCE, ends, parent_of
+from tests.unit.workers.tracing import TRACEABLE, traced, until
+
+pytestmark = pytest.mark.process
+
+
+@given(st.lists(st.tuples(st.integers(), st.binary() | st.lists(st.binary()))), st.integers(1, 50))
+def test_messages_come_out_as_they_went_in(messages: list[tuple[object, ...]], size: int) -> None:
+    data = b"".join(map(frame, messages))
+    buffer, found = bytearray(), []
+    for at in range(0, len(data), size):
+        buffer += data[at : at + size]
+        while (message := parse(buffer)) is not None:
+            found.append(message)
+    assert found == messages
+    assert not buffer
+
+
+def test_who_is_below() -> None:
+    parents = {2: 1, 3: 1, 4: 2, 5: 4, 6: 3}
+    assert descendants(2, parents) == {4, 5}
+    assert descendants(1, parents) == {2, 3, 4, 5, 6}
+    assert descendants(6, parents) == set()
+
+
+def test_what_is_removed(tmp_path: Path) -> None:
+    for name in ("empty", "whole"):
+        (tmp_path / name / "a" / "b").mkdir(parents=True)
+        (tmp_path / name / "c").mkdir()
+        (tmp_path / name / "c" / "file").write_text("kept")
+        (tmp_path / name / "link").symlink_to(tmp_path)
+    remove(os.fsencode(tmp_path / "empty"), whole=False)
+    remove(os.fsencode(tmp_path / "whole"), whole=True)
+    remove(b"/no/such/folder", whole=True)
+    assert sorted(each.name for each in tmp_path.rglob("*")) == ["c", "empty", "file", "link"]
+
+
+def signals(guardian: ReaperClient, name: str) -> set[int]:
+    """A set of signals of a worker, without those that the C library keeps for itself."""
+    bits = int(said(guardian, name, "/proc/self/status", program="grep").split()[1], 16)
+    return {number for number in range(1, 32) if bits >> (number - 1) & 1}
+
+
+def said(guardian: ReaperClient, *arguments: str, program: str = "") -> str:
+    """What a program prints; without one, what a line of shell does."""
+    read, write = os.pipe()
+    with os.fdopen(read, "rb") as output:
+        process = WorkerProcess(
+            guardian, [program, *arguments] if program else ["sh", "-c", *arguments], os.environ, write
+        )
+        os.close(write)
+        found = output.read().decode().strip()
+        assert ends(process) == 0
+        process.release()
+    return found
+
+
+def test_a_worker_finds_what_we_have_at_that_moment(
+    guardian: ReaperClient,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR2})
+    former, umask = signal.signal(signal.SIGUSR1, signal.SIG_IGN), os.umask(0o027)
+    monkeypatch.chdir(tmp_path)
+    try:
+        assert signals(guardian, "SigBlk") == {signal.SIGUSR2}
+        assert signals(guardian, "SigIgn") == {signal.SIGUSR1}
+        assert said(guardian, "umask") == "0027"
+        assert said(guardian, "pwd") == str(tmp_path)
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.signal(signal.SIGUSR1, former)
+        os.umask(umask)
+    assert not signals(guardian, "SigIgn")
+    assert not signals(guardian, "SigBlk")
+    assert said(guardian, "ls /proc/self/fd").split() == ["0", "1", "2", "3"], "the last is that of ls itself"
+
+
+def test_signals_do_not_end_it(guardian: ReaperClient) -> None:
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
+        os.kill(guardian.pid, number)
+    assert said(guardian, "echo well") == "well"
+    assert os.getsid(guardian.pid) == guardian.pid
+
+
+def test_it_reaps_what_it_adopts(guardian: ReaperClient) -> None:
+    pid = int(said(guardian, "(sleep 0 & echo $!)"))
+    number = guardian.begin_sweep()
+    assert select.select([guardian.answers], [], [], PATIENCE)[0]
+    assert guardian.is_swept(number)
+    assert not Path(f"/proc/{pid}").exists()
+
+
+def test_an_exception_in_the_midst_of_a_call_breaks_the_connection(guardian: ReaperClient) -> None:
+    class Interrupted(BaseException):
+        pass
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    process = WorkerProcess(guardian, ["sleep", "600"], os.environ)
+    former = signal.signal(signal.SIGALRM, interrupt)
+    inner = parent_of(process.pid)
+    os.kill(inner, signal.SIGSTOP)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with pytest.raises(Interrupted):
+            WorkerProcess(guardian, ["sleep", "600"], os.environ)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, former)
+        os.kill(inner, signal.SIGCONT)
+    assert guardian.lost
+    with pytest.raises(ReaperLost, match="the connection to it broke"):
+        guardian.set_cleanup()
+    assert "OOM" not in guardian.lost_reason
+    assert select.select([process.fileno()], [], [], PATIENCE)[0], "and what runs below it ends"
+    process.release()
+
+
+FORKING = """
+import os, signal, sys
+from rallypoint.workers.reaper.client import Guardian
+from rallypoint.workers.process import WorkerProcess
+guardian = Guardian()
+guardian.set_cleanup(empty=[sys.argv[1]], whole=[sys.argv[2]])
+process = WorkerProcess(guardian, ["sleep", "600"], os.environ)
+child = os.fork()
+if child == 0:
+    signal.pause()
+print(guardian.pid, process.pid, child, flush=True)
+signal.pause()
+"""
+
+
+def test_a_forked_child_that_holds_the_connection_does_not_hide_the_agents_end(tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "whole").mkdir()
+    (tmp_path / "whole" / "file").write_text("")
+    command = [sys.executable, "-c", FORKING, str(tmp_path / "empty"), str(tmp_path / "whole")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as agent:
+        assert agent.stdout is not None
+        pids = [int(word) for word in agent.stdout.readline().split()]
+        fds = [os.pidfd_open(pid) for pid in pids[:2]]
+        try:
+            agent.kill()
+            for fd in fds:
+                assert select.select([fd], [], [], 1.0)[0]
+            assert not list(tmp_path.iterdir())
+        finally:
+            os.kill(pids[2], signal.SIGKILL)
+            for fd in fds:
+                os.close(fd)
+
+
+OPEN_ONES = """
+import os, sys
+def is_open(fd):
+    try:
+        return bool(os.fstat(fd))
+    except OSError:
+        return False
+found = [fd for fd in range(3) if is_open(fd)]
+with open(sys.argv[1], "w") as file:
+    print(*found, file=file)
+"""
+
+WITHOUT = """
+import os, select, sys
+for fd in map(int, sys.argv[3:]):
+    os.close(fd)
+from rallypoint.workers.reaper.client import Guardian
+from rallypoint.workers.process import WorkerProcess
+guardian = Guardian()
+assert min(guardian.fileno(), guardian.answers) > 2
+others = [os.open("/dev/null", os.O_RDWR) for _ in range(3)]
+process = WorkerProcess(guardian, [sys.executable, "-c", sys.argv[1], sys.argv[2]], os.environ)
+select.select([process.fileno()], [], [])
+code = process.poll()
+process.release()
+guardian.close()
+os._exit(code)
+"""
+
+
+@pytest.mark.parametrize("closed", ["0", "1", "2", "0 1", "0 1 2"])
+def test_what_is_opened_in_the_place_of_a_standard_descriptor_is_not_handed_on_as_one(
+    closed: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "open"
+    command = [sys.executable, "-c", WITHOUT, OPEN_ONES, str(path), *closed.split()]
+    done = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False)
+    assert done.returncode == 0, done.stderr
+    assert set(path.read_text().split()) == {"0", "1", "2"} - set(closed.split())
+
+
+NO_CLOSE_RANGE = """
+import ctypes, os, struct, sys
+def step(code, yes, no, value):
+    return struct.pack("HBBI", code, yes, no, value)
+text = step(0x20, 0, 0, 0) + step(0x15, 0, 1, 436) + step(6, 0, 0, 0x50000 | 38) + step(6, 0, 0, 0x7FFF0000)
+data = ctypes.create_string_buffer(text)
+class Filter(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("steps", ctypes.c_void_p)]
+libc = ctypes.CDLL(None, use_errno=True)
+libc.prctl(38, 1, 0, 0, 0)
+if libc.prctl(22, 2, ctypes.byref(Filter(4, ctypes.addressof(data))), 0, 0):
+    sys.exit(77)
+from rallypoint.workers.reaper.client import Guardian
+for fd in range(40):
+    os.dup(0)
+guardian = Guardian()
+guardian.set_cleanup()
+print(len(os.listdir(f"/proc/{guardian.pid}/fd")))
+guardian.close()
+"""
+
+
+def test_a_kernel_without_close_range_costs_no_time() -> None:
+    """As before Linux 5.9, and under some container runtimes."""
+    done = subprocess.run(
+        [sys.executable, "-c", NO_CLOSE_RANGE], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    if done.returncode == 77:
+        pytest.skip("no filter of system calls can be set here")
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) <= 6, "and what was inherited is closed"
+
+
+WITHOUT_A_DESCRIPTOR = """
+import os, resource, sys
+from rallypoint.workers.reaper.process_tree import Family
+from rallypoint.workers.reaper.process_setup import sigchld_fd
+family = Family(sigchld_fd())
+child = os.posix_spawnp("sleep", ["sleep", "600"], os.environ)
+family.started.add(child)
+soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (0, hard))
+assert family.sweep(), "it must look again"
+family.give_up()
+resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+family.end(30)
+print(family.exits[child])
+"""
+
+
+def test_a_sweep_goes_on_when_there_was_no_descriptor_to_look_with() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_A_DESCRIPTOR], capture_output=True, text=True, timeout=PATIENCE, check=False
+    )
+    assert done.stdout == f"{-signal.SIGKILL}\n", done.stderr
+
+
+def test_a_sweep_kills_nothing_that_is_started_after_it(guardian: ReaperClient) -> None:
+    read, write = os.pipe()
+    text = TRACEABLE + "import os, signal; os.write(1, b'up'); signal.pause()"
+    held = WorkerProcess(guardian, [sys.executable, "-c", text], os.environ, write)
+    os.close(write)
+    assert os.read(read, 2) == b"up"
+    os.close(read)
+    with traced(held.pid) as tracer:
+        number = guardian.begin_sweep()
+        tracer.holds()
+        assert not guardian.is_swept(number)
+        next_one = WorkerProcess(guardian, ["sleep", "0.3"], os.environ)
+        assert ends(next_one) == 0
+        assert guardian.is_swept(number), "it is over, as far as it came"
+    assert ends(held) == -signal.SIGKILL
+    held.release()
+    next_one.release()
+
+
+def test_it_runs_our_own_files_and_loads_nothing_that_is_costly(tmp_path: Path) -> None:
+    for name in ("rallypoint", "select", "_ctypes"):
+        (tmp_path / f"{name}.py").write_text("raise SystemExit('a wrong one')")
+    begin, _, _ = client._BOOTSTRAP.rpartition("; main(")
+    text = (
+        begin
+        + "; print(*(f'{name} {getattr(each, \"__file__\", None)}' for name, each in sys.modules.items()), sep='\\n')"
+    )
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", text, client._FOLDER],
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE,
+        check=False,
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = dict(line.split(" ", 1) for line in done.stdout.splitlines())
+    ours = {name.rpartition(".")[2]: path for name, path in loaded.items() if name.startswith("rallypoint.workers.g")}
+    del ours["guardian"]
+    assert ours == {
+        name: f"{client._FOLDER}/{name}.py" for name in ("keeper", "program", "protocol", "family", "footing")
+    }
+    assert not {"os", "signal", "socket", "typing", "warnings", "importlib", "ctypes"} & loaded.keys()
+
+
+def test_the_keeper_gives_memory_back_when_the_start_is_over(guardian: ReaperClient) -> None:
+    def kilobytes(field: str) -> int:
+        lines = Path(f"/proc/{guardian.pid}/status").read_text().splitlines()
+        return next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+    guardian.set_cleanup()
+    assert until(lambda: kilobytes("VmRSS") < 0.7 * kilobytes("VmHWM"))
+    assert not guardian.lost
+
+
+class Slow(ReaperClient):
+    """Reads the answer to SPAWN together with whatever has come before it."""
+
+    def _send(self, name: str, *arguments: object, descriptors: Sequence[int] = ()) -> int:
+        before = self._unread()
+        number = super()._send(name, *arguments, descriptors=descriptors)
+        assert name != SPAWN or until(lambda: self._unread() > before)
+        return number
+
+    def _unread(self) -> int:
+        return int.from_bytes(fcntl.ioctl(self.answers, termios.FIONREAD, bytes(4)), sys.byteorder)
+
+
+def test_a_worker_whose_start_is_told_together_with_the_end_of_a_sweep_is_not_lost() -> None:
+    guardian = Slow()
+    try:
+        number = guardian.begin_sweep()
+        assert readable(guardian.answers, PATIENCE)
+        process = WorkerProcess(guardian, ["true"], os.environ)
+        assert ends(process) == 0
+        process.release()
+        assert guardian.is_swept(number)
+    finally:
+        guardian.close()
