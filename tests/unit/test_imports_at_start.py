@@ -1,4 +1,4 @@
-"""What is imported on the way to the first worker, room by room: lists and budgets, and no timer.
+"""What is imported on the way to the first worker, package by package: lists and budgets, and no timer.
 
 A module more on this way costs every start some tenths of a millisecond, a heavy one some milliseconds. Who needs one
 raises the budget here, and so says that it is worth that.
@@ -16,19 +16,22 @@ import pytest
 pytestmark = pytest.mark.process
 
 HELP = {"": 1, "base": 2, "cli": 5}
-"""Modules of each room, its own package counted, that `rallyrun --help` may import; "" is the package itself."""
+"""Modules of each package, its `__init__` counted, that `rallyrun --help` may import; "" is the package itself."""
 
 FIRST_WORKER = {
     "": 1,
     "agent": 14,
     "base": 12,
     "cli": 9,
+    "coordinator": 8,
     "failures": 5,
     "launch": 3,
     "logs": 11,
+    "membership": 8,
     "notices": 1,
+    "protocol": 5,
     "ranks": 2,
-    "rendezvous": 28,
+    "rendezvous": 10,
     "store": 2,
     "telemetry": 2,
     "workers": 10,
@@ -46,9 +49,9 @@ STANDARD |= {"select", "selectors", "signal", "socket", "string", "stringprep", 
 STANDARD |= {"weakref", "encodings", "pwd", "grp", "struct"}
 """The same for a first worker. `dataclasses` brings `inspect`, and that most of the others."""
 
-_TELL = """
+_PRINT = """
 import json, sys
-def tell():
+def print_modules():
     print("MODULES " + json.dumps(sorted(sys.modules.keys() - before)), flush=True)
 """
 
@@ -60,48 +63,48 @@ from rallypoint.cli.rallyrun import main
 try:
     main()
 finally:
-    tell()
+    print_modules()
 """
 
 _FIRST_WORKER = """
 import sys
 before = set(sys.modules)
 sys.argv = ["rallyrun", "--standalone", sys.argv[1]]
-from rallypoint.workers.reaper.client import Guardian
-spawn = Guardian.spawn
-def first(*args, **more):
-    tell()
-    Guardian.spawn = spawn
+from rallypoint.workers.reaper.client import ReaperClient
+spawn = ReaperClient.spawn
+def first_spawn(*args, **more):
+    print_modules()
+    ReaperClient.spawn = spawn
     return spawn(*args, **more)
-Guardian.spawn = first
+ReaperClient.spawn = first_spawn
 from rallypoint.cli.rallyrun import main
 sys.exit(main())
 """
 
 
 def imported(program: str, *arguments: str) -> set[str]:
-    """What a program has imported beyond what any interpreter has, at the moment when it tells."""
+    """What a program has imported beyond what any interpreter has, at the moment when it prints them."""
     ran = subprocess.run(
-        [sys.executable, "-I", "-c", _TELL + program, *arguments],
+        [sys.executable, "-I", "-c", _PRINT + program, *arguments],
         capture_output=True,
         text=True,
         timeout=60,
         check=True,
     )
-    (told,) = [line for line in ran.stdout.splitlines() if line.startswith("MODULES ")]
-    return set(json.loads(told.removeprefix("MODULES ")))
+    (answer,) = [line for line in ran.stdout.splitlines() if line.startswith("MODULES ")]
+    return set(json.loads(answer.removeprefix("MODULES ")))
 
 
-def rooms(modules: set[str]) -> Counter[str]:
+def packages(modules: set[str]) -> Counter[str]:
     ours = [name.split(".") for name in modules if name.split(".")[0] == "rallypoint"]
     return Counter(parts[1] if len(parts) > 1 else "" for parts in ours)
 
 
 def over_budget(modules: set[str], budget: dict[str, int]) -> dict[str, list[str]]:
-    """The modules of each room that has more than it may."""
-    spent = rooms(modules)
-    rich = [room for room, count in spent.items() if count > budget.get(room, 0)]
-    return {room: sorted(name for name in modules if f"{name}..".split(".")[1] == room) for room in rich}
+    """The modules of each package that has more than it may."""
+    spent = packages(modules)
+    rich = [package for package, count in spent.items() if count > budget.get(package, 0)]
+    return {package: sorted(name for name in modules if f"{name}..".split(".")[1] == package) for package in rich}
 
 
 def foreign(modules: set[str], allowed: set[str]) -> set[str]:
@@ -138,6 +141,6 @@ def test_what_is_heavy_waits(for_first_worker: set[str], heavy: str) -> None:
 
 
 def test_the_budgets_are_not_slack(for_help: set[str], for_first_worker: set[str]) -> None:
-    """A room that has become leaner keeps it."""
-    assert rooms(for_help) == HELP
-    assert rooms(for_first_worker) == FIRST_WORKER
+    """A package that has become leaner stays so."""
+    assert packages(for_help) == HELP
+    assert packages(for_first_worker) == FIRST_WORKER

@@ -142,7 +142,7 @@ def test_where_nobody_is_left_to_read_it_the_exit_code_is_the_same(
 @pytest.mark.parametrize("full", [False, True])
 @pytest.mark.process
 def test_an_answer_that_cannot_be_written_is_a_sentence(full: bool) -> None:
-    text = "import sys; from rallypoint.cli import outcome as o; sys.exit(o.exit_code_of(lambda: o.answer('x')))"
+    text = "import sys; from rallypoint.cli import exit as e; sys.exit(e.exit_code_of(lambda: e.print_answer('x')))"
     reading, writing = (-1, os.open("/dev/full", os.O_WRONLY)) if full else os.pipe()
     if not full:
         os.close(reading)

@@ -652,7 +652,7 @@ from rallypoint.logs.specs import DefaultLogsSpecs
 envs = {0: {}, 1: {}}
 specs = DefaultLogsSpecs()
 Outputs(specs.reify(envs), 2, {}).close()
-specs.tidy()
+specs.clean_up()
 print(*sys.modules)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)

@@ -1,4 +1,4 @@
-"""What an agent tells: its door at start-up, the events of its run, and its numbers."""
+"""What an agent records: its lazy gate at start-up, the events of its run, and its numbers."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _seen() -> Iterator[KeptNumbers]:
     metrics.configure(metrics.NullMetricHandler())
 
 
-def a_story(clock: HandClock | None = None, destination: str = "kept") -> EventFactory:
+def an_event_factory(clock: HandClock | None = None, destination: str = "kept") -> EventFactory:
     return EventFactory(
         destination,
         "job",
@@ -80,7 +80,7 @@ def told(events: KeptEvents) -> list[tuple[str, str, object]]:
 
 def test_the_fields_of_an_agents_event(events: KeptEvents) -> None:
     clock = HandClock()
-    story = a_story(clock)
+    story = an_event_factory(clock)
     clock.now += 7.9
     story.step_done("RENDEZVOUS", Group(None, None, ()), 1, 0.25)
     (event,) = map(Event.deserialize, events.lines)
@@ -91,7 +91,7 @@ def test_the_fields_of_an_agents_event(events: KeptEvents) -> None:
 
 
 def test_the_end_of_workers(events: KeptEvents) -> None:
-    story = a_story()
+    story = an_event_factory()
     story.workers_started(GROUP, 0)
     story.workers_ended("SUCCEEDED", GROUP, 0, {})
     story.workers_ended("FAILED", GROUP, 0, {3: Failure(-9, 71, {"message": "é"})})
@@ -120,7 +120,7 @@ def test_a_handler_that_fails_costs_a_log_line(events: KeptEvents, caplog: pytes
             raise OSError("full")
 
     log_handlers["kept"] = Broken()
-    a_story().workers_started(GROUP, 0)
+    an_event_factory().workers_started(GROUP, 0)
     lines = [record.getMessage() for record in caplog.records if record.levelno == logging.WARNING]
     assert lines == ["a handler of events failed (OSError: full); the job goes on"] * 2
 
@@ -135,7 +135,7 @@ class Agent:
         return 5
 
 
-def test_the_door_counts_calls_and_puts_numbers(seen: KeptNumbers) -> None:
+def test_the_lazy_gate_counts_calls_and_puts_numbers(seen: KeptNumbers) -> None:
     assert Agent().run(False) == 5
     with pytest.raises(KeyError):
         Agent().run(True)
@@ -159,11 +159,11 @@ def test_a_metric_handler_that_fails_costs_a_log_line(caplog: pytest.LogCaptureF
 
 
 @pytest.mark.process
-def test_the_door_loads_nothing() -> None:
+def test_the_lazy_gate_loads_nothing() -> None:
     code = (
-        "import rallypoint.telemetry.lazy as door, sys\n"
-        "door.put('a', 1)\n"
-        "door.profiled('run')(lambda: None)()\n"
+        "import rallypoint.telemetry.lazy as lazy, sys\n"
+        "lazy.put_metric_if_wanted('a', 1)\n"
+        "lazy.profiled('run')(lambda: None)()\n"
         "print(sorted(each for each in sys.modules if each.startswith('rallypoint.telemetry')))"
     )
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
