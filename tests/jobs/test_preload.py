@@ -407,7 +407,7 @@ def test_functions_start_cold(rallyrun: Launcher) -> None:
         "def f():\n    return 5\n"
         "if __name__ == '__main__':\n"
         "    config = LaunchConfig(1, 1, 1, run_id='x', rdzv_backend='c10d', rdzv_endpoint='localhost:0',"
-        " warm=('json',))\n    print(elastic_launch(config, f)())\n"
+        " preload=('json',))\n    print(elastic_launch(config, f)())\n"
     )
     job = rallyrun.command([sys.executable, script])
     assert job.ends() == 0, job.err

@@ -192,7 +192,7 @@ class LocalEtcd:
             raise user_error(text, error) from None
         self._name = os.path.basename(self._folder)
         self._endpoint = Endpoint(_HOST, self._port or free_port())
-        keeper = str(Path(__file__).with_name("local_keeper.py"))
+        keeper = str(Path(__file__).with_name("local_supervisor.py"))
         command = [sys.executable, "-I", "-S", keeper, str(os.getpid()), self._folder, *self._command()]
         environment = {name: value for name, value in os.environ.items() if not _configures_etcd(name)}
         if stderr is None:

@@ -118,7 +118,7 @@ class MultiprocessContext(LocalProcessesContext):
             # What a scheduler sends to all processes must not end the server; its copies get the mask back.
             process = WorkerProcess(
                 self._reaper,
-                _command("server", mask),
+                _command("fork_server", mask),
                 os.environ,
                 stdin=server.server_end.fileno(),
                 blocked=SENT_TO_ALL,

@@ -245,7 +245,7 @@ class ZygoteClient:
     def close(self) -> None:
         """Let go of it; it ends then. Idempotent."""
         self._link.close()
-        for name in ("_pidfd", "_words"):
+        for name in ("_pidfd", "_status_text"):
             fd = getattr(self, name)
             setattr(self, name, -1)
             if fd >= 0:
