@@ -221,7 +221,7 @@ def states(data: bytes) -> None:
 
 
 def _many_states() -> tuple[bytes, ...]:
-    hub = Dispatcher(SETTINGS, former=RestoredState("0123456789abcdef", State()))
+    hub = Dispatcher(SETTINGS, restored=RestoredState("0123456789abcdef", State()))
     made = [State(), hub.state]
     for number in range(4):
         session, _ = hub.attach(lambda _notice: None, NodeId("h", number, 0), address="h")

@@ -68,7 +68,7 @@ class AuditedDispatcher(Dispatcher):
 
     def __init__(self, server: Server, settings: Settings, former: RestoredState, memory: JournalSink | None) -> None:
         clock = ProcessClock(server.process)
-        super().__init__(settings, clock, former=former, memory=memory)
+        super().__init__(settings, clock, restored=former, journal=memory)
         self.arbiter = AuditedCoordinator(settings, former.incarnation)
         self.arbiter.restore(former.state, clock.monotonic())
         del self.arbiter.history[:-1]

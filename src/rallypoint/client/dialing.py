@@ -78,13 +78,13 @@ class Dialer:
         """What the attempt waits for, or waited for last: what there is to say if its time is up."""
 
     async def dial(
-        self, patience: float, incarnation: str = "", resolved: Callable[[list[str]], None] | None = None
+        self, timeout: float, incarnation: str = "", resolved: Callable[[list[str]], None] | None = None
     ) -> ClientSession:
         """Try once, at each address that the endpoint's name stands for.
 
         Args:
-            patience: seconds for each TCP connection; the kernel's own grows to minutes.
-            incarnation: the arbiter that this node was last in a session with; empty for a newcomer.
+            timeout: seconds for each TCP connection; the kernel's own grows to minutes.
+            incarnation: the coordinator that this node was last in a session with; empty for a new node.
             resolved: is told the numeric addresses of the endpoint before they are tried.
 
         Raises:
@@ -94,7 +94,7 @@ class Dialer:
         places = await self._resolve()
         if resolved is not None:
             resolved(list(dict.fromkeys(str(place[3][0]) for place in places)))
-        reader, writer = await self._connect(places, patience)
+        reader, writer = await self._connect(places, timeout)
         self.unfinished = "it was connected to and did not answer the greeting"
         try:
             return await self._handshake(reader, writer, incarnation)
@@ -118,7 +118,7 @@ class Dialer:
         return sorted(found, key=self._silent.__contains__)
 
     async def _connect(
-        self, places: list[_Address], patience: float
+        self, places: list[_Address], timeout: float
     ) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection to the first place that answers."""
         failures: list[OSError] = []
@@ -126,7 +126,7 @@ class Dialer:
             self.unfinished = f"{place[3][0]} does not answer a TCP connection"
             self._silent.add(place)
             try:
-                async with asyncio.timeout(patience):
+                async with asyncio.timeout(timeout):
                     connected = await self._connected(place)
             except TimeoutError:
                 failures.append(TimeoutError(self.unfinished))

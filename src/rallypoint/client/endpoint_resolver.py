@@ -1,4 +1,4 @@
-"""Where the control plane is: at an endpoint that its user has named, or wherever the arbiter was last elected."""
+"""Where the control plane is: at an endpoint that its user has named, or wherever the coordinator was last elected."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ class EndpointResolver(Protocol):
     """
 
     is_permanent: bool
-    """Whether what listens there is there to stay: if not, a stranger at that port may be gone at the next look."""
+    """Whether what listens there is there to stay: if not, another service at that port may be gone at the next
+    look."""
 
     @property
     def advice(self) -> str:
@@ -57,7 +58,7 @@ class EndpointResolver(Protocol):
         ...
 
     def session_opened(self, node: NodeId, incarnation: str) -> None:
-        """A session is open, in which this node is called so, with the arbiter of that name."""
+        """A session is open, in which this node is called so, with the coordinator of that name."""
         ...
 
     def failed(self, place: DialTarget, error: Exception) -> None:

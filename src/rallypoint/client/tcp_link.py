@@ -1,14 +1,14 @@
-"""A node's link to the control server over TCP: dial, talk, beat, and dial again when the session is lost.
+"""A node's link to the control server over TCP: dial, talk, heartbeat, and dial again when the session is lost.
 
 Laws:
 
 1. The loss of a session is no loss of the job: the running workers run on, and the node says again what it holds
    (`resume_state`) to whoever answers at the endpoint next, the same server or a new one.
 2. The link gives up only when the node can do nothing more without the control plane (it waits for a place, or for what
-   follows from a failure or from success) and has been without it for the whole patience.
+   follows from a failure or from success) and has been without it for the whole timeout.
 3. The first session is the exception: what will not get better by waiting (`HandshakeError`) ends the link at once.
 4. Where the control plane moves, the link follows: it looks for it anew before each attempt (`endpoint_resolver`),
-   and lets go of a session at the former place when it is told to (`follow`).
+   and closes a session at the previous place when it is told to (`recheck_endpoint`).
 5. A connection that has only fallen silent is kept until the server has spoken in the next one: hanging up would be the
    first thing that the server hears when the silence ends, and is the end of a node.
 """
@@ -64,7 +64,7 @@ _CONNECT_FIRST, _CONNECT_AGAIN = 5.0, 1.5
 """Seconds for one attempt at a TCP connection. A packet lost in it is sent again after a second, then after ever longer
 pauses: when a link comes back, a new attempt is quicker."""
 _CLOSE_TIMEOUT = 1.0
-"""Seconds that the last words have to leave."""
+"""Seconds that the last messages have to leave."""
 _REMIND_FIRST, _REMIND_AGAIN = 2.0, 10.0
 """Seconds until a line says that the server is out of reach: one that nobody has met yet, one that was lost."""
 _REMIND_LEAST, _REMIND_MOST = 60.0, 300.0
@@ -90,9 +90,9 @@ class TcpLink:
 
         Args:
             endpoint: where the control server listens, or what knows that from moment to moment.
-            settings: of the job, which the server must share; `join_timeout` is the patience of law 2.
+            settings: of the job, which the server must share; `join_timeout` is the timeout of law 2.
             local_id: which handler of this process this is.
-            deliver: is handed every notice, `LinkLost` last if the link ends by itself.
+            deliver: is handed every notification, `LinkLost` last if the link ends by itself.
             deadline: until when to try to open the first session.
             key: the job's, if it has one; for an endpoint that is given as such.
             tls: the control plane's, if it has any; as above.
@@ -137,7 +137,7 @@ class TcpLink:
         self._loop.call(self._recheck_endpoint)
 
     def close(self) -> None:
-        """Say goodbye, hang up and wait until that is done. Idempotent."""
+        """Leave, hang up and wait until that is done. Idempotent."""
         if not self._closed:
             self._closed = True
             self._loop.submit(self._leave_and_close()).result()
@@ -222,7 +222,7 @@ class TcpLink:
         if self._resume_state.offered_identity is not None:
             self._resolver.session_opened(self._resume_state.offered_identity[1], welcome.incarnation)
         self._session = session
-        beats = asyncio.ensure_future(self._send_heartbeats(session, welcome.lease))
+        heartbeats = asyncio.ensure_future(self._send_heartbeats(session, welcome.lease))
         kept = False
         try:
             why = await self._listen(session, _MAX_SILENT_LEASES * welcome.lease)
@@ -232,14 +232,14 @@ class TcpLink:
             why = _error_text(error)
         finally:
             self._session = None
-            beats.cancel()
+            heartbeats.cancel()
             if kept:
                 self._silent_connections.append(session.writer)
             else:
                 session.writer.close()
         return SYSTEM_CLOCK.monotonic(), why
 
-    async def _listen(self, session: ClientSession, patience: float) -> str:
+    async def _listen(self, session: ClientSession, timeout: float) -> str:
         """Take what comes until the server hangs up; returns what there is to say of that."""
         while True:
             while session.unread_frames:
@@ -247,7 +247,7 @@ class TcpLink:
                 if session.signers is not None:
                     payload = session.signers.incoming.verify(payload)
                 self._on_notification(codec.decode_notification(payload))
-            async with asyncio.timeout(patience):
+            async with asyncio.timeout(timeout):
                 data = await session.reader.read(65536)
             if not data:
                 return self._end_detail or "it hung up"
@@ -257,20 +257,20 @@ class TcpLink:
         while self._silent_connections:
             self._silent_connections.pop().transport.abort()
 
-    def _on_notification(self, notice: Notification) -> None:
+    def _on_notification(self, notification: Notification) -> None:
         self._close_silent_session()
-        if isinstance(notice, SessionEnded):
-            self._end_detail = notice.detail
+        if isinstance(notification, SessionEnded):
+            self._end_detail = notification.detail
             return
-        self._update_resume_state(after_notification(self._resume_state, notice))
-        if not isinstance(notice, Heartbeat) and not self._closed:
-            self._deliver(notice)
+        self._update_resume_state(after_notification(self._resume_state, notification))
+        if not isinstance(notification, Heartbeat) and not self._closed:
+            self._deliver(notification)
 
     async def _send_heartbeats(self, session: ClientSession, lease: float) -> None:
-        beat = _payload(Heartbeat())
+        heartbeat = _payload(Heartbeat())
         while True:
             await asyncio.sleep(lease / 3)
-            self._write_frame(session, beat)
+            self._write_frame(session, heartbeat)
 
     # Dialing
 
@@ -359,7 +359,7 @@ class TcpLink:
             why = self._last_error or self._attempt_in_progress
             log.warning("waiting for the control plane at %s (%s)%s; %s", self._resolver, why, advice, limit)
 
-    async def _dial(self, patience: float) -> ClientSession:
+    async def _dial(self, timeout: float) -> ClientSession:
         """One attempt, at where the control plane is now."""
         place = self._resolver.resolve()
         if place is None:
@@ -369,7 +369,7 @@ class TcpLink:
             self._dialer = Dialer(place, self._settings, self._local_id)
         try:
             return await self._dialer.dial(
-                patience, self._last_incarnation(), self._resolver.resolved if self._embedded else None
+                timeout, self._last_incarnation(), self._resolver.resolved if self._embedded else None
             )
         except RETRYABLE as error:
             self._resolver.failed(place, error)
@@ -381,7 +381,7 @@ class TcpLink:
             raise OSError(str(error)) from None
 
     def _last_incarnation(self) -> str:
-        """The arbiter of the last session, by its incarnation; empty if there was none."""
+        """The coordinator of the last session, by its incarnation; empty if there was none."""
         met = self._resume_state.offered_identity or self._resume_state.last_identity
         return "" if met is None else met[0]
 

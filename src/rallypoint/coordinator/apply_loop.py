@@ -36,7 +36,7 @@ def run_operation(
     node: NodeId,
     settings: Settings,
     read: Callable[[], State],
-    sight: Callable[[], ClockView],
+    view: Callable[[], ClockView],
     write: Callable[[State], None],
 ) -> OperationResult:
     """Step the operation until it ends or has to wait.
@@ -46,11 +46,11 @@ def run_operation(
         node: who wants it.
         settings: of the job.
         read: the state as known.
-        sight: the observer's sight at this moment.
+        view: the observer's clock view at this moment.
         write: offers a new state. Whatever is known afterwards is decided on next, be it ours or not.
     """
     while True:
-        seen = sight()
+        seen = view()
         action = next_action(operation, read(), node, seen, settings)
         if action.kind is ActionKind.SYNC:
             return OperationResult(None, operation)
@@ -63,7 +63,7 @@ def run_operation(
 
 
 def join_refusal(
-    ran: OperationResult, node: NodeId, before: State, after: State, settings: Settings, sight: ClockView
+    ran: OperationResult, node: NodeId, before: State, after: State, settings: Settings, view: ClockView
 ) -> JoinRefused | None:
     """What to tell a node whose join has ended; None if it has its place.
 
@@ -78,10 +78,10 @@ def join_refusal(
         return JoinRefused(kind, _end_of_job(after))
     own = name_of(before, node)
     if ran.operation.since != after.abandoned.number:
-        how_far = abandoned_progress(after, settings, sight, tells=own == after.abandoned.given_up_by)
+        how_far = abandoned_progress(after, settings, view, reports=own == after.abandoned.given_up_by)
     else:
-        waited = sight.now - ran.operation.asked_at
-        how_far = progress(before, node, settings, sight)._replace(gave_up_by=own, waited=waited)
+        waited = view.now - ran.operation.asked_at
+        how_far = progress(before, node, settings, view)._replace(gave_up_by=own, waited=waited)
     return JoinRefused(kind, "", how_far)
 
 

@@ -39,17 +39,18 @@ HANDSHAKE_TIMEOUT = 10.0
 """Seconds that a connection has to become a session."""
 
 _WRITE_BUFFER_LIMIT = 4 * 1024 * 1024
-"""Bytes of notices that a node may leave unread before it counts as gone."""
+"""Bytes of notifications that a node may leave unread before it counts as gone."""
 
 _HEARTBEAT = codec.encode(Heartbeat())
 _HEARTBEAT_FRAME = frame(_HEARTBEAT)
-"""A beat as it comes and goes where nothing is signed: nearly all that is ever said in a large job, and the same bytes
-each time."""
+"""A heartbeat as it comes and goes where nothing is signed: nearly all that is ever said in a large job, and the same
+bytes each time."""
 
 _HEARTBEAT_REQUEST = Heartbeat()
 
 _MANY_SESSIONS = 256
-"""Where a server has more connections, it answers every second beat of each. That it lives can be told from these."""
+"""Where a server has more connections, it answers every second heartbeat of each. That it lives can be told from
+these."""
 
 _TLS_ONLY = (
     "this control plane speaks TLS only; give this node tls_cert, tls_key and tls_ca in --rdzv-conf, as the others"
@@ -57,7 +58,7 @@ _TLS_ONLY = (
 
 
 class ControlConnection(asyncio.Protocol):
-    """A stranger at first, a node's session after the handshake."""
+    """An unauthenticated connection at first, a node's session after the handshake."""
 
     def __init__(self, server: ControlServer) -> None:
         self._server = server
@@ -72,7 +73,7 @@ class ControlConnection(asyncio.Protocol):
         self._session = 0
         self._leaving = False
         self._answered = False
-        """Whether the last beat was."""
+        """Whether the last heartbeat was."""
         self._done = False
         self._end_reason = "its session has ended"
 
@@ -115,16 +116,16 @@ class ControlConnection(asyncio.Protocol):
         except (FrameError, codec.CodecError) as error:
             self._close_unauthenticated(str(error))
         except Exception:
-            log.exception("control connection from %s: what it said has gone wrong; it is closed", self._peer)
+            log.exception("control connection from %s: a message could not be handled; it is closed", self._peer)
             self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
         """The other side, or we, have hung up."""
         self._timeout.cancel()
-        hub, self._dispatcher = self._dispatcher, None
-        if hub is not None:
-            how = "its connection ended without a goodbye" if error is None else f"its connection broke: {error}"
-            hub.detach(self._session, Reason.DEPARTED if self._leaving else Reason.LOST, how)
+        dispatcher, self._dispatcher = self._dispatcher, None
+        if dispatcher is not None:
+            how = "its connection was closed before it left" if error is None else f"its connection broke: {error}"
+            dispatcher.detach(self._session, Reason.DEPARTED if self._leaving else Reason.LOST, how)
         self._server.connection_closed(self)
 
     # The handshake, then the session
@@ -166,7 +167,7 @@ class ControlConnection(asyncio.Protocol):
     def _hand_over(self, data: bytes, fallback: Callable[[socket.socket, bytes], None]) -> None:
         self._done = True
         self._timeout.cancel()
-        self._server.connection_closed(self)  # and with that it is no stranger any more
+        self._server.connection_closed(self)  # and with that it does not count as unauthenticated any more
         try:
             own = socket.socket(fileno=os.dup(self._transport.get_extra_info("socket").fileno()))
             fallback(own, data)
@@ -225,15 +226,15 @@ class ControlConnection(asyncio.Protocol):
         return True
 
     def _open(self, hello: Hello) -> None:
-        hub = self._server.jobs.dispatcher_for(hello, _address(self._transport.get_extra_info("peername")))
+        dispatcher = self._server.jobs.dispatcher_for(hello, _address(self._transport.get_extra_info("peername")))
         self._signers = self._handshake.signers
         self._timeout.cancel()
         self._server.connection_limiter.remove(self)
         own = usable_address(unmapped_address(str(self._transport.get_extra_info("sockname")[0])))
         near = hello.pid == os.getpid() and hello.address == own
-        # The welcome must be the session's first frame: the name is known only after attaching, so notices of this
-        # session cannot precede it (they are only sent in answer to what the node says).
-        self._session, name = hub.attach(
+        # The welcome must be the session's first frame: the name is known only after attaching, so notifications of
+        # this session cannot precede it (they are only sent in answer to what the node says).
+        self._session, name = dispatcher.attach(
             self._deliver,
             NodeId(hello.address, hello.pid, hello.local_id, hello.host),
             address=hello.address,
@@ -244,11 +245,13 @@ class ControlConnection(asyncio.Protocol):
             settings=hello.settings,
             hang_up=self._hang_up,
         )
-        self._dispatcher = hub
-        self._send_message(Welcome(name, hub.settings.lease, hub.incarnation, self._server.jobs.job is not None))
+        self._dispatcher = dispatcher
+        self._send_message(
+            Welcome(name, dispatcher.settings.lease, dispatcher.incarnation, self._server.jobs.job is not None)
+        )
 
-    def _on_heartbeat(self, hub: Dispatcher) -> None:
-        if not hub.heartbeat(self._session):
+    def _on_heartbeat(self, dispatcher: Dispatcher) -> None:
+        if not dispatcher.heartbeat(self._session):
             self._close_unauthenticated(self._end_reason)
             return
         self._answered = not self._answered or len(self._server.connections) <= _MANY_SESSIONS
@@ -259,21 +262,21 @@ class ControlConnection(asyncio.Protocol):
             else:
                 self.send(_HEARTBEAT)
 
-    def _on_request(self, hub: Dispatcher, request: Request) -> None:
+    def _on_request(self, dispatcher: Dispatcher, request: Request) -> None:
         if isinstance(request, Heartbeat):
-            self._on_heartbeat(hub)
+            self._on_heartbeat(dispatcher)
             return
         if isinstance(request, LeaveRequest):
             self._leaving = True
         elif isinstance(request, JoinRequest):
             self._leaving = False
-        if not hub.receive(self._session, request):
+        if not dispatcher.receive(self._session, request):
             self._close_unauthenticated(self._end_reason)
 
-    def _deliver(self, notice: Notification) -> None:
+    def _deliver(self, notification: Notification) -> None:
         told = self._server.last_encoded
-        if told is None or told[0] is not notice:
-            told = self._server.last_encoded = (notice, codec.encode(notice))
+        if told is None or told[0] is not notification:
+            told = self._server.last_encoded = (notification, codec.encode(notification))
         self._server.post(self, told[1])
 
     def _hang_up(self, why: str) -> None:

@@ -1,4 +1,4 @@
-"""What a control server grants to connections that are no sessions yet: some room, and some log lines."""
+"""What a control server grants to connections that are no sessions yet: a number, a time, and some log lines."""
 
 from __future__ import annotations
 

@@ -1,21 +1,21 @@
-"""The arbiter: the executor that decides for all nodes in one place.
+"""The coordinator: the executor that decides for all nodes in one place.
 
 It runs the pure core over one state. A node sends its operation once over its session and is told when it is done; all
 joins that wait are looked at again when the state changes in a way that could matter to them. Nobody polls.
 
-This room is itself without I/O: sessions are numbers, `now` is handed in, and what is to be sent comes back as a list.
-The shell around it (`hub`) delivers.
+This module is itself without I/O: sessions are numbers, `now` is handed in, and what is to be sent comes back as a
+list. The shell around it (`dispatcher`) delivers.
 
 Laws:
 
 1. A session speaks for one node. Its end is the node's end, at once.
 2. A session that is silent for the lease has ended (`liveness`).
-3. Every notice follows from comparing the state before and after; nothing is sent twice for one change.
+3. Every notification follows from comparing the state before and after; nothing is sent twice for one change.
 4. A session that names itself by an earlier one of ours takes that one's place, with all that its node holds. So no
    name is given twice.
-5. Where it is we who are cut off, the sessions are let go after a while. A round that runs then runs on: who comes back
-   has its place still, and the others are waited for like those who are yet to speak to a new arbiter.
-6. Who succeeds an arbiter with all that it knew (`restore`) goes by its name: to the nodes it is the same one, which
+5. Where it is we who are cut off, the sessions are released after a while. A round that runs then runs on: who comes
+   back has its place still, and the others are waited for like those who are yet to speak to a new coordinator.
+6. Who succeeds a coordinator with all that it knew (`restore`) goes by its name: to the nodes it is the same one, which
    had lost all its sessions.
 """
 
@@ -96,7 +96,7 @@ class Coordinator:
 
         Args:
             settings: of the job.
-            incarnation: a name that no other arbiter of the job has had.
+            incarnation: a name that no other coordinator of the job has had.
             learns_settings: whether `settings` are only those of the first node to come, so that one that held a place
                 in the job before us knows better.
         """
@@ -113,13 +113,13 @@ class Coordinator:
         self._sends: list[OutgoingNotification] = []
         self._ended: list[tuple[int, str]] = []
         self._completed_a_round = False
-        """Whether a round was completed here, and not only taken over from an arbiter before us."""
+        """Whether a round was completed here, and not only taken over from a coordinator before us."""
         self._restored = False
         """Whether a node has said that it had a place."""
         self._placeholders_until: float | None = None
 
     def restore(self, state: State, now: float) -> None:
-        """Go on where an arbiter of our incarnation, which is no more, had left the state."""
+        """Go on where a coordinator of our incarnation, which is no more, had left the state."""
         self.state = state
         self._restored = bool(state.origin)
         self._completed_a_round = not self._restored and (state.complete or state.round > 0)
@@ -129,7 +129,7 @@ class Coordinator:
         if self._any_unreported():
             self._placeholders_until = now + recovery_timeout(self.settings)
 
-    # What happens to the arbiter. Each returns what is to be sent.
+    # What happens to the coordinator. Each returns what is to be sent.
 
     def open(
         self,
@@ -174,12 +174,12 @@ class Coordinator:
     def close(
         self, session: int, now: float, reason: Reason = Reason.LOST, detail: str = ""
     ) -> list[OutgoingNotification]:
-        """A session has ended, in the way that `detail` says; its node is gone, unless it had said goodbye before."""
+        """A session has ended, in the way that `detail` says; its node is gone, unless it had left before."""
         self._end(session, now, reason, detail)
         return self._pop_sends()
 
     def nodes_lost(self, nodes: Iterable[NodeId], now: float, detail: str = "") -> list[OutgoingNotification]:
-        """These nodes are no more, as others know; of those that have a session, the session is the better witness."""
+        """These nodes are no more, as others know; of those that have a session, the session is the better evidence."""
         for node in nodes:
             if node not in self.sessions:
                 self._change(now, self._run, node, Exit(Reason.LOST, detail), now)
@@ -216,16 +216,16 @@ class Coordinator:
             moments.append(self._deadlines[0][0])
         if self._placeholders_until is not None:
             moments.append(self._placeholders_until)
-        sight = self._observer.clock_view(0.0)
+        view = self._observer.clock_view(0.0)
         if self._waits_for_time():
-            moments += [each for each in self._completion_times(sight) if each > self._ticked_at]
+            moments += [each for each in self._completion_times(view) if each > self._ticked_at]
         return min(moments)
 
-    def _completion_times(self, sight: ClockView) -> list[float]:
+    def _completion_times(self, view: ClockView) -> list[float]:
         """When the round that forms may be complete by the passing of time alone."""
-        moments = [backoff_ends(self.state, sight)] if self.state.restart_delay else []
-        if sight.last_call_at is not None and last_call_decides(self.state):
-            moments.append(sight.last_call_at + self.settings.last_call_timeout)
+        moments = [backoff_ends(self.state, view)] if self.state.restart_delay else []
+        if view.last_call_at is not None and last_call_decides(self.state):
+            moments.append(view.last_call_at + self.settings.last_call_timeout)
         return moments
 
     def pop_ended_sessions(self) -> list[tuple[int, str]]:
@@ -240,31 +240,33 @@ class Coordinator:
     # Requests.
 
     def _on_join(self, session: int, speaker: SessionRecord, request: JoinRequest, now: float) -> None:
-        member = request.node_info
+        node_info = request.node_info
         speaker.repeats_join = False
         speaker.addresses = request.addresses
-        self._report_differences(session, speaker, member)
+        self._report_differences(session, speaker, node_info)
         if speaker.skips_join:
             speaker.skips_join = False
             return
-        if not member.address:
-            member = member._replace(address=speaker.address)
-        asked = Join(member, now + request.timeout, now - request.waited, self.state.abandoned.number)
+        if not node_info.address:
+            node_info = node_info._replace(address=speaker.address)
+        asked = Join(node_info, now + request.timeout, now - request.waited, self.state.abandoned.number)
         self._start_join(speaker.node, asked, now)
 
-    def _report_differences(self, session: int, speaker: SessionRecord, member: NodeInfo) -> None:
+    def _report_differences(self, session: int, speaker: SessionRecord, node_info: NodeInfo) -> None:
         """Tell a node once if it was started in another way than the job."""
         own, job, state = speaker.settings, self.settings, self.state
         if state.is_initial:
             state = State()
         if len(speaker.differences_reported) >= _MAX_DIFFERENCES:
             return
-        alike = state.max_restarts in (-1, member.max_restarts)
-        if alike and own in (None, job) and state.programs.get(member.role, member.program) == member.program:
+        alike = state.max_restarts in (-1, node_info.max_restarts)
+        if alike and own in (None, job) and state.programs.get(node_info.role, node_info.program) == node_info.program:
             return
         from rallypoint.coordinator.differences import differences
 
-        found = tuple(each for each in differences(member, own, state, job) if each not in speaker.differences_reported)
+        found = tuple(
+            each for each in differences(node_info, own, state, job) if each not in speaker.differences_reported
+        )
         if found:
             speaker.differences_reported += found
             self._sends.append((session, ConfigDiffers(name_of(state, speaker.node), found)))
@@ -274,7 +276,7 @@ class Coordinator:
         self._change(now, self._run, speaker.node, Exit(), now)
         if request.wants_reply:
             left = standing_without(self.state, speaker.node, self.settings)
-            # With a node that lives with us, we go too.
+            # When a node of our own process leaves, we go too.
             goes_on = left.goes_on and speaker.node not in self.sessions.local_nodes
             self._sends.append((session, left._replace(goes_on=goes_on)))
 
@@ -284,19 +286,19 @@ class Coordinator:
     def _on_resume_state(self, session: int, speaker: SessionRecord, request: ResumeRequest, now: float) -> None:
         if not request.node_info.address:
             request = request._replace(node_info=request.node_info._replace(address=speaker.address))
-        former = request.node if request.incarnation == self.incarnation else None
-        if former is None:  # it may have met another arbiter since, whose round never was
+        earlier = request.node if request.incarnation == self.incarnation else None
+        if earlier is None:  # it may have met another coordinator since, whose round never was
             ours = self.state._replace(origin=self.state.origin or self.incarnation)
-            former = earlier_identity(ours, speaker.node, request)
-        if former is not None:
-            ended = self.sessions.resume(session, former)
+            earlier = earlier_identity(ours, speaker.node, request)
+        if earlier is not None:
+            ended = self.sessions.resume(session, earlier)
             self._ended += [] if ended is None else [(ended, _REPLACED_DETAIL)]
             if self._placeholders_until is not None and not self._any_unreported():
                 self._all_reported()
         elif self._completed_a_round:
             self.state = with_later_rounds(self.state, request)
-        # What it told an arbiter of our name may not have been kept: the name is known to it by a beat alone.
-        if not self._completed_a_round and (former is None or (request.round >= 0 and not self.state.knows(former))):
+        # What it told a coordinator of our name may not have been kept: the name is known to it by a heartbeat alone.
+        if not self._completed_a_round and (earlier is None or (request.round >= 0 and not self.state.knows(earlier))):
             self._restore_from_node(speaker, request, now)
         if self.state.verdict is not None:
             self._sends.append((session, end_notification(self.state, speaker.node, self.state.verdict)))
@@ -310,17 +312,17 @@ class Coordinator:
         if not told and self.state.complete and self.state.wait_list and self._placeholders_until is None:
             self._sends.append((session, nodes_waiting(self.state)))
 
-    def _restore_from_node(self, speaker: SessionRecord, holding: ResumeRequest, now: float) -> None:
-        if self._learns_settings and holding.round >= 0 and not self._restored and speaker.settings is not None:
-            # Who comes back knows what the job was started with; whoever came first may be a stranger to it.
+    def _restore_from_node(self, speaker: SessionRecord, request: ResumeRequest, now: float) -> None:
+        if self._learns_settings and request.round >= 0 and not self._restored and speaker.settings is not None:
+            # Who comes back knows what the job was started with; whoever came first may know nothing of it.
             self.settings = speaker.settings._replace(run_id=self.settings.run_id)
             liveness = self.sessions.liveness
             liveness.lease, liveness.outage_timeout = self.settings.lease, recovery_timeout(self.settings)
-        if holding.group_world_size > self.settings.max_nodes:
+        if request.group_world_size > self.settings.max_nodes:
             return  # there was no such round of this job
-        self._restored = self._restored or holding.round >= 0
+        self._restored = self._restored or request.round >= 0
         before = self.state
-        self.state = recovered(before, speaker.node, holding, self.settings)
+        self.state = recovered(before, speaker.node, request, self.settings)
         if self.state is before:
             return
         self._observer.observe(self.state, now)
@@ -343,10 +345,10 @@ class Coordinator:
             self._notify_participants(nodes_waiting(state))
 
     def _on_progress_request(self, session: int, speaker: SessionRecord, _request: ProgressRequest, now: float) -> None:
-        node, sight = speaker.node, self._observer.clock_view(now)
-        left, tells = self._ends_at(node) - now, self._reports_progress(node)
+        node, view = speaker.node, self._observer.clock_view(now)
+        left, reports = self._ends_at(node) - now, self._reports_progress(node)
         how_far = progress(
-            self.state, node, self.settings, sight, ends_in=left if left < math.inf else -1.0, tells=tells
+            self.state, node, self.settings, view, ends_in=left if left < math.inf else -1.0, reports=reports
         )
         self._sends.append((session, how_far))
 
@@ -449,7 +451,7 @@ class Coordinator:
         if before.complete and after.round > before.round:
             end = RoundEnded(round_end_notification(before, after))
             survivors = [node for node in before.participants if after.knows(node)]
-            # Who had succeeded and was out of reach for a while has no seat there any more, but waits for the rest.
+            # Who had succeeded and was out of reach for a while has no place there any more, but waits for the rest.
             survivors += sorted(before.succeeded.difference(before.participants))
             self._send_to(survivors, end)
         if newly_complete(before, after):
@@ -460,13 +462,13 @@ class Coordinator:
         if warning is not None:
             self._notify_participants(warning, but=announced_preemption(after))
 
-    def _notify_participants(self, notice: Notification, but: NodeId | None = None) -> None:
-        self._send_to([node for node in self.state.participants if node != but], notice)
+    def _notify_participants(self, notification: Notification, but: NodeId | None = None) -> None:
+        self._send_to([node for node in self.state.participants if node != but], notification)
 
-    def _send_to(self, nodes: Iterable[NodeId], notice: Notification) -> None:
+    def _send_to(self, nodes: Iterable[NodeId], notification: Notification) -> None:
         """Who has no session at the moment asks when it is back."""
         sessions = (self.sessions.session_of(node) for node in nodes)
-        self._sends += [(session, notice) for session in sessions if session is not None]
+        self._sends += [(session, notification) for session in sessions if session is not None]
 
     def _placements(self, state: State) -> None:
         self._completed_a_round = True
@@ -485,8 +487,8 @@ class Coordinator:
         if any(each.addresses is not None for _, each in self.sessions):
             from rallypoint.coordinator.store_peers import peers_notification
 
-            for notice in peers_notification(self.state, self.sessions):
-                self._send_to([host], notice)
+            for notification in peers_notification(self.state, self.sessions):
+                self._send_to([host], notification)
 
     def _drop_repeated_join(self, node: NodeId) -> None:
         """A node has its place by the join that it had said before; the one that it says again means no other."""
@@ -496,21 +498,23 @@ class Coordinator:
             speaker.skips_join, speaker.repeats_join = True, False
 
     def _reachable(self, placement: Placement) -> Placement:
-        """A host that lives with us may know itself by a loopback address only: then use what remote nodes call us."""
+        """A host in our own process may know itself by a loopback address only: then use what remote nodes call us."""
         if not is_loopback(placement.store_address):
             return placement
         return placement._replace(store_address=self.sessions.own_external_address or placement.store_address)
 
-    def _with_session_data(self, notice: Notification) -> Notification:
+    def _with_session_data(self, notification: Notification) -> Notification:
         """What the pure rooms say of a place, with what only sessions tell."""
-        if not isinstance(notice, Placed):
-            return notice
+        if not isinstance(notification, Placed):
+            return notification
         origin = self.state.origin or self.incarnation
-        return Placed(self._reachable(notice.placement)._replace(origin=origin, control_rank=self._control_rank()))
+        return Placed(
+            self._reachable(notification.placement)._replace(origin=origin, control_rank=self._control_rank())
+        )
 
     def _control_rank(self) -> int:
-        seats = self.state.participants
-        return next((seats[node].rank for node in self.sessions.local_nodes if node in seats), -1)
+        places = self.state.participants
+        return next((places[node].rank for node in self.sessions.local_nodes if node in places), -1)
 
     def _waits_for_time(self) -> bool:
         """Whether the round that forms may be complete by the passing of time alone."""

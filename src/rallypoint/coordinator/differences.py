@@ -21,7 +21,7 @@ _OPTIONS = (
 """Fields of the settings that `--rdzv-conf` sets, and whether the control plane's own value holds."""
 
 
-def differences(member: NodeInfo, own: Settings | None, state: State, job: Settings) -> tuple[ConfigDifference, ...]:
+def differences(node_info: NodeInfo, own: Settings | None, state: State, job: Settings) -> tuple[ConfigDifference, ...]:
     """How a node that asks for a place differs from the nodes before it.
 
     Args:
@@ -33,11 +33,11 @@ def differences(member: NodeInfo, own: Settings | None, state: State, job: Setti
     found: list[ConfigDifference] = []
     if own is not None and (own.min_nodes, own.max_nodes) != (job.min_nodes, job.max_nodes):
         found.append(ConfigDifference("--nnodes=", _nodes(own), _nodes(job)))
-    if 0 <= state.max_restarts != member.max_restarts >= 0:
-        found.append(ConfigDifference("--max-restarts=", str(member.max_restarts), str(state.max_restarts)))
-    program = state.programs.get(member.role, "")
-    if program and member.program and member.program != program:
-        found.append(ConfigDifference("the program ", member.program, program, job_value_applies=False))
+    if 0 <= state.max_restarts != node_info.max_restarts >= 0:
+        found.append(ConfigDifference("--max-restarts=", str(node_info.max_restarts), str(state.max_restarts)))
+    program = state.programs.get(node_info.role, "")
+    if program and node_info.program and node_info.program != program:
+        found.append(ConfigDifference("the program ", node_info.program, program, job_value_applies=False))
     for name, holds in _OPTIONS if own is not None else ():
         ours, theirs = getattr(own, name), getattr(job, name)
         if ours != theirs:

@@ -1,12 +1,12 @@
-"""The shell around the arbiter: one lock, one clock, and delivery in order with the lock released.
+"""The shell around the coordinator: one lock, one clock, and delivery in order with the lock released.
 
 Laws:
 
-1. The arbiter is only touched with the lock held; notices are handed over only with it released.
+1. The coordinator is only touched with the lock held; notifications are handed over only with it released.
 2. One thread delivers at a time, from one queue, so that a session hears of things in the order in which they happened.
 3. A session that cannot be told something is ended. Neither that nor a tick that goes wrong costs the others theirs.
 4. Where there is a `JournalSink`, nobody is told anything before the state from which it follows is kept there.
-   Beats are answered all the same: that we live does not depend on it.
+   Heartbeats are answered all the same: that we live does not depend on it.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ _PAUSE = 5.0
 
 
 class JournalSink(Protocol):
-    """Where an arbiter's state is kept so that another may take over."""
+    """Where a coordinator's state is kept so that another may take over."""
 
     def append(self, number: int, state: State) -> None:
         """Begin to keep the newest state; `Dispatcher.kept` is to be called with its number when that is done.
@@ -61,14 +61,14 @@ class JournalSink(Protocol):
 
 
 class RestoredState(NamedTuple):
-    """What an arbiter before us has left: the name that it went by, and its state."""
+    """What a coordinator before us has left: the name that it went by, and its state."""
 
     incarnation: str
     state: State
 
 
 class _PendingNotification(NamedTuple):
-    """A notice, and the state that has to be kept before it may be told."""
+    """A notification, and the state that has to be kept before it may be told."""
 
     number: int
     session: int
@@ -76,42 +76,43 @@ class _PendingNotification(NamedTuple):
 
 
 class Dispatcher:
-    """The arbiter of one job, for use from several threads."""
+    """The coordinator of one job, for use from several threads."""
 
     def __init__(
         self,
         settings: Settings,
         clock: Clock = SYSTEM_CLOCK,
         *,
-        former: RestoredState | None = None,
-        memory: JournalSink | None = None,
+        restored: RestoredState | None = None,
+        journal: JournalSink | None = None,
         learns_settings: bool = False,
-        narrates: bool = False,
+        logs_progress: bool = False,
     ) -> None:
         """Begin a job.
 
         Args:
             settings: what the job asks of its rendezvous.
             clock: on which everything is timed.
-            former: the arbiter that this one succeeds, if there was one; perhaps only to say how its job has ended.
-            memory: where to keep the state before anybody is told of it.
+            restored: the coordinator that this one succeeds, if there was one; perhaps only to say how its job has
+                ended.
+            journal: where to keep the state before anybody is told of it.
             learns_settings: see `Coordinator`.
-            narrates: whether the log here tells what one of the waiting nodes tells of the rendezvous.
+            logs_progress: whether the log here tells what one of the waiting nodes tells of the rendezvous.
         """
-        incarnation = os.urandom(8).hex() if former is None else former.incarnation
+        incarnation = os.urandom(8).hex() if restored is None else restored.incarnation
         self._coordinator = Coordinator(settings, incarnation, learns_settings=learns_settings)
-        if former is not None:
-            self._coordinator.restore(former.state, clock.monotonic())
+        if restored is not None:
+            self._coordinator.restore(restored.state, clock.monotonic())
         self._clock = clock
-        self._journal = memory
-        self._logs_progress = narrates
+        self._journal = journal
+        self._logs_progress = logs_progress
         self._reported_progress: ReportedProgress = {}
         self._differing: Counter[ConfigDifference] = Counter()
         self._number = 0
         """Of the newest state; each has its own."""
         self._numbered = self._coordinator.state
         self._appended = 0
-        self._written: float = math.inf if memory is None else 0
+        self._written: float = math.inf if journal is None else 0
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._deliver: dict[int, Deliver] = {}
@@ -132,7 +133,7 @@ class Dispatcher:
 
     @property
     def incarnation(self) -> str:
-        """What tells this arbiter from one before or after it at the same place."""
+        """What tells this coordinator from one before or after it at the same place."""
         return self._coordinator.incarnation
 
     @property
@@ -142,7 +143,8 @@ class Dispatcher:
 
     @property
     def job(self) -> str | None:
-        """The one job that nodes must be of. (With `dispatcher_for`, a hub is a `server.JobDirectory` of one job.)"""
+        """The one job that nodes must be of. (With `dispatcher_for`, a dispatcher is a `server.JobDirectory` of one
+        job.)"""
         return self.settings.run_id
 
     def dispatcher_for(self, _hello: Hello, _peer: str) -> Dispatcher:
@@ -155,7 +157,7 @@ class Dispatcher:
         return self._coordinator.state
 
     def now(self) -> float:
-        """The hub's time, in seconds on its clock."""
+        """The dispatcher's time, in seconds on its clock."""
         return self._clock.monotonic()
 
     def attach(
@@ -175,7 +177,7 @@ class Dispatcher:
         """Open a session.
 
         Args:
-            deliver: is handed the session's notices.
+            deliver: is handed the session's notifications.
             node: the name that the node gives itself.
             address: the node's own, towards us.
             server_address: ours, as the node sees it.
@@ -213,7 +215,7 @@ class Dispatcher:
 
     def receive(self, session: int, request: Request) -> bool:
         """A request has come from a session. Returns whether the session is still one: a node that was silent for
-        longer than its lease has been taken out, and must come back as a newcomer.
+        longer than its lease has been taken out, and must come back as a new node.
         """
         with self._lock:
             known = self._coordinator.has_session(session)
@@ -223,7 +225,8 @@ class Dispatcher:
         return known
 
     def heartbeat(self, session: int) -> bool:
-        """As `receive` of a beat, for who answers it himself. Nothing is told to anybody and nothing is due sooner."""
+        """As `receive` of a heartbeat, for who answers it himself. Nothing is told to anybody and nothing is due
+        sooner."""
         with self._lock:
             return self._coordinator.heartbeat(session, self._clock.monotonic())
 
@@ -243,7 +246,7 @@ class Dispatcher:
         self._flush()
 
     def journal_written(self, number: int) -> None:
-        """The memory holds the state of that number: what follows from it may be told."""
+        """The journal holds the state of that number: what follows from it may be told."""
         self._written = max(self._written, number)
         self._flush()
 
@@ -276,11 +279,11 @@ class Dispatcher:
         if self._coordinator.state is not self._numbered:
             self._numbered = self._coordinator.state
             self._number += 1
-        for session, notice in sends:
-            if isinstance(notice, Heartbeat):
-                self._heartbeats.append((session, notice))
+        for session, notification in sends:
+            if isinstance(notification, Heartbeat):
+                self._heartbeats.append((session, notification))
             else:
-                self._outbox.append(_PendingNotification(self._number, session, notice))
+                self._outbox.append(_PendingNotification(self._number, session, notification))
 
     def _flush(self, hang_ups: Sequence[Callable[[], None]] = ()) -> None:
         for hang_up in hang_ups:
@@ -305,39 +308,39 @@ class Dispatcher:
         self._journal.append(number, state)
 
     def _may_deliver(self) -> bool:
-        """Whether the next notice may be told."""
+        """Whether the next notification may be told."""
         return bool(self._outbox) and self._outbox[0].number <= self._written
 
-    def _deliver_to(self, session: int, notice: Notification) -> None:
-        if isinstance(notice, ConfigDiffers):
-            self._log_differences(notice)
-        elif self._logs_progress and isinstance(notice, Progress | JoinRefused):
-            self._log_progress(notice)
+    def _deliver_to(self, session: int, notification: Notification) -> None:
+        if isinstance(notification, ConfigDiffers):
+            self._log_differences(notification)
+        elif self._logs_progress and isinstance(notification, Progress | JoinRefused):
+            self._log_progress(notification)
         deliver = self._deliver.get(session)
-        if deliver is not None and not self._guarded_call(partial(deliver, notice)):
+        if deliver is not None and not self._guarded_call(partial(deliver, notification)):
             hang_up = self._hang_up.get(session)
             if hang_up is not None:
                 self._guarded_call(partial(hang_up, "it could not be told what concerns its node"))
 
-    def _log_differences(self, notice: ConfigDiffers) -> None:
+    def _log_differences(self, notification: ConfigDiffers) -> None:
         """Tell people on our side, too, that nodes differ; not of each that differs as others do."""
-        for each in notice.differences:
+        for each in notification.differences:
             if each not in self._differing and len(self._differing) >= _MAX_NAMED**2:
                 continue
             self._differing[each] += 1
             if self._differing[each] <= _MAX_NAMED:
-                sentence = each.sentence(notice.node)
+                sentence = each.sentence(notification.node)
                 log.warning("job %r: %s; give all nodes of a job the same", self.settings.run_id, sentence)
 
-    def _log_progress(self, notice: Progress | JoinRefused) -> None:
+    def _log_progress(self, notification: Progress | JoinRefused) -> None:
         from rallypoint.coordinator.progress_text import RendezvousName, is_due, timeout_sentence, waiting_line
 
         subject = RendezvousName(self.settings.run_id, "")
-        if isinstance(notice, Progress):
-            if notice.reports and is_due(notice, self._reported_progress, self._clock.monotonic()):
-                log.warning("%s", waiting_line(subject, notice, time.time()))
-        elif notice.progress is not None and notice.progress.reports:
-            log.warning("%s", timeout_sentence(subject, notice.progress, time.time()))
+        if isinstance(notification, Progress):
+            if notification.reports and is_due(notification, self._reported_progress, self._clock.monotonic()):
+                log.warning("%s", waiting_line(subject, notification, time.time()))
+        elif notification.progress is not None and notification.progress.reports:
+            log.warning("%s", timeout_sentence(subject, notification.progress, time.time()))
 
     def _guarded_call(self, call: Callable[[], None]) -> bool:
         """Call what belongs to one session; returns whether that went well."""
@@ -354,14 +357,14 @@ def do_nothing() -> None:
 
 
 class TimerThread:
-    """Ticks a hub that no server ticks, on a thread of its own while there is something to wait for."""
+    """Ticks a dispatcher that no server ticks, on a thread of its own while there is something to wait for."""
 
-    def __init__(self, hub: Dispatcher) -> None:
-        self._dispatcher = hub
+    def __init__(self, dispatcher: Dispatcher) -> None:
+        self._dispatcher = dispatcher
         self._lock = threading.Lock()
         self._timer: threading.Timer | None = None
         self._closed = False
-        hub.on_change = self._arm
+        dispatcher.on_change = self._arm
 
     def close(self) -> None:
         """Tick no more. Idempotent."""
@@ -386,15 +389,16 @@ class TimerThread:
 
 
 class LocalLink:
-    """The link of the node that hosts the hub: a session without a socket, which lives as long as the process."""
+    """The link of the node that hosts the dispatcher: a session without a socket, which lives as long as the
+    process."""
 
-    def __init__(self, hub: Dispatcher, node: NodeId, deliver: Deliver, address: str) -> None:
-        self._dispatcher = hub
+    def __init__(self, dispatcher: Dispatcher, node: NodeId, deliver: Deliver, address: str) -> None:
+        self._dispatcher = dispatcher
         self.address = address
-        self._session, self.node = hub.attach(deliver, node, address=address, leased=False, at_home=True)
+        self._session, self.node = dispatcher.attach(deliver, node, address=address, leased=False, at_home=True)
 
     def send(self, request: Request) -> None:
-        """Say something to the hub; notices may be delivered before this returns."""
+        """Say something to the dispatcher; notifications may be delivered before this returns."""
         self._dispatcher.receive(self._session, request)
 
     def close(self) -> None:

@@ -1,17 +1,20 @@
-"""A control plane for many jobs, outside of all of them (`rallyctl serve`): one hub for each.
+"""A control plane for many jobs, outside of all of them (`rallyctl serve`): one dispatcher for each.
 
 Laws:
 
-1. A job's hub is made when a newcomer names a job that there is none of, with the settings that this node brings. When
-   the job has ended and the last of its nodes has gone, the id is free at once: the next newcomer begins a new job.
-2. A node that comes back names the arbiter that it was known to. If that has ended its job, the node is told how, in a
-   hub that holds nothing but the verdict. It never begins the job again, and never meets a new one of the same id.
+1. A job's dispatcher is made when a new node names a job that there is none of, with the settings that this node
+   brings. When the job has ended and the last of its nodes has gone, the id is free at once: the next new node begins a
+   new job.
+2. A node that comes back names the coordinator that it was known to. If that has ended its job, the node is told how,
+   in a dispatcher that holds nothing but the verdict. It never begins the job again, and never meets a new one of the
+   same id.
 3. A job without a verdict and without sessions is kept for a while, for nodes that are only out of reach. If it knows
-   of no node any more, the next newcomer takes its id, with new counts; nodes that come back later fill the new hub
-   with what they hold, as they would fill one that was started anew.
-4. What happens in one job costs the others nothing: a hub is looked at when something happens in it or is due in it.
+   of no node any more, the next new node takes its id, with new counts; nodes that come back later fill the new
+   dispatcher with what they hold, as they would fill one that was started anew.
+4. What happens in one job costs the others nothing: a dispatcher is looked at when something happens in it or is due in
+   it.
 5. Nobody fills the control plane with names: where there are too many jobs, in all or begun from one address, the one
-   that was without sessions for the longest time is forgotten as under law 3. Where all have sessions, a newcomer is
+   that was without sessions for the longest time is forgotten as under law 3. Where all have sessions, a new node is
    refused; the nodes of one address can so keep out others of that address only.
 """
 
@@ -43,7 +46,7 @@ _IDLE_JOB_KEPT = 60.0
 _MOST_ENDED, _ENDED_KEPT = 4096, 86400.0
 """Verdicts that are remembered for nodes that were out of reach when they fell, and for how many seconds."""
 _MOST_NAMES, _LONGEST_NAME = 8, 64
-"""Arbiters that a job is remembered by, and characters that the name of one may have."""
+"""Coordinators that a job is remembered by, and characters that the name of one may have."""
 
 
 class _EndedJob(NamedTuple):
@@ -53,21 +56,21 @@ class _EndedJob(NamedTuple):
 
 
 class _Job:
-    """A hub, and when it is to be looked at. `names` are the arbiters that its nodes know or knew it by.
+    """A dispatcher, and when it is to be looked at. `names` are the coordinators that its nodes know or knew it by.
 
     `origin` is where the node came from that began it.
     """
 
-    def __init__(self, hub: Dispatcher, origin: str = "") -> None:
-        self.dispatcher = hub
+    def __init__(self, dispatcher: Dispatcher, origin: str = "") -> None:
+        self.dispatcher = dispatcher
         self.origin = origin
-        self.incarnations = {hub.incarnation}
+        self.incarnations = {dispatcher.incarnation}
         self.at = math.inf
         self.forgotten_at = math.inf
 
 
 class ManyJobs:
-    """The hubs of all jobs whose nodes have come. A `server.JobDirectory`."""
+    """The dispatchers of all jobs whose nodes have come. A `server.JobDirectory`."""
 
     job = None
 
@@ -84,7 +87,7 @@ class ManyJobs:
         self.on_change: Callable[[], None] = do_nothing
 
     def dispatcher_for(self, hello: Hello, peer: str) -> Dispatcher:
-        """The hub of the node's job, made if there is none.
+        """The dispatcher of the node's job, made if there is none.
 
         Args:
             hello: how the node greets.
@@ -141,8 +144,8 @@ class ManyJobs:
         job = self._jobs.get(hello.job)
         if job is None:
             return None
-        newcomer = hello.incarnation not in job.incarnations
-        if (newcomer and _is_over(job.dispatcher)) or self._clock.monotonic() >= job.forgotten_at:
+        is_new = hello.incarnation not in job.incarnations
+        if (is_new and _is_over(job.dispatcher)) or self._clock.monotonic() >= job.forgotten_at:
             self._forget(hello.job, job)
             return None
         return job
@@ -151,8 +154,10 @@ class ManyJobs:
         self._make_room(self._jobs, MAX_JOBS, "this control plane has")
         of_one = {name: job for name, job in self._jobs.items() if job.origin == origin}
         self._make_room(of_one, MAX_JOBS_OF_ONE, f"nodes at {origin} have begun")
-        hub = Dispatcher(hello.settings._replace(run_id=hello.job), self._clock, learns_settings=True, narrates=True)
-        job = self._jobs[hello.job] = self._on_change_of(hub, origin)
+        dispatcher = Dispatcher(
+            hello.settings._replace(run_id=hello.job), self._clock, learns_settings=True, logs_progress=True
+        )
+        job = self._jobs[hello.job] = self._on_change_of(dispatcher, origin)
         job.forgotten_at = self._clock.monotonic() + _IDLE_JOB_KEPT
         self._reschedule(job)
         log.info("job %r has come", hello.job)
@@ -168,9 +173,9 @@ class ManyJobs:
             )
         self._forget(name, jobs[name])
 
-    def _on_change_of(self, hub: Dispatcher, origin: str = "") -> _Job:
-        job = _Job(hub, origin)
-        hub.on_change = partial(self._check_job, job)
+    def _on_change_of(self, dispatcher: Dispatcher, origin: str = "") -> _Job:
+        job = _Job(dispatcher, origin)
+        dispatcher.on_change = partial(self._check_job, job)
         return job
 
     def _check_job(self, job: _Job) -> None:
@@ -195,11 +200,11 @@ class ManyJobs:
             self._forget(name, job)
 
     def _forget(self, name: str, job: _Job) -> None:
-        """Free the id. The hub goes on for the sessions that it may still have."""
+        """Free the id. The dispatcher goes on for the sessions that it may still have."""
         del self._jobs[name]
         job.forgotten_at = math.inf
         verdict = job.dispatcher.state.verdict
-        log.info("job %r has gone", name)
+        log.info("job %r is forgotten", name)
         if verdict is None:
             return
         if verdict.cause is not None:
@@ -217,9 +222,9 @@ class ManyJobs:
         return self._ended.get((hello.job, hello.incarnation))
 
     def _verdict_dispatcher(self, hello: Hello, ended: _EndedJob) -> Dispatcher:
-        """A hub for one node that comes back after the end, and finds nothing but that."""
-        former = RestoredState(hello.incarnation, State(closed=True, verdict=ended.verdict))
-        return self._on_change_of(Dispatcher(ended.settings, self._clock, former=former)).dispatcher
+        """A dispatcher for one node that comes back after the end, and finds nothing but that."""
+        restored = RestoredState(hello.incarnation, State(closed=True, verdict=ended.verdict))
+        return self._on_change_of(Dispatcher(ended.settings, self._clock, restored=restored)).dispatcher
 
     # When what is due. With the lock held.
 
@@ -240,11 +245,11 @@ class ManyJobs:
         return self._schedule[0][0] if self._schedule else math.inf
 
 
-def _is_over(hub: Dispatcher) -> bool:
-    """Whether a newcomer may have the job's id: nobody is in it, and it has ended or knows of nobody."""
-    state = hub.state
+def _is_over(dispatcher: Dispatcher) -> bool:
+    """Whether a new node may have the job's id: nobody is in it, and it has ended or knows of nobody."""
+    state = dispatcher.state
     known = state.participants or state.wait_list or state.redundancy_list or state.survivors
-    return not hub.members and (state.verdict is not None or not known)
+    return not dispatcher.members and (state.verdict is not None or not known)
 
 
 def _origin(peer: str) -> str:

@@ -1,4 +1,4 @@
-"""What a change of the state means to one node: the notices it is due, told from before and after. Pure."""
+"""What a change of the state means to one node: the notifications it is due, told from before and after. Pure."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ def notification_diff(before: State, after: State, node: NodeId, *, joined: bool
     """
     if after.verdict is not None and before.verdict is None:
         return [end_notification(after, node, after.verdict)] if joined else []
-    notices: list[Notification] = []
+    notifications: list[Notification] = []
     took_part = before.complete and node in before.participants
     if has_missed_round(before, after, node) or (took_part and after.round > before.round):
-        notices.append(RoundEnded(round_end_notification(before, after)))
+        notifications.append(RoundEnded(round_end_notification(before, after)))
     if newly_complete(before, after) and node in after.participants:
-        notices.append(Placed(placements(after)[node]))
+        notifications.append(Placed(placements(after)[node]))
     elif took_part and after.complete and len(after.wait_list) != len(before.wait_list):
-        notices.append(nodes_waiting(after))
+        notifications.append(nodes_waiting(after))
     warning = preemption_notification(before, after)
     if warning is not None and node in after.participants and node != announced_preemption(after):
-        notices.append(warning)
-    return notices
+        notifications.append(warning)
+    return notifications
 
 
 def preemption_notification(before: State, after: State) -> Preempted | None:

@@ -29,9 +29,9 @@ def placements(state: State) -> dict[NodeId, Placement]:
 
 
 def progress(
-    state: State, node: NodeId, settings: Settings, sight: ClockView, *, ends_in: float = -1.0, tells: bool = True
+    state: State, node: NodeId, settings: Settings, view: ClockView, *, ends_in: float = -1.0, reports: bool = True
 ) -> Progress:
-    """How far the rendezvous is, seen by `node`. For `ends_in` and `tells` see `WriteProgress`."""
+    """How far the rendezvous is, seen by `node`. For `ends_in` and `reports` see `Progress`."""
     starts = settled(state, settings) and node in state.participants
     return Progress(
         round=state.round,
@@ -43,14 +43,14 @@ def progress(
         spare=node in state.redundancy_list,
         backoff=state.restart_delay,
         members=tuple(hosts_of(state.participants)),
-        removed=_missing_nodes(state, sight),
-        starts_in=max(0.0, starts_at(state, sight, settings) - sight.now) if starts else -1.0,
+        removed=_missing_nodes(state, view),
+        starts_in=max(0.0, starts_at(state, view, settings) - view.now) if starts else -1.0,
         ends_in=-1.0 if starts else ends_in,
-        reports=tells,
+        reports=reports,
     )
 
 
-def abandoned_progress(state: State, settings: Settings, sight: ClockView, *, tells: bool = True) -> Progress:
+def abandoned_progress(state: State, settings: Settings, view: ClockView, *, reports: bool = True) -> Progress:
     """How far the rendezvous was that was abandoned last."""
     last = state.abandoned
     return Progress(
@@ -62,16 +62,16 @@ def abandoned_progress(state: State, settings: Settings, sight: ClockView, *, te
         expected=last.expected,
         spare=False,
         members=last.members,
-        removed=_missing_nodes(state, sight),
+        removed=_missing_nodes(state, view),
         gave_up_by=last.given_up_by,
         waited=last.seconds,
-        reports=tells,
+        reports=reports,
     )
 
 
-def _missing_nodes(state: State, sight: ClockView) -> tuple[MissingNode, ...]:
-    pairs = zip(state.removed, sight.removed_at, strict=False)
-    return tuple(MissingNode(each.name, each.reason, sight.now - at) for each, at in pairs)
+def _missing_nodes(state: State, view: ClockView) -> tuple[MissingNode, ...]:
+    pairs = zip(state.removed, view.removed_at, strict=False)
+    return tuple(MissingNode(each.name, each.reason, view.now - at) for each, at in pairs)
 
 
 def standing_without(state: State, node: NodeId, settings: Settings) -> LeaveReply:

@@ -80,7 +80,7 @@ def timeout_sentence(subject: RendezvousName, progress: Progress, wall: float) -
 def _joined_words(progress: Progress, *, past: bool = False) -> str:
     joined, names = progress.joined, _names(progress.members)
     if progress.spare:
-        return f"all {progress.max_nodes} seats of round {progress.round} are taken; this node waits as a spare"
+        return f"all {progress.max_nodes} places of round {progress.round} are taken; this node waits as a spare"
     if progress.complete:
         return f"round {progress.round} runs with {_nodes(joined)}{names}; this node waits for the next round"
     one, many = ("was", "were") if past else ("is", "are")

@@ -1,18 +1,19 @@
-"""How a new arbiter is filled by what the nodes of a running job hold. Pure: data in, data out.
+"""How a new coordinator is filled by what the nodes of a running job hold. Pure: data in, data out.
 
-The control plane was lost and is back, with nothing in its memory. Each node says what it holds (`ResumeRequest`):
+The control plane was lost and is back, with no state. Each node says what it holds (`ResumeRequest`):
 its place
-in the last round that it knows. From the first such word the size of the round is known; an absent stands for each node
-that is yet to speak. Absents hold seats like anybody else; those who do not speak in time are taken out as lost.
+in the last round that it knows. From the first such word the size of the round is known; a placeholder stands for each
+node that is yet to speak. Placeholders hold places like anybody else; those who do not speak in time are taken out as
+lost.
 
 Laws:
 
 1. A round that was running runs on when all its nodes have spoken: nothing is told to anybody.
-2. The newest round that anybody holds is the job's; who holds an older one comes back as a newcomer.
+2. The newest round that anybody holds is the job's; who holds an older one comes back as a new node.
 3. Who hosted the control plane inside its agent is gone with it: its round is over.
-4. Only an arbiter that has completed no round of its own is filled. Another passes over the numbers, of
+4. Only a coordinator that has completed no round of its own is filled. Another passes over the numbers, of
    rounds and of restarts, that were used before its time.
-5. Who waited for a seat cannot know whether a round runs. Where only such nodes have spoken, no round is completed
+5. Who waited for a place cannot know whether a round runs. Where only such nodes have spoken, no round is completed
    until those who run one have had the time to say so.
 """
 
@@ -28,67 +29,70 @@ _LEASES, _CONNECT = 3, 5.0
 
 
 def recovery_timeout(settings: Settings) -> float:
-    """Seconds for which a new arbiter waits for the nodes of a job that it was told of.
+    """Seconds for which a new coordinator waits for the nodes of a job that it was told of.
 
-    So many leases, in which they notice that the former one is gone, and so many seconds, in which they find the new.
+    So many leases, in which they find that the previous one is gone, and so many seconds, in which they find the new.
     """
     return _LEASES * settings.lease + _CONNECT
 
 
-def recovered(state: State, node: NodeId, holding: ResumeRequest, settings: Settings) -> State:
+def recovered(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
     """The state once `node` has said what it holds. Unchanged if it tells nothing new."""
-    if holding.round < 0 and state.round == 0 and not state.complete:
+    if request.round < 0 and state.round == 0 and not state.complete:
         return state._replace(restart_delay=recovery_timeout(settings))
-    possible = holding.round >= 0 and 0 <= holding.group_rank < holding.group_world_size <= settings.max_nodes
+    possible = request.round >= 0 and 0 <= request.group_rank < request.group_world_size <= settings.max_nodes
     if state.closed or not possible:
         return state
     state = state._replace(
-        ledger=state.ledger._replace(failures=max(state.ledger.failures, holding.failures)),
-        max_restarts=holding.node_info.max_restarts if state.max_restarts < 0 else state.max_restarts,
+        ledger=state.ledger._replace(failures=max(state.ledger.failures, request.failures)),
+        max_restarts=request.node_info.max_restarts if state.max_restarts < 0 else state.max_restarts,
     )
-    if holding.round > state.round or (holding.round == state.round and not state.complete):
-        return _adopt_round(state, node, holding, settings)
-    if holding.origin != state.origin:
+    if request.round > state.round or (request.round == state.round and not state.complete):
+        return _adopt_round(state, node, request, settings)
+    if request.origin != state.origin:
         return state  # another round, which happens to have the same number
-    if holding.round == state.round:
-        return _add_participant(state, node, holding)
-    if holding.round == state.round - 1 and not state.complete:
-        return _add_survivor(state, node, holding)
+    if request.round == state.round:
+        return _add_participant(state, node, request)
+    if request.round == state.round - 1 and not state.complete:
+        return _add_survivor(state, node, request)
     return state
 
 
-def earlier_identity(state: State, node: NodeId, holding: ResumeRequest) -> NodeId | None:
+def earlier_identity(state: State, node: NodeId, request: ResumeRequest) -> NodeId | None:
     """Who `node` is in the state already, if what it says was heard in an earlier session of the same process."""
-    absent = NodeId.placeholder(holding.group_rank)
-    if absent in state.participants or absent in state.survivors:
-        return None  # nobody has spoken for this seat yet: found so, thousands of nodes come back in linear time
-    seats = state.participants.items()
-    ranks = {each: seat.rank if state.complete else seat.previous_rank for each, seat in seats} | dict(state.survivors)
-    if (holding.origin, holding.round) != (state.origin, state.round if state.complete else state.round - 1):
+    placeholder = NodeId.placeholder(request.group_rank)
+    if placeholder in state.participants or placeholder in state.survivors:
+        return None  # nobody has spoken for this place yet: found so, thousands of nodes come back in linear time
+    places = state.participants.items()
+    ranks = {each: place.rank if state.complete else place.previous_rank for each, place in places} | dict(
+        state.survivors
+    )
+    if (request.origin, request.round) != (state.origin, state.round if state.complete else state.round - 1):
         return None
-    same = (each for each, rank in ranks.items() if rank == holding.group_rank)
+    same = (each for each, rank in ranks.items() if rank == request.group_rank)
     return next((each for each in same if each[:2] == node[:2]), None)
 
 
-def with_later_rounds(state: State, holding: ResumeRequest) -> State:
-    """The state of an arbiter with rounds of its own, once a node has said what it holds of rounds before its time."""
+def with_later_rounds(state: State, request: ResumeRequest) -> State:
+    """The state of a coordinator with rounds of its own, once a node has said what it holds of rounds before its
+    time."""
     return state._replace(
-        next_round=max(state.next_round, holding.round + 1, holding.last_ended_round + 1),
-        ledger=state.ledger._replace(failures=max(state.ledger.failures, holding.failures)),
+        next_round=max(state.next_round, request.round + 1, request.last_ended_round + 1),
+        ledger=state.ledger._replace(failures=max(state.ledger.failures, request.failures)),
     )
 
 
-def missed_notifications(state: State, node: NodeId, holding: ResumeRequest) -> list[Notification]:
+def missed_notifications(state: State, node: NodeId, request: ResumeRequest) -> list[Notification]:
     """What `node` has missed of a job that goes on, judged by what it holds."""
     if node in state.participants and state.complete:
-        return [Placed(placements(state)[node])] if state.round > holding.round else []
-    if node in state.succeeded and state.round == holding.round:
+        return [Placed(placements(state)[node])] if state.round > request.round else []
+    if node in state.succeeded and state.round == request.round:
         return []
-    if not holding.round_over:
-        return [RoundEnded(end_of(state, holding.round))]
+    if not request.round_over:
+        return [RoundEnded(end_of(state, request.round))]
     last = state.round - 1
     waits = node in state.participants or node in state.wait_list or node in state.redundancy_list
-    if holding.joining and last > max(holding.round, holding.last_ended_round) and not waits:
+    if request.joining and last > max(request.round, request.last_ended_round) and not waits:
         # A place that it was given is lost again, and the worker store that it brought may have been used there.
         return [RoundEnded(end_of(state, last))]
     return []
@@ -100,61 +104,61 @@ def end_of(state: State, round_: int) -> RoundEnd:
     return ended if ended is not None and ended.round == round_ else RoundEnd(round_, Reason.FORGOTTEN, "")
 
 
-def _adopt_round(state: State, node: NodeId, holding: ResumeRequest, settings: Settings) -> State:
-    """The first to speak of its round: all seats of that round are taken, those who came before wait."""
-    ranks = range(holding.group_world_size)
-    held = {(node if rank == holding.group_rank else NodeId.placeholder(rank)): rank for rank in ranks}
+def _adopt_round(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
+    """The first to speak of its round: all places of that round are taken, those who came before wait."""
+    ranks = range(request.group_world_size)
+    held = {(node if rank == request.group_rank else NodeId.placeholder(rank)): rank for rank in ranks}
     forming = {} if state.complete else state.participants
-    newcomers = {each: participant.node_info for each, participant in forming.items()} | dict(state.wait_list)
-    seats = max(0, settings.max_nodes - len(held))
-    wait_list = {each: newcomers[each] for each in sorted(newcomers)[:seats]}
-    spares = {each: newcomers[each] for each in sorted(newcomers)[seats:]}
+    new_nodes = {each: participant.node_info for each, participant in forming.items()} | dict(state.wait_list)
+    places = max(0, settings.max_nodes - len(held))
+    wait_list = {each: new_nodes[each] for each in sorted(new_nodes)[:places]}
+    spares = {each: new_nodes[each] for each in sorted(new_nodes)[places:]}
     running = state._replace(
-        round=holding.round,
-        origin=holding.origin,
-        restarts=holding.failures,
+        round=request.round,
+        origin=request.origin,
+        restarts=request.failures,
         complete=True,
         last_call=0,
         restart_delay=0.0,
         participants={
-            each: Participant(holding.node_info if each == node else _UNKNOWN_NODE, rank) for each, rank in held.items()
+            each: Participant(request.node_info if each == node else _UNKNOWN_NODE, rank) for each, rank in held.items()
         },
         wait_list=wait_list,
         redundancy_list={**state.redundancy_list, **spares},
         survivors={},
         succeeded=frozenset(),
     )
-    host = NodeId.placeholder(holding.control_rank)
+    host = NodeId.placeholder(request.control_rank)
     if host in held:
-        lost = RoundEnd(holding.round, Reason.LOST, str(host), detail="it hosted the control plane")
+        lost = RoundEnd(request.round, Reason.LOST, str(host), detail="it hosted the control plane")
         return end_round(_without(running, host), lost)
-    if holding.round_over:
-        return end_round(running, RoundEnd(holding.round, Reason.FORGOTTEN, ""))
+    if request.round_over:
+        return end_round(running, RoundEnd(request.round, Reason.FORGOTTEN, ""))
     return running
 
 
-def _add_participant(state: State, node: NodeId, holding: ResumeRequest) -> State:
+def _add_participant(state: State, node: NodeId, request: ResumeRequest) -> State:
     """One more node of the round that runs."""
-    absent = NodeId.placeholder(holding.group_rank)
-    if absent not in state.participants:
+    placeholder = NodeId.placeholder(request.group_rank)
+    if placeholder not in state.participants:
         return state
     participants = dict(state.participants)
-    del participants[absent]
-    participants[node] = Participant(holding.node_info, holding.group_rank)
+    del participants[placeholder]
+    participants[node] = Participant(request.node_info, request.group_rank)
     after = state._replace(participants=participants)
-    if holding.round_over:
-        return end_round(after, RoundEnd(holding.round, Reason.FORGOTTEN, ""))
+    if request.round_over:
+        return end_round(after, RoundEnd(request.round, Reason.FORGOTTEN, ""))
     return after
 
 
-def _add_survivor(state: State, node: NodeId, holding: ResumeRequest) -> State:
+def _add_survivor(state: State, node: NodeId, request: ResumeRequest) -> State:
     """One more node of the round that is over."""
-    absent = NodeId.placeholder(holding.group_rank)
-    if absent not in state.survivors:
+    placeholder = NodeId.placeholder(request.group_rank)
+    if placeholder not in state.survivors:
         return state
-    former = dict(state.survivors)
-    former[node] = former.pop(absent)
-    return state._replace(survivors=former)
+    survivors = dict(state.survivors)
+    survivors[node] = survivors.pop(placeholder)
+    return state._replace(survivors=survivors)
 
 
 def _without(state: State, node: NodeId) -> State:

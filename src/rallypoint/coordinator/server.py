@@ -1,8 +1,8 @@
 """The control server: sessions over TCP for one job (embedded in an agent) or for many (`jobs`).
 
-A stranger's bytes cost a log line, never the job: every connection must greet with the magic, say hello and prove the
-secret within a deadline, and each frame is bounded and typed. Of many `strangers` only some are told of, and the oldest
-make room. It runs on the process's loop thread.
+The bytes of an unauthenticated peer cost a log line, never the job: every connection must greet with the magic, say
+hello and prove the secret within a deadline, and each frame is bounded and typed. Of many unauthenticated connections
+(`connection_limiter`) only some are logged, and the oldest make room. It runs on the process's loop thread.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ log = get_logger(__name__)
 
 
 class JobDirectory(Protocol):
-    """Whose nodes a server takes: those of one job (`hub.Dispatcher`) or of any (`jobs.ManyJobs`)."""
+    """Whose nodes a server takes: those of one job (`dispatcher.Dispatcher`) or of any (`jobs.ManyJobs`)."""
 
     on_change: Callable[[], None]
     """Called after each event, from any thread: `wake_at` may have moved."""
@@ -43,7 +43,8 @@ class JobDirectory(Protocol):
         ...
 
     def dispatcher_for(self, hello: Hello, peer: str) -> Dispatcher:
-        """The hub of the job that a node, which has proved that it may, belongs to. HandshakeError if there is none.
+        """The dispatcher of the job that a node, which has proved that it may, belongs to. HandshakeError if there is
+        none.
 
         `peer` is the address that its connection comes from.
         """
@@ -102,7 +103,7 @@ class ControlServer:
         self._outbox: deque[tuple[ControlConnection, bytes]] = deque()
         self._posting = False
         self.last_encoded: tuple[Notification, bytes] | None = None
-        """The notice that was told last, and its bytes: often many are told the same."""
+        """The notification that was told last, and its bytes: often many are told the same."""
         self.connection_limiter: ConnectionLimiter
         self._loop = loop or shared_loop()
         self._servers: list[asyncio.Server] = []
@@ -130,7 +131,7 @@ class ControlServer:
             )
 
     def close(self, linger: float = 2.0, why: str = "") -> None:
-        """Take no more nodes, let the last notices arrive, and end all sessions. Idempotent.
+        """Take no more nodes, let the last notifications arrive, and end all sessions. Idempotent.
 
         Args:
             linger: seconds that nodes have to read what was sent and hang up.
@@ -222,7 +223,7 @@ class ControlServer:
             self._loop.call(self._arm)
 
     def _arm(self) -> None:
-        """Set the timer to when the arbiter next has something to do. On the loop's thread."""
+        """Set the timer to when the coordinator next has something to do. On the loop's thread."""
         import asyncio
 
         self._arming = False

@@ -1,9 +1,9 @@
-"""The sessions of one arbiter, and the names of the nodes that they speak for. Pure: `now` is handed in.
+"""The sessions of one coordinator, and the names of the nodes that they speak for. Pure: `now` is handed in.
 
 Laws:
 
 1. A name is given once. A node that has lost its session can so claim its name in the next one, and is surely itself.
-   A name that was claimed is given to nobody else, also where we have not given it (an arbiter before us may have).
+   A name that was claimed is given to nobody else, also where we have not given it (a coordinator before us may have).
 2. A session speaks for one node, and a node has one session at most: who claims a name ends the session that had it.
 3. Who is silent is found by `liveness`, which hears of every session here.
 """
@@ -76,7 +76,7 @@ class SessionRegistry:
         return session.node
 
     def reserve(self, name: NodeId) -> None:
-        """A name was given, perhaps by an arbiter before us: nobody else gets it."""
+        """A name was given, perhaps by a coordinator before us: nobody else gets it."""
         taken = max(name.local_id + 1, self._next_local_id.get((name.addr, name.pid), 0))
         self._next_local_id[name.addr, name.pid] = taken
 
@@ -87,16 +87,16 @@ class SessionRegistry:
         if session.node == name or session.claimed:
             return None
         session.claimed = True
-        former = self._by_node.get(name)
-        if former is not None:
-            self.close(former)
+        previous = self._by_node.get(name)
+        if previous is not None:
+            self.close(previous)
         self.reserve(name)
         self._claimed[session.node] = name
         self._claims_by_node.setdefault(name, []).append(session.node)
         del self._by_node[session.node]
         session.node = name
         self._by_node[name] = number
-        return former
+        return previous
 
     def close(self, number: int) -> SessionRecord | None:
         """A session ends; its node may come back. Returns what it was, None if there is none of that number."""

@@ -63,13 +63,13 @@ def parse_policy(text: str) -> PeerPolicy:
     return PeerPolicy("members" in parts, networks, explicit=True)
 
 
-def peers_notification(state: State, roster: SessionRegistry) -> list[StorePeers]:
+def peers_notification(state: State, sessions: SessionRegistry) -> list[StorePeers]:
     """What the host of the store of a complete round is told; nothing where no member has said anything."""
     found: dict[str, None] = {}
     doubt, some = "", False
     for node, participant in state.participants.items():
-        number = roster.session_of(node)
-        session = None if number is None else roster.get(number)
+        number = sessions.session_of(node)
+        session = None if number is None else sessions.get(number)
         if session is not None:
             some = some or session.addresses is not None
             shown = (each.partition("%")[0] for each in (session.address, session.observed_address))

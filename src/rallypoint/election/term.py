@@ -159,7 +159,7 @@ def start_term(
         lease=takeover.lease,
     )
     writer = JournalWriter(client, journal, deposed)
-    hub = Dispatcher(settings, former=RestoredState(incarnation, takeover.state), memory=writer)
+    hub = Dispatcher(settings, restored=RestoredState(incarnation, takeover.state), journal=writer)
     allow_nodes(settings.max_nodes)
     secret = secrets.token_hex(16)
     writer.start(hub.journal_written)

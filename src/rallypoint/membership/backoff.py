@@ -18,10 +18,10 @@ _LINE = 512
 """Characters of a traceback's last line by which it is known."""
 
 
-def failure_streak_after(state: State, cause: Cause, sight: ClockView, settings: Settings) -> FailureStreak:
+def failure_streak_after(state: State, cause: Cause, view: ClockView, settings: Settings) -> FailureStreak:
     """The streak as it is once `cause` has ended the round that runs."""
     line = _last_line(cause)
-    if sight.running_at is not None and sight.now - sight.running_at >= settings.min_healthy_time:
+    if view.running_at is not None and view.now - view.running_at >= settings.min_healthy_time:
         return FailureStreak(0, 0, cause.rank, line)
     came_back = (state.failure_streak.rank, state.failure_streak.line) == (cause.rank, line)
     return FailureStreak(

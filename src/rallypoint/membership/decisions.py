@@ -1,6 +1,6 @@
 """The two functions that decide every rendezvous. They touch nothing: data in, data out.
 
-    next_action(operation, state, node, sight, settings) -> Action
+    next_action(operation, state, node, view, settings) -> Action
     apply(action, state, node, settings)                 -> State
 
 The second is in `transitions`. An executor runs an operation by asking for the next action and applying it, until the
@@ -10,8 +10,8 @@ Laws:
 
 1. Round numbers only grow, and only when a complete round ends.
 2. The membership of a complete round never grows. Any loss from it ends it, unless the one who goes has succeeded.
-3. Nodes of the last round that live keep their seats and group ranks until they come back or are gone;
-   a newcomer or a spare gets only what is left.
+3. Nodes of the last round that live keep their places and group ranks until they come back or are gone;
+   a new node or a spare gets only what is left.
 4. A round is complete at once when it has max nodes, or min nodes and everybody known to be alive is in. Only for nodes
    that nobody can know of (no survivor of an earlier round is in) does it wait for the end of the last call.
 5. Departures, losses and drains cost no restart and never close the job. Only a verdict does.
@@ -62,15 +62,15 @@ class ClockView(NamedTuple):
     removed_at: tuple[float, ...] = ()
 
 
-def next_action(operation: Operation, state: State, node: NodeId, sight: ClockView, settings: Settings) -> Action:
+def next_action(operation: Operation, state: State, node: NodeId, view: ClockView, settings: Settings) -> Action:
     """The next step of `node`'s operation, given what it sees. Asking changes nothing."""
     match operation:
         case Join():
-            return _join(operation, state, node, sight, settings)
+            return _join(operation, state, node, view, settings)
         case Exit():
-            return _exit(operation, state, node, sight)
+            return _exit(operation, state, node, view)
         case Fail():
-            return _fail(operation, state, node, sight, settings)
+            return _fail(operation, state, node, view, settings)
         case Succeed():
             return _succeed(operation, state, node)
         case Drain():
@@ -78,14 +78,14 @@ def next_action(operation: Operation, state: State, node: NodeId, sight: ClockVi
         case Preempt():
             return _preempt(operation, state, node)
         case Close():
-            return _close(operation, state, sight)
+            return _close(operation, state, view)
         case KeepLeaseAlive():
-            return _keep_alive(operation, sight, settings)
+            return _keep_alive(operation, view, settings)
 
 
-def ready(state: State, sight: ClockView, settings: Settings) -> bool:
+def ready(state: State, view: ClockView, settings: Settings) -> bool:
     """Whether the round that forms can be complete now (law 4)."""
-    return settled(state, settings) and sight.now >= starts_at(state, sight, settings)
+    return settled(state, settings) and view.now >= starts_at(state, view, settings)
 
 
 def settled(state: State, settings: Settings) -> bool:
@@ -96,17 +96,17 @@ def settled(state: State, settings: Settings) -> bool:
     return count == settings.max_nodes or last_call_decides(state) or not (state.survivors or state.wait_list)
 
 
-def starts_at(state: State, sight: ClockView, settings: Settings) -> float:
-    """When a round that is `settled` will be complete, on the clock of the sight."""
-    moment = backoff_ends(state, sight) if state.restart_delay else -math.inf
+def starts_at(state: State, view: ClockView, settings: Settings) -> float:
+    """When a round that is `settled` will be complete, on the clock of the view."""
+    moment = backoff_ends(state, view) if state.restart_delay else -math.inf
     if len(state.participants) == settings.max_nodes or not last_call_decides(state):
         return moment
-    return math.inf if sight.last_call_at is None else max(moment, sight.last_call_at + settings.last_call_timeout)
+    return math.inf if view.last_call_at is None else max(moment, view.last_call_at + settings.last_call_timeout)
 
 
-def backoff_ends(state: State, sight: ClockView) -> float:
-    """Until when the round that forms is held back, on the clock of the sight."""
-    return (sight.now if sight.forming_at is None else sight.forming_at) + state.restart_delay
+def backoff_ends(state: State, view: ClockView) -> float:
+    """Until when the round that forms is held back, on the clock of the view."""
+    return (view.now if view.forming_at is None else view.forming_at) + state.restart_delay
 
 
 def last_call_decides(state: State) -> bool:
@@ -118,31 +118,31 @@ def last_call_decides(state: State) -> bool:
 
 
 def has_place(state: State, node: NodeId, settings: Settings) -> bool:
-    """Whether the node holds a seat of this or the next round, or one is left for it (law 3)."""
+    """Whether the node holds a place of this or the next round, or one is left for it (law 3)."""
     if node in state.participants or node in state.wait_list or node in state.survivors:
         return True
     return len(state.participants) + len(state.wait_list) + len(state.survivors) < settings.max_nodes
 
 
-def _join(operation: Join, state: State, node: NodeId, sight: ClockView, settings: Settings) -> Action:
+def _join(operation: Join, state: State, node: NodeId, view: ClockView, settings: Settings) -> Action:
     spare = node in state.redundancy_list
     if state.closed:
         return Action(ActionKind.GRACEFUL_EXIT if spare else ActionKind.ERROR_CLOSED)
     if spare:
         if has_place(state, node, settings):
             return Action(ActionKind.REMOVE_FROM_REDUNDANCY_LIST)
-        return _heartbeat_or_sync(sight, settings)
+        return _heartbeat_or_sync(view, settings)
     if state.complete and node in state.participants:
         return FINISH
     if operation.since != state.abandoned.number:
         return Action(ActionKind.ERROR_TIMEOUT)
-    if sight.now >= operation.deadline and not (node in state.participants and settled(state, settings)):
-        return _give_up(operation, state, node, sight, settings)
+    if view.now >= operation.deadline and not (node in state.participants and settled(state, settings)):
+        return _give_up(operation, state, node, view, settings)
     if settings.fixed_ranks and not state.knows(node) and _rank_is_taken(operation, state):
         return Action(ActionKind.ERROR_RANK_TAKEN)
     if state.complete:
-        return _wait_for_next(operation, state, node, sight, settings)
-    return _join_forming_round(operation, state, node, sight, settings)
+        return _wait_for_next(operation, state, node, view, settings)
+    return _join_forming_round(operation, state, node, view, settings)
 
 
 def needs_all(state: State, settings: Settings) -> bool:
@@ -150,10 +150,10 @@ def needs_all(state: State, settings: Settings) -> bool:
     return not state.complete and len(known_to(state)) <= settings.min_nodes
 
 
-def _give_up(operation: Join, state: State, node: NodeId, sight: ClockView, settings: Settings) -> Action:
+def _give_up(operation: Join, state: State, node: NodeId, view: ClockView, settings: Settings) -> Action:
     """torch lets a node stay in the lists that is late by more than five seconds; here none does that gives up."""
     if state.knows(node) and needs_all(state, settings):
-        return Action(ActionKind.ABANDON, seconds=sight.now - operation.asked_at)
+        return Action(ActionKind.ABANDON, seconds=view.now - operation.asked_at)
     if node in state.participants:
         return Action(ActionKind.REMOVE_FROM_PARTICIPANTS, reason=Reason.GAVE_UP)
     if node in state.wait_list:
@@ -163,22 +163,22 @@ def _give_up(operation: Join, state: State, node: NodeId, sight: ClockView, sett
     return Action(ActionKind.ERROR_TIMEOUT)
 
 
-def _wait_for_next(operation: Join, state: State, node: NodeId, sight: ClockView, settings: Settings) -> Action:
+def _wait_for_next(operation: Join, state: State, node: NodeId, view: ClockView, settings: Settings) -> Action:
     if node in state.wait_list:
-        return _heartbeat_or_sync(sight, settings)
-    # torch lets any number of nodes onto the wait list while one seat is free, and forgets those that get none.
+        return _heartbeat_or_sync(view, settings)
+    # torch lets any number of nodes onto the wait list while one place is free, and forgets those that get none.
     act = ActionKind.ADD_TO_WAIT_LIST if has_place(state, node, settings) else ActionKind.ADD_TO_REDUNDANCY_LIST
     return Action(act, node_info=operation.node_info)
 
 
-def _join_forming_round(operation: Join, state: State, node: NodeId, sight: ClockView, settings: Settings) -> Action:
+def _join_forming_round(operation: Join, state: State, node: NodeId, view: ClockView, settings: Settings) -> Action:
     if node in state.participants:
         return (
             Action(ActionKind.MARK_RENDEZVOUS_COMPLETE)
-            if ready(state, sight, settings)
-            else _heartbeat_or_sync(sight, settings)
+            if ready(state, view, settings)
+            else _heartbeat_or_sync(view, settings)
         )
-    # While the seats of survivors are kept for them, one more newcomer is a spare even though the round still forms.
+    # While the places of survivors are kept for them, one more new node is a spare even though the round still forms.
     act = ActionKind.ADD_TO_PARTICIPANTS if has_place(state, node, settings) else ActionKind.ADD_TO_REDUNDANCY_LIST
     return Action(act, node_info=operation.node_info)
 
@@ -190,10 +190,10 @@ def _rank_is_taken(operation: Join, state: State) -> bool:
     return hint in held or hint in state.survivors.values()
 
 
-def _exit(operation: Exit, state: State, node: NodeId, sight: ClockView) -> Action:
+def _exit(operation: Exit, state: State, node: NodeId, view: ClockView) -> Action:
     if not state.knows(node):
         return FINISH
-    if sight.now >= operation.deadline:
+    if view.now >= operation.deadline:
         return Action(ActionKind.ERROR_TIMEOUT)
     if node in state.participants:
         return Action(ActionKind.REMOVE_FROM_PARTICIPANTS, reason=operation.reason, detail=operation.detail)
@@ -208,10 +208,10 @@ def _is_running_participant(state: State, node: NodeId, round_: int) -> bool:
     return state.complete and not state.closed and state.round == round_ and node in state.participants
 
 
-def _fail(operation: Fail, state: State, node: NodeId, sight: ClockView, settings: Settings) -> Action:
+def _fail(operation: Fail, state: State, node: NodeId, view: ClockView, settings: Settings) -> Action:
     if not _is_running_participant(state, node, operation.round):
         return FINISH
-    streak = failure_streak_after(state, operation.cause, sight, settings)
+    streak = failure_streak_after(state, operation.cause, view, settings)
     cause, most = operation.cause, operation.max_restarts
     if state.ledger.failures >= most:
         return Action(ActionKind.MARK_JOB_FAILED, cause=cause, max_restarts=most)
@@ -229,7 +229,7 @@ def _succeed(operation: Succeed, state: State, node: NodeId) -> Action:
 
 
 def _drain(operation: Drain, state: State, node: NodeId) -> Action:
-    # Once a node has finished, newcomers are not worth the work that would be done again.
+    # Once a node has finished, new nodes are not worth the work that would be done again.
     if not _is_running_participant(state, node, operation.round) or state.succeeded:
         return FINISH
     if not operation.needs_consent:
@@ -246,21 +246,21 @@ def _preempt(operation: Preempt, state: State, node: NodeId) -> Action:
     return FINISH if state.preempted == said else Action(ActionKind.MARK_PREEMPTED, seconds=operation.seconds)
 
 
-def _close(operation: Close, state: State, sight: ClockView) -> Action:
+def _close(operation: Close, state: State, view: ClockView) -> Action:
     if state.closed:
         return FINISH
-    return Action(ActionKind.ERROR_TIMEOUT if sight.now >= operation.deadline else ActionKind.MARK_RENDEZVOUS_CLOSED)
+    return Action(ActionKind.ERROR_TIMEOUT if view.now >= operation.deadline else ActionKind.MARK_RENDEZVOUS_CLOSED)
 
 
-def _keep_alive(operation: KeepLeaseAlive, sight: ClockView, settings: Settings) -> Action:
-    if not _heartbeat_due(sight, settings):
+def _keep_alive(operation: KeepLeaseAlive, view: ClockView, settings: Settings) -> Action:
+    if not _heartbeat_due(view, settings):
         return FINISH
-    return Action(ActionKind.ERROR_TIMEOUT if sight.now >= operation.deadline else ActionKind.KEEP_ALIVE)
+    return Action(ActionKind.ERROR_TIMEOUT if view.now >= operation.deadline else ActionKind.KEEP_ALIVE)
 
 
-def _heartbeat_due(sight: ClockView, settings: Settings) -> bool:
-    return sight.heartbeat_at is not None and sight.now >= sight.heartbeat_at + settings.keep_alive_interval
+def _heartbeat_due(view: ClockView, settings: Settings) -> bool:
+    return view.heartbeat_at is not None and view.now >= view.heartbeat_at + settings.keep_alive_interval
 
 
-def _heartbeat_or_sync(sight: ClockView, settings: Settings) -> Action:
-    return Action(ActionKind.KEEP_ALIVE) if _heartbeat_due(sight, settings) else SYNC
+def _heartbeat_or_sync(view: ClockView, settings: Settings) -> Action:
+    return Action(ActionKind.KEEP_ALIVE) if _heartbeat_due(view, settings) else SYNC

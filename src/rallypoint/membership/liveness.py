@@ -4,8 +4,9 @@ Laws:
 
 1. A session with a lease that was silent for the lease is over.
 2. Time in which we slept counts for nobody: what came meanwhile may wait unread.
-3. Time in which nobody at all was heard counts for nobody either, if there are several and none lives with us: then it
-   is we who are cut off. Of one silent node of one, we take it for lost: that a node is, is likelier than that we are.
+3. Time in which nobody at all was heard counts for nobody either, if there are several and none is in our own process:
+   then it is we who are cut off. Of one silent node of one, we take it for lost: that a node is, is likelier than that
+   we are.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ class SilentSessions(NamedTuple):
 class Liveness:
     """When each session was heard last."""
 
-    def __init__(self, lease: float, patience: float) -> None:
+    def __init__(self, lease: float, outage_timeout: float) -> None:
         """Begin with no session.
 
         Args:
             lease: seconds of silence that a session may have.
-            patience: seconds for which sessions are kept while nobody at all is heard.
+            outage_timeout: seconds for which sessions are kept while nobody at all is heard.
         """
         self.lease = lease
-        self.outage_timeout = patience
+        self.outage_timeout = outage_timeout
         self._heard: dict[int, float] = {}
         """Sessions with a lease."""
         self._local: set[int] = set()
@@ -45,7 +46,7 @@ class Liveness:
         """How many looks in a row came after a sleep, and found nobody for that."""
 
     def opened(self, session: int, now: float, *, leased: bool, at_home: bool) -> None:
-        """A session begins; `local_nodes` if its node lives with us."""
+        """A session begins; `local` if its node is in our own process."""
         self.heard(session, now)
         if leased:
             self._looked_at = self._looked_at if self._heard else now
@@ -68,7 +69,7 @@ class Liveness:
 
     @property
     def local_sessions(self) -> frozenset[int]:
-        """The sessions of nodes that live with us."""
+        """The sessions of nodes in our own process."""
         return frozenset(self._local)
 
     def check_at(self) -> float:

@@ -1,7 +1,7 @@
 """How long something has stood still, seen by one observer on its own clock.
 
-The state holds counters instead of times (law 8 of `core`). An observer remembers when it first saw each value: a
-node whose beat counter has not moved for the whole allowance is gone, whatever anybody's wall clock says.
+The state holds counters instead of times (law 8 of `decisions`). An observer remembers when it first saw each value: a
+node whose heartbeat counter has not moved for the whole allowance is gone, whatever anybody's wall clock says.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from rallypoint.membership.state import NodeId, RemovedNode, Settings, State
 
 
 class StallObserver:
-    """One observer's memory. `look` at each new state before asking anything of it."""
+    """What one observer has seen. `observe` each new state before asking anything of it."""
 
     def __init__(self, settings: Settings) -> None:
         self._interval = settings.keep_alive_interval
         self.allowance = settings.keep_alive_interval * settings.keep_alive_max_attempt
-        """Seconds that a node's beats may stand still."""
+        """Seconds that a node's heartbeats may stand still."""
         self._heartbeats: dict[NodeId, tuple[int, float]] = {}
         self._last_call: tuple[int, float] | None = None
         self._observed_at: float | None = None
@@ -28,7 +28,7 @@ class StallObserver:
         """Take in a state seen at `now`, in seconds on the observer's clock."""
         unseen = 0.0
         if self._observed_at is not None:
-            # While the observer slept, or the service was out of reach, nobody's beats could be seen: that time is
+            # While the observer slept, or the service was out of reach, nobody's heartbeats could be seen: that time is
             # held against nobody.
             unseen = max(0.0, now - self._observed_at - self._interval / 2)
         self._observed_at = now
@@ -52,11 +52,11 @@ class StallObserver:
             self._last_call = (state.last_call, now)
 
     def silent(self, now: float) -> list[NodeId]:
-        """Nodes whose beats have stood still for the whole allowance, in order."""
+        """Nodes whose heartbeats have stood still for the whole allowance, in order."""
         return sorted(node for node, (_, since) in self._heartbeats.items() if now - since >= self.allowance)
 
-    def clock_view(self, now: float, beat_at: float | None = None) -> ClockView:
+    def clock_view(self, now: float, heartbeat_at: float | None = None) -> ClockView:
         """What the core may know of time at `now`."""
         last_call_at = self._last_call[1] if self._last_call else None
         forming_at = self._round[1] if self._round else None
-        return ClockView(now, last_call_at, beat_at, forming_at, self._running_at, tuple(self._removed.values()))
+        return ClockView(now, last_call_at, heartbeat_at, forming_at, self._running_at, tuple(self._removed.values()))

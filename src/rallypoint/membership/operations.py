@@ -49,7 +49,8 @@ class Succeed(NamedTuple):
 
 
 class Drain(NamedTuple):
-    """End `round` in order, because the membership is to change; with `asked`, as soon as all its nodes agree."""
+    """End `round` in order, because the membership is to change; with `needs_consent`, as soon as all its nodes
+    agree."""
 
     round: int
     needs_consent: bool = False

@@ -58,7 +58,7 @@ class NodeInfo(NamedTuple):
 class Participant(NamedTuple):
     """A member of the present round; its group rank counts from the moment the round is complete.
 
-    `former` is the group rank that it held in the round before, None for a newcomer.
+    `previous_rank` is the group rank that it held in the round before, None for a new node.
     """
 
     node_info: NodeInfo
@@ -81,7 +81,7 @@ class RoundEnd(NamedTuple):
     """The end of one round: which, why, by which node, and the failure if there was one.
 
     `node` is a name as people read it, empty if none is known; `detail` says more of the reason, where there is more.
-    `short` is how many nodes have to come before there can be another round.
+    `missing_nodes` is how many nodes have to come before there can be another round.
     `restarts` holds how many restarts the job has used with the one that follows a failure.
     """
 
@@ -105,8 +105,9 @@ class RemovedNode(NamedTuple):
 class AbandonedRendezvous(NamedTuple):
     """The last rendezvous that came to nothing because the time of a node was over that it could not do without.
 
-    `number` counts them. `by` is that node, `seconds` how long it has waited. `joined`, `members` and `awaited` tell
-    how far it had come: how many were in, a few of their names, and who was still to come, as far as that is known.
+    `number` counts them. `given_up_by` is that node, `seconds` how long it has waited. `joined`, `members` and
+    `expected` say how far it had come: how many were in, a few of their names, and who was still to come, as far as
+    that is known.
     """
 
     number: int = 0
@@ -194,7 +195,7 @@ class State(NamedTuple):
     restarts: int = 0
     """How many restarts the job had used when this round was complete: what its workers are told."""
     origin: str = ""
-    """Who completed the round that was taken over from an arbiter before; empty if that was none."""
+    """Who completed the round that was taken over from a coordinator before; empty if that was none."""
     next_round: int = 0
     """The next round has at least this number: lower ones were used under another control plane."""
     ended: RoundEnd | None = None
@@ -240,8 +241,8 @@ def name_of(state: State, node: NodeId) -> str:
     """
     if node.is_placeholder:
         return str(node)
-    seat = state.participants.get(node)
-    rank = state.survivors.get(node) if seat is None else seat.rank if state.complete else seat.previous_rank
+    place = state.participants.get(node)
+    rank = state.survivors.get(node) if place is None else place.rank if state.complete else place.previous_rank
     called = str(node)
     others = itertools.islice(
         itertools.chain(state.participants, state.wait_list, state.redundancy_list, state.survivors), _MAX_COMPARED

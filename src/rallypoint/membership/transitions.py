@@ -1,4 +1,4 @@
-"""What each action does to the state: the second of the two functions of `core`, where their laws stand.
+"""What each action does to the state: the second of the two functions of `decisions`, where their laws stand.
 
     apply(action, state, node, settings) -> State
 
@@ -79,10 +79,10 @@ def _add_to_participants(action: Action, state: State, node: NodeId, settings: S
     return _complete(after, settings) if len(participants) == settings.max_nodes and not state.restart_delay else after
 
 
-def _with_program(programs: Mapping[str, str], member: NodeInfo) -> Mapping[str, str]:
-    if not member.program or member.role in programs or len(programs) >= _MAX_ROLES:
+def _with_program(programs: Mapping[str, str], node_info: NodeInfo) -> Mapping[str, str]:
+    if not node_info.program or node_info.role in programs or len(programs) >= _MAX_ROLES:
         return programs
-    return {**programs, member.role: member.program}
+    return {**programs, node_info.role: node_info.program}
 
 
 def _add_to_wait_list(action: Action, state: State, node: NodeId, _settings: Settings) -> State:
@@ -192,13 +192,13 @@ def _mark_round_ended(action: Action, state: State, node: NodeId, settings: Sett
 
 def _complete(state: State, settings: Settings) -> State:
     nodes = sorted(state.participants)
-    former = {node: each.previous_rank for node, each in state.participants.items() if each.previous_rank is not None}
+    previous = {node: each.previous_rank for node, each in state.participants.items() if each.previous_rank is not None}
     hints = {
         node: each.node_info.rank_hint
         for node, each in state.participants.items()
         if each.node_info.rank_hint is not None
     }
-    ranks = assign_group_ranks(nodes, None if settings.fixed_ranks else former, hints)
+    ranks = assign_group_ranks(nodes, None if settings.fixed_ranks else previous, hints)
     return state._replace(
         complete=True,
         restarts=state.ledger.failures,
@@ -231,11 +231,11 @@ def _drain_detail(state: State, name: str) -> str:
     if not state.wait_list:
         return f"{name} asks for another"
     who = join_names(names_of(state, state.wait_list))
-    return f"the newcomer {who} is taken in" if len(state.wait_list) == 1 else f"the newcomers {who} are taken in"
+    return f"the new node {who} is taken in" if len(state.wait_list) == 1 else f"the new nodes {who} are taken in"
 
 
 def end_round(state: State, end: RoundEnd) -> State:
-    """The state once the round that it holds is over: those who were in it keep their seats until they come back."""
+    """The state once the round that it holds is over: those who were in it keep their places until they come back."""
     return state._replace(
         round=max(state.round + 1, state.next_round),
         complete=False,

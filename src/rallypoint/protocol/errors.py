@@ -1,5 +1,5 @@
 """What can go wrong in a rendezvous: the branch of `base.errors` that the contract's section 7.7 names, and which of
-these a notice means.
+these a notification means.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ _ERRORS: dict[Refusal, tuple[type[RallypointError], str]] = {
 }
 
 
-def error_of(notice: Notification) -> BaseException | None:
-    """The exception that a notice means to somebody who waits for a round; None if it means none."""
-    match notice:
+def error_of(notification: Notification) -> BaseException | None:
+    """The exception that a notification means to somebody who waits for a round; None if it means none."""
+    match notification:
         case JoinRefused(detail=sentence, progress=Progress()):
             return RendezvousTimeoutError(sentence)
         case JoinRefused(refusal=refusal, detail=detail):

@@ -46,7 +46,7 @@ class Hello(NamedTuple):
     settings: Settings
     """What the node asks of the rendezvous. A control plane outside the job takes it from the first node."""
     incarnation: str = ""
-    """The arbiter that the node was last in a session with, by its incarnation; empty for a newcomer."""
+    """The coordinator that the node was last in a session with, by its incarnation; empty for a new node."""
     host: str = ""
     """The name of the node's machine, for people to read."""
 
@@ -64,7 +64,7 @@ class Proof(NamedTuple):
 
 
 class Welcome(NamedTuple):
-    """The session is open: the name that the node goes by, the lease in seconds, and who the arbiter is."""
+    """The session is open: the name that the node goes by, the lease in seconds, and who the coordinator is."""
 
     node: NodeId
     lease: float

@@ -1,6 +1,6 @@
-"""What a handler holds of the control plane: something to send requests to, which answers with notices.
+"""What a handler holds of the control plane: something to send requests to, which answers with notifications.
 
-The embedded server's own agent has a link without a socket (`hub.LocalLink`), other nodes one over TCP
+The embedded server's own agent has a link without a socket (`dispatcher.LocalLink`), other nodes one over TCP
 (`client.TcpLink`), and shared-state backends one that runs the core itself (`shared.SharedStateLink`).
 """
 
@@ -16,7 +16,7 @@ Deliver = Callable[[Notification], None]
 
 
 class Link(Protocol):
-    """One node's line to the control plane. Notices go to the `Deliver` that it was made with."""
+    """One node's line to the control plane. Notifications go to the `Deliver` that it was made with."""
 
     @property
     def address(self) -> str | None:

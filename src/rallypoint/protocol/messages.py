@@ -1,7 +1,7 @@
-"""What a node and the arbiter say to each other. Plain data; `codec` puts it on the wire.
+"""What a node and the coordinator say to each other. Plain data; `codec` puts it on the wire.
 
-A node sends requests, and is sent notices. One join costs one request and one notice, whatever the number of nodes:
-a notice holds the node's own place and never the roll.
+A node sends requests, and is sent notifications. One join costs one request and one notification, whatever the number
+of nodes: a notification holds the node's own place and never the roll.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from rallypoint.ranks.assign import NodeRanks
 class JoinRequest(NamedTuple):
     """Take part; give up after `timeout` seconds, having waited for `waited` already.
 
-    An empty `member.address` stands for the session's own. `addresses` are those of the node's interfaces, from which
-    its workers may connect to a store; None if they are not known.
+    An empty `node_info.address` stands for the session's own. `addresses` are those of the node's interfaces, from
+    which its workers may connect to a store; None if they are not known.
     """
 
     node_info: NodeInfo
@@ -28,26 +28,28 @@ class JoinRequest(NamedTuple):
 
 
 class LeaveRequest(NamedTuple):
-    """Take no part any more. With `asks` it is answered by `LeaveReply`, whenever and however often it is said."""
+    """Take no part any more. With `wants_reply` it is answered by `LeaveReply`, whenever and however often it is
+    said."""
 
     wants_reply: bool = False
 
 
 class Heartbeat(NamedTuple):
-    """I live. The arbiter sends the same back, in a large job to every second one: both sides know it of each other."""
+    """I live. The coordinator sends the same back, in a large job to every second one: both sides know it of each
+    other."""
 
 
 class ProgressRequest(NamedTuple):
-    """How far is the rendezvous? Answered by `WriteProgress`."""
+    """How far is the rendezvous? Answered by `Progress`."""
 
 
 class ResumeRequest(NamedTuple):
-    """What a node holds, said again when its link was lost and is open once more; a new arbiter is filled by it.
+    """What a node holds, said again when its link was lost and is open once more; a new coordinator is filled by it.
 
-    `incarnation` names the arbiter that it was known to, `node` is the name that it went by there. `round` is the last
-    round that it had a place in (-1 for none), `origin` the arbiter that has completed it, `over` says whether the node
-    knows that this round has ended, `past` is the newest round of which it knows that (-1 for none), `failures` how
-    many restarts it knows the job to have used. For `control_rank` see `Placement`.
+    `incarnation` names the coordinator that it was known to, `node` is the name that it went by there. `round` is the
+    last round that it had a place in (-1 for none), `origin` the coordinator that has completed it, `round_over` says
+    whether the node knows that this round has ended, `last_ended_round` is the newest round of which it knows that (-1
+    for none), `failures` how many restarts it knows the job to have used. For `control_rank` see `Placement`.
     """
 
     incarnation: str
@@ -74,8 +76,8 @@ class Placement(NamedTuple):
 
     `restarts` is the number of restarts that the job has used so far, `max_restarts` how many it may use (-1 if nobody
     has said), `control_rank` the group rank of the node whose
-    agent hosts the control plane, -1 if none does. `origin` is the incarnation of the arbiter that has completed the
-    round; together with its number it names the round for good.
+    agent hosts the control plane, -1 if none does. `origin` is the incarnation of the coordinator that has completed
+    the round; together with its number it names the round for good.
     """
 
     round: int
@@ -99,7 +101,7 @@ class Placed(NamedTuple):
 class StorePeers(NamedTuple):
     """From where the workers of a round come: for the host of its store, before its place, in parts if they are many.
 
-    `first` begins anew; `doubt` says why they may come from elsewhere, empty if they do not.
+    `is_first_part` begins anew; `reason_unrestricted` says why they may come from elsewhere, empty if they do not.
     """
 
     addresses: tuple[str, ...]
@@ -147,7 +149,7 @@ class Refusal(StrEnum):
 class ConfigDifference(NamedTuple):
     """Something that a node was started with in another way than the job: what it is, and both values.
 
-    `holds` says whether the job's value is the one that counts.
+    `job_value_applies` says whether the job's value is the one that counts.
     """
 
     what: str
@@ -175,7 +177,7 @@ class SessionEnded(NamedTuple):
 
 
 class MissingNode(NamedTuple):
-    """Who has gone without another in its place: what it is called, why it went, and how many seconds ago."""
+    """A node that left without another in its place: what it is called, why it went, and how many seconds ago."""
 
     name: str
     reason: Reason
@@ -222,7 +224,7 @@ class JoinRefused(NamedTuple):
 class ProgressText(NamedTuple):
     """How far the rendezvous is, in words; made on the node's own side, never sent.
 
-    `loud`: this node is the one to tell people.
+    `warning`: this node is the one to tell people.
     """
 
     text: str
@@ -250,8 +252,8 @@ class LinkOpened(NamedTuple):
 class LinkUp(NamedTuple):
     """The control plane is in reach again; made on the node's own side, never sent.
 
-    `join_lost`: the join that waited was said to an arbiter that is no more, which may have given it a place; it is not
-    said again, and the node has to join anew.
+    `join_lost`: the join that waited was said to a coordinator that is no more, which may have given it a place; it is
+    not said again, and the node has to join anew.
     """
 
     join_lost: bool = False

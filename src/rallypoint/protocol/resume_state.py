@@ -1,14 +1,15 @@
 """What a node holds of its job, so that it can say it again when its link was lost and is open once more. Pure.
 
-The link's shell hands every request and every notice through here, and sends `requests_to_repeat` when a session opens.
+The link's shell hands every request and every notification through here, and sends `requests_to_repeat` when a session
+opens.
 
 Laws:
 
-1. What was asked and not yet answered is asked again; the arbiter takes what it has heard before for what it is.
-   But a join is not asked of another arbiter: what it brings along may have been used in a place that the first gave.
-   A spare waits for as long as it takes.
-2. The name and the incarnation of a session hold good once the arbiter has said anything in it: only then has it
-   surely heard what was said at its beginning. A name that was claimed from the arbiter that gave it stays.
+1. What was asked and not yet answered is asked again; the coordinator takes what it has heard before for what it is.
+   But a join is not asked of another coordinator: what it brings along may have been used in a place that the first
+   gave. A spare waits for as long as it takes.
+2. The name and the incarnation of a session hold good once the coordinator has said anything in it: only then has it
+   surely heard what was said at its beginning. A name that was claimed from the coordinator that gave it stays.
 3. Nothing is said again after the job's end.
 """
 
@@ -42,10 +43,10 @@ from rallypoint.protocol.messages import (
 class ResumeState(NamedTuple):
     """A node's place, what it has asked, and who it is there.
 
-    `join` is the join that has no answer yet and the moment until which it may wait, `spare` whether the node has been
-    told that it waits as a spare, `refused` whether its last join came to nothing; `said` what was told of the round
-    that runs. `past` is the newest round that it knows to be over. `last_identity` is incarnation and name of the last
-    session that was answered in, `offered_identity` of one that was not yet.
+    `join` is the join that has no answer yet and the moment until which it may wait, `is_spare` whether the node has
+    been told that it waits as a spare, `refused` whether its last join came to nothing; `repeated_requests` what was
+    said of the round that runs. `last_ended_round` is the newest round that it knows to be over. `last_identity` is
+    incarnation and name of the last session that was answered in, `offered_identity` of one that was not yet.
     """
 
     last_identity: tuple[str, NodeId] | None = None
@@ -70,10 +71,10 @@ class ResumeState(NamedTuple):
 def after_request(held: ResumeState, request: Request, now: float) -> ResumeState:
     """What is held once the node has said `request`, at `now` seconds on its own clock."""
     match request:
-        case JoinRequest(node_info=member, timeout=timeout):
+        case JoinRequest(node_info=node_info, timeout=timeout):
             join = (request, now + timeout)
             return held._replace(
-                node_info=member, join=join, is_spare=False, repeated_requests=(), ended=False, refused=False
+                node_info=node_info, join=join, is_spare=False, repeated_requests=(), ended=False, refused=False
             )
         case LeaveRequest():
             return held._replace(placement=None, round_over=True, join=None, repeated_requests=())
@@ -88,11 +89,11 @@ def after_request(held: ResumeState, request: Request, now: float) -> ResumeStat
             return held
 
 
-def after_notification(held: ResumeState, notice: Notification) -> ResumeState:
-    """What is held once the node has been told `notice`."""
-    if not isinstance(notice, LinkDown | LinkUp | LinkLost) and held.offered_identity is not None:
+def after_notification(held: ResumeState, notification: Notification) -> ResumeState:
+    """What is held once the node has been told `notification`."""
+    if not isinstance(notification, LinkDown | LinkUp | LinkLost) and held.offered_identity is not None:
         held = held._replace(last_identity=held.offered_identity, offered_identity=None)
-    match notice:
+    match notification:
         case Placed(placement=placement):
             failures = max(held.failures, placement.restarts)
             return held._replace(
@@ -121,7 +122,7 @@ def after_notification(held: ResumeState, notice: Notification) -> ResumeState:
 
 
 def without_foreign_join(held: ResumeState, incarnation: str) -> ResumeState:
-    """What is held of a join when a session opens with the arbiter `incarnation`: nothing if another was asked."""
+    """What is held of a join when a session opens with the coordinator `incarnation`: nothing if another was asked."""
     last = held.offered_identity or held.last_identity
     return held if last is None or last[0] == incarnation else held._replace(join=None)
 
@@ -134,7 +135,7 @@ def session_opened(held: ResumeState, incarnation: str, node: NodeId) -> ResumeS
 
 
 def requests_to_repeat(held: ResumeState, now: float) -> list[Request]:
-    """What to say at the beginning of a session, before anything else and before it is `greeted`.
+    """What to say at the beginning of a session, before anything else and before `session_opened`.
 
     In the first session that is only what waits.
     """
@@ -158,19 +159,20 @@ def _claimed_identity(held: ResumeState) -> tuple[str, NodeId] | None:
     """The name that the next session begins with, and who gave it."""
     if held.node_info is None or held.ended:
         return None
-    # Without a place nothing depends on what the arbiter has heard, so the last name is the one that it may still know.
+    # Without a place nothing depends on what the coordinator has heard, so the last name is the one that it may still
+    # know.
     return held.last_identity if held.placement is not None else held.offered_identity or held.last_identity
 
 
-def _resume_request(held: ResumeState, member: NodeInfo, incarnation: str, node: NodeId) -> ResumeRequest:
+def _resume_request(held: ResumeState, node_info: NodeInfo, incarnation: str, node: NodeId) -> ResumeRequest:
     place = held.placement
     joining = held.join is not None
     if place is None:
-        return ResumeRequest(incarnation, node, member, last_ended_round=held.last_ended_round, joining=joining)
+        return ResumeRequest(incarnation, node, node_info, last_ended_round=held.last_ended_round, joining=joining)
     return ResumeRequest(
         incarnation,
         node,
-        member._replace(max_restarts=place.max_restarts),
+        node_info._replace(max_restarts=place.max_restarts),
         round=place.round,
         origin=place.origin,
         group_rank=place.group_rank,

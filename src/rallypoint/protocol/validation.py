@@ -1,6 +1,6 @@
 """What may stand in a message of another machine, beyond its types: ranges, lengths, finite numbers, printable text.
 
-Each message is checked once, where it is decoded, so that nothing behind the door has to ask. A field's name means the
+Each message is checked once, where it is decoded, so that nothing after that has to ask. A field's name means the
 same in every message, so the rules are by name, with one for all other numbers and one for all other texts. A number
 out of range is refused. Texts and times of day are not, since people have to be told of failures whatever a program has
 printed and a clock shows: what is not printable becomes a question mark, and what is too long or too far is cut.
@@ -190,8 +190,8 @@ def _text(text: str, name: str) -> str:
     most = _TEXTS[name] if lines else _LINES.get(name, _MAX_TEXT)
     if (text.isprintable() or (lines and _is_immutable_scalar(text))) and _size(text) <= most:
         return text
-    shown = "".join(each if each.isprintable() or (lines and each in "\n\t") else "?" for each in text[:most])
-    return shown if _size(shown) <= most else shown.encode()[:most].decode(errors="ignore")
+    printable = "".join(each if each.isprintable() or (lines and each in "\n\t") else "?" for each in text[:most])
+    return printable if _size(printable) <= most else printable.encode()[:most].decode(errors="ignore")
 
 
 def _size(text: str) -> int:

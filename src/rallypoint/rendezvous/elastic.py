@@ -63,17 +63,17 @@ def incoming_notifications(
     inbox: queue.SimpleQueue[Notification], ask_progress: Callable[[], None]
 ) -> Iterator[Notification]:
     """What comes while somebody waits for a round, without end; where nothing does for long, progress is asked for."""
-    patience = FIRST_PROGRESS_REQUEST
-    ask_at = SYSTEM_CLOCK.monotonic() + patience
+    interval = FIRST_PROGRESS_REQUEST
+    ask_at = SYSTEM_CLOCK.monotonic() + interval
     while True:
         try:
-            notice = inbox.get(timeout=max(0.0, ask_at - SYSTEM_CLOCK.monotonic()))
+            notification = inbox.get(timeout=max(0.0, ask_at - SYSTEM_CLOCK.monotonic()))
         except queue.Empty:
-            patience = min(2 * patience, MAX_PROGRESS_INTERVAL)
-            ask_at = SYSTEM_CLOCK.monotonic() + patience
+            interval = min(2 * interval, MAX_PROGRESS_INTERVAL)
+            ask_at = SYSTEM_CLOCK.monotonic() + interval
             ask_progress()
         else:
-            yield notice
+            yield notification
 
 
 class _WantedPlace(NamedTuple):
@@ -146,7 +146,7 @@ class ElasticHandler(RendezvousHandler):
         self._join_used_up = False
         self._reported_progress: ReportedProgress = {}
         self._final_notification: Notification | None = None
-        """The notice after which no round will come for this node, if there was one."""
+        """The notification after which no round will come for this node, if there was one."""
         self._event_emitter = RendezvousEventEmitter(settings.run_id)
 
     # What torch's handlers have
@@ -194,7 +194,7 @@ class ElasticHandler(RendezvousHandler):
     def next_rendezvous(self) -> RendezvousInfo:
         """Take part in the next round and wait until it is complete. See `RendezvousHandler.next_rendezvous`.
 
-        Where an agent listens, its loop has done that: what it has been placed in is taken up and given, once.
+        Where an agent listens, its loop has done that: what it has been placed in is begun and given, once.
         """
         if self._listener is not None:
             return _with_torch_store(self._next_rendezvous_by_agent())
@@ -203,18 +203,18 @@ class ElasticHandler(RendezvousHandler):
         self.join("default", 1)
         coming = incoming_notifications(self._inbox, self.ask_progress)
         while True:
-            notice = next(coming)
-            if isinstance(notice, Placed):
-                self.begin_round(notice.placement)
-                return _with_torch_store(self.info(notice.placement))
-            if isinstance(notice, ProgressText):
-                (log.warning if notice.warning else log.info)("%s", notice.text)
-            if isinstance(notice, ConfigDiffers):
-                for each in notice.differences:
+            notification = next(coming)
+            if isinstance(notification, Placed):
+                self.begin_round(notification.placement)
+                return _with_torch_store(self.info(notification.placement))
+            if isinstance(notification, ProgressText):
+                (log.warning if notification.warning else log.info)("%s", notification.text)
+            if isinstance(notification, ConfigDiffers):
+                for each in notification.differences:
                     log.warning("%s; give all nodes of a job the same", each.sentence("this node"))
             if self._join_used_up:
                 self.join("default", 1)
-            error = error_of(notice)
+            error = error_of(notification)
             if error is not None:
                 self._event_emitter.failed(error)
                 raise error
@@ -235,16 +235,16 @@ class ElasticHandler(RendezvousHandler):
     # What an agent of ours uses
 
     def listen(self, deliver: Deliver | None) -> None:
-        """From now on hand every notice to `deliver`, from whatever thread it comes; None ends that."""
+        """From now on hand every notification to `deliver`, from whatever thread it comes; None ends that."""
         self._listener = deliver
 
     def join(self, role: str, local_world_size: int, max_restarts: int = -1, program: str = "") -> None:
-        """Ask for a place in the next round; the answer is a `Placed` or `JoinRefused` notice.
+        """Ask for a place in the next round; the answer is a `Placed` or `JoinRefused` notification.
 
         What the node was started with goes along (see `NodeInfo`), so that people hear of it if nodes differ.
 
         A worker store of this node listens before the request goes out, should the node become group rank 0. A round
-        that came and went before it was taken up may have used what was prepared for it, and so may one that was
+        that came and went before it was begun may have used what was prepared for it, and so may one that was
         completed by a control plane that is no more; then another is prepared.
         """
         if self._join_used_up or self._delivered_round > self._begun_round:
@@ -252,9 +252,9 @@ class ElasticHandler(RendezvousHandler):
             self._begun_round = self._delivered_round
             self._stores.discard_prepared()
         self._event_emitter.join_requested()
-        member = NodeInfo(role, local_world_size, "", 0, self._rank_hint, max_restarts, program)
+        node_info = NodeInfo(role, local_world_size, "", 0, self._rank_hint, max_restarts, program)
         try:
-            self._swap_wanted(_WantedPlace(member, self._clock()))
+            self._swap_wanted(_WantedPlace(node_info, self._clock()))
             self._ensure_link()
             self._join_if_open()
         except RallypointError as error:
@@ -268,16 +268,16 @@ class ElasticHandler(RendezvousHandler):
         wanted = self._swap_wanted(None)
         if wanted is not None:
             host, port = self._stores.prepare(self._link.address)
-            member = wanted.node_info._replace(address=host, store_port=port)
+            node_info = wanted.node_info._replace(address=host, store_port=port)
             waited = self._clock() - wanted.since
             timeout = max(0.0, self._settings.join_timeout - waited)
-            self._link.send(JoinRequest(member, timeout, waited, self._stores.own_addresses()))
+            self._link.send(JoinRequest(node_info, timeout, waited, self._stores.own_addresses()))
 
     def _swap_wanted(self, wanted: _WantedPlace | None) -> _WantedPlace | None:
         """Put this in the place of what was wanted, and return that."""
         with self._joins:
-            former, self._wanted_place = self._wanted_place, wanted
-        return former
+            previous, self._wanted_place = self._wanted_place, wanted
+        return previous
 
     def begin_round(self, placement: Placement) -> None:
         """The workers of the round before are gone: only now may its store go, and this round's begin."""
@@ -332,14 +332,14 @@ class ElasticHandler(RendezvousHandler):
         self._send(Preempt(round_, seconds))
 
     def leave(self, asks: bool = False) -> None:
-        """Take no part any more; the others go on. With `asks`, a `LeaveReply` notice says how the job stands
+        """Take no part any more; the others go on. With `asks`, a `LeaveReply` notification says how the job stands
         without us."""
         self._swap_wanted(None)
         if self._link is not None:
             self._link.send(LeaveRequest(asks))
 
     def ask_progress(self) -> None:
-        """Have a `WriteProgress` notice sent."""
+        """Have a `Progress` notification sent."""
         self._send(ProgressRequest())
 
     # Inside
@@ -369,15 +369,15 @@ class ElasticHandler(RendezvousHandler):
         self._waiting = 0
         self._delivered_placement, self._delivered_round = placement, placement.round
 
-    def _on_notification(self, notice: Notification) -> None:
-        match notice:
+    def _on_notification(self, notification: Notification) -> None:
+        match notification:
             case LinkOpened():
                 self._join_if_open()
                 return
             case NodesWaiting(waiting=waiting):
                 self._waiting = waiting
             case StorePeers(is_first_part=first):
-                self._peers = [notice] if first else [*self._peers, notice]
+                self._peers = [notification] if first else [*self._peers, notification]
                 return
             case Placed(placement=placement):
                 self._on_placed(placement)
@@ -395,21 +395,21 @@ class ElasticHandler(RendezvousHandler):
             case Progress():
                 from rallypoint.coordinator.progress_text import RendezvousName, is_due, waiting_line
 
-                text = waiting_line(RendezvousName(*self._subject), notice, self._wall_clock())
-                notice = ProgressText(
-                    text, warning=notice.reports and is_due(notice, self._reported_progress, self._clock())
+                text = waiting_line(RendezvousName(*self._subject), notification, self._wall_clock())
+                notification = ProgressText(
+                    text, warning=notification.reports and is_due(notification, self._reported_progress, self._clock())
                 )
             case JoinRefused(progress=Progress() as how_far):
                 from rallypoint.coordinator.progress_text import RendezvousName, timeout_sentence
 
                 text = timeout_sentence(RendezvousName(*self._subject), how_far, self._wall_clock())
-                self._final_notification = notice = notice._replace(detail=text)
+                self._final_notification = notification = notification._replace(detail=text)
             case JoinRefused() | LinkLost():
-                self._final_notification = notice
+                self._final_notification = notification
             case _:
                 pass
         listener = self._listener
-        (self._inbox.put if listener is None else listener)(notice)
+        (self._inbox.put if listener is None else listener)(notification)
 
 
 def _with_torch_store(info: RendezvousInfo) -> RendezvousInfo:

@@ -2,9 +2,9 @@
 
 Laws:
 
-- nothing is made, or even imported, unless somebody has set up a handler for these events (`telemetry.door`);
+- nothing is made, or even imported, unless somebody has set up a handler for these events (`telemetry.lazy`);
 - it is told on the thread of whoever asks the handler, never on the link's, so that a slow handler of events holds up
-  nobody's beats;
+  nobody's heartbeats;
 - told is what a node knows of itself. The steps by which torch's nodes keep their shared state have no counterpart.
 """
 
@@ -45,11 +45,11 @@ class RendezvousEventEmitter:
 
     def join_requested(self) -> None:
         """The node asks for a place in the next round, and gives up the one that it has."""
-        former, self._round, self._failed = self._round, -1, False
+        previous, self._round, self._failed = self._round, -1, False
         self._record_event(_JOIN_SOURCE, f"attempts to join the next round of {self._rendezvous}.")
-        if former >= 0:
+        if previous >= 0:
             self._record_event(
-                _LEAVE_SOURCE, f"removed itself from the participants of round {former} of {self._rendezvous}."
+                _LEAVE_SOURCE, f"removed itself from the participants of round {previous} of {self._rendezvous}."
             )
 
     def placed(self, placement: Placement) -> None:

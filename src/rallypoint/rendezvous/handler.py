@@ -128,4 +128,4 @@ class RendezvousHandler(ABC):
 
     @abstractmethod
     def shutdown(self) -> bool:
-        """Let go of everything. Returns whether that went well."""
+        """Release everything. Returns whether that went well."""

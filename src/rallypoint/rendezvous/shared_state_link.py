@@ -1,14 +1,14 @@
 """The shared-state executor: read the blob, decide, apply, compare and set; on a lost race read again and decide again.
 
-It offers the same `Link` as the arbiter does, so that handlers and agents know no difference. One thread of its own
+It offers the same `Link` as the coordinator does, so that handlers and agents know no difference. One thread of its own
 talks to the backend; that is the only place where this waits.
 
 Laws:
 
 1. A change is told only after the backend has taken it, and follows from comparing what was there before and after.
 2. A lost race loses the decision with it: the operation is decided anew on what is there now.
-3. A node is found dead by how long its beat counter has stood still on our own clock; finding it so is a change like
-   any other and reaches all.
+3. A node is found dead by how long its heartbeat counter has stood still on our own clock; finding it so is a change
+   like any other and reaches all.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class SharedStateLink:
             backend: where the state is. Only this link's thread uses it from now on.
             settings: of the job.
             node: the name that this node goes by.
-            address: where others reach this node, if its member does not say.
-            deliver: is handed every notice.
+            address: where others reach this node, if its node info does not say.
+            deliver: is handed every notification.
             clock: on which everything is timed.
         """
         self._backend = backend
@@ -93,7 +93,7 @@ class SharedStateLink:
         self._thread.start()
 
     def send(self, request: Request) -> None:
-        """Say something; what comes of it is delivered as notices."""
+        """Say something; what comes of it is delivered as notifications."""
         self._requests.put(request)
 
     def close(self) -> None:
@@ -131,13 +131,13 @@ class SharedStateLink:
     def _step_with_retries(self, request: Request) -> None:
         """A backend out of reach is tried again: what was asked for must not be lost. A damaged state stays damaged."""
         since = self._clock.monotonic()
-        patience = request.timeout if isinstance(request, JoinRequest) else _MAX_UNREACHABLE
+        timeout = request.timeout if isinstance(request, JoinRequest) else _MAX_UNREACHABLE
         while True:
             try:
                 self._step_request(request)
                 return
             except RendezvousConnectionError as error:
-                if self._ending.is_set() or self._clock.monotonic() - since > patience:
+                if self._ending.is_set() or self._clock.monotonic() - since > timeout:
                     raise
                 log.warning("the rendezvous state is out of reach: %s; trying again", error)
                 self._ending.wait(_POLL_INTERVAL)
@@ -150,7 +150,7 @@ class SharedStateLink:
             return Heartbeat()
 
     def _retry_timeout(self) -> float:
-        # Often enough that our own beats are on time, and that a silent node is timed and not slept over.
+        # Often enough that our own heartbeats are on time, and that a silent node is timed and not slept over.
         until = [min(_POLL_INTERVAL, self._settings.keep_alive_interval / 2)]
         if self._pending is not None and self._node not in self._state.redundancy_list:
             left = self._pending.deadline - self._clock.monotonic()
@@ -166,12 +166,12 @@ class SharedStateLink:
                 log.warning("%s is taken out of the rendezvous: %s", name_of(self._state, node), silent)
                 self._step(node, Exit(Reason.LOST, silent))
         match request:
-            case JoinRequest(node_info=member, timeout=timeout, waited=waited):
-                address = member.address or self.address
+            case JoinRequest(node_info=node_info, timeout=timeout, waited=waited):
+                address = node_info.address or self.address
                 now = self._clock.monotonic()
-                member = member._replace(address=address)
-                self._report_differences(member)
-                self._pending = Join(member, now + timeout, now - waited, self._state.abandoned.number)
+                node_info = node_info._replace(address=address)
+                self._report_differences(node_info)
+                self._pending = Join(node_info, now + timeout, now - waited, self._state.abandoned.number)
             case LeaveRequest(wants_reply=asks):
                 self._pending = None
                 self._step(self._node, Exit())
@@ -188,11 +188,11 @@ class SharedStateLink:
         if self._heartbeat_at is not None and self._state.knows(self._node):
             self._step(self._node, KeepLeaseAlive())
 
-    def _report_differences(self, member: NodeInfo) -> None:
+    def _report_differences(self, node_info: NodeInfo) -> None:
         """Tell people if this node was started in another way than the job, as far as the state shows that."""
         from rallypoint.coordinator.differences import differences
 
-        found = () if self._state.is_initial else differences(member, None, self._state, self._settings)
+        found = () if self._state.is_initial else differences(node_info, None, self._state, self._settings)
         if found:
             self._deliver_if_open(ConfigDiffers(name_of(self._state, self._node), found))
 
@@ -200,8 +200,10 @@ class SharedStateLink:
         state, now = self._state, self._clock.monotonic()
         join = self._pending if self._node not in state.redundancy_list else None
         left = -1.0 if join is None else join.deadline - now
-        tells = next(iter(nodes_waiting_alike(state, self._node))) == self._node
-        return progress(state, self._node, self._settings, self._observer.clock_view(now), ends_in=left, tells=tells)
+        reports = next(iter(nodes_waiting_alike(state, self._node))) == self._node
+        return progress(
+            state, self._node, self._settings, self._observer.clock_view(now), ends_in=left, reports=reports
+        )
 
     def _continue_join(self) -> None:
         join = self._pending
@@ -213,13 +215,13 @@ class SharedStateLink:
             self._pending = ran.operation if isinstance(ran.operation, Join) else None
             return
         self._pending = None
-        sight = self._observer.clock_view(self._clock.monotonic())
-        refused = join_refusal(ran, self._node, before, self._state, self._settings, sight)
+        view = self._observer.clock_view(self._clock.monotonic())
+        refused = join_refusal(ran, self._node, before, self._state, self._settings, view)
         if refused is not None:
             self._deliver_if_open(refused)
 
     def _step(self, node: NodeId, operation: Operation) -> OperationResult:
-        def sight() -> ClockView:
+        def view() -> ClockView:
             return self._observer.clock_view(self._clock.monotonic(), self._heartbeat_at)
 
         def write(state: State) -> None:
@@ -227,7 +229,7 @@ class SharedStateLink:
             if self._write(state) and node == self._node:
                 self._heartbeat_at = began
 
-        return run_operation(operation, node, self._settings, lambda: self._state, sight, write)
+        return run_operation(operation, node, self._settings, lambda: self._state, view, write)
 
     def _read(self) -> None:
         found = self._backend.get_state()
@@ -255,12 +257,12 @@ class SharedStateLink:
             # What the join brings along (a worker store) may have been used in that round: the node must join anew.
             self._pending = None
         self._joined = self._joined or after.knows(self._node)
-        for notice in notification_diff(before, after, self._node, joined=self._joined):
-            self._deliver_if_open(notice)
+        for notification in notification_diff(before, after, self._node, joined=self._joined):
+            self._deliver_if_open(notification)
 
-    def _deliver_if_open(self, notice: Notification) -> None:
+    def _deliver_if_open(self, notification: Notification) -> None:
         if not self._ending.is_set():
-            self._deliver(notice)
+            self._deliver(notification)
 
 
 class _BackendWatcher:

@@ -71,7 +71,7 @@ class WorkerStoreSupply(Protocol):
         ...
 
     def close(self) -> None:
-        """Let go of all. Idempotent."""
+        """Release everything. Idempotent."""
         ...
 
 
@@ -166,9 +166,9 @@ class AgentStoreSupply:
 
     def begin_round(self, *, is_host: bool, clients: int) -> None:
         """See `WorkerStoreSupply.begin`."""
-        former, self._current = self._current, None
-        if former is not None:
-            former.close()
+        previous, self._current = self._current, None
+        if previous is not None:
+            previous.close()
         if is_host:
             self._current, self._prepared = self._prepared, None
             allow_connections(clients)

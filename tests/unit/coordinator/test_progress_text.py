@@ -50,7 +50,7 @@ LOST = (MissingNode("n3 (rank 2)", Reason.LOST, 18.0),)
             ELASTIC._replace(complete=True, ends_in=7.0),
             "round 0 runs with 2 nodes (n1, n2); this node waits for the next round; giving up in 7 s",
         ),
-        (ELASTIC._replace(spare=True), "all 4 seats of round 0 are taken; this node waits as a spare"),
+        (ELASTIC._replace(spare=True), "all 4 places of round 0 are taken; this node waits as a spare"),
         (FIXED._replace(members=("n1\x1b[31m", "n2")), "2 of 3 nodes are in (n1?[31m, n2), 1 is missing"),
     ],
 )

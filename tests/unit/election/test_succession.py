@@ -79,7 +79,7 @@ class Job:
         self.settings = Settings("job", least, nodes, last_call_timeout=5.0)
         self.time = Time()
         self.shelf = Shelf()
-        self.hub = Dispatcher(self.settings, self.time, memory=self.shelf)
+        self.hub = Dispatcher(self.settings, self.time, journal=self.shelf)
         self.nodes = [Node(number) for number in range(nodes)]
         for node in self.nodes:
             self.open(node)
@@ -116,14 +116,14 @@ class Job:
         former = RestoredState(self.hub.incarnation, self.shelf.kept)
         self.shelf = Shelf()
         self.shelf.kept = former.state
-        self.hub = Dispatcher(self.settings, self.time, former=former, memory=self.shelf)
+        self.hub = Dispatcher(self.settings, self.time, restored=former, journal=self.shelf)
         for node in self.nodes:
             node.session = 0
 
     def forgotten(self) -> None:
         """The arbiter is gone, and so is what was kept; one that knows nothing begins."""
         self.shelf = Shelf()
-        self.hub = Dispatcher(self.settings, self.time, memory=self.shelf)
+        self.hub = Dispatcher(self.settings, self.time, journal=self.shelf)
         for node in self.nodes:
             node.session = 0
 

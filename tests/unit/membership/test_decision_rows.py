@@ -51,7 +51,7 @@ ROWS: list[tuple[str, Operation, State, ClockView, ActionKind]] = [
         ActionKind.SYNC,
     ),
     (
-        "5: spare, a seat is free",
+        "5: spare, a place is free",
         JOIN,
         State(participants={A: IN}, redundancy_list={ME: MEMBER}),
         ClockView(0),
@@ -159,7 +159,7 @@ ROWS: list[tuple[str, Operation, State, ClockView, ActionKind]] = [
         ActionKind.REMOVE_FROM_WAIT_LIST,
     ),
     (
-        "seats of survivors are kept",
+        "places of survivors are kept",
         JOIN,
         State(round=1, participants={A: IN}, survivors={B: 1, C: 2}),
         ClockView(0),

@@ -40,9 +40,9 @@ def key(request: pytest.FixtureRequest) -> str:
 
 
 @contextmanager
-def backend(*endpoints: Endpoint, key: str, ttl: int = 7200, patience: float | None = None) -> Iterator[EtcdV2Backend]:
-    deadline = None if patience is None else Deadline.after(patience)
-    made = EtcdV2Backend(EtcdV2Client(endpoints), key, ttl=ttl, patience=deadline)
+def backend(*endpoints: Endpoint, key: str, ttl: int = 7200, timeout: float | None = None) -> Iterator[EtcdV2Backend]:
+    deadline = None if timeout is None else Deadline.after(timeout)
+    made = EtcdV2Backend(EtcdV2Client(endpoints), key, ttl=ttl, deadline=deadline)
     with closing(made):
         yield made
 
@@ -279,7 +279,7 @@ def test_an_etcd_that_comes_late_is_waited_for(tmp_path: Path, key: str, caplog:
     with running(tmp_path, 1, arguments=["--enable-v2"]) as cluster:
         member = cluster.members[0]
         member.kill()
-        with backend(member.endpoint, key=key, patience=60) as one:
+        with backend(member.endpoint, key=key, timeout=60) as one:
             threading.Timer(1.5, member.start).start()
             assert one.get_state() is None
         member.wait_ready()
@@ -294,7 +294,7 @@ def test_an_etcd_that_takes_the_connection_and_is_silent_is_told_of_soon(
     with listening_socket("127.0.0.1", 0) as silent:
         endpoint = Endpoint("127.0.0.1", silent.getsockname()[1])
         client = EtcdV2Client([endpoint], timeout=1.0)
-        made = EtcdV2Backend(client, key, patience=Deadline.after(0.5))
+        made = EtcdV2Backend(client, key, deadline=Deadline.after(0.5))
         with closing(made), pytest.raises(RendezvousError, match="before the join deadline"):
             made.get_state()
     assert caplog.messages == [f"no etcd has answered at {endpoint} yet; check --rdzv-endpoint"]
@@ -308,9 +308,9 @@ def test_a_cluster_without_a_quorum_is_waited_for(tmp_path: Path, key: str) -> N
         for member in others:
             member.kill()
         said = f"etcd at {first.endpoint} .*has not answered before the join"
-        with backend(first.endpoint, key=key, patience=1.0) as one, pytest.raises(RendezvousError, match=said):
+        with backend(first.endpoint, key=key, timeout=1.0) as one, pytest.raises(RendezvousError, match=said):
             one.get_state()
-        with backend(first.endpoint, key=key, patience=60) as one:
+        with backend(first.endpoint, key=key, timeout=60) as one:
             for member in others:
                 threading.Timer(1.0, member.start).start()
             assert one.get_state() is None
@@ -321,7 +321,7 @@ def test_a_cluster_without_a_quorum_is_waited_for(tmp_path: Path, key: str) -> N
 
 def test_an_etcd_that_does_not_come_is_waited_for_until_the_deadline(key: str) -> None:
     port = free_port()
-    with backend(Endpoint("127.0.0.1", port), key=key, patience=1.2) as one:
+    with backend(Endpoint("127.0.0.1", port), key=key, timeout=1.2) as one:
         began = time.monotonic()
         with pytest.raises(RendezvousError, match=f"no etcd answers at 127.0.0.1:{port} .Connection refused.; it has"):
             one.get_state()
@@ -329,7 +329,7 @@ def test_an_etcd_that_does_not_come_is_waited_for_until_the_deadline(key: str) -
 
 
 def test_who_is_in_a_hurry_does_not_wait_for_an_etcd(key: str) -> None:
-    with backend(Endpoint("127.0.0.1", free_port()), key=key, patience=PATIENCE) as one:
+    with backend(Endpoint("127.0.0.1", free_port()), key=key, timeout=PATIENCE) as one:
         threading.Timer(0.2, one.cancel_waits).start()
         began = time.monotonic()
         with pytest.raises(RendezvousConnectionError):
@@ -340,7 +340,7 @@ def test_who_is_in_a_hurry_does_not_wait_for_an_etcd(key: str) -> None:
 @pytest.mark.process
 @pytest.mark.etcd
 def test_an_etcd_without_the_v2_api(tmp_path: Path, key: str) -> None:
-    with running(tmp_path, 1) as cluster, backend(*cluster.endpoints, key=key, patience=PATIENCE) as one:
+    with running(tmp_path, 1) as cluster, backend(*cluster.endpoints, key=key, timeout=PATIENCE) as one:
         with pytest.raises(RendezvousError, match="has no v2 API of etcd: use --rdzv-backend=etcd") as caught:
             one.get_state()
         assert not isinstance(caught.value, RendezvousConnectionError), "waiting cannot help"

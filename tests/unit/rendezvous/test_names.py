@@ -67,14 +67,14 @@ def test_the_others_hear_who_was_lost_and_how(reset: str, told: str) -> None:
     assert (end.node, end.detail) == ("n2 (rank 1)", told)
 
 
-def test_a_newcomer_is_named_and_not_who_has_drained_the_round() -> None:
+def test_a_new_node_is_named_and_not_who_has_drained_the_round() -> None:
     arbiter = running(A, B)
     arbiter.open(3, C, 1.0, address=C.addr)
     told = arbiter.receive(3, JoinRequest(MEMBER, 600.0), 1.0)
     assert {notice for _, notice in told} == {NodesWaiting(0, 1, ("n3",))}
     sends = arbiter.receive(1, Drain(0), 1.0)
     assert {notice.end.detail for _, notice in sends if isinstance(notice, RoundEnded)} == {
-        "the newcomer n3 is taken in"
+        "the new node n3 is taken in"
     }
 
 

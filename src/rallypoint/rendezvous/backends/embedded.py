@@ -97,7 +97,7 @@ class _EmbeddedControl:
         self._listeners = listeners
         self._server: ControlServer | None = None
         self._standalone = False
-        """Whether the hub is here and needs no server."""
+        """Whether the dispatcher is here and needs no server."""
         self._timer_thread: TimerThread | None = None
 
     def open(self, deliver: Deliver, deadline: Deadline) -> Link:
@@ -152,11 +152,11 @@ class _EmbeddedControl:
         address = self._local_addr or own_address(self._endpoint)
         if self.settings.max_nodes == 1 and self._endpoint.port == 0:
             self._standalone = True
-            hub = Dispatcher(
+            dispatcher = Dispatcher(
                 self.settings
             )  # nobody else can come, nor know the port: no socket, and no thread if none waits
             if self.settings.restart_backoff:
-                self._timer_thread = TimerThread(hub)
+                self._timer_thread = TimerThread(dispatcher)
         else:
             try:
                 listeners = self._listeners()
@@ -170,10 +170,10 @@ class _EmbeddedControl:
             from rallypoint.base.descriptors import allow_nodes
             from rallypoint.coordinator.server import ControlServer
 
-            # The workers keep the limit that they would have had: their guardian was started before.
+            # The workers keep the limit that they would have had: their reaper was started before.
             allow_nodes(self.settings.max_nodes)
-            hub = Dispatcher(self.settings)
-            self._server = ControlServer(hub, listeners, keys=accepted_keys(), tls=self._tls)
+            dispatcher = Dispatcher(self.settings)
+            self._server = ControlServer(dispatcher, listeners, keys=accepted_keys(), tls=self._tls)
             log.info("control plane listens on port %d", self._server.port)
         record_hosting(self.settings.run_id)
-        return LocalLink(hub, own_node(address), deliver, address)
+        return LocalLink(dispatcher, own_node(address), deliver, address)

@@ -51,7 +51,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     Raises:
         UserError: an option or the endpoint cannot work.
     """
-    settings = settings_of(params, counts_beats=True)
+    settings = settings_of(params, counts_heartbeats=True)
     place = _EtcdV2LinkFactory(client_of(params), params, settings)
     return ElasticHandler(
         params.backend,
@@ -91,7 +91,7 @@ class EtcdV2Backend(RendezvousBackend):
         run_id: str,
         key_prefix: str = DEFAULT_PREFIX,
         ttl: int = DEFAULT_TTL,
-        patience: Deadline | None = None,
+        deadline: Deadline | None = None,
     ) -> None:
         """Nothing is opened yet.
 
@@ -100,7 +100,7 @@ class EtcdV2Backend(RendezvousBackend):
             run_id: the job's id.
             key_prefix: what the key begins with.
             ttl: seconds after the last write for which etcd keeps the state.
-            patience: until when to wait for an etcd that has never answered; None for not at all.
+            deadline: until when to wait for an etcd that has never answered; None for not at all.
 
         Raises:
             UserError: an empty run id, or a life that is not positive.
@@ -112,7 +112,7 @@ class EtcdV2Backend(RendezvousBackend):
         self._client = client
         self._key = f"{key_prefix.rstrip('/')}/{run_id}"
         self._ttl = ttl
-        self._connect_timeout = patience
+        self._deadline = deadline
         self._hurry = threading.Event()
         self._begun = threading.Event()
         self._modified = 0
@@ -205,7 +205,7 @@ class EtcdV2Backend(RendezvousBackend):
     # Inside
 
     def _first_read(self) -> V2Read:
-        """As `_read`, but an etcd that does not answer yet, or has no quorum, is waited for until the patience ends."""
+        """As `_read`, but an etcd that does not answer yet, or has no quorum, is waited for until the deadline ends."""
         told_at: float | None = None
         slow = threading.Timer(_TELL_FIRST, self._warn_of_silence)
         slow.daemon = True
@@ -214,17 +214,17 @@ class EtcdV2Backend(RendezvousBackend):
             try:
                 return self._read(quorum=True)
             except RendezvousConnectionError as error:
-                patience = self._connect_timeout
-                if patience is None or self._hurry.is_set():
+                deadline = self._deadline
+                if deadline is None or self._hurry.is_set():
                     raise
-                now = patience.clock.monotonic()
-                if patience.expired:
+                now = deadline.clock.monotonic()
+                if deadline.expired:
                     # Not as an error that asks to be tried again: there is no time left for that.
                     raise RendezvousError(f"{error}; it has not answered before the join deadline") from None
                 if told_at is None or now - told_at >= _TELL_EVERY:
                     told_at = now
-                    log.warning("%s; trying again for another %.0f s", error, patience.remaining())
-                self._hurry.wait(min(_RETRY_PAUSE, patience.remaining()))
+                    log.warning("%s; trying again for another %.0f s", error, deadline.remaining())
+                self._hurry.wait(min(_RETRY_PAUSE, deadline.remaining()))
             finally:
                 slow.cancel()
 
@@ -296,7 +296,7 @@ class _EtcdV2LinkFactory:
 
     def open(self, deliver: Deliver, deadline: Deadline) -> Link:
         """Begin; etcd is asked by the link's own thread."""
-        backend = EtcdV2Backend(self._client, self._settings.run_id, self._prefix, patience=deadline)
+        backend = EtcdV2Backend(self._client, self._settings.run_id, self._prefix, deadline=deadline)
         address = self._local_addr or own_address(self._client.endpoint)
         node = own_node(address)
         return _EtcdV2Link(backend, SharedStateLink(backend, self._settings, node, address, deliver))

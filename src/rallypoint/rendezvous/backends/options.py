@@ -73,7 +73,7 @@ def settings_of(
     *,
     join_timeout_key: str = "join_timeout",
     fixed_ranks: bool = False,
-    counts_beats: bool = False,
+    counts_heartbeats: bool = False,
 ) -> Settings:
     """The settings that `params` ask for.
 
@@ -81,7 +81,7 @@ def settings_of(
         params: of the backend.
         join_timeout_key: which option holds the seconds to wait for others.
         fixed_ranks: see `Settings`.
-        counts_beats: see `Settings`.
+        counts_heartbeats: see `Settings`.
 
     Raises:
         UserError: a time is not a whole number, or not positive, or the run id is empty.
@@ -108,7 +108,7 @@ def settings_of(
         restart_backoff_max=params.get_as_seconds("restart_backoff_max", 300.0),
         same_failure_limit=_count(params, "same_failure_limit"),
         fixed_ranks=fixed_ranks,
-        counts_heartbeats=counts_beats,
+        counts_heartbeats=counts_heartbeats,
     )
 
 

@@ -79,19 +79,19 @@ class _EndpointIsLocal(Exception):
 class EndpointCheck:
     """Looks, on rank 0, whether the endpoint leads here, until that is known or the first round is complete."""
 
-    def __init__(self, place: DialTarget, hub: Dispatcher, deliver: Deliver, local_id: int) -> None:
+    def __init__(self, place: DialTarget, dispatcher: Dispatcher, deliver: Deliver, local_id: int) -> None:
         """Nothing happens before `start`.
 
         Args:
             place: of the job's endpoint.
-            hub: the job's, which is served here.
+            dispatcher: the job's, which is served here.
             deliver: is handed a `LinkLost` if the job of the endpoint is another's.
             local_id: which handler of this process asks.
         """
         self._target = place
-        self._dispatcher = hub
+        self._dispatcher = dispatcher
         self._deliver = deliver
-        self._dialer = Dialer(place, hub.settings, local_id)
+        self._dialer = Dialer(place, dispatcher.settings, local_id)
         self._addresses: list[str] = []
         self._answered_at: float | None = None
         """Since when another server of the job has answered at each attempt."""

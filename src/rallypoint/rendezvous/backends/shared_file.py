@@ -31,7 +31,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     Raises:
         UserError: an option cannot work.
     """
-    place = _FileLinkFactory(params.endpoint, settings_of(params, counts_beats=True), params.local_addr)
+    place = _FileLinkFactory(params.endpoint, settings_of(params, counts_heartbeats=True), params.local_addr)
     return ElasticHandler(
         params.backend,
         place.settings,

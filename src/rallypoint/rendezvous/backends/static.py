@@ -70,9 +70,9 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     only_here = is_loopback(endpoint.host) and params.endpoint_given
     listeners = partial(control_listeners, params, [endpoint.host], endpoint.port, only_here=only_here)
     peers = store_peers(params, only_here=only_here or params.max_nodes == 1)
-    door = None if peers is None else StoreAccess(peers)
+    access = None if peers is None else StoreAccess(peers)
     master = _StaticEndpoint(
-        endpoint, settings, rank, control_tls(params.config), params.endpoint_flag, listeners, door
+        endpoint, settings, rank, control_tls(params.config), params.endpoint_flag, listeners, access
     )
     return ElasticHandler(
         params.backend,
@@ -100,7 +100,7 @@ class _StaticEndpoint:
         tls: ControlTls | None,
         flag: str,
         listeners: Callable[[], list[socket.socket]],
-        door: StoreAccess | None,
+        access: StoreAccess | None,
     ) -> None:
         self._endpoint = endpoint
         self._settings = settings
@@ -108,7 +108,7 @@ class _StaticEndpoint:
         self._tls = tls
         self._flag = flag
         self._listeners = listeners
-        self._access = door
+        self._access = access
         self._endpoint_check: EndpointCheck | None = None
         self._stores: RoundStores | None = None
         self._server: ControlServer | None = None
@@ -133,24 +133,24 @@ class _StaticEndpoint:
                 "rank 0 of this job runs on this machine already, give this node a --node-rank of its own"
             ) from None
         allow_nodes(self._settings.max_nodes)
-        hub = Dispatcher(self._settings)
+        dispatcher = Dispatcher(self._settings)
         # Nobody's worker can come before this node has been told its place, and who the others are.
         self._stores = RoundStores(StoreGuard(peers=()) if self._access is not None and self._access.guards else None)
         self._server = ControlServer(
-            hub, listeners, keys=accepted_keys(), tls=self._tls, fallback=self._stores.add_connection
+            dispatcher, listeners, keys=accepted_keys(), tls=self._tls, fallback=self._stores.add_connection
         )
         self._endpoint = Endpoint(self._endpoint.host, self._server.port)
         if not is_this_machine(self._endpoint.host, ask=False):
-            self._begin_check(hub, deliver)
-        return LocalLink(hub, own_node(self._endpoint.host), deliver, self._endpoint.host)
+            self._begin_check(dispatcher, deliver)
+        return LocalLink(dispatcher, own_node(self._endpoint.host), deliver, self._endpoint.host)
 
     def _dial_target(self) -> DialTarget:
         return DialTarget(self._endpoint, job_key(self._settings.run_id), self._tls, self._flag)
 
-    def _begin_check(self, hub: Dispatcher, deliver: Deliver) -> None:
+    def _begin_check(self, dispatcher: Dispatcher, deliver: Deliver) -> None:
         from rallypoint.rendezvous.backends.rank_zero import EndpointCheck
 
-        self._endpoint_check = EndpointCheck(self._dial_target(), hub, deliver, local_id())
+        self._endpoint_check = EndpointCheck(self._dial_target(), dispatcher, deliver, local_id())
         shared_loop().call(self._endpoint_check.start)
 
     def close_server(self) -> None:

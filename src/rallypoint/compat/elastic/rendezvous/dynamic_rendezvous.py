@@ -121,7 +121,7 @@ class DynamicRendezvousHandler(ElasticHandler):
 
     def __init__(self, params: RendezvousParameters, store: Store, backend: RendezvousBackend) -> None:
         """`store` is what `RendezvousInfo.store` leads to; `backend` is this handler's alone from now on."""
-        settings = settings_of(params, counts_beats=True)
+        settings = settings_of(params, counts_heartbeats=True)
         super().__init__(
             params.backend, settings, self._open_backend, worker_stores(params), rank_hint=rank_hint(params)
         )
