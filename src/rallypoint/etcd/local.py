@@ -3,7 +3,7 @@
 Laws:
 
 1. It lives no longer than the process that started it, however that ends, and its data folder goes with it: both are
-   `local_keeper`'s work. Below a folder that the caller gave, it has one of its own.
+   the work of `local_supervisor`. Below a folder that the caller gave, it has one of its own.
 2. Ports are the kernel's choice; where somebody is quicker to take one, others are tried.
 3. That what answers is ours, and not somebody else's on the same port, its name says.
 """
@@ -32,7 +32,7 @@ BINARY_VARIABLE = "TORCHELASTIC_ETCD_BINARY_PATH"
 _HOST = "127.0.0.1"
 _POLL_INTERVAL = 0.02
 _GRACE_PERIOD = 15.0
-"""Seconds for the keeper to end, which has little to do."""
+"""Seconds for the supervisor to end, which has little to do."""
 
 
 def find_binary() -> str:
@@ -152,15 +152,15 @@ class LocalEtcd:
 
     def stop(self) -> None:
         """End it, and remove its data. Idempotent."""
-        keeper, self._supervisor = self._supervisor, None
+        supervisor, self._supervisor = self._supervisor, None
         self._endpoint = None
-        if keeper is not None:
-            keeper.terminate()
+        if supervisor is not None:
+            supervisor.terminate()
             try:
-                keeper.wait(_GRACE_PERIOD)
+                supervisor.wait(_GRACE_PERIOD)
             except subprocess.TimeoutExpired:
-                keeper.kill()
-                keeper.wait()
+                supervisor.kill()
+                supervisor.wait()
         if self._log is not None:
             self._log.close()
             self._log = None
@@ -192,8 +192,8 @@ class LocalEtcd:
             raise user_error(text, error) from None
         self._name = os.path.basename(self._folder)
         self._endpoint = Endpoint(_HOST, self._port or free_port())
-        keeper = str(Path(__file__).with_name("local_supervisor.py"))
-        command = [sys.executable, "-I", "-S", keeper, str(os.getpid()), self._folder, *self._command()]
+        supervisor = str(Path(__file__).with_name("local_supervisor.py"))
+        command = [sys.executable, "-I", "-S", supervisor, str(os.getpid()), self._folder, *self._command()]
         environment = {name: value for name, value in os.environ.items() if not _configures_etcd(name)}
         if stderr is None:
             stderr = self._log = open(os.path.join(self._folder, "log"), "w+b")  # noqa: SIM115 - `stop` closes it
@@ -261,7 +261,7 @@ class LocalEtcd:
         """What it said last in its log, where that is ours to read."""
         if self._log is None:
             return ""
-        self._log.seek(0)  # the keeper may have removed the file, and has not taken it from us
+        self._log.seek(0)  # the supervisor may have removed the file, which is still open here
         lines = self._log.read().decode(errors="replace").strip().splitlines()
         for line in reversed(lines):
             try:

@@ -1,6 +1,6 @@
 """Stands between a throw-away etcd and who wanted it: run as a program, with nothing but the standard library.
 
-    local_keeper.py PID FOLDER COMMAND...
+    local_supervisor.py PID FOLDER COMMAND...
 
 It runs the command, kills it when the process PID has ended, in whatever way, or on SIGTERM, and removes FOLDER. Should
 it be killed itself, the kernel kills the command.
@@ -39,18 +39,18 @@ def main(owner: int, folder: str, command: list[str]) -> int:
         _until_readable(asked, watched, os.pidfd_open(process.pid))
         process.kill()
         return process.wait()
-    except ProcessLookupError:  # whoever wanted it has gone
+    except ProcessLookupError:  # the owner has ended
         return 0
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 def _die_with_parent() -> Callable[[], None]:
-    libc, keeper = ctypes.CDLL(None), os.getpid()
+    libc, supervisor = ctypes.CDLL(None), os.getpid()
 
     def tie() -> None:
         libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != keeper:
+        if os.getppid() != supervisor:
             os._exit(1)
 
     return tie
