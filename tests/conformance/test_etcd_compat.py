@@ -164,7 +164,7 @@ def test_counting_by_many(store: EtcdStore) -> None:
     assert sorted(number for each in seen for number in each) == list(range(1, 41))
     assert store.add("n", -40) == 0
     store.set("word", "x")
-    with pytest.raises(ValueError, match="holds b'x', which is no number"):
+    with pytest.raises(ValueError, match="b'x' of key 'word' is not a number"):
         store.add("word", 1)
 
 

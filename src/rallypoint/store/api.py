@@ -7,10 +7,11 @@ callers give them. A store may be used by several threads; where one of them wai
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rallypoint.base.errors import UserError
+from rallypoint.store.errors import StoreTimeoutError
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -53,13 +54,13 @@ class Store(ABC):
     def set(self, key: str, value: str | bytes) -> None:
         """Store a value."""
 
-    @abstractmethod
     def get(self, key: str) -> bytes:
         """The value; waits until the key is there.
 
         Raises:
             StoreTimeoutError: it did not come within the store's timeout.
         """
+        return self.multi_get([key])[0]
 
     @abstractmethod
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
@@ -103,35 +104,35 @@ class Store(ABC):
             StoreTimeoutError: they did not come within the store's timeout.
         """
 
-    @abstractmethod
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Store one value for each key, one by one.
 
         Raises:
             UserError: there are not as many values as keys.
         """
+        for key, value in pairs(keys, values):
+            self.set(key, value)
 
     @abstractmethod
     def delete_key(self, key: str) -> bool:
         """Remove a value. Whether it was there."""
 
-    @abstractmethod
     def num_keys(self) -> int:
         """The number of keys, those of the store's own bookkeeping included where it keeps any in the store."""
+        return len(self.list_keys())
 
     @abstractmethod
     def list_keys(self) -> list[str]:
         """The names of all keys, in no order."""
 
-    @abstractmethod
     def queue_push(self, key: str, value: str | bytes) -> None:
         """Put a value at the end of a queue. Queues and values of the same name have nothing to do with each other.
 
         Raises:
             NotImplementedError: the store has no queues.
         """
+        raise NotImplementedError(_NO_QUEUES.format(self._where()))
 
-    @abstractmethod
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         """Take the oldest value out of a queue; unless `block` is false, waits for one.
 
@@ -140,43 +141,107 @@ class Store(ABC):
             StoreTimeoutError: none came within the store's timeout.
             NotImplementedError: the store has no queues.
         """
+        raise NotImplementedError(_NO_QUEUES.format(self._where()))
 
-    @abstractmethod
     def queue_len(self, key: str) -> int:
         """The number of values in a queue.
 
         Raises:
             NotImplementedError: the store has no queues.
         """
+        raise NotImplementedError(_NO_QUEUES.format(self._where()))
 
-    @abstractmethod
     def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
         """Wait until `world_size` callers have come to this barrier. One that has opened stays open.
 
         Raises:
             StoreTimeoutError: they did not come within the timeout, by default the store's. The caller stays counted.
         """
+        # A server has barriers of its own; elsewhere members are counted, by torch's names for the keys.
+        limit = self._seconds(timeout)
+        opened = f"{key}/last_member"
+        if self.add(f"{key}/num_members", 1) >= world_size:
+            self.set(opened, b"1")
+        try:
+            self.wait([opened], limit)
+        except StoreTimeoutError:
+            raise self._barrier_timeout(key, world_size, limit) from None
 
     @abstractmethod
     def clone(self: S) -> S:
         """Another store with the same content, for another thread."""
 
-    @abstractmethod
     def has_extended_api(self) -> bool:
         """Whether all of append, multi_get, multi_set and the queues are there and done by the store itself."""
+        return True
 
     def to_torch(self) -> Any:
         """A `torch.distributed.Store` with the same content, for code that hands it to torch.
 
+        Of a store on a server, in a file, or within another store, it is torch's own kind of it; of any other, one that
+        forwards every call.
+
         Raises:
             UserError: `torch.distributed` is not imported; nothing here imports it.
         """
-        from rallypoint.store.torch_adapter import to_torch
+        from rallypoint.store.torch_adapter import forwarding_store
 
-        return to_torch(self)
+        return forwarding_store(self)
 
     def close(self) -> None:  # noqa: B027 - most stores hold nothing
         """Give back what the store holds, such as a connection. It cannot be used any more. Idempotent."""
+
+    def __enter__(self: S) -> S:
+        return self
+
+    def __exit__(self, *_error: object) -> None:
+        self.close()
+
+    def _where(self) -> str:
+        """Which store this is, for messages: `the store at host:port`."""
+        return f"this {type(self).__name__}"
+
+    def _keys_timeout(self, keys: Sequence[str], limit: float) -> StoreTimeoutError:
+        few = ", ".join(map(repr, keys[:3]))  # not all of a thousand
+        missing = (
+            f"the key {few}" if len(keys) == 1 else f"some of the {len(keys)} keys {few}" + ", ..." * (len(keys) > 3)
+        )
+        return StoreTimeoutError(
+            f"{missing} did not come within {limit:g} s in {self._where()}; "
+            "see whether whoever sets it is alive, or wait longer"
+        )
+
+    def _barrier_timeout(self, key: str, world_size: int, limit: float) -> StoreTimeoutError:
+        return StoreTimeoutError(
+            f"not all of {world_size} came to the barrier {key!r} within {limit:g} s in {self._where()}; "
+            "see which of them is missing, or wait longer"
+        )
+
+
+class ReplacingStore(Store):
+    """A store whose values are changed by putting in their place what a function makes of them."""
+
+    @abstractmethod
+    def _change(self, key: str, choose: Callable[[bytes | None], bytes | None]) -> bytes | None:
+        """Replace a value (None: it is missing) by what `choose` makes of it, or leave it for None.
+
+        Returns:
+            What is there afterwards. `choose` may be called several times, where others change the value too.
+        """
+
+    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
+        wanted, new = value_bytes(expected), value_bytes(desired)
+        present = self._change(key, lambda present: new if wanted == (present or b"") else None)
+        return wanted if present is None else present
+
+    def add(self, key: str, amount: int) -> int:
+        return int(self._change(key, lambda present: increased(key, present, amount)) or b"0")
+
+    def append(self, key: str, value: str | bytes) -> None:
+        self._change(key, lambda present: (present or b"") + value_bytes(value))
+
+
+_NO_QUEUES = "{} has no queues; use a TCPStore or a HashStore"
 
 
 def seconds(timeout: timedelta | float) -> float:
@@ -206,13 +271,17 @@ def value_bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
 
 
-def check_pairs(keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-    """Raises UserError unless there is one value for each key."""
+def pairs(keys: Sequence[str], values: Sequence[str | bytes]) -> Iterator[tuple[str, bytes]]:
+    """Each key with its value. Raises UserError unless there is one for each."""
     if len(keys) != len(values):
         raise UserError(f"multi_set was given {len(keys)} keys and {len(values)} values; give one value for each key")
+    return zip(keys, map(value_bytes, values), strict=True)
 
 
-def named(keys: Sequence[str]) -> str:
-    """Keys that are missing, for a message; not all of a thousand."""
-    shown = ", ".join(map(repr, keys[:3]))
-    return f"the key {shown}" if len(keys) == 1 else f"some of the {len(keys)} keys {shown}" + ", ..." * (len(keys) > 3)
+def increased(key: str, present: bytes | None, amount: int) -> bytes:
+    """A decimal number plus `amount`; None counts as 0. Raises UserError if it is no number."""
+    try:
+        return b"%d" % (int(present or b"0") + amount)
+    except ValueError:
+        shown = (present or b"")[:40]
+        raise UserError(f"the value {shown!r} of key {key!r} is not a number, so nothing can be added to it") from None

@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint
@@ -27,6 +27,7 @@ from rallypoint.store.errors import StoreConnectionError, StoreError, StoreProto
 from rallypoint.store.request_store import Receive, RequestStore, read_number, read_value
 from rallypoint.store.server import StoreServer
 from rallypoint.store.shared_servers import acquire_server, release_server
+from rallypoint.store.torch_adapter import torch_module
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -110,9 +111,10 @@ class TCPStore(RequestStore):
         """What `use_libuv` was."""
         return self._libuv
 
-    def keep_server_running(self) -> None:
-        """The server has clients elsewhere in this process: it ends with `close`, and not when nobody holds this."""
-        self._keep_server = True
+    def to_torch(self) -> Any:
+        made = torch_module().TCPStore(self.host, self.port, timeout=self.timeout, wait_for_workers=False)
+        self._keep_server = True  # it has a client elsewhere: it ends with `close`, and not when nobody holds this
+        return made
 
     def clone(self) -> TCPStore:
         return TCPStore(self.host, self.port, timeout=self._timeout)
@@ -128,12 +130,6 @@ class TCPStore(RequestStore):
         server, self._server = self._server, None
         if server is not None and release_server(server):
             server.close()
-
-    def __enter__(self) -> TCPStore:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         # Torch's users drop stores without closing them, and then want the port again.

@@ -12,7 +12,6 @@ from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from rallypoint.base.clock import Deadline
-from rallypoint.base.errors import UserError
 from rallypoint.etcd.api import (
     Compare,
     Delete,
@@ -26,8 +25,7 @@ from rallypoint.etcd.api import (
     WatchEnd,
     WatchEvent,
 )
-from rallypoint.store.api import DEFAULT_TIMEOUT, Store, check_pairs, key_bytes, key_text, named, value_bytes
-from rallypoint.store.barriers import wait_at_barrier
+from rallypoint.store.api import DEFAULT_TIMEOUT, ReplacingStore, key_bytes, key_text, value_bytes
 from rallypoint.store.errors import QueueEmptyError, StoreConnectionError, StoreProtocolError, StoreTimeoutError
 
 if TYPE_CHECKING:
@@ -41,7 +39,7 @@ _MAX_OPERATIONS = 100
 """In one transaction; etcd's own limit is 128 unless its keeper has set another."""
 
 
-class EtcdStore(Store):
+class EtcdStore(ReplacingStore):
     """A store under a prefix of etcd's keys.
 
     Args:
@@ -62,65 +60,20 @@ class EtcdStore(Store):
         self._queues = prefix + b"queues/"
 
     def set(self, key: str, value: str | bytes) -> None:
-        """See `Store.set`."""
         self._txn([], [self._put(self._key(key), value_bytes(value))])
 
-    def get(self, key: str) -> bytes:
-        """See `Store.get`."""
-        return self.multi_get([key])[0]
-
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """See `Store.compare_set`."""
-        wanted, there = value_bytes(expected), self._key(key)
-        while True:
-            found = self._read(there)
-            if found is None and wanted:
-                return wanted
-            if found is not None and found.value != wanted:
-                return found.value
-            if self._replace(there, found, value_bytes(desired)):
-                return value_bytes(desired)
-
-    def add(self, key: str, amount: int) -> int:
-        """See `Store.add`."""
-        there = self._key(key)
-        while True:
-            found = self._read(there)
-            try:
-                total = amount + (int(found.value) if found is not None else 0)
-            except ValueError:
-                value = b"" if found is None else found.value
-                raise UserError(f"the key {key!r} holds {value[:40]!r}, which is no number to add to") from None
-            if self._replace(there, found, b"%d" % total):
-                return total
-
     def check(self, keys: Sequence[str]) -> bool:
-        """See `Store.check`."""
         return not self._missing(keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
-        """See `Store.wait`."""
         limit = self._seconds(timeout)
         deadline = Deadline.after(limit)
         while missing := self._missing(keys):
             first = [Range(self._key(missing[0])), self._items(missing[0])]
             if not self._await_change(first, deadline, lambda: not self._missing(missing[:1])):
-                raise StoreTimeoutError(
-                    f"{named(keys)} did not come within {limit:g} s in {self._where()}; "
-                    "see whether the one that sets it is alive, or wait longer"
-                )
-
-    def append(self, key: str, value: str | bytes) -> None:
-        """See `Store.append`."""
-        there = self._key(key)
-        while True:
-            found = self._read(there)
-            before = b"" if found is None else found.value
-            if self._replace(there, found, before + value_bytes(value)):
-                return
+                raise self._keys_timeout(keys, limit)
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """See `Store.multi_get`."""
         while True:
             self.wait(keys)
             found = self._read_all([Range(self._key(key)) for key in keys])
@@ -128,30 +81,17 @@ class EtcdStore(Store):
             if len(values) == len(keys):
                 return values
 
-    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """See `Store.multi_set`."""
-        check_pairs(keys, values)
-        for key, value in zip(keys, values, strict=True):
-            self.set(key, value)
-
     def delete_key(self, key: str) -> bool:
-        """See `Store.delete_key`."""
         there = self._key(key)
         while (found := self._read(there)) is not None:
             if self._replace(there, found, None):
                 return True
         return False
 
-    def num_keys(self) -> int:
-        """See `Store.num_keys`."""
-        return len(self._all(self._values))
-
     def list_keys(self) -> list[str]:
-        """See `Store.list_keys`."""
         return [key_text(each.key.removeprefix(self._values)) for each in self._all(self._values)]
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        """See `Store.queue_push`."""
         queue = self._queue(key)
         counter = queue + b"pushed"
         while True:
@@ -162,7 +102,6 @@ class EtcdStore(Store):
                 return
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """See `Store.queue_pop`."""
         items = self._items(key)
         deadline = Deadline.after(self._timeout)
         while True:
@@ -180,20 +119,11 @@ class EtcdStore(Store):
                 )
 
     def queue_len(self, key: str) -> int:
-        """See `Store.queue_len`."""
         return len(self._all(self._items(key).key))
-
-    def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
-        """See `Store.barrier`."""
-        wait_at_barrier(self, key, world_size, self._seconds(timeout), self._where())
 
     def clone(self) -> EtcdStore:
         """Another one over the same client."""
         return EtcdStore(self._client, self._prefix, self._lease, self._timeout)
-
-    def has_extended_api(self) -> bool:
-        """True."""
-        return True
 
     # Names
 
@@ -230,6 +160,17 @@ class EtcdStore(Store):
             answers = self._as_store_errors(partial(self._client.txn, [], some, repeatable=True)).responses
             found += [each.kvs[0] if isinstance(each, RangeResult) and each.kvs else None for each in answers]
         return found
+
+    def _change(self, key: str, choose: Callable[[bytes | None], bytes | None]) -> bytes | None:
+        there = self._key(key)
+        while True:
+            found = self._read(there)
+            present = None if found is None else found.value
+            new = choose(present)
+            if new is None:
+                return present
+            if self._replace(there, found, new):
+                return new
 
     def _missing(self, keys: Sequence[str]) -> list[str]:
         """Those that have neither a value nor anything in their queue."""

@@ -14,14 +14,13 @@ import stat
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.clock import Deadline
-from rallypoint.base.errors import UserError
-from rallypoint.store.api import DEFAULT_TIMEOUT, Store, check_pairs, key_bytes, key_text, named, value_bytes
-from rallypoint.store.barriers import wait_at_barrier
-from rallypoint.store.errors import StoreConnectionError, StoreProtocolError, StoreTimeoutError
+from rallypoint.store.api import DEFAULT_TIMEOUT, ReplacingStore, increased, key_bytes, key_text, pairs, value_bytes
+from rallypoint.store.errors import StoreConnectionError, StoreProtocolError
 from rallypoint.store.filerecords import CLEANUP, REFCOUNT, removing, replay, setting
+from rallypoint.store.torch_adapter import torch_module
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -30,7 +29,7 @@ _POLL = 0.01
 _PIECE = 1 << 20
 
 
-class FileStore(Store):
+class FileStore(ReplacingStore):
     """A store in the file at `path`.
 
     Args:
@@ -56,7 +55,7 @@ class FileStore(Store):
         self._size = 0  # how much of the file `_content` has taken in
         self._closed = False
         with self._locked() as append:
-            append(setting(REFCOUNT, self._added(REFCOUNT, 1)))
+            append(self._counted(REFCOUNT, 1))
 
     @property
     def path(self) -> str:
@@ -67,25 +66,6 @@ class FileStore(Store):
         with self._locked() as append:
             append(setting(_slashed(key), value_bytes(value)))
 
-    def get(self, key: str) -> bytes:
-        return self._wait_for([key], self._timeout)[0]
-
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        name, wanted, new = _slashed(key), value_bytes(expected), value_bytes(desired)
-        with self._locked() as append:
-            present = self._content.get(name)
-            if wanted != (present or b""):
-                return wanted if present is None else present
-            append(setting(name, new))
-            return new
-
-    def add(self, key: str, amount: int) -> int:
-        name = _slashed(key)
-        with self._locked() as append:
-            total = self._added(name, amount)
-            append(setting(name, total))
-            return int(total)
-
     def check(self, keys: Sequence[str]) -> bool:
         with self._locked(shared=True):
             return all(_slashed(key) in self._content for key in keys)
@@ -93,17 +73,11 @@ class FileStore(Store):
     def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
         self._wait_for(keys, self._seconds(timeout))
 
-    def append(self, key: str, value: str | bytes) -> None:
-        name = _slashed(key)
-        with self._locked() as append:
-            append(setting(name, self._content.get(name, b"") + value_bytes(value)))
-
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         return self._wait_for(keys, self._timeout)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        check_pairs(keys, values)
-        records = [setting(_slashed(key), value_bytes(value)) for key, value in zip(keys, values, strict=True)]
+        records = [setting(_slashed(key), value) for key, value in pairs(keys, values)]
         with self._locked() as append:
             append(b"".join(records))
 
@@ -115,25 +89,10 @@ class FileStore(Store):
             append(removing(name))
             return True
 
-    def num_keys(self) -> int:
-        """The number of keys, without those that count openers and closers."""
-        return len(self.list_keys())
-
     def list_keys(self) -> list[str]:
+        """The keys, without those that count openers and closers."""
         with self._locked(shared=True):
             return [key_text(key[1:]) for key in self._content if key.startswith(b"/")]
-
-    def queue_push(self, key: str, value: str | bytes) -> None:
-        raise NotImplementedError(_NO_QUEUES)
-
-    def queue_pop(self, key: str, block: bool = True) -> bytes:
-        raise NotImplementedError(_NO_QUEUES)
-
-    def queue_len(self, key: str) -> int:
-        raise NotImplementedError(_NO_QUEUES)
-
-    def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
-        wait_at_barrier(self, key, world_size, self._seconds(timeout), self._where())
 
     def clone(self) -> FileStore:
         """Another one that has the file open; it counts as one of the world size."""
@@ -143,23 +102,20 @@ class FileStore(Store):
         """False: there are no queues."""
         return False
 
+    def to_torch(self) -> Any:
+        return torch_module().FileStore(self._path, -1)
+
     def close(self) -> None:
         """Close the file, and remove it if all of the world size have. Idempotent."""
         if self._closed:
             return
         with self._locked() as append:
-            append(setting(CLEANUP, self._added(CLEANUP, 1)))
-            append(setting(REFCOUNT, self._added(REFCOUNT, -1)))
+            append(self._counted(CLEANUP, 1))
+            append(self._counted(REFCOUNT, -1))
             all_closed = 0 <= self._world_size <= int(self._content[CLEANUP])
             if all_closed and self._content[REFCOUNT] == b"0":
                 os.unlink(self._path)
         self._closed = True
-
-    def __enter__(self) -> FileStore:
-        return self
-
-    def __exit__(self, *_error: object) -> None:
-        self.close()
 
     def _where(self) -> str:
         return f"the store in {self._path}"
@@ -173,10 +129,7 @@ class FileStore(Store):
                 if all(name in self._content for name in names):
                     return [self._content[name] for name in names]
             if deadline.expired:
-                raise StoreTimeoutError(
-                    f"{named(keys)} did not come within {timeout:g} s in {self._where()}; "
-                    "see whether whoever sets it is alive, or wait longer"
-                )
+                raise self._keys_timeout(keys, timeout)
             while not self._changed() and not deadline.expired:
                 time.sleep(min(_POLL, deadline.remaining()))
 
@@ -187,14 +140,18 @@ class FileStore(Store):
             return self._inode != 0
         return (now.st_ino, now.st_size) != (self._inode, self._size)
 
-    def _added(self, name: bytes, amount: int) -> bytes:
-        present = self._content.get(name, b"0")
-        try:
-            return b"%d" % (int(present) + amount)
-        except ValueError:
-            raise UserError(
-                f"the value {present[:40]!r} of {key_text(name[1:])!r} is not a number, so nothing can be added to it"
-            ) from None
+    def _change(self, key: str, choose: Callable[[bytes | None], bytes | None]) -> bytes | None:
+        name = _slashed(key)
+        with self._locked() as append:
+            present = self._content.get(name)
+            new = choose(present)
+            if new is None:
+                return present
+            append(setting(name, new))
+            return new
+
+    def _counted(self, name: bytes, amount: int) -> bytes:
+        return setting(name, increased(key_text(name), self._content.get(name), amount))
 
     @contextlib.contextmanager
     def _locked(self, shared: bool = False) -> Iterator[Callable[[bytes], None]]:
@@ -254,9 +211,6 @@ class FileStore(Store):
             raise StoreProtocolError(f"{self._path} cannot be read as a store ({error}); give another path") from None
         self._size += taken
         return taken
-
-
-_NO_QUEUES = "a store in a file has no queues; use a TCPStore or a HashStore"
 
 
 def _slashed(key: str) -> bytes:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rallypoint.store.api import Store
+from rallypoint.store.torch_adapter import torch_module
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -102,6 +103,9 @@ class PrefixStore(Store):
 
     def has_extended_api(self) -> bool:
         return self._store.has_extended_api()
+
+    def to_torch(self) -> Any:
+        return torch_module().PrefixStore(self._prefix, self._store.to_torch())
 
     def close(self) -> None:
         """Close the underlying store."""

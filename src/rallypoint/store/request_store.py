@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, TypeAlias, TypeVar
 
 from rallypoint.base.clock import Deadline
 from rallypoint.store import wire
-from rallypoint.store.api import Store, check_pairs, key_bytes, key_text, named, value_bytes
-from rallypoint.store.errors import QueueEmptyError, StoreProtocolError, StoreTimeoutError
+from rallypoint.store.api import Store, key_bytes, key_text, pairs, value_bytes
+from rallypoint.store.errors import QueueEmptyError, StoreProtocolError
 from rallypoint.store.wire import DONE, I64, MISSING, U64
 
 if TYPE_CHECKING:
@@ -37,10 +37,6 @@ class RequestStore(Store):
     @abstractmethod
     def _await(self, request: wire.Wait | wire.Barrier, timeout: float) -> bool:
         """Make a request that is answered when something has happened; False if `timeout` seconds pass before."""
-
-    @abstractmethod
-    def _where(self) -> str:
-        """Which store this is, for messages: `the store at host:port`."""
 
     def set(self, key: str, value: str | bytes) -> None:
         self._exchange(wire.Set(_with_slash(key), value_bytes(value)), _nothing)
@@ -76,9 +72,7 @@ class RequestStore(Store):
         return self._exchange(wire.MultiGet([_with_slash(key) for key in keys]), read)
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        check_pairs(keys, values)
-        pairs = [(_with_slash(key), value_bytes(value)) for key, value in zip(keys, values, strict=True)]
-        self._exchange(wire.MultiSet(pairs), _nothing)
+        self._exchange(wire.MultiSet([(_with_slash(key), value) for key, value in pairs(keys, values)]), _nothing)
 
     def delete_key(self, key: str) -> bool:
         return self._exchange(wire.DeleteKey(_with_slash(key)), read_number) == 1
@@ -111,20 +105,11 @@ class RequestStore(Store):
     def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
         limit = self._seconds(timeout)
         if not self._await(wire.Barrier(_with_slash(key), world_size), limit):
-            raise StoreTimeoutError(
-                f"not all of {world_size} came to the barrier {key!r} within {limit:g} s in {self._where()}; "
-                "see which of them is missing, or wait longer"
-            )
-
-    def has_extended_api(self) -> bool:
-        return True
+            raise self._barrier_timeout(key, world_size, limit)
 
     def _wait(self, keys: Sequence[str], remaining: float, timeout: float) -> None:
         if not self._await(wire.Wait([_with_slash(key) for key in keys]), remaining):
-            raise StoreTimeoutError(
-                f"{named(keys)} did not come within {timeout:g} s in {self._where()}; "
-                "see whether whoever sets it is alive, or wait longer"
-            )
+            raise self._keys_timeout(keys, timeout)
 
 
 def _with_slash(key: str) -> bytes:

@@ -104,7 +104,7 @@ def test_bookkeeping_is_not_shown(path: str) -> None:
 def test_adding_to_what_is_no_number(path: str) -> None:
     with FileStore(path) as store:
         store.set("k", "abc")
-        with pytest.raises(UserError, match="b'abc' of 'k' is not a number"):
+        with pytest.raises(UserError, match="b'abc' of key 'k' is not a number"):
             store.add("k", 1)
         assert store.get("k") == b"abc"
 

@@ -17,7 +17,7 @@ from rallypoint.compat.elastic.rendezvous.given_client import given_client
 from rallypoint.etcd.api import EtcdError
 from rallypoint.rendezvous.backends.etcd_v2_http import EtcdV2Client, V2Read
 from rallypoint.rendezvous.backends.etcd_v2_poll import LongPoll
-from rallypoint.store.api import DEFAULT_TIMEOUT, Store, check_pairs, key_bytes, key_text, seconds, value_bytes
+from rallypoint.store.api import DEFAULT_TIMEOUT, ReplacingStore, key_bytes, key_text, seconds, value_bytes
 from rallypoint.store.errors import StoreConnectionError, StoreTimeoutError
 
 __all__ = ["EtcdStore"]
@@ -30,7 +30,7 @@ class EtcdKeyTimeoutError(StoreTimeoutError, LookupError):
     """A key did not come in time. Also a LookupError, as torch's is."""
 
 
-class EtcdStore(Store):
+class EtcdStore(ReplacingStore):
     """A store in a directory of an etcd with the v2 API. Keys and values stand there in base64 (contract section 4.10).
 
     Beyond torch's it can compare and set, append, delete and list. Nothing removes its keys by itself.
@@ -49,7 +49,6 @@ class EtcdStore(Store):
         self._lock = threading.Lock()
 
     def set(self, key: str, value: str | bytes) -> None:
-        """See `Store.set`."""
         with self._asking() as client:
             client.put(self._path(key), _text(value_bytes(value)), repeatable=True)
 
@@ -57,29 +56,10 @@ class EtcdStore(Store):
         """See `Store.get`; raises a LookupError too where the key does not come in time."""
         return self._await(key, Deadline.after(self._timeout))
 
-    def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        """See `Store.compare_set`."""
-        wanted, new = value_bytes(expected), value_bytes(desired)
-
-        def choose(present: bytes | None) -> bytes | None:
-            return new if wanted == (present or b"") else None
-
-        kept = self._change(key, choose)
-        return wanted if kept is None else kept
-
     def add(self, key: str, num: int) -> int:
-        """See `Store.add`."""
-
-        def total(present: bytes | None) -> bytes:
-            try:
-                return str(int(present or b"0") + num).encode()
-            except ValueError:
-                raise UserError(f"the key {key!r} holds {present!r}, which is no number to add {num} to") from None
-
-        return int(self._change(key, total) or b"0")
+        return super().add(key, num)
 
     def check(self, keys: Sequence[str]) -> bool:
-        """See `Store.check`."""
         return all(self._read(key).node is not None for key in keys)
 
     def wait(
@@ -101,66 +81,32 @@ class EtcdStore(Store):
         for key in keys:
             self._await(key, deadline)
 
-    def append(self, key: str, value: str | bytes) -> None:
-        """See `Store.append`."""
-        self._change(key, lambda present: (present or b"") + value_bytes(value))
-
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """See `Store.multi_get`."""
         deadline = Deadline.after(self._timeout)
         return [self._await(key, deadline) for key in keys]
 
-    def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """See `Store.multi_set`."""
-        check_pairs(keys, values)
-        for key, value in zip(keys, values, strict=True):
-            self.set(key, value)
-
     def delete_key(self, key: str) -> bool:
-        """See `Store.delete_key`."""
         with self._asking() as client:
             return client.delete(self._path(key))
 
-    def num_keys(self) -> int:
-        """See `Store.num_keys`."""
-        return len(self.list_keys())
-
     def list_keys(self) -> list[str]:
-        """See `Store.list_keys`."""
         with self._asking() as client:
             found = client.get(self.prefix)
         names = [node.key.rpartition("/")[2] for node in (found.node.children if found.node else ())]
         return [key_text(_bytes(name.replace("_", "/"))) for name in names]
 
-    def queue_push(self, key: str, value: str | bytes) -> None:
-        """Not done: raises NotImplementedError."""
-        raise NotImplementedError(_NO_QUEUES)
-
-    def queue_pop(self, key: str, block: bool = True) -> bytes:
-        """Not done: raises NotImplementedError."""
-        raise NotImplementedError(_NO_QUEUES)
-
-    def queue_len(self, key: str) -> int:
-        """Not done: raises NotImplementedError."""
-        raise NotImplementedError(_NO_QUEUES)
-
-    def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
-        """See `Store.barrier`."""
-        opened = f"{key}/opened"
-        if self.add(f"{key}/came", 1) >= world_size:
-            self.set(opened, b"")
-        self.wait([opened], timeout)
-
     def clone(self) -> EtcdStore:
-        """See `Store.clone`."""
         return EtcdStore(self.client, self.prefix, self._timeout)
 
     def has_extended_api(self) -> bool:
         """No: what is more than one key is done one by one."""
         return False
 
+    def _where(self) -> str:
+        return f"the store in etcd under {self.prefix}"
+
     def close(self) -> None:
-        """Hang up. The store can be used on."""
+        """Close the connection. The store can still be used."""
         self._client.close()
 
     # Inside
@@ -184,7 +130,6 @@ class EtcdStore(Store):
             return client.get(self._path(key), quorum=quorum)
 
     def _change(self, key: str, choose: Callable[[bytes | None], bytes | None]) -> bytes | None:
-        """Replace a value by what `choose` makes of it, or leave it for None. Returns what is there afterwards."""
         deadline = Deadline.after(self._timeout)
         while True:
             node = self._read(key, quorum=True).node
@@ -225,9 +170,6 @@ class EtcdStore(Store):
                 return _bytes(found.node.value or "")
             as_of = found.as_of
         raise EtcdKeyTimeoutError(f"the key {key!r} is not in the store in etcd, and did not come in time")
-
-
-_NO_QUEUES = "a store in etcd has no queues; use a TCPStore or a HashStore"
 
 
 def _text(data: bytes) -> str:
