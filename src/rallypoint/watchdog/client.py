@@ -1,4 +1,4 @@
-"""What a worker uses: timers that it sets around what must not take longer (contract sections 5.11 and 8)."""
+"""What a worker uses: timers around blocks that must not take longer (contract sections 5.11 and 8)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from signal import SIGKILL
 from rallypoint.watchdog.requests import MAX_LINE, FileTimerRequest
 
 _TRIES, _PAUSE = 10, 0.1
-"""How often a pipe is tried that has no server or no room, and the seconds between."""
+"""Attempts to write to a pipe that has no server or is full, and the seconds between them."""
 
 
 class TimerClient(ABC):
@@ -22,34 +22,29 @@ class TimerClient(ABC):
 
     @abstractmethod
     def acquire(self, scope_id: str, expiration_time: float) -> None:
-        """Set a timer.
-
-        Args:
-            scope_id: its name; one worker has one timer of a name.
-            expiration_time: epoch seconds at which the worker shall be ended.
-        """
+        """Set this worker's timer of that name; at `expiration_time`, in epoch seconds, the worker is ended."""
 
     @abstractmethod
     def release(self, scope_id: str) -> None:
-        """Let go of a timer. Nothing happens if there is none of that name."""
+        """Release a timer. Nothing happens if there is none of that name."""
 
 
 _configured: TimerClient | None = None
 
 
 def configure(client: TimerClient) -> None:
-    """Have `expires` use a client where it is given none."""
+    """Set the client of `expires` calls that give none."""
     global _configured
     _configured = client
 
 
 def expires(after: float, scope: str | None = None, client: TimerClient | None = None) -> AbstractContextManager[None]:
-    """End this worker if the block takes longer.
+    """End this worker if the block takes longer than `after` seconds.
 
     Args:
         after: seconds from the beginning of the block.
-        scope: the timer's name; file and line of the caller if not given.
-        client: where the timer is set; what `configure` was given if not given.
+        scope: the timer's name; by default file and line of the caller.
+        client: where the timer is set; by default the one given to `configure`.
 
     Raises:
         RuntimeError: there is no client.
@@ -73,15 +68,14 @@ def _timer_held(client: TimerClient, scope: str, after: float) -> Iterator[None]
 
 
 class FileTimerClient(TimerClient):
-    """Sets timers at the agent, through the pipe that `TORCHELASTIC_TIMER_FILE` names."""
+    """Sets timers at the agent, through the pipe that `TORCHELASTIC_TIMER_FILE` names, which is opened when one is set.
+
+    Args:
+        file_path: of the pipe.
+        signal: sent to this process when a timer expires; 0 only writes a line to the agent's log.
+    """
 
     def __init__(self, file_path: str, signal: int = SIGKILL) -> None:
-        """Nothing is opened yet.
-
-        Args:
-            file_path: of the pipe.
-            signal: what this process is sent when a timer runs out; 0 for nothing but a line in the agent's log.
-        """
         self._path = file_path
         self.signal = signal
 
@@ -95,7 +89,7 @@ class FileTimerClient(TimerClient):
         self._send(FileTimerRequest(os.getpid(), scope_id, expiration_time, self.signal))
 
     def release(self, scope_id: str) -> None:
-        """Let go of a timer; see `acquire` for what is raised."""
+        """Release a timer; for what is raised see `acquire`."""
         self._send(FileTimerRequest(os.getpid(), scope_id, -1))
 
     def _send(self, request: FileTimerRequest) -> None:

@@ -1,10 +1,10 @@
-"""The processes that have asked for timers, each by a pidfd, so that a pid that is used again means nobody else.
+"""The processes that have asked for timers, each by a pidfd, so that a pid that is reused means no other process.
 
 Laws:
 
-1. Only whom `may_kill` allows is taken in.
-2. A process is looked at once, when it asks first; those that have ended, or have no timer, are let go of when there
-   are many.
+1. Only processes that `may_kill` allows are admitted.
+2. A process is checked once, at its first request; those that have ended or have no timer are released when there are
+   many.
 """
 
 from __future__ import annotations
@@ -14,87 +14,92 @@ from collections.abc import Callable, Collection
 
 from rallypoint.base.log import get_logger
 from rallypoint.base.procfs import read_stat
-from rallypoint.watchdog.escalation import has_ended
+from rallypoint.workers.process import ChildProcess
 
 log = get_logger(__name__)
 
 LIMIT = 256
-"""Processes that hold timers at one time: workers, and what they have started."""
+"""Processes that have timers at one time: workers, and what they have started."""
 _CLEAN_UP_AT = 32
 _REFUSALS = 10
-"""How many refused processes are named in the log; whoever writes rubbish shall not fill it."""
+"""How many refused processes are named in the log, so that nobody can fill it."""
 _MAX_DEPTH = 64
 
 
+class TimedProcess(ChildProcess):
+    """A process that has a timer. How it ended is reported to its parent, and not to us."""
+
+    def _collect_exit(self) -> None:
+        self._end(None)
+
+
 class TimerClients:
-    """The one owner of their pidfds."""
+    """The one owner of these processes.
+
+    Args:
+        may_kill: whether the process of a pid belongs to this job.
+        needed: whether the process of a pid has a timer, or is being ended.
+        on_gone: called with a pid whose process is found to have ended.
+    """
 
     def __init__(
-        self, may_kill: Callable[[int], bool], needed: Callable[[int], bool], gone: Callable[[int], None]
+        self, may_kill: Callable[[int], bool], needed: Callable[[int], bool], on_gone: Callable[[int], None]
     ) -> None:
-        """Nobody is known yet.
-
-        Args:
-            may_kill: whether the process of a pid is ours to kill.
-            needed: whether the descriptor of a pid is needed still.
-            gone: told of a pid whose process is found to have ended.
-        """
         self._may_kill = may_kill
         self._needed = needed
-        self._on_gone = gone
-        self._pidfds: dict[int, int] = {}
+        self._on_gone = on_gone
+        self._processes: dict[int, TimedProcess] = {}
         self._refusals = 0
 
     def __len__(self) -> int:
-        return len(self._pidfds)
+        return len(self._processes)
 
-    def pidfd(self, pid: int) -> int | None:
-        """The descriptor of a process that was admitted."""
-        return self._pidfds.get(pid)
+    def running(self, pid: int) -> TimedProcess | None:
+        """An admitted process; None if it has ended."""
+        process = self._processes.get(pid)
+        return process if process is not None and process.poll() is None else None
 
     def admit(self, pid: int) -> bool:
-        """Take in who asks. Returns whether a timer of that process can be enforced."""
-        if pid in self._pidfds:
-            if not has_ended(self._pidfds[pid]):
+        """Admit a process that sets a timer. Returns whether that timer can be enforced."""
+        if pid in self._processes:
+            if self.running(pid):
                 return True
-            self._close_pidfd(pid)
+            self._release(pid)
             self._on_gone(pid)
-        if len(self._pidfds) >= _CLEAN_UP_AT:
+        if len(self._processes) >= _CLEAN_UP_AT:
             self._drop_ended()
-        if len(self._pidfds) >= LIMIT:
+        if len(self._processes) >= LIMIT:
             return self._refuse(f"more than {LIMIT} processes have timers; the one of process {pid} is not enforced")
         return self._open(pid)
 
     def close(self) -> None:
-        """Let go of all. Idempotent."""
-        for pid in list(self._pidfds):
-            self._close_pidfd(pid)
+        """Release all. Idempotent."""
+        for pid in list(self._processes):
+            self._release(pid)
 
     def _open(self, pid: int) -> bool:
         try:
-            pidfd = os.pidfd_open(pid)
+            self._processes[pid] = process = TimedProcess(pid, os.pidfd_open(pid))
         except ProcessLookupError:  # it has ended, and its timers with it
             return False
         except OSError as error:
             return self._refuse(f"the timer of process {pid} is not enforced: {error.strerror}")
-        self._pidfds[pid] = pidfd  # first, so that who is looked at cannot change any more
-        if not self._may_kill(pid) or has_ended(pidfd):
-            self._close_pidfd(pid)
-            return self._refuse(f"process {pid} asks for a timer and is none of ours; it is left alone")
+        # The pidfd is opened before the check, so that the process that was checked is the one that is killed.
+        if not self._may_kill(pid) or process.poll() is not None:
+            self._release(pid)
+            return self._refuse(f"process {pid} sets a timer and does not belong to this job; it is left alone")
         return True
 
-    def _close_pidfd(self, pid: int) -> None:
-        pidfd = self._pidfds.pop(pid, None)
-        if pidfd is not None:
-            os.close(pidfd)
+    def _release(self, pid: int) -> None:
+        self._processes.pop(pid).release()
 
     def _drop_ended(self) -> None:
-        for pid, pidfd in list(self._pidfds.items()):
-            if has_ended(pidfd):
-                self._close_pidfd(pid)
+        for pid in list(self._processes):
+            if not self.running(pid):
+                self._release(pid)
                 self._on_gone(pid)
             elif not self._needed(pid):
-                self._close_pidfd(pid)
+                self._release(pid)
 
     def _refuse(self, why: str) -> bool:
         self._refusals += 1

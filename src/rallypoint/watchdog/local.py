@@ -1,38 +1,138 @@
-"""Timers over a queue of `multiprocessing`, for processes that have one in common (contract section 5.11)."""
+"""Timers over a queue: torch's base classes, and those on a queue of `multiprocessing` (contract section 5.11)."""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import signal
+import threading
 import time
+from abc import ABC, abstractmethod
 from multiprocessing.queues import Queue
 from queue import Empty
 from typing import Any
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
+from rallypoint.base.log import get_logger
 from rallypoint.watchdog.client import TimerClient
-from rallypoint.watchdog.queueing import RequestQueue, TimerServer
 from rallypoint.watchdog.requests import TimerRequest
 from rallypoint.watchdog.table import TimerTable
+
+log = get_logger(__name__)
 
 _LIMIT = 1 << 20
 
 
+class RequestQueue(ABC):
+    """The source of a server's requests."""
+
+    @abstractmethod
+    def size(self) -> int:
+        """About how many wait."""
+
+    @abstractmethod
+    def get(self, size: int, timeout: float) -> list[TimerRequest]:
+        """Up to `size` requests; waits for them up to `timeout` seconds, and returns those that have come."""
+
+    def wake(self) -> None:
+        """Make a waiting `get` return, where that is possible; otherwise `stop` waits for it."""
+        return
+
+
+class TimerServer(ABC):
+    """A thread that reads requests and ends workers whose timers expire; a subclass has the timers.
+
+    Args:
+        request_queue: the source of requests.
+        max_interval: seconds at most between two iterations.
+        daemon: whether the thread lets the program end.
+    """
+
+    def __init__(self, request_queue: RequestQueue, max_interval: float, daemon: bool = True) -> None:
+        super().__init__()
+        self._request_queue = request_queue
+        self._max_interval = max_interval
+        self._daemon = daemon
+        self._thread: threading.Thread | None = None
+        self._ending = threading.Event()
+
+    @abstractmethod
+    def register_timers(self, timer_requests: list[TimerRequest]) -> None:
+        """Set timers, and release those with a negative expiration time."""
+
+    @abstractmethod
+    def clear_timers(self, worker_ids: set[Any]) -> None:
+        """Release all timers of some workers."""
+
+    @abstractmethod
+    def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
+        """Those that have expired at a time, in epoch seconds, by worker."""
+
+    @abstractmethod
+    def _reap_worker(self, worker_id: Any) -> bool:
+        """End a worker. Returns whether it has ended, or will; if it raises, nothing more is tried."""
+
+    def _due(self) -> float:
+        """When to poll next, on the monotonic clock; infinite for after `max_interval`."""
+        return math.inf
+
+    def start(self) -> None:
+        """Start the thread. Idempotent."""
+        if self._thread is None:
+            self._ending.clear()
+            self._thread = threading.Thread(target=self._watchdog_loop, name="rallypoint-timers", daemon=self._daemon)
+            self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread. Idempotent."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._ending.set()
+            self._request_queue.wake()
+            thread.join()
+
+    def _watchdog_loop(self) -> None:
+        while not self._ending.is_set():
+            try:
+                self._run_watchdog()
+            except Exception:
+                log.exception("the timer server goes on after an error")
+                self._ending.wait(min(1.0, self._max_interval))
+
+    def _run_watchdog(self) -> None:
+        seconds = max(0.0, min(self._max_interval, self._due() - SYSTEM_CLOCK.monotonic()))
+        self.register_timers(self._request_queue.get(max(1, self._request_queue.size()), seconds))
+        if self._ending.is_set():
+            return
+        ended = set()
+        for worker, timers in self.get_expired_timers(time.time()).items():
+            log.error("Reaping worker_id=[%s]. Expired timers: %s", worker, [each.scope_id for each in timers])
+            if self._was_reaped(worker):
+                ended.add(worker)
+            else:
+                log.error("Error reaping worker=[%s]; it is tried again", worker)
+        self.clear_timers(ended)
+
+    def _was_reaped(self, worker: Any) -> bool:
+        try:
+            return self._reap_worker(worker)
+        except Exception:
+            log.exception("worker %s cannot be ended; its timers are released", worker)
+            return True
+
+
 class LocalTimerClient(TimerClient):
-    """Sets timers at the server that reads from the other end of a queue."""
+    """Sets timers at the server that reads from `mp_queue`, which this process was given when it was started."""
 
     def __init__(self, mp_queue: Queue[Any]) -> None:
-        """Args: `mp_queue`: the server's queue, handed to this process when that was started."""
         super().__init__()
         self._queue = mp_queue
 
     def acquire(self, scope_id: str, expiration_time: float) -> None:
-        """Set a timer; see `TimerClient`."""
         self._queue.put(TimerRequest(os.getpid(), scope_id, expiration_time))
 
     def release(self, scope_id: str) -> None:
-        """Let go of a timer."""
         self._queue.put(TimerRequest(os.getpid(), scope_id, -1))
 
 
@@ -44,55 +144,37 @@ class MultiprocessingRequestQueue(RequestQueue):
         self._queue = mp_queue
 
     def size(self) -> int:
-        """About how many wait."""
         return self._queue.qsize()
 
     def get(self, size: int, timeout: float) -> list[TimerRequest]:
-        """Up to `size` requests; waits for so many up to `timeout` seconds in all, and no longer once it is woken."""
         found: list[TimerRequest] = []
         deadline = Deadline.after(timeout)
-        try:
-            while len(found) < size:
-                request = self._queue.get(timeout=max(0.0, deadline.remaining()))
-                if request is None:
-                    break
+        with contextlib.suppress(Empty):
+            while len(found) < size and (request := self._queue.get(timeout=deadline.remaining())) is not None:
                 found.append(request)
-        except Empty:
-            pass
         return found
 
     def wake(self) -> None:
-        """Have a `get` that waits return."""
         self._queue.put(None)
 
 
 class LocalTimerServer(TimerServer):
-    """Ends processes with SIGKILL whose timers run out."""
+    """Ends processes whose timers expire with SIGKILL; for the arguments see `TimerServer`."""
 
     def __init__(self, mp_queue: Queue[Any], max_interval: float = 60, daemon: bool = True) -> None:
-        """Nothing is done before `start`.
-
-        Args:
-            mp_queue: where requests come from.
-            max_interval: seconds at most between two turns.
-            daemon: whether the thread lets the program end.
-        """
         super().__init__(MultiprocessingRequestQueue(mp_queue), max_interval, daemon)
         self._timers: TimerTable[TimerRequest] = TimerTable(_LIMIT)
 
     def register_timers(self, timer_requests: list[TimerRequest]) -> None:
-        """Set those timers, and let go of those with a negative expiration time."""
         now, wall = SYSTEM_CLOCK.monotonic(), time.time()
         for request in timer_requests:
             self._timers.register(request, now, wall)
 
     def clear_timers(self, worker_ids: set[Any]) -> None:
-        """Let go of all timers of some workers."""
         for worker in worker_ids:
             self._timers.drop_worker(worker)
 
     def get_expired_timers(self, deadline: float) -> dict[Any, list[TimerRequest]]:
-        """Those that have run out at a time, in epoch seconds, by worker."""
         now = SYSTEM_CLOCK.monotonic() + (deadline - time.time())
         return {worker: [each.request for each in own] for worker, own in self._timers.expired(now).items()}
 

@@ -1,10 +1,10 @@
-"""All that an agent watches of its workers beside their exits, as one thing; see `monitor_for`.
+"""What an agent watches of its workers besides their exits: timers, and uninterruptible sleep; see `monitor_for`.
 
 Laws:
 
-1. Nothing is judged before `watch` and after `stop_enforcing`; requests are taken in until `close`, so that a worker
+1. Nothing is enforced before `watch` and after `stop_enforcing`; requests are read until `close`, so that a worker
    that is being stopped still finds its pipe.
-2. What `close` removes is `files`.
+2. `close` removes `files`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,16 @@ UNINTERRUPTIBLE_VARIABLE = "TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT"
 
 
 class WorkerMonitor:
-    """Watches the workers of one start, from before they start until they are gone. Nothing here blocks."""
+    """Watches the workers of one start, from before they start until they have ended. Nothing here blocks.
+
+    Args:
+        path: of the watchdog's pipe; None for no watchdog.
+        stuck_after: seconds in uninterruptible sleep that make a worker unhealthy; 0 or less to check nothing.
+        run_id, grace, report, clock: see `Watchdog`.
+
+    Raises:
+        UserError: the pipe cannot be made; says why.
+    """
 
     def __init__(
         self,
@@ -40,19 +49,6 @@ class WorkerMonitor:
         report: Report | None = None,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        """Make the pipe, so that workers find it.
-
-        Args:
-            path: of the watchdog's pipe; None for no watchdog.
-            stuck_after: seconds in uninterruptible sleep that make a worker unhealthy; 0 or less to ask for nothing.
-            run_id: of the job, for the log.
-            grace: seconds that a signal which is not SIGKILL leaves a worker whose timer ran out.
-            report: see `Watchdog`.
-            clock: on which `wake_at` tells the time.
-
-        Raises:
-            UserError: the pipe cannot be made; says why.
-        """
         self._clock = clock
         self._pids: Collection[int] = ()
         self._expiry_reasons: dict[int, str] = {}
@@ -60,16 +56,16 @@ class WorkerMonitor:
         self._stuck_watch = SleepMonitor(stuck_after) if stuck_after > 0 else None
         self._watchdog: Watchdog | None = None
         if path is not None:
-            self._watchdog = Watchdog(path, self._is_ours, run_id=run_id, grace=grace, report=report, clock=clock)
+            self._watchdog = Watchdog(path, self._is_worker, run_id=run_id, grace=grace, report=report, clock=clock)
 
     @property
     def environment(self) -> dict[str, str]:
-        """What workers need to find in theirs."""
+        """Variables for the environment of the workers."""
         return {} if self._watchdog is None else {FILE_VARIABLE: self._watchdog.path}
 
     @property
     def files(self) -> list[str]:
-        """What `close` removes, and somebody else should if this process is killed."""
+        """Files that `close` removes, and that the reaper should remove if this process is killed."""
         return [] if self._watchdog is None else [self._watchdog.path]
 
     def watch(self, pids: Collection[int]) -> None:
@@ -88,7 +84,7 @@ class WorkerMonitor:
         return min([each.wake_at() for each in watched if each is not None], default=math.inf)
 
     def step(self) -> None:
-        """Do what is due. `why` and `uninterruptible` tell what came of it."""
+        """Do what is due. `expiry_reason` and `stuck` return the results."""
         if not self._pids:
             return
         if self._watchdog is not None:
@@ -100,7 +96,7 @@ class WorkerMonitor:
                 self._stuck[each.pid] = each
 
     def expiry_reason(self, pid: int) -> str:
-        """What made the watchdog end a process, in a few words; empty if it did not."""
+        """Why the watchdog ended a process, in a few words; empty if it did not."""
         return self._expiry_reasons.get(pid, "")
 
     @property
@@ -109,19 +105,19 @@ class WorkerMonitor:
         return dict(self._stuck)
 
     def stop_enforcing(self) -> None:
-        """The workers are being stopped by somebody: from now on nobody is judged."""
+        """The workers are being stopped: from now on nothing is enforced."""
         self._stuck_watch = None
         if self._watchdog is not None:
             self._watchdog.stop_enforcing()
 
     def close(self) -> None:
-        """The workers are gone: remove the pipe. Idempotent."""
+        """The workers have ended: remove the pipe. Idempotent."""
         self.stop_enforcing()
         self._pids = ()
         if self._watchdog is not None:
             self._watchdog.close()
 
-    def _is_ours(self, pid: int) -> bool:
+    def _is_worker(self, pid: int) -> bool:
         return is_descendant(pid, self._pids)
 
 
@@ -134,13 +130,13 @@ def monitor_for(
     grace: float = 30.0,
     report: Report | None = None,
 ) -> WorkerMonitor | None:
-    """The minder that an agent's environment asks for; None if for none.
+    """The monitor that an agent's environment asks for; None if it asks for none.
 
     Args:
         environment: the agent's own.
         folder: for temporary files.
-        stuck_after: seconds in uninterruptible sleep that make a worker unhealthy; the environment's word if not given.
-        run_id: see `WorkerMonitor`, as the rest.
+        stuck_after: seconds in uninterruptible sleep that make a worker unhealthy; None takes the environment's.
+        run_id, grace, report: see `WorkerMonitor`.
 
     Raises:
         UserError: the pipe cannot be made; says why.
@@ -156,7 +152,7 @@ def monitor_for(
 
 
 def uninterruptible_timeout(environment: Mapping[str, str]) -> float:
-    """The variable's seconds in uninterruptible sleep that make a worker unhealthy; 0 for off, as for nonsense."""
+    """The variable's seconds in uninterruptible sleep that make a worker unhealthy; 0 for off, and for no number."""
     try:
         seconds = float(environment.get(UNINTERRUPTIBLE_VARIABLE, "0"))
     except ValueError:

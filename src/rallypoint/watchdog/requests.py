@@ -2,10 +2,10 @@
 
 Laws:
 
-1. Any bytes are taken. What is no request of this protocol gives a complaint, never an exception.
-2. A whole request counts even where another writer's half line stands before it: the kernel never tears a write of up
-   to `MAX_LINE` bytes apart, so what follows the rest of a dead writer's is complete.
-3. Never more than `MAX_LINE` bytes are kept for a line that has not ended.
+1. Any bytes are accepted; what is not a request of this protocol gives a complaint, never an exception.
+2. A whole request counts even behind another writer's half line: the kernel never splits a write of up to `MAX_LINE`
+   bytes, so what follows the rest of a dead writer's is complete.
+3. At most `MAX_LINE` bytes are kept of a line that has not ended.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ MAX_LINE = 4096
 """Bytes of one request with its newline: what Linux writes to a pipe in one piece (PIPE_BUF)."""
 _HIGHEST_SIGNAL = 64
 _STARTS = 16
-"""How many places in a damaged line are tried as the beginning of a request."""
+"""Positions in a damaged line that are tried as the beginning of a request."""
 _MAX_SHOWN = 80
 """Bytes of a damaged line that a complaint shows."""
 
 
 @dataclass
 class TimerRequest:
-    """A timer that a worker asks for, or, with a negative expiration time, lets go of.
+    """A worker's request to set a timer or, with a negative expiration time, to release it.
 
-    `worker_id` says who asks, `scope_id` is the timer's name (one worker has one timer of a name), and
-    `expiration_time` is when it runs out, in epoch seconds.
+    `worker_id` is who asks, `scope_id` the timer's name (one worker has one timer of a name), and `expiration_time` is
+    in epoch seconds.
     """
 
     worker_id: Any
@@ -40,20 +40,12 @@ class TimerRequest:
 
 @dataclass(init=False)
 class FileTimerRequest(TimerRequest):
-    """A request of the file timer; see `TimerRequest`."""
+    """A request of the file timer; `signal` is sent to the process at expiry, and with 0 that is only reported."""
 
     signal: int
     version: int
 
     def __init__(self, worker_pid: int, scope_id: str, expiration_time: float, signal: int = 0) -> None:
-        """A request of this version.
-
-        Args:
-            worker_pid: the process that asks.
-            scope_id: the timer's name.
-            expiration_time: epoch seconds at which it runs out; negative to let go of it.
-            signal: what the process is to be sent when it runs out; 0 or less to be told of only.
-        """
         super().__init__(worker_pid, scope_id, expiration_time)
         self.signal = signal
         self.version = VERSION
@@ -77,17 +69,13 @@ class FileTimerRequest(TimerRequest):
 
 
 class RequestReader:
-    """Makes requests of the bytes that come out of the pipe."""
+    """Parses requests from the bytes that come out of the pipe."""
 
     def __init__(self) -> None:
         self._partial_line = b""
 
     def feed(self, data: bytes) -> tuple[list[FileTimerRequest], list[str]]:
-        """Take bytes as they come.
-
-        Returns:
-            The requests that are complete now, in their order, and what was wrong with other lines.
-        """
+        """Take bytes as they come; returns the requests that are complete now, in order, and complaints."""
         *lines, rest = (self._partial_line + data).split(b"\n")
         self._partial_line = rest[-MAX_LINE:]
         requests, complaints = [], []
@@ -101,7 +89,7 @@ class RequestReader:
 
 
 def parse(line: bytes) -> FileTimerRequest | None:
-    """The request that a whole line is; None if it is none."""
+    """The request of a whole line; None if it is not one."""
     try:
         values = json.loads(line)
     except (ValueError, RecursionError):

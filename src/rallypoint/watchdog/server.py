@@ -1,4 +1,4 @@
-"""The file timer's server for those who have no agent: a `Watchdog` on a thread of its own (contract section 8).
+"""The file timer's server for programs that have no agent: a `Watchdog` on a thread of its own (contract section 8).
 
 Unlike torch's, it does not end its own process when it has ended another.
 """
@@ -19,7 +19,15 @@ log = get_logger(__name__)
 
 
 class FileTimerServer:
-    """Enforces the timers of any process of this host that writes to its pipe."""
+    """Enforces the timers of any process of this host that writes to its pipe. Nothing is opened before `start`.
+
+    Args:
+        file_path: of the pipe; a file of that name is removed.
+        run_id: of the job, for the log.
+        max_interval: seconds at most between two steps.
+        daemon: whether the thread lets the program end.
+        log_event: called with each event, and its timer if there is one.
+    """
 
     def __init__(
         self,
@@ -29,25 +37,16 @@ class FileTimerServer:
         daemon: bool = True,
         log_event: Report | None = None,
     ) -> None:
-        """Nothing is opened before `start`.
-
-        Args:
-            file_path: of the pipe; a file of that name is removed.
-            run_id: of the job, for the log.
-            max_interval: seconds at most between two turns.
-            daemon: whether the thread lets the program end.
-            log_event: hears what happens, with the timer if there is one.
-        """
         self._path = file_path
         self._run_id = run_id
         self._max_interval = max_interval
         self._daemon = daemon
         self._log_event = log_event
-        self._turned = time.time()
+        self._stepped_at = time.time()
         self._running: tuple[Watchdog, threading.Thread, int] | None = None
 
     def start(self) -> None:
-        """Make the pipe and begin to listen. Nothing happens if that is done.
+        """Make the pipe and start the thread. Idempotent.
 
         Raises:
             UserError: the pipe cannot be made; says why.
@@ -58,7 +57,7 @@ class FileTimerServer:
         watchdog = Watchdog(self._path, lambda pid: pid not in (1, own), run_id=self._run_id, report=self._log_event)
         ending = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         thread = threading.Thread(
-            target=self._turn, args=(watchdog, ending), name="rallypoint-watchdog", daemon=self._daemon
+            target=self._run, args=(watchdog, ending), name="rallypoint-watchdog", daemon=self._daemon
         )
         self._running = watchdog, thread, ending
         thread.start()
@@ -75,11 +74,11 @@ class FileTimerServer:
         watchdog.close()
 
     def get_last_progress_time(self) -> int:
-        """Epoch seconds of the last turn once a client was heard, else of now."""
+        """Epoch seconds of the last step once a client has written, else of now."""
         heard = self._running is not None and self._running[0].client_seen
-        return int(self._turned if heard else time.time())
+        return int(self._stepped_at if heard else time.time())
 
-    def _turn(self, watchdog: Watchdog, ending: int) -> None:
+    def _run(self, watchdog: Watchdog, ending: int) -> None:
         while True:
             poller = select.poll()
             for fd in (ending, *watchdog.fds()):
@@ -92,4 +91,4 @@ class FileTimerServer:
                 watchdog.step()
             except Exception:
                 log.exception("the watchdog goes on after an error")
-            self._turned = time.time()
+            self._stepped_at = time.time()

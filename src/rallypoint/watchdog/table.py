@@ -1,12 +1,12 @@
-"""All timers that are set, and which of them have run out. Pure.
+"""All timers that are set, and which of them have expired. Pure.
 
 Laws:
 
-1. A request's wall-clock time is turned into a moment of the monotonic clock once, when the request arrives. What the
+1. A request's wall-clock time is turned into a time of the monotonic clock once, when the request arrives. What the
    wall clock does later moves no timer.
-2. One worker has one timer of a name: a later request for it takes the place of the earlier one.
-3. `due` is never later than the first timer that `expired` has not told of. It may be earlier, by a timer that was let
-   go of since `expired` was asked last.
+2. One worker has one timer of a name: a later request replaces the earlier one.
+3. `due` is never later than the first timer that `expired` has not returned. It may be earlier, by a timer that was
+   released since the last call of `expired`.
 4. There are never more than `limit` timers.
 """
 
@@ -25,10 +25,7 @@ R = TypeVar("R", bound=TimerRequest)
 
 
 class Timer(NamedTuple, Generic[R]):
-    """One timer that is set.
-
-    `due` is in seconds on the monotonic clock; `seconds` is what it had to run when its request arrived.
-    """
+    """A timer: `due` is in seconds on the monotonic clock; `seconds` is what it had to run when its request arrived."""
 
     request: R
     due: float
@@ -43,7 +40,7 @@ class TimerTable(Generic[R]):
         self._timers: dict[Any, dict[str, Timer[R]]] = {}
         self._number = 0
         self.due = math.inf
-        """When to ask for the expired ones next, on the monotonic clock; infinite for never."""
+        """When to call `expired` next, on the monotonic clock; infinite for never."""
 
     def __len__(self) -> int:
         return self._number
@@ -53,15 +50,12 @@ class TimerTable(Generic[R]):
         return worker in self._timers
 
     def register(self, request: R, now: float, wall: float) -> bool:
-        """Set a timer, or, if its expiration time is negative, let go of it.
+        """Set a timer, or release it if its expiration time is negative; returns whether it fits into the table.
 
         Args:
             request: what has arrived.
             now: seconds on the monotonic clock.
             wall: epoch seconds at the same moment.
-
-        Returns:
-            Whether there was room.
         """
         if request.expiration_time < 0:
             self._remove(request.worker_id, request.scope_id)
@@ -77,7 +71,7 @@ class TimerTable(Generic[R]):
         return True
 
     def expired(self, now: float) -> dict[Any, list[Timer[R]]]:
-        """Those that have run out, by worker, first come first. They stay until they are dropped."""
+        """Those that have expired, by worker, the earliest first. They stay until they are dropped."""
         self.due = math.inf
         found: dict[Any, list[Timer[R]]] = {}
         for worker, own in self._timers.items():
@@ -89,22 +83,22 @@ class TimerTable(Generic[R]):
         return found
 
     def drop(self, timers: Iterable[Timer[R]]) -> None:
-        """Let go of some timers."""
+        """Release some timers."""
         for each in timers:
             self._remove(each.request.worker_id, each.request.scope_id)
 
     def drop_worker(self, worker: Any) -> None:
-        """Let go of all that a worker has."""
-        self._take(len(self._timers.pop(worker, {})))
+        """Release all timers of a worker."""
+        self._subtract(len(self._timers.pop(worker, {})))
 
     def _remove(self, worker: Any, scope: str) -> None:
         own = self._timers.get(worker, {})
         if own.pop(scope, None) is not None:
-            self._take(1)
+            self._subtract(1)
             if not own:
                 del self._timers[worker]
 
-    def _take(self, number: int) -> None:
+    def _subtract(self, number: int) -> None:
         self._number -= number
         if not self._number:
             self.due = math.inf

@@ -1,7 +1,7 @@
 """Workers that are stuck in the kernel: in uninterruptible sleep (state D) for too long (contract section 5.12).
 
-A process that reads from a slow disk is in state D whenever one looks, and is well. Stuck is one that has not been
-switched to between looks: it is in the one and same sleep. The main thread is looked at, as torch does.
+A process that reads from a slow disk is in state D at most polls, and is healthy. It is stuck if it has not run between
+polls: that is one and the same sleep. The main thread is polled, as in torch.
 """
 
 from __future__ import annotations
@@ -16,24 +16,25 @@ from rallypoint.base.procfs import read_stat
 log = get_logger(__name__)
 
 _MIN_POLLS = 4
-"""How often at least a sleep is seen before it counts."""
+"""Polls of one sleep, at least, before it counts."""
 _SHORTEST, _LONGEST = 0.05, 1.0
-"""Seconds between looks."""
+"""Seconds between polls."""
 
 
 class UninterruptibleSleep(NamedTuple):
-    """One uninterruptible sleep of one process, told from any other by these."""
+    """One uninterruptible sleep of one process.
+
+    `started` (see `ProcessStat`) and `switches`, the number of its context switches, distinguish it from any other.
+    `where` is the kernel's function that it sleeps in; empty if that is not known.
+    """
 
     started: int
-    """When the process was, see `ProcessStat`."""
     switches: int
-    """How often it had been switched away from."""
     where: str
-    """The kernel's function that it sleeps in; empty if the kernel does not say."""
 
 
 class StuckProcess(NamedTuple):
-    """A process that does not come back from the kernel."""
+    """A process that does not return from the kernel."""
 
     pid: int
     seconds: float
@@ -50,7 +51,7 @@ class StuckProcess(NamedTuple):
 
 
 class _SleepRecord(NamedTuple):
-    """A sleep, since when, in seconds on the monotonic clock, and how many times it was seen."""
+    """A sleep, since when, in seconds on the monotonic clock, and at how many polls it was seen."""
 
     sleep: UninterruptibleSleep
     since: float
@@ -58,32 +59,27 @@ class _SleepRecord(NamedTuple):
 
 
 class SleepTracker:
-    """Who sleeps since when. Pure."""
+    """Which processes sleep since when; `minimum` seconds of one sleep make a process stuck. Pure."""
 
     def __init__(self, minimum: float) -> None:
-        """Args: `minimum`: seconds of one sleep that make a process stuck."""
         self._minimum = minimum
         self._since: dict[int, _SleepRecord] = {}
 
     def update(
         self, now: float, sleeps: Mapping[int, UninterruptibleSleep]
     ) -> tuple[list[StuckProcess], list[StuckProcess]]:
-        """Take in what all processes do now.
-
-        Args:
-            now: seconds on the monotonic clock.
-            sleeps: by pid, those that are in an uninterruptible sleep.
+        """Take the result of a poll at `now`, in seconds on the monotonic clock: by pid, the sleeps.
 
         Returns:
             Those whose sleep is seen the second time, and those that are stuck.
         """
         again, stuck, since = [], [], {}
         for pid, sleep in sleeps.items():
-            former = self._since.get(pid)
-            if former is None or former.sleep[:2] != sleep[:2]:
+            previous = self._since.get(pid)
+            if previous is None or previous.sleep[:2] != sleep[:2]:
                 since[pid] = _SleepRecord(sleep, now, 1)
                 continue
-            since[pid] = seen = _SleepRecord(sleep, former.since, former.times + 1)
+            since[pid] = seen = _SleepRecord(sleep, previous.since, previous.times + 1)
             found = StuckProcess(pid, now - seen.since, sleep.where)
             if seen.times == 2:
                 again.append(found)
@@ -94,20 +90,19 @@ class SleepTracker:
 
 
 class SleepMonitor:
-    """Looks at workers every so often: nothing tells of a state of a process, so this is the one thing that polls."""
+    """Polls workers: the kernel has no notification of a process's state. For `minimum` see `SleepTracker`."""
 
     def __init__(self, minimum: float) -> None:
-        """Args: `minimum`: seconds of one sleep that make a worker stuck."""
         self._sleepers = SleepTracker(minimum)
         self._every = min(max(minimum / _MIN_POLLS, _SHORTEST), _LONGEST)
         self._poll_at = -math.inf
 
     def wake_at(self) -> float:
-        """When to look next, on the monotonic clock."""
+        """When to poll next, on the monotonic clock."""
         return self._poll_at
 
     def step(self, now: float, pids: Collection[int]) -> list[StuckProcess]:
-        """Look at the workers if it is time. Returns those that are stuck."""
+        """Poll the workers if it is time. Returns those that are stuck."""
         if now < self._poll_at:
             return []
         self._poll_at = now + self._every

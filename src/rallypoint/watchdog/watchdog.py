@@ -1,45 +1,50 @@
-"""The file timer as its server sees it: requests come in through a pipe, and whose timer runs out is ended.
+"""The file timer's server: requests come in through a named pipe, and a process whose timer expires is ended.
 
 Laws:
 
 1. Nothing here blocks and nothing has a thread: a loop waits on `fds` until `wake_at` and calls `step`.
-2. All that was in the pipe when a step began is taken in before that step judges anybody: a release that was written
-   in time counts, however late the loop comes.
-3. A process that is being ended is told of once, and heard no more.
-4. What a client writes costs a log line at most, and a bounded number of those.
+2. A step reads all that was in the pipe when it began before it expires any timer: a release that was written in time
+   counts, however late the loop comes.
+3. A process that is being ended is reported once, and its requests are ignored.
+4. What a client writes costs a bounded number of log lines and no more.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import math
+import os
 import time
 from collections.abc import Callable
+from signal import SIGABRT, SIGKILL
 from typing import NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.log import get_logger
+from rallypoint.base.procfs import catches
 from rallypoint.base.signals import signal_name
 from rallypoint.watchdog.clients import TimerClients
-from rallypoint.watchdog.escalation import TimerEscalation, has_ended
-from rallypoint.watchdog.fifo import NamedPipe
 from rallypoint.watchdog.requests import FileTimerRequest, RequestReader
 from rallypoint.watchdog.table import Timer, TimerTable
+from rallypoint.workers.escalation import STACKS_TIMEOUT, Escalation
 
 log = get_logger(__name__)
 
 STARTED, STOPPED, EXPIRED, KILLED = "watchdog started", "watchdog stopped", "timer expired", "kill worker process"
-"""The names of what the watchdog tells of (contract section 5.11)."""
+"""The names of what the watchdog reports (contract section 5.11)."""
 
 _MAX_WARNINGS = 10
+_PIPE_SIZE = 256 * 1024
+"""Bytes that may wait while the agent is busy; what does not fit is an error in the client."""
 
 Report = Callable[[str, FileTimerRequest | None], None]
 
 
 class TimerExpiry(NamedTuple):
-    """A timer of a process has run out.
+    """A timer of a process has expired, `seconds` after it was set.
 
-    `signal` is what the process named to be sent; 0 if it only wants to be told of, and then nothing is done to it.
-    `seconds` is how long the timer ran.
+    `signal` is what the process is sent; 0 if the expiry is only reported.
     """
 
     pid: int
@@ -54,7 +59,20 @@ class TimerExpiry(NamedTuple):
 
 
 class Watchdog:
-    """The server of one pipe."""
+    """The server of one pipe.
+
+    Args:
+        path: of the pipe; a file of that name is replaced.
+        may_kill: whether the process of a pid belongs to this job; asked once for each, while it runs.
+        run_id: of the job, for the log.
+        grace: seconds from a signal other than SIGKILL to SIGKILL.
+        report: called with one of the names above, and the timer if there is one.
+        clock: the clock of `wake_at`.
+        wall: returns epoch seconds, by which clients set timers.
+
+    Raises:
+        UserError: the pipe cannot be made; says why.
+    """
 
     def __init__(
         self,
@@ -67,23 +85,10 @@ class Watchdog:
         clock: Clock = SYSTEM_CLOCK,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """Make the pipe.
-
-        Args:
-            path: of the pipe.
-            may_kill: whether the process of a pid is ours to kill; asked once for each, while it runs.
-            run_id: of the job, for the log.
-            grace: seconds that a signal which is not SIGKILL leaves a process.
-            report: hears the names above, with the timer if there is one.
-            clock: on which `wake_at` tells the time.
-            wall: gives epoch seconds, as the clients' clocks do.
-
-        Raises:
-            UserError: the pipe cannot be made; says why.
-        """
-        self._fifo = NamedPipe(path)
+        self.path = path
+        self._fifo = _NamedPipe(path)
         self._timers: TimerTable[FileTimerRequest] = TimerTable()
-        self._escalations: dict[int, TimerEscalation] = {}
+        self._escalations: dict[int, Escalation] = {}
         self._clients = TimerClients(may_kill, self._is_needed, self._on_gone)
         self._run_id = run_id
         self._grace_period = grace
@@ -97,16 +102,11 @@ class Watchdog:
         """Whether any request has come."""
         self._report_event(STARTED)
 
-    @property
-    def path(self) -> str:
-        """Of the pipe; workers find it in their environment."""
-        return self._fifo.path
-
     def fds(self) -> list[int]:
         """Descriptors that become readable when there is something to do."""
-        if self._fifo.fileno() < 0:
+        if self._fifo.fd < 0:
             return []
-        return [self._fifo.fileno(), *(fd for each in self._escalations.values() for fd in each.fds())]
+        return [self._fifo.fd, *(fd for each in self._escalations.values() for fd in each.fds())]
 
     def wake_at(self) -> float:
         """When there is something to do by itself, in seconds on the clock; infinite for never."""
@@ -114,21 +114,21 @@ class Watchdog:
         return min([due, *(each.wake_at() for each in self._escalations.values())])
 
     def step(self) -> list[TimerExpiry]:
-        """Do what is due. Returns the timers that have run out, each once, the first of each process first."""
-        if self._fifo.fileno() < 0:
+        """Do what is due. Returns the timers that have expired, each once, the first of each process first."""
+        if self._fifo.fd < 0:
             return []
+        self._escalations = {pid: each for pid, each in self._escalations.items() if not each.step()}
         now = self._clock.monotonic()
-        self._escalations = {pid: each for pid, each in self._escalations.items() if not each.step(now)}
         self._read_requests()
         return self._enforce(now) if self._enforcing else []
 
     def stop_enforcing(self) -> None:
-        """The workers are being stopped: from now on requests are taken in and nobody is judged any more."""
+        """The workers are being stopped: from now on requests are read and no timer expires."""
         self._enforcing = False
 
     def close(self) -> None:
-        """Remove the pipe and let go of everything. Idempotent."""
-        if self._fifo.fileno() < 0:
+        """Remove the pipe and release everything. Idempotent."""
+        if self._fifo.fd < 0:
             return
         self._fifo.close()
         self._clients.close()
@@ -154,7 +154,7 @@ class Watchdog:
         if self._report is not None:
             try:
                 self._report(name, request)
-            except Exception:  # whatever a user's handler does, workers that are late are ended
+            except Exception:  # whatever a user's handler does, timers are enforced
                 log.exception("the watchdog's %r could not be reported", name)
 
     def _admitted(self, pid: int) -> bool:
@@ -170,14 +170,11 @@ class Watchdog:
     def _enforce(self, now: float) -> list[TimerExpiry]:
         if now < self._timers.due:
             return []
-        expiries: list[TimerExpiry] = []
-        for pid, timers in self._timers.expired(now).items():
-            expiries += self._expire(pid, timers, now)
-        return expiries
+        return [each for pid, timers in self._timers.expired(now).items() for each in self._expire(pid, timers)]
 
-    def _expire(self, pid: int, timers: list[Timer[FileTimerRequest]], now: float) -> list[TimerExpiry]:
-        pidfd = self._clients.pidfd(pid)
-        if pidfd is None or has_ended(pidfd):
+    def _expire(self, pid: int, timers: list[Timer[FileTimerRequest]]) -> list[TimerExpiry]:
+        process = self._clients.running(pid)
+        if process is None:
             self._timers.drop_worker(pid)
             return []
         scopes = [each.request.scope_id for each in timers]
@@ -188,9 +185,11 @@ class Watchdog:
         if deadly is None:
             self._timers.drop(timers)
             return [_expiry(each) for each in timers]
-        number = deadly.request.signal
+        number, grace = deadly.request.signal, self._grace_period
         log.error("Reaping worker_pid=[%d] by %s: %s", pid, signal_name(number), _expiry(deadly).why)
-        self._escalations[pid] = TimerEscalation(pid, pidfd, number, self._grace_period, now)
+        if number == SIGKILL and catches(pid, SIGABRT):  # faulthandler does, and shows the stacks of all threads
+            number, grace = SIGABRT, STACKS_TIMEOUT
+        self._escalations[pid] = Escalation([process], _NoSweep(), number, grace, clock=self._clock)
         self._timers.drop_worker(pid)
         self._report_event(KILLED, deadly.request)
         return [_expiry(deadly), *(_expiry(each) for each in timers if each is not deadly)]
@@ -199,3 +198,67 @@ class Watchdog:
 def _expiry(timer: Timer[FileTimerRequest]) -> TimerExpiry:
     request = timer.request
     return TimerExpiry(request.worker_pid, request.scope_id, timer.seconds, request.signal)
+
+
+class _NoSweep:
+    """What a process has started stays: if it is a worker, the agent sweeps when it stops the workers."""
+
+    cannot_find_all = False
+    end_seen = True
+
+    def begin(self, seconds: float) -> None:
+        return
+
+    def fds(self) -> list[int]:
+        return []
+
+    def done(self) -> bool:
+        return True
+
+    def give_up(self) -> list[int]:
+        return []
+
+
+class _NamedPipe:
+    """A named pipe that is made, read without blocking, and removed.
+
+    It is held open for writing too, so that it neither ends nor turns readable when a client has closed its end.
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(path)
+            os.mkfifo(path, 0o600)
+            self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            from rallypoint.base.user_errors import user_error
+
+            why = error.strerror or str(error)
+            raise user_error(
+                f"the pipe {path!r} of the watchdog cannot be made: {why}; name another place", error
+            ) from None
+        with contextlib.suppress(OSError):
+            fcntl.fcntl(self.fd, fcntl.F_SETPIPE_SZ, _PIPE_SIZE)
+        self._size = fcntl.fcntl(self.fd, fcntl.F_GETPIPE_SZ)
+        made = os.fstat(self.fd)
+        self._identity = made.st_dev, made.st_ino
+
+    def read(self) -> bytes:
+        """All that was in the pipe at the call, and not much more, however fast a client writes."""
+        parts, left = [], self._size
+        with contextlib.suppress(BlockingIOError):
+            while left > 0:
+                parts.append(os.read(self.fd, left))
+                left -= len(parts[-1])
+        return b"".join(parts)
+
+    def close(self) -> None:
+        """Remove the pipe, unless another has taken its place, and close the descriptor. Call it once."""
+        fd, self.fd = self.fd, -1
+        os.close(fd)
+        with contextlib.suppress(OSError):
+            now = os.stat(self._path, follow_symlinks=False)
+            if (now.st_dev, now.st_ino) == self._identity:
+                os.unlink(self._path)

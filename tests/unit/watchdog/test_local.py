@@ -15,8 +15,13 @@ from typing import Any
 import pytest
 
 from rallypoint.watchdog.client import expires
-from rallypoint.watchdog.local import LocalTimerClient, LocalTimerServer, MultiprocessingRequestQueue
-from rallypoint.watchdog.queueing import RequestQueue, TimerServer
+from rallypoint.watchdog.local import (
+    LocalTimerClient,
+    LocalTimerServer,
+    MultiprocessingRequestQueue,
+    RequestQueue,
+    TimerServer,
+)
 from rallypoint.watchdog.requests import TimerRequest
 from tests.unit.watchdog.waiting import PATIENCE
 

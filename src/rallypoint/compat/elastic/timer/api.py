@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from rallypoint.watchdog import client
 from rallypoint.watchdog.client import TimerClient, expires
-from rallypoint.watchdog.queueing import RequestQueue, TimerServer
+from rallypoint.watchdog.local import RequestQueue, TimerServer
 from rallypoint.watchdog.requests import TimerRequest
 
 __all__ = ["RequestQueue", "TimerClient", "TimerRequest", "TimerServer", "configure", "expires"]
