@@ -25,7 +25,7 @@ BY_FOLDER = {
     "jobs": ("process",),
     "slurm": ("process", "root"),
 }
-BY_FIXTURE = {**dict.fromkeys(("etcd", "secured"), ("process", "etcd")), "guardian": ("process",)}
+BY_FIXTURE = {**dict.fromkeys(("etcd", "secured"), ("process", "etcd")), "reaper": ("process",)}
 
 _STARTS = {"subprocess.Popen", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec", "os.system"}
 

@@ -16,7 +16,7 @@ import pytest
 from rallypoint.watchdog.requests import FileTimerRequest
 from rallypoint.watchdog.watchdog import Watchdog
 from tests.conformance.record import Record
-from tests.unit.watchdog.waiting import PATIENCE, Holder, holder, until
+from tests.unit.watchdog.waiting import TIMEOUT, Holder, holder, until
 
 pytestmark = pytest.mark.torch
 
@@ -136,7 +136,7 @@ def test_both_write_the_same_line(record: Record) -> None:
     command = [sys.executable, "-c", text]
 
     def torchs() -> list[str]:
-        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=PATIENCE)
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=TIMEOUT)
         return done.stdout.splitlines()
 
     ours = [FileTimerRequest(7, 'a é "{', 1.25, 9).to_json(), FileTimerRequest(7, "a", -1).to_json()]
@@ -180,6 +180,6 @@ def test_the_queue_timer_of_one_with_the_other(tmp_path: Path, server: str, clie
     script = tmp_path / "local.py"
     script.write_text(LOCAL)
     done = subprocess.run(
-        [sys.executable, str(script), server, client], capture_output=True, text=True, timeout=2 * PATIENCE, check=False
+        [sys.executable, str(script), server, client], capture_output=True, text=True, timeout=2 * TIMEOUT, check=False
     )
     assert done.stdout == "-9\n", done.stderr

@@ -221,16 +221,16 @@ def states(data: bytes) -> None:
 
 
 def _many_states() -> tuple[bytes, ...]:
-    hub = Dispatcher(SETTINGS, restored=RestoredState("0123456789abcdef", State()))
-    made = [State(), hub.state]
+    dispatcher = Dispatcher(SETTINGS, restored=RestoredState("0123456789abcdef", State()))
+    made = [State(), dispatcher.state]
     for number in range(4):
-        session, _ = hub.attach(lambda _notice: None, NodeId("h", number, 0), address="h")
-        hub.receive(session, JoinRequest(MEMBER, 20.0))
-        made.append(hub.state)
-    hub.receive(1, Fail(0, _CAUSE, 3))
-    made.append(hub.state)
-    hub.receive(1, Close())
-    return tuple(map(encode_state, (*made, hub.state)))
+        session, _ = dispatcher.attach(lambda _notice: None, NodeId("h", number, 0), address="h")
+        dispatcher.receive(session, JoinRequest(MEMBER, 20.0))
+        made.append(dispatcher.state)
+    dispatcher.receive(1, Fail(0, _CAUSE, 3))
+    made.append(dispatcher.state)
+    dispatcher.receive(1, Close())
+    return tuple(map(encode_state, (*made, dispatcher.state)))
 
 
 _STATES = _many_states()

@@ -34,32 +34,32 @@ class _Stranger:
         self._jobs = jobs
         self._peer = f"192.0.2.{number}"
         self._handshake = ServerHandshake(None, None, b"n" * 16)
-        self.hub: Dispatcher | None = None
+        self.dispatcher: Dispatcher | None = None
         self.session = 0
 
     def says(self, payload: bytes) -> bool:
         """Hear a frame; returns whether the connection goes on."""
         try:
-            if self.hub is not None:
+            if self.dispatcher is not None:
                 request = codec.decode_request(payload)
-                return self.hub.receive(self.session, request)
+                return self.dispatcher.receive(self.session, request)
             if self._handshake.greeted is None:
                 return not isinstance(self._handshake.hello(codec.decode(payload, Hello)), HandshakeRefused)
             if self._handshake.proof(codec.decode(payload, Proof)) is not None:
                 return False
             hello = self._handshake.greeted
-            self.hub = self._jobs.dispatcher_for(hello, self._peer)
+            self.dispatcher = self._jobs.dispatcher_for(hello, self._peer)
         except (codec.CodecError, HandshakeError):
             return False
         node = NodeId(hello.address, hello.pid, hello.local_id, hello.host)
-        self.session, name = self.hub.attach(told, node, address=hello.address, settings=hello.settings)
-        codec.decode_answer(codec.encode(Welcome(name, self.hub.settings.lease, self.hub.incarnation)))
+        self.session, name = self.dispatcher.attach(told, node, address=hello.address, settings=hello.settings)
+        codec.decode_answer(codec.encode(Welcome(name, self.dispatcher.settings.lease, self.dispatcher.incarnation)))
         return True
 
     def goes(self) -> None:
         """Hang up."""
-        if self.hub is not None:
-            self.hub.detach(self.session)
+        if self.dispatcher is not None:
+            self.dispatcher.detach(self.session)
 
 
 def told(notice: Notification) -> None:
@@ -98,23 +98,23 @@ def coordinator(data: bytes) -> None:
 
 
 def _still_serves(jobs: ManyJobs, clock: Moment, strangers: dict[int, _Stranger]) -> None:
-    hubs = [each.hub for each in strangers.values() if each.hub is not None]
-    for hub in hubs:
-        assert decode_state(encode_state(hub.state)) == hub.state, "its state can be kept"
-        assert not math.isnan(hub.wake_at())
+    dispatchers = [each.dispatcher for each in strangers.values() if each.dispatcher is not None]
+    for dispatcher in dispatchers:
+        assert decode_state(encode_state(dispatcher.state)) == dispatcher.state, "its state can be kept"
+        assert not math.isnan(dispatcher.wake_at())
     heard_of: list[Notification] = []
     honest = HELLO._replace(job="of others", settings=SETTINGS._replace(run_id="of others", max_nodes=1))
-    hub = jobs.dispatcher_for(honest, "198.51.100.1")
-    session, _ = hub.attach(heard_of.append, NodeId("h", 1, 0), address="h", settings=honest.settings)
-    hub.receive(session, JoinRequest(MEMBER, 20.0))
+    dispatcher = jobs.dispatcher_for(honest, "198.51.100.1")
+    session, _ = dispatcher.attach(heard_of.append, NodeId("h", 1, 0), address="h", settings=honest.settings)
+    dispatcher.receive(session, JoinRequest(MEMBER, 20.0))
     assert any(isinstance(each, Placed) for each in heard_of)
     for each in strangers.values():
         each.goes()
-    hub.detach(session)
+    dispatcher.detach(session)
     for _ in range(8):
         clock.now += 100.0
         jobs.tick()
-    assert not any(each.members for each in hubs)
+    assert not any(each.members for each in dispatchers)
 
 
 def _coordinator_seeds() -> Sequence[bytes]:

@@ -29,9 +29,9 @@ from rallypoint.protocol.signing import Signers, proof, transcript_of
 from tests.fuzz.control import ANSWERS, HELLO, NOTICES, REQUESTS, encoded
 from tests.fuzz.target import Target, no_errors
 
-_PATIENCE = 20.0
+_TIMEOUT = 20.0
 _KEY, _WRONG = b"k" * 32, b"w" * 32
-_JOB = Settings("job", 2, 2, join_timeout=_PATIENCE)
+_JOB = Settings("job", 2, 2, join_timeout=_TIMEOUT)
 _STRANGERS = 3
 
 
@@ -39,7 +39,7 @@ class _Stranger:
     """Somebody at the port, who knows the protocol and perhaps a key."""
 
     def __init__(self, port: int, key: bytes | None, job: str) -> None:
-        self._socket = socket.create_connection(("127.0.0.1", port), _PATIENCE)
+        self._socket = socket.create_connection(("127.0.0.1", port), _TIMEOUT)
         self._key = key
         self._job = job
         self._signers: Signers | None = None
@@ -78,15 +78,15 @@ def _members(port: int, key: bytes | None) -> Iterator[list[queue.SimpleQueue[No
     with contextlib.ExitStack() as links:
         for number, each in enumerate(heard):
             endpoint = Endpoint("127.0.0.1", port)
-            link = TcpLink(endpoint, _JOB, number, each.put, Deadline.after(_PATIENCE), key=key)
+            link = TcpLink(endpoint, _JOB, number, each.put, Deadline.after(_TIMEOUT), key=key)
             links.enter_context(closing(link))
-            link.send(JoinRequest(NodeInfo("default", 1, "", 7000), _PATIENCE))
+            link.send(JoinRequest(NodeInfo("default", 1, "", 7000), _TIMEOUT))
         yield heard
 
 
 def _placed(heard: queue.SimpleQueue[Notification]) -> bool:
     while True:
-        notice = heard.get(timeout=_PATIENCE)
+        notice = heard.get(timeout=_TIMEOUT)
         if isinstance(notice, (Placed, LinkLost)):
             return isinstance(notice, Placed)
 
@@ -153,10 +153,10 @@ def link(data: bytes) -> None:
         made = TcpLink(Endpoint(*listener.getsockname()), _JOB, 0, heard.put, Deadline.after(0.05), key=key)
         with closing(made):
             made.send(JoinRequest(NodeInfo("default", 1, "", 7000), 0.05))
-            while not isinstance(heard.get(timeout=_PATIENCE), (LinkLost, LinkDown, JobEnded, JoinRefused)):
+            while not isinstance(heard.get(timeout=_TIMEOUT), (LinkLost, LinkDown, JobEnded, JoinRefused)):
                 pass
         listener.shutdown(socket.SHUT_RDWR)
-        thread.join(_PATIENCE)
+        thread.join(_TIMEOUT)
         assert not thread.is_alive()
 
 
@@ -165,7 +165,7 @@ def _answer_as_a_stranger(listener: socket.socket, data: bytes) -> None:
         while True:
             peer, _ = listener.accept()
             with peer, suppress(OSError):
-                peer.settimeout(_PATIENCE)
+                peer.settimeout(_TIMEOUT)
                 peer.recv(65536)
                 peer.sendall(data[1:])
                 peer.shutdown(socket.SHUT_WR)

@@ -21,7 +21,7 @@ from tests.faults.network import Host, Network
 PROGRAMS = ("slurmctld", "slurmd", "srun", "sbatch", "scancel", "scontrol", "munged", "mungekey")
 KILL_WAIT = 5
 """Seconds that Slurm leaves between SIGTERM and SIGKILL here."""
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 _CONTROLLER = "ctl"
 _CONF = """
@@ -75,9 +75,9 @@ def _program(name: str) -> str | None:
 
 def wait_until(holds: Callable[[], bool], what: Callable[[], str]) -> None:
     """Look again and again, as nothing of Slurm's tells of itself, until something holds."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not holds():
-        assert time.monotonic() < deadline, f"after {PATIENCE:.0f} s still not: {what()}"
+        assert time.monotonic() < deadline, f"after {TIMEOUT:.0f} s still not: {what()}"
         time.sleep(0.05)
 
 

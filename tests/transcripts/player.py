@@ -1,10 +1,10 @@
 """Plays a transcript: commands in, every effect out, as text that a person can review.
 
-A transcript is a file of blocks. A block is one or more commands, a line `----`, and what they led to. The arbiter that
-plays is the production one; only its clock is made up: it stands still except where `wait` moves it.
+A transcript is a file of blocks. A block is one or more commands, a line `----`, and what they led to. The coordinator
+that plays is the production one; only its clock is made up: it stands still except where `wait` moves it.
 
-    job min=2 max=3 last_call=30     a new arbiter (and a new job; notice=, healthy=, backoff=, repeats=)
-    replaced                         the arbiter is lost with all sessions; a new one that knows nothing takes its place
+    job min=2 max=3 last_call=30     a new coordinator (and a new job; notice=, healthy=, backoff=, repeats=)
+    replaced                         the coordinator and all sessions are lost; a new, empty one takes over
     open a addr=10.0.0.1             a session for node a
     join a size=2 role=x port=7001 hint=1 timeout=600
     fail a max=3 | succeed a | drain a | leave a | end a | inquire a | beat a
@@ -13,7 +13,7 @@ plays is the production one; only its clock is made up: it stands still except w
     crash a                          the session ends without goodbye
     wait 5                           five seconds pass
     state                            show the state
-    wakes                            show when the arbiter wants to be called next
+    wakes                            show when the coordinator wants to be called next
 """
 
 from __future__ import annotations
@@ -76,11 +76,11 @@ def write(blocks: list[Block]) -> str:
 
 
 class Player:
-    """One arbiter and the names that a transcript gives to its sessions."""
+    """One coordinator and the names that a transcript gives to its sessions."""
 
     def __init__(self) -> None:
         self.now = 100.0
-        self.arbiter = Coordinator(Settings("transcript", 1, 1), "0")
+        self.coordinator = Coordinator(Settings("transcript", 1, 1), "0")
         self.names: dict[int, str] = {}
         self.places: dict[str, tuple[str, NodeId, Placement | None]] = {}
         self.incarnations = 0
@@ -99,7 +99,7 @@ class Player:
     def _job(self, _names: list[str], options: Options) -> list[str]:
         self.names = {}
         low = int(options["min"])
-        self.arbiter = Coordinator(
+        self.coordinator = Coordinator(
             Settings(
                 "transcript",
                 low,
@@ -120,7 +120,7 @@ class Player:
     def _replaced(self, _names: list[str], _options: Options) -> list[str]:
         self.names = {}
         self.incarnations += 1
-        self.arbiter = Coordinator(self.arbiter.settings, str(self.incarnations))
+        self.coordinator = Coordinator(self.coordinator.settings, str(self.incarnations))
         return []
 
     def _open(self, names: list[str], options: Options) -> list[str]:
@@ -129,7 +129,7 @@ class Player:
             session = self.sessions
             self.names[session] = name
             address = options.get("addr", f"host-{name}")
-            node = self.arbiter.open(
+            node = self.coordinator.open(
                 session,
                 NodeId(address, 1, 0),
                 self.now,
@@ -139,7 +139,7 @@ class Player:
                 at_home="local" in options,
             )
             if name not in self.places:
-                self.places[name] = (self.arbiter.incarnation, node, None)
+                self.places[name] = (self.coordinator.incarnation, node, None)
         return []
 
     def _holding(self, names: list[str], options: Options) -> list[str]:
@@ -148,7 +148,7 @@ class Player:
             known = self.places[name]
             self._open([name], options)
             lines += self._say([name], partial(self._held, known, options))
-            incarnation, node = self.arbiter.incarnation, NodeId(f"host-{name}", 1, 0)
+            incarnation, node = self.coordinator.incarnation, NodeId(f"host-{name}", 1, 0)
             self.places[name] = (incarnation, node, known[2])
         return lines
 
@@ -184,20 +184,22 @@ class Player:
     def _fail(self, names: list[str], options: Options) -> list[str]:
         message = options.get("message", "Signal 9 (SIGKILL)")
         cause = Cause(int(options.get("rank", 0)), 0, names[0], 42, 1, message, "", 0.0, "")
-        round_ = int(options.get("round", self.arbiter.state.round))
+        round_ = int(options.get("round", self.coordinator.state.round))
         return self._say(names, lambda: Fail(round_, cause, int(options.get("max", 3))))
 
     def _succeed(self, names: list[str], options: Options) -> list[str]:
-        return self._say(names, lambda: Succeed(int(options.get("round", self.arbiter.state.round))))
+        return self._say(names, lambda: Succeed(int(options.get("round", self.coordinator.state.round))))
 
     def _drain(self, names: list[str], options: Options) -> list[str]:
-        return self._say(names, lambda: Drain(int(options.get("round", self.arbiter.state.round))))
+        return self._say(names, lambda: Drain(int(options.get("round", self.coordinator.state.round))))
 
     def _consent(self, names: list[str], options: Options) -> list[str]:
-        return self._say(names, lambda: Drain(int(options.get("round", self.arbiter.state.round)), needs_consent=True))
+        return self._say(
+            names, lambda: Drain(int(options.get("round", self.coordinator.state.round)), needs_consent=True)
+        )
 
     def _preempt(self, names: list[str], options: Options) -> list[str]:
-        return self._say(names, lambda: Preempt(self.arbiter.state.round, float(options["in"])))
+        return self._say(names, lambda: Preempt(self.coordinator.state.round, float(options["in"])))
 
     def _leave(self, names: list[str], options: Options) -> list[str]:
         return self._say(names, lambda: LeaveRequest("asks" in options))
@@ -216,21 +218,21 @@ class Player:
         for name in names:
             session = self._session(name)
             del self.names[session]
-            sends += self.arbiter.close(session, self.now)
+            sends += self.coordinator.close(session, self.now)
         return self._show(sends)
 
     def _wait(self, names: list[str], _options: Options) -> list[str]:
-        """Time passes as a shell would let it: `tick` is called whenever the arbiter wants it to be."""
+        """Time passes as a shell would let it: `tick` is called whenever the coordinator wants it to be."""
         until = self.now + float(names[0])
         sends: list[OutgoingNotification] = []
-        while (at := self.arbiter.wake_at()) <= until:
+        while (at := self.coordinator.wake_at()) <= until:
             self.now = max(self.now, at)
-            sends += self.arbiter.tick(self.now)
+            sends += self.coordinator.tick(self.now)
         self.now = until
         return self._show(sends)
 
     def _state(self, _names: list[str], _options: Options) -> list[str]:
-        state = self.arbiter.state
+        state = self.coordinator.state
         lines = [
             f"round {state.round} {'complete' if state.complete else 'forming'}{' closed' if state.closed else ''}"
         ]
@@ -249,7 +251,7 @@ class Player:
         return lines
 
     def _wakes(self, _names: list[str], _options: Options) -> list[str]:
-        return [f"wakes in {self.arbiter.wake_at() - self.now:g} s"]
+        return [f"wakes in {self.coordinator.wake_at() - self.now:g} s"]
 
     _VERBS: dict[str, Callable[[Player, list[str], Options], list[str]]] = {  # noqa: RUF012
         "job": _job,
@@ -275,7 +277,7 @@ class Player:
     def _say(self, names: list[str], request: Callable[[], Request]) -> list[str]:
         sends: list[OutgoingNotification] = []
         for name in names:
-            sends += self.arbiter.receive(self._session(name), request(), self.now)
+            sends += self.coordinator.receive(self._session(name), request(), self.now)
         return self._show(sends)
 
     def _session(self, name: str) -> int:

@@ -32,7 +32,7 @@ from tests.unit.agent.thread_workers import ThreadWorkers
 
 pytestmark = pytest.mark.process
 
-PATIENCE = 60.0
+TIMEOUT = 60.0
 TELL = """
 import os
 names = ("RANK", "ROLE_RANK", "WORLD_SIZE", "ROLE_WORLD_SIZE", "GROUP_RANK", "TORCHELASTIC_RESTART_COUNT")
@@ -90,7 +90,7 @@ def run_side_by_side(*agents: NotingAgent) -> list[RunResult]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
         assert not thread.is_alive()
     return [results[number] for number in range(len(agents))]
 

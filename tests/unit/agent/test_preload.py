@@ -12,7 +12,7 @@ import pytest
 from rallypoint.agent.agent import Agent
 from rallypoint.agent.controller import Monitor
 from rallypoint.base.errors import SignalException
-from tests.unit.agent.test_stopping import PATIENCE, beside
+from tests.unit.agent.test_stopping import TIMEOUT, beside
 from tests.unit.agent.third_party import outcome
 from tests.unit.agent.thread_workers import ThreadWorkers
 
@@ -67,7 +67,7 @@ def test_a_start_waits_until_it_is_warm() -> None:
     made = WarmWorkers()
 
     def tell() -> None:
-        assert made.warmth.asked.wait(PATIENCE)
+        assert made.warmth.asked.wait(TIMEOUT)
         assert made.calls == []
         made.warmth.tell()
 
@@ -81,7 +81,7 @@ def test_an_interrupt_ends_an_agent_that_waits_and_nothing_is_started() -> None:
     made = WarmWorkers()
 
     def interrupt() -> None:
-        assert made.warmth.asked.wait(PATIENCE)
+        assert made.warmth.asked.wait(TIMEOUT)
         os.kill(os.getpid(), signal.SIGINT)
 
     with beside(threading.Thread(target=interrupt)), pytest.raises(SignalException):

@@ -26,7 +26,7 @@ from tests.unit.compat.test_subclass import Task, ours
 
 pytestmark = pytest.mark.process
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 
 class HandStop:
@@ -81,7 +81,7 @@ def beside(work: threading.Thread) -> Iterator[None]:
     try:
         yield
     finally:
-        work.join(PATIENCE)
+        work.join(TIMEOUT)
         assert not work.is_alive()
 
 
@@ -95,7 +95,7 @@ def test_workers_are_started_again_when_the_others_are_gone() -> None:
 
     def end_both_stops() -> None:
         for number in range(2):
-            assert workers.begun.acquire(timeout=PATIENCE)
+            assert workers.begun.acquire(timeout=TIMEOUT)
             workers.stops[number].tell()
 
     with beside(threading.Thread(target=end_both_stops)):
@@ -104,12 +104,12 @@ def test_workers_are_started_again_when_the_others_are_gone() -> None:
 
 
 def test_a_second_interrupt_hurries_the_stop() -> None:
-    workers = SlowWorkers(lambda rank, start, stopping: stopping.wait(PATIENCE))
+    workers = SlowWorkers(lambda rank, start, stopping: stopping.wait(TIMEOUT))
 
     def interrupt_twice() -> None:
-        assert workers.runs.wait(PATIENCE)
+        assert workers.runs.wait(TIMEOUT)
         os.kill(os.getpid(), signal.SIGINT)
-        assert workers.begun.acquire(timeout=PATIENCE)
+        assert workers.begun.acquire(timeout=TIMEOUT)
         os.kill(os.getpid(), signal.SIGINT)
 
     with beside(threading.Thread(target=interrupt_twice)), pytest.raises(SignalException) as raised:
@@ -151,7 +151,7 @@ def test_an_interrupt_that_nobody_handles_leaves_no_worker(tmp_path: Path, monke
             return ids
 
     def interrupt() -> None:
-        assert started.wait(PATIENCE)
+        assert started.wait(TIMEOUT)
         os.kill(os.getpid(), signal.SIGINT)
 
     agent = local(Telling, tmp_path, "import time; time.sleep(600)")

@@ -115,7 +115,7 @@ def test_each_address_of_a_name_is_tried_and_the_silent_one_last() -> None:
             loop.answer.set()
             dialer = Dialer(DialTarget(Endpoint("control", port)), SETTINGS, 0)
             first = await dialer.dial(1.0)
-            # The second time it costs nothing: a patience for ever would show if the silent one was tried first.
+            # The second time it costs nothing: a timeout for ever would show if the silent one was tried first.
             second = await asyncio.wait_for(dialer.dial(3600.0), 20.0)
             for session in (first, second):
                 assert session.writer.get_extra_info("peername")[0] == "127.0.0.1"

@@ -21,13 +21,13 @@ from rallypoint.protocol.frames import MAGIC, FrameReader, frame
 from rallypoint.protocol.handshake import PROTOCOL_VERSION, ClientHandshake, HandshakeRefused, Proof, Welcome
 from rallypoint.protocol.messages import Heartbeat, Notification
 
-PATIENCE = 10.0
+TIMEOUT = 10.0
 SETTINGS = Settings("job", 1, 1)
 
 
 @contextmanager
-def served(hub: Dispatcher | None = None) -> Iterator[int]:
-    server = ControlServer(hub or Dispatcher(SETTINGS), listening_socket("127.0.0.1", 0))
+def served(dispatcher: Dispatcher | None = None) -> Iterator[int]:
+    server = ControlServer(dispatcher or Dispatcher(SETTINGS), listening_socket("127.0.0.1", 0))
     try:
         yield server.port
     finally:
@@ -36,7 +36,7 @@ def served(hub: Dispatcher | None = None) -> Iterator[int]:
 
 @contextmanager
 def stranger(port: int, says: bytes = b"") -> Iterator[socket.socket]:
-    with socket.create_connection(("127.0.0.1", port), timeout=PATIENCE) as made:
+    with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT) as made:
         made.sendall(says)
         yield made
 
@@ -154,17 +154,19 @@ def test_many_that_come_at_once_have_a_moment_to_say_what_they_are(monkeypatch: 
 
 
 def test_a_session_that_cannot_be_told_something_ends_alone(caplog: pytest.LogCaptureFixture) -> None:
-    hub = Dispatcher(Settings("job", 1, 3))
+    dispatcher = Dispatcher(Settings("job", 1, 3))
     ended: list[str] = []
     told: list[Notification] = []
 
     def broken(notice: Notification) -> None:
         raise ValueError(f"cannot say {notice}")
 
-    first, _ = hub.attach(broken, NodeId("a", 1, 0), address="a", hang_up=ended.append)
-    second, _ = hub.attach(told.append, NodeId("b", 1, 0), address="b", hang_up=lambda _why: ended.append("second"))
-    hub.receive(first, Heartbeat())
-    hub.receive(second, Heartbeat())
+    first, _ = dispatcher.attach(broken, NodeId("a", 1, 0), address="a", hang_up=ended.append)
+    second, _ = dispatcher.attach(
+        told.append, NodeId("b", 1, 0), address="b", hang_up=lambda _why: ended.append("second")
+    )
+    dispatcher.receive(first, Heartbeat())
+    dispatcher.receive(second, Heartbeat())
     assert (ended, told) == (["it could not be told what concerns its node"], [Heartbeat()])
     assert [record.levelname for record in caplog.records] == ["ERROR"]
     assert "cannot say Heartbeat()" in caplog.text

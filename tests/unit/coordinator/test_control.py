@@ -43,7 +43,7 @@ from rallypoint.protocol.messages import (
 from rallypoint.protocol.messages import ProgressRequest as InquireRequest
 from tests.unit.rendezvous.listening import Heard
 
-PATIENCE = 10.0
+TIMEOUT = 10.0
 CAUSE = Cause(0, 0, "a", 42, -9, "Signal 9 (SIGKILL)", "", 0.0, "")
 
 
@@ -66,7 +66,7 @@ class Node:
         self.link.send(JoinRequest(NodeInfo("default", 1, "", port), 600.0))
 
     def hears(self) -> Notification:
-        notice = self.told.get(timeout=PATIENCE)
+        notice = self.told.get(timeout=TIMEOUT)
         return self.hears() if isinstance(notice, ConfigDiffers) else notice
 
     def loses(self) -> str:
@@ -77,11 +77,11 @@ class Node:
 
 @contextmanager
 def served(nodes: int = 2, key: bytes | None = None, lease: float = 3.0) -> Iterator[tuple[Dispatcher, Endpoint]]:
-    hub = Dispatcher(Settings("job", nodes, nodes, lease=lease))
+    dispatcher = Dispatcher(Settings("job", nodes, nodes, lease=lease))
     keys = None if key is None else lambda _job: (key,)
-    server = ControlServer(hub, listening_socket("127.0.0.1", 0), keys=keys)
+    server = ControlServer(dispatcher, listening_socket("127.0.0.1", 0), keys=keys)
     try:
-        yield hub, Endpoint("127.0.0.1", server.port)
+        yield dispatcher, Endpoint("127.0.0.1", server.port)
     finally:
         server.close()
         assert not server.connections
@@ -102,11 +102,11 @@ def foreign(answer: Callable[[socket.socket], None]) -> Iterator[Endpoint]:
         try:
             yield Endpoint("127.0.0.1", listener.getsockname()[1])
         finally:
-            thread.join(PATIENCE)
+            thread.join(TIMEOUT)
 
 
 def test_nodes_meet_are_told_of_the_loss_of_one_and_meet_again() -> None:
-    with served(nodes=2) as (hub, endpoint):
+    with served(nodes=2) as (dispatcher, endpoint):
         a, b = Node(endpoint), Node(endpoint)
         a.join(7001)
         b.join(7002)
@@ -121,7 +121,7 @@ def test_nodes_meet_are_told_of_the_loss_of_one_and_meet_again() -> None:
         c.join()
         assert isinstance(c.hears(), Placed)
         assert isinstance(a.hears(), Placed)
-        assert hub.state.ledger.departed == 1
+        assert dispatcher.state.ledger.departed == 1
         a.link.close()
         c.link.close()
 
@@ -129,7 +129,7 @@ def test_nodes_meet_are_told_of_the_loss_of_one_and_meet_again() -> None:
 @contextmanager
 def raw_session(endpoint: Endpoint) -> Iterator[socket.socket]:
     """A node made of a bare socket, which has joined and then says nothing by itself."""
-    with socket.create_connection((endpoint.host, endpoint.port), timeout=PATIENCE) as raw:
+    with socket.create_connection((endpoint.host, endpoint.port), timeout=TIMEOUT) as raw:
         hello = ClientHandshake("job", None, b"n", Settings("job", 1, 1)).hello("127.0.0.1", 1, 0)
         raw.sendall(MAGIC + frame(codec.encode(hello)))
         assert raw.recv(1000)
@@ -141,26 +141,26 @@ def raw_session(endpoint: Endpoint) -> Iterator[socket.socket]:
 
 
 def test_a_session_that_breaks_off_is_a_loss_and_is_noticed_at_once() -> None:
-    with served(nodes=1, lease=3600.0) as (hub, endpoint):
+    with served(nodes=1, lease=3600.0) as (dispatcher, endpoint):
         told = Heard()
-        host = LocalLink(hub, NodeId("127.0.0.1", 1, 99), told.put, "127.0.0.1")
+        host = LocalLink(dispatcher, NodeId("127.0.0.1", 1, 99), told.put, "127.0.0.1")
         with raw_session(endpoint):
             host.send(JoinRequest(NodeInfo("default", 1, "", 7000), 600.0))
             host.send(InquireRequest())
-            assert isinstance(told.get(timeout=PATIENCE), Progress)
-        placed = told.get(timeout=PATIENCE)
+            assert isinstance(told.get(timeout=TIMEOUT), Progress)
+        placed = told.get(timeout=TIMEOUT)
         assert isinstance(placed, Placed)
         assert placed.placement.round == 1
-        assert hub.state.ledger.lost == 1
+        assert dispatcher.state.ledger.lost == 1
         host.close()
 
 
 def test_a_silent_node_is_gone_after_its_lease_and_learns_of_it() -> None:
-    with served(nodes=1, lease=0.3) as (hub, endpoint), raw_session(endpoint) as mute:
+    with served(nodes=1, lease=0.3) as (dispatcher, endpoint), raw_session(endpoint) as mute:
         newcomer = Node(endpoint)
         newcomer.join()
         assert isinstance(newcomer.hears(), Placed)
-        assert hub.state.ledger.lost == 1
+        assert dispatcher.state.ledger.lost == 1
         payload = mute.recv(1000)[4:]
         assert codec.decode_notification(payload) == SessionEnded("nothing was heard from it for 0.3 s")
         with suppress(ConnectionResetError):
@@ -184,18 +184,18 @@ def test_a_server_that_ends_says_why_before_it_hangs_up() -> None:
 
 def test_why_a_session_was_ended_is_the_one_reason_that_there_was() -> None:
     clock, why, told = Clock(), list[str](), list[Notification]()
-    hub = Dispatcher(Settings("job", 1, 2), clock)
+    dispatcher = Dispatcher(Settings("job", 1, 2), clock)
     node = NodeId("h", 1, 0)
-    first, name = hub.attach(told.append, node, address="h", hang_up=why.append)
-    hub.receive(first, JoinRequest(NodeInfo("default", 1, "", 7000), 600.0))
-    second, _ = hub.attach(told.append, node, address="h", hang_up=why.append)
-    hub.receive(second, ResumeRequest(hub.incarnation, name, NodeInfo("default", 1, "", 7000)))
+    first, name = dispatcher.attach(told.append, node, address="h", hang_up=why.append)
+    dispatcher.receive(first, JoinRequest(NodeInfo("default", 1, "", 7000), 600.0))
+    second, _ = dispatcher.attach(told.append, node, address="h", hang_up=why.append)
+    dispatcher.receive(second, ResumeRequest(dispatcher.incarnation, name, NodeInfo("default", 1, "", 7000)))
     assert why == ["its node has opened another"]
     clock.now += 100.0
-    hub.tick()  # after a sleep it looks again first
+    dispatcher.tick()  # after a sleep it looks again first
     while len(why) < 2:
-        clock.now = hub.wake_at()
-        hub.tick()
+        clock.now = dispatcher.wake_at()
+        dispatcher.tick()
     assert why[1:] == ["nothing was heard from it for 3 s"]
 
 
@@ -203,8 +203,8 @@ def test_a_link_waits_for_a_server_that_comes_late() -> None:
     port = free_port()
     node = Node(Endpoint("127.0.0.1", port))
     node.join()
-    hub = Dispatcher(Settings("job", 1, 1))
-    server = ControlServer(hub, listening_socket("127.0.0.1", port))
+    dispatcher = Dispatcher(Settings("job", 1, 1))
+    server = ControlServer(dispatcher, listening_socket("127.0.0.1", port))
     assert isinstance(node.hears(), Placed)
     node.link.close()
     server.close()
@@ -267,7 +267,7 @@ GARBAGE = {
 def test_a_strangers_bytes_cost_a_log_line(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with served(nodes=1) as (_, endpoint), caplog.at_level(logging.WARNING, "rallypoint"):
         with socket.create_connection(("127.0.0.1", endpoint.port)) as stranger:
-            stranger.settimeout(PATIENCE)
+            stranger.settimeout(TIMEOUT)
             stranger.sendall(data)
             with suppress(ConnectionResetError):  # it may hang up with our bytes unread
                 assert stranger.recv(100) == b""
@@ -306,8 +306,8 @@ def test_a_server_that_comes_back_is_filled_and_nobody_hears_of_it() -> None:
     first.close(linger=0.0)
     for node in (a, b):
         assert isinstance(node.hears(), LinkDown)
-    hub = Dispatcher(Settings("job", 2, 2))
-    second = ControlServer(hub, listening_socket("127.0.0.1", port))
+    dispatcher = Dispatcher(Settings("job", 2, 2))
+    second = ControlServer(dispatcher, listening_socket("127.0.0.1", port))
     for node in (a, b):
         assert isinstance(node.hears(), LinkUp)
     a.link.send(Fail(0, CAUSE, 3))
@@ -321,7 +321,7 @@ def test_a_server_that_comes_back_is_filled_and_nobody_hears_of_it() -> None:
         assert isinstance(placed, Placed)
         assert (placed.placement.round, placed.placement.restarts) == (1, 1)
         node.link.close()
-    assert hub.state.ledger.lost == 0
+    assert dispatcher.state.ledger.lost == 0
     second.close()
 
 
@@ -347,7 +347,7 @@ def test_who_needs_the_control_plane_gives_up_when_it_stays_away_for_the_join_ti
         node.join()
         assert isinstance(node.hears(), Placed)
     assert isinstance(node.hears(), LinkDown)
-    with pytest.raises(queue.Empty):  # it needs nothing: no patience runs out
+    with pytest.raises(queue.Empty):  # it needs nothing: no timeout runs out
         node.told.get(timeout=1.0)
     node.link.send(Fail(0, CAUSE, 3))
     assert "was lost (it hung up) and has not come back within" in node.loses()
@@ -374,12 +374,12 @@ def test_who_was_refused_does_not_miss_the_server_that_goes() -> None:
 
 
 def test_a_join_has_one_deadline_whoever_decides_on_it() -> None:
-    with served(nodes=2) as (hub, endpoint):
+    with served(nodes=2) as (dispatcher, endpoint):
         node = Node(endpoint, wait=30.0)
         node.link.send(JoinRequest(NodeInfo("default", 1, "", 7001), 1.5))
-        patience = time.monotonic() + PATIENCE
-        while not hub.state.participants:
-            assert time.monotonic() < patience
+        timeout = time.monotonic() + TIMEOUT
+        while not dispatcher.state.participants:
+            assert time.monotonic() < timeout
             threading.Event().wait(0.01)
     assert isinstance(node.hears(), LinkDown)
     assert "has not come back within" in node.loses()
@@ -405,13 +405,13 @@ def test_a_job_without_nodes_is_forgotten_after_a_while() -> None:
     clock = Clock()
     jobs = ManyJobs(clock)
     hello = ClientHandshake("one", None, b"n", Settings("one", 1, 1)).hello("h", 1, 0)
-    hub = jobs.dispatcher_for(hello, "192.0.2.1")
-    session, _ = hub.attach(lambda _notice: None, NodeId("h", 1, 0), address="h")
+    dispatcher = jobs.dispatcher_for(hello, "192.0.2.1")
+    session, _ = dispatcher.attach(lambda _notice: None, NodeId("h", 1, 0), address="h")
     clock.now += 1000
     jobs.wake_at()
-    assert jobs.dispatcher_for(hello, "192.0.2.1") is hub
-    hub.detach(session)
+    assert jobs.dispatcher_for(hello, "192.0.2.1") is dispatcher
+    dispatcher.detach(session)
     clock.now = jobs.wake_at()
-    assert jobs.dispatcher_for(hello, "192.0.2.1") is not hub
+    assert jobs.dispatcher_for(hello, "192.0.2.1") is not dispatcher
     with pytest.raises(HandshakeError, match="asks for 2 to 1 nodes"):
         jobs.dispatcher_for(hello._replace(settings=Settings("one", 2, 1)), "192.0.2.1")

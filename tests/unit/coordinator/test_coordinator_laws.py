@@ -1,4 +1,4 @@
-"""The laws of the core and the arbiter hold whatever happens, in whatever order."""
+"""The laws of the core and the coordinator hold whatever happens, in whatever order."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_only_a_verdict_closes_and_it_never_changes(job: Settings, events: Event
 @given(SETTINGS, EVENTS)
 def test_each_failure_is_counted_once_and_nothing_else_costs_a_restart(job: Settings, events: Events) -> None:
     life = lived(job, events)
-    state = life.arbiter.state
+    state = life.coordinator.state
     for before, after in pairwise(life.states):
         assert after.ledger.failures - before.ledger.failures in (0, 1)
     assert state.ledger.failures <= life.budget + 1
@@ -91,7 +91,7 @@ def test_a_round_forms_when_enough_nodes_live_and_ask(job: Settings, events: Eve
     for node in range(5):
         life.happen("join", node, 0)
     life.happen("wait", 0, 31 if job.last_call_timeout > 20 else 20)
-    state = life.arbiter.state
+    state = life.coordinator.state
     assert state.verdict is not None or state.complete or _timed_out(state, job)
 
 

@@ -39,11 +39,13 @@ def member(max_restarts: int = 1, program: str = "train.py", role: str = "traine
 
 def meet(own: Settings, brings: NodeInfo) -> tuple[Coordinator, list[Notification]]:
     """Two nodes meet, the second of them started so; what that one is told."""
-    arbiter = Coordinator(JOB)
-    arbiter.open(1, A, 0.0, address=A.addr)
-    arbiter.open(2, B, 0.0, address=B.addr, settings=own)
-    arbiter.receive(1, JoinRequest(member(), 600.0), 0.0)
-    return arbiter, [notice for session, notice in arbiter.receive(2, JoinRequest(brings, 600.0), 0.0) if session == 2]
+    coordinator = Coordinator(JOB)
+    coordinator.open(1, A, 0.0, address=A.addr)
+    coordinator.open(2, B, 0.0, address=B.addr, settings=own)
+    coordinator.receive(1, JoinRequest(member(), 600.0), 0.0)
+    return coordinator, [
+        notice for session, notice in coordinator.receive(2, JoinRequest(brings, 600.0), 0.0) if session == 2
+    ]
 
 
 @pytest.mark.parametrize(
@@ -80,27 +82,27 @@ def test_who_was_started_in_another_way_is_told(
 
 
 def test_the_first_nodes_restarts_hold_for_all() -> None:
-    arbiter, told = meet(JOB, member(max_restarts=5))
+    coordinator, told = meet(JOB, member(max_restarts=5))
     (placed,) = [notice for notice in told if isinstance(notice, Placed)]
     assert placed.placement.max_restarts == 1
-    assert arbiter.state.max_restarts == 1
+    assert coordinator.state.max_restarts == 1
 
 
 def test_it_is_told_once() -> None:
-    arbiter, _ = meet(JOB._replace(min_nodes=3, max_nodes=3), member(max_restarts=5))
-    arbiter.receive(2, Fail(0, CAUSE, 1), 1.0)
-    again = arbiter.receive(2, JoinRequest(member(max_restarts=5), 600.0), 1.0)
+    coordinator, _ = meet(JOB._replace(min_nodes=3, max_nodes=3), member(max_restarts=5))
+    coordinator.receive(2, Fail(0, CAUSE, 1), 1.0)
+    again = coordinator.receive(2, JoinRequest(member(max_restarts=5), 600.0), 1.0)
     assert not [notice for _, notice in again if isinstance(notice, ConfigDiffers)]
 
 
 def test_a_job_that_begins_anew_is_not_held_to_what_others_said() -> None:
-    arbiter = Coordinator(JOB)
-    arbiter.open(1, A, 0.0, address=A.addr)
-    arbiter.receive(1, JoinRequest(member(), 600.0), 0.0)
-    arbiter.close(1, 1.0)
-    arbiter.open(2, B, 1.0, address=B.addr)
-    assert arbiter.receive(2, JoinRequest(member(max_restarts=5, program="eval.py"), 600.0), 1.0) == []
-    assert (arbiter.state.max_restarts, arbiter.state.programs) == (5, {"trainer": "eval.py"})
+    coordinator = Coordinator(JOB)
+    coordinator.open(1, A, 0.0, address=A.addr)
+    coordinator.receive(1, JoinRequest(member(), 600.0), 0.0)
+    coordinator.close(1, 1.0)
+    coordinator.open(2, B, 1.0, address=B.addr)
+    assert coordinator.receive(2, JoinRequest(member(max_restarts=5, program="eval.py"), 600.0), 1.0) == []
+    assert (coordinator.state.max_restarts, coordinator.state.programs) == (5, {"trainer": "eval.py"})
 
 
 def test_a_new_control_plane_learns_the_jobs_number_and_not_the_nodes_own() -> None:
@@ -120,13 +122,13 @@ def test_people_on_the_side_of_the_control_plane_hear_of_a_few(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("rallypoint"), "propagate", True)
-    hub = Dispatcher(JOB._replace(min_nodes=20, max_nodes=20))
+    dispatcher = Dispatcher(JOB._replace(min_nodes=20, max_nodes=20))
     other = JOB._replace(min_nodes=3, max_nodes=3)
     told: list[Notification] = []
     for number in range(10):
         node = NodeId("10.0.0.2", number, 0, f"n{number}")
-        session, _ = hub.attach(told.append, node, address="10.0.0.2", settings=other)
-        hub.receive(session, JoinRequest(member(), 600.0))
+        session, _ = dispatcher.attach(told.append, node, address="10.0.0.2", settings=other)
+        dispatcher.receive(session, JoinRequest(member(), 600.0))
     assert len(told) == 10
     lines = [line for line in caplog.messages if "was started with" in line]
     assert len(lines) == 4
@@ -141,7 +143,7 @@ def test_nothing_is_found_where_nothing_is_known() -> None:
 
 
 def test_who_comes_with_another_program_each_time_is_not_told_of_it_for_ever() -> None:
-    arbiter, told = meet(JOB._replace(min_nodes=3, max_nodes=3), member())
+    coordinator, told = meet(JOB._replace(min_nodes=3, max_nodes=3), member())
     for number in range(100):
-        told += [each for _, each in arbiter.receive(2, JoinRequest(member(program=f"{number}.py"), 600.0), 1.0)]
+        told += [each for _, each in coordinator.receive(2, JoinRequest(member(program=f"{number}.py"), 600.0), 1.0)]
     assert sum(isinstance(each, ConfigDiffers) for each in told) == 32

@@ -19,7 +19,7 @@ from rallypoint.protocol.frames import MAGIC, FrameReader, frame
 from rallypoint.protocol.handshake import ClientHandshake, Proof
 from rallypoint.protocol.messages import Heartbeat, Progress, ProgressRequest
 
-PATIENCE = 10.0
+TIMEOUT = 10.0
 SETTINGS = Settings("job", 2, 2, lease=3600.0)
 BEAT, INQUIRE = frame(codec.encode(Heartbeat())), frame(codec.encode(ProgressRequest()))
 
@@ -72,10 +72,10 @@ class Node:
 
 
 @contextmanager
-def session(hub: Dispatcher) -> Iterator[Node]:
-    server = ControlServer(hub, listening_socket("127.0.0.1", 0))
+def session(dispatcher: Dispatcher) -> Iterator[Node]:
+    server = ControlServer(dispatcher, listening_socket("127.0.0.1", 0))
     try:
-        with socket.create_connection(("127.0.0.1", server.port), timeout=PATIENCE) as made:
+        with socket.create_connection(("127.0.0.1", server.port), timeout=TIMEOUT) as made:
             made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             yield Node(made)
     finally:
@@ -114,9 +114,9 @@ def test_of_a_large_job_every_second_beat_is_answered_the_first_included(monkeyp
 
 def test_who_was_taken_out_is_hung_up_on_at_its_next_beat() -> None:
     clock = Clock()
-    hub = Dispatcher(SETTINGS, clock)
-    with session(hub) as node:
-        hub._coordinator.sessions.close(1)
+    dispatcher = Dispatcher(SETTINGS, clock)
+    with session(dispatcher) as node:
+        dispatcher._coordinator.sessions.close(1)
         node.says(BEAT)
         assert node.is_hung_up_on()
 
@@ -124,14 +124,14 @@ def test_who_was_taken_out_is_hung_up_on_at_its_next_beat() -> None:
 def test_a_beat_keeps_a_session_as_a_request_does() -> None:
     """Law 1 of `liveness`, on the short way."""
     lease = 3.0
-    arbiter = Coordinator(SETTINGS._replace(lease=lease))
+    coordinator = Coordinator(SETTINGS._replace(lease=lease))
     for number in (1, 2):
-        arbiter.open(number, NodeId("10.0.0.1", number, 0), 0.0, address="10.0.0.1")
+        coordinator.open(number, NodeId("10.0.0.1", number, 0), 0.0, address="10.0.0.1")
     now = 0.0
     while now < 3 * lease:
         now += lease / 4
-        assert arbiter.heartbeat(1, now)
-        arbiter.tick(now)
-    assert arbiter.has_session(1)
-    assert not arbiter.has_session(2)
-    assert not arbiter.heartbeat(2, now)
+        assert coordinator.heartbeat(1, now)
+        coordinator.tick(now)
+    assert coordinator.has_session(1)
+    assert not coordinator.has_session(2)
+    assert not coordinator.heartbeat(2, now)

@@ -1,4 +1,4 @@
-"""The control plane for many jobs: whose hub a node gets, and what one job costs the others."""
+"""The control plane for many jobs: whose dispatcher a node gets, and what one job costs the others."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ class Node:
         self.comes()
 
     def comes(self) -> None:
-        """Open a session, naming the arbiter of the last one."""
+        """Open a session, naming the coordinator of the last one."""
         settings = self.settings
         hello = ClientHandshake(settings.run_id, None, b"n", settings).hello("h", self.pid, 0, self.met)
-        self.hub: Dispatcher = self.world.jobs.dispatcher_for(hello, self.peer)
-        self.session, self.name = self.hub.attach(self._hears, NodeId("h", self.pid, 0), address="h")
-        self.met = self.hub.incarnation
+        self.dispatcher: Dispatcher = self.world.jobs.dispatcher_for(hello, self.peer)
+        self.session, self.name = self.dispatcher.attach(self._hears, NodeId("h", self.pid, 0), address="h")
+        self.met = self.dispatcher.incarnation
 
     def _hears(self, notice: Notification) -> None:
         if not isinstance(notice, Heartbeat):
@@ -98,7 +98,7 @@ class Node:
 
     def says(self, request: Request) -> None:
         """Say something, if the session is open still."""
-        self.hub.receive(self.session, request)
+        self.dispatcher.receive(self.session, request)
 
     def joins(self) -> None:
         """Ask for a place."""
@@ -106,7 +106,7 @@ class Node:
 
     def goes(self) -> None:
         """The connection is broken."""
-        self.hub.detach(self.session)
+        self.dispatcher.detach(self.session)
 
     def comes_back(self, round_: int = 0, nodes: int = 1, met: str | None = None) -> None:
         """Open another session, and say what is held of a round that runs."""
@@ -152,7 +152,7 @@ def test_a_node_that_comes_back_after_the_end_is_told_of_it_and_never_meets_the_
         if job_of_that_id:
             new = Node(world, 3)
             new.joins()
-            assert new.hub is not a.hub
+            assert new.dispatcher is not a.dispatcher
         b.comes_back(nodes=2)
         assert b.told[-1] == JobEnded(Verdict(Outcome.SUCCEEDED))
         b.goes()
@@ -209,14 +209,14 @@ def test_a_running_job_that_is_out_of_reach_is_the_same_when_it_is_back() -> Non
     a, b = Node(world, 1, nodes=2), Node(world, 2, nodes=2)
     a.joins()
     b.joins()
-    hub = a.hub
+    dispatcher = a.dispatcher
     b.goes()
     third = Node(world, 3, nodes=2)
-    assert third.hub is hub, "one of its nodes is there"
+    assert third.dispatcher is dispatcher, "one of its nodes is there"
     third.goes()
     a.goes()
     a.comes_back(nodes=2)
-    assert a.hub is hub, "it comes back to what knows it"
+    assert a.dispatcher is dispatcher, "it comes back to what knows it"
     ended = a.told[-1]
     assert isinstance(ended, RoundEnded)
     assert ended.end.reason is Reason.LOST
@@ -238,15 +238,15 @@ def test_a_job_without_nodes_is_forgotten_after_a_minute() -> None:
     world = World()
     a = Node(world, 1)
     a.joins()
-    hub = a.hub
+    dispatcher = a.dispatcher
     world.passes(1000.0, a)
     a.goes()
     a.comes()
-    assert a.hub is hub
+    assert a.dispatcher is dispatcher
     a.goes()
     world.passes(61.0)
     a.comes()
-    assert a.hub is not hub
+    assert a.dispatcher is not dispatcher
 
 
 def test_silent_nodes_of_ended_jobs_are_taken_out_too() -> None:
@@ -260,7 +260,7 @@ def test_silent_nodes_of_ended_jobs_are_taken_out_too() -> None:
     late.attach(old.told.append, NodeId("h", 9, 0), address="h", hang_up=lambda _why: hung_up.append("late"))
     old.goes()
     new = Node(world, 2)
-    assert new.hub is not late
+    assert new.dispatcher is not late
     world.passes(10.0)
     assert hung_up == ["late"]
 
@@ -304,13 +304,13 @@ def test_names_without_sessions_make_room_for_newcomers() -> None:
     world = World()
     running = Node(world, 1, job="running")
     running.joins()
-    hub = running.hub
+    dispatcher = running.dispatcher
     for number in range(3 * MAX_JOBS):
         Node(world, 2, job=f"name {number}", peer=f"198.51.100.{number % 200}").goes()
         assert len(world.jobs.names) <= MAX_JOBS
     assert {"running", f"name {3 * MAX_JOBS - 1}"} <= world.jobs.names
     assert "name 0" not in world.jobs.names, "who has gone longest ago goes first"
-    assert Node(world, 3, job="running").hub is hub
+    assert Node(world, 3, job="running").dispatcher is dispatcher
 
 
 @pytest.mark.parametrize(
@@ -353,13 +353,15 @@ def test_a_tick_that_goes_wrong_is_told_and_tried_again_and_costs_other_jobs_not
     broken.joins()
     sound.joins()
     hung_up: list[str] = []
-    sound.hub.attach(sound.told.append, NodeId("h", 9, 0), address="h", hang_up=lambda _why: hung_up.append("mute"))
+    sound.dispatcher.attach(
+        sound.told.append, NodeId("h", 9, 0), address="h", hang_up=lambda _why: hung_up.append("mute")
+    )
     with monkeypatch.context() as patch:
-        patch.setattr(broken.hub.__dict__["_coordinator"], "tick", lambda _now: 1 / 0)
+        patch.setattr(broken.dispatcher.__dict__["_coordinator"], "tick", lambda _now: 1 / 0)
         world.passes(12.0, sound)
         assert hung_up == ["mute"]
         told = [record.message for record in caplog.records]
         assert len(told) == 3, told
         assert told[0].startswith("job 'broken': what was due now has gone wrong")
     world.passes(12.0)
-    assert not broken.hub.state.participants, "it is ticked again: its silent node is taken out"
+    assert not broken.dispatcher.state.participants, "it is ticked again: its silent node is taken out"

@@ -27,14 +27,14 @@ from rallypoint.store import hashstore, wire
 from rallypoint.store.hashstore import HashStore
 
 SIZES = (2, 64, 512)
-PATIENCE = 60.0
+TIMEOUT = 60.0
 NO_BEATS = 3600.0
 """A lease in which no beat falls into a test."""
 CAUSE = Cause(1, 0, "host", 4711, 1, "ValueError: boom", "Traceback ...", 0.0, "")
 
 
-class CountingHub(Dispatcher):
-    """A hub that counts, by kind, what each session says."""
+class CountingDispatcher(Dispatcher):
+    """A dispatcher that counts, by kind, what each session says."""
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
@@ -51,7 +51,7 @@ class Nodes:
     def __init__(self, count: int, endpoint: Endpoint, settings: Settings) -> None:
         self._heard: list[list[Notification]] = [[] for _ in range(count)]
         self._changed = threading.Condition()
-        deadline = Deadline.after(PATIENCE)
+        deadline = Deadline.after(TIMEOUT)
         self.links = [TcpLink(endpoint, settings, node, self._listener(node), deadline) for node in range(count)]
 
     def _listener(self, node: int) -> Deliver:
@@ -75,7 +75,7 @@ class Nodes:
             return all(sum(isinstance(each, kind) for each in heard) == times for heard in self._heard)
 
         with self._changed:
-            assert self._changed.wait_for(all_have, PATIENCE)
+            assert self._changed.wait_for(all_have, TIMEOUT)
 
     @property
     def told(self) -> list[dict[str, int]]:
@@ -93,14 +93,14 @@ class Nodes:
 
 
 @contextmanager
-def met(count: int) -> Iterator[tuple[CountingHub, Nodes]]:
+def met(count: int) -> Iterator[tuple[CountingDispatcher, Nodes]]:
     allow_descriptors(2 * count)
     settings = Settings("job", count, count, lease=NO_BEATS)
-    hub = CountingHub(settings)
-    server = ControlServer(hub, listening_socket("127.0.0.1", 0))
+    dispatcher = CountingDispatcher(settings)
+    server = ControlServer(dispatcher, listening_socket("127.0.0.1", 0))
     nodes = Nodes(count, Endpoint("127.0.0.1", server.port), settings)
     try:
-        yield hub, nodes
+        yield dispatcher, nodes
     finally:
         nodes.close()
         server.close()
@@ -108,13 +108,13 @@ def met(count: int) -> Iterator[tuple[CountingHub, Nodes]]:
 
 
 def join(node: int) -> JoinRequest:
-    return JoinRequest(NodeInfo("default", 8, "", 1024 + node), PATIENCE)
+    return JoinRequest(NodeInfo("default", 8, "", 1024 + node), TIMEOUT)
 
 
 def test_rank_exchange_restart_and_exit_barrier_cost_a_node_the_same_in_any_job() -> None:
     sizes: set[int] = set()
     for count in SIZES:
-        with met(count) as (hub, nodes):
+        with met(count) as (dispatcher, nodes):
             nodes.say(join)
             nodes.hear(Placed)
             nodes.links[0].send(Fail(0, CAUSE, 3))
@@ -123,7 +123,7 @@ def test_rank_exchange_restart_and_exit_barrier_cost_a_node_the_same_in_any_job(
             nodes.hear(Placed, times=2)
             nodes.say(lambda _node: Succeed(1))
             nodes.hear(JobEnded)
-            *others, failed = sorted(map(dict, hub.said.values()), key=len)
+            *others, failed = sorted(map(dict, dispatcher.said.values()), key=len)
             assert others == [{"JoinRequest": 2, "Succeed": 1}] * (count - 1)
             assert failed == {"JoinRequest": 2, "Fail": 1, "Succeed": 1}
             assert nodes.told == [{"Placed": 2, "RoundEnded": 1, "JobEnded": 1}] * count
@@ -152,20 +152,20 @@ def test_ranks_and_barrier_over_a_store_cost_a_node_the_same_in_any_job(monkeypa
 
 def asked_by_each(count: int, counted: Counter[int]) -> dict[int, int]:
     """What each of so many nodes asks of a new store to have its ranks, and to end."""
-    store, barrier = HashStore(timeout=PATIENCE), threading.Barrier(count)
+    store, barrier = HashStore(timeout=TIMEOUT), threading.Barrier(count)
     asked: dict[int, int] = {}
 
     def node(rank: int) -> None:
         counted[threading.get_ident()] = 0
-        barrier.wait(PATIENCE)
+        barrier.wait(TIMEOUT)
         exchange(store, rank, count, "default", 8, restarts=0)
-        exit_barrier(store, count, PATIENCE)
+        exit_barrier(store, count, TIMEOUT)
         asked[rank] = counted[threading.get_ident()]
 
     threads = [threading.Thread(target=node, args=(rank,)) for rank in range(count)]
     for thread in threads:
         thread.start()
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     for thread in threads:
         thread.join(max(0.0, deadline - time.monotonic()))
     return asked

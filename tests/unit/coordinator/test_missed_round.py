@@ -15,7 +15,7 @@ from rallypoint.protocol.state_codec import decode_state
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.shared_state_link import SharedStateLink
 from rallypoint.rendezvous.worker_stores import AgentStoreSupply
-from tests.unit.rendezvous.test_shared_state_link import CAUSE, PATIENCE, Memory, MemoryBackend, job
+from tests.unit.rendezvous.test_shared_state_link import CAUSE, TIMEOUT, Memory, MemoryBackend, job
 
 WITHOUT_BEATS = job(2, keep_alive_interval=600.0)
 """A beat would be a write, and a write shows what others have done."""
@@ -50,12 +50,12 @@ class Node:
         return SharedStateLink(self.backend, self._settings, NodeId(self._name, 1, 0), "127.0.0.1", deliver)
 
     def placed(self) -> Placed:
-        notice = self.told.get(timeout=PATIENCE)
+        notice = self.told.get(timeout=TIMEOUT)
         assert isinstance(notice, Placed), notice
         return notice
 
     def round_ended(self) -> int:
-        notice = self.told.get(timeout=PATIENCE)
+        notice = self.told.get(timeout=TIMEOUT)
         assert isinstance(notice, RoundEnded), notice
         return notice.end.round
 
@@ -79,7 +79,7 @@ def until(memory: Memory, holds: Callable[[int], bool]) -> None:
         return len(decode_state(memory.blob).participants) if memory.blob is not None else 0
 
     with memory.lock:
-        assert memory.lock.wait_for(lambda: holds(participants()), PATIENCE)
+        assert memory.lock.wait_for(lambda: holds(participants()), TIMEOUT)
 
 
 def test_a_node_that_missed_its_round_joins_anew_with_a_new_worker_store() -> None:
@@ -118,7 +118,7 @@ def test_who_only_waits_for_a_place_joins_anew_by_itself() -> None:
         assert b.round_ended() == 0
         a.backend.lags = False
         b.handler.join("default", 1)
-        info = waiting.result(PATIENCE)
+        info = waiting.result(TIMEOUT)
         assert (info.rank, info.world_size) == (0, 2)
         assert info.bootstrap_store_info is not None
         assert info.bootstrap_store_info.master_port != first.store_port

@@ -13,42 +13,46 @@ MEMBER = NodeInfo("default", 1, "", 7000)
 
 def waiting(settings: Settings, nodes: int, *, near: int = 0, timeout: float = 600.0) -> Coordinator:
     """So many nodes have joined, one after another, each a second later; sessions count from 1."""
-    arbiter = Coordinator(settings)
+    coordinator = Coordinator(settings)
     for session in range(1, nodes + 1):
         node = NodeId("10.0.0.1", session, 0, f"n{session}")
-        arbiter.open(session, node, 0.0, address=node.addr, leased=False, near=session == near)
-        arbiter.receive(session, JoinRequest(MEMBER, timeout), float(session))
-    return arbiter
+        coordinator.open(session, node, 0.0, address=node.addr, leased=False, near=session == near)
+        coordinator.receive(session, JoinRequest(MEMBER, timeout), float(session))
+    return coordinator
 
 
-def told(arbiter: Coordinator, session: int, now: float) -> Progress:
-    (progress,) = [each for _, each in arbiter.receive(session, ProgressRequest(), now) if isinstance(each, Progress)]
+def told(coordinator: Coordinator, session: int, now: float) -> Progress:
+    (progress,) = [
+        each for _, each in coordinator.receive(session, ProgressRequest(), now) if isinstance(each, Progress)
+    ]
     return progress
 
 
 @pytest.mark.parametrize(("near", "teller"), [(0, 1), (3, 3)])
 def test_the_node_that_lives_with_the_coordinator_tells_or_the_first(near: int, teller: int) -> None:
-    arbiter = waiting(Settings("job", 5, 5), 4, near=near)
-    assert [session for session in range(1, 5) if told(arbiter, session, 10.0).reports] == [teller]
+    coordinator = waiting(Settings("job", 5, 5), 4, near=near)
+    assert [session for session in range(1, 5) if told(coordinator, session, 10.0).reports] == [teller]
 
 
 def test_those_who_wait_for_something_else_have_a_teller_of_their_own() -> None:
-    arbiter = waiting(Settings("job", 1, 2, last_call_timeout=0.0), 6, near=1)
-    assert arbiter.state.complete  # with the first alone; the second waits for the next round, the others are spares
-    found = {session: told(arbiter, session, 8.0) for session in range(2, 7)}
+    coordinator = waiting(Settings("job", 1, 2, last_call_timeout=0.0), 6, near=1)
+    assert (
+        coordinator.state.complete
+    )  # with the first alone; the second waits for the next round, the others are spares
+    found = {session: told(coordinator, session, 8.0) for session in range(2, 7)}
     assert [session for session, each in found.items() if each.spare] == [3, 4, 5, 6]
     assert [session for session, each in found.items() if each.reports] == [2, 3]
 
 
 def test_the_time_left_is_that_of_the_first_where_all_are_needed() -> None:
-    arbiter = waiting(Settings("job", 5, 5), 3, timeout=20.0)
-    assert {told(arbiter, session, 10.0).ends_in for session in (1, 2, 3)} == {11.0}
-    arbiter.close(1, 10.0)
-    assert {told(arbiter, session, 10.0).ends_in for session in (2, 3)} == {12.0}
+    coordinator = waiting(Settings("job", 5, 5), 3, timeout=20.0)
+    assert {told(coordinator, session, 10.0).ends_in for session in (1, 2, 3)} == {11.0}
+    coordinator.close(1, 10.0)
+    assert {told(coordinator, session, 10.0).ends_in for session in (2, 3)} == {12.0}
 
 
 def test_a_round_that_is_sure_to_come_tells_when_it_starts() -> None:
-    arbiter = waiting(Settings("job", 2, 4, last_call_timeout=30.0), 3, timeout=20.0)
-    found = told(arbiter, 3, 10.0)
+    coordinator = waiting(Settings("job", 2, 4, last_call_timeout=30.0), 3, timeout=20.0)
+    found = told(coordinator, 3, 10.0)
     assert (found.starts_in, found.ends_in) == (22.0, -1.0)  # thirty seconds from when the second had come
     assert found.members == ("n1", "n2", "n3")

@@ -1,4 +1,4 @@
-"""A new arbiter is filled by what the nodes hold, in whatever order they speak."""
+"""A new coordinator is filled by what the nodes hold, in whatever order they speak."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CAUSE = Cause(0, 0, "h", 42, 1, "boom", "", 0.0, "")
 
 
 class Node:
-    """One node's link, without a wire: what it holds, and its session with the present arbiter."""
+    """One node's link, without a wire: what it holds, and its session with the present coordinator."""
 
     def __init__(self, number: int) -> None:
         self.id = NodeId(f"h{number}", 1, 0)
@@ -47,11 +47,11 @@ def absents(state: State) -> list[NodeId]:
 
 
 class Job:
-    """Some nodes and the arbiter that they speak to."""
+    """Some nodes and the coordinator that they speak to."""
 
     def __init__(self, count: int, least: int = 1) -> None:
         self.settings = Settings("job", least, count)
-        self.arbiter = Coordinator(self.settings, "0")
+        self.coordinator = Coordinator(self.settings, "0")
         self.nodes = [Node(number) for number in range(count)]
         self.now = 0.0
         self.sessions = 0
@@ -64,19 +64,19 @@ class Job:
         """A session, at the beginning of which the node says what it holds."""
         self.sessions += 1
         node.session = self.sessions
-        name = self.arbiter.open(node.session, node.id, self.now, address=node.id.addr)
+        name = self.coordinator.open(node.session, node.id, self.now, address=node.id.addr)
         waited = node.held.join is not None
-        node.held = without_foreign_join(node.held, self.arbiter.incarnation)
+        node.held = without_foreign_join(node.held, self.coordinator.incarnation)
         again = requests_to_repeat(node.held, self.now)
-        node.held = session_opened(node.held, self.arbiter.incarnation, name)
+        node.held = session_opened(node.held, self.coordinator.incarnation, name)
         for request in again:
-            self.deliver(self.arbiter.receive(node.session, request, self.now))
+            self.deliver(self.coordinator.receive(node.session, request, self.now))
         if waited and node.held.join is None and not any(isinstance(each, JoinRequest) for each in again):
             self.join(node)
 
     def say(self, node: Node, request: Request) -> None:
         node.held = after_request(node.held, request, self.now)
-        self.deliver(self.arbiter.receive(node.session, request, self.now))
+        self.deliver(self.coordinator.receive(node.session, request, self.now))
 
     def join(self, node: Node) -> None:
         self.say(node, JoinRequest(NodeInfo("default", 1, "", node.port), 600.0))
@@ -89,8 +89,8 @@ class Job:
                     node.told.append(notice)
 
     def replaced(self) -> None:
-        """The arbiter is gone, with all sessions; another takes its place."""
-        self.arbiter = Coordinator(self.settings, str(int(self.arbiter.incarnation) + 1))
+        """The coordinator is gone, with all sessions; another takes its place."""
+        self.coordinator = Coordinator(self.settings, str(int(self.coordinator.incarnation) + 1))
         for node in self.nodes:
             node.session = 0
             node.told.clear()
@@ -100,26 +100,26 @@ class Job:
         while self.now < until:
             self.now += 0.5
             for node in beating:
-                self.deliver(self.arbiter.receive(node.session, Heartbeat(), self.now))
-            self.deliver(self.arbiter.tick(self.now))
+                self.deliver(self.coordinator.receive(node.session, Heartbeat(), self.now))
+            self.deliver(self.coordinator.tick(self.now))
 
 
-def ranks(arbiter: Coordinator) -> dict[str, int]:
-    return {node.addr: each.rank for node, each in arbiter.state.participants.items()}
+def ranks(coordinator: Coordinator) -> dict[str, int]:
+    return {node.addr: each.rank for node, each in coordinator.state.participants.items()}
 
 
 @given(st.integers(1, 5).flatmap(lambda count: st.permutations(range(count))), st.integers(0, 3))
 def test_a_running_round_runs_on_and_nobody_is_told(order: list[int], failures: int) -> None:
     job = Job(len(order))
     for _ in range(failures):
-        job.say(job.nodes[0], Fail(job.arbiter.state.round, CAUSE, 9))
+        job.say(job.nodes[0], Fail(job.coordinator.state.round, CAUSE, 9))
         for node in job.nodes:
             job.join(node)
-    before = job.arbiter.state
+    before = job.coordinator.state
     job.replaced()
     for number in order:
         job.open(job.nodes[number])
-    after = job.arbiter.state
+    after = job.coordinator.state
     assert not any(node.told for node in job.nodes)
     assert not absents(after)
     assert (after.round, after.complete, after.ledger.failures) == (before.round, True, failures)
@@ -150,9 +150,9 @@ def test_an_end_that_some_had_heard_of_is_told_to_the_others_and_counted_once(
         if node.held.placement is not None and node.held.placement.round == 0 and node.held.join is None:
             assert node.held.round_over, "whoever holds a place in a round that is over has been told"
             job.join(node)
-    state = job.arbiter.state
+    state = job.coordinator.state
     assert (state.round, state.complete, state.ledger.failures) == (1, True, 1)
-    assert sorted(ranks(job.arbiter).values()) == [0, 1, 2, 3]
+    assert sorted(ranks(job.coordinator).values()) == [0, 1, 2, 3]
     assert all(sum(isinstance(each, RoundEnded) for each in node.told) <= 1 for node in job.nodes)
 
 
@@ -163,14 +163,14 @@ def test_who_does_not_speak_in_time_is_lost(order: list[int], missing: int) -> N
     present = [job.nodes[number] for number in order[missing:]]
     for node in present:
         job.open(node)
-    assert len(absents(job.arbiter.state)) == missing
+    assert len(absents(job.coordinator.state)) == missing
     job.passes(30.0, present)
-    assert not absents(job.arbiter.state)
+    assert not absents(job.coordinator.state)
     for node in present:
         assert [type(each) for each in node.told if isinstance(each, RoundEnded)] == [RoundEnded]
         job.join(node)
-    assert job.arbiter.state.complete
-    assert len(job.arbiter.state.participants) == 4 - missing
+    assert job.coordinator.state.complete
+    assert len(job.coordinator.state.participants) == 4 - missing
 
 
 @given(st.permutations(range(3)), st.sets(st.integers(0, 2)))
@@ -185,7 +185,7 @@ def test_success_is_said_again(order: list[int], early: set[int]) -> None:
     for node in job.nodes:
         if not node.held.repeated_requests:
             job.say(node, Succeed(0))
-    verdict = job.arbiter.state.verdict
+    verdict = job.coordinator.state.verdict
     assert verdict is not None
     assert verdict.outcome is Outcome.SUCCEEDED
     assert all(node.held.ended for node in job.nodes)
@@ -193,12 +193,12 @@ def test_success_is_said_again(order: list[int], early: set[int]) -> None:
 
 @given(st.integers(-2, 5), st.integers(-2, 5), st.integers(-2, 9))
 def test_a_holding_that_cannot_be_changes_nothing(round_: int, rank: int, size: int) -> None:
-    arbiter = Coordinator(Settings("job", 1, 3), "1")
+    coordinator = Coordinator(Settings("job", 1, 3), "1")
     node = NodeId("h", 1, 0)
-    arbiter.open(1, node, 0.0, address="h")
+    coordinator.open(1, node, 0.0, address="h")
     holding = ResumeRequest("0", node, NodeInfo("default", 1, "h", 7000), round_, rank, size, round_over=False)
-    arbiter.receive(1, holding, 0.0)
-    taken = node in arbiter.state.participants
+    coordinator.receive(1, holding, 0.0)
+    taken = node in coordinator.state.participants
     assert taken == (round_ >= 0 and 0 <= rank < size <= 3)
 
 
@@ -212,57 +212,57 @@ def test_places_are_told_again_after_a_connection_that_broke_in_between() -> Non
     job.nodes[1].told.clear()
     job.open(job.nodes[1])
     assert [type(each) for each in job.nodes[1].told] == [Placed]
-    assert job.arbiter.state.ledger.lost == 0
+    assert job.coordinator.state.ledger.lost == 0
 
 
 def test_a_node_with_a_place_knows_better_than_a_newcomer_what_the_job_was_started_with() -> None:
-    arbiter = Coordinator(Settings("job", 1, 2), "new", learns_settings=True)
-    arbiter.open(1, NodeId("late", 1, 0), 0.0, address="late", settings=Settings("job", 1, 2))
-    arbiter.receive(1, JoinRequest(NodeInfo("default", 1, "", 1), 600.0), 0.0)
+    coordinator = Coordinator(Settings("job", 1, 2), "new", learns_settings=True)
+    coordinator.open(1, NodeId("late", 1, 0), 0.0, address="late", settings=Settings("job", 1, 2))
+    coordinator.receive(1, JoinRequest(NodeInfo("default", 1, "", 1), 600.0), 0.0)
     for rank in range(3):
         node = NodeId(f"h{rank}", 1, 0)
-        arbiter.open(rank + 2, node, 0.1, address=node.addr, settings=Settings("job", 1, 3))
+        coordinator.open(rank + 2, node, 0.1, address=node.addr, settings=Settings("job", 1, 3))
         held = ResumeRequest(
             "old", node, NodeInfo("default", 1, "", 1), 4, rank, 3, failures=2, round_over=False, origin="old"
         )
-        assert not [notice for _, notice in arbiter.receive(rank + 2, held, 0.1) if isinstance(notice, RoundEnded)]
-    assert (arbiter.state.round, arbiter.state.complete, arbiter.state.ledger.failures) == (4, True, 2)
-    assert len(arbiter.state.participants) == 3
-    assert len(arbiter.state.redundancy_list) == 1
+        assert not [notice for _, notice in coordinator.receive(rank + 2, held, 0.1) if isinstance(notice, RoundEnded)]
+    assert (coordinator.state.round, coordinator.state.complete, coordinator.state.ledger.failures) == (4, True, 2)
+    assert len(coordinator.state.participants) == 3
+    assert len(coordinator.state.redundancy_list) == 1
 
 
 def test_a_stranger_tells_the_coordinator_of_a_job_neither_settings_nor_rounds_that_it_cannot_have_had() -> None:
     ours = Settings("job", 1, 2)
-    arbiter = Coordinator(ours, "new")
+    coordinator = Coordinator(ours, "new")
     stranger = NodeId("stranger", 1, 0)
-    arbiter.open(1, stranger, 0.0, address="stranger", settings=Settings("job", 1, 60000, lease=86400.0))
+    coordinator.open(1, stranger, 0.0, address="stranger", settings=Settings("job", 1, 60000, lease=86400.0))
     held = ResumeRequest("old", stranger, NodeInfo("default", 1, "", 1), 4, 1, 60000, round_over=False, origin="old")
-    arbiter.receive(1, held, 0.1)
-    assert arbiter.settings == ours
-    assert len(arbiter.state.participants) == 0
+    coordinator.receive(1, held, 0.1)
+    assert coordinator.settings == ours
+    assert len(coordinator.state.participants) == 0
 
 
 def test_two_rounds_that_happen_to_have_one_number_are_not_mixed() -> None:
-    arbiter = Coordinator(Settings("job", 1, 2), "c")
+    coordinator = Coordinator(Settings("job", 1, 2), "c")
     told = []
     for session, (host, rank, origin) in enumerate([("h0", 0, "b"), ("h1", 1, "a")]):
         node = NodeId(host, 1, 0)
-        arbiter.open(session, node, 0.0, address=host)
-        told += arbiter.receive(
+        coordinator.open(session, node, 0.0, address=host)
+        told += coordinator.receive(
             session,
             ResumeRequest(origin, node, NodeInfo("default", 1, host, 1), 0, rank, 2, round_over=False, origin=origin),
             0.0,
         )
     assert [(session, type(notice)) for session, notice in told] == [(1, RoundEnded)]
-    assert [node.addr for node in arbiter.state.participants if not node.is_placeholder] == ["h0"]
+    assert [node.addr for node in coordinator.state.participants if not node.is_placeholder] == ["h0"]
 
 
 def test_all_workers_of_a_round_are_told_one_restart_count_whatever_is_heard_meanwhile() -> None:
     job = Job(1)
     first = job.nodes[0]
     stranger = NodeId("old", 1, 0)
-    job.arbiter.open(99, stranger, 0.0, address="old")
-    job.arbiter.receive(
+    job.coordinator.open(99, stranger, 0.0, address="old")
+    job.coordinator.receive(
         99, ResumeRequest("before", stranger, NodeInfo("default", 1, "old", 1), 3, 0, 1, failures=2), 0.0
     )
     unanswered = JoinRequest(NodeInfo("default", 1, "", first.port), 9.0)
@@ -271,36 +271,36 @@ def test_all_workers_of_a_round_are_told_one_restart_count_whatever_is_heard_mea
     job.open(first)
     (placed,) = [notice for notice in first.told if isinstance(notice, Placed)]
     assert placed.placement.restarts == 0
-    assert job.arbiter.state.ledger.failures == 2, "the next round's count goes on from there"
+    assert job.coordinator.state.ledger.failures == 2, "the next round's count goes on from there"
 
 
 def test_a_join_that_is_said_again_means_no_round_after_the_one_that_it_was_answered_with() -> None:
     """It was on its way when the round began by the join that was said before, and the round is over when it comes."""
     settings = Settings("job", 2, 2)
-    arbiter = Coordinator(settings, "0")
+    coordinator = Coordinator(settings, "0")
     names = [NodeId("a", 1, 0), NodeId("b", 1, 0)]
     member = NodeInfo("default", 1, "", 7001)
     for session, name in enumerate(names):
-        arbiter.open(session, name, 0.0, address=name.addr)
-    arbiter.receive(0, JoinRequest(member, 600.0), 0.0)
-    arbiter.open(2, NodeId("a", 1, 0), 0.0, address="a")
-    arbiter.receive(2, ResumeRequest("0", names[0], member, joining=True), 0.0)
-    told = arbiter.receive(1, JoinRequest(NodeInfo("default", 1, "", 7002), 600.0), 0.0)
+        coordinator.open(session, name, 0.0, address=name.addr)
+    coordinator.receive(0, JoinRequest(member, 600.0), 0.0)
+    coordinator.open(2, NodeId("a", 1, 0), 0.0, address="a")
+    coordinator.receive(2, ResumeRequest("0", names[0], member, joining=True), 0.0)
+    told = coordinator.receive(1, JoinRequest(NodeInfo("default", 1, "", 7002), 600.0), 0.0)
     assert {session for session, notice in told if isinstance(notice, Placed)} == {1, 2}
-    arbiter.receive(1, Fail(0, CAUSE, 9), 0.0)
-    arbiter.receive(2, JoinRequest(member, 600.0), 0.0)  # the one said again
-    arbiter.receive(1, JoinRequest(NodeInfo("default", 1, "", 7004), 600.0), 0.0)
-    told = arbiter.receive(2, JoinRequest(member._replace(store_port=7003), 600.0), 0.0)
+    coordinator.receive(1, Fail(0, CAUSE, 9), 0.0)
+    coordinator.receive(2, JoinRequest(member, 600.0), 0.0)  # the one said again
+    coordinator.receive(1, JoinRequest(NodeInfo("default", 1, "", 7004), 600.0), 0.0)
+    told = coordinator.receive(2, JoinRequest(member._replace(store_port=7003), 600.0), 0.0)
     stores = {notice.placement.store_port for _, notice in told if isinstance(notice, Placed)}
     assert stores == {7003}
 
 
-def test_a_node_that_has_met_another_arbiter_since_is_known_by_the_round_that_it_is_in() -> None:
+def test_a_node_that_has_met_another_coordinator_since_is_known_by_the_round_that_it_is_in() -> None:
     job = Job(2, 2)
-    before = job.arbiter.state
+    before = job.coordinator.state
     for node in job.nodes:
         node.told.clear()
         node.held = node.held._replace(last_identity=("another", NodeId("elsewhere", 9, 0)))
         job.open(node)
-    assert job.arbiter.state == before
+    assert job.coordinator.state == before
     assert not any(node.told for node in job.nodes)

@@ -7,17 +7,17 @@ from rallypoint.membership.liveness import Liveness
 from rallypoint.membership.state import NodeId
 
 
-def opened(roster: SessionRegistry, number: int, address: str, server_address: str) -> NodeId:
+def opened(sessions: SessionRegistry, number: int, address: str, server_address: str) -> NodeId:
     session = SessionRecord(NodeId(address, 1, 0), address, server_address, None)
-    return roster.open(number, session, 0.0, leased=True, at_home=False)
+    return sessions.open(number, session, 0.0, leased=True, at_home=False)
 
 
-def roster() -> SessionRegistry:
+def sessions() -> SessionRegistry:
     return SessionRegistry(Liveness(3.0, 60.0))
 
 
 def test_only_nodes_of_other_machines_tell_what_we_are_called_outside() -> None:
-    known = roster()
+    known = sessions()
     opened(known, 1, "127.0.0.1", "127.0.0.1")
     opened(known, 2, "10.0.0.2", "")
     assert known.own_external_address == ""
@@ -31,7 +31,7 @@ def test_only_nodes_of_other_machines_tell_what_we_are_called_outside() -> None:
 
 
 def test_a_name_that_was_claimed_is_found_by_what_its_node_was_called_since() -> None:
-    known = roster()
+    known = sessions()
     first = opened(known, 1, "10.0.0.1", "a")
     second = opened(known, 2, "10.0.0.1", "a")
     assert known.resume(2, first) == 1
@@ -42,7 +42,7 @@ def test_a_name_that_was_claimed_is_found_by_what_its_node_was_called_since() ->
 
 
 def test_what_is_forgotten_is_no_name_any_more_and_others_stay() -> None:
-    known = roster()
+    known = sessions()
     first, other = opened(known, 1, "10.0.0.1", "a"), opened(known, 2, "10.0.0.2", "a")
     again, beside = opened(known, 3, "10.0.0.1", "a"), opened(known, 4, "10.0.0.2", "a")
     known.resume(3, first)
@@ -58,7 +58,7 @@ def test_what_is_forgotten_is_no_name_any_more_and_others_stay() -> None:
 
 
 def test_a_name_that_was_claimed_before_it_was_given_is_given_to_nobody_else() -> None:
-    known = roster()
+    known = sessions()
     opened(known, 1, "10.0.0.9", "a")
     wanted = NodeId("10.0.0.2", 1, 0)
     known.resume(1, wanted)
@@ -71,7 +71,7 @@ def test_a_name_that_was_claimed_before_it_was_given_is_given_to_nobody_else() -
 
 def test_a_session_claims_one_name_and_no_more() -> None:
     """Else somebody could fill the memory with names."""
-    known = roster()
+    known = sessions()
     opened(known, 1, "a", "")
     known.resume(1, NodeId("b", 2, 0))
     known.resume(1, NodeId("c", 3, 0))

@@ -22,13 +22,13 @@ def node(number: int) -> NodeId:
 
 def round_of(*addresses: tuple[str, ...] | None, seen: tuple[str, ...] = ()) -> list[OutgoingNotification]:
     """What is told when the last of so many nodes joins, who tell these addresses and are seen at those."""
-    arbiter = Coordinator(Settings("job", len(addresses), len(addresses)))
+    coordinator = Coordinator(Settings("job", len(addresses), len(addresses)))
     told: list[OutgoingNotification] = []
     for number, each in enumerate(addresses, 1):
         address = f"10.0.0.{number}"
         shown = seen[number - 1] if seen else address
-        arbiter.open(number, node(number), 0.0, address=address, seen=shown)
-        told = arbiter.receive(number, JoinRequest(NodeInfo("default", 1, "", 7), 60.0, addresses=each), 0.0)
+        coordinator.open(number, node(number), 0.0, address=address, seen=shown)
+        told = coordinator.receive(number, JoinRequest(NodeInfo("default", 1, "", 7), 60.0, addresses=each), 0.0)
     return told
 
 
@@ -151,11 +151,11 @@ def test_where_the_store_is_known_by_an_address_of_one_link_all_of_that_link_may
 
 
 def test_what_a_node_calls_its_address_is_told_only_if_it_is_one() -> None:
-    arbiter = Coordinator(Settings("job", 2, 2))
-    arbiter.open(1, node(1), 0.0, address="fe80::1%eth0", seen="fe80::1%eth1")
-    arbiter.open(2, node(2), 0.0, address="no address", seen="10.0.0.2")
+    coordinator = Coordinator(Settings("job", 2, 2))
+    coordinator.open(1, node(1), 0.0, address="fe80::1%eth0", seen="fe80::1%eth1")
+    coordinator.open(2, node(2), 0.0, address="no address", seen="10.0.0.2")
     for number in (1, 2):
-        sends = arbiter.receive(number, JoinRequest(NodeInfo("default", 1, "", 7), 60.0, addresses=()), 0.0)
+        sends = coordinator.receive(number, JoinRequest(NodeInfo("default", 1, "", 7), 60.0, addresses=()), 0.0)
     (told,) = peers(sends)
     assert set(told.addresses) == {"fe80::1", "10.0.0.2"}
     assert "has the address no address and is seen as 10.0.0.2" in told.reason_unrestricted

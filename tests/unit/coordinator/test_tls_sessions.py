@@ -22,8 +22,8 @@ from rallypoint.store.client import TCPStore
 from rallypoint.store.rounds import RoundStores
 from tests.unit.rendezvous.listening import Heard
 
-PATIENCE = 20.0
-JOB = Settings("job", 1, 1, join_timeout=PATIENCE)
+TIMEOUT = 20.0
+JOB = Settings("job", 1, 1, join_timeout=TIMEOUT)
 KEY = b"k" * 32
 
 
@@ -66,10 +66,10 @@ def served(tls: ControlTls | None, key: bytes | None = None) -> Iterator[Endpoin
 def joined(endpoint: Endpoint, tls: ControlTls | None, key: bytes | None = None) -> Notification:
     """What a node that wants to take part is told first."""
     told = Heard()
-    link = TcpLink(endpoint, JOB, 0, told.take, Deadline.after(PATIENCE), key=key, tls=tls)
-    link.send(JoinRequest(NodeInfo("default", 1, "", 7000), PATIENCE))
+    link = TcpLink(endpoint, JOB, 0, told.take, Deadline.after(TIMEOUT), key=key, tls=tls)
+    link.send(JoinRequest(NodeInfo("default", 1, "", 7000), TIMEOUT))
     try:
-        return told.get(timeout=PATIENCE)
+        return told.get(timeout=TIMEOUT)
     finally:
         link.close()
 
@@ -84,7 +84,7 @@ def test_nodes_with_certificates_take_part(authority: Authority, key: bytes | No
 def test_nothing_can_be_read_on_the_way(authority: Authority) -> None:
     tls = ControlTls(authority.files("127.0.0.1"))
     with served(tls) as endpoint, socket.create_connection(endpoint) as raw:
-        raw.settimeout(PATIENCE)
+        raw.settimeout(TIMEOUT)
         raw.sendall(b"\x16\x03\x01\x00\x05hello")
         answer = raw.recv(1000)
         assert b"rally" not in answer.lower()

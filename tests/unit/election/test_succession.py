@@ -1,4 +1,4 @@
-"""An arbiter whose state is kept: nobody is told before that; whoever succeeds it goes on as if it were the same."""
+"""A coordinator whose state is kept: nobody is told before that; whoever succeeds it goes on as if it were the same."""
 
 from __future__ import annotations
 
@@ -73,13 +73,13 @@ class Node:
 
 
 class Job:
-    """Some nodes, the hub of the arbiter that they speak to, and where it keeps its state."""
+    """Some nodes, the dispatcher of the coordinator that they speak to, and where it keeps its state."""
 
     def __init__(self, nodes: int, least: int) -> None:
         self.settings = Settings("job", least, nodes, last_call_timeout=5.0)
         self.time = Time()
         self.shelf = Shelf()
-        self.hub = Dispatcher(self.settings, self.time, journal=self.shelf)
+        self.dispatcher = Dispatcher(self.settings, self.time, journal=self.shelf)
         self.nodes = [Node(number) for number in range(nodes)]
         for node in self.nodes:
             self.open(node)
@@ -87,43 +87,43 @@ class Job:
         self.keep()
 
     def open(self, node: Node) -> None:
-        node.session, name = self.hub.attach(node.hear, node.id, address=node.id.addr)
+        node.session, name = self.dispatcher.attach(node.hear, node.id, address=node.id.addr)
         waited = node.held.join is not None
-        node.held = without_foreign_join(node.held, self.hub.incarnation)
+        node.held = without_foreign_join(node.held, self.dispatcher.incarnation)
         again = requests_to_repeat(node.held, self.time.now)
-        node.held = session_opened(node.held, self.hub.incarnation, name)
+        node.held = session_opened(node.held, self.dispatcher.incarnation, name)
         for request in again:
-            self.hub.receive(node.session, request)
+            self.dispatcher.receive(node.session, request)
         if waited and node.held.join is None and not any(isinstance(each, JoinRequest) for each in again):
             self.join(node)
 
     def say(self, node: Node, request: Request) -> None:
         node.held = after_request(node.held, request, self.time.now)
         if node.session:
-            self.hub.receive(node.session, request)
+            self.dispatcher.receive(node.session, request)
 
     def join(self, node: Node) -> None:
         self.say(node, JoinRequest(NodeInfo("default", 1, "", node.port), 600.0))
 
     def keep(self) -> None:
-        """What the arbiter knows reaches the shelf."""
+        """What the coordinator knows reaches the shelf."""
         if self.shelf.newest is not None:
             number, self.shelf.kept = self.shelf.newest
-            self.hub.journal_written(number)
+            self.dispatcher.journal_written(number)
 
     def succeeded(self) -> None:
-        """The arbiter is gone with all sessions and all that was not kept; another takes over."""
-        former = RestoredState(self.hub.incarnation, self.shelf.kept)
+        """The coordinator is gone with all sessions and all that was not kept; another takes over."""
+        former = RestoredState(self.dispatcher.incarnation, self.shelf.kept)
         self.shelf = Shelf()
         self.shelf.kept = former.state
-        self.hub = Dispatcher(self.settings, self.time, restored=former, journal=self.shelf)
+        self.dispatcher = Dispatcher(self.settings, self.time, restored=former, journal=self.shelf)
         for node in self.nodes:
             node.session = 0
 
     def forgotten(self) -> None:
-        """The arbiter is gone, and so is what was kept; one that knows nothing begins."""
+        """The coordinator is gone, and so is what was kept; one that knows nothing begins."""
         self.shelf = Shelf()
-        self.hub = Dispatcher(self.settings, self.time, journal=self.shelf)
+        self.dispatcher = Dispatcher(self.settings, self.time, journal=self.shelf)
         for node in self.nodes:
             node.session = 0
 
@@ -134,13 +134,13 @@ class Job:
             self.time.now += 0.5
             for node in self.nodes:
                 if node.session:
-                    self.hub.receive(node.session, Heartbeat())
-            self.hub.tick()
+                    self.dispatcher.receive(node.session, Heartbeat())
+            self.dispatcher.tick()
             self.keep()
 
 
 def runs(job: Job) -> bool:
-    return job.hub.state.complete
+    return job.dispatcher.state.complete
 
 
 def rounds(node: Node) -> list[int]:
@@ -152,7 +152,7 @@ def test_nobody_is_told_before_it_is_kept_and_beats_are_answered_all_the_same() 
     for node in job.nodes:
         node.told.clear()
     job.say(job.nodes[0], Fail(0, CAUSE, 3))
-    job.hub.receive(job.nodes[0].session, Heartbeat())
+    job.dispatcher.receive(job.nodes[0].session, Heartbeat())
     assert [node.told for node in job.nodes] == [[Heartbeat()], []]
     job.keep()
     assert [[type(each) for each in node.told] for node in job.nodes] == [[Heartbeat, RoundEnded], [RoundEnded]]
@@ -175,7 +175,7 @@ def test_only_the_newest_need_be_kept() -> None:
     assert [rounds(node) for node in job.nodes] == [[0, 1]] * 3
 
 
-def test_a_running_round_runs_on_under_the_next_arbiter() -> None:
+def test_a_running_round_runs_on_under_the_next_coordinator() -> None:
     job = Job(3, 2)
     for node in job.nodes:
         node.told.clear()
@@ -184,14 +184,14 @@ def test_a_running_round_runs_on_under_the_next_arbiter() -> None:
         job.open(node)
     job.beat(2 * recovery_timeout(job.settings))
     assert all(set(node.told) <= {Heartbeat()} for node in job.nodes)
-    assert job.hub.state == job.shelf.kept
+    assert job.dispatcher.state == job.shelf.kept
 
 
 def test_a_node_that_is_known_to_be_dead_is_waited_for_by_nobody() -> None:
     job = Job(3, 2)
     job.succeeded()
     job.open(job.nodes[1])
-    job.hub.nodes_lost([job.nodes[0].id])
+    job.dispatcher.nodes_lost([job.nodes[0].id])
     job.keep()
     job.open(job.nodes[2])
     for node in job.nodes[1:]:
@@ -202,7 +202,7 @@ def test_a_node_that_is_known_to_be_dead_is_waited_for_by_nobody() -> None:
 
 def test_of_a_node_with_a_session_the_session_is_the_better_witness() -> None:
     job = Job(2, 2)
-    job.hub.nodes_lost([job.nodes[0].id])
+    job.dispatcher.nodes_lost([job.nodes[0].id])
     job.keep()
     assert runs(job)
     assert [rounds(node) for node in job.nodes] == [[0], [0]]
@@ -217,10 +217,10 @@ def test_who_does_not_come_back_is_lost_when_the_patience_is_over() -> None:
     assert runs(job)
     job.beat(2.0)
     assert not runs(job)
-    assert job.hub.state.ledger.lost == 1
+    assert job.dispatcher.state.ledger.lost == 1
 
 
-def test_who_succeeds_an_arbiter_that_was_being_filled_is_filled_on() -> None:
+def test_who_succeeds_a_coordinator_that_was_being_filled_is_filled_on() -> None:
     job = Job(2, 1)
     first, second = job.nodes
     for node in job.nodes:
@@ -236,27 +236,27 @@ def test_who_succeeds_an_arbiter_that_was_being_filled_is_filled_on() -> None:
     assert [node.held.round_over for node in job.nodes] == [False, False]
 
 
-def test_what_a_node_had_told_an_arbiter_that_did_not_keep_it_is_heard_again() -> None:
-    """It knows that arbiter's name by a beat, which is answered before anything is kept."""
+def test_what_a_node_had_told_a_coordinator_that_did_not_keep_it_is_heard_again() -> None:
+    """It knows that coordinator's name by a beat, which is answered before anything is kept."""
     job = Job(2, 1)
     first, second = job.nodes
     job.forgotten()
     job.open(first)
-    job.hub.receive(first.session, Heartbeat())
+    job.dispatcher.receive(first.session, Heartbeat())
     job.succeeded()
     job.open(first)
     job.open(second)
     job.beat(2 * recovery_timeout(job.settings))
     assert runs(job)
-    assert job.hub.state.round == 0
+    assert job.dispatcher.state.round == 0
     assert [node.held.round_over for node in job.nodes] == [False, False]
 
 
-def test_a_name_that_the_former_arbiter_gave_is_not_given_again() -> None:
+def test_a_name_that_the_former_coordinator_gave_is_not_given_again() -> None:
     job = Job(2, 2)
     job.succeeded()
     stranger = Node(0)
-    _, name = job.hub.attach(stranger.hear, stranger.id, address="h0")
+    _, name = job.dispatcher.attach(stranger.hear, stranger.id, address="h0")
     assert name not in {node.id for node in job.nodes}
     job.open(job.nodes[0])
     assert runs(job)
@@ -270,7 +270,7 @@ STEPS = st.lists(
 
 @settings(max_examples=300)
 @given(STEPS, st.integers(2, 3))
-def test_wherever_the_arbiter_dies_each_round_has_one_membership_and_the_job_ends(
+def test_wherever_the_coordinator_dies_each_round_has_one_membership_and_the_job_ends(
     steps: list[tuple[str, int]], least: int
 ) -> None:
     """No node dies here, so each round has all of them, and a failure that was told of is counted once or not yet."""
@@ -295,13 +295,13 @@ def test_wherever_the_arbiter_dies_each_round_has_one_membership_and_the_job_end
             job.say(node, act[what])
         come_back(job)
     settle(job)
-    verdict = job.hub.state.verdict
+    verdict = job.dispatcher.state.verdict
     assert verdict is not None
     assert verdict.outcome is Outcome.SUCCEEDED
-    assert job.hub.state.ledger.failures <= failures
-    assert job.hub.state.ledger.lost == 0
+    assert job.dispatcher.state.ledger.failures <= failures
+    assert job.dispatcher.state.ledger.lost == 0
     assert all(any(isinstance(each, JobEnded) for each in node.told) for node in job.nodes)
-    for round_ in range(job.hub.state.round + 1):
+    for round_ in range(job.dispatcher.state.round + 1):
         ranks = [
             each.placement.group_rank
             for node in job.nodes

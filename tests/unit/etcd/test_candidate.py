@@ -41,7 +41,7 @@ from rallypoint.rendezvous.backends.options import control_listeners
 from rallypoint.rendezvous.params import RendezvousParameters
 from tests.etcd_cluster import EtcdCluster, running
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 SOON = 0.05
 LISTEN = partial(control_listeners, RendezvousParameters("etcd", "here", "job", 1, 4), port=0)
 
@@ -69,7 +69,7 @@ class Agent:
         self.candidate = Candidate(connect, keys, settings, self.address, find_addresses, LISTEN, own)
 
     def sees_a_coordinator(self) -> None:
-        self.told.get(timeout=PATIENCE)
+        self.told.get(timeout=TIMEOUT)
         assert self.address.resolve() is not None
 
 
@@ -89,7 +89,7 @@ def standing(
 
 
 def until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not holds():
         assert time.monotonic() < deadline
         threading.Event().wait(SOON)
@@ -161,7 +161,7 @@ def test_who_cannot_even_begin_says_so(keys: ElectionKeys) -> None:
         raise OSError(24, "Too many open files")
 
     with standing(connect, keys) as agent:
-        agent.told.get(timeout=PATIENCE)
+        agent.told.get(timeout=TIMEOUT)
         assert "Too many open files" in agent.address.unresolved_reason()
 
 
@@ -187,7 +187,7 @@ def test_who_is_refused_for_now_does_not_take_the_job_s_state_away(
         agent.address.session_opened(NodeId("127.0.0.1", os.getpid(), 0, host_name()), "met")
         agent.sees_a_coordinator()
         refusing.set()
-        assert refused.wait(PATIENCE)
+        assert refused.wait(TIMEOUT)
         assert client.range(keys.state).kvs
         refusing.clear()
         agent.sees_a_coordinator()
@@ -233,10 +233,10 @@ def test_a_compacted_watch_over_the_nodes_reads_again_and_goes_on(
             return watch
 
     with standing(lambda: Compacting(etcd.endpoints), keys, lease=1.0):
-        first = watched.get(timeout=PATIENCE)
+        first = watched.get(timeout=TIMEOUT)
         made = client.put(keys.nodes + b"another", encode_node(NodeId("other", 1, 0, "h")))
         lost.pop()(WatchCompacted(made))
-        assert watched.get(timeout=PATIENCE) > made >= first
+        assert watched.get(timeout=TIMEOUT) > made >= first
     client.delete(keys.nodes + b"another")
 
 
@@ -255,7 +255,7 @@ def test_the_state_s_lease_is_renewed_by_who_takes_over(
     with ExitStack() as stack:
         stack.callback(client.lease_revoke, lease)
         stack.enter_context(standing(lambda: Noted(etcd.endpoints), keys, lease=1.0))
-        seen = {renewed.get(timeout=PATIENCE) for _ in range(3)}
+        seen = {renewed.get(timeout=TIMEOUT) for _ in range(3)}
     assert lease in seen
 
 
@@ -322,7 +322,7 @@ def test_who_lives_and_ceases_to_be_the_coordinator_ends_its_lease_before_its_po
         assert place is not None
         port = place.endpoint.port
         refusing.set()
-        assert listened.get(timeout=PATIENCE)
+        assert listened.get(timeout=TIMEOUT)
         refusing.clear()
 
 
@@ -337,6 +337,6 @@ def test_a_journal_that_breaks_is_no_coordinator_s(etcd: EtcdCluster, client: Et
     writer = JournalWriter(client, journal, why.put)
     writer.start(breaks)
     writer.append(1, State(round=1))
-    assert "nobody foresaw this" in why.get(timeout=PATIENCE)
+    assert "nobody foresaw this" in why.get(timeout=TIMEOUT)
     writer.close()
     client.delete(keys.root.encode(), prefix=True)

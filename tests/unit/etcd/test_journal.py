@@ -14,7 +14,7 @@ from rallypoint.etcd.api import RangeResult
 from rallypoint.etcd.client import EtcdClient
 from rallypoint.membership.state import State
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 
 class Writer:
@@ -38,7 +38,7 @@ class Writer:
     def keeps(self, number: int, state: State) -> int | str:
         """The number that is kept, or why that cannot be."""
         self.writer.append(number, state)
-        return self.came.get(timeout=PATIENCE)
+        return self.came.get(timeout=TIMEOUT)
 
 
 @pytest.fixture(name="keys")

@@ -10,7 +10,7 @@ import pytest
 from rallypoint.etcd.api import Compare, Put, RangeResult, WatchCompacted, WatchEvent
 from rallypoint.etcd.client import EtcdClient
 from tests.etcd_cluster import EtcdCluster, Member
-from tests.unit.etcd.watching import PATIENCE, Told
+from tests.unit.etcd.watching import TIMEOUT, Told
 
 
 def write(client: EtcdClient, key: bytes, numbers: range) -> None:
@@ -50,7 +50,7 @@ def test_all_changes_of_a_revision_are_told_at_once(client: EtcdClient, prefix: 
     batches: queue.SimpleQueue[Sequence[WatchEvent]] = queue.SimpleQueue()
     client.watch(prefix, client.range(prefix).revision + 1, batches.put, lambda lost: None)
     client.txn([], [Put(prefix + b"%d" % index, b"") for index in range(5)])
-    assert len(batches.get(timeout=PATIENCE)) == 5
+    assert len(batches.get(timeout=TIMEOUT)) == 5
 
 
 @pytest.mark.parametrize("blow", ["kill", "pause"])
@@ -144,7 +144,7 @@ def test_a_callback_may_use_the_client_and_close_its_watch(client: EtcdClient, p
 
     watch = client.watch(prefix, client.range(prefix).revision + 1, on_events, lambda lost: None)
     client.put(prefix, b"v")
-    assert read.get(timeout=PATIENCE).kvs[0].value == b"v"
+    assert read.get(timeout=TIMEOUT).kvs[0].value == b"v"
 
 
 def test_a_callback_may_close_the_client(etcd: EtcdCluster, client: EtcdClient, prefix: bytes) -> None:
@@ -157,7 +157,7 @@ def test_a_callback_may_close_the_client(etcd: EtcdCluster, client: EtcdClient, 
 
     other.watch(prefix, client.range(prefix).revision + 1, on_events, lambda lost: None)
     client.put(prefix, b"")
-    assert closed.get(timeout=PATIENCE)
+    assert closed.get(timeout=TIMEOUT)
 
 
 def test_a_callback_that_fails_costs_only_its_own_call(client: EtcdClient, prefix: bytes) -> None:

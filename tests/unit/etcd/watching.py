@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from rallypoint.etcd.api import WatchEnd, WatchEvent
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 """Seconds after which a test gives up."""
 
 
@@ -26,7 +26,7 @@ class Told:
 
     def next(self) -> WatchEvent | WatchEnd:
         """What is told next."""
-        return self._told.get(timeout=PATIENCE)
+        return self._told.get(timeout=TIMEOUT)
 
     def event(self) -> WatchEvent:
         """What is told next, which is an event."""

@@ -20,7 +20,7 @@ from rallypoint.health import http_server
 from rallypoint.health.check import HealthCheckServer, create_healthcheck_server, requested_port
 from rallypoint.health.progress_probe import ProgressProbe
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 
 
 async def _nothing() -> None:
@@ -53,11 +53,11 @@ def serving_on(loop: LoopThread, alive: Callable[[], float] = time.time, timeout
 
 
 def dial(port: int) -> socket.socket:
-    return socket.create_connection(("127.0.0.1", port), PATIENCE)
+    return socket.create_connection(("127.0.0.1", port), TIMEOUT)
 
 
 def get(port: int, path: str, method: str = "GET") -> tuple[int, bytes]:
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=PATIENCE)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=TIMEOUT)
     try:
         connection.request(method, path)
         response = connection.getresponse()
@@ -131,12 +131,12 @@ def test_probes_are_answered_while_the_agents_thread_is_busy(loop: LoopThread) -
         pulse.going_to_sleep(float("inf"), {})
         pulse.woken()
         busy.set()
-        done.wait(PATIENCE)
+        done.wait(TIMEOUT)
 
     thread = threading.Thread(target=agent)
     thread.start()
     try:
-        assert busy.wait(PATIENCE)
+        assert busy.wait(TIMEOUT)
         with serving_on(loop, pulse.last_progress, timeout=0) as port:
             assert get(port, "/healthz")[0] == 503
         with serving_on(loop, pulse.last_progress) as port:
@@ -212,13 +212,13 @@ def test_a_loop_that_is_stuck_does_not_hold_up_the_agent(
 
     def hang() -> None:
         stuck.set()
-        free.wait(PATIENCE)
+        free.wait(TIMEOUT)
 
     server = HealthCheckServer(time.time, 0, 60, loop=loop)
     server.start()
     assert get(server.port, "/healthz")[0] == 200
     loop.call(hang)
-    assert stuck.wait(PATIENCE)
+    assert stuck.wait(TIMEOUT)
     server.stop()
     assert "is stuck" in caplog.text
     free.set()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from rallypoint.logs import line_filter as sieve_module
+from rallypoint.logs import line_filter as line_filter_module
 from rallypoint.logs.line_filter import LineFilter
 from rallypoint.logs.outputs import Outputs
 from rallypoint.logs.specs import LogsDest
@@ -26,11 +26,11 @@ def test_lines_pass_whole_and_prefixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: list[str], texts: list[str]
 ) -> None:
     room = bytearray(7)  # so that lines are longer than what is read at once
-    monkeypatch.setattr(sieve_module, "_CHUNK", 5)
+    monkeypatch.setattr(line_filter_module, "_CHUNK", 5)
     path, kept = tmp_path / "log", tmp_path / "kept"
     path.write_bytes(b"")
-    sieve = LineFilter(str(kept), texts)
-    followed = Tail(str(path), b"[p]:", sieve)
+    line_filter = LineFilter(str(kept), texts)
+    followed = Tail(str(path), b"[p]:", line_filter)
     with path.open("ab", buffering=0) as file:
         for text in writes:
             file.write(text.encode(errors="surrogateescape"))
@@ -38,7 +38,7 @@ def test_lines_pass_whole_and_prefixed(
             assert kept.read_bytes() in (b"", kept.read_bytes()[: kept.read_bytes().rfind(b"\n") + 1])
     list(followed.finish(0.0, room))
     followed.close()
-    sieve.close()
+    line_filter.close()
     lines = "".join(writes).split("\n")
     passed = [line for line in lines[: None if lines[-1] else -1] if any(text in line for text in texts)]
     expected = "".join(f"[p]:{line}\n" for line in passed).encode(errors="surrogateescape")
@@ -48,24 +48,24 @@ def test_lines_pass_whole_and_prefixed(
 def test_an_emptied_file_is_sifted_from_its_start(tmp_path: Path) -> None:
     path, kept = tmp_path / "log", tmp_path / "kept"
     path.write_bytes(b"half a line")
-    sieve = LineFilter(str(kept), ["a"])
-    followed, room = Tail(str(path), b"", sieve), bytearray(7)
+    line_filter = LineFilter(str(kept), ["a"])
+    followed, room = Tail(str(path), b"", line_filter), bytearray(7)
     list(followed.pieces(0.0, room))
     path.write_bytes(b"an\n")
     list(followed.pieces(0.0, room))
     assert kept.read_bytes() == b"an\n"
     followed.close()
-    sieve.close()
+    line_filter.close()
 
 
 def test_a_full_disk_costs_the_file_and_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    sieve = LineFilter("/dev/full", ["a"])
+    line_filter = LineFilter("/dev/full", ["a"])
     for _ in range(2):
-        sieve.write(b"a\n")
+        line_filter.write(b"a\n")
     assert [(record.levelno, "/dev/full" in record.getMessage()) for record in caplog.records] == [
         (logging.WARNING, True)
     ]
-    sieve.close()
+    line_filter.close()
 
 
 def test_all_workers_share_the_file_of_a_stream(tmp_path: Path) -> None:

@@ -7,11 +7,11 @@ from hypothesis import strategies as st
 
 from rallypoint.membership.liveness import Liveness, SilentSessions
 
-LEASE, PATIENCE = 3.0, 14.0
+LEASE, TIMEOUT = 3.0, 14.0
 
 
 def watched(*sessions: int, at_home: tuple[int, ...] = ()) -> Liveness:
-    liveness = Liveness(LEASE, PATIENCE)
+    liveness = Liveness(LEASE, TIMEOUT)
     for session in sessions:
         liveness.opened(session, 0.0, leased=True, at_home=False)
     for session in at_home:
@@ -51,7 +51,7 @@ def test_one_of_one_is_over_though_it_may_be_we_who_are_cut_off() -> None:
 def test_where_nobody_is_heard_it_is_we_and_all_are_let_go_in_the_end() -> None:
     at, found = awake(watched(1, 2, 3), 0.0, 60.0)
     assert found == SilentSessions(out_of_reach=(1, 2, 3))
-    assert PATIENCE <= at <= PATIENCE + LEASE / 4
+    assert TIMEOUT <= at <= TIMEOUT + LEASE / 4
 
 
 def test_a_node_that_lives_with_us_tells_that_we_are_not_cut_off() -> None:

@@ -26,8 +26,8 @@ from rallypoint.protocol.handshake import Challenge, Welcome
 from rallypoint.protocol.messages import JobEnded, JoinRequest, LinkDown, LinkLost, Placed
 from tests.unit.rendezvous.listening import Heard
 
-PATIENCE = 20.0
-JOB = Settings("job", 1, 1, join_timeout=PATIENCE)
+TIMEOUT = 20.0
+JOB = Settings("job", 1, 1, join_timeout=TIMEOUT)
 SECRET = Secret((new_secret(),))
 
 Change = Callable[[bytes, int, int], list[bytes]]
@@ -82,7 +82,7 @@ class Between:
             with contextlib.suppress(OSError):
                 each.shutdown(socket.SHUT_RDWR)
         for thread in self._threads:
-            thread.join(PATIENCE)
+            thread.join(TIMEOUT)
         for each in self._open:
             each.close()
 
@@ -102,8 +102,8 @@ def between(change: Change, key: bytes | None) -> Iterator[Between]:
 @contextmanager
 def linked(endpoint: Endpoint, key: bytes | None, job: Settings = JOB) -> Iterator[Heard]:
     told = Heard()
-    link = TcpLink(endpoint, job, 0, told.take, Deadline.after(PATIENCE), key=key)
-    link.send(JoinRequest(NodeInfo("default", 1, "", 7000), PATIENCE))
+    link = TcpLink(endpoint, job, 0, told.take, Deadline.after(TIMEOUT), key=key)
+    link.send(JoinRequest(NodeInfo("default", 1, "", 7000), TIMEOUT))
     try:
         yield told
     finally:
@@ -116,7 +116,7 @@ KEY = SECRET.keys("job")[0]
 @pytest.mark.parametrize("key", [None, KEY], ids=["open", "secret"])
 def test_who_only_passes_on_is_not_noticed(key: bytes | None) -> None:
     with between(as_it_is, key) as middle, linked(middle.endpoint, key) as told:
-        assert isinstance(told.get(timeout=PATIENCE), Placed)
+        assert isinstance(told.get(timeout=TIMEOUT), Placed)
 
 
 def close_added(payload: bytes, to_node: int, number: int) -> list[bytes]:
@@ -127,8 +127,8 @@ def close_added(payload: bytes, to_node: int, number: int) -> list[bytes]:
 def test_without_a_secret_an_added_frame_ends_the_job() -> None:
     """What a secret is for; if this fails, the test below proves nothing."""
     with between(close_added, None) as middle, linked(middle.endpoint, None) as told:
-        assert isinstance(told.get(timeout=PATIENCE), Placed)
-        assert isinstance(told.get(timeout=PATIENCE), JobEnded)
+        assert isinstance(told.get(timeout=TIMEOUT), Placed)
+        assert isinstance(told.get(timeout=TIMEOUT), JobEnded)
 
 
 def repeated(payload: bytes, to_node: int, number: int) -> list[bytes]:
@@ -151,14 +151,14 @@ def sent_back(payload: bytes, to_node: int, number: int) -> list[bytes]:
 @pytest.mark.parametrize("change", [close_added, repeated, changed, sent_back])
 def test_a_frame_added_repeated_or_changed_ends_the_connection_and_not_the_job(change: Change) -> None:
     with between(change, KEY) as middle, linked(middle.endpoint, KEY) as told:
-        while not isinstance(notice := told.get(timeout=PATIENCE), LinkDown):
+        while not isinstance(notice := told.get(timeout=TIMEOUT), LinkDown):
             assert not isinstance(notice, JobEnded)
-        assert middle.ended.wait(PATIENCE)
+        assert middle.ended.wait(TIMEOUT)
 
 
 def test_a_frame_left_out_is_missed_at_the_next() -> None:
     with between(left_out, KEY) as middle, linked(middle.endpoint, KEY) as told:
-        assert isinstance(told.get(timeout=PATIENCE), LinkDown)  # the next heartbeat does not fit
+        assert isinstance(told.get(timeout=TIMEOUT), LinkDown)  # the next heartbeat does not fit
 
 
 def greeting_changed(payload: bytes, to_node: int, number: int) -> list[bytes]:
@@ -172,7 +172,7 @@ def test_a_greeting_that_was_changed_proves_nothing() -> None:
     middle = Between(Endpoint("127.0.0.1", server.port), greeting_changed)
     try:
         with linked(middle.endpoint, KEY) as told:
-            lost = told.get(timeout=PATIENCE)
+            lost = told.get(timeout=TIMEOUT)
             assert isinstance(lost, LinkLost)
             assert "RALLYPOINT_SECRET" in lost.detail
     finally:
@@ -186,10 +186,10 @@ def test_the_token_of_one_job_opens_no_other() -> None:
     mine = Secret((token(SECRET, "job"),))
     try:
         with linked(endpoint, mine.keys("job")[0]) as told:
-            assert isinstance(told.get(timeout=PATIENCE), Placed)
+            assert isinstance(told.get(timeout=TIMEOUT), Placed)
         other = JOB._replace(run_id="other")
         with linked(endpoint, mine.keys("other")[0], other) as told:
-            assert isinstance(told.get(timeout=PATIENCE), LinkLost)
+            assert isinstance(told.get(timeout=TIMEOUT), LinkLost)
     finally:
         server.close()
 
@@ -221,8 +221,8 @@ def test_a_server_without_the_secret_is_not_believed_and_learns_nothing(skips_ch
     thread = threading.Thread(target=serve)
     thread.start()
     with listener, linked(Endpoint(*listener.getsockname()), KEY) as told:
-        lost = told.get(timeout=PATIENCE)
+        lost = told.get(timeout=TIMEOUT)
         assert isinstance(lost, LinkLost)
         assert ("out of turn" if skips_challenge else "could not prove") in lost.detail
-    thread.join(PATIENCE)
-    assert not any(KEY in each for each in seen.get(timeout=PATIENCE))
+    thread.join(TIMEOUT)
+    assert not any(KEY in each for each in seen.get(timeout=TIMEOUT))

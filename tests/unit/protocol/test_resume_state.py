@@ -21,7 +21,7 @@ from rallypoint.protocol.resume_state import (
     session_opened,
     without_foreign_join,
 )
-from tests.unit.coordinator.test_control import CAUSE, PATIENCE
+from tests.unit.coordinator.test_control import CAUSE, TIMEOUT
 
 MEMBER = NodeInfo("default", 1, "h", 7000)
 FIRST, SECOND = NodeId("h", 1, 0), NodeId("h", 1, 1)
@@ -58,7 +58,7 @@ def test_a_spare_waits_for_as_long_as_it_takes() -> None:
     assert timeouts(after_notification(waiting(), progress(spare=True)), 7_000.0) == [600.0]
 
 
-def test_a_join_is_not_asked_of_a_second_arbiter() -> None:
+def test_a_join_is_not_asked_of_a_second_coordinator() -> None:
     assert without_foreign_join(waiting(), "a") == waiting()
     assert without_foreign_join(waiting(), "b").join is None
 
@@ -77,7 +77,7 @@ def test_what_cannot_be_sent_ends_the_link_with_a_sentence_instead_of_silence() 
     settings = Settings("job", 1, 1, join_timeout=20.0)
     link = TcpLink(Endpoint("127.0.0.1", 1), settings, 0, told.put, Deadline.after(20.0))
     link.send(Fail(0, CAUSE._replace(host="half a pair: \udcff"), 1))
-    notice = told.get(timeout=PATIENCE)
+    notice = told.get(timeout=TIMEOUT)
     assert isinstance(notice, LinkLost)
     assert "cannot be sent" in notice.detail
     link.close()

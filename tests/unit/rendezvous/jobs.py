@@ -1,4 +1,4 @@
-"""Random lives of jobs, for property tests of the pure rooms: hypothesis draws what happens, the arbiter decides."""
+"""Random lives of jobs, for property tests of the pure modules: hypothesis draws events, the coordinator decides."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ class Life:
     count: int = 0
 
     def __post_init__(self) -> None:
-        self.arbiter = Coordinator(self.settings)
+        self.coordinator = Coordinator(self.settings)
         self.budget = self.settings.min_nodes - 1  # from none to two, so that jobs fail often enough to see it
-        self.states: list[State] = [self.arbiter.state]
+        self.states: list[State] = [self.coordinator.state]
 
     def happen(self, what: str, node: int, number: int) -> None:
         """Let one thing happen, if it can."""
@@ -69,12 +69,12 @@ class Life:
         if what == "open" and session is None:
             self.count += 1
             self.sessions[node] = self.count
-            self.arbiter.open(self.count, NodeId(f"n{node}", self.count, 0), self.now, address=f"10.0.0.{node}")
+            self.coordinator.open(self.count, NodeId(f"n{node}", self.count, 0), self.now, address=f"10.0.0.{node}")
         elif what == "wait":
             self._wait(float(number))
         elif session is not None:
             self._act(what, node, session, number)
-        self.states.append(self.arbiter.state)
+        self.states.append(self.coordinator.state)
 
     def _act(self, what: str, node: int, session: int, number: int) -> None:
         placement = self.placements.get(session)
@@ -82,14 +82,14 @@ class Life:
         if what == "join" and session not in self.joined and session not in self.over:
             self.joined.add(session)
             member = NodeInfo("role", 1 + number % 3, "", 7000 + session, None)
-            sends = self.arbiter.receive(session, JoinRequest(member, 25.0), self.now)
+            sends = self.coordinator.receive(session, JoinRequest(member, 25.0), self.now)
         elif what == "crash":
             del self.sessions[node]
-            sends = self.arbiter.close(session, self.now)
+            sends = self.coordinator.close(session, self.now)
         elif what == "leave":
             self.joined.discard(session)
             self.placements.pop(session, None)
-            sends = self.arbiter.receive(session, LeaveRequest(), self.now)
+            sends = self.coordinator.receive(session, LeaveRequest(), self.now)
         elif placement is not None:
             round_ = placement.round - 1 if what == "stale" else placement.round
             requests: dict[str, Request] = {
@@ -99,16 +99,16 @@ class Life:
                 "drain": Drain(round_),
             }
             request = requests.get(what)
-            before = self.arbiter.state
-            sends = [] if request is None else self.arbiter.receive(session, request, self.now)
-            assert what != "stale" or self.arbiter.state is before, "a report of a round that is over did something"
+            before = self.coordinator.state
+            sends = [] if request is None else self.coordinator.receive(session, request, self.now)
+            assert what != "stale" or self.coordinator.state is before, "a report of a round that is over did something"
         self._hear(sends)
 
     def _wait(self, seconds: float) -> None:
         until = self.now + seconds
-        while (at := self.arbiter.wake_at()) <= until:
+        while (at := self.coordinator.wake_at()) <= until:
             self.now = max(self.now, at)
-            self._hear(self.arbiter.tick(self.now))
+            self._hear(self.coordinator.tick(self.now))
         self.now = until
 
     def _hear(self, sends: list[OutgoingNotification]) -> None:

@@ -24,7 +24,7 @@ from rallypoint.rendezvous.params import RendezvousParameters
 from tests.etcd_cluster import EtcdCluster, running
 from tests.relay import Relay
 
-PATIENCE = 20.0
+TIMEOUT = 20.0
 
 
 @pytest.fixture(scope="module")
@@ -65,13 +65,13 @@ def watching(watched: EtcdV2Backend) -> Iterator[list[float]]:
     finally:
         over.set()
         watched.cancel_waits()
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
     assert not thread.is_alive()
 
 
 def until(holds: object, what: str) -> None:
     assert callable(holds)
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not holds():
         assert time.monotonic() < deadline, what
         time.sleep(0.01)
@@ -193,8 +193,8 @@ def test_a_wait_ends_when_somebody_is_in_a_hurry(etcd: EtcdCluster, key: str) ->
         one.get_state()
         threading.Timer(0.2, one.cancel_waits).start()
         began = time.monotonic()
-        assert not one.wait_for_change(PATIENCE)
-        assert time.monotonic() - began < PATIENCE / 2
+        assert not one.wait_for_change(TIMEOUT)
+        assert time.monotonic() - began < TIMEOUT / 2
 
 
 def test_changes_are_told_also_when_etcd_has_forgotten_the_index(etcd: EtcdCluster, key: str) -> None:
@@ -204,12 +204,12 @@ def test_changes_are_told_also_when_etcd_has_forgotten_the_index(etcd: EtcdClust
         two.set_state(b"two")
         for count in range(1100):  # etcd remembers a thousand
             other.put("/elsewhere", str(count))
-        assert one.wait_for_change(PATIENCE)
+        assert one.wait_for_change(TIMEOUT)
         found = one.get_state()
         assert found is not None
         written = two.set_state(b"more", found[1])
         assert written is not None
-        assert one.wait_for_change(PATIENCE)
+        assert one.wait_for_change(TIMEOUT)
         assert one.get_state() == written[:2]
 
 
@@ -252,7 +252,7 @@ def test_a_member_that_is_dead_paused_or_wrong_is_passed_over(tmp_path: Path, ke
             cluster.members[0].pause()
             began = time.monotonic()
             written = one.set_state(b"1", written[1])
-            assert time.monotonic() - began < PATIENCE / 2
+            assert time.monotonic() - began < TIMEOUT / 2
             assert written is not None
             assert written[2]
             until(lambda: told, "a change was not told")
@@ -325,22 +325,22 @@ def test_an_etcd_that_does_not_come_is_waited_for_until_the_deadline(key: str) -
         began = time.monotonic()
         with pytest.raises(RendezvousError, match=f"no etcd answers at 127.0.0.1:{port} .Connection refused.; it has"):
             one.get_state()
-        assert 1.0 < time.monotonic() - began < PATIENCE
+        assert 1.0 < time.monotonic() - began < TIMEOUT
 
 
 def test_who_is_in_a_hurry_does_not_wait_for_an_etcd(key: str) -> None:
-    with backend(Endpoint("127.0.0.1", free_port()), key=key, timeout=PATIENCE) as one:
+    with backend(Endpoint("127.0.0.1", free_port()), key=key, timeout=TIMEOUT) as one:
         threading.Timer(0.2, one.cancel_waits).start()
         began = time.monotonic()
         with pytest.raises(RendezvousConnectionError):
             one.get_state()
-        assert time.monotonic() - began < PATIENCE / 2
+        assert time.monotonic() - began < TIMEOUT / 2
 
 
 @pytest.mark.process
 @pytest.mark.etcd
 def test_an_etcd_without_the_v2_api(tmp_path: Path, key: str) -> None:
-    with running(tmp_path, 1) as cluster, backend(*cluster.endpoints, key=key, timeout=PATIENCE) as one:
+    with running(tmp_path, 1) as cluster, backend(*cluster.endpoints, key=key, timeout=TIMEOUT) as one:
         with pytest.raises(RendezvousError, match="has no v2 API of etcd: use --rdzv-backend=etcd") as caught:
             one.get_state()
         assert not isinstance(caught.value, RendezvousConnectionError), "waiting cannot help"
@@ -387,7 +387,7 @@ def test_something_else_at_the_endpoint(answer: bytes, said: str) -> None:
         client = EtcdV2Client([Endpoint("127.0.0.1", listener.getsockname()[1])])
         with closing(client), pytest.raises(EtcdRefused, match=said):
             client.get("/x")
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
         assert not thread.is_alive()
 
 
@@ -416,7 +416,7 @@ def test_an_etcd_that_cannot_answer_now_may_later() -> None:
         client = EtcdV2Client([Endpoint("127.0.0.1", listener.getsockname()[1])])
         with closing(client), pytest.raises(EtcdUnreachable, match=r"cannot answer now .During Leader Election"):
             client.get("/x")
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
 
 
 # Options

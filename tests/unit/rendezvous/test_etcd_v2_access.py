@@ -22,7 +22,7 @@ from tests.etcd_cluster import EtcdCluster, ServerTls, running
 
 pytestmark = [pytest.mark.process, pytest.mark.etcd]
 
-PATIENCE = 20.0
+TIMEOUT = 20.0
 
 
 class Files(NamedTuple):
@@ -87,13 +87,13 @@ def test_over_tls(secure: EtcdCluster, files: Files) -> None:
             assert not one.wait_for_change(0.05)
             written = two.set_state(b"two")
             assert written is not None
-            assert one.wait_for_change(PATIENCE)
+            assert one.wait_for_change(TIMEOUT)
             assert one.get_state() == written[:2]
             assert not one.wait_for_change(0.05)
             began = time.monotonic()
             one.cancel_waits()
-            assert not one.wait_for_change(PATIENCE)
-            assert time.monotonic() - began < PATIENCE / 2
+            assert not one.wait_for_change(TIMEOUT)
+            assert time.monotonic() - began < TIMEOUT / 2
 
 
 def test_a_wrong_authority_or_certificate(secure: EtcdCluster, plain: EtcdCluster, files: Files) -> None:

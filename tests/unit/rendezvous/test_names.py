@@ -21,13 +21,13 @@ MEMBER = NodeInfo("default", 1, "", 7000)
 
 def running(*nodes: NodeId) -> Coordinator:
     """A job whose nodes have their places; sessions count from 1."""
-    arbiter = Coordinator(SETTINGS._replace(min_nodes=len(nodes)))
+    coordinator = Coordinator(SETTINGS._replace(min_nodes=len(nodes)))
     for session, node in enumerate(nodes, 1):
-        arbiter.open(session, node, 0.0, address=node.addr)
-        arbiter.receive(session, JoinRequest(MEMBER, 600.0), 0.0)
-    arbiter.tick(0.0)
-    assert arbiter.state.complete
-    return arbiter
+        coordinator.open(session, node, 0.0, address=node.addr)
+        coordinator.receive(session, JoinRequest(MEMBER, 600.0), 0.0)
+    coordinator.tick(0.0)
+    assert coordinator.state.complete
+    return coordinator
 
 
 def test_a_node_is_its_host_and_rank() -> None:
@@ -68,21 +68,21 @@ def test_the_others_hear_who_was_lost_and_how(reset: str, told: str) -> None:
 
 
 def test_a_new_node_is_named_and_not_who_has_drained_the_round() -> None:
-    arbiter = running(A, B)
-    arbiter.open(3, C, 1.0, address=C.addr)
-    told = arbiter.receive(3, JoinRequest(MEMBER, 600.0), 1.0)
+    coordinator = running(A, B)
+    coordinator.open(3, C, 1.0, address=C.addr)
+    told = coordinator.receive(3, JoinRequest(MEMBER, 600.0), 1.0)
     assert {notice for _, notice in told} == {NodesWaiting(0, 1, ("n3",))}
-    sends = arbiter.receive(1, Drain(0), 1.0)
+    sends = coordinator.receive(1, Drain(0), 1.0)
     assert {notice.end.detail for _, notice in sends if isinstance(notice, RoundEnded)} == {
         "the new node n3 is taken in"
     }
 
 
 def test_who_will_be_taken_away_is_named_to_the_others_alone() -> None:
-    arbiter = running(A, B)
-    told = arbiter.receive(2, Preempt(0, 30.0), 1.0)
+    coordinator = running(A, B)
+    told = coordinator.receive(2, Preempt(0, 30.0), 1.0)
     assert told == [(1, Preempted(0, "n2 (rank 1)", 30.0))]
-    sends = arbiter.receive(1, Drain(0), 1.0)
+    sends = coordinator.receive(1, Drain(0), 1.0)
     details = {notice.end.detail for _, notice in sends if isinstance(notice, RoundEnded)}
     assert details == {"n2 (rank 1) will be taken away"}
 

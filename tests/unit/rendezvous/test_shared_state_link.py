@@ -30,7 +30,7 @@ from rallypoint.rendezvous.shared_state_link import SharedStateLink
 from tests.unit.coordinator.test_coordinator_laws import lived
 from tests.unit.rendezvous.jobs import EVENTS, SETTINGS
 
-PATIENCE = 20.0
+TIMEOUT = 20.0
 CAUSE = Cause(0, 0, "host", 1, 1, "boom", "", 0.0, "")
 
 
@@ -99,7 +99,7 @@ class Node:
         self.link.send(JoinRequest(NodeInfo("default", 1, "", 7000), timeout))
 
     def hears(self) -> Notification:
-        return self.told.get(timeout=PATIENCE)
+        return self.told.get(timeout=TIMEOUT)
 
     def placed(self) -> Placed:
         notice = self.hears()

@@ -15,7 +15,7 @@ from rallypoint.store.errors import StoreConnectionError, StoreError, StoreTimeo
 from rallypoint.store.hashstore import HashStore
 
 WORLD = 8
-PATIENCE = 60.0
+TIMEOUT = 60.0
 
 
 def at_once(work: Callable[[int], object], ranks: range = range(WORLD)) -> list[object]:
@@ -36,7 +36,7 @@ def test_a_timeout_is_set_and_set_back_whatever_happens() -> None:
 def test_everybody_gets_what_everybody_gave() -> None:
     store = HashStore(5)
     given = [f"data{rank}".encode() for rank in range(WORLD)]
-    found = at_once(lambda rank: synchronize(store.clone(), given[rank], rank, WORLD, "sync", PATIENCE))
+    found = at_once(lambda rank: synchronize(store.clone(), given[rank], rank, WORLD, "sync", TIMEOUT))
     assert found == [given] * WORLD
     assert set(store.list_keys()) == {
         *(f"sync{rank}" for rank in range(WORLD)),
@@ -68,7 +68,7 @@ def test_who_does_not_come_ends_it_and_the_timeout_is_as_before() -> None:
 
 def test_a_barrier_opens_when_all_have_come() -> None:
     store = HashStore(5)
-    at_once(lambda rank: barrier(store.clone(), WORLD, "b", PATIENCE, rank))
+    at_once(lambda rank: barrier(store.clone(), WORLD, "b", TIMEOUT, rank))
     assert sorted(store.list_keys()) == ["b/last_member", "b/num_members"]
 
 
@@ -106,8 +106,8 @@ def test_a_store_with_its_server_in_one_call() -> None:
         create_c10d_store(False, "localhost")
     with pytest.raises(UserError, match="give server_port"):
         create_c10d_store(True, "localhost", world_size=2)
-    server = create_c10d_store(True, "localhost", timeout=PATIENCE, wait_for_workers=False)
-    client = create_c10d_store(False, "localhost", server.port, timeout=PATIENCE)
+    server = create_c10d_store(True, "localhost", timeout=TIMEOUT, wait_for_workers=False)
+    client = create_c10d_store(False, "localhost", server.port, timeout=TIMEOUT)
     client.set("k", "v")
     assert server.get("k") == b"v"
     client.close()

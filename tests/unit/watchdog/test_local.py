@@ -23,7 +23,7 @@ from rallypoint.watchdog.local import (
     TimerServer,
 )
 from rallypoint.watchdog.requests import TimerRequest
-from tests.unit.watchdog.waiting import PATIENCE
+from tests.unit.watchdog.waiting import TIMEOUT
 
 SPAWN = multiprocessing.get_context("spawn")
 
@@ -58,7 +58,7 @@ def test_who_is_late_is_killed_long_before_the_interval_is_over(queue: Queue[Any
         for worker in workers:
             worker.start()
         for worker in workers:
-            worker.join(PATIENCE)
+            worker.join(TIMEOUT)
         assert [worker.exitcode for worker in workers] == [-signal.SIGKILL, 0]
     finally:
         server.stop()
@@ -75,8 +75,8 @@ def test_requests_come_off_the_queue(queue: Queue[Any]) -> None:
     sent = [TimerRequest(os.getpid(), str(number), 5.0) for number in range(3)]
     for request in sent:
         queue.put(request)
-    assert requests.get(2, PATIENCE) == sent[:2]
-    assert requests.get(1, PATIENCE) == sent[2:]
+    assert requests.get(2, TIMEOUT) == sent[:2]
+    assert requests.get(1, TIMEOUT) == sent[2:]
 
     def send() -> None:
         for request in sent:
@@ -84,11 +84,11 @@ def test_requests_come_off_the_queue(queue: Queue[Any]) -> None:
 
     late = threading.Timer(0.1, send)
     late.start()
-    assert requests.get(3, PATIENCE) == sent
+    assert requests.get(3, TIMEOUT) == sent
     late.join()
     queue.put(sent[0])
     requests.wake()
-    assert requests.get(5, PATIENCE) == sent[:1]
+    assert requests.get(5, TIMEOUT) == sent[:1]
 
 
 def test_the_timers_of_a_server(queue: Queue[Any]) -> None:

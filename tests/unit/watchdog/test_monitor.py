@@ -58,52 +58,52 @@ def test_how_long_a_worker_may_be_stuck(text: str, seconds: float) -> None:
 
 
 def test_a_worker_that_is_late(tmp_path: Path) -> None:
-    minder = monitor_for(ON, str(tmp_path), run_id="job")
-    assert minder is not None
-    with holder(HOLDS + "hangs_here()", minder.files[0], 0.1, 9) as late:
-        minder.watch([late.pid])
+    monitor = monitor_for(ON, str(tmp_path), run_id="job")
+    assert monitor is not None
+    with holder(HOLDS + "hangs_here()", monitor.files[0], 0.1, 9) as late:
+        monitor.watch([late.pid])
 
         def ended() -> bool:
-            minder.step()
+            monitor.step()
             return late.ended()
 
-        until(minder, ended)
-        assert minder.expiry_reason(late.pid) == "its timer 'scope' of 0.1 s ran out"
-        assert minder.expiry_reason(1) == ""
-        assert minder.stuck == {}
-    minder.close()
-    minder.close()
-    assert minder.fds() == []
+        until(monitor, ended)
+        assert monitor.expiry_reason(late.pid) == "its timer 'scope' of 0.1 s ran out"
+        assert monitor.expiry_reason(1) == ""
+        assert monitor.stuck == {}
+    monitor.close()
+    monitor.close()
+    assert monitor.fds() == []
     assert os.listdir(tmp_path) == []
 
 
 def test_a_worker_that_is_late_while_it_is_being_stopped(tmp_path: Path) -> None:
-    minder = WorkerMonitor(str(tmp_path / "timers"), 0)
-    with holder(HOLDS + "hangs_here()", minder.files[0], -1, 9) as late:
-        minder.watch([late.pid])
+    monitor = WorkerMonitor(str(tmp_path / "timers"), 0)
+    with holder(HOLDS + "hangs_here()", monitor.files[0], -1, 9) as late:
+        monitor.watch([late.pid])
         late.is_up()
-        minder.stop_enforcing()
-        minder.step()
-        assert minder.fds() != []
-        assert minder.wake_at() == math.inf
-        assert minder.expiry_reason(late.pid) == ""
-        minder.close()
+        monitor.stop_enforcing()
+        monitor.step()
+        assert monitor.fds() != []
+        assert monitor.wake_at() == math.inf
+        assert monitor.expiry_reason(late.pid) == ""
+        monitor.close()
 
 
 def test_a_worker_that_is_stuck(tmp_path: Path) -> None:
     with in_state_d(tmp_path) as pid:
-        minder = WorkerMonitor(None, 0.2)
-        assert minder.environment == {}
-        assert minder.files == []
-        minder.watch([pid])
+        monitor = WorkerMonitor(None, 0.2)
+        assert monitor.environment == {}
+        assert monitor.files == []
+        monitor.watch([pid])
         began = time.monotonic()
 
         def found() -> bool:
-            minder.step()
-            return bool(minder.stuck)
+            monitor.step()
+            return bool(monitor.stuck)
 
-        until(minder, found)
+        until(monitor, found)
         assert time.monotonic() - began >= 0.2
-        assert minder.stuck[pid].seconds >= 0.2
-        minder.close()
-        assert minder.wake_at() == math.inf
+        assert monitor.stuck[pid].seconds >= 0.2
+        monitor.close()
+        assert monitor.wake_at() == math.inf

@@ -12,7 +12,7 @@ import pytest
 from rallypoint.watchdog.client import FileTimerClient
 from rallypoint.watchdog.requests import FileTimerRequest
 from rallypoint.watchdog.server import FileTimerServer
-from tests.unit.watchdog.waiting import HOLDS, PATIENCE, holder
+from tests.unit.watchdog.waiting import HOLDS, TIMEOUT, holder
 
 pytestmark = pytest.mark.process
 
@@ -32,7 +32,7 @@ def test_it_ends_who_is_late_and_stays_alive_itself(tmp_path: Path) -> None:
     server.start()
     try:
         with holder(HOLDS + "hangs_here()", path, 0.1, 9) as late:
-            assert stopped.wait(PATIENCE)
+            assert stopped.wait(TIMEOUT)
             code, errors = late.ends()
             assert code < 0
             assert "hangs_here" in errors
@@ -48,11 +48,11 @@ def test_it_never_ends_itself(tmp_path: Path) -> None:
     server = FileTimerServer(path, "job")
     server.start()
     try:
-        assert abs(server.get_last_progress_time() - time.time()) < PATIENCE
+        assert abs(server.get_last_progress_time() - time.time()) < TIMEOUT
         FileTimerClient(path).acquire("own", time.time() - 1)
         with holder(HOLDS + "hangs_here()", path, 0.1, 9) as late:  # its end shows that the other was dealt with
             assert late.ends()[0] < 0
-        assert abs(server.get_last_progress_time() - time.time()) < PATIENCE
+        assert abs(server.get_last_progress_time() - time.time()) < TIMEOUT
     finally:
         server.stop()
 

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 """Seconds."""
 
 HOLDS = """
@@ -37,7 +37,7 @@ class Driven(Protocol):
 
 def until(what: Driven, holds: Callable[[], bool], *also: int) -> None:
     """Drive something until something holds; `holds` takes the steps, and descriptors that `also` count wake it."""
-    deadline = time.monotonic() + PATIENCE
+    deadline = time.monotonic() + TIMEOUT
     while not holds():
         assert time.monotonic() < deadline, "it does not come"
         poller = select.poll()
@@ -76,7 +76,7 @@ class Holder:
 
     def ends(self) -> tuple[int, str]:
         """Its exit code and standard error, once it has ended."""
-        _, errors = self._process.communicate(timeout=PATIENCE)
+        _, errors = self._process.communicate(timeout=TIMEOUT)
         return self._process.returncode, errors
 
     def finishes(self) -> tuple[int, str]:
@@ -89,7 +89,7 @@ class Holder:
     def stop(self) -> None:
         """End it, and close what it wrote to."""
         self._process.kill()
-        self._process.communicate(timeout=PATIENCE)
+        self._process.communicate(timeout=TIMEOUT)
         os.close(self.pidfd)
 
 
@@ -116,11 +116,11 @@ def in_state_d(folder: Path) -> Iterator[int]:
     process = subprocess.Popen([sys.executable, "-c", text, pipe])
     try:
         state = Path(f"/proc/{process.pid}/stat")
-        deadline = time.monotonic() + PATIENCE
+        deadline = time.monotonic() + TIMEOUT
         while state.read_text().rpartition(")")[2].split()[0] != "D":
             assert time.monotonic() < deadline
             os.sched_yield()
         yield process.pid
     finally:
         os.close(os.open(pipe, os.O_WRONLY))
-        assert process.wait(PATIENCE) == 0
+        assert process.wait(TIMEOUT) == 0

@@ -1,4 +1,4 @@
-"""The guardian that the tests of this folder start their workers by."""
+"""The reaper that the tests of this folder start their workers by."""
 
 from __future__ import annotations
 
@@ -11,6 +11,6 @@ from tests.unit.workers.test_process import guarded
 
 
 @pytest.fixture
-def guardian() -> Iterator[ReaperClient]:
-    with guarded() as guardian:
-        yield guardian
+def reaper() -> Iterator[ReaperClient]:
+    with guarded() as reaper:
+        yield reaper

@@ -18,7 +18,7 @@ from rallypoint.base.errors import UserError
 from rallypoint.logs.specs import DefaultLogsSpecs
 from rallypoint.logs.std import Std
 from rallypoint.workers.context import PContext, RunProcsResult, SubprocessContext, start_processes
-from tests.unit.workers.test_process import PATIENCE, guarded, parent_of
+from tests.unit.workers.test_process import TIMEOUT, guarded, parent_of
 from tests.unit.workers.tracing import TRACEABLE, traced, until
 
 pytestmark = pytest.mark.process
@@ -90,7 +90,7 @@ class EndsWhileWeLook(SubprocessContext):
     def _failure_reason(self, rank: int, exitcode: int) -> str:
         if rank == 1 and not self._processes[0].seen_ended:
             self.gate.write_text("go")
-            assert select.select([self._processes[0].fileno()], [], [], PATIENCE)[0]
+            assert select.select([self._processes[0].fileno()], [], [], TIMEOUT)[0]
         return super()._failure_reason(rank, exitcode)
 
 
@@ -104,7 +104,7 @@ def test_a_failure_that_comes_while_we_look_is_one(tmp_path: Path) -> None:
     context.gate = gate
     try:
         context.start()
-        assert select.select([context._processes[1].fileno()], [], [], PATIENCE)[0]
+        assert select.select([context._processes[1].fileno()], [], [], TIMEOUT)[0]
         result = waited(context)
         assert list(result.failures) == [0]
         assert result.failures[0].exitcode == 1
@@ -117,7 +117,7 @@ def test_looking_without_waiting(tmp_path: Path) -> None:
         assert context.poll() is None
         assert context.wait(0) is None
         assert context.wait(0.01) is None
-        assert len(context.exit_fds()) == 2, "the worker's and its guardian's"
+        assert len(context.exit_fds()) == 2, "the worker's and its reaper's"
 
 
 def test_closing_stops_and_may_be_repeated(tmp_path: Path) -> None:
@@ -229,19 +229,19 @@ def until_said(path: Path, word: str) -> None:
         os.sched_yield()
 
 
-def test_a_guardian_that_is_known_to_be_lost_wakes_whoever_waits(tmp_path: Path) -> None:
-    with guarded() as guardian:
+def test_a_reaper_that_is_known_to_be_lost_wakes_whoever_waits(tmp_path: Path) -> None:
+    with guarded() as reaper:
         specs = DefaultLogsSpecs(str(tmp_path))
-        context = SubprocessContext("group", "sleep", {0: ("600",)}, {0: {}}, specs, guardian=guardian)
+        context = SubprocessContext("group", "sleep", {0: ("600",)}, {0: {}}, specs, guardian=reaper)
         context.start()
         try:
             os.kill(parent_of(context.pids()[0]), signal.SIGKILL)
-            assert until(lambda: guardian.lost)
-            assert select.select(context.exit_fds(), [], [], PATIENCE)[0]
+            assert until(lambda: reaper.lost)
+            assert select.select(context.exit_fds(), [], [], TIMEOUT)[0]
             result = context.poll()
             assert result is not None
             assert result.failures[0].exitcode == -signal.SIGKILL
-            assert "the guardian" in result.failures[0].message
+            assert "the reaper" in result.failures[0].message
         finally:
             context.close(signal.SIGKILL)
 

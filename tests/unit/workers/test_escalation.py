@@ -1,4 +1,4 @@
-"""The stop ladder, on real processes."""
+"""The escalation, on real processes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rallypoint.workers.escalation import SWEEP_GRACE_PERIOD, Escalation, Stoppa
 from rallypoint.workers.process import UNKNOWN_EXIT, WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.sweep import Sweep
-from tests.unit.workers.test_process import PATIENCE, ends, gone, parent_of
+from tests.unit.workers.test_process import TIMEOUT, ends, gone, parent_of
 from tests.unit.workers.tracing import TRACEABLE, traced, until
 
 pytestmark = pytest.mark.process
@@ -31,14 +31,14 @@ Up = Callable[..., WorkerProcess]
 
 
 @pytest.fixture
-def up(guardian: ReaperClient) -> Iterator[Up]:
+def up(reaper: ReaperClient) -> Iterator[Up]:
     """Starts processes that have said that they are ready."""
     with ExitStack() as stack:
 
         def start(text: str, *, stdout: int | None = None) -> WorkerProcess:
             read, write = os.pipe()
             try:
-                process = WorkerProcess(guardian, [sys.executable, "-c", text], os.environ, write, stdout)
+                process = WorkerProcess(reaper, [sys.executable, "-c", text], os.environ, write, stdout)
                 os.close(write)
                 stack.callback(process.release)
                 assert os.read(read, 2) == b"up"
@@ -49,19 +49,19 @@ def up(guardian: ReaperClient) -> Iterator[Up]:
         yield start
 
 
-def stopped(guardian: ReaperClient, processes: list[WorkerProcess], death_sig: int, grace: float) -> Escalation:
-    """A ladder that has been seen through to its end."""
-    ladder = Escalation(processes, Sweep(guardian, processes), death_sig, grace)
-    run_to_end(ladder)
-    assert ladder.step()
-    assert ladder.fds() == []
-    assert ladder.wake_at() == math.inf
-    return ladder
+def stopped(reaper: ReaperClient, processes: list[WorkerProcess], death_sig: int, grace: float) -> Escalation:
+    """An escalation that has been seen through to its end."""
+    escalation = Escalation(processes, Sweep(reaper, processes), death_sig, grace)
+    run_to_end(escalation)
+    assert escalation.step()
+    assert escalation.fds() == []
+    assert escalation.wake_at() == math.inf
+    return escalation
 
 
 def readable(*fds: int) -> bool:
-    """Whether one of them is, within the patience of the test."""
-    return bool(select.select(fds, [], [], PATIENCE)[0])
+    """Whether one of them is, within the timeout of the test."""
+    return bool(select.select(fds, [], [], TIMEOUT)[0])
 
 
 def readable_now(fd: int) -> bool:
@@ -108,19 +108,19 @@ class Stuck:
         self.got.append(number)
 
 
-def test_those_who_listen_end_by_themselves(guardian: ReaperClient, up: Up) -> None:
+def test_those_who_listen_end_by_themselves(reaper: ReaperClient, up: Up) -> None:
     processes = [up(GENTLE) for _ in range(3)]
-    assert stopped(guardian, processes, signal.SIGTERM, 30).stuck == []
+    assert stopped(reaper, processes, signal.SIGTERM, 30).stuck == []
     assert [process.poll() for process in processes] == [0, 0, 0]
 
 
-def test_who_does_not_listen_is_killed(guardian: ReaperClient, up: Up) -> None:
+def test_who_does_not_listen_is_killed(reaper: ReaperClient, up: Up) -> None:
     gentle, deaf = up(GENTLE), up(DEAF)
-    assert stopped(guardian, [deaf, gentle], signal.SIGTERM, 0.1).stuck == []
+    assert stopped(reaper, [deaf, gentle], signal.SIGTERM, 0.1).stuck == []
     assert (deaf.poll(), gentle.poll()) == (-signal.SIGKILL, 0)
 
 
-def test_who_can_show_its_stacks_does_before_it_is_killed(guardian: ReaperClient, up: Up) -> None:
+def test_who_can_show_its_stacks_does_before_it_is_killed(reaper: ReaperClient, up: Up) -> None:
     read, write = os.pipe()
     with os.fdopen(read, "rb") as told:
         text = DEAF.replace("signal.pause()", "here()")
@@ -128,36 +128,36 @@ def test_who_can_show_its_stacks_does_before_it_is_killed(guardian: ReaperClient
             "import faulthandler, signal; faulthandler.enable()\ndef here(): signal.pause()\n" + text, stdout=write
         )
         os.close(write)
-        stopped(guardian, [process], signal.SIGTERM, 0.1)
+        stopped(reaper, [process], signal.SIGTERM, 0.1)
         assert process.poll() == -signal.SIGABRT, "faulthandler lets the signal do the rest"
         assert b"in here" in told.read()
 
 
-def test_who_catches_sigabrt_for_good_is_killed_after_a_moment(guardian: ReaperClient, up: Up) -> None:
+def test_who_catches_sigabrt_for_good_is_killed_after_a_moment(reaper: ReaperClient, up: Up) -> None:
     process = up(
         "import signal; signal.signal(6, lambda *_: None)\n"
         + DEAF.replace("signal.pause()", "[signal.pause() for _ in range(9)]")
     )
     before = SYSTEM_CLOCK.monotonic()
-    stopped(guardian, [process], signal.SIGTERM, 0.1)
+    stopped(reaper, [process], signal.SIGTERM, 0.1)
     assert process.poll() == -signal.SIGKILL
     assert 1.1 <= SYSTEM_CLOCK.monotonic() - before < 10
 
 
-def test_the_signal_that_was_asked_for_is_sent(guardian: ReaperClient, up: Up) -> None:
+def test_the_signal_that_was_asked_for_is_sent(reaper: ReaperClient, up: Up) -> None:
     process = up(DEAF)
-    stopped(guardian, [process], signal.SIGINT, 30)
+    stopped(reaper, [process], signal.SIGINT, 30)
     assert process.poll() in {1, -signal.SIGINT}, "python ends by a KeyboardInterrupt"
 
 
-def test_a_hurried_stop_gives_no_more_time(guardian: ReaperClient, up: Up) -> None:
+def test_a_hurried_stop_gives_no_more_time(reaper: ReaperClient, up: Up) -> None:
     process = up(DEAF)
-    ladder = Escalation([process], Sweep(guardian, [process]), signal.SIGTERM, 600)
-    assert not ladder.step()
-    assert ladder.wake_at() > SYSTEM_CLOCK.monotonic() + 1
-    ladder.kill_now()
-    ladder.kill_now()
-    run_to_end(ladder)
+    escalation = Escalation([process], Sweep(reaper, [process]), signal.SIGTERM, 600)
+    assert not escalation.step()
+    assert escalation.wake_at() > SYSTEM_CLOCK.monotonic() + 1
+    escalation.kill_now()
+    escalation.kill_now()
+    run_to_end(escalation)
     assert process.poll() == -signal.SIGKILL
 
 
@@ -172,7 +172,7 @@ hold("sh", "-c", "kill -STOP $$; sleep 600")
 
 
 @pytest.mark.parametrize("ending", ["os._exit(0)", "os._exit(3)", "signal.pause()"])
-def test_what_a_worker_has_spawned_goes_with_it(guardian: ReaperClient, up: Up, ending: str) -> None:
+def test_what_a_worker_has_spawned_goes_with_it(reaper: ReaperClient, up: Up, ending: str) -> None:
     read, write = os.pipe()
     try:
         process = up(LEAVING + f"import signal\nos.write(1, b'up')\n{ending}", stdout=write)
@@ -180,51 +180,51 @@ def test_what_a_worker_has_spawned_goes_with_it(guardian: ReaperClient, up: Up, 
         if "exit" in ending:
             ends(process)
         before = SYSTEM_CLOCK.monotonic()
-        stopped(guardian, [process], signal.SIGTERM, 30)
+        stopped(reaper, [process], signal.SIGTERM, 30)
         assert gone(read), "whoever holds the pipe has ended"
         assert SYSTEM_CLOCK.monotonic() - before < 5
     finally:
         os.close(read)
 
 
-def test_what_runs_when_the_guardian_is_lost_is_killed_at_once(guardian: ReaperClient, up: Up) -> None:
+def test_what_runs_when_the_reaper_is_lost_is_killed_at_once(reaper: ReaperClient, up: Up) -> None:
     read, write = os.pipe()
     try:
         text = "import os, subprocess, signal; signal.signal(15, signal.SIG_IGN)\n"
         text += "subprocess.Popen(['setsid', 'sleep', '600'])\n"
         process = up(text + "os.write(1, b'up'); signal.pause()", stdout=write)
         os.close(write)
-        ladder = Escalation([process], Sweep(guardian, [process]), signal.SIGTERM, 600)
-        os.kill(guardian.pid, signal.SIGKILL)
-        run_to_end(ladder)
-        # Where the guardian's keeper is quicker than we are, nobody is left who knows how it ended.
+        escalation = Escalation([process], Sweep(reaper, [process]), signal.SIGTERM, 600)
+        os.kill(reaper.pid, signal.SIGKILL)
+        run_to_end(escalation)
+        # Where the reaper's keeper is quicker than we are, nobody is left who knows how it ended.
         assert process.poll() in (-signal.SIGKILL, UNKNOWN_EXIT)
         assert gone(read)
     finally:
         os.close(read)
 
 
-def test_who_has_the_signal_already_is_not_sent_it_again(guardian: ReaperClient, up: Up) -> None:
+def test_who_has_the_signal_already_is_not_sent_it_again(reaper: ReaperClient, up: Up) -> None:
     gentle = up(GENTLE)
-    ladder = Escalation([gentle], Sweep(guardian, [gentle]), signal.SIGTERM, 0.2, sent=True)
+    escalation = Escalation([gentle], Sweep(reaper, [gentle]), signal.SIGTERM, 0.2, sent=True)
     assert gentle.signalled
     assert not readable_now(gentle.fileno())
     gentle.forward_signal(signal.SIGTERM)
-    run_to_end(ladder)
+    run_to_end(escalation)
     assert gentle.poll() == 0
 
 
-def test_nobody_to_stop(guardian: ReaperClient) -> None:
-    assert stopped(guardian, [], signal.SIGTERM, 30).stuck == []
+def test_nobody_to_stop(reaper: ReaperClient) -> None:
+    assert stopped(reaper, [], signal.SIGTERM, 30).stuck == []
 
 
 def test_who_is_stuck_in_the_kernel_is_told_of_and_does_not_hold_up_the_end(caplog: pytest.LogCaptureFixture) -> None:
     read, write = os.pipe()
     try:
         stuck = Stuck(read)
-        ladder = Escalation([stuck], NothingLeft(), signal.SIGTERM, 0.05)
-        run_to_end(ladder)
-        assert ladder.stuck == [stuck]
+        escalation = Escalation([stuck], NothingLeft(), signal.SIGTERM, 0.05)
+        run_to_end(escalation)
+        assert escalation.stuck == [stuck]
         assert stuck.got == [signal.SIGTERM, signal.SIGKILL]
         assert "Process 4000000 does not end even on SIGKILL" in caplog.text
     finally:
@@ -260,9 +260,9 @@ def test_an_end_between_two_looks_does_not_keep_the_processor_busy(looks: int) -
         os.write(other, b"x")
         stuck = Counting(quiet)
         processes: list[StoppableProcess] = [stuck, Late(ended, looks)]
-        ladder = Escalation(processes, NothingLeft(), signal.SIGKILL, 0.2)
-        run_to_end(ladder)
-        assert ladder.stuck == [stuck]
+        escalation = Escalation(processes, NothingLeft(), signal.SIGKILL, 0.2)
+        run_to_end(escalation)
+        assert escalation.stuck == [stuck]
         assert stuck.looks < 20
     finally:
         for fd in (quiet, far, ended, other):
@@ -270,24 +270,24 @@ def test_an_end_between_two_looks_does_not_keep_the_processor_busy(looks: int) -
 
 
 def test_a_sweep_that_was_given_up_kills_nothing_later_and_costs_no_later_stop_its_grace(
-    guardian: ReaperClient, up: Up, caplog: pytest.LogCaptureFixture
+    reaper: ReaperClient, up: Up, caplog: pytest.LogCaptureFixture
 ) -> None:
     held = up(TRACEABLE + DEAF)
     with traced(held.pid) as tracer:
-        ladder = stopped(guardian, [held], signal.SIGKILL, 0.1)
-        assert ladder.stuck == [held]
+        escalation = stopped(reaper, [held], signal.SIGKILL, 0.1)
+        assert escalation.stuck == [held]
         assert f"Process {held.pid} does not end even on SIGKILL" in caplog.text
-        assert f"Process {guardian.pid} " not in caplog.text
+        assert f"Process {reaper.pid} " not in caplog.text
         assert f"Process {parent_of(held.pid)} " not in caplog.text
         tracer.holds()
 
-        next_round = WorkerProcess(guardian, ["sleep", "0.5"], os.environ)
+        next_round = WorkerProcess(reaper, ["sleep", "0.5"], os.environ)
         assert ends(next_round) == 0, "nobody has killed it"
         deaf = up(DEAF)
         before = SYSTEM_CLOCK.monotonic()
-        assert stopped(guardian, [deaf], signal.SIGTERM, 0.1).stuck == []
+        assert stopped(reaper, [deaf], signal.SIGTERM, 0.1).stuck == []
         assert deaf.poll() == -signal.SIGKILL
-        stopped(guardian, [], signal.SIGTERM, 30)
+        stopped(reaper, [], signal.SIGTERM, 30)
         assert SYSTEM_CLOCK.monotonic() - before < 3
         tracer.lets_go()
     next_round.release()
@@ -295,18 +295,18 @@ def test_a_sweep_that_was_given_up_kills_nothing_later_and_costs_no_later_stop_i
 
 
 def test_a_worker_that_is_held_by_a_debugger_is_waited_for_and_keeps_the_processor_free(
-    guardian: ReaperClient, up: Up
+    reaper: ReaperClient, up: Up
 ) -> None:
     process = up(TRACEABLE + GENTLE)
     with traced(process.pid) as tracer:
-        ladder = Escalation([process], Sweep(guardian, [process]), signal.SIGTERM, 600)
+        escalation = Escalation([process], Sweep(reaper, [process]), signal.SIGTERM, 600)
         tracer.holds()
-        assert not ladder.step()
+        assert not escalation.step()
         assert process.held_by_debugger
-        assert process.fileno() not in ladder.fds()
-        assert ladder.wake_at() <= SYSTEM_CLOCK.monotonic() + 1
+        assert process.fileno() not in escalation.fds()
+        assert escalation.wake_at() <= SYSTEM_CLOCK.monotonic() + 1
         tracer.lets_go()
-        run_to_end(ladder)
+        run_to_end(escalation)
         assert process.poll() == 0
 
 
@@ -321,12 +321,12 @@ def test_whatever_the_sweep_comes_to_the_workers_are_killed(up: Up) -> None:
     assert ends(process) == -signal.SIGKILL
 
 
-def test_a_guardian_that_is_known_to_be_lost_wakes_whoever_waits_for_the_sweep(guardian: ReaperClient, up: Up) -> None:
+def test_a_reaper_that_is_known_to_be_lost_wakes_whoever_waits_for_the_sweep(reaper: ReaperClient, up: Up) -> None:
     process = up(DEAF)
-    sweep = Sweep(guardian, [process])
+    sweep = Sweep(reaper, [process])
     sweep.begin()
     os.kill(parent_of(process.pid), signal.SIGKILL)
-    assert until(lambda: guardian.lost)
+    assert until(lambda: reaper.lost)
     assert readable(*sweep.fds())
     assert sweep.done()
 
@@ -354,46 +354,46 @@ def left_by(up: Up, heeds: str, ending: str) -> tuple[WorkerProcess, Callable[[]
 
 
 @pytest.mark.parametrize("ending", ["os._exit(0)", "os._exit(3)", "signal.pause()", DEAF])
-def test_what_a_worker_has_left_is_asked_before_it_is_killed(guardian: ReaperClient, up: Up, ending: str) -> None:
+def test_what_a_worker_has_left_is_asked_before_it_is_killed(reaper: ReaperClient, up: Up, ending: str) -> None:
     process, told = left_by(up, HEEDS, ending)
     if "exit" in ending:
         ends(process)
     before = SYSTEM_CLOCK.monotonic()
-    stopped(guardian, [process], signal.SIGTERM, 0.1)
+    stopped(reaper, [process], signal.SIGTERM, 0.1)
     assert told() == b"flushed"
     assert SYSTEM_CLOCK.monotonic() - before < SWEEP_GRACE_PERIOD, "it is waited for until it ends, and no longer"
 
 
-def test_what_does_not_heed_is_killed_after_its_second(guardian: ReaperClient, up: Up) -> None:
+def test_what_does_not_heed_is_killed_after_its_second(reaper: ReaperClient, up: Up) -> None:
     process, told = left_by(up, "signal.SIG_IGN", "os._exit(0)")
     ends(process)
     before = SYSTEM_CLOCK.monotonic()
-    stopped(guardian, [process], signal.SIGTERM, 30)
+    stopped(reaper, [process], signal.SIGTERM, 30)
     assert SWEEP_GRACE_PERIOD <= SYSTEM_CLOCK.monotonic() - before < SWEEP_GRACE_PERIOD + 2
     assert told() == b""
 
 
 @pytest.mark.parametrize("hurried", ["from the first", "while it waits"])
-def test_nobody_is_asked_by_one_who_is_in_a_hurry(guardian: ReaperClient, up: Up, hurried: str) -> None:
+def test_nobody_is_asked_by_one_who_is_in_a_hurry(reaper: ReaperClient, up: Up, hurried: str) -> None:
     process, told = left_by(up, "signal.SIG_IGN", "signal.pause()")
     before = SYSTEM_CLOCK.monotonic()
     if hurried == "from the first":
-        stopped(guardian, [process], signal.SIGKILL, 30)
+        stopped(reaper, [process], signal.SIGKILL, 30)
     else:
-        ladder = Escalation([process], Sweep(guardian, [process]), signal.SIGTERM, 30)
+        escalation = Escalation([process], Sweep(reaper, [process]), signal.SIGTERM, 30)
         ends(process)
-        assert not ladder.step()
-        ladder.kill_now()
-        run_to_end(ladder)
+        assert not escalation.step()
+        escalation.kill_now()
+        run_to_end(escalation)
     assert SYSTEM_CLOCK.monotonic() - before < SWEEP_GRACE_PERIOD
     assert told() == b""
 
 
-def test_where_nothing_is_left_nothing_is_waited_for(guardian: ReaperClient, up: Up) -> None:
+def test_where_nothing_is_left_nothing_is_waited_for(reaper: ReaperClient, up: Up) -> None:
     process = up("import os; os.write(1, b'up')")
     ends(process)
     before = SYSTEM_CLOCK.monotonic()
-    stopped(guardian, [process], signal.SIGTERM, 30)
+    stopped(reaper, [process], signal.SIGTERM, 30)
     assert SYSTEM_CLOCK.monotonic() - before < SWEEP_GRACE_PERIOD / 2
 
 
@@ -411,7 +411,7 @@ def save(*_):
 
 @pytest.mark.parametrize("who", ["who would die of the signal", "who saves when it is asked"])
 def test_a_checkpoint_that_is_being_written_is_not_cut(
-    guardian: ReaperClient, up: Up, tmp_path: Path, caplog: pytest.LogCaptureFixture, who: str
+    reaper: ReaperClient, up: Up, tmp_path: Path, caplog: pytest.LogCaptureFixture, who: str
 ) -> None:
     path = tmp_path / "model.pt"
     if who == "who would die of the signal":
@@ -421,8 +421,8 @@ def test_a_checkpoint_that_is_being_written_is_not_cut(
         text += "signal.signal(15, save); os.write(1, b'up'); signal.pause(); signal.pause()"
     process = up(text)
     before = SYSTEM_CLOCK.monotonic()
-    ladder = Escalation([process], Sweep(guardian, [process]), signal.SIGTERM, 0.1, 30)
-    run_to_end(ladder)
+    escalation = Escalation([process], Sweep(reaper, [process]), signal.SIGTERM, 0.1, 30)
+    run_to_end(escalation)
     assert path.stat().st_size == 2_000_000
     assert 1 <= SYSTEM_CLOCK.monotonic() - before < 5
     assert (
@@ -430,28 +430,28 @@ def test_a_checkpoint_that_is_being_written_is_not_cut(
     )
 
 
-def test_whoever_writes_without_end_is_stopped_all_the_same(guardian: ReaperClient, up: Up, tmp_path: Path) -> None:
+def test_whoever_writes_without_end_is_stopped_all_the_same(reaper: ReaperClient, up: Up, tmp_path: Path) -> None:
     text = f"import os, time\nfile = open({str(tmp_path / 'data')!r}, 'wb')\nos.write(1, b'up')\n"
     process = up(text + "while True: file.write(bytes(100_000)); file.flush(); time.sleep(0.005)")
     before = SYSTEM_CLOCK.monotonic()
-    run_to_end(Escalation([process], Sweep(guardian, [process]), signal.SIGTERM, 0.1, 1.0))
+    run_to_end(Escalation([process], Sweep(reaper, [process]), signal.SIGTERM, 0.1, 1.0))
     assert process.poll() == -signal.SIGTERM
     assert 1.0 <= SYSTEM_CLOCK.monotonic() - before < 3
 
 
-def test_those_who_write_nothing_are_asked_while_another_writes(guardian: ReaperClient, up: Up, tmp_path: Path) -> None:
+def test_those_who_write_nothing_are_asked_while_another_writes(reaper: ReaperClient, up: Up, tmp_path: Path) -> None:
     text = SAVING.format(path=str(tmp_path / "model.pt"), started="_ or os.write(1, b'up')")
     writer, other = up(text + "save(); signal.pause()"), up(GENTLE)
-    ladder = Escalation([writer, other], Sweep(guardian, [writer, other]), signal.SIGTERM, 30)
+    escalation = Escalation([writer, other], Sweep(reaper, [writer, other]), signal.SIGTERM, 30)
     assert other.signalled
     assert not writer.signalled
-    run_to_end(ladder)
+    run_to_end(escalation)
     assert (writer.poll(), other.poll()) == (-signal.SIGTERM, 0)
 
 
 def test_who_has_not_ended_is_named_with_the_time_that_is_left(
-    guardian: ReaperClient, up: Up, caplog: pytest.LogCaptureFixture
+    reaper: ReaperClient, up: Up, caplog: pytest.LogCaptureFixture
 ) -> None:
     process = up(DEAF)
-    stopped(guardian, [process], signal.SIGTERM, 3.1)
+    stopped(reaper, [process], signal.SIGTERM, 3.1)
     assert caplog.text.count(f"worker {process.pid} has not ended, SIGKILL in 1 s") == 1

@@ -19,7 +19,7 @@ TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
 
 
 class Site:
-    """A node whose guardian was sent what a test says, at a time that a test sets."""
+    """A node whose reaper was sent what a test says, at a time that a test sets."""
 
     def __init__(self, scheduled: bool) -> None:
         self.now = 0.0
@@ -106,29 +106,29 @@ def test_what_came_a_moment_before_is_known() -> None:
     assert site.forwarding.shared_signals() == frozenset()
 
 
-def process_of(guardian: ReaperClient) -> int:
-    """The guardian's own process, which its keeper has forked; it is there when it answers."""
-    assert guardian.signals_received() == []
-    (found,) = descendants(guardian.pid, {pid: each.parent for pid, each in processes().items()})
+def process_of(reaper: ReaperClient) -> int:
+    """The reaper's own process, which its keeper has forked; it is there when it answers."""
+    assert reaper.signals_received() == []
+    (found,) = descendants(reaper.pid, {pid: each.parent for pid, each in processes().items()})
     return found
 
 
 @pytest.mark.process
-def test_the_guardian_keeps_what_it_is_sent(guardian: ReaperClient) -> None:
-    pid = process_of(guardian)
+def test_the_reaper_keeps_what_it_is_sent(reaper: ReaperClient) -> None:
+    pid = process_of(reaper)
     for number in (TERM, USR1, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCONT, TERM):
         os.kill(pid, number)
-    assert guardian.signals_received() == sorted(
+    assert reaper.signals_received() == sorted(
         [TERM, USR1, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGCONT]
     )
-    assert guardian.signals_received() == []
+    assert reaper.signals_received() == []
 
 
 @pytest.mark.process
-def test_a_worker_that_starts_has_not_been_sent_what_came_before(guardian: ReaperClient) -> None:
-    pid = process_of(guardian)
+def test_a_worker_that_starts_has_not_been_sent_what_came_before(reaper: ReaperClient) -> None:
+    pid = process_of(reaper)
     os.kill(pid, TERM)
-    process = WorkerProcess(guardian, [sys.executable, "-c", ""], os.environ)
-    assert guardian.signals_received() == []
+    process = WorkerProcess(reaper, [sys.executable, "-c", ""], os.environ)
+    assert reaper.signals_received() == []
     assert ends(process) == 0
     process.release()

@@ -24,7 +24,7 @@ from rallypoint.logs.std import Std
 from rallypoint.workers.context import RunProcsResult, start_processes
 from rallypoint.workers.functions.context import START_METHODS, MultiprocessContext
 from rallypoint.workers.functions.payload import NothingReturned, Payload
-from tests.unit.workers.test_process import PATIENCE, guarded
+from tests.unit.workers.test_process import TIMEOUT, guarded
 from tests.unit.workers.tracing import until
 
 pytestmark = pytest.mark.process
@@ -117,7 +117,7 @@ def started(
 
 
 def waited(context: MultiprocessContext) -> RunProcsResult:
-    result = context.wait(PATIENCE)
+    result = context.wait(TIMEOUT)
     assert result is not None
     return result
 
@@ -215,7 +215,7 @@ def test_pipes_and_queues_are_handed_over(tmp_path: Path, method: str) -> None:
     ours, theirs = context.Pipe()
     try:
         with started(tmp_path, method, waits_for, (theirs, queue)) as group:
-            assert queue.get(timeout=PATIENCE) == "up"
+            assert queue.get(timeout=TIMEOUT) == "up"
             ours.send("hello")
             assert waited(group).return_values == {0: "hello"}
     finally:
@@ -270,11 +270,11 @@ def test_what_a_worker_has_spawned_goes_with_it(tmp_path: Path, method: str) -> 
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_one_guardian_serves_several_starts(tmp_path: Path, method: str) -> None:
-    with guarded() as guardian:
+def test_one_reaper_serves_several_starts(tmp_path: Path, method: str) -> None:
+    with guarded() as reaper:
         for attempt in range(2):
             specs = DefaultLogsSpecs(str(tmp_path / str(attempt)))
-            context = start_processes("g", large, {0: ()}, {0: {}}, specs, start_method=method, guardian=guardian)
+            context = start_processes("g", large, {0: ()}, {0: {}}, specs, start_method=method, guardian=reaper)
             assert isinstance(context, MultiprocessContext)
             assert waited(context).return_values == {0: bytes(LARGE)}
             context.close()
@@ -304,7 +304,7 @@ def test_a_forked_worker_that_another_thread_started(tmp_path: Path) -> None:
     queue = multiprocessing.get_context("fork").SimpleQueue()
     thread = threading.Thread(target=start)
     thread.start()
-    thread.join(PATIENCE)
+    thread.join(TIMEOUT)
     try:
         assert queue.get() == "up"
         ours.send(1)

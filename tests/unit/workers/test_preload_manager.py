@@ -1,4 +1,4 @@
-"""Zygotes under a real guardian: what they start, what they survive, and what follows when they are gone."""
+"""Zygotes under a real reaper: what they start, what they survive, and what follows when they are gone."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.reaper.process_tree import descendants
 from rallypoint.workers.sweep import Sweep
-from tests.unit.workers.test_process import PATIENCE, ends, parent_of
+from tests.unit.workers.test_process import TIMEOUT, ends, parent_of
 
 pytestmark = pytest.mark.process
 
@@ -40,7 +40,7 @@ class Clock:
 
 @contextmanager
 def warm(
-    guardian: ReaperClient,
+    reaper: ReaperClient,
     folder: Path,
     modules: str = "decimal",
     clock: Clock | None = None,
@@ -49,7 +49,7 @@ def warm(
 ) -> Iterator[PreloadManager]:
     environ = {name: value for name, value in os.environ.items() if name not in own}
     found = PreloadManager(modules.split(","), command(folder), environ, own, 2, clock or SYSTEM_CLOCK)
-    found.ensure_zygote(guardian)
+    found.ensure_zygote(reaper)
     try:
         if ready:
             until(found, lambda: not found.importing)
@@ -67,123 +67,123 @@ def command(folder: Path, text: str = "") -> list[str]:
 
 def until(found: PreloadManager, holds: Callable[[], bool]) -> None:
     """Do what the agent's loop does until something holds."""
-    deadline = SYSTEM_CLOCK.monotonic() + PATIENCE
+    deadline = SYSTEM_CLOCK.monotonic() + TIMEOUT
     while not holds():
         assert SYSTEM_CLOCK.monotonic() < deadline
         select.select(found.fds(), [], [], 0.05)
         found.step()
 
 
-def start(found: PreloadManager, guardian: ReaperClient, folder: Path, text: str) -> WorkerProcess:
+def start(found: PreloadManager, reaper: ReaperClient, folder: Path, text: str) -> WorkerProcess:
     argv = command(folder, text)
     started = found.start(argv, os.environ, None, None, ())
     assert started is not None
-    return WorkerProcess(guardian, argv, os.environ, started=started)
+    return WorkerProcess(reaper, argv, os.environ, started=started)
 
 
 @pytest.mark.parametrize(
     ("text", "code"),
     [("", 0), ("import sys; sys.exit(5)", 5), ("import os; os.kill(os.getpid(), 10)", -10), ("1/0", 1)],
 )
-def test_exit_codes_are_learnt_by_the_guardian(guardian: ReaperClient, tmp_path: Path, text: str, code: int) -> None:
-    with warm(guardian, tmp_path) as found:
-        process = start(found, guardian, tmp_path, text)
+def test_exit_codes_are_learnt_by_the_reaper(reaper: ReaperClient, tmp_path: Path, text: str, code: int) -> None:
+    with warm(reaper, tmp_path) as found:
+        process = start(found, reaper, tmp_path, text)
         assert ends(process) == code
         process.release()
 
 
-def test_a_sweep_spares_the_zygote_and_nothing_else(guardian: ReaperClient, tmp_path: Path) -> None:
-    with warm(guardian, tmp_path) as found:
+def test_a_sweep_spares_the_zygote_and_nothing_else(reaper: ReaperClient, tmp_path: Path) -> None:
+    with warm(reaper, tmp_path) as found:
         zygote = found.pid
         for _ in range(3):
-            process = start(found, guardian, tmp_path, "import os, signal\nos.fork()\nos.setsid\nsignal.pause()")
-            sweep = Sweep(guardian, [process])
+            process = start(found, reaper, tmp_path, "import os, signal\nos.fork()\nos.setsid\nsignal.pause()")
+            sweep = Sweep(reaper, [process])
             sweep.begin()
             while not sweep.done():
-                select.select(sweep.fds(), [], [], PATIENCE)
+                select.select(sweep.fds(), [], [], TIMEOUT)
             assert ends(process) == -signal.SIGKILL
             process.release()
             assert found.pid == zygote
     assert zygote is not None
 
 
-def test_a_sweep_is_not_cut_short_by_a_zygote_that_is_started(guardian: ReaperClient, tmp_path: Path) -> None:
+def test_a_sweep_is_not_cut_short_by_a_zygote_that_is_started(reaper: ReaperClient, tmp_path: Path) -> None:
     """One that has died is followed by another at any time, also while the workers are being swept."""
-    process = WorkerProcess(guardian, command(tmp_path, "import signal\nsignal.pause()"), os.environ)
+    process = WorkerProcess(reaper, command(tmp_path, "import signal\nsignal.pause()"), os.environ)
     stopped = parent_of(process.pid)
     os.kill(stopped, signal.SIGSTOP)  # so that it hears of both at once
-    sweep = Sweep(guardian, [process])
+    sweep = Sweep(reaper, [process])
     sweep.begin()
-    one = waiting_for(guardian)
+    one = waiting_for(reaper)
 
     def go_on() -> None:
-        deadline = SYSTEM_CLOCK.monotonic() + PATIENCE
-        while waiting_for(guardian) == one and SYSTEM_CLOCK.monotonic() < deadline:
+        deadline = SYSTEM_CLOCK.monotonic() + TIMEOUT
+        while waiting_for(reaper) == one and SYSTEM_CLOCK.monotonic() < deadline:
             os.sched_yield()
         os.kill(stopped, signal.SIGCONT)
 
     beside = threading.Thread(target=go_on)
     beside.start()
-    with warm(guardian, tmp_path, ready=False) as found:
+    with warm(reaper, tmp_path, ready=False) as found:
         beside.join()
         while not sweep.done():
-            select.select(sweep.fds(), [], [], PATIENCE)
+            select.select(sweep.fds(), [], [], TIMEOUT)
         assert process.poll() == -signal.SIGKILL
         until(found, lambda: not found.importing)
-        start(found, guardian, tmp_path, "pass").release()
+        start(found, reaper, tmp_path, "pass").release()
     process.release()
 
 
-def waiting_for(guardian: ReaperClient) -> int:
-    """How much was sent to a guardian that it has not read."""
-    return int.from_bytes(fcntl.ioctl(guardian.answers, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+def waiting_for(reaper: ReaperClient) -> int:
+    """How much was sent to a reaper that it has not read."""
+    return int.from_bytes(fcntl.ioctl(reaper.answers, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
-def test_imports_that_take_the_ends_of_children(guardian: ReaperClient, tmp_path: Path) -> None:
+def test_imports_that_take_the_ends_of_children(reaper: ReaperClient, tmp_path: Path) -> None:
     (tmp_path / "takes.py").write_text("import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n")
-    with warm(guardian, tmp_path, "takes") as found:
+    with warm(reaper, tmp_path, "takes") as found:
         argv = command(tmp_path, "raise SystemExit(4)")
         all_started = [found.start(argv, os.environ, None, None, ()) for _ in range(10)]
         assert None not in all_started
         for started in all_started:
-            process = WorkerProcess(guardian, argv, os.environ, started=started)
+            process = WorkerProcess(reaper, argv, os.environ, started=started)
             assert ends(process) == 4
             process.release()
 
 
 def test_a_worker_with_processors_of_its_own_must_know_how_many_threads(
-    guardian: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    reaper: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     ours = sorted(os.sched_getaffinity(0))
     if len(ours) == 1:
         pytest.skip("there is one processor, so that none are left out")
-    with warm(guardian, tmp_path) as found:
+    with warm(reaper, tmp_path) as found:
         assert found.start(command(tmp_path), os.environ, None, None, ours[:1]) is None
         assert "no OMP_NUM_THREADS" in caplog.text
-        start(found, guardian, tmp_path, "pass").release()
+        start(found, reaper, tmp_path, "pass").release()
 
 
-def test_workers_outlive_the_zygote(guardian: ReaperClient, tmp_path: Path) -> None:
-    with warm(guardian, tmp_path) as found:
+def test_workers_outlive_the_zygote(reaper: ReaperClient, tmp_path: Path) -> None:
+    with warm(reaper, tmp_path) as found:
         assert found.pid is not None
         fifo = tmp_path / "fifo"
         os.mkfifo(fifo)
-        process = start(found, guardian, tmp_path, f"open({str(fifo)!r}).read()\nraise SystemExit(7)")
+        process = start(found, reaper, tmp_path, f"open({str(fifo)!r}).read()\nraise SystemExit(7)")
         with open(fifo, "w"):
-            guardian_pid = parent_of(process.pid)
+            reaper_pid = parent_of(process.pid)
             zygote = found.pid
             os.kill(zygote, signal.SIGKILL)
             until(found, lambda: found.pid != zygote)
         assert ends(process) == 7
-        assert guardian_pid != zygote
+        assert reaper_pid != zygote
         process.release()
 
 
 def test_a_dead_one_is_followed_until_three_were_of_no_use(
-    guardian: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with warm(guardian, tmp_path) as found:
+    with warm(reaper, tmp_path) as found:
         for number in range(3):
             pid = found.pid
             assert pid is not None
@@ -196,10 +196,10 @@ def test_a_dead_one_is_followed_until_three_were_of_no_use(
 
 
 def test_one_that_does_not_answer_costs_its_patience_and_then_cold_starts(
-    guardian: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    reaper: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(zygote_client, "FORK_TIMEOUT", 0.1)
-    with warm(guardian, tmp_path) as found:
+    with warm(reaper, tmp_path) as found:
         pid = found.pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
@@ -222,13 +222,13 @@ def forked_with(found: PreloadManager, folder: Path, *names: str) -> list[bool]:
 
 
 def test_a_module_that_makes_it_unfit_is_left_out(
-    guardian: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "reads.py").write_text("import os\nos.environ.get('RANK')\n")
     (tmp_path / "stays.py").write_text(
         "import _thread, threading\n_thread.start_new_thread(threading.Event().wait, ())\n"
     )
-    with warm(guardian, tmp_path, "reads,decimal,stays", ready=False) as found:
+    with warm(reaper, tmp_path, "reads,decimal,stays", ready=False) as found:
         pids = set()
         while not forks(found):
             pids.add(found.pid)
@@ -248,7 +248,7 @@ def forks(found: PreloadManager) -> bool:
 
 
 def test_what_torch_imports_later_is_imported_with_it(
-    guardian: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Whatever has brought it; and where that must not be, torch alone."""
     torch = tmp_path / "torch"
@@ -256,24 +256,24 @@ def test_what_torch_imports_later_is_imported_with_it(
     (torch / "__init__.py").write_text("")
     (torch / "_dynamo.py").write_text("")
     (tmp_path / "trainer.py").write_text("import os, torch\n")
-    with warm(guardian, tmp_path, "trainer") as found:
+    with warm(reaper, tmp_path, "trainer") as found:
         assert forked_with(found, tmp_path, "trainer", "torch", "torch._dynamo") == [True, True, True]
     (torch / "_dynamo.py").write_text("import os\nos.environ.get('RANK')\n")
-    with warm(guardian, tmp_path, "trainer", ready=False) as found:
+    with warm(reaper, tmp_path, "trainer", ready=False) as found:
         until(found, lambda: forks(found))
         assert forked_with(found, tmp_path, "trainer", "torch", "torch._dynamo") == [True, True, False]
     (torch / "_dynamo.py").unlink()
     (tmp_path / "trainer.py").write_text("import os, torch\nos.environ.get('RANK')\n")
-    with warm(guardian, tmp_path, "trainer", ready=False) as found:
+    with warm(reaper, tmp_path, "trainer", ready=False) as found:
         until(found, lambda: forks(found))
         assert forked_with(found, tmp_path, "trainer", "torch", "torch._dynamo") == [False, True, False]
     assert "they do until torch is preloaded without it" in caplog.text
 
 
 def test_one_that_no_worker_can_be_forked_from_is_let_go(
-    guardian: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with warm(guardian, tmp_path) as found:
+    with warm(reaper, tmp_path) as found:
         zygote = found.pid
         assert zygote is not None
         environ = {**os.environ, "PYTHONPATH": "/elsewhere"}
@@ -281,32 +281,30 @@ def test_one_that_no_worker_can_be_forked_from_is_let_go(
             assert found.pid == zygote, f"{number} of 2 workers"
             assert found.start(command(tmp_path), environ, None, None, ()) is None
         assert found.pid is None
-        found.ensure_zygote(guardian)
+        found.ensure_zygote(reaper)
         assert found.pid is None
     assert "the interpreter reads PYTHONPATH" in caplog.text
 
 
 def test_one_that_never_could_be_is_not_begun(
-    guardian: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with warm(guardian, tmp_path, own=("CUDA_VISIBLE_DEVICES",)) as found:
+    with warm(reaper, tmp_path, own=("CUDA_VISIBLE_DEVICES",)) as found:
         assert found.pid is None
     assert "CUDA reads CUDA_VISIBLE_DEVICES, and each worker has its own" in caplog.text
 
 
-def test_what_workers_import_themselves(
-    guardian: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_workers_import_themselves(reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("DEBUG", manager.log.name)
     (tmp_path / "outer.py").write_text("import inner, importlib\nimportlib.import_module('second')\n")
     (tmp_path / "inner.py").write_text("import json\n")
     (tmp_path / "second.py").write_text("import inner\nimport third\n")
     (tmp_path / "third.py").write_text("")
-    with warm(guardian, tmp_path, "json") as found:
+    with warm(reaper, tmp_path, "json") as found:
         text = "import os\n\nimport outer\nif os.fork() == 0:\n    import colorsys\n    os._exit(0)\nos.wait()"
         for _ in range(2):
-            assert ends(start(found, guardian, tmp_path, text)) == 0
-        found.ensure_zygote(guardian)
+            assert ends(start(found, reaper, tmp_path, text)) == 0
+        found.ensure_zygote(reaper)
     (line,) = [record.message for record in caplog.records if "after the fork" in record.message]
     assert re.search(r"fork: outer \([45] modules, at script\.py:3\);", line)
 
@@ -315,12 +313,10 @@ def waits(found: PreloadManager) -> bool:
     return found.importing
 
 
-def test_how_long_the_first_start_waits(
-    guardian: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_how_long_the_first_start_waits(reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(600)\n")
     clock = Clock()
-    with warm(guardian, tmp_path, "slow", clock, ready=False) as found:
+    with warm(reaper, tmp_path, "slow", clock, ready=False) as found:
         assert waits(found)
         assert found.wake_at() == manager.IMPORT_TIMEOUT
         clock.now = manager.IMPORT_TIMEOUT
@@ -331,14 +327,14 @@ def test_how_long_the_first_start_waits(
         assert not waits(found)
 
 
-def test_it_waits_on_while_one_module_after_the_other_is_imported(guardian: ReaperClient, tmp_path: Path) -> None:
+def test_it_waits_on_while_one_module_after_the_other_is_imported(reaper: ReaperClient, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     (tmp_path / "slow.py").write_text(
         f"open({str(tmp_path / 'fifo')!r}, 'w').write('here')\nimport time\ntime.sleep(600)\n"
     )
     clock = Clock()
     clock.now = 15.0
-    with warm(guardian, tmp_path, "json,slow", clock, ready=False) as found:
+    with warm(reaper, tmp_path, "json,slow", clock, ready=False) as found:
         assert found.wake_at() == 15.0 + manager.IMPORT_TIMEOUT
         assert (tmp_path / "fifo").read_text() == "here"
         clock.now = 34.0
@@ -347,8 +343,8 @@ def test_it_waits_on_while_one_module_after_the_other_is_imported(guardian: Reap
         assert waits(found)
 
 
-def test_a_new_guardian_gets_a_zygote_of_its_own(guardian: ReaperClient, tmp_path: Path) -> None:
-    with warm(guardian, tmp_path) as found:
+def test_a_new_reaper_gets_a_zygote_of_its_own(reaper: ReaperClient, tmp_path: Path) -> None:
+    with warm(reaper, tmp_path) as found:
         first = found.pid
         other = ReaperClient()
         try:
@@ -360,10 +356,10 @@ def test_a_new_guardian_gets_a_zygote_of_its_own(guardian: ReaperClient, tmp_pat
 
 
 def test_arguments_and_descriptors_of_a_worker(
-    guardian: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    reaper: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    with warm(guardian, tmp_path) as found:
+    with warm(reaper, tmp_path) as found:
         argv = [
             *command(tmp_path, "import os, sys\nprint(sys.argv[1:], os.environ['X'], sorted(os.sched_getaffinity(0)))"),
             "é",
@@ -376,7 +372,7 @@ def test_arguments_and_descriptors_of_a_worker(
         assert started is not None
         with open(reading, encoding="utf-8") as file:
             assert file.read() == f"['é', ''] {'y' * 300_000} {cpus}\n"
-        process = WorkerProcess(guardian, argv, os.environ, started=started)
+        process = WorkerProcess(reaper, argv, os.environ, started=started)
         assert ends(process) == 0
         process.release()
 

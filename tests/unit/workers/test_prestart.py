@@ -1,4 +1,4 @@
-"""A guardian that waits for its agent."""
+"""A reaper that waits for its agent."""
 
 from __future__ import annotations
 

@@ -22,25 +22,25 @@ from tests.unit.workers.tracing import TRACEABLE, traced, until
 
 pytestmark = pytest.mark.process
 
-PATIENCE = 30.0
+TIMEOUT = 30.0
 """Seconds."""
 
 
 @contextmanager
 def guarded() -> Iterator[ReaperClient]:
-    """A guardian, and the check that it is gone afterwards."""
-    guardian = ReaperClient()
+    """A reaper, and the check that it is gone afterwards."""
+    reaper = ReaperClient()
     try:
-        yield guardian
+        yield reaper
     finally:
-        guardian.close()
-        assert not Path(f"/proc/{guardian.pid}").exists()
+        reaper.close()
+        assert not Path(f"/proc/{reaper.pid}").exists()
 
 
 @contextmanager
 def running(*argv: str, stdout: int | None = None) -> Iterator[WorkerProcess]:
-    with guarded() as guardian:
-        process = WorkerProcess(guardian, argv, os.environ, stdout)
+    with guarded() as reaper:
+        process = WorkerProcess(reaper, argv, os.environ, stdout)
         try:
             yield process
         finally:
@@ -58,24 +58,24 @@ def ends(process: WorkerProcess) -> int:
     """Wait for the end by the descriptor; returns the exit code."""
     poller = select.poll()
     poller.register(process.fileno(), select.POLLIN)
-    assert poller.poll(PATIENCE * 1000), f"process {process.pid} did not end"
+    assert poller.poll(TIMEOUT * 1000), f"process {process.pid} did not end"
     code = process.poll()
     assert code is not None
     return code
 
 
 def parent_of(pid: int) -> int:
-    """The guardian itself, of a worker; the keeper, of a guardian."""
+    """The reaper itself, of a worker; the keeper, of a reaper."""
     stat = read_stat(pid)
     assert stat is not None
     return stat.parent
 
 
 def gone(fd: int) -> bool:
-    """Whether all who could write to the pipe have ended, within the patience of the test."""
+    """Whether all who could write to the pipe have ended, within the timeout of the test."""
     poller = select.poll()
     poller.register(fd, select.POLLIN)
-    while poller.poll(PATIENCE * 1000):
+    while poller.poll(TIMEOUT * 1000):
         if not os.read(fd, 4096):
             return True
     return False
@@ -118,7 +118,7 @@ def test_a_signal_reaches_the_worker_alone() -> None:
             process.signal(signal.SIGTERM)
             assert ends(process) == 7
             assert os.read(read, 6) == b"alone\n", "what it has started lives"
-        assert gone(read), "and goes with the guardian"
+        assert gone(read), "and goes with the reaper"
     finally:
         os.close(read)
 
@@ -129,68 +129,68 @@ def test_a_session_of_its_own() -> None:
         assert os.getpgid(process.pid) == process.pid
 
 
-def test_a_program_that_is_not_there_or_cannot_run_is_named(guardian: ReaperClient, tmp_path: Path) -> None:
+def test_a_program_that_is_not_there_or_cannot_run_is_named(reaper: ReaperClient, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"'no-such-program' is not found; .*PATH"):
-        WorkerProcess(guardian, ["no-such-program"], os.environ)
+        WorkerProcess(reaper, ["no-such-program"], os.environ)
     plain = tmp_path / "plain"
     plain.write_text("text")
     with pytest.raises(UserError, match=r"plain' cannot be run: Permission denied"):
-        WorkerProcess(guardian, [str(plain)], os.environ)
+        WorkerProcess(reaper, [str(plain)], os.environ)
     plain.chmod(0o755)
     with pytest.raises(UserError, match=r"plain' cannot be run: Exec format error"):
-        WorkerProcess(guardian, [str(plain)], os.environ)
+        WorkerProcess(reaper, [str(plain)], os.environ)
 
 
-def test_arguments_that_are_too_long_are_told_as_such(guardian: ReaperClient) -> None:
+def test_arguments_that_are_too_long_are_told_as_such(reaper: ReaperClient) -> None:
     with pytest.raises(UserError, match=r"'true' cannot be run: its arguments and environment are too long"):
-        WorkerProcess(guardian, ["true", "x" * 200_000], os.environ)
+        WorkerProcess(reaper, ["true", "x" * 200_000], os.environ)
 
 
-def test_an_argument_that_no_program_can_get(guardian: ReaperClient) -> None:
+def test_an_argument_that_no_program_can_get(reaper: ReaperClient) -> None:
     with pytest.raises(UserError, match=r"'a\\x00b' holds a null byte"):
-        WorkerProcess(guardian, ["true", "a\0b"], os.environ)
+        WorkerProcess(reaper, ["true", "a\0b"], os.environ)
     with pytest.raises(UserError, match=r"'a=b' holds a '=', which no variable name can"):
-        WorkerProcess(guardian, ["true"], {"a=b": ""})
+        WorkerProcess(reaper, ["true"], {"a=b": ""})
 
 
 @pytest.mark.parametrize("room", [0, 1])
-def test_a_machine_without_room_is_not_the_programs_fault(guardian: ReaperClient, room: int) -> None:
+def test_a_machine_without_room_is_not_the_programs_fault(reaper: ReaperClient, room: int) -> None:
     """With `room` descriptors left: none for the start, or none for what comes back."""
     former = resource.getrlimit(resource.RLIMIT_NOFILE)
-    guardian.set_cleanup()
+    reaper.set_cleanup()
     highest = os.dup(0)
     os.close(highest)
     resource.setrlimit(resource.RLIMIT_NOFILE, (highest + room if room else 0, former[1]))
     try:
         with pytest.raises(RallypointError, match=r"for 'sleep': Too many open files; look at .*ulimit -n") as raised:
-            WorkerProcess(guardian, ["sleep", "600"], os.environ)
+            WorkerProcess(reaper, ["sleep", "600"], os.environ)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, former)
     assert not isinstance(raised.value, UserError)
-    number = guardian.begin_sweep()
-    assert select.select([guardian.answers], [], [], PATIENCE)[0]
-    assert guardian.is_swept(number), "what was started all the same does not stay"
+    number = reaper.begin_sweep()
+    assert select.select([reaper.answers], [], [], TIMEOUT)[0]
+    assert reaper.is_swept(number), "what was started all the same does not stay"
 
 
 @pytest.mark.parametrize("how", ["start()", "thread = threading.Thread(target=start); thread.start(); thread.join()"])
 def test_where_exits_are_ignored(how: str) -> None:
     command = [sys.executable, "-c", IGNORING + how]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT, check=False)
     assert done.stdout == "3\n", done.stderr
 
 
 IGNORING = """
 import os, select, signal, threading
-from rallypoint.workers.reaper.client import Guardian, ReaperLost
+from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
 from rallypoint.workers.process import WorkerProcess
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 def start():
-    guardian = Guardian()
-    process = WorkerProcess(guardian, ["sh", "-c", "exit 3"], os.environ)
+    reaper = ReaperClient()
+    process = WorkerProcess(reaper, ["sh", "-c", "exit 3"], os.environ)
     select.select([process.fileno()], [], [])
     print(process.poll())
     process.release()
-    guardian.close()
+    reaper.close()
 """
 
 
@@ -204,34 +204,34 @@ def test_who_was_sent_a_signal_is_known() -> None:
         assert not ended.signalled, "it had ended by itself"
 
 
-def test_where_the_guardian_is_lost_nobody_can_tell_how_it_ended(guardian: ReaperClient) -> None:
-    ended = WorkerProcess(guardian, ["true"], os.environ)
-    killed = WorkerProcess(guardian, ["sleep", "600"], os.environ)
-    assert select.select([ended.fileno()], [], [], PATIENCE)[0]
+def test_where_the_reaper_is_lost_nobody_can_tell_how_it_ended(reaper: ReaperClient) -> None:
+    ended = WorkerProcess(reaper, ["true"], os.environ)
+    killed = WorkerProcess(reaper, ["sleep", "600"], os.environ)
+    assert select.select([ended.fileno()], [], [], TIMEOUT)[0]
     os.kill(parent_of(killed.pid), signal.SIGKILL)
-    assert select.select([guardian.fileno()], [], [], PATIENCE)[0]
-    assert guardian.lost
-    assert "killed by SIGKILL; " in guardian.lost_reason
-    assert "OOM killer" in guardian.lost_reason
+    assert select.select([reaper.fileno()], [], [], TIMEOUT)[0]
+    assert reaper.lost
+    assert "killed by SIGKILL; " in reaper.lost_reason
+    assert "OOM killer" in reaper.lost_reason
     assert ended.poll() == UNKNOWN_EXIT
     assert ended.orphaned
     killed.signal(signal.SIGKILL)
     assert ends(killed) == -signal.SIGKILL
     assert not killed.orphaned
     with pytest.raises(ReaperLost, match="which starts the workers and ends what they leave, is lost"):
-        WorkerProcess(guardian, ["true"], os.environ)
+        WorkerProcess(reaper, ["true"], os.environ)
     ended.release()
     killed.release()
 
 
-def test_who_ends_well_in_the_hands_of_a_debugger_has_ended_well(guardian: ReaperClient) -> None:
+def test_who_ends_well_in_the_hands_of_a_debugger_has_ended_well(reaper: ReaperClient) -> None:
     read, write = os.pipe()
     text = TRACEABLE + "import os, sys; os.write(1, b'up'); sys.stdin.read()"
     stdin, hold = os.pipe()
     former = os.dup(0)
     os.dup2(stdin, 0)
     try:
-        process = WorkerProcess(guardian, python(text), os.environ, write)
+        process = WorkerProcess(reaper, python(text), os.environ, write)
     finally:
         os.dup2(former, 0)
         for fd in (former, stdin, write):
@@ -240,7 +240,7 @@ def test_who_ends_well_in_the_hands_of_a_debugger_has_ended_well(guardian: Reape
     with traced(process.pid) as tracer:
         os.close(hold)
         tracer.holds()
-        assert select.select([process.fileno()], [], [], PATIENCE)[0]
+        assert select.select([process.fileno()], [], [], TIMEOUT)[0]
         assert process.poll() is None, "its parent cannot tell yet"
         assert process.held_by_debugger
         tracer.lets_go()
@@ -250,19 +250,19 @@ def test_who_ends_well_in_the_hands_of_a_debugger_has_ended_well(guardian: Reape
     os.close(read)
 
 
-def test_a_worker_runs_on_the_processors_that_are_named(guardian: ReaperClient) -> None:
+def test_a_worker_runs_on_the_processors_that_are_named(reaper: ReaperClient) -> None:
     allowed = os.sched_getaffinity(0)
     text = "import os; print(sorted(os.sched_getaffinity(0)), flush=True)"
     for cpus, expected in (({max(allowed)}, [max(allowed)]), ((), sorted(allowed))):
         read, write = os.pipe()
-        process = WorkerProcess(guardian, python(text), os.environ, write, cpus=cpus)
+        process = WorkerProcess(reaper, python(text), os.environ, write, cpus=cpus)
         os.close(write)
         with open(read) as shown:
             assert shown.read() == f"{expected}\n"
         process.release()
 
 
-def test_processors_that_nobody_may_use_are_an_error_and_the_next_start_is_as_ever(guardian: ReaperClient) -> None:
+def test_processors_that_nobody_may_use_are_an_error_and_the_next_start_is_as_ever(reaper: ReaperClient) -> None:
     with pytest.raises(RallypointError, match="Invalid argument"):
-        WorkerProcess(guardian, ["true"], os.environ, cpus={1023})
-    WorkerProcess(guardian, ["true"], os.environ).release()
+        WorkerProcess(reaper, ["true"], os.environ, cpus={1023})
+    WorkerProcess(reaper, ["true"], os.environ).release()

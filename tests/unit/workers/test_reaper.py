@@ -1,4 +1,4 @@
-"""The guardian: its frames, what workers get from it, and that it leaves nothing when its agent is gone."""
+"""The reaper: its frames, what workers get from it, and that it leaves nothing when its agent is gone."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, readable
 from rallypoint.workers.reaper.process_setup import remove
 from rallypoint.workers.reaper.process_tree import descendants
 from rallypoint.workers.reaper.protocol import SPAWN, frame, parse
-from tests.unit.workers.test_process import PATIENCE, ends, parent_of
+from tests.unit.workers.test_process import TIMEOUT, ends, parent_of
 from tests.unit.workers.tracing import TRACEABLE, traced, until
 
 pytestmark = pytest.mark.process
@@ -59,18 +59,18 @@ def test_what_is_removed(tmp_path: Path) -> None:
     assert sorted(each.name for each in tmp_path.rglob("*")) == ["c", "empty", "file", "link"]
 
 
-def signals(guardian: ReaperClient, name: str) -> set[int]:
+def signals(reaper: ReaperClient, name: str) -> set[int]:
     """A set of signals of a worker, without those that the C library keeps for itself."""
-    bits = int(said(guardian, name, "/proc/self/status", program="grep").split()[1], 16)
+    bits = int(said(reaper, name, "/proc/self/status", program="grep").split()[1], 16)
     return {number for number in range(1, 32) if bits >> (number - 1) & 1}
 
 
-def said(guardian: ReaperClient, *arguments: str, program: str = "") -> str:
+def said(reaper: ReaperClient, *arguments: str, program: str = "") -> str:
     """What a program prints; without one, what a line of shell does."""
     read, write = os.pipe()
     with os.fdopen(read, "rb") as output:
         process = WorkerProcess(
-            guardian, [program, *arguments] if program else ["sh", "-c", *arguments], os.environ, write
+            reaper, [program, *arguments] if program else ["sh", "-c", *arguments], os.environ, write
         )
         os.close(write)
         found = output.read().decode().strip()
@@ -80,7 +80,7 @@ def said(guardian: ReaperClient, *arguments: str, program: str = "") -> str:
 
 
 def test_a_worker_finds_what_we_have_at_that_moment(
-    guardian: ReaperClient,
+    reaper: ReaperClient,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -88,72 +88,72 @@ def test_a_worker_finds_what_we_have_at_that_moment(
     former, umask = signal.signal(signal.SIGUSR1, signal.SIG_IGN), os.umask(0o027)
     monkeypatch.chdir(tmp_path)
     try:
-        assert signals(guardian, "SigBlk") == {signal.SIGUSR2}
-        assert signals(guardian, "SigIgn") == {signal.SIGUSR1}
-        assert said(guardian, "umask") == "0027"
-        assert said(guardian, "pwd") == str(tmp_path)
+        assert signals(reaper, "SigBlk") == {signal.SIGUSR2}
+        assert signals(reaper, "SigIgn") == {signal.SIGUSR1}
+        assert said(reaper, "umask") == "0027"
+        assert said(reaper, "pwd") == str(tmp_path)
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
         signal.signal(signal.SIGUSR1, former)
         os.umask(umask)
-    assert not signals(guardian, "SigIgn")
-    assert not signals(guardian, "SigBlk")
-    assert said(guardian, "ls /proc/self/fd").split() == ["0", "1", "2", "3"], "the last is that of ls itself"
+    assert not signals(reaper, "SigIgn")
+    assert not signals(reaper, "SigBlk")
+    assert said(reaper, "ls /proc/self/fd").split() == ["0", "1", "2", "3"], "the last is that of ls itself"
 
 
-def test_signals_do_not_end_it(guardian: ReaperClient) -> None:
+def test_signals_do_not_end_it(reaper: ReaperClient) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1):
-        os.kill(guardian.pid, number)
-    assert said(guardian, "echo well") == "well"
-    assert os.getsid(guardian.pid) == guardian.pid
+        os.kill(reaper.pid, number)
+    assert said(reaper, "echo well") == "well"
+    assert os.getsid(reaper.pid) == reaper.pid
 
 
-def test_it_reaps_what_it_adopts(guardian: ReaperClient) -> None:
-    pid = int(said(guardian, "(sleep 0 & echo $!)"))
-    number = guardian.begin_sweep()
-    assert select.select([guardian.answers], [], [], PATIENCE)[0]
-    assert guardian.is_swept(number)
+def test_it_reaps_what_it_adopts(reaper: ReaperClient) -> None:
+    pid = int(said(reaper, "(sleep 0 & echo $!)"))
+    number = reaper.begin_sweep()
+    assert select.select([reaper.answers], [], [], TIMEOUT)[0]
+    assert reaper.is_swept(number)
     assert not Path(f"/proc/{pid}").exists()
 
 
-def test_an_exception_in_the_midst_of_a_call_breaks_the_connection(guardian: ReaperClient) -> None:
+def test_an_exception_in_the_midst_of_a_call_breaks_the_connection(reaper: ReaperClient) -> None:
     class Interrupted(BaseException):
         pass
 
     def interrupt(*_: object) -> None:
         raise Interrupted
 
-    process = WorkerProcess(guardian, ["sleep", "600"], os.environ)
+    process = WorkerProcess(reaper, ["sleep", "600"], os.environ)
     former = signal.signal(signal.SIGALRM, interrupt)
     inner = parent_of(process.pid)
     os.kill(inner, signal.SIGSTOP)
     try:
         signal.setitimer(signal.ITIMER_REAL, 0.1)
         with pytest.raises(Interrupted):
-            WorkerProcess(guardian, ["sleep", "600"], os.environ)
+            WorkerProcess(reaper, ["sleep", "600"], os.environ)
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, former)
         os.kill(inner, signal.SIGCONT)
-    assert guardian.lost
+    assert reaper.lost
     with pytest.raises(ReaperLost, match="the connection to it broke"):
-        guardian.set_cleanup()
-    assert "OOM" not in guardian.lost_reason
-    assert select.select([process.fileno()], [], [], PATIENCE)[0], "and what runs below it ends"
+        reaper.set_cleanup()
+    assert "OOM" not in reaper.lost_reason
+    assert select.select([process.fileno()], [], [], TIMEOUT)[0], "and what runs below it ends"
     process.release()
 
 
 FORKING = """
 import os, signal, sys
-from rallypoint.workers.reaper.client import Guardian
+from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.process import WorkerProcess
-guardian = Guardian()
-guardian.set_cleanup(empty=[sys.argv[1]], whole=[sys.argv[2]])
-process = WorkerProcess(guardian, ["sleep", "600"], os.environ)
+reaper = ReaperClient()
+reaper.set_cleanup(empty=[sys.argv[1]], whole=[sys.argv[2]])
+process = WorkerProcess(reaper, ["sleep", "600"], os.environ)
 child = os.fork()
 if child == 0:
     signal.pause()
-print(guardian.pid, process.pid, child, flush=True)
+print(reaper.pid, process.pid, child, flush=True)
 signal.pause()
 """
 
@@ -194,16 +194,16 @@ WITHOUT = """
 import os, select, sys
 for fd in map(int, sys.argv[3:]):
     os.close(fd)
-from rallypoint.workers.reaper.client import Guardian
+from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.process import WorkerProcess
-guardian = Guardian()
-assert min(guardian.fileno(), guardian.answers) > 2
+reaper = ReaperClient()
+assert min(reaper.fileno(), reaper.answers) > 2
 others = [os.open("/dev/null", os.O_RDWR) for _ in range(3)]
-process = WorkerProcess(guardian, [sys.executable, "-c", sys.argv[1], sys.argv[2]], os.environ)
+process = WorkerProcess(reaper, [sys.executable, "-c", sys.argv[1], sys.argv[2]], os.environ)
 select.select([process.fileno()], [], [])
 code = process.poll()
 process.release()
-guardian.close()
+reaper.close()
 os._exit(code)
 """
 
@@ -214,7 +214,7 @@ def test_what_is_opened_in_the_place_of_a_standard_descriptor_is_not_handed_on_a
 ) -> None:
     path = tmp_path / "open"
     command = [sys.executable, "-c", WITHOUT, OPEN_ONES, str(path), *closed.split()]
-    done = subprocess.run(command, capture_output=True, timeout=PATIENCE, check=False)
+    done = subprocess.run(command, capture_output=True, timeout=TIMEOUT, check=False)
     assert done.returncode == 0, done.stderr
     assert set(path.read_text().split()) == {"0", "1", "2"} - set(closed.split())
 
@@ -231,20 +231,20 @@ libc = ctypes.CDLL(None, use_errno=True)
 libc.prctl(38, 1, 0, 0, 0)
 if libc.prctl(22, 2, ctypes.byref(Filter(4, ctypes.addressof(data))), 0, 0):
     sys.exit(77)
-from rallypoint.workers.reaper.client import Guardian
+from rallypoint.workers.reaper.client import ReaperClient
 for fd in range(40):
     os.dup(0)
-guardian = Guardian()
-guardian.set_cleanup()
-print(len(os.listdir(f"/proc/{guardian.pid}/fd")))
-guardian.close()
+reaper = ReaperClient()
+reaper.set_cleanup()
+print(len(os.listdir(f"/proc/{reaper.pid}/fd")))
+reaper.close()
 """
 
 
 def test_a_kernel_without_close_range_costs_no_time() -> None:
     """As before Linux 5.9, and under some container runtimes."""
     done = subprocess.run(
-        [sys.executable, "-c", NO_CLOSE_RANGE], capture_output=True, text=True, timeout=PATIENCE, check=False
+        [sys.executable, "-c", NO_CLOSE_RANGE], capture_output=True, text=True, timeout=TIMEOUT, check=False
     )
     if done.returncode == 77:
         pytest.skip("no filter of system calls can be set here")
@@ -271,25 +271,25 @@ print(family.exits[child])
 
 def test_a_sweep_goes_on_when_there_was_no_descriptor_to_look_with() -> None:
     done = subprocess.run(
-        [sys.executable, "-c", WITHOUT_A_DESCRIPTOR], capture_output=True, text=True, timeout=PATIENCE, check=False
+        [sys.executable, "-c", WITHOUT_A_DESCRIPTOR], capture_output=True, text=True, timeout=TIMEOUT, check=False
     )
     assert done.stdout == f"{-signal.SIGKILL}\n", done.stderr
 
 
-def test_a_sweep_kills_nothing_that_is_started_after_it(guardian: ReaperClient) -> None:
+def test_a_sweep_kills_nothing_that_is_started_after_it(reaper: ReaperClient) -> None:
     read, write = os.pipe()
     text = TRACEABLE + "import os, signal; os.write(1, b'up'); signal.pause()"
-    held = WorkerProcess(guardian, [sys.executable, "-c", text], os.environ, write)
+    held = WorkerProcess(reaper, [sys.executable, "-c", text], os.environ, write)
     os.close(write)
     assert os.read(read, 2) == b"up"
     os.close(read)
     with traced(held.pid) as tracer:
-        number = guardian.begin_sweep()
+        number = reaper.begin_sweep()
         tracer.holds()
-        assert not guardian.is_swept(number)
-        next_one = WorkerProcess(guardian, ["sleep", "0.3"], os.environ)
+        assert not reaper.is_swept(number)
+        next_one = WorkerProcess(reaper, ["sleep", "0.3"], os.environ)
         assert ends(next_one) == 0
-        assert guardian.is_swept(number), "it is over, as far as it came"
+        assert reaper.is_swept(number), "it is over, as far as it came"
     assert ends(held) == -signal.SIGKILL
     held.release()
     next_one.release()
@@ -307,7 +307,7 @@ def test_it_runs_our_own_files_and_loads_nothing_that_is_costly(tmp_path: Path) 
         [sys.executable, "-I", "-S", "-c", text, client._FOLDER],
         capture_output=True,
         text=True,
-        timeout=PATIENCE,
+        timeout=TIMEOUT,
         check=False,
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(tmp_path)},
@@ -315,21 +315,21 @@ def test_it_runs_our_own_files_and_loads_nothing_that_is_costly(tmp_path: Path) 
     assert done.returncode == 0, done.stderr
     loaded = dict(line.split(" ", 1) for line in done.stdout.splitlines())
     ours = {name.rpartition(".")[2]: path for name, path in loaded.items() if name.startswith("rallypoint.workers.g")}
-    del ours["guardian"]
+    del ours["reaper"]
     assert ours == {
         name: f"{client._FOLDER}/{name}.py" for name in ("keeper", "program", "protocol", "family", "footing")
     }
     assert not {"os", "signal", "socket", "typing", "warnings", "importlib", "ctypes"} & loaded.keys()
 
 
-def test_the_keeper_gives_memory_back_when_the_start_is_over(guardian: ReaperClient) -> None:
+def test_the_keeper_gives_memory_back_when_the_start_is_over(reaper: ReaperClient) -> None:
     def kilobytes(field: str) -> int:
-        lines = Path(f"/proc/{guardian.pid}/status").read_text().splitlines()
+        lines = Path(f"/proc/{reaper.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(field))
 
-    guardian.set_cleanup()
+    reaper.set_cleanup()
     assert until(lambda: kilobytes("VmRSS") < 0.7 * kilobytes("VmHWM"))
-    assert not guardian.lost
+    assert not reaper.lost
 
 
 class Slow(ReaperClient):
@@ -346,13 +346,13 @@ class Slow(ReaperClient):
 
 
 def test_a_worker_whose_start_is_told_together_with_the_end_of_a_sweep_is_not_lost() -> None:
-    guardian = Slow()
+    reaper = Slow()
     try:
-        number = guardian.begin_sweep()
-        assert readable(guardian.answers, PATIENCE)
-        process = WorkerProcess(guardian, ["true"], os.environ)
+        number = reaper.begin_sweep()
+        assert readable(reaper.answers, TIMEOUT)
+        process = WorkerProcess(reaper, ["true"], os.environ)
         assert ends(process) == 0
         process.release()
-        assert guardian.is_swept(number)
+        assert reaper.is_swept(number)
     finally:
-        guardian.close()
+        reaper.close()
