@@ -60,7 +60,7 @@ def mine():
 
 done = threading.Event()
 {}
-print(threads.described())
+print(threads.describe_threads())
 done.set()
 """
 

@@ -39,7 +39,8 @@ def test_one_that_was_lost_meanwhile_is_not_given_out() -> None:
 
 
 def test_one_that_nobody_takes_ends_with_the_process() -> None:
-    text = "from rallypoint.workers.reaper import early; early.begin(); print(early._waiting.pid, flush=True); input()"
+    begin = "from rallypoint.workers.reaper import prestart; prestart.prestart(); "
+    text = begin + "print(prestart._prestarted.pid, flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-c", text], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:

@@ -254,9 +254,9 @@ def test_a_kernel_without_close_range_costs_no_time() -> None:
 
 WITHOUT_A_DESCRIPTOR = """
 import os, resource, sys
-from rallypoint.workers.reaper.process_tree import Family
+from rallypoint.workers.reaper.process_tree import ProcessTree
 from rallypoint.workers.reaper.process_setup import sigchld_fd
-family = Family(sigchld_fd())
+family = ProcessTree(sigchld_fd())
 child = os.posix_spawnp("sleep", ["sleep", "600"], os.environ)
 family.started.add(child)
 soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -314,11 +314,10 @@ def test_it_runs_our_own_files_and_loads_nothing_that_is_costly(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     loaded = dict(line.split(" ", 1) for line in done.stdout.splitlines())
-    ours = {name.rpartition(".")[2]: path for name, path in loaded.items() if name.startswith("rallypoint.workers.g")}
+    ours = {name.rpartition(".")[2]: path for name, path in loaded.items() if name.startswith("rallypoint.workers.")}
     del ours["reaper"]
-    assert ours == {
-        name: f"{client._FOLDER}/{name}.py" for name in ("keeper", "program", "protocol", "family", "footing")
-    }
+    names = ("supervisor", "program", "protocol", "process_tree", "process_setup")
+    assert ours == {name: f"{client._FOLDER}/{name}.py" for name in names}
     assert not {"os", "signal", "socket", "typing", "warnings", "importlib", "ctypes"} & loaded.keys()
 
 
