@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from rallypoint.store import wire
+from tests import typed_requests as wire
 from tests.conformance.store_pairs import serving
 from tests.unit.store.both import KINDS
 from tests.unit.store.sockets import Raw

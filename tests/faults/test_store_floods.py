@@ -12,7 +12,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 
-from rallypoint.store import wire
+from tests import typed_requests as wire
 from tests.faults.cluster import Cluster
 from tests.faults.intruder import dial
 from tests.faults.test_intruders import Job, open_files, resident, started

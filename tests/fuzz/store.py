@@ -9,7 +9,7 @@ from pathlib import Path
 
 import build_native
 
-from rallypoint.store import wire
+from tests import typed_requests as wire
 
 HARNESS = Path(__file__).resolve().parent / "native" / "fuzz_store.c"
 

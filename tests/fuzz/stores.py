@@ -12,15 +12,17 @@ from tempfile import NamedTemporaryFile
 
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import RateLimitedLog, get_logger
-from rallypoint.store import filerecords, request_store, wire
-from rallypoint.store.decoder import Decoder, requests
+from rallypoint.store import filerecords, request_store
+from rallypoint.store.decoder import Decoder
 from rallypoint.store.errors import StoreProtocolError
 from rallypoint.store.filestore import FileStore
 from rallypoint.store.guard import StoreGuard, network, networks
 from rallypoint.store.polling import PollingTransport
 from rallypoint.store.request_store import Receive
 from rallypoint.store.transport import StoreTransport, TransportContext
+from tests import typed_requests as wire
 from tests.fuzz.target import Target, no_errors
+from tests.typed_requests import requests
 
 _GREETING = wire.encode(wire.Validate())
 _CLIENTS = 3

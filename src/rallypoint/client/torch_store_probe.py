@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 
 from rallypoint.base.endpoint import Endpoint
-from rallypoint.store.wire import Ping, Validate, encode
+from rallypoint.store.wire import Op, encode, greeting
 
 _TIMEOUT = 2.0
 _NONCE = 0x52414C4C
@@ -21,7 +21,7 @@ async def answers_as_torch_store(endpoint: Endpoint) -> bool:
         async with asyncio.timeout(_TIMEOUT):
             reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
             try:
-                writer.write(encode(Validate()) + encode(Ping(_NONCE)))
+                writer.write(greeting() + encode(Op.PING, _NONCE))
                 return await reader.readexactly(4) == _NONCE.to_bytes(4, "little")
             finally:
                 writer.close()

@@ -28,6 +28,7 @@ from rallypoint.store.request_store import Receive, RequestStore, read_number, r
 from rallypoint.store.server import StoreServer
 from rallypoint.store.shared_servers import acquire_server, release_server
 from rallypoint.store.torch_adapter import torch_module
+from rallypoint.store.wire import Op
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -145,15 +146,15 @@ class TCPStore(RequestStore):
     def _where(self) -> str:
         return f"the store at {self._endpoint}"
 
-    def _exchange(self, request: wire.Request, read: Callable[[Receive], T]) -> T:
-        data = wire.encode(request)
+    def _exchange(self, read: Callable[[Receive], T], op: Op, *fields: Any) -> T:
+        data = wire.encode(op, *fields)
         with self._exclusive() as connection:
             deadline = Deadline.after(max(self._timeout, _ANSWER))
             _send(connection, data)
             return read(lambda size: receive(connection, size, deadline))
 
-    def _await(self, request: wire.Wait | wire.Barrier, timeout: float) -> bool:
-        data = wire.encode(request)
+    def _await(self, timeout: float, op: Op, *fields: Any) -> bool:
+        data = wire.encode(op, *fields)
         with self._exclusive() as connection:
             _send(connection, data)
             try:
@@ -169,7 +170,7 @@ class TCPStore(RequestStore):
 
     def _cancel_wait(self, connection: socket.socket) -> bool:
         """Cancel the wait; whether it was granted before the cancelling arrived."""
-        _send(connection, wire.encode(wire.CancelWait()))
+        _send(connection, wire.encode(Op.CANCEL_WAIT))
         deadline = Deadline.after(_CANCEL_ANSWER)
         first = receive(connection, 1, deadline)
         if first == wire.CANCELLED:
@@ -209,7 +210,7 @@ class TCPStore(RequestStore):
 
     def _register_client(self, world_size: int) -> None:
         """Say that one more client is here; the server's own waits until all are."""
-        present = self._exchange(wire.Add(_INIT, 1), read_number)
+        present = self._exchange(read_number, Op.ADD, _INIT, 1)
         deadline = Deadline.after(self._timeout)
         while self._server is not None and present < world_size:
             if deadline.expired:
@@ -218,7 +219,7 @@ class TCPStore(RequestStore):
                     "see which of them is missing, or wait longer"
                 )
             time.sleep(_POLL)  # the protocol has no waiting for a number
-            present = int(self._exchange(wire.Get(_INIT), read_value))
+            present = int(self._exchange(read_value, Op.GET, _INIT))
 
 
 def _send(connection: socket.socket, data: bytes) -> None:

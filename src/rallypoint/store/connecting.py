@@ -95,13 +95,13 @@ def _try_once(endpoint: Endpoint, deadline: Deadline) -> socket.socket:
 
 
 def _greet(connection: socket.socket, endpoint: Endpoint, deadline: Deadline) -> None:
-    ping = wire.Ping(os.getpid() & 0xFFFFFFFF)
-    connection.sendall(wire.encode(wire.Validate()) + wire.encode(ping))
+    nonce = os.getpid() & 0xFFFFFFFF
+    connection.sendall(wire.greeting() + wire.encode(wire.Op.PING, nonce))
     try:
         answer = receive(connection, wire.U32.size, deadline)
     except TimeoutError:
         raise TimeoutError("the connection was accepted but the greeting never answered") from None
-    if answer != wire.U32.pack(ping.nonce):
+    if answer != wire.U32.pack(nonce):
         raise StoreProtocolError(
             f"{endpoint} is no store: it answered a store's greeting with {answer!r}; see whether the port is right"
         )

@@ -1,8 +1,8 @@
 """Reads a client's bytes into requests: incremental, bounded and quick.
 
 Pure. `feed` takes what has arrived, however it was split; `next` gives one whole request at a time, as whatever the
-decoder was told to make of it: `requests()` makes the typed requests of `wire`; a table's commands execute them at
-once, which saves a third of the time that a request costs in Python. Laws:
+decoder was told to make of it: a table's commands execute it at once, which saves a third of the time that a request
+costs in Python. Laws:
 
 - nothing is kept but the bytes that arrived, and nothing is allocated because a length says so: a length beyond the
   limits is refused as soon as it has been read;
@@ -16,19 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from struct import Struct
-from typing import Generic, Never, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from rallypoint.store.errors import StoreProtocolError
 from rallypoint.store.wire import (
+    FIELDS,
     I64,
     MAGIC,
     MAX_KEY,
     MAX_PAYLOAD,
-    REQUESTS,
     U32,
     U64,
     Op,
-    Request,
     check_count,
     check_key,
     check_payload,
@@ -59,9 +58,8 @@ class Decoder(Generic[R]):
     """
 
     __slots__ = (
-        *("_at", "_data", "_held_back", "_needed"),
-        *("_keys", "_left", "_make", "_many_pairs", "_consumed"),
-        *("_client", "_known", "_limit", "_readers"),
+        *("_at", "_client", "_consumed", "_data", "_held_back", "_keys", "_known"),
+        *("_left", "_limit", "_make", "_many_pairs", "_needed", "_readers"),
     )
 
     def __init__(self, readers: OpcodeReaders[R], client: object = None) -> None:
@@ -77,7 +75,7 @@ class Decoder(Generic[R]):
         self._many_pairs = False  # what is to come are pairs
         self._keys: list[bytes] = []
         self._consumed = 0  # bytes of a request of many keys that were read already
-        self._make: Callable[..., R] = _nothing
+        self._make: Callable[..., R]  # what is made of the request that is being read
 
     @property
     def validated(self) -> bool:
@@ -186,25 +184,13 @@ class OpcodeReaders(Generic[R]):
 
     def __init__(self, makers: Makers[R], limit: float = float("inf")) -> None:
         self.limit = limit
-        known: dict[Op, _Reader[R]] = {op: shape(makers[op]) for op, shape in _SHAPES.items()}
+        known: dict[Op, _Reader[R]] = {
+            op: _SHAPES[fields](makers[op]) for op, fields in FIELDS.items() if fields in _SHAPES and op in makers
+        }
         known[Op.MULTI_SET] = _pairs(makers[Op.SET], makers[Op.MULTI_SET])
         known[Op.VALIDATE] = _refuse(SECOND_VALIDATE)
-        greeting: dict[Op, _Reader[R]] = {Op.VALIDATE: _validate}
-        self.before_validate = _by_opcode(greeting, _refuse(NOT_VALIDATED))
+        self.before_validate: tuple[_Reader[R], ...] = _by_opcode({Op.VALIDATE: _validate}, _refuse(NOT_VALIDATED))
         self.requests = _by_opcode(known, _refuse(UNKNOWN_OPCODE))
-
-
-def requests() -> OpcodeReaders[Request]:
-    """Readers that make the typed requests of `wire`. As tuples they can be equal, or false: tell them by type."""
-    return OpcodeReaders({op: _typed(kind) for op, kind in REQUESTS.items()})
-
-
-def _typed(kind: Callable[..., Request]) -> Callable[..., Request]:
-    return lambda _client, *fields: kind(*fields)
-
-
-def _nothing(*_fields: object) -> Never:
-    raise AssertionError("no request is being read")
 
 
 def _by_opcode(known: Mapping[Op, _Reader[R]], unknown: _Reader[R]) -> tuple[_Reader[R], ...]:
@@ -233,7 +219,7 @@ def _key(make: Callable[..., R]) -> _Reader[R]:
     return read
 
 
-def _key_payload(make: Callable[..., R]) -> _Reader[R]:
+def _key_value(make: Callable[..., R]) -> _Reader[R]:
     def read(decoder: Decoder[R], data: bytes, at: int) -> R | None:
         middle = decoder._string(data, at, MAX_KEY)
         if middle < 0:
@@ -259,7 +245,7 @@ def _key_number(make: Callable[..., R]) -> _Reader[R]:
     return read
 
 
-def _key_two_payloads(make: Callable[..., R]) -> _Reader[R]:
+def _key_two_values(make: Callable[..., R]) -> _Reader[R]:
     def read(decoder: Decoder[R], data: bytes, at: int) -> R | None:
         first = decoder._string(data, at, MAX_KEY)
         if first < 0:
@@ -352,23 +338,13 @@ def _refuse(text: str) -> _Reader[R]:
     return read
 
 
-_SHAPES: dict[Op, Callable[[Callable[..., R]], _Reader[R]]] = {
-    Op.SET: _key_payload,
-    Op.COMPARE_SET: _key_two_payloads,
-    Op.GET: _key,
-    Op.ADD: _key_number,
-    Op.CHECK: _keys,
-    Op.WAIT: _keys,
-    Op.NUM_KEYS: _no_fields,
-    Op.DELETE_KEY: _key,
-    Op.APPEND: _key_payload,
-    Op.MULTI_GET: _keys,
-    Op.CANCEL_WAIT: _no_fields,
-    Op.PING: _u32_only,
-    Op.QUEUE_PUSH: _key_payload,
-    Op.QUEUE_POP: _key,
-    Op.QUEUE_LEN: _key,
-    Op.LIST_KEYS: _no_fields,
-    Op.BARRIER: _key_number,
+_SHAPES: dict[tuple[str, ...], Callable[[Callable[..., R]], _Reader[R]]] = {
+    (): _no_fields,
+    ("u32",): _u32_only,
+    ("key",): _key,
+    ("key", "i64"): _key_number,
+    ("key", "value"): _key_value,
+    ("key", "value", "value"): _key_two_values,
+    ("keys",): _keys,
 }
-"""The fields of each request. VALIDATE belongs to the connection, and MULTI_SET is read as one SET for each pair."""
+"""How to read requests with these fields. MULTI_SET's pairs are read as one SET for each."""

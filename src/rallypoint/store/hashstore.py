@@ -5,14 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from io import BytesIO
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from rallypoint.base.errors import UserError
-from rallypoint.store import wire
 from rallypoint.store.api import DEFAULT_TIMEOUT
 from rallypoint.store.errors import StoreProtocolError
 from rallypoint.store.request_store import Receive, RequestStore
 from rallypoint.store.table import Table
+from rallypoint.store.wire import Op
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -27,7 +27,7 @@ class _Shared:
         self.table: Table[threading.Event] = Table()
         self.lock = threading.Lock()
 
-    def execute(self, client: threading.Event, request: wire.Request) -> bytes:
+    def execute(self, client: threading.Event, op: Op, *fields: Any) -> bytes:
         """The replies to `client`; others whom the request wakes find their events set.
 
         Raises:
@@ -36,7 +36,7 @@ class _Shared:
         mine = []
         with self.lock:
             try:
-                replies = self.table.execute(client, request)
+                replies = self.table.execute(client, op, *fields)
             except StoreProtocolError as error:
                 raise UserError(str(error)) from None
             for target, reply in replies:
@@ -68,13 +68,13 @@ class HashStore(RequestStore):
     def _where(self) -> str:
         return "this process's store"
 
-    def _exchange(self, request: wire.Request, read: Callable[[Receive], T]) -> T:
-        return read(BytesIO(self._shared.execute(threading.Event(), request)).read)
+    def _exchange(self, read: Callable[[Receive], T], op: Op, *fields: Any) -> T:
+        return read(BytesIO(self._shared.execute(threading.Event(), op, *fields)).read)
 
-    def _await(self, request: wire.Wait | wire.Barrier, timeout: float) -> bool:
+    def _await(self, timeout: float, op: Op, *fields: Any) -> bool:
         event = threading.Event()
         try:
-            self._shared.execute(event, request)
+            self._shared.execute(event, op, *fields)
             event.wait(min(timeout, threading.TIMEOUT_MAX))
         finally:
             self._shared.forget(event)

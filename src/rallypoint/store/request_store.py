@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from rallypoint.base.clock import Deadline
-from rallypoint.store import wire
 from rallypoint.store.api import Store, key_bytes, key_text, pairs, value_bytes
 from rallypoint.store.errors import QueueEmptyError, StoreProtocolError
-from rallypoint.store.wire import DONE, I64, MISSING, U64
+from rallypoint.store.wire import DONE, I64, MISSING, U64, Op
 
 if TYPE_CHECKING:
     from datetime import timedelta
@@ -31,37 +30,36 @@ class RequestStore(Store):
     """A store whose operations are requests of `wire`, with a slash before each key as torch's clients have it."""
 
     @abstractmethod
-    def _exchange(self, request: wire.Request, read: Callable[[Receive], T]) -> T:
+    def _exchange(self, read: Callable[[Receive], T], op: Op, *fields: Any) -> T:
         """Make a request and read its reply."""
 
     @abstractmethod
-    def _await(self, request: wire.Wait | wire.Barrier, timeout: float) -> bool:
+    def _await(self, timeout: float, op: Op, *fields: Any) -> bool:
         """Make a request that is answered when something has happened; False if `timeout` seconds pass before."""
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._exchange(wire.Set(_with_slash(key), value_bytes(value)), _nothing)
+        self._exchange(_nothing, Op.SET, _with_slash(key), value_bytes(value))
 
     def get(self, key: str) -> bytes:
         self.wait([key])
-        return self._exchange(wire.Get(_with_slash(key)), read_value)
+        return self._exchange(read_value, Op.GET, _with_slash(key))
 
     def compare_set(self, key: str, expected: str | bytes, desired: str | bytes) -> bytes:
-        return self._exchange(
-            wire.CompareSet(_with_slash(key), value_bytes(expected), value_bytes(desired)), read_value
-        )
+        values = value_bytes(expected), value_bytes(desired)
+        return self._exchange(read_value, Op.COMPARE_SET, _with_slash(key), *values)
 
     def add(self, key: str, amount: int) -> int:
-        return self._exchange(wire.Add(_with_slash(key), amount), read_number)
+        return self._exchange(read_number, Op.ADD, _with_slash(key), amount)
 
     def check(self, keys: Sequence[str]) -> bool:
-        return self._exchange(wire.Check([_with_slash(key) for key in keys]), _flag)
+        return self._exchange(_flag, Op.CHECK, list(map(_with_slash, keys)))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
         limit = self._seconds(timeout)
         self._wait(keys, limit, limit)
 
     def append(self, key: str, value: str | bytes) -> None:
-        self._exchange(wire.Append(_with_slash(key), value_bytes(value)), _nothing)
+        self._exchange(_nothing, Op.APPEND, _with_slash(key), value_bytes(value))
 
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
         self.wait(keys)
@@ -69,30 +67,30 @@ class RequestStore(Store):
         def read(receive: Receive) -> list[bytes]:
             return [read_value(receive) for _ in keys]
 
-        return self._exchange(wire.MultiGet([_with_slash(key) for key in keys]), read)
+        return self._exchange(read, Op.MULTI_GET, list(map(_with_slash, keys)))
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        self._exchange(wire.MultiSet([(_with_slash(key), value) for key, value in pairs(keys, values)]), _nothing)
+        self._exchange(_nothing, Op.MULTI_SET, [(_with_slash(key), value) for key, value in pairs(keys, values)])
 
     def delete_key(self, key: str) -> bool:
-        return self._exchange(wire.DeleteKey(_with_slash(key)), read_number) == 1
+        return self._exchange(read_number, Op.DELETE_KEY, _with_slash(key)) == 1
 
     def num_keys(self) -> int:
-        return self._exchange(wire.NumKeys(), read_number)
+        return self._exchange(read_number, Op.NUM_KEYS)
 
     def list_keys(self) -> list[str]:
-        found = self._exchange(wire.ListKeys(), _values)
+        found = self._exchange(_values, Op.LIST_KEYS)
         return [key_text(key[1:]) for key in found if key.startswith(b"/")]
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        self._exchange(wire.QueuePush(_with_slash(key), value_bytes(value)), _nothing)
+        self._exchange(_nothing, Op.QUEUE_PUSH, _with_slash(key), value_bytes(value))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
         deadline = Deadline.after(self._timeout)
         while True:
             if block:
                 self._wait([key], deadline.remaining(), self._timeout)
-            value = self._exchange(wire.QueuePop(_with_slash(key)), _read_queue_pop)
+            value = self._exchange(_read_queue_pop, Op.QUEUE_POP, _with_slash(key))
             if value is not None:
                 return value
             if not block:
@@ -100,15 +98,15 @@ class RequestStore(Store):
             # Another was quicker after both had seen the value: wait for the next one.
 
     def queue_len(self, key: str) -> int:
-        return self._exchange(wire.QueueLen(_with_slash(key)), read_number)
+        return self._exchange(read_number, Op.QUEUE_LEN, _with_slash(key))
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
         limit = self._seconds(timeout)
-        if not self._await(wire.Barrier(_with_slash(key), world_size), limit):
+        if not self._await(limit, Op.BARRIER, _with_slash(key), world_size):
             raise self._barrier_timeout(key, world_size, limit)
 
     def _wait(self, keys: Sequence[str], remaining: float, timeout: float) -> None:
-        if not self._await(wire.Wait([_with_slash(key) for key in keys]), remaining):
+        if not self._await(remaining, Op.WAIT, list(map(_with_slash, keys))):
             raise self._keys_timeout(keys, timeout)
 
 

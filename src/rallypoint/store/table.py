@@ -23,9 +23,8 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from rallypoint.store import wire
 from rallypoint.store.errors import StoreProtocolError
 from rallypoint.store.guard import ENTRY_OVERHEAD, value_too_long_error
 from rallypoint.store.listing import MASK, SHARDS, KeyListings, Shards
@@ -75,34 +74,15 @@ class Table(Generic[C]):
 
     def commands(self) -> Mapping[Op, Callable[..., Replies[C] | Work[C]]]:
         """What to call for each opcode, with the client and the fields of the request."""
-        return {
-            Op.SET: self.set,
-            Op.COMPARE_SET: self.compare_set,
-            Op.GET: self.get,
-            Op.ADD: self.add,
-            Op.CHECK: self.check,
-            Op.WAIT: self.wait,
-            Op.NUM_KEYS: self.num_keys,
-            Op.DELETE_KEY: self.delete_key,
-            Op.APPEND: self.append,
-            Op.MULTI_GET: self.multi_get,
-            Op.MULTI_SET: self.multi_set,
-            Op.CANCEL_WAIT: self.cancel_wait,
-            Op.PING: self.ping,
-            Op.QUEUE_PUSH: self.queue_push,
-            Op.QUEUE_POP: self.queue_pop,
-            Op.QUEUE_LEN: self.queue_len,
-            Op.LIST_KEYS: self.list_keys,
-            Op.BARRIER: self.barrier,
-        }
+        return {op: getattr(self, op.name.lower()) for op in Op if op is not Op.VALIDATE}
 
-    def execute(self, client: C, request: wire.Request) -> Sequence[Reply[C]]:
-        """Do what `client` asks for by a typed request.
+    def execute(self, client: C, op: Op, *fields: Any) -> Sequence[Reply[C]]:
+        """Do what `client` asks for; returns all replies.
 
         Raises:
             StoreProtocolError: ADD or BARRIER on a value that is no number. Nothing is changed.
         """
-        done = self.commands()[wire.opcode(request)](client, *request)
+        done = getattr(self, op.name.lower())(client, *fields)
         steps = done if isinstance(done, Generator) else [done]
         return [reply for replies in steps for reply in _list_reply(client, replies) if reply[1]]
 

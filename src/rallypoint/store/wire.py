@@ -1,8 +1,8 @@
-"""The words of torch's TCPStore protocol: opcodes, limits, and each request with its bytes (contract section 9.1).
+"""torch's TCPStore protocol: opcodes, limits, and each request as bytes (contract section 9.1). Pure.
 
-Pure. All integers are little-endian; a string is a u64 length and its bytes. There is no framing beyond the fields and
-there are no request ids: replies come in the order of the requests, except that WAIT and BARRIER answer when they can.
-`rallypoint.store.decoder` reads these bytes back, `rallypoint.store.table` says what the requests mean.
+All integers are little-endian; a string is a u64 length and its bytes. There is no framing beyond the fields and there
+are no request ids: replies come in the order of the requests, except that WAIT and BARRIER answer when they can.
+`decoder` reads these bytes back, `table` says what the requests mean and what their replies are.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from enum import IntEnum
 from struct import Struct
-from typing import NamedTuple, TypeAlias
+from typing import Any
 
 from rallypoint.store.errors import StoreProtocolError
 
@@ -35,7 +35,7 @@ CANCELLED = b"\x01"
 
 
 class Op(IntEnum):
-    """The first byte of a request."""
+    """The first byte of a request; `FIELDS` says what follows."""
 
     VALIDATE = 0
     SET = 1
@@ -58,142 +58,28 @@ class Op(IntEnum):
     BARRIER = 18
 
 
-class Validate(NamedTuple):
-    """The first message of every connection. No reply."""
-
-    magic: int = MAGIC
-
-
-class Set(NamedTuple):
-    """Store a value. No reply."""
-
-    key: bytes
-    value: bytes
-
-
-class CompareSet(NamedTuple):
-    """Store `desired` if the present value is `expected`. The reply is a value."""
-
-    key: bytes
-    expected: bytes
-    desired: bytes
-
-
-class Get(NamedTuple):
-    """Ask for a value. The reply is the value, empty if there is none."""
-
-    key: bytes
-
-
-class Add(NamedTuple):
-    """Add to a decimal number. The reply is an i64, the sum."""
-
-    key: bytes
-    delta: int
-
-
-class Check(NamedTuple):
-    """Ask whether all keys are there. The reply is DONE or MISSING."""
-
-    keys: Sequence[bytes]
-
-
-class Wait(NamedTuple):
-    """Ask to be told, by DONE, when all keys are there."""
-
-    keys: Sequence[bytes]
-
-
-class NumKeys(NamedTuple):
-    """Ask for the number of keys. The reply is an i64."""
-
-
-class DeleteKey(NamedTuple):
-    """Remove a value. The reply is an i64: 1 if it was there, 0 if not."""
-
-    key: bytes
-
-
-class Append(NamedTuple):
-    """Lengthen a value, an absent one from empty. No reply."""
-
-    key: bytes
-    value: bytes
-
-
-class MultiGet(NamedTuple):
-    """Ask for several values. The reply is one value for each key, empty where there is none."""
-
-    keys: Sequence[bytes]
-
-
-class MultiSet(NamedTuple):
-    """Store several values, one by one: a reader may see the first ones before the rest is there. No reply."""
-
-    pairs: Sequence[tuple[bytes, bytes]]
-
-
-class CancelWait(NamedTuple):
-    """Give up waiting. The reply is CANCELLED, always."""
-
-
-class Ping(NamedTuple):
-    """Ask for a sign of life. The reply is the same u32."""
-
-    nonce: int
-
-
-class QueuePush(NamedTuple):
-    """Put a value at the end of a queue. No reply."""
-
-    key: bytes
-    value: bytes
-
-
-class QueuePop(NamedTuple):
-    """Take the oldest value of a queue. The reply is an i64, the length before, and if that is not 0 the value."""
-
-    key: bytes
-
-
-class QueueLen(NamedTuple):
-    """Ask for the length of a queue. The reply is an i64."""
-
-    key: bytes
-
-
-class ListKeys(NamedTuple):
-    """Ask for all keys. The reply is an i64 count and the keys, in no order."""
-
-
-class Barrier(NamedTuple):
-    """Add 1 to the key's number and wait, for DONE, until it has reached `world_size`."""
-
-    key: bytes
-    world_size: int
-
-
-Request: TypeAlias = (
-    Validate
-    | Set
-    | CompareSet
-    | Get
-    | Add
-    | Check
-    | Wait
-    | NumKeys
-    | DeleteKey
-    | Append
-    | MultiGet
-    | MultiSet
-    | CancelWait
-    | Ping
-    | QueuePush
-    | QueuePop
-    | QueueLen
-    | ListKeys
-    | Barrier
-)
+FIELDS: dict[Op, tuple[str, ...]] = {
+    Op.VALIDATE: ("u32",),
+    Op.SET: ("key", "value"),
+    Op.COMPARE_SET: ("key", "value", "value"),
+    Op.GET: ("key",),
+    Op.ADD: ("key", "i64"),
+    Op.CHECK: ("keys",),
+    Op.WAIT: ("keys",),
+    Op.NUM_KEYS: (),
+    Op.DELETE_KEY: ("key",),
+    Op.APPEND: ("key", "value"),
+    Op.MULTI_GET: ("keys",),
+    Op.MULTI_SET: ("pairs",),
+    Op.CANCEL_WAIT: (),
+    Op.PING: ("u32",),
+    Op.QUEUE_PUSH: ("key", "value"),
+    Op.QUEUE_POP: ("key",),
+    Op.QUEUE_LEN: ("key",),
+    Op.LIST_KEYS: (),
+    Op.BARRIER: ("key", "i64"),
+}
+"""The fields of each request, in order. `_PACK` says how each kind travels."""
 
 
 def string(text: bytes) -> bytes:
@@ -206,19 +92,18 @@ def strings(texts: Sequence[bytes]) -> bytes:
     return U64.pack(len(texts)) + b"".join(map(string, texts))
 
 
-def encode(request: Request) -> bytes:
-    """The request as it travels.
+def encode(op: Op, *fields: Any) -> bytes:
+    """A request as it travels, with the fields that `FIELDS` names.
 
     Raises:
         StoreProtocolError: a key, a value or their number is beyond the protocol's limits.
     """
-    op, fields = _LAYOUT[type(request)]
-    return bytes([op]) + b"".join([pack(value) for pack, value in zip(fields, request, strict=True)])
+    return bytes([op]) + b"".join([_PACK[kind](value) for kind, value in zip(FIELDS[op], fields, strict=True)])
 
 
-def opcode(request: Request) -> Op:
-    """The first byte of the request."""
-    return _LAYOUT[type(request)][0]
+def greeting() -> bytes:
+    """The first message of every connection."""
+    return encode(Op.VALIDATE, MAGIC)
 
 
 def check_key(size: int) -> None:
@@ -254,7 +139,7 @@ def _key(key: bytes) -> bytes:
     return string(key)
 
 
-def _payload(value: bytes) -> bytes:
+def _value(value: bytes) -> bytes:
     check_payload(len(value))
     return string(value)
 
@@ -266,31 +151,14 @@ def _keys(keys: Sequence[bytes]) -> bytes:
 
 def _pairs(pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
     check_count(len(pairs))
-    return U64.pack(len(pairs)) + b"".join([_key(key) + _payload(value) for key, value in pairs])
+    return U64.pack(len(pairs)) + b"".join([_key(key) + _value(value) for key, value in pairs])
 
 
-_LAYOUT: dict[type[Request], tuple[Op, tuple[Callable[..., bytes], ...]]] = {
-    Validate: (Op.VALIDATE, (U32.pack,)),
-    Set: (Op.SET, (_key, _payload)),
-    CompareSet: (Op.COMPARE_SET, (_key, _payload, _payload)),
-    Get: (Op.GET, (_key,)),
-    Add: (Op.ADD, (_key, I64.pack)),
-    Check: (Op.CHECK, (_keys,)),
-    Wait: (Op.WAIT, (_keys,)),
-    NumKeys: (Op.NUM_KEYS, ()),
-    DeleteKey: (Op.DELETE_KEY, (_key,)),
-    Append: (Op.APPEND, (_key, _payload)),
-    MultiGet: (Op.MULTI_GET, (_keys,)),
-    MultiSet: (Op.MULTI_SET, (_pairs,)),
-    CancelWait: (Op.CANCEL_WAIT, ()),
-    Ping: (Op.PING, (U32.pack,)),
-    QueuePush: (Op.QUEUE_PUSH, (_key, _payload)),
-    QueuePop: (Op.QUEUE_POP, (_key,)),
-    QueueLen: (Op.QUEUE_LEN, (_key,)),
-    ListKeys: (Op.LIST_KEYS, ()),
-    Barrier: (Op.BARRIER, (_key, I64.pack)),
+_PACK: dict[str, Callable[[Any], bytes]] = {
+    "u32": U32.pack,
+    "i64": I64.pack,
+    "key": _key,
+    "value": _value,
+    "keys": _keys,
+    "pairs": _pairs,
 }
-"""The opcode of each request, and how each of its fields travels, in order."""
-
-REQUESTS: dict[Op, type[Request]] = {op: kind for kind, (op, _) in _LAYOUT.items()}
-"""The request of each opcode."""

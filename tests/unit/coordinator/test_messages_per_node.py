@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -23,8 +24,9 @@ from rallypoint.membership.state import NodeInfo, Settings
 from rallypoint.protocol import codec
 from rallypoint.protocol.link import Deliver
 from rallypoint.protocol.messages import JobEnded, JoinRequest, LinkOpened, Notification, Placed, Request, RoundEnded
-from rallypoint.store import hashstore, wire
+from rallypoint.store import hashstore
 from rallypoint.store.hashstore import HashStore
+from rallypoint.store.wire import Op
 
 SIZES = (2, 64, 512)
 TIMEOUT = 60.0
@@ -136,9 +138,9 @@ def test_ranks_and_barrier_over_a_store_cost_a_node_the_same_in_any_job(monkeypa
     counted: Counter[int] = Counter()
     execute = hashstore._Shared.execute
 
-    def counting(shared: hashstore._Shared, client: threading.Event, request: wire.Request) -> bytes:
+    def counting(shared: hashstore._Shared, client: threading.Event, op: Op, *fields: Any) -> bytes:
         counted[threading.get_ident()] += 1
-        return execute(shared, client, request)
+        return execute(shared, client, op, *fields)
 
     monkeypatch.setattr(hashstore._Shared, "execute", counting)
     most = []

@@ -12,9 +12,9 @@ import pytest
 
 from rallypoint.base.endpoint import listening_socket
 from rallypoint.base.log import RateLimitedLog, get_logger
-from rallypoint.store import wire
 from rallypoint.store.guard import StoreGuard
 from rallypoint.store.transport import STORE_VARIABLE, StoreTransport, TransportContext, open_transport
+from tests import typed_requests as wire
 
 KINDS = ["python", "compiled"]
 RETRY = 0.05

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from rallypoint.store import wire
 from rallypoint.store.errors import StoreProtocolError
+from tests import typed_requests as wire
 from tests.unit.store.requests import REQUESTS
 
 Replies = list[tuple[str, bytes]]

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 from hypothesis import strategies as st
 
-from rallypoint.store import wire
-from rallypoint.store.decoder import Decoder, requests
+from rallypoint.store.decoder import Decoder
+from tests import typed_requests as wire
+from tests.typed_requests import requests
 
 KEYS = st.sampled_from([b"a", b"b", b"/c", b"", b"init/"])
 NUMBERS = st.integers(-(1 << 63), (1 << 63) - 1)

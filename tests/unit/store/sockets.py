@@ -6,7 +6,7 @@ import socket
 import struct
 from types import TracebackType
 
-from rallypoint.store import wire
+from tests import typed_requests as wire
 
 DEADLINE = 30.0
 """Seconds after which a test that waits for bytes fails; nothing takes nearly so long."""

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rallypoint.base.endpoint import listening_socket
-from rallypoint.store import wire
 from rallypoint.store.errors import StoreProtocolError
+from tests import typed_requests as wire
 from tests.unit.store.both import KINDS, RETRY, Bench, Peer, bench, is_compiled, no_more_descriptors
 from tests.unit.store.conftest import Lines
 from tests.unit.store.reference import NAMES, STEPS, WAITING_STEPS, Twin

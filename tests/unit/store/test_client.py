@@ -13,7 +13,6 @@ from types import FrameType
 import pytest
 
 from rallypoint.base.endpoint import listening_socket
-from rallypoint.store import wire
 from rallypoint.store.client import TCPStore
 from rallypoint.store.errors import (
     StoreConnectionError,
@@ -22,6 +21,7 @@ from rallypoint.store.errors import (
     StoreTimeoutError,
 )
 from rallypoint.store.server import StoreServer
+from tests import typed_requests as wire
 from tests.unit.store.sockets import DEADLINE, Raw
 
 GREETING = wire.encode(wire.Validate()) + wire.encode(wire.Ping(0))

@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.store import wire
-from rallypoint.store.decoder import Decoder, requests
+from rallypoint.store.decoder import Decoder
 from rallypoint.store.errors import StoreProtocolError
+from tests import typed_requests as wire
+from tests.typed_requests import requests
 from tests.unit.store.requests import REQUESTS, arriving, decode, stream, typed
 
 GREETING = wire.encode(wire.Validate())

@@ -20,10 +20,10 @@ import pytest
 
 from rallypoint.base.endpoint import listening_socket
 from rallypoint.store import server as server_module
-from rallypoint.store import wire
 from rallypoint.store.server import StoreServer, StoreThread
 from rallypoint.store.serving import ServedTable
 from rallypoint.store.transport import STORE_VARIABLE
+from tests import typed_requests as wire
 from tests.unit.store.both import choose, no_more_descriptors
 from tests.unit.store.conftest import Door
 from tests.unit.store.sockets import DEADLINE, Raw

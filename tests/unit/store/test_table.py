@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.store import wire
 from rallypoint.store.errors import StoreProtocolError
 from rallypoint.store.table import MERGE_LIMIT, Table
+from tests import typed_requests as wire
 from tests.unit.store.reference import STEPS, WAITING_STEPS, Replies, Twin
 
 
@@ -39,9 +39,9 @@ def test_the_table_does_what_its_dumb_twin_does(steps: Sequence[tuple[str, wire.
             expected = twin.execute(client, request)
         except StoreProtocolError:
             with pytest.raises(StoreProtocolError, match="not a number"):
-                table.execute(client, request)
+                wire.execute(table, client, request)
             continue
-        found = joined(table.execute(client, request))
+        found = joined(wire.execute(table, client, request))
         if isinstance(request, wire.ListKeys):  # in no order
             assert [sorted(reply) for _, reply in found] == [sorted(reply) for _, reply in expected]
         else:
@@ -54,54 +54,57 @@ def _table() -> Table[str]:
 
 
 def test_a_failed_compare_set_on_a_missing_key_lies_and_wakes(table: Table[str]) -> None:
-    table.execute("W", wire.Wait([b"k"]))
-    assert joined(table.execute("A", wire.CompareSet(b"k", b"x", b"y"))) == [("W", b"\0"), ("A", wire.string(b"x"))]
-    assert table.execute("A", wire.Check([b"k"])) == [("A", b"\1")]
+    wire.execute(table, "W", wire.Wait([b"k"]))
+    assert joined(wire.execute(table, "A", wire.CompareSet(b"k", b"x", b"y"))) == [
+        ("W", b"\0"),
+        ("A", wire.string(b"x")),
+    ]
+    assert wire.execute(table, "A", wire.Check([b"k"])) == [("A", b"\1")]
 
 
 def test_a_push_wakes_the_first_who_has_all_and_counts_for_those_before(table: Table[str]) -> None:
-    table.execute("A", wire.Wait([b"q", b"x"]))
-    table.execute("B", wire.Wait([b"q"]))
-    table.execute("C", wire.Wait([b"q"]))
-    assert table.execute("P", wire.QueuePush(b"q", b"")) == [("B", b"\0")]
-    assert table.execute("P", wire.Set(b"x", b"")) == [("A", b"\0")]
-    assert table.execute("P", wire.QueuePush(b"q", b"")) == [("C", b"\0")]
+    wire.execute(table, "A", wire.Wait([b"q", b"x"]))
+    wire.execute(table, "B", wire.Wait([b"q"]))
+    wire.execute(table, "C", wire.Wait([b"q"]))
+    assert wire.execute(table, "P", wire.QueuePush(b"q", b"")) == [("B", b"\0")]
+    assert wire.execute(table, "P", wire.Set(b"x", b"")) == [("A", b"\0")]
+    assert wire.execute(table, "P", wire.QueuePush(b"q", b"")) == [("C", b"\0")]
 
 
 def test_a_wait_for_a_queue_and_a_missing_key_counts_both(table: Table[str]) -> None:
-    table.execute("P", wire.QueuePush(b"q", b""))
-    assert table.execute("A", wire.Wait([b"q", b"x"])) == []
-    assert table.execute("P", wire.Set(b"x", b"")) == []
-    assert table.execute("P", wire.QueuePush(b"q", b"")) == [("A", b"\0")]
+    wire.execute(table, "P", wire.QueuePush(b"q", b""))
+    assert wire.execute(table, "A", wire.Wait([b"q", b"x"])) == []
+    assert wire.execute(table, "P", wire.Set(b"x", b"")) == []
+    assert wire.execute(table, "P", wire.QueuePush(b"q", b"")) == [("A", b"\0")]
 
 
 def test_a_barrier_short_of_its_world_wakes_no_waiter_of_its_key(table: Table[str]) -> None:
-    table.execute("W", wire.Wait([b"b"]))
-    assert table.execute("A", wire.Barrier(b"b", 2)) == []
-    assert sorted(table.execute("B", wire.Barrier(b"b", 2))) == [("A", b"\0"), ("B", b"\0"), ("W", b"\0")]
-    assert table.execute("C", wire.Barrier(b"b", 2)) == [("C", b"\0")]
-    assert table.execute("C", wire.Get(b"b")) == [("C", wire.string(b"3"))]
+    wire.execute(table, "W", wire.Wait([b"b"]))
+    assert wire.execute(table, "A", wire.Barrier(b"b", 2)) == []
+    assert sorted(wire.execute(table, "B", wire.Barrier(b"b", 2))) == [("A", b"\0"), ("B", b"\0"), ("W", b"\0")]
+    assert wire.execute(table, "C", wire.Barrier(b"b", 2)) == [("C", b"\0")]
+    assert wire.execute(table, "C", wire.Get(b"b")) == [("C", wire.string(b"3"))]
 
 
 def test_who_has_left_gets_nothing(table: Table[str]) -> None:
-    table.execute("A", wire.Wait([b"k", b"k", b"l"]))
-    table.execute("B", wire.Wait([b"k"]))
+    wire.execute(table, "A", wire.Wait([b"k", b"k", b"l"]))
+    wire.execute(table, "B", wire.Wait([b"k"]))
     table.forget("A")
     table.forget("A")
-    assert table.execute("C", wire.Set(b"k", b"")) == [("B", b"\0")]
-    assert table.execute("C", wire.Set(b"l", b"")) == []
+    assert wire.execute(table, "C", wire.Set(b"k", b"")) == [("B", b"\0")]
+    assert wire.execute(table, "C", wire.Set(b"l", b"")) == []
 
 
 def test_large_values_are_handed_out_as_they_are_kept(table: Table[str]) -> None:
     value = bytes(MERGE_LIMIT + 1)
-    table.execute("A", wire.Set(b"k", value))
-    replies = table.execute("A", wire.MultiGet([b"k", b"k"]))
+    wire.execute(table, "A", wire.Set(b"k", value))
+    replies = wire.execute(table, "A", wire.MultiGet([b"k", b"k"]))
     assert [reply for _, reply in replies if reply is value] == [value, value]
 
 
 def test_a_value_that_grows_later_does_not_change_the_replies_before(table: Table[str]) -> None:
-    table.execute("A", wire.Append(b"k", bytes(MERGE_LIMIT)))
-    table.execute("A", wire.Append(b"k", b"x"))
-    (_, (_, sent)) = table.execute("A", wire.Get(b"k"))
-    table.execute("A", wire.Append(b"k", b"y"))
+    wire.execute(table, "A", wire.Append(b"k", bytes(MERGE_LIMIT)))
+    wire.execute(table, "A", wire.Append(b"k", b"x"))
+    (_, (_, sent)) = wire.execute(table, "A", wire.Get(b"k"))
+    wire.execute(table, "A", wire.Append(b"k", b"y"))
     assert sent == bytes(MERGE_LIMIT) + b"x"

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.store import wire
 from rallypoint.store.guard import StoreGuard
+from tests import typed_requests as wire
 from tests.unit.store.both import KINDS, Bench, Peer, bench, is_compiled
 from tests.unit.store.test_both import both, logged
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from rallypoint.store import wire
 from rallypoint.store.errors import StoreProtocolError
+from tests import typed_requests as wire
 
 
 def test_bytes_seen_on_the_wire() -> None:
