@@ -1,11 +1,24 @@
-"""What the documents link to is there."""
+"""What the documents link to, and the files and names that they mention, are there."""
 
 from __future__ import annotations
 
+import ast
+import keyword
 import re
+import tomllib
+from functools import cache
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
+SOURCE = ROOT / "src" / "rallypoint"
+
+NAMING = ("docs/architecture.md", "docs/glossary.md", "CONTRIBUTING.md")
+"""The pages whose every `path` and `name` has to be there."""
+
+ELSEWHERE = frozenset({"train.py", "iproute2", "c10d"})
+"""A reader's file, a program, and a backend: names that no file of ours defines."""
 
 
 def test_links_between_documents_lead_somewhere() -> None:
@@ -20,8 +33,106 @@ def test_links_between_documents_lead_somewhere() -> None:
     assert [f"{page.relative_to(ROOT)}: {link}" for page, link in links if not (page.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize("page", NAMING)
+def test_files_and_names_that_a_page_mentions_are_there(page: str) -> None:
+    quoted = re.findall(r"`([^`\n]+)`", (ROOT / page).read_text())
+    assert [each for each in quoted if not _is_there(each)] == []
+
+
+@pytest.mark.parametrize("page", NAMING)
+def test_a_name_that_stands_beside_a_file_is_in_it(page: str) -> None:
+    text = " ".join((ROOT / page).read_text().split())
+    pairs = re.findall(r"`([\w/]+\.py)`, `([A-Za-z_][\w.]*)`", text)
+    pairs += [(file, name) for name, file in re.findall(r"`([A-Za-z_][\w.]*)` \(`([\w/]+\.py)`[,)]", text)]
+    assert len(pairs) > 15 or page != NAMING[0]
+    assert [(file, name) for file, name in pairs if not set(name.split(".")) <= _defined_in(file)] == []
+
+
+def test_sections_that_a_page_links_to_in_itself_are_there() -> None:
+    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
+        text = path.read_text()
+        headings = {
+            re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)", text, re.M)
+        }
+        assert [each for each in re.findall(r"\]\(#([^)]+)\)", text) if each not in headings] == [], path.name
+
+
+def test_the_table_of_packages_has_the_layers_that_are_held() -> None:
+    contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
+    layers = next(each["layers"] for each in contracts if each["type"] == "layers")
+    held = {name: number for number, row in enumerate(reversed(layers)) for name in row.split(" | ")}
+    rows = re.findall(r"^\| (\d+) \| `(\w+)/` \|", (ROOT / "docs" / "architecture.md").read_text(), re.M)
+    assert {name: int(number) for number, name in rows} == held
+    assert len(rows) == len(held), "each package once"
+
+
 def test_the_source_archive_holds_the_papers() -> None:
     text = (ROOT / "pyproject.toml").read_text()
     included = text[text.index("[tool.hatch.build.targets.sdist]") :].partition("]\n")[2].partition("\n\n")[0]
     papers = ["LICENSE", *(page.name for page in ROOT.glob("*.md"))]
     assert [name for name in papers if f'"/{name}"' not in included] == []
+
+
+def _is_there(quoted: str) -> bool:
+    """Whether what stands between backquotes is a file or a name of ours, or nothing that claims to be one."""
+    if quoted in ELSEWHERE or re.search(r"[\s=<>:]|^[-/]", quoted):  # a command, a flag, an address
+        return True
+    if "/" in quoted or quoted.endswith((".py", ".md", ".toml")):
+        return any(any(base.glob(quoted.rstrip("/"))) for base in (SOURCE, ROOT))
+    if re.fullmatch(r"[A-Za-z_][\w.]*", quoted):
+        *owner, name = quoted.split(".")
+        return keyword.iskeyword(name) or quoted in _names() or (bool(owner) and name in _members(owner[-1]))
+    return True
+
+
+@cache
+def _trees() -> list[tuple[str, ast.Module]]:
+    """The modules of the source: name and syntax tree."""
+    return [(path.stem, ast.parse(path.read_text())) for path in SOURCE.rglob("*.py")]
+
+
+@cache
+def _names() -> set[str]:
+    """Modules, packages and definitions of the source, and the words of the files that say what it is built with."""
+    names = {path.stem for path in SOURCE.rglob("*")} | {"rallypoint"}
+    for _, tree in _trees():
+        names |= _defined(tree)
+        for node in ast.walk(tree):
+            match node:
+                case ast.Import(names=imported):
+                    names.update(each.name for each in imported)
+                case ast.ImportFrom(module=str(module), names=imported):
+                    names.update({module, *(f"{module}.{each.name}" for each in imported)})
+                case ast.arg(arg=name):
+                    names.add(name)
+                case ast.Constant(value=str(text)) if re.fullmatch(r"[A-Z]\w*|[a-z]+\.[a-z]+", text):
+                    names.add(text)  # an environment variable, or a group of entry points
+    for file in ("pyproject.toml", "Makefile"):
+        names.update(re.findall(r"[\w.]+", (ROOT / file).read_text()))
+    return names
+
+
+def _defined_in(file: str) -> set[str]:
+    base = next(each for each in (SOURCE, ROOT) if (each / file).exists())
+    return _defined(ast.parse((base / file).read_text()))
+
+
+@cache
+def _members(owner: str) -> set[str]:
+    """What the modules and the classes of a name define."""
+    owners: list[ast.AST] = [tree for stem, tree in _trees() if stem == owner]
+    for _, tree in _trees():
+        owners += [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == owner]
+    return {name for each in owners for name in _defined(each)}
+
+
+def _defined(tree: ast.AST) -> set[str]:
+    """Classes, functions and variables that are defined anywhere in it."""
+    names = set[str]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.ClassDef(name=name) | ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name):
+                names.add(name)
+            case ast.Name(id=name, ctx=ast.Store()):
+                names.add(name)
+    return names
