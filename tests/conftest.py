@@ -76,13 +76,16 @@ def _check_needs(item: pytest.Item) -> None:
 
 @pytest.fixture(scope="session")
 def _etcd_of_session(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EtcdCluster]:
-    cluster = EtcdCluster(tmp_path_factory.mktemp("etcd"))
+    cluster = EtcdCluster(tmp_path_factory.mktemp("etcd"), arguments=["--enable-v2"])
     yield cluster
     cluster.close()
 
 
 @pytest.fixture(name="etcd")
 def _etcd(_etcd_of_session: EtcdCluster) -> Iterator[EtcdCluster]:
-    """Three members of etcd, the same for all tests, with what others left in it; members may be killed and paused."""
+    """Three members of etcd, the same for all tests, with what others left in it; members may be killed and paused.
+
+    They serve the v2 API too.
+    """
     yield _etcd_of_session
     _etcd_of_session.mend()

@@ -15,6 +15,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -215,3 +216,36 @@ def _settled(look: Callable[[], list[str]]) -> list[str]:
     while (found := look()) and time.monotonic() < deadline:
         threading.Event().wait(0.05)
     return found
+
+
+AtOnce = Callable[..., None]
+"""The type of the fixture `at_once`: it takes scenarios."""
+
+
+def run_at_once(folder: Path, *scenarios: Callable[[Launcher], None]) -> None:
+    """Run scenarios that mostly wait beside one another, so that they share their waits; each has a launcher.
+
+    Args:
+        folder: each launcher gets a folder below it.
+        scenarios: what to run, each in a thread.
+
+    Raises:
+        ExceptionGroup: what went wrong in them, each with the name of its scenario.
+    """
+
+    def run(number: int, scenario: Callable[[Launcher], None]) -> Exception | None:
+        own = folder / str(number)
+        own.mkdir()
+        try:
+            with launching(own) as launcher:
+                scenario(launcher)
+        except Exception as error:
+            error.add_note(f"in {getattr(scenario, 'func', scenario).__name__}")
+            return error
+        return None
+
+    with ThreadPoolExecutor(len(scenarios)) as pool:
+        found = list(pool.map(run, range(len(scenarios)), scenarios))
+    failures = [error for error in found if error is not None]
+    if failures:
+        raise ExceptionGroup(f"{len(failures)} of {len(scenarios)} scenarios failed", failures)

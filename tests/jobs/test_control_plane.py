@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from rallypoint.base.endpoint import free_port, resolve
-from tests.jobs.launching import RALLYRUN, Job, Launcher
+from tests.jobs.launching import RALLYRUN, AtOnce, Job, Launcher
 from tests.jobs.nodes import Nodes, all_end, all_ranks, c10d, common
 
 RALLYCTL = [sys.executable, "-m", "rallypoint.cli.rallyctl"]
@@ -26,7 +26,7 @@ def outside(rallyrun: Launcher, port: int, nnodes: str, *flags: str, conf: str =
     return Nodes(rallyrun, f"--nnodes={nnodes}", *endpoint, f"--rdzv-conf=is_host=false{conf}", *flags)
 
 
-def test_running_workers_run_on_and_the_job_finishes_on_a_new_server(rallyrun: Launcher) -> None:
+def running_workers_run_on_and_the_job_finishes_on_a_new_server(rallyrun: Launcher) -> None:
     port = free_port()
     server = serve(rallyrun, port)
     job = outside(rallyrun, port, "2")
@@ -46,7 +46,7 @@ def test_running_workers_run_on_and_the_job_finishes_on_a_new_server(rallyrun: L
     assert server.ends() == 0
 
 
-def test_a_failure_while_the_server_is_away_is_counted_once_when_it_is_back(rallyrun: Launcher) -> None:
+def a_failure_while_the_server_is_away_is_counted_once_when_it_is_back(rallyrun: Launcher) -> None:
     port = free_port()
     server = serve(rallyrun, port)
     job = outside(rallyrun, port, "2", "--max-restarts=1")
@@ -66,7 +66,7 @@ def test_a_failure_while_the_server_is_away_is_counted_once_when_it_is_back(rall
     all_end(nodes, 1)
 
 
-def test_a_server_outside_tells_how_far_the_rendezvous_is_and_one_of_the_nodes(rallyrun: Launcher) -> None:
+def a_server_outside_tells_how_far_the_rendezvous_is_and_one_of_the_nodes(rallyrun: Launcher) -> None:
     port = free_port()
     server = serve(rallyrun, port)
     job = outside(rallyrun, port, "3", conf=",join_timeout=5")
@@ -82,7 +82,7 @@ def test_a_server_outside_tells_how_far_the_rendezvous_is_and_one_of_the_nodes(r
     assert server.ends() == 0
 
 
-def test_a_server_that_stays_away_ends_the_job_when_it_is_needed(rallyrun: Launcher) -> None:
+def a_server_that_stays_away_ends_the_job_when_it_is_needed(rallyrun: Launcher) -> None:
     port = free_port()
     server = serve(rallyrun, port)
     job = outside(rallyrun, port, "2", "--max-restarts=1", conf=",join_timeout=3")
@@ -99,6 +99,15 @@ def test_a_server_that_stays_away_ends_the_job_when_it_is_needed(rallyrun: Launc
     job.say("finish")
     assert nodes[1].job.ends() == 0
     assert "this node's workers had all succeeded" in nodes[1].job.err
+
+
+def test_servers_outside_the_job_that_come_go_and_stay_away(at_once: AtOnce) -> None:
+    at_once(
+        a_server_that_stays_away_ends_the_job_when_it_is_needed,
+        a_server_outside_tells_how_far_the_rendezvous_is_and_one_of_the_nodes,
+        running_workers_run_on_and_the_job_finishes_on_a_new_server,
+        a_failure_while_the_server_is_away_is_counted_once_when_it_is_back,
+    )
 
 
 def test_an_agent_of_the_same_machine_takes_the_control_plane_over(rallyrun: Launcher) -> None:
@@ -139,7 +148,7 @@ def test_a_control_plane_outside_the_job_finds_its_port_free_when_it_is_started_
     all_end([node, other], 0)
 
 
-def test_a_job_id_serves_again_as_soon_as_its_job_has_ended(rallyrun: Launcher) -> None:
+def a_job_id_serves_again_as_soon_as_its_job_has_ended(rallyrun: Launcher) -> None:
     port = free_port()
     serve(rallyrun, port)
     job = outside(rallyrun, port, "1", "--max-restarts=0")
@@ -153,7 +162,7 @@ def test_a_job_id_serves_again_as_soon_as_its_job_has_ended(rallyrun: Launcher) 
     assert job.start("C").job.ends() == 0, "a job of two nodes that was killed leaves nothing to one of one"
 
 
-def test_a_node_that_was_cut_off_when_its_job_ended_does_not_run_it_again(rallyrun: Launcher) -> None:
+def a_node_that_was_cut_off_when_its_job_ended_does_not_run_it_again(rallyrun: Launcher) -> None:
     port = free_port()
     serve(rallyrun, port)
     job = outside(rallyrun, port, "1:2", conf=",last_call_timeout=1,lease=1")
@@ -171,6 +180,13 @@ def test_a_node_that_was_cut_off_when_its_job_ended_does_not_run_it_again(rallyr
     assert len(nodes[1].ups) == 1, "its workers were not started again"
     job.say("finish")
     all_end([again], 0)
+
+
+def test_what_a_job_that_has_ended_leaves_on_its_server(at_once: AtOnce) -> None:
+    at_once(
+        a_job_id_serves_again_as_soon_as_its_job_has_ended,
+        a_node_that_was_cut_off_when_its_job_ended_does_not_run_it_again,
+    )
 
 
 LIMITS = """

@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import itertools
-import os
 import shutil
 import signal
 import threading
 from contextlib import closing
-from pathlib import Path
+from functools import partial
 
 import pytest
 
 from rallypoint.etcd.api import EtcdRefused
 from rallypoint.etcd.client import EtcdClient
 from tests.etcd_cluster import EtcdCluster, running
-from tests.jobs.launching import Launcher
+from tests.jobs.launching import AtOnce, Launcher
 from tests.jobs.nodes import Node, Nodes, all_end, all_ranks, common, root_cause, told_in_short
 
 LEASE = 2
 PREFIX = "/tests/of/rallypoint"
 
 
-def job(rallyrun: Launcher, etcd: EtcdCluster, nnodes: str, *flags: str, lease: int = LEASE) -> Nodes:
+def job(
+    rallyrun: Launcher, etcd: EtcdCluster, nnodes: str, *flags: str, lease: int = LEASE, name: str | None = None
+) -> Nodes:
     endpoints = ",".join(str(each) for each in etcd.endpoints)
-    name = rallyrun.mark[:8]
+    name = rallyrun.mark[:8] if name is None else name
     return Nodes(
         rallyrun,
         f"--nnodes={nnodes}",
@@ -43,21 +44,21 @@ def kept(rallyrun: Launcher, etcd: EtcdCluster) -> list[str]:
     return [line for line in found.splitlines() if line]
 
 
-def arbiters(nodes: list[Node]) -> list[Node]:
-    """Those who say that they have been the arbiter."""
+def coordinators(nodes: list[Node]) -> list[Node]:
+    """Those who say that they have been the coordinator."""
     return [node for node in nodes if "this agent is the coordinator" in node.job.err]
 
 
 def started(nodes: Nodes, names: str) -> tuple[list[Node], Node, list[Node]]:
-    """Nodes with one worker each, up in one world; the arbiter among them, and the others."""
+    """Nodes with one worker each, up in one world; the coordinator among them, and the others."""
     made = [nodes.start(name) for name in names]
     for node in made:
         node.comes_up(1, world_size=len(names))
-    (arbiter,) = arbiters(made)
-    return made, arbiter, [node for node in made if node is not arbiter]
+    (coordinator,) = coordinators(made)
+    return made, coordinator, [node for node in made if node is not coordinator]
 
 
-def test_forms_restarts_scales_and_finishes_and_nothing_is_left(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+def forms_restarts_scales_and_finishes_and_nothing_is_left(rallyrun: Launcher, *, etcd: EtcdCluster) -> None:
     nodes = job(rallyrun, etcd, "2:3", "--max-restarts=1")
     two, _, _ = started(nodes, "AB")
     nodes.say("fail-A-0")
@@ -83,37 +84,39 @@ def test_a_job_that_fails_is_reported_by_two_and_leaves_nothing(rallyrun: Launch
     all_end(three, 1)
     assert root_cause(elected) == root_cause(failing)
     assert all(f"{failing.name} fails in 0" in node.job.err for node in (elected, failing))
-    if arbiters([other]):  # the elected one had ended before it, so that it was the coordinator in the end
+    if coordinators([other]):  # the elected one had ended before it, so that it was the coordinator in the end
         assert root_cause(other) == root_cause(failing)
     else:
         assert told_in_short(other).startswith(f"rank {failing.ranks(1)[0]} failed on ")
     assert kept(rallyrun, etcd) == []
 
 
-def test_the_arbiter_s_agent_is_killed_and_the_next_takes_over_at_once(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+def test_when_the_coordinator_s_agent_is_killed_the_next_takes_over_at_once(
+    rallyrun: Launcher, etcd: EtcdCluster
+) -> None:
     nodes = job(rallyrun, etcd, "2:3", lease=30)
-    _, arbiter, others = started(nodes, "ABC")
-    arbiter.dies()
+    _, coordinator, others = started(nodes, "ABC")
+    coordinator.dies()
     for node in others:
         node.comes_up(1, starts=2, world_size=2)
     assert common(others, [1, 1], "TORCHELASTIC_RESTART_COUNT") == "0"
-    assert len(arbiters(others)) == 1
+    assert len(coordinators(others)) == 1
     nodes.say("finish")
     all_end(others, 0)
     assert not [key for key in kept(rallyrun, etcd) if "/nodes/" not in key]
 
 
-def test_an_arbiter_that_is_paused_is_deposed_and_writes_nothing(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+def a_coordinator_that_is_paused_is_deposed_and_writes_nothing(rallyrun: Launcher, *, etcd: EtcdCluster) -> None:
     nodes = job(rallyrun, etcd, "2:3")
-    _, arbiter, others = started(nodes, "ABC")
-    arbiter.job.signal(signal.SIGSTOP)
+    _, coordinator, others = started(nodes, "ABC")
+    coordinator.job.signal(signal.SIGSTOP)
     try:
         for node in others:
             node.comes_up(1, starts=2, world_size=2)
     finally:
-        arbiter.job.signal(signal.SIGCONT)
-    everybody = [arbiter, *others]
-    arbiter.comes_up(1, starts=2, world_size=3)
+        coordinator.job.signal(signal.SIGCONT)
+    everybody = [coordinator, *others]
+    coordinator.comes_up(1, starts=2, world_size=3)
     for node in others:
         node.comes_up(1, starts=3, world_size=3)
     assert all_ranks(everybody, [1, 1, 1]) == [0, 1, 2]
@@ -122,11 +125,11 @@ def test_an_arbiter_that_is_paused_is_deposed_and_writes_nothing(rallyrun: Launc
     assert kept(rallyrun, etcd) == []
 
 
-def test_the_arbiter_leaves_in_order_and_the_others_go_on(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+def the_coordinator_leaves_in_order_and_the_others_go_on(rallyrun: Launcher, *, etcd: EtcdCluster) -> None:
     nodes = job(rallyrun, etcd, "1:3")
-    _, arbiter, others = started(nodes, "ABC")
-    arbiter.job.signal(signal.SIGTERM)
-    assert arbiter.job.ends() == 0
+    _, coordinator, others = started(nodes, "ABC")
+    coordinator.job.signal(signal.SIGTERM)
+    assert coordinator.job.ends() == 0
     for node in others:
         node.comes_up(1, starts=2, world_size=2)
     threading.Event().wait(LEASE)
@@ -136,33 +139,35 @@ def test_the_arbiter_leaves_in_order_and_the_others_go_on(rallyrun: Launcher, et
     assert kept(rallyrun, etcd) == []
 
 
-def test_the_leader_of_etcd_is_killed_while_workers_run(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+def test_jobs_that_an_etcd_coordinates_beside_one_another(at_once: AtOnce, etcd: EtcdCluster) -> None:
+    at_once(
+        partial(forms_restarts_scales_and_finishes_and_nothing_is_left, etcd=etcd),
+        partial(a_coordinator_that_is_paused_is_deposed_and_writes_nothing, etcd=etcd),
+        partial(the_coordinator_leaves_in_order_and_the_others_go_on, etcd=etcd),
+    )
+
+
+def test_the_leader_of_etcd_is_killed_while_workers_run_and_while_a_rendezvous_waits(
+    rallyrun: Launcher, etcd: EtcdCluster
+) -> None:
     nodes = job(rallyrun, etcd, "2", "--max-restarts=1")
     two, _, _ = started(nodes, "AB")
+    waiting = job(rallyrun, etcd, "2", name=f"waiting-{rallyrun.mark[:8]}")
+    first = waiting.start("C")
+    first.job.until_err("this agent is the coordinator")
     etcd.leader().kill()
+    second = waiting.start("D")
     nodes.say("fail-B-0")
     for node in two:
         node.comes_up(1, starts=2, world_size=2)
-    nodes.say("finish")
-    all_end(two, 0)
-    assert [len(node.ups) for node in two] == [2, 2]
-
-
-def test_the_leader_of_etcd_is_killed_while_a_rendezvous_waits(rallyrun: Launcher, etcd: EtcdCluster) -> None:
-    nodes = job(rallyrun, etcd, "2")
-    first = nodes.start("A")
-    first.job.until_err("this agent is the coordinator")
-    etcd.leader().kill()
-    second = nodes.start("B")
     for node in (first, second):
         node.comes_up(1, world_size=2)
     nodes.say("finish")
-    all_end([first, second], 0)
+    all_end([*two, first, second], 0)
+    assert [len(node.ups) for node in two] == [2, 2]
 
 
-def test_all_of_etcd_is_away_for_longer_than_a_lease_and_no_worker_notices(
-    rallyrun: Launcher, etcd: EtcdCluster
-) -> None:
+def all_of_etcd_is_away_for_longer_than_a_lease_and_no_worker_notices(rallyrun: Launcher, *, etcd: EtcdCluster) -> None:
     nodes = job(rallyrun, etcd, "2:3", "--max-restarts=1")
     three, _, _ = started(nodes, "ABC")
     for member in etcd.members:
@@ -172,7 +177,7 @@ def test_all_of_etcd_is_away_for_longer_than_a_lease_and_no_worker_notices(
     threading.Event().wait(2 * LEASE)
     assert [len(node.ups) for node in three] == [1, 1, 1]
     for member in etcd.members:
-        os.kill(member.pid, signal.SIGCONT)
+        member.resume()
     for node in three:
         node.comes_up(1, starts=2, world_size=3)
     assert common(three, [1, 1, 1], "TORCHELASTIC_RESTART_COUNT") == "1"
@@ -181,10 +186,9 @@ def test_all_of_etcd_is_away_for_longer_than_a_lease_and_no_worker_notices(
     assert [len(node.ups) for node in three] == [2, 2, 2]
 
 
-@pytest.mark.etcd
-def test_an_etcd_without_space_costs_nothing_that_it_holds_of_the_job(rallyrun: Launcher, tmp_path: Path) -> None:
-    """It refuses every write, so that no agent can be the arbiter; once there is space, they go on where they were."""
-    with running(tmp_path / "own", 1, arguments=["--quota-backend-bytes=4000000"]) as etcd:
+def an_etcd_without_space_costs_nothing_that_it_holds_of_the_job(rallyrun: Launcher) -> None:
+    """It refuses every write, so that no agent can be the coordinator; with space, they go on where they were."""
+    with running(rallyrun.folder / "own", 1, arguments=["--quota-backend-bytes=4000000"]) as etcd:
         nodes = job(rallyrun, etcd, "2", "--max-restarts=1")
         two, _, _ = started(nodes, "AB")
         fill(etcd)
@@ -202,12 +206,9 @@ def test_an_etcd_without_space_costs_nothing_that_it_holds_of_the_job(rallyrun: 
         assert kept(rallyrun, etcd) == []
 
 
-@pytest.mark.etcd
-def test_an_etcd_that_has_forgotten_everything_is_told_anew_and_no_worker_notices(
-    rallyrun: Launcher, tmp_path: Path
-) -> None:
+def an_etcd_that_has_forgotten_everything_is_told_anew_and_no_worker_notices(rallyrun: Launcher) -> None:
     """It was set up again in the same place, and counts its revisions from the beginning."""
-    with running(tmp_path / "own", 1) as etcd:
+    with running(rallyrun.folder / "own", 1) as etcd:
         nodes = job(rallyrun, etcd, "2", "--max-restarts=1")
         with closing(EtcdClient(etcd.endpoints)) as client:
             for _ in range(100):
@@ -215,7 +216,7 @@ def test_an_etcd_that_has_forgotten_everything_is_told_anew_and_no_worker_notice
         two, _, _ = started(nodes, "AB")
         (member,) = etcd.members
         member.kill()
-        shutil.rmtree(tmp_path / "own" / "etcd-0" / member.name)
+        shutil.rmtree(rallyrun.folder / "own" / "etcd-0" / member.name)
         member.start()
         member.wait_ready()
         for node in two:
@@ -231,6 +232,14 @@ def test_an_etcd_that_has_forgotten_everything_is_told_anew_and_no_worker_notice
         assert kept(rallyrun, etcd) == []
 
 
+def test_an_etcd_that_is_away_or_full_or_has_forgotten_everything(at_once: AtOnce, etcd: EtcdCluster) -> None:
+    at_once(
+        partial(all_of_etcd_is_away_for_longer_than_a_lease_and_no_worker_notices, etcd=etcd),
+        an_etcd_without_space_costs_nothing_that_it_holds_of_the_job,
+        an_etcd_that_has_forgotten_everything_is_told_anew_and_no_worker_notices,
+    )
+
+
 def fill(etcd: EtcdCluster) -> None:
     """Write until etcd has no space any more."""
     with closing(EtcdClient(etcd.endpoints)) as client:
@@ -240,7 +249,7 @@ def fill(etcd: EtcdCluster) -> None:
 
 
 def make_space(etcd: EtcdCluster) -> None:
-    """What etcd's keeper does where there is none."""
+    """What etcd's operator does where there is none."""
     with closing(EtcdClient(etcd.endpoints)) as client:
         client.delete(b"/filler")
         client.compact(client.range(b"/filler").revision)

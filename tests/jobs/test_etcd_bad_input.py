@@ -1,9 +1,7 @@
-"""What can be wrong with an etcd: one sentence each, patience where that can help, and nobody else's keys touched."""
+"""What can be wrong with an etcd: one sentence each, a wait where that can help, and nobody else's keys touched."""
 
 from __future__ import annotations
 
-import os
-import signal
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,12 +10,13 @@ import pytest
 import trustme
 
 from rallypoint.base.endpoint import free_port
+from rallypoint.election.keys import ElectionKeys
 from tests.etcd_cluster import EtcdCluster, ServerTls, running
 from tests.jobs.launching import Launcher
 from tests.jobs.nodes import Nodes, all_end
 from tests.jobs.test_bad_input import FINE, refused
 
-PATIENCE = 4
+WAITED_OUT = 2
 """Seconds of the join timeout, where it is to be waited out."""
 
 
@@ -36,77 +35,73 @@ def at(etcd: EtcdCluster) -> str:
     return ",".join(str(each) for each in etcd.endpoints)
 
 
-@pytest.mark.parametrize(
-    ("endpoint", "conf", "words", "code"),
-    [
-        ("host:port", "", ["'host:port'", "--rdzv-endpoint"], 1),
-        ("127.0.0.1:1,a b", "", ["'a b'", "host:port", "--rdzv-endpoint"], 1),
-        ("127.0.0.1:1", "protocol=ftp", ["protocol", "'ftp'", "http or https"], 1),
-        ("127.0.0.1:1", "key=k.pem", ["'k.pem'", "cert"], 2),
-        ("127.0.0.1:1", "protocol=http,cacert=c.pem", ["protocol", "https"], 2),
-        ("127.0.0.1:1", "cacert=no-such-file.pem", ["no-such-file.pem", "cacert"], 1),
-        ("127.0.0.1:1", "password=x", ["password", "user"], 2),
-        ("127.0.0.1:1", "lease=soon", ["lease", "'soon'"], 2),
-        ("127.0.0.1:1", "prefix=a\udcff", ["prefix", "UTF-8"], 1),
-        ("127.0.0.1:1", "user=u,password=a\udcff", ["password", "UTF-8"], 2),
-    ],
-)
-def test_an_option_that_cannot_work(rallyrun: Launcher, endpoint: str, conf: str, words: list[str], code: int) -> None:
+OPTIONS: list[tuple[str, str, list[str], int]] = [
+    ("host:port", "", ["'host:port'", "--rdzv-endpoint"], 1),
+    ("127.0.0.1:1,a b", "", ["'a b'", "host:port", "--rdzv-endpoint"], 1),
+    ("127.0.0.1:1", "protocol=ftp", ["protocol", "'ftp'", "http or https"], 1),
+    ("127.0.0.1:1", "key=k.pem", ["'k.pem'", "cert"], 2),
+    ("127.0.0.1:1", "protocol=http,cacert=c.pem", ["protocol", "https"], 2),
+    ("127.0.0.1:1", "cacert=no-such-file.pem", ["no-such-file.pem", "cacert"], 1),
+    ("127.0.0.1:1", "password=x", ["password", "user"], 2),
+    ("127.0.0.1:1", "lease=soon", ["lease", "'soon'"], 2),
+    ("127.0.0.1:1", "prefix=a\udcff", ["prefix", "UTF-8"], 1),
+    ("127.0.0.1:1", "user=u,password=a\udcff", ["password", "UTF-8"], 2),
+]
+
+
+def test_options_that_cannot_work(rallyrun: Launcher) -> None:
     """Values of options that torchrun does not have end as wrong flags do."""
-    refused(rallyrun(*flags(endpoint, conf), rallyrun.script(FINE)), *words, code=code)
+    script = rallyrun.script(FINE)
+    jobs = [rallyrun(*flags(endpoint, conf), script) for endpoint, conf, _, _ in OPTIONS]
+    for job, (_, _, words, code) in zip(jobs, OPTIONS, strict=True):
+        refused(job, *words, code=code)
 
 
-def test_no_etcd_there_is_waited_for_until_the_join_deadline(rallyrun: Launcher) -> None:
-    endpoint = f"127.0.0.1:{free_port()}"
-    job = rallyrun(*flags(endpoint, join_timeout=PATIENCE), rallyrun.script(FINE))
-    refused(job, endpoint, "before the join deadline", "etcd")
-
-
-def test_one_wrong_endpoint_of_several_does_no_harm(rallyrun: Launcher, etcd: EtcdCluster) -> None:
-    endpoints = f"127.0.0.1:{free_port()},{at(etcd)}"
-    jobs = [rallyrun(*flags(endpoints, job=rallyrun.mark), rallyrun.script(FINE)) for _ in range(2)]
+def test_one_wrong_endpoint_of_several_and_keys_of_others_among_ours_do_no_harm(
+    rallyrun: Launcher, etcd: EtcdCluster
+) -> None:
+    endpoints, prefix = f"127.0.0.1:{free_port()},{at(etcd)}", f"/{rallyrun.mark}"
+    etcd.ctl("put", ElectionKeys.of(prefix, "job").leader.decode(), "somebody's")
+    jobs = [rallyrun(*flags(endpoints, f"prefix={prefix}"), rallyrun.script(FINE)) for _ in range(2)]
     assert [job.ends() for job in jobs] == [0, 0], [job.err for job in jobs]
     assert [job.out for job in jobs] == [["ran"], ["ran"]]
 
 
-def test_without_a_quorum_it_is_waited_until_the_join_deadline(rallyrun: Launcher, etcd: EtcdCluster) -> None:
-    for member in etcd.members[:2]:
-        member.pause()
-    refused(
-        rallyrun(*flags(at(etcd), join_timeout=PATIENCE), rallyrun.script(FINE)), "before the join deadline", "etcd"
-    )
-
-
-def test_a_quorum_that_comes_back_in_time_is_used(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+def test_where_no_etcd_answers_it_is_waited_until_the_join_deadline_and_one_that_comes_back_in_time_is_used(
+    rallyrun: Launcher, etcd: EtcdCluster
+) -> None:
+    """There is none at one endpoint, and no quorum at others."""
+    nowhere = f"127.0.0.1:{free_port()}"
+    fine = rallyrun.script(FINE, "fine.py")
     nodes = Nodes(rallyrun, *flags(at(etcd), job=rallyrun.mark), env={"LOGLEVEL": "DEBUG"})
     for member in etcd.members[:2]:
         member.pause()
+    late = [rallyrun(*flags(place, join_timeout=WAITED_OUT), fine) for place in (nowhere, at(etcd))]
     two = [nodes.start(name) for name in "AB"]
     for node in two:
         node.job.until_err("Rendezvous'ing worker group")
+    for job, words in zip(late, ([nowhere], []), strict=True):
+        refused(job, *words, "before the join deadline", "etcd")
     for member in etcd.members[:2]:
-        os.kill(member.pid, signal.SIGCONT)
+        member.resume()
     for node in two:
         node.comes_up(1, world_size=2)
     nodes.say("finish")
     all_end(two, 0)
 
 
-@pytest.mark.parametrize("value", ["", "rallypoint-etcd-9 x 1 y", "rallypoint-etcd-1 abc 1 damaged", "somebody's"])
-def test_a_state_that_is_not_ours_is_left_as_it_is(rallyrun: Launcher, etcd: EtcdCluster, value: str) -> None:
-    prefix = f"/{rallyrun.mark}"
-    etcd.ctl("put", f"{prefix}/job/state", value)
-    etcd.ctl("put", f"{prefix}/job-of-others/state", "theirs")
-    refused(rallyrun(*flags(at(etcd), f"prefix={prefix}"), rallyrun.script(FINE)), f"{prefix}/job/state", "--rdzv-id")
-    found = etcd.ctl("get", "--prefix", prefix).splitlines()
-    assert found == [f"{prefix}/job-of-others/state", "theirs", f"{prefix}/job/state", value]
-
-
-def test_keys_that_others_have_among_ours_do_no_harm(rallyrun: Launcher, etcd: EtcdCluster) -> None:
-    prefix = f"/{rallyrun.mark}"
-    etcd.ctl("put", f"{prefix}/job/arbiter", "somebody's")
-    jobs = [rallyrun(*flags(at(etcd), f"prefix={prefix}"), rallyrun.script(FINE)) for _ in range(2)]
-    assert [job.ends() for job in jobs] == [0, 0], [job.err for job in jobs]
+def test_a_state_that_is_not_ours_is_left_as_it_is(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+    values = ["", "rallypoint-etcd-9 x 1 y", "rallypoint-etcd-1 abc 1 damaged", "somebody's"]
+    script, begun = rallyrun.script(FINE), []
+    for number, value in enumerate(values):
+        prefix = f"/{rallyrun.mark}-{number}"
+        etcd.ctl("put", f"{prefix}/job/state", value)
+        etcd.ctl("put", f"{prefix}/job-of-others/state", "theirs")
+        begun.append((prefix, value, rallyrun(*flags(at(etcd), f"prefix={prefix}"), script)))
+    for prefix, value, job in begun:
+        refused(job, f"{prefix}/job/state", "--rdzv-id")
+        found = etcd.ctl("get", "--prefix", prefix).splitlines()
+        assert found == [f"{prefix}/job-of-others/state", "theirs", f"{prefix}/job/state", value]
 
 
 def test_without_the_package_the_sentence_says_what_to_install(rallyrun: Launcher, etcd: EtcdCluster) -> None:
@@ -150,18 +145,14 @@ def test_certificates_and_a_password_from_the_environment(
     assert [job.ends() for job in jobs] == [0, 0], [job.err for job in jobs]
 
 
-@pytest.mark.parametrize(
-    ("given", "words"),
-    [
+def test_who_is_not_let_in_is_told_at_once(rallyrun: Launcher, secured: tuple[EtcdCluster, Path]) -> None:
+    cluster, folder = secured
+    script, begun = rallyrun.script(FINE), []
+    for given, words in (
         ({"user": "user=job,password=wrong"}, ["authentication failed", "user and password"]),
         ({"user": ""}, ["user"]),
         ({"ca": "stranger.pem"}, ["cacert"]),
-    ],
-    ids=["a wrong password", "no user", "a wrong CA"],
-)
-def test_who_is_not_let_in_is_told_at_once(
-    rallyrun: Launcher, secured: tuple[EtcdCluster, Path], given: dict[str, str], words: list[str]
-) -> None:
-    cluster, folder = secured
-    job = rallyrun(*flags(at(cluster), secrets(folder, **given)), rallyrun.script(FINE))
-    refused(job, *words, str(cluster.endpoints[0]))
+    ):
+        begun.append((rallyrun(*flags(at(cluster), secrets(folder, **given)), script), words))
+    for job, words in begun:
+        refused(job, *words, str(cluster.endpoints[0]))
