@@ -19,7 +19,8 @@ from rallypoint.store.filestore import FileStore
 from rallypoint.store.guard import StoreGuard, network, networks
 from rallypoint.store.polling import PollingTransport
 from rallypoint.store.request_store import Receive
-from rallypoint.store.transport import StoreTransport, TransportContext
+from rallypoint.store.transport import StoreTransport
+from rallypoint.store.transport_context import TransportContext
 from tests import typed_requests as wire
 from tests.fuzz.target import Target, no_errors
 from tests.typed_requests import requests

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from rallypoint.store import _native, decoder, guard, table, wire
 from rallypoint.store.errors import StoreProtocolError
 from rallypoint.store.guard import SINGLE_ADDRESS_BITS, networks
-from rallypoint.store.transport import (
+from rallypoint.store.transport_context import (
     TransportContext,
     log_refusal,
     peer_of,
@@ -35,18 +35,18 @@ _NO_MEMORY, _LONG_REQUEST, _GROWN_VALUE, _KEYS_OF_ONE, _BYTES_OF_ONE, _SILENT, _
 class CompiledTransport:
     """A store and the connections to it; see `transport.StoreTransport`."""
 
-    def __init__(self, around: TransportContext) -> None:
-        listener, granted = -1, around.guard
-        if around.listener is not None:
-            set_options(around.listener, granted)
-            listener = around.listener.fileno()
-        self._context = around
+    def __init__(self, context: TransportContext) -> None:
+        listener, granted = -1, context.guard
+        if context.listener is not None:
+            set_options(context.listener, granted)
+            listener = context.listener.fileno()
+        self._context = context
         self._peers = granted.peers
         self._descriptors = reserved_from()
-        first = around.retry, granted.validate_timeout
+        first = context.retry, granted.validate_timeout
         limits = *first, granted.connections, granted.request, granted.value, granted.keys, granted.bytes
         self._sockets = _native.Sockets(
-            listener, around.wakeup_fd, self._descriptors, limits, self._refused, self._on_no_memory
+            listener, context.wakeup_fd, self._descriptors, limits, self._refused, self._on_no_memory
         )
         self.serve = self._sockets.serve
         self.run_once = self._sockets.turn

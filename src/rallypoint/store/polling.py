@@ -1,7 +1,7 @@
 """A store's connections on plain sockets, all in one epoll set.
 
 The server's speed stands on this. For each request, a transport of asyncio or uvloop costs more than reading and
-executing the request; and taking up the requests of many clients in three sweeps (read all, execute all, write all)
+executing the request; and handling the requests of many clients in three sweeps (read all, execute all, write all)
 keeps the interpreter in the processor's caches, where going to the kernel and back for each of them does not.
 
 Everything here runs on the store's thread. `serving` has the laws of what is served. In each sweep those who have more
@@ -28,8 +28,8 @@ from rallypoint.store.guard import (
     peer_refused_error,
     validate_timeout_error,
 )
-from rallypoint.store.serving import ServedTable, StoreConnection
-from rallypoint.store.transport import (
+from rallypoint.store.serving import IN, OUT, ServedTable, StoreConnection
+from rallypoint.store.transport_context import (
     NO_RESOURCES,
     TransportContext,
     log_refusal,
@@ -49,33 +49,29 @@ _BUSY_TIME = 0.002
 _CLEAR_STEPS = 256
 """Keys in each sweep that those are taken from who wait no longer."""
 
-IN, OUT, GONE = select.EPOLLIN, select.EPOLLOUT, select.EPOLLHUP | select.EPOLLERR
+_GONE = select.EPOLLHUP | select.EPOLLERR
 
 
 class PollingTransport:
     """A store and the connections to it; see `transport.StoreTransport`."""
 
-    def __init__(self, around: TransportContext) -> None:
-        self.served = ServedTable(around.log_lines, around.guard)
-        self.epoll = select.epoll()
-        self.by_descriptor: dict[int, PollingConnection] = {}
-        self.unvalidated: dict[PollingConnection, float] = {}
-        """When those came who had not greeted when this was last looked at, the oldest first."""
-        self._context = around
+    def __init__(self, context: TransportContext) -> None:
+        self.served = ServedTable(context.log_lines, context.guard)
+        self._context = context
         self._peers: Sequence[str] | None = None
         self._networks: list[Network] | None = None
         self._addresses: frozenset[bytes] = frozenset()
         """Single addresses that may connect; `_networks` has the others, or is None where all may."""
-        self._note_address(around.guard.peers)
+        self._note_address(context.guard.peers)
         self._descriptors = reserved_from()
         self._wakeup_seen = False
         self._at_connection_limit = False
         self._cleanup_pending = False  # something must be tidied up
         self._accept_again_at = math.inf
-        self.epoll.register(around.wakeup_fd, IN)
-        if around.listener is not None:
-            set_options(around.listener, around.guard)
-            self.epoll.register(around.listener, IN)
+        self.served.epoll.register(context.wakeup_fd, IN)
+        if context.listener is not None:
+            set_options(context.listener, context.guard)
+            self.served.epoll.register(context.listener, IN)
 
     def serve(self) -> None:
         """Serve until somebody writes to the eventfd."""
@@ -92,21 +88,20 @@ class PollingTransport:
         set_options(client, self._context.guard)
         if not self._may_connect(client):
             return
-        connection = PollingConnection(client, self)
+        connection = StoreConnection(client, self.served)
         if data:
             self._execute([(connection, data)])
 
     def set_peers(self, peers: Sequence[str] | None) -> None:
         """From now on only these may be connected; None: all may."""
         self._note_address(peers)
-        for connection in list(self.by_descriptor.values()):
+        for connection in list(self.served.connections.values()):
             if not self._is_peer(connection.socket):
                 connection.refuse(peer_refused_error(peers or ()))
 
     def close(self) -> None:
         """End all connections."""
         self.served.close()
-        self.epoll.close()
 
     def release_memory(self) -> None:
         """Nothing is left to do: the interpreter gives the memory back."""
@@ -114,15 +109,15 @@ class PollingTransport:
     def _poll_once(self, pause: float | None) -> bool:
         """Look once at all that is ready, after so many seconds at the latest; whether there was anything to do."""
         busy = bool(self.served.busy) or self._cleanup_pending
-        events = self.epoll.poll(0 if busy else pause, _MAX_EVENTS)
-        arrived: list[tuple[PollingConnection, bytes]] = []
+        events = self.served.epoll.poll(0 if busy else pause, _MAX_EVENTS)
+        arrived: list[tuple[StoreConnection, bytes]] = []
         for descriptor, event in events:
-            connection = self.by_descriptor.get(descriptor)
+            connection = self.served.connections.get(descriptor)
             if connection is None:
                 self._on_other_descriptor(descriptor)
                 continue
             if connection.busy:
-                if event & GONE:
+                if event & _GONE:
                     connection.abort()
                 continue
             if event & OUT and connection.resume():
@@ -146,7 +141,7 @@ class PollingTransport:
         self._run_timers()
         return bool(events) or busy or bool(self.served.busy) or self._cleanup_pending
 
-    def _execute(self, arrived: list[tuple[PollingConnection, bytes]]) -> None:
+    def _execute(self, arrived: list[tuple[StoreConnection, bytes]]) -> None:
         for connection, data in arrived:
             self._serve(connection, data)
         self.served.flush()
@@ -155,7 +150,7 @@ class PollingTransport:
         try:
             connection.serve(data)
         except Exception:
-            _logger.exception("a defect in the store ends the connection from %s", connection.peer())
+            _logger.exception("a defect in the store ends the connection from %s", peer_of(connection.socket))
             connection.abort()
 
     def _serve_backlogged(self) -> None:
@@ -185,7 +180,7 @@ class PollingTransport:
     def _accept(self, listener: socket.socket) -> None:
         allowed = self._context.guard.connections
         for _ in range(_MAX_ACCEPTED):
-            if allowed and len(self.by_descriptor) >= allowed:
+            if allowed and len(self.served.connections) >= allowed:
                 self._pause_accepting(listener, 0)
                 return
             try:
@@ -197,7 +192,7 @@ class PollingTransport:
             last = client.fileno() >= self._descriptors - 1
             if self._may_connect(client):
                 client.setblocking(False)
-                PollingConnection(client, self)
+                StoreConnection(client, self.served)
             if last:
                 self._pause_accepting(listener, errno.EMFILE)
                 return
@@ -207,7 +202,7 @@ class PollingTransport:
         before, self._descriptors = self._descriptors, raise_descriptor_limit(self._context, error, self._descriptors)
         if self._descriptors != before:
             return  # whoever waits is told of again
-        self.epoll.unregister(listener)
+        self.served.epoll.unregister(listener)
         self._at_connection_limit = error == 0
         self._accept_again_at = time.monotonic() + self._context.retry
 
@@ -238,21 +233,21 @@ class PollingTransport:
     def _pause(self) -> float | None:
         """How long nothing needs to be done that no event tells of."""
         at = self._accept_again_at
-        if self.unvalidated and self._context.guard.validate_timeout:
-            at = min(at, next(iter(self.unvalidated.values())) + self._context.guard.validate_timeout)
+        if self.served.unvalidated and self._context.guard.validate_timeout:
+            at = min(at, next(iter(self.served.unvalidated.values())) + self._context.guard.validate_timeout)
         return None if at == math.inf else max(0.0, at - time.monotonic())
 
     def _run_timers(self) -> None:
         now = time.monotonic()
         greeting = self._context.guard.validate_timeout
-        while self.unvalidated:
-            oldest, since = next(iter(self.unvalidated.items()))
+        while self.served.unvalidated:
+            oldest, since = next(iter(self.served.unvalidated.items()))
             if not oldest.validated and (not greeting or now - since < greeting):
                 break
-            del self.unvalidated[oldest]
+            del self.served.unvalidated[oldest]
             if not oldest.validated:
                 oldest.refuse(validate_timeout_error(greeting))
-        room = self._at_connection_limit and len(self.by_descriptor) < self._context.guard.connections
+        room = self._at_connection_limit and len(self.served.connections) < self._context.guard.connections
         if room or now >= self._accept_again_at:
             self._resume_accepting(now)
 
@@ -262,77 +257,5 @@ class PollingTransport:
         with contextlib.suppress(OSError):
             os.close(next_one := os.dup(self._context.wakeup_fd))
             if next_one < self._descriptors and self._context.listener is not None:
-                self.epoll.register(self._context.listener, IN)
+                self.served.epoll.register(self._context.listener, IN)
                 self._accept_again_at = math.inf
-
-
-class PollingConnection(StoreConnection):
-    """One client's connection, on a socket of its own."""
-
-    __slots__ = ("_send", "_sockets", "_watched", "receive", "socket")
-
-    def __init__(self, client: socket.socket, sockets: PollingTransport) -> None:
-        super().__init__(sockets.served)
-        self.socket = client
-        self._sockets = sockets
-        self._send = client.send
-        self._watched = IN
-        self.receive = client.recv
-        sockets.epoll.register(client, IN)
-        sockets.by_descriptor[client.fileno()] = self
-        sockets.unvalidated[self] = time.monotonic()
-        self._served.connections.add(self)
-
-    def serve(self, data: bytes) -> None:
-        super().serve(data)
-        if (self._watched != IN or self.busy) and self.socket.fileno() >= 0:
-            self._watch(OUT if self._full else 0 if self.busy else IN)
-
-    def write(self, replies: bytes | memoryview) -> None:
-        if self._full:
-            self._backlog.append(replies)
-            return
-        try:
-            sent = self._send(replies)
-        except BlockingIOError:
-            sent = 0
-        except OSError:  # it is going, and reading will say so
-            self._reading_stopped = True
-            return
-        if sent < len(replies):
-            self._full = True
-            self._backlog.appendleft(memoryview(replies)[sent:])
-            self._watch(OUT)
-
-    def resume(self) -> bool:
-        """There is room again; whether it was enough for all that waited, so that requests can be served again."""
-        self._full = False
-        while self._backlog and not self._full:
-            self.write(self._backlog.popleft())
-        if self._full:
-            return False
-        if self._closed:
-            self.abort()
-            return False
-        return True
-
-    def finish(self) -> None:
-        if not self._backlog:
-            self.abort()
-
-    def abort(self) -> None:
-        self.stop_reading()
-        self._backlog.clear()
-        self._served.connections.discard(self)
-        self._sockets.unvalidated.pop(self, None)
-        if self._sockets.by_descriptor.pop(self.socket.fileno(), None) is not None:
-            self._sockets.epoll.unregister(self.socket)
-            self.socket.close()
-
-    def peer(self) -> str:
-        return peer_of(self.socket)
-
-    def _watch(self, events: int) -> None:
-        if events != self._watched:
-            self._watched = events
-            self._sockets.epoll.modify(self.socket, events)

@@ -136,7 +136,7 @@ class StoreThread:
                 self._listener.close()
 
     def _run(self) -> None:
-        carrier: StoreTransport | None = None
+        transport: StoreTransport | None = None
         try:
             while self._waits_for_peers and not self._peers and not self._closing:
                 self._sleep()
@@ -144,15 +144,15 @@ class StoreThread:
                     os.eventfd_read(self._wake)
             if not self._closing:
                 self._sleep(self._listener)
-            carrier = self._open()
-            while self._apply_requests(carrier):
-                carrier.serve()
+            transport = self._open()
+            while self._apply_requests(transport):
+                transport.serve()
         except BaseException:
             _logger.exception("a defect ends %s: its clients are disconnected", self._name)
         finally:
-            self._end(carrier)
-        if carrier is not None:
-            carrier.release_memory()
+            self._end(transport)
+        if transport is not None:
+            transport.release_memory()
 
     def _sleep(self, listener: socket.socket | None = None, seconds: float | None = None) -> None:
         """Wait until there is a client, somebody wants something of the store, or so many seconds have passed."""
@@ -167,7 +167,8 @@ class StoreThread:
         while not self._closing:
             try:
                 from rallypoint.store.guard import StoreGuard
-                from rallypoint.store.transport import TransportContext, open_transport
+                from rallypoint.store.transport import open_transport
+                from rallypoint.store.transport_context import TransportContext
 
                 return open_transport(
                     TransportContext(self._listener, self._wake, self._log_lines, self._guard or StoreGuard())
@@ -179,25 +180,25 @@ class StoreThread:
                 self._sleep(seconds=RETRY)
         return None
 
-    def _apply_requests(self, carrier: StoreTransport | None) -> TypeGuard[StoreTransport]:
+    def _apply_requests(self, transport: StoreTransport | None) -> TypeGuard[StoreTransport]:
         """Hand over who has come and who may come; whether the store is there and still to serve."""
-        if carrier is None:
+        if transport is None:
             return False
         with self._lock:
             arrivals, self._new_connections = self._new_connections, deque()
             admitted, self._peers = self._peers, []
         for peers in admitted:
-            carrier.set_peers(peers)
+            transport.set_peers(peers)
         for client, data in arrivals:
-            carrier.add_connection(client, data)
+            transport.add_connection(client, data)
         return not self._closing
 
-    def _end(self, carrier: StoreTransport | None) -> None:
+    def _end(self, transport: StoreTransport | None) -> None:
         if self._listener is not None:
             self._listener.close()
         try:
-            if carrier is not None:
-                carrier.close()
+            if transport is not None:
+                transport.close()
         except BaseException:
             _logger.exception("a defect in the end of %s", self._name)
         with self._lock:

@@ -1,24 +1,25 @@
-"""A table and the connections through which it is used, whatever carries their bytes.
+"""A table and the connections through which it is used.
 
-Everything here runs on one thread. The carrier (`polling`) hands in what has arrived by `StoreConnection.serve` and
-then calls `ServedTable.flush`, which writes what anybody has earned. Laws:
+Everything here runs on one thread. `polling` hands in what has arrived by `StoreConnection.serve` and then calls
+`ServedTable.flush`, which writes all replies. Laws:
 
-- replies wait in `outgoing`, in the order in which they were earned, until they are flushed: those to one piece of
-  input leave in one write for each client, unless they are large;
-- a client that does not read is not served: once the carrier has no room for its replies, its next request is looked
-  at only when they have gone, and long replies are made no further. Large values wait as references to what the table
+- replies wait in `outgoing`, in the order in which they were made, until they are flushed: those to one piece of input
+  leave in one write for each client, unless they are large;
+- a client that does not read is not served: once the kernel has no room for its replies, its next request is looked at
+  only when they were sent, and long replies are made no further. Large values wait as references to what the table
   holds;
-- nobody has more than a slice at a time: whoever asks for more has his next one when all others had theirs, and until
-  then nothing more is read from him;
+- nobody has more than a time slice: whoever asks for more has the next one when all others had theirs, and until then
+  nothing more is read from that client;
 - bytes that break the protocol, or what goes beyond the guard's limits, close their own connection, with one log line,
-  after the replies earned before them. So does a lack of memory. That holds for the greeting too: torch's server stays
-  silent after a wrong one until more comes, ours closes at once.
+  after the replies to the requests before them. So does a lack of memory. That holds for the greeting too: torch's
+  server stays silent after a wrong one until more comes, ours closes at once.
 """
 
 from __future__ import annotations
 
+import select
+import socket
 import time
-from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Sequence
 
@@ -27,7 +28,7 @@ from rallypoint.store.decoder import Decoder, OpcodeReaders
 from rallypoint.store.errors import StoreProtocolError
 from rallypoint.store.guard import StoreGuard, out_of_memory_error, too_many_bytes_error, too_many_keys_error
 from rallypoint.store.table import MERGE_LIMIT, Replies, Reply, Table, Work
-from rallypoint.store.transport import log_refusal
+from rallypoint.store.transport_context import log_refusal, peer_of
 
 _BLOCK = 4096
 """Bytes of replies to one connection's requests that are written at once, to learn whether there is room for more."""
@@ -35,6 +36,9 @@ _SLICE = 128
 """Requests, or steps of long ones, of one connection before others have their turn."""
 _SLICE_TIME = 0.001
 """Seconds that long ones have at most."""
+
+
+IN, OUT = select.EPOLLIN, select.EPOLLOUT
 
 
 class ServedTable:
@@ -47,7 +51,11 @@ class ServedTable:
         self.readers: OpcodeReaders[Replies[StoreConnection] | Work[StoreConnection]] = OpcodeReaders(
             self.table.commands(), guard.request
         )
-        self.connections: set[StoreConnection] = set()
+        self.epoll = select.epoll()
+        self.connections: dict[int, StoreConnection] = {}
+        """By the descriptors of their sockets."""
+        self.unvalidated: dict[StoreConnection, float] = {}
+        """When those came who had not greeted when this was last looked at, the oldest first."""
         self.busy: deque[StoreConnection] = deque()
         """Those whose slice was over before all was done."""
         self.outgoing: list[tuple[StoreConnection, bytes]] = []
@@ -63,53 +71,37 @@ class ServedTable:
 
     def close(self) -> None:
         """End all connections at once; what was not yet sent is dropped."""
-        for connection in list(self.connections):
+        for connection in list(self.connections.values()):
             connection.abort()
+        self.epoll.close()
 
 
-class StoreConnection(ABC):
-    """One client's connection to `served`; who carries its bytes makes the abstract methods."""
+class StoreConnection:
+    """One client's connection, on a socket of its own."""
 
     __slots__ = (
-        "_backlog",
-        "_bytes",
-        "_closed",
-        "_decoder",
-        "_full",
-        "_keys",
-        "_reading_stopped",
-        "_served",
-        "_work",
-        "busy",
+        *("_backlog", "_bytes", "_closed", "_decoder", "_full", "_keys", "_reading_stopped", "_send", "_served"),
+        *("_watched", "_work", "busy", "receive", "socket"),
     )
 
-    def __init__(self, served: ServedTable) -> None:
+    def __init__(self, client: socket.socket, served: ServedTable) -> None:
+        self.socket = client
+        self.receive = client.recv
+        self.busy = False
+        """Whether its slice was over before all was done."""
+        self._send = client.send
         self._served = served
         self._decoder = Decoder(served.readers, self)
-        self._backlog: deque[bytes | memoryview] = deque()  # replies for which the carrier has no room
-        self._full = False  # the carrier has no room
+        self._backlog: deque[bytes | memoryview] = deque()  # replies for which the kernel has no room
+        self._full = False  # the kernel has no room
         self._closed = False  # no more requests are taken
         self._reading_stopped = False  # it reads no replies any more
         self._work: Work[StoreConnection] | None = None  # what is left of a long request
         self._keys = self._bytes = 0  # by how much it has made the table larger
-        self.busy = False
-        """Whether its slice was over before all was done."""
-
-    @abstractmethod
-    def write(self, replies: bytes) -> None:
-        """Send bytes, or keep them in the backlog while there is no room."""
-
-    @abstractmethod
-    def finish(self) -> None:
-        """Close the connection as soon as the backlog is empty."""
-
-    @abstractmethod
-    def abort(self) -> None:
-        """Close the connection now."""
-
-    @abstractmethod
-    def peer(self) -> str:
-        """Who is at the other end, for messages."""
+        self._watched = IN
+        served.epoll.register(client, IN)
+        served.connections[client.fileno()] = self
+        served.unvalidated[self] = time.monotonic()
 
     @property
     def validated(self) -> bool:
@@ -118,11 +110,15 @@ class StoreConnection(ABC):
 
     def serve(self, data: bytes) -> None:
         """Execute the requests that these bytes make whole, as long as there is room for replies, for one slice."""
-        if self._closed:
-            return
-        if self._full or self.busy:
-            self._decoder.feed(data)
-            return
+        if not self._closed:
+            if self._full or self.busy:
+                self._decoder.feed(data)
+            else:
+                self._serve_slice(data)
+        if (self._watched != IN or self.busy) and self.socket.fileno() >= 0:
+            self._watch(OUT if self._full else 0 if self.busy else IN)
+
+    def _serve_slice(self, data: bytes) -> None:
         table = self._served.table
         keys, size = table.keys, table.bytes
         try:
@@ -135,7 +131,7 @@ class StoreConnection(ABC):
             if table.keys != keys or table.bytes != size:
                 self._account(table.keys - keys, table.bytes - size)
 
-    def stop_reading(self) -> None:
+    def _stop_reading(self) -> None:
         """Take no more requests and wait for nothing."""
         self._closed = True
         self.busy = False
@@ -145,12 +141,13 @@ class StoreConnection(ABC):
             self._work = None
 
     def refuse(self, error: StoreProtocolError) -> None:
-        """Tell why, and close the connection as soon as what it has earned has gone."""
+        """Log why, and close the connection as soon as the replies that it is owed were sent."""
         if not self._closed:
-            log_refusal(self._served.log_lines, self.peer(), error)
-            self.stop_reading()
+            log_refusal(self._served.log_lines, peer_of(self.socket), error)
+            self._stop_reading()
             self._served.flush()
-            self.finish()
+            if not self._backlog:
+                self.abort()
 
     def _execute(self, data: bytes) -> None:
         decoder = self._decoder
@@ -211,6 +208,49 @@ class StoreConnection(ABC):
         self._served.outgoing += earned
         if sum(len(reply) for _, reply in earned) >= _BLOCK:
             self._served.flush()
+
+    def write(self, replies: bytes | memoryview) -> None:
+        """Send bytes, or keep them in the backlog while there is no room."""
+        if self._full:
+            self._backlog.append(replies)
+            return
+        try:
+            sent = self._send(replies)
+        except BlockingIOError:
+            sent = 0
+        except OSError:  # it is going, and reading will say so
+            self._reading_stopped = True
+            return
+        if sent < len(replies):
+            self._full = True
+            self._backlog.appendleft(memoryview(replies)[sent:])
+            self._watch(OUT)
+
+    def resume(self) -> bool:
+        """There is room again; whether it was enough for all that waited, so that requests can be served again."""
+        self._full = False
+        while self._backlog and not self._full:
+            self.write(self._backlog.popleft())
+        if self._full:
+            return False
+        if self._closed:
+            self.abort()
+            return False
+        return True
+
+    def abort(self) -> None:
+        """Close the connection now."""
+        self._stop_reading()
+        self._backlog.clear()
+        self._served.unvalidated.pop(self, None)
+        if self._served.connections.pop(self.socket.fileno(), None) is not None:
+            self._served.epoll.unregister(self.socket)
+            self.socket.close()
+
+    def _watch(self, events: int) -> None:
+        if events != self._watched:
+            self._watched = events
+            self._served.epoll.modify(self.socket, events)
 
 
 def _merge_replies(replies: Sequence[Reply[StoreConnection]]) -> list[Reply[StoreConnection]]:

@@ -241,7 +241,7 @@ def refused(it: Bench, sent: bytes, lines: list[str]) -> str:
         peer.received()
     (line,) = lines
     lines.clear()
-    prefix = "WARNING: the store closes the connection from somebody who has gone: "
+    prefix = "WARNING: the store closes the connection from a client that has left: "
     assert line.startswith(prefix)
     return line.removeprefix(prefix)
 

@@ -1,0 +1,100 @@
+"""What a store is given to work with, and what the one in Python and the one in C do alike."""
+
+from __future__ import annotations
+
+import errno
+import os
+import resource
+import socket
+from typing import NamedTuple
+
+from rallypoint.base.descriptors import allow_descriptors, for_connections, limits
+from rallypoint.base.endpoint import Endpoint
+from rallypoint.base.log import RateLimitedLog
+from rallypoint.store.guard import StoreGuard
+
+ACCEPT_RETRY = 1.0
+"""Seconds without new connections when there were no means for one more."""
+
+
+class TransportContext(NamedTuple):
+    """What a store is given by the thread on which it works."""
+
+    listener: socket.socket | None
+    """It listens; whoever has connected meanwhile is served first. None: connections come by `StoreTransport.adopt`
+    only."""
+    wakeup_fd: int
+    """An eventfd, which has `StoreTransport.serve` return; it is then empty again."""
+    log_lines: RateLimitedLog
+    """For all that strangers can cause to be said."""
+    guard: StoreGuard = StoreGuard()
+    """Who may connect, and what each may have."""
+    retry: float = ACCEPT_RETRY
+    """Seconds without new connections when there were no means for one more."""
+
+
+def set_options(made: socket.socket, guard: StoreGuard) -> None:
+    """Set what a connection needs: on itself, or on a listening socket from which it inherits that."""
+    made.setblocking(False)
+    if made.family not in {socket.AF_INET, socket.AF_INET6}:
+        return
+    idle, interval, count = guard.keepalive
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, idle)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, interval)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, count)
+    made.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def peer_of(client: socket.socket) -> str:
+    """Who is at a socket's other end, for messages."""
+    try:
+        address = client.getpeername()
+    except OSError:
+        address = None
+    if not isinstance(address, tuple):
+        return "a client that has left"
+    return str(Endpoint(str(address[0]).removeprefix("::ffff:"), int(address[1])))
+
+
+def log_refusal(lines: RateLimitedLog, peer: str, error: Exception) -> None:
+    """Say why a connection is closed."""
+    lines.warning("the store closes the connection from %s: %s", peer, error)
+
+
+NO_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.ENOSPC}
+"""Why a connection cannot be had now, and perhaps later."""
+
+
+def raise_descriptor_limit(context: TransportContext, error: int, present: int) -> int:
+    """Nobody can be accepted: get more descriptors if it is for want of them, and else say that nobody can for a while.
+
+    Args:
+        context: the store's.
+        error: why not; 0 where there are as many connections as the guard allows.
+        present: the number from which on descriptors were kept for others in this process.
+
+    Returns:
+        What this number is now; another one if somebody can be accepted at once.
+    """
+    if not error:
+        context.log_lines.warning(
+            "the store accepts no connections before others end: it has %d, and more are not allowed",
+            context.guard.connections,
+        )
+        return present
+    reason = os.strerror(error)
+    if error == errno.EMFILE:
+        soft = limits()[0]
+        limit = allow_descriptors()
+        if soft not in {limit, resource.RLIM_INFINITY}:
+            return for_connections(limit)
+        reason = f"{reason} (some of the {limit} are kept for the agent); raise the hard limit (`ulimit -Hn`)"
+    context.log_lines.warning("the store accepts no connections for %g s: %s", context.retry, reason)
+    return present
+
+
+def reserved_from() -> int:
+    """From which number on descriptors are kept for others in this process, before more were asked for."""
+    soft = limits()[0]
+    return for_connections(soft if soft != resource.RLIM_INFINITY else 1 << 30)
