@@ -122,7 +122,7 @@ WRONG_VALUES = {"--timeout=0", "--num-retries=-1", "--port=70000"}
 @pytest.mark.parametrize(
     ("flags", "env", "said"),
     [
-        (["--timeout=0"], {}, "--timeout=0 is no time to start in"),
+        (["--timeout=0"], {}, "--timeout=0 is too short"),
         (["--num-retries=-1"], {}, "--num-retries=-1 is negative"),
         (["--port=70000"], {}, "etcd cannot listen on port 70000"),
         (["--stderr=/nowhere/log"], {}, "--stderr=/nowhere/log cannot be written: No such file"),

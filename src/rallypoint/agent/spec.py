@@ -125,7 +125,7 @@ def program_name(entrypoint: Callable[..., Any] | str, args: Sequence[Any]) -> s
 
 
 def _unusable_in_text(text: str) -> UserError:
-    from rallypoint.base.user_errors import user_error
+    from rallypoint.base.errors import user_error
 
     return user_error(text, AssertionError)
 

@@ -1,35 +1,37 @@
 """The error tree: whose fault it was, and what to do next.
 
     RallypointError                        anything that Rallypoint itself reports
-    ├── UserError                          a value that the user gave cannot work; one sentence says which and why
+    ├── UserError                          a value that the user gave cannot work
     │   ├── UsageError                     the same, of an option that torchrun does not have
-    │   └── UserKeyError, ...              the same, also of the kind that torch raises there (base.user_errors)
+    │   └── UserKeyError, ...              the same, also of the kind that torch raises there (`user_error`)
     ├── StoreError                         store/          (also a RuntimeError, as torch's DistError is)
-    │   ├── StoreTimeoutError              a key did not come in time
-    │   ├── StoreConnectionError           the server cannot be reached, or has gone
-    │   ├── StoreProtocolError             bytes that are not the store's protocol, or beyond its bounds
+    │   ├── StoreTimeoutError              a key was not set in time
+    │   ├── StoreConnectionError           the server cannot be reached, or has closed the connection
+    │   ├── StoreProtocolError             bytes that are not the store's protocol, or exceed its limits
     │   └── QueueEmptyError                a pop that does not wait found nothing
     ├── EtcdError                          etcd/
     │   ├── EtcdUnreachable                no member answered in time; `outcome_unknown` says if it may have been done
     │   ├── EtcdRefused                    password, certificate, permission, another protocol
     │   ├── EtcdLeaseGone                  the lease has ended
-    │   └── EtcdPackageMissing                    the extra `rallypoint[etcd]` is not installed
+    │   └── EtcdPackageMissing             the extra `rallypoint[etcd]` is not installed
     ├── RendezvousError                    rendezvous/
-    │   ├── RendezvousClosedError          the job is over; nobody may join
-    │   ├── RendezvousTimeoutError         not enough nodes came before the join deadline
-    │   ├── RendezvousConnectionError      the control plane cannot be reached, or is not ours
+    │   ├── RendezvousClosedError          the job has ended; nobody may join
+    │   ├── RendezvousTimeoutError         not enough nodes joined before the join deadline
+    │   ├── RendezvousConnectionError      the control plane cannot be reached, or is another job's
     │   ├── RendezvousStateError           the shared state is damaged or of another version
-    │   └── RendezvousGracefulExitError    a spare is told that the job has ended
+    │   └── RendezvousGracefulExitError    the job has ended while this node was a spare
     ├── LoopError                          base/           (also a RuntimeError) the event loop cannot be made
     ├── ResourceError                      (also an OSError) processes, memory or descriptors have run out
     ├── SignalException                    agent and workers: a signal asked the agent to end
-    │   └── NodeLeftInOrder                       it has, and the job goes on elsewhere
-    └── ChildFailedError                   failures/       workers failed; carries who, where, how and why
+    │   └── NodeLeftInOrder                it has, and the job goes on without it
+    └── ChildFailedError                   failures/       workers failed; has who, where, how and why
 
-The message of each is one sentence that names what was wrong, with the value, and what to do next.
+Each message is one sentence that names what was wrong, with the value, and what to do next.
 """
 
 from __future__ import annotations
+
+from typing import Any
 
 
 class RallypointError(Exception):
@@ -37,26 +39,24 @@ class RallypointError(Exception):
 
 
 class UserError(RallypointError, ValueError):
-    """A value that the user gave cannot work. The message is all that the user needs to see."""
+    """A value that the user gave cannot work. The message is all that the user needs."""
 
     def __str__(self) -> str:
-        return BaseException.__str__(self)  # of those that are something else too, a KeyError would quote it
+        return BaseException.__str__(self)  # a KeyError would quote it
 
 
 class UsageError(UserError):
-    """As `UserError`, where torchrun has no such option or takes the value: the command ends with the code of a wrong
-    flag, 2, which torchrun's contract leaves to us."""
+    """As `UserError`, where torchrun has no such option or accepts the value: the command then exits with 2, as after a
+    wrong flag.
+    """
 
 
 class ResourceError(RallypointError, OSError):
-    """This machine has no room for what is needed: processes, memory, descriptors."""
+    """This machine has run out of processes, memory or descriptors."""
 
 
 class SignalException(RallypointError):
-    """A signal asked this process to end.
-
-    `sigval` is the signal's number.
-    """
+    """A signal, of the number `sigval`, asked this process to end."""
 
     def __init__(self, msg: str, sigval: int) -> None:
         super().__init__(msg)
@@ -65,3 +65,33 @@ class SignalException(RallypointError):
 
 class NodeLeftInOrder(SignalException):
     """A signal asked this node to end; its workers have ended in order, and the job goes on without it."""
+
+
+def user_error(text: str, like: type[BaseException] | BaseException) -> UserError:
+    """A `UserError` that is also of another kind, since code that was written for torch catches that kind.
+
+    Args:
+        text: the sentence.
+        like: the kind, or an error of it, whose `errno` is kept.
+    """
+    kind = like if isinstance(like, type) else type(like)
+    kind = next((each for each in kind.__mro__ if each.__module__ in _STANDARD and each not in _TOO_GENERAL), UserError)
+    if kind is UserError:
+        return UserError(text)
+    if kind not in _made_kinds:
+        own = {"__module__": __name__, "__init__": Exception.__init__, "__reduce__": _reduce}
+        _made_kinds[kind] = type(f"User{kind.__name__}", (UserError, kind), own)
+    made: UserError = _made_kinds[kind](text)
+    if isinstance(made, OSError) and isinstance(like, OSError):
+        made.errno = like.errno
+    return made
+
+
+_STANDARD = frozenset(("builtins", "json.decoder", "pickle", "_pickle"))
+_TOO_GENERAL = (ValueError, Exception, BaseException, object)
+_made_kinds: dict[type, Any] = {}
+
+
+def _reduce(error: UserError) -> tuple[object, ...]:
+    """For pickle: the class is made anew where it is loaded."""
+    return user_error, (str(error), type(error).__bases__[1])

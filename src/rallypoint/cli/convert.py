@@ -1,7 +1,6 @@
-"""From `Options` to what the launcher is given: a `LaunchConfig`, an entry point and its arguments.
+"""From `Options` to the launcher's input: a `LaunchConfig`, an entry point and its arguments.
 
-Checks that need the flag's name for their message are made here (contract section 1.13); what the rooms below check
-for themselves is left to them.
+Checks whose message names the flag are made here (contract section 1.13); lower layers check the rest.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from rallypoint.base.errors import UserError
+from rallypoint.base.errors import UserError, user_error
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_number
 from rallypoint.cli.parse import Options
@@ -38,14 +37,8 @@ EntryPoint = str | Callable[..., None]
 def config_from_options(
     options: Options, environ: Mapping[str, str]
 ) -> tuple[LaunchConfig, EntryPoint, tuple[str, ...]]:
-    """What to launch.
-
-    Args:
-        options: the command line.
-        environ: the agent's environment.
-
-    Returns:
-        The configuration, the program or function to run, and its arguments (with `${local_rank}` still in them).
+    """What to launch: the configuration, the program or function to run, and its arguments, with `${local_rank}` still
+    in them.
 
     Raises:
         UserError: a value that cannot work.
@@ -55,7 +48,7 @@ def config_from_options(
     _check_signals(options)
     _check_backend(options)
     program, arguments = entry_point(options, environ)
-    place = choose_rendezvous(options, high)
+    choice = choose_rendezvous(options, high)
     size = local_world_size(options.nproc_per_node, environ, options.source("nproc_per_node"))
     _log.info("workers on this node: %d (--nproc-per-node=%s)", size, options.nproc_per_node)
     _check_devices(options, environ, size)
@@ -65,11 +58,11 @@ def config_from_options(
         max_nodes=high,
         nproc_per_node=size,
         logs_specs=_logs_specs(options),
-        run_id=place.run_id,
+        run_id=choice.run_id,
         role=options.role,
-        rdzv_endpoint=place.endpoint,
-        rdzv_backend=place.backend,
-        rdzv_configs=place.configs,
+        rdzv_endpoint=choice.endpoint,
+        rdzv_backend=choice.backend,
+        rdzv_configs=choice.configs,
         max_restarts=options.max_restarts,
         monitor_interval=options.monitor_interval,
         start_method=options.start_method,
@@ -82,9 +75,9 @@ def config_from_options(
         duplicate_stderr_filters=list(options.duplicate_stderr_filters),
         virtual_local_rank=options.virtual_local_rank,
         shutdown_timeout=options.shutdown_timeout,
-        node_rank=place.node_rank,
-        endpoint_flag=place.endpoint_flag,
-        endpoint_given=place.endpoint_given,
+        node_rank=choice.node_rank,
+        endpoint_flag=choice.endpoint_flag,
+        endpoint_given=choice.endpoint_given,
         preload=options.preload,
     )
     return config, program, arguments
@@ -112,33 +105,32 @@ def entry_point(options: Options, environ: Mapping[str, str]) -> tuple[EntryPoin
 
 
 def limit_threads(config: LaunchConfig, environ: MutableMapping[str, str]) -> None:
-    """Give each of several workers one OpenMP thread where the user has not said how many (contract section 1.10)."""
+    """Set one OpenMP thread for each of several workers, unless the user has set a number (contract section 1.10)."""
     if config.nproc_per_node < 2 or "OMP_NUM_THREADS" in environ:
         return
     environ["OMP_NUM_THREADS"] = "1"
     bar = "*" * 41
     _log.warning(
         "\n%s\nOMP_NUM_THREADS is not set: each of the %d workers gets OMP_NUM_THREADS=1, so that together they do not "
-        "overload this machine. Set it yourself to what suits your program best.\n%s",
+        "overload this machine. Set it to what suits your program best.\n%s",
         bar,
         config.nproc_per_node,
         bar,
     )
 
 
+_BOUNDS: dict[str, tuple[Callable[[float], bool], str]] = {
+    "max_restarts": (lambda value: value >= 0, "0 or more"),
+    "monitor_interval": (lambda value: value > 0, "above 0 seconds"),  # which not-a-number is not
+    "shutdown_timeout": (lambda value: value >= 0, "0 seconds or more"),
+}
+
+
 def _check_bounds(options: Options) -> None:
-    def refuse(dest: str, allowed: str) -> None:
-        from rallypoint.base.user_errors import user_error
-
-        text = f"{options.source(dest)}={getattr(options, dest)} cannot be; it must be {allowed}"
-        raise user_error(text, AssertionError)
-
-    if options.max_restarts < 0:
-        refuse("max_restarts", "0 or more")
-    if not options.monitor_interval > 0:  # not-a-number is not above 0 either
-        refuse("monitor_interval", "above 0 seconds")
-    if options.shutdown_timeout is not None and options.shutdown_timeout < 0:
-        refuse("shutdown_timeout", "0 seconds or more")
+    for dest, (fits, allowed) in _BOUNDS.items():
+        value = getattr(options, dest)
+        if value is not None and not fits(value):
+            raise user_error(f"{options.source(dest)}={value} is out of range; give {allowed}", AssertionError)
 
 
 def _check_backend(options: Options) -> None:
@@ -155,13 +147,13 @@ def _check_signals(options: Options) -> None:
     for name in options.signals_to_handle.split(","):
         number = signal_number(name)
         if number is None:
-            _log.warning("%s names %r, which is no signal of this system; it is skipped", source, name.strip())
+            _log.warning("%s names %r, which is not a signal of this system; it is ignored", source, name.strip())
         elif number in _UNCATCHABLE:
-            raise UserError(f"{source} names {number.name}, which no process can handle; leave it out")
+            raise UserError(f"{source} names {number.name}, which cannot be handled; leave it out")
 
 
 def _check_devices(options: Options, environ: Mapping[str, str], workers: int) -> None:
-    """Find out what every start of workers will need before there is a rendezvous to fail in."""
+    """Check what every start of workers will need, before the rendezvous."""
     if options.virtual_local_rank:
         from rallypoint.base.devices import one_gpu_per_worker
 
@@ -212,19 +204,17 @@ def _check_filters(options: Options) -> None:
     for dest in ("duplicate_stdout_filters", "duplicate_stderr_filters"):
         if getattr(options, dest) and options.log_dir == os.devnull:
             raise UserError(
-                f"{options.source(dest)} needs a folder for the file of filtered lines, and "
-                f"{options.source('log_dir')}={options.log_dir} is none; name a folder there"
+                f"{options.source(dest)} writes a file of filtered lines, and "
+                f"{options.source('log_dir')}={options.log_dir} is not a folder; name one there"
             )
 
 
 @contextmanager
 def _naming_flag(options: Options, dest: str, value: str = "") -> Iterator[None]:
-    """Say of which flag an error inside the block speaks."""
+    """Put the flag's name before the text of an error inside the block."""
     try:
         yield
     except UserError as error:
-        from rallypoint.base.user_errors import user_error
-
         raise user_error(f"{options.source(dest)}{value}: {error}", error) from error
 
 
@@ -243,6 +233,4 @@ def _local_ranks(options: Options) -> set[int] | None:
         return {int(part) for part in text.split(",")}
     except ValueError:
         source = options.source("local_ranks_filter")
-        raise UserError(
-            f"{source}={text!r} is not a list of local ranks; write them with commas between: 0,2"
-        ) from None
+        raise UserError(f"{source}={text!r} is not a list of local ranks; separate them by commas: 0,2") from None

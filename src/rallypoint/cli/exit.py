@@ -1,7 +1,7 @@
-"""How the end of a command looks to the one who started it: one sentence or one report, and an exit code.
+"""How a command ends: one sentence or one report on standard error, and an exit code (contract section 7.6).
 
-Contract section 7.6, but without tracebacks where the cause is known: those tell about the launcher, never about the
-job. An exception that nobody foresaw keeps its traceback, since then the launcher is what must be looked at.
+Known causes come without tracebacks, which would be about the launcher and not the job. An unexpected exception keeps
+its traceback, since the launcher, or a plug-in, is then at fault.
 """
 
 from __future__ import annotations
@@ -20,19 +20,15 @@ INTERRUPTED = 130
 
 
 def exit_code_of(work: Callable[[], None], program: str = "rallyrun") -> int:
-    """Do the work, say on standard error what went wrong, and return the exit code.
+    """Do the work, write what went wrong to standard error, and return the exit code.
 
     The work runs under `record`, so its failure also reaches this process's own error file (contract section 7.4).
-
-    Args:
-        work: what to do.
-        program: the name at the beginning of each message.
     """
 
     def recorded() -> None:
         try:
             work()
-        except NodeLeftInOrder as left:  # it was asked to, and nothing has failed
+        except NodeLeftInOrder as left:  # on request, and nothing has failed
             print_error(f"{program}: {left}")
 
     try:
@@ -48,7 +44,7 @@ def exit_code_of(work: Callable[[], None], program: str = "rallyrun") -> int:
 
         with suppress(OSError, ValueError):
             traceback.print_exc()
-        print_error(f"{program}: error: {type(error).__name__} was {_source_of_defect(error)}")
+        print_error(f"{program}: error: {type(error).__name__} was {_who_raised(error)}")
         return FAILED
     return 0
 
@@ -65,26 +61,26 @@ def _error_sentence(error: RallypointError, program: str) -> str:
     return f"{program}: error: {str(error) or type(error).__name__}"
 
 
-def _source_of_defect(error: Exception) -> str:
-    """Whose fault an exception is that nobody foresaw: that of a plug-in, if it was raised in one, or ours."""
+def _who_raised(error: Exception) -> str:
+    """Whose fault an unexpected exception is: a plug-in's, if it was raised in one, or ours."""
     trace = error.__traceback__
     while trace is not None:
         package = str(trace.tb_frame.f_globals.get("__name__", "")).partition(".")[0]
         if package not in {"rallypoint", "__main__"} and package not in sys.stdlib_module_names:
             return f"raised by {package} ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno}); look there"
         trace = trace.tb_next
-    return "not foreseen: a defect of Rallypoint, please report it"
+    return "unexpected: a defect of Rallypoint, please report it"
 
 
 def print_error(text: str) -> None:
-    """Write a line to standard error. Nobody may be left to read it; the exit code then has to tell all."""
+    """Write a line to standard error, if it can be written; otherwise the exit code has to do."""
     if sys.stderr is not None:  # `print` would take standard output then
         with suppress(OSError, ValueError):
             print(with_label(text), file=sys.stderr, flush=True)
 
 
 def print_answer(text: str) -> None:
-    """Write the line that a command was asked for to standard output.
+    """Write a command's answer to standard output.
 
     Raises:
         RallypointError: nobody reads it, or the disk is full.
@@ -92,5 +88,5 @@ def print_answer(text: str) -> None:
     try:
         print(text, flush=True)
     except OSError as error:
-        sys.stdout = None  # what is left in it would be tried again at the end
+        sys.stdout = None  # else the rest would be flushed again at exit
         raise RallypointError(f"standard output cannot be written: {error.strerror}; send it elsewhere") from None

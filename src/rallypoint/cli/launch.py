@@ -1,7 +1,7 @@
 """`python -m rallypoint.launch`: the deprecated form of `rallyrun` (contract section 1.14).
 
-It differs in one thing: unless `--use-env` is given, each worker's first argument is `--local-rank=<local rank>`.
-As in `rallyrun`, nothing is imported before the process is made ready.
+It differs in one thing: without `--use-env`, each worker's first argument is `--local-rank=<local rank>`. As in
+`rallyrun`, nothing is imported before the process is set up.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
-    """Read a command line in which `--use-env` may stand.
+    """Read a command line that may have `--use-env`.
 
     Raises:
         SystemExit: code 2 after a usage error, code 0 after help.
@@ -41,7 +41,7 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
         "--use-env",
         "--use_env",
         action="store_true",
-        help="Workers learn their local rank from LOCAL_RANK alone, not from an argument as well.",
+        help="Pass the local rank in LOCAL_RANK only, and not as an argument too",
     )
     options, more = parse_with(parser, arguments, environ)
     print_error(f"FutureWarning: {_DEPRECATED}")
@@ -49,6 +49,6 @@ def read(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
         return options
     if options.no_python:
         raise UserError(
-            f"{options.source('no_python')} runs a program, which is given no --local-rank; give --use-env as well"
+            f"{options.source('no_python')} runs a program, which takes no --local-rank; give --use-env too"
         )
     return options._replace(training_script_args=("--local-rank=${local_rank}", *options.training_script_args))

@@ -2,12 +2,14 @@
 
 Laws:
 
-1. The command line wins over `PET_<NAME>`, and that over the default.
-2. Up to the script, prefixes, `--` and usage errors are argparse's, so they are what torchrun of the same Python does.
-   `--version`, which torchrun does not have, is never meant by a prefix.
-3. What follows the script is never looked at, but for a first `--` right after it. (argparse looks: under torchrun
-   `train.py --log x` is refused where `--log` could be two of torchrun's own flags.)
-4. Text from the environment passes through the flag's type, but not through its choices.
+1. The command line takes precedence over `PET_<NAME>`, and that over the default.
+2. Up to the script, prefixes, `--` and usage errors are argparse's, as in torchrun under the same Python. A prefix
+   never means
+   `--version`, which torchrun does not have.
+3. What follows the script is not parsed, except for a first `--` right after it. (argparse does parse it: torchrun
+   refuses
+   `train.py --log x`, since `--log` could be two of its own flags.)
+4. Text from the environment is converted by the flag's type, but not checked against its choices.
 """
 
 from __future__ import annotations
@@ -17,21 +19,21 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, NoReturn
 
 from rallypoint.base.errors import UserError
-from rallypoint.cli.flags import FLAGS, Flag, ShowVersion
+from rallypoint.cli.flags import FLAGS, GROUPS, Flag, ShowVersion
 
 _DESCRIPTION = """\
-Starts a distributed Python job, keeps it alive, and says why it died. Takes torchrun's place: the same flags, the same
-worker environment, the same logs."""
+Start a distributed Python job, keep it running, and report why it failed. Drop-in replacement for torchrun: the same
+flags, worker environment and logs."""
 
 _EPILOG = """\
-Flags may also come from the environment, as PET_<NAME>: PET_NNODES=2, PET_STANDALONE=1. LOGLEVEL=INFO shows every
-step."""
+Each flag can also be set in the environment, as PET_<NAME>: PET_NNODES=2, PET_STANDALONE=1. Underscores may stand for
+the dashes in a flag's name. LOGLEVEL=INFO logs each step."""
 
 
 class Options(NamedTuple):
     """What the user asked for; one field for each flag, named like torchrun's.
 
-    `sources` tells, for each value that is not a default, where it came from: `--nnodes` or `PET_NNODES`.
+    `sources` has, for each value that is not a default, where it was given: `--nnodes` or `PET_NNODES`.
     """
 
     nnodes: str
@@ -72,16 +74,12 @@ class Options(NamedTuple):
     sources: Mapping[str, str]
 
     def source(self, dest: str) -> str:
-        """Where the value of `dest` was written, for messages; the flag's name where it is a default."""
+        """Where the value of `dest` was given, for messages; the flag's name for a default."""
         return self.sources.get(dest, f"--{dest.replace('_', '-')}")
 
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
-    """Read a command line.
-
-    Args:
-        arguments: what stands after the program's name.
-        environ: where the `PET_*` variables are looked up.
+    """Read the arguments after the program's name, and the `PET_*` variables of `environ`.
 
     Raises:
         SystemExit: code 2 after a usage error, code 0 after help; the text has been printed.
@@ -93,20 +91,7 @@ def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
 def parse_with(
     parser: Parser, arguments: Sequence[str], environ: Mapping[str, str]
 ) -> tuple[Options, Mapping[str, Any]]:
-    """Read a command line that may hold more flags than the table's.
-
-    Args:
-        parser: one of `build_parser`, with flags added that need not be given.
-        arguments: what stands after the program's name.
-        environ: where the `PET_*` variables are looked up.
-
-    Returns:
-        What the table's flags say, and what the others say that were given.
-
-    Raises:
-        SystemExit: as `parse` does.
-        UserError: as `parse` does.
-    """
+    """As `parse`, by a parser of `build_parser` to which optional flags were added; also returns their values."""
     switches = {flag.dest: _read_switch(flag, environ[flag.variable]) for flag in FLAGS if _is_set(flag, environ, True)}
     values = _up_to_the_script(parser, arguments)
     more = {dest: values.pop(dest) for dest in values.keys() - set(Options._fields)}
@@ -126,16 +111,33 @@ def parse_with(
 
 
 class _NotACommandLine(Exception):
-    """What stands there so far is no command line."""
+    """The words so far are not a command line."""
+
+
+class HelpFormatter(argparse.HelpFormatter):
+    """Shows each flag by its dashed spelling, with the value once."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=36)
+
+    def _format_action_invocation(self, action: argparse.Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        spellings = ", ".join(each for each in action.option_strings if "_" not in each)
+        return spellings if action.nargs == 0 else f"{spellings} {action.metavar}"
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        """An example stays on its line, to be copied."""
+        return indent + text if text.startswith("example: ") else super()._fill_text(text, width, indent)
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse's parser, which can also try a command line without ending the process where it is wrong."""
+    """argparse's parser, which can also try a command line without ending the process if it is wrong."""
 
     _trying = False
 
     def try_parse(self, words: Sequence[str]) -> dict[str, Any] | None:
-        """Values by name, or None if `words` are no command line."""
+        """Values by name, or None if `words` are not a command line."""
         self._trying = True
         try:
             return vars(self.parse_args(words))
@@ -145,11 +147,11 @@ class Parser(argparse.ArgumentParser):
             self._trying = False
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """argparse's flags that a prefix could mean, without `--version`: `--v` means what torchrun takes it for."""
+        """argparse's candidates for a prefix, without `--version`: `--v` means what it means to torchrun."""
         return [found for found in super()._get_option_tuples(option_string) if not isinstance(found[0], ShowVersion)]
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
-        """As argparse does, which (until Python 3.12) makes an empty list of `--flag=--` where one value is wanted."""
+        """As argparse does, which until Python 3.12 makes an empty list of `--flag=--` where one value is expected."""
         nothing = action.option_strings and arg_strings == ["--"]
         values = super()._get_values(action, arg_strings)
         if nothing and values == []:
@@ -157,7 +159,7 @@ class Parser(argparse.ArgumentParser):
         return values
 
     def error(self, message: str) -> NoReturn:
-        """End the process with a usage error and code 2, but not in an attempt."""
+        """Exit with a usage error and code 2, except in `try_parse`."""
         if self._trying:
             raise _NotACommandLine
         about, needless, value = message.partition("ignored explicit argument ")
@@ -165,29 +167,42 @@ class Parser(argparse.ArgumentParser):
 
 
 def build_parser() -> Parser:
-    """The parser for the table of flags and the script. It leaves out what the command line does not say."""
-    parser = Parser(description=_DESCRIPTION, epilog=_EPILOG, argument_default=argparse.SUPPRESS)
-    for flag in FLAGS:
-        if flag.read is None:
-            parser.add_argument(*flag.spellings, dest=flag.dest, action="store_true", help=flag.help)
-        else:
-            parser.add_argument(
-                *flag.spellings, dest=flag.dest, type=flag.read, choices=flag.choices, help=_help_with_default(flag)
-            )
-    parser.add_argument("--version", action=ShowVersion, command="rallyrun")
-    parser.add_argument("training_script", type=str, help="The script (module, program) that each worker runs.")
-    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="Its arguments, passed on untouched.")
+    """The parser for the table of flags and the script. Its results have only what the command line gives."""
+    parser = Parser(
+        usage="%(prog)s [OPTION ...] training_script ...",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        argument_default=argparse.SUPPRESS,
+        formatter_class=HelpFormatter,
+    )
+    parser.add_argument("training_script", help="Script, module or program that each worker runs")
+    parser.add_argument("training_script_args", nargs=argparse.REMAINDER, help="Its arguments")
+    for group in GROUPS:
+        section = parser.add_argument_group(group.title, f"example: %(prog)s {group.example}")
+        for flag in group.flags:
+            if flag.read is None:
+                section.add_argument(*flag.spellings, dest=flag.dest, action="store_true", help=flag.help)
+            else:
+                section.add_argument(
+                    *flag.spellings,
+                    dest=flag.dest,
+                    type=flag.read,
+                    choices=flag.choices,
+                    metavar=flag.metavar,
+                    help=_help_with_default(flag),
+                )
+    section.add_argument("--version", action=ShowVersion, command="rallyrun")
     return parser
 
 
 def _up_to_the_script(parser: Parser, arguments: Sequence[str]) -> dict[str, Any]:
-    """Values by name. The script is the last word of the shortest beginning that argparse takes for a command line."""
+    """Values by name. The script is the last word of the shortest prefix that argparse accepts."""
     for end in range(1, len(arguments) + 1):
         head, rest = arguments[:end], arguments[end:]
         values = parser.try_parse(head)
         if values is None:
             if not any(word.startswith("-") for word in head[-2:]):
-                break  # of two bare words one is the script: the fault lies before it
+                break  # of two words that are no flags one is the script: the mistake is before it
             continue
         if rest[:1] == ["--"] and "--" not in head:
             rest = rest[1:]

@@ -1,6 +1,6 @@
-"""What a command sees to before it imports anything: the descriptors and signals that its process was born with.
+"""What a command does before any import: it sets up the descriptors and signals that its process inherited.
 
-Only built-in modules are used, since until this is done a ^C would end an import in the middle, with a traceback.
+Only built-in modules are used: until this is done, a ^C would end an import with a traceback.
 """
 
 from __future__ import annotations
@@ -18,12 +18,11 @@ _by_interrupt = False
 
 
 def set_up_process() -> None:
-    """Make this process that of a command: call it first, once, and only where the process does nothing else.
+    """Make this process a command's: call it first, once, and only in a process that does nothing else.
 
-    Standard descriptors that are closed become /dev/null: else whatever is opened next would take their numbers, and
-    workers would write into it. A ^C ends this process at once and in silence, as it does any program that has not set
-    about anything yet, until `restore_keyboard_interrupt`. When the interpreter shuts down nothing is left to be
-    interrupted.
+    Closed standard descriptors become /dev/null: else whatever is opened next would get their numbers, and workers
+    would write into it. Until `restore_keyboard_interrupt`, a ^C ends this process at once and silently, as it ends any
+    program without a handler. While the interpreter shuts down, signals are ignored.
     """
     import atexit
 
@@ -35,7 +34,7 @@ def set_up_process() -> None:
         try:
             os.fstat(fd)
         except OSError:
-            _open_null(name)  # all below it are open, so it gets this number
+            _open_null(name)  # all lower descriptors are open, so it gets this number
         if getattr(sys, name) is None:
             setattr(sys, name, open(fd, mode, closefd=False))  # noqa: SIM115 - as long as the process
 
@@ -45,8 +44,8 @@ def _open_null(name: str) -> None:
         os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)
     except OSError as error:
         sys.exit(
-            f"error: this process was started without {name}, and {os.devnull}, which would take its place, cannot be "
-            f"opened ({error.strerror}); make it (`mknod -m 666 {os.devnull} c 1 3`), or give {name}"
+            f"error: {name} is closed, and {os.devnull}, its replacement, cannot be opened ({error.strerror}); make it "
+            f"(`mknod -m 666 {os.devnull} c 1 3`), or open {name}"
         )
 
 
@@ -58,22 +57,21 @@ def restore_keyboard_interrupt() -> None:
 
 
 def end_by_interrupt() -> None:
-    """Let this command's process end, when it does, as a ^C ends any program: by the signal.
-
-    A shell whose script runs the command stops then too, which an exit code would not make it do.
+    """Have this process end by SIGINT at exit, as programs without a handler do: a shell script that runs it then stops
+    too.
     """
     global _by_interrupt
     _by_interrupt = True
 
 
 def _ignore_interrupts() -> None:
-    """The last that runs before the interpreter goes, as the first that was registered."""
+    """Runs last at exit, since it was registered first."""
     signals = _signals()
     if _by_interrupt:
         from contextlib import suppress
 
         for stream in (sys.stdout, sys.stderr):
-            with suppress(OSError, ValueError):  # who read it may have gone
+            with suppress(OSError, ValueError):  # nobody may read it any more
                 stream.flush()
         signals.signal(_SIGINT, signals.SIG_DFL)
         os.kill(os.getpid(), _SIGINT)
@@ -82,5 +80,5 @@ def _ignore_interrupts() -> None:
 
 
 def _signals() -> Any:
-    # `signal` makes enums of all its constants. This is what it is made of.
+    # What the module `signal` wraps; that makes enums of all its constants.
     return __import__("_signal")

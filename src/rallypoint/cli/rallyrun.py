@@ -1,7 +1,7 @@
 """The command `rallyrun`, from its arguments to its exit code (contract sections 1 and 7.6).
 
-The way to `--help` and to a usage error imports argparse and the table of flags, and nothing else of Rallypoint. Before
-even that, the process is made ready (`birth`), so nothing is imported at the top of this file.
+`--help` and usage errors import argparse and the table of flags, and nothing else of Rallypoint. The process is set up
+before that (`process_setup`), so nothing is imported at the top of this file.
 """
 
 from __future__ import annotations
@@ -27,9 +27,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: the arguments after the program's name; None takes those of this process, which is then the command's.
 
     Returns:
-        The exit code: 0 when all workers succeeded, 1 when something failed, a value cannot work, or a signal that
-        this agent handles ended it (^C among them), 2 for a value that torchrun would have taken, 130 after a ^C that
-        it does not handle, because it has not begun or was told not to. (The command's process ends by SIGINT then.)
+        The exit code: 0 when all workers succeeded; 1 when something failed, a value cannot work, or a signal that this
+        agent
+        handles ended it (^C among them); 2 for a value that torchrun would have accepted; 130 after a ^C that it does
+        not
+        handle, because it has not begun or was told not to. (The command's process ends by SIGINT then.)
 
     Raises:
         SystemExit: 2 after a usage error, 0 after help.
@@ -44,9 +46,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_command(argv: Sequence[str] | None, read: Callable[[Sequence[str], Mapping[str, str]], Options]) -> int:
-    """Run a command of which only `read` may differ from `rallyrun`: it is given arguments and environment.
+    """Run a command that differs from `rallyrun` only in `read`, which is called with arguments and environment.
 
-    Arguments and results are those of `main`. `read` is called when the process is ready, and may raise UserError.
+    Arguments and results are those of `main`. `read` is called when the process is set up, and may raise UserError.
     """
     if argv is None:
         from rallypoint.cli.process_setup import set_up_process
@@ -77,14 +79,14 @@ def _refuse(error: UserError) -> None:
 
 
 def _run(options: Options) -> None:
-    """Launch what `options` say; returns when all workers have succeeded."""
+    """Launch `options`; returns when all workers have succeeded."""
     from rallypoint.base.secrets import take_from_environment
 
     take_from_environment()  # before anything is started that would inherit it
     from rallypoint.base.log import configure
     from rallypoint.workers.reaper.prestart import prestart
 
-    prestart()  # it gets ready beside the imports that follow
+    prestart()  # it starts up during the imports that follow
     from rallypoint.logs.prefix import host_label
 
     configure(host_label(options.host_prefix, os.environ))
@@ -96,7 +98,7 @@ def _run(options: Options) -> None:
     from rallypoint.cli.process_setup import restore_keyboard_interrupt
     from rallypoint.launch.api import elastic_launch
 
-    # Where the run handles it, nothing may come between: in an import, a KeyboardInterrupt can leave a traceback.
+    # Only where the run does not handle it: in an import, a KeyboardInterrupt can leave a traceback.
     if "SIGINT" not in map(str.strip, config.signals_to_handle.split(",")):
         restore_keyboard_interrupt()
     _trim_memory_later()
@@ -104,7 +106,7 @@ def _run(options: Options) -> None:
 
 
 def _warn_of_variables() -> None:
-    """Most environments have no variable that could be one of ours."""
+    """Most environments have no variable that could be one of ours, and then nothing is imported."""
     if any(name.startswith(("PET_", "RALLYPOINT_")) for name in os.environ):
         from rallypoint.cli.unknown_names import warn_of_variables
 
@@ -112,7 +114,7 @@ def _warn_of_variables() -> None:
 
 
 def _trim_memory_later() -> None:
-    """Once the start is over, the agent needs little of the code that it took; workers want the memory."""
+    """After the start, the agent needs little of the code that it loaded; workers need the memory."""
     from threading import Timer
 
     def give_back() -> None:

@@ -1,8 +1,10 @@
-"""Which rendezvous a command line means, and where it is (contract section 1.5)."""
+"""Which rendezvous a command line asks for, and at which endpoint (contract section 1.5)."""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from rallypoint.base.endpoint import parse_endpoint
@@ -18,12 +20,12 @@ STATIC_PORT = 29500
 _ON_ETCD = ("etcd", "etcd-v2")
 
 _RESERVED = ("backend", "endpoint", "run_id", "min_nodes", "max_nodes", "local_addr")
-"""Options that the launcher itself gives the backend."""
+"""Options that the launcher itself sets."""
 
 
 class RendezvousChoice(NamedTuple):
-    """The rendezvous: backend, endpoint, job id, the backend's options, the rank that this node wishes for, where
-    the user has written the endpoint, and whether.
+    """A rendezvous: `configs` are the backend's options, `node_rank` is the rank that this node asks for, and
+    `endpoint_flag` is where the user gave the endpoint, if `endpoint_given`.
     """
 
     backend: str
@@ -37,10 +39,6 @@ class RendezvousChoice(NamedTuple):
 
 def choose_rendezvous(options: Options, max_nodes: int) -> RendezvousChoice:
     """Follow the table of section 1.5 from top to bottom.
-
-    Args:
-        options: the command line.
-        max_nodes: the largest number of nodes that it asks for.
 
     Raises:
         UserError: an endpoint, an option of the backend or a node rank that cannot work.
@@ -57,17 +55,20 @@ def choose_rendezvous(options: Options, max_nodes: int) -> RendezvousChoice:
         return _static(options, configs, max_nodes)
     if not options.rdzv_endpoint:
         _log.warning(
-            "--rdzv-backend=%s without --rdzv-endpoint meets at the backend's default; "
-            "--master-addr and --master-port are for static alone",
+            "--rdzv-backend=%s without --rdzv-endpoint uses the backend's default; "
+            "--master-addr and --master-port apply to static only",
             options.rdzv_backend,
         )
     elif options.rdzv_backend == "c10d" and str(configs.get("store_type", "tcp")).lower() == "tcp":
-        _check_endpoint(options, C10D_PORT)
+        with _naming(options.source("rdzv_endpoint")):
+            parse_endpoint(options.rdzv_endpoint, C10D_PORT)
     elif options.rdzv_backend in _ON_ETCD:
         _check_etcd_endpoints(options)
-    wish = options.node_rank if "node_rank" in options.sources else None
+    preferred_rank = options.node_rank if "node_rank" in options.sources else None
     source = options.source("rdzv_endpoint")
-    return RendezvousChoice(options.rdzv_backend, options.rdzv_endpoint, options.rdzv_id, configs, wish, source)
+    return RendezvousChoice(
+        options.rdzv_backend, options.rdzv_endpoint, options.rdzv_id, configs, preferred_rank, source
+    )
 
 
 def _is_default_static(options: Options, max_nodes: int) -> bool:
@@ -76,18 +77,18 @@ def _is_default_static(options: Options, max_nodes: int) -> bool:
 
 
 def _standalone(configs: dict[str, Any], announce: bool) -> RendezvousChoice:
-    place = RendezvousChoice("c10d", "localhost:0", _uuid4(), configs, None)
+    choice = RendezvousChoice("c10d", "localhost:0", _uuid4(), configs, None)
     if announce:
         bar = "*" * 38
         _log.info(
             "\n%s\nRendezvous info:\n--rdzv-backend=%s --rdzv-endpoint=%s --rdzv-id=%s\n%s\n",
             bar,
-            place.backend,
-            place.endpoint,
-            place.run_id,
+            choice.backend,
+            choice.endpoint,
+            choice.run_id,
             bar,
         )
-    return place
+    return choice
 
 
 def _uuid4() -> str:
@@ -101,42 +102,41 @@ def _static(options: Options, configs: dict[str, Any], max_nodes: int) -> Rendez
     rank = options.node_rank
     if not 0 <= rank < max_nodes:
         raise UsageError(
-            f"{options.source('node_rank')}={rank} is no rank where --nnodes is {max_nodes}; give each node its own, "
+            f"{options.source('node_rank')}={rank} is out of range with --nnodes={max_nodes}; give each node its own, "
             f"from 0 to {max_nodes - 1}"
         )
     endpoint = options.rdzv_endpoint
     if endpoint:
-        _check_endpoint(options, None)
+        with _naming(options.source("rdzv_endpoint")):
+            parse_endpoint(endpoint, None)
     else:
         port = STATIC_PORT if options.master_port is None else options.master_port
         endpoint = f"{options.master_addr}:{port}"
-        try:
+        with _naming(f"{options.source('master_addr')} and {options.source('master_port')}"):
             parse_endpoint(endpoint, None)
-        except UserError as error:
-            raise UserError(f"{options.source('master_addr')} and {options.source('master_port')}: {error}") from None
     source = options.source("rdzv_endpoint" if options.rdzv_endpoint else "master_addr")
     given = bool(options.rdzv_endpoint) or "master_addr" in options.sources
     return RendezvousChoice("static", endpoint, options.rdzv_id, configs | {"rank": rank}, None, source, given)
 
 
-def _check_endpoint(options: Options, default_port: int | None) -> None:
+@contextmanager
+def _naming(source: str) -> Iterator[None]:
+    """Put `source` before the text of an error inside the block."""
     try:
-        parse_endpoint(options.rdzv_endpoint, default_port)
+        yield
     except UserError as error:
-        raise UserError(f"{options.source('rdzv_endpoint')}: {error}") from None
+        raise UserError(f"{source}: {error}") from None
 
 
 def _check_etcd_endpoints(options: Options) -> None:
     from rallypoint.rendezvous.backends.etcd_options import endpoints_of
 
-    try:
+    with _naming(options.source("rdzv_endpoint")):
         endpoints_of(options.rdzv_endpoint)
-    except UserError as error:
-        raise UserError(f"{options.source('rdzv_endpoint')}: {error}") from None
 
 
 def _warn_of_options(options: Options, given: dict[str, Any], backend: str, alone: bool) -> None:
-    """What a plug-in reads, it knows alone. A job that is `alone` meets by c10d, whatever its user has asked for."""
+    """Options of a plug-in are not checked. A job that is `alone` uses c10d, whatever backend was given."""
     from rallypoint.rendezvous.backends.options import KNOWN
 
     if (known := KNOWN.get(backend)) is not None:
@@ -147,11 +147,9 @@ def _warn_of_options(options: Options, given: dict[str, Any], backend: str, alon
 
 def _configs(options: Options) -> dict[str, str]:
     source = options.source("rdzv_conf")
-    try:
+    with _naming(source):
         configs = parse_rdzv_conf(options.rdzv_conf)
-    except UserError as error:
-        raise UserError(f"{source}: {error}") from None
     for key in _RESERVED:
         if key in configs:
-            raise UserError(f"{source} has the key {key!r}, which has a flag of its own; leave it out there")
+            raise UserError(f"{source} has the key {key!r}, which has a flag of its own; use that")
     return configs

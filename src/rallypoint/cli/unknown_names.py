@@ -1,7 +1,7 @@
-"""What torchrun ignores in silence: names in `--rdzv-conf` and `PET_*` variables that mean nothing to anybody.
+"""Warnings for names that torchrun ignores silently: unknown keys in `--rdzv-conf`, and unknown `PET_*` variables.
 
-They stay ignored, since that is the contract, but a warning says so, with the name that was likely meant. So does one
-for a variable that is almost one of ours, since a job without its secret would run unprotected.
+They stay ignored, as the contract demands. A variable that is almost one of ours gets a warning too, since a job
+without its secret would run unprotected.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from rallypoint.cli.flags import FLAGS
 _log = get_logger(__name__)
 
 _SIMILARITY = 0.5
-"""How much two names must have in common, from 0 to 1, for one to be taken for the other."""
+"""The similarity of two names, from 0 to 1, from which one is taken for the other."""
 
 OURS = frozenset(
     f"RALLYPOINT_{name}"
@@ -25,15 +25,11 @@ OURS = frozenset(
 )
 """The variables that this program reads."""
 _ALMOST = 0.8
-"""How much a variable must have in common with one of `OURS`. Kubernetes makes others that begin so, for services."""
+"""The same for one of `OURS`; it is higher, since Kubernetes makes variables of similar names for services."""
 
 
 def warn_of_variables(environ: Mapping[str, str]) -> None:
-    """Say which variables look like those of flags (`PET_NNODE`) or like others of ours, and are none.
-
-    Args:
-        environ: the agent's environment.
-    """
+    """Warn of variables that look like those of flags (`PET_NNODE`) or like one of `OURS`, and are not."""
     flags = {flag.variable: flag for flag in FLAGS}
     for name in sorted(name for name in environ if name.startswith("PET_")):
         flag = flags.get(name)
@@ -44,7 +40,7 @@ def warn_of_variables(environ: Mapping[str, str]) -> None:
                 "%s has no effect: no flag reads it%s", name, f"; did you mean {known[meant]}?" if meant else ""
             )
         elif not flag.from_environment:
-            _log.warning("%s has no effect: %s is read from the command line alone; give it there", name, flag.name)
+            _log.warning("%s has no effect: %s is read from the command line only; give it there", name, flag.name)
     ours = {name.removeprefix("RALLYPOINT_"): name for name in OURS}
     for name in sorted(name for name in environ if name.startswith("RALLYPOINT_") and name not in OURS):
         meant = closest_match(name.removeprefix("RALLYPOINT_"), ours, _ALMOST)
@@ -53,14 +49,7 @@ def warn_of_variables(environ: Mapping[str, str]) -> None:
 
 
 def warn_of_options(source: str, given: Collection[str], backend: str, known: Collection[str]) -> None:
-    """Say which options of the rendezvous its backend does not know.
-
-    Args:
-        source: where they were written: `--rdzv-conf` or `PET_RDZV_CONF`.
-        given: the names that the user wrote.
-        backend: the backend's name.
-        known: the names that it reads.
-    """
+    """Warn of options in `source` (`--rdzv-conf` or `PET_RDZV_CONF`) that the backend does not know."""
     for name in sorted(set(given).difference(known)):
         meant = _MEANT.get(name, "")
         if meant not in known and not meant.startswith("--"):
@@ -70,16 +59,12 @@ def warn_of_options(source: str, given: Collection[str], backend: str, known: Co
 
 
 _MEANT = {"timeout": "join_timeout", "join_timeout": "timeout", "rank": "--node-rank"}
-"""Names that two backends have for one thing, and what has a flag, which wins."""
+"""Other backends' names for an option, and options that have a flag, which takes precedence."""
 
 
 def closest_match(name: str, known: Collection[str], least: float = _SIMILARITY) -> str:
-    """The known name that is most like `name`, in whatever case of letters; empty if none is.
-
-    Args:
-        name: what somebody wrote.
-        known: what it may have been meant for.
-        least: how much they must have in common, from 0 to 1.
+    """The known name that is most similar to `name`, ignoring case; empty if none is as similar as `least`, from 0 to
+    1.
     """
     from difflib import SequenceMatcher
 

@@ -22,9 +22,8 @@ from typing import IO, Any, BinaryIO
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, free_port
-from rallypoint.base.errors import RallypointError, UsageError, UserError
+from rallypoint.base.errors import RallypointError, UsageError, UserError, user_error
 from rallypoint.base.poll import until_readable
-from rallypoint.base.user_errors import user_error
 
 BINARY_VARIABLE = "TORCHELASTIC_ETCD_BINARY_PATH"
 """Names the program, where it is not the `etcd` on PATH (contract section 1.11)."""

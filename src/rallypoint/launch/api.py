@@ -74,7 +74,7 @@ def launch_agent(
         SignalException: this agent was asked to end; a `NodeLeftInOrder` if the job goes on without this node.
     """
     if entrypoint is None:
-        from rallypoint.base.user_errors import user_error
+        from rallypoint.base.errors import user_error
 
         text = "there is nothing to launch: the entry point is None; give a program or a function"
         raise user_error(text, AssertionError)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 
-from rallypoint.base.errors import UserError
+from rallypoint.base.errors import UserError, user_error
 
 _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789_"
 
@@ -98,8 +98,6 @@ def _suffixes() -> Iterator[str]:
 
 
 def _refused(path: str, error: OSError) -> UserError:
-    from rallypoint.base.user_errors import user_error
-
     return user_error(
         f"the log folder {path!r} cannot be made: {error.strerror or error}; name another folder with --log-dir", error
     )

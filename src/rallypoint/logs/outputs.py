@@ -23,7 +23,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.base.clock import Deadline
-from rallypoint.base.errors import UserError
+from rallypoint.base.errors import UserError, user_error
 from rallypoint.base.log import get_logger
 from rallypoint.logs.console import Console, ConsoleSink, ConsoleStream
 from rallypoint.logs.pump import Pump
@@ -230,8 +230,6 @@ def _refused(error: OSError) -> UserError:
     elif error.filename:
         what = f"the log file {error.filename!r} cannot be made"
     remedy = _OPEN_ERRORS.get(error.errno or 0, remedy)
-    from rallypoint.base.user_errors import user_error
-
     return user_error(f"{what}: {error.strerror or error}; {remedy}", error)
 
 

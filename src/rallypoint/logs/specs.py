@@ -20,6 +20,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
+from rallypoint.base.errors import user_error
 from rallypoint.logs.folders import make_all, make_next, make_unique, remove_empty, temporary_folder
 from rallypoint.logs.std import Std, to_map
 
@@ -119,8 +120,6 @@ class DefaultLogsSpecs(LogsSpecs):
         local_ranks_filter: set[int] | None = None,
     ) -> None:
         if log_dir and log_dir != os.devnull and os.path.exists(log_dir) and not os.path.isdir(log_dir):
-            from rallypoint.base.user_errors import user_error
-
             text = f"--log-dir {log_dir!r} is a file; name a folder, or one that can be made"
             raise user_error(text, NotADirectoryError)
         super().__init__(log_dir or None, redirects, tee, local_ranks_filter)

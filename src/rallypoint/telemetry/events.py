@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any, TypeAlias
 
+from rallypoint.base.errors import user_error
+
 EventMetadataValue: TypeAlias = str | int | float | bool | None
 
 
@@ -128,6 +130,4 @@ def _refusing(line: str, what: str) -> Iterator[None]:
         yield
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         reason = f"{type(error).__name__}: {error}"
-        from rallypoint.base.user_errors import user_error
-
         raise user_error(f"{line[:200]!r} is not {what} as JSON on one line ({reason})", error) from None

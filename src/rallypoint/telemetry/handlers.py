@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 
-from rallypoint.base.errors import UserError
+from rallypoint.base.errors import UserError, user_error
 from rallypoint.base.log import print_error_line
 from rallypoint.base.plugins import entry_point, entry_point_names
 
@@ -62,8 +62,6 @@ def _plugin_handler(destination: str) -> logging.Handler:
         ) from error
     if made is None and offer is None:
         known = ", ".join(sorted({*log_handlers, *entry_point_names(GROUP)}))
-        from rallypoint.base.user_errors import user_error
-
         raise user_error(f"there is no event handler {destination!r}; use one of {known}", KeyError)
     if not isinstance(made, logging.Handler):
         raise UserError(

@@ -21,6 +21,7 @@ from signal import SIGABRT, SIGKILL
 from typing import NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.errors import user_error
 from rallypoint.base.log import get_logger
 from rallypoint.base.procfs import catches
 from rallypoint.base.signals import signal_name
@@ -233,8 +234,6 @@ class _NamedPipe:
             os.mkfifo(path, 0o600)
             self.fd = os.open(path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
         except OSError as error:
-            from rallypoint.base.user_errors import user_error
-
             why = error.strerror or str(error)
             raise user_error(
                 f"the pipe {path!r} of the watchdog cannot be made: {why}; name another place", error

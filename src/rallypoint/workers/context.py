@@ -552,7 +552,7 @@ def start_processes(
 
 def _check_ranks(what: str, mapping: Mapping[int, object], nprocs: int) -> None:
     if set(mapping) != set(range(nprocs)):
-        from rallypoint.base.user_errors import user_error
+        from rallypoint.base.errors import user_error
 
         ranks = f"{what} are for the local ranks {sorted(mapping)}; they must be for 0 to {nprocs - 1}"
         raise user_error(ranks, RuntimeError)

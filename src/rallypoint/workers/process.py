@@ -171,7 +171,7 @@ class WorkerProcess(ChildProcess):
 def _start_error(program: str, error: OSError) -> RallypointError:
     number = error.errno or 0
     if number in _PROGRAM_ERRORS:
-        from rallypoint.base.user_errors import user_error
+        from rallypoint.base.errors import user_error
 
         why = _PROGRAM_ERRORS[number].format(reason=error.strerror)
         return user_error(f"the worker program {program!r} {why}", error)

@@ -85,7 +85,7 @@ def test_what_nobody_foresaw_keeps_its_traceback(capsys: pytest.CaptureFixture[s
     shown = capsys.readouterr().err
     assert "Traceback" in shown
     assert "ZeroDivisionError: one by none" in shown
-    assert shown.splitlines()[-1].startswith("rallyrun: error: ZeroDivisionError was not foreseen")
+    assert shown.splitlines()[-1].startswith("rallyrun: error: ZeroDivisionError was unexpected")
     assert error_file.exists()
 
 

@@ -51,7 +51,7 @@ def test_a_program_takes_no_local_rank(arguments: list[str], environ: dict[str, 
 @pytest.mark.parametrize(
     ("arguments", "code", "said"),
     [
-        (["--max-restarts=-1", "s.py"], 1, "rallyrun: error: --max-restarts=-1 cannot be"),
+        (["--max-restarts=-1", "s.py"], 1, "rallyrun: error: --max-restarts=-1 is out of range"),
         (["--use-env=1", "s.py"], 2, "--use_env: it takes no value, and was given '1'; leave that out"),
         (["--no-python", "true"], 1, "rallyrun: error: --no-python runs a program"),
         (["--use-env", "--no-python", "true"], 0, ""),

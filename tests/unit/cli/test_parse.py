@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import argparse
+import re
 from collections.abc import Callable
 from functools import partial
 from importlib.metadata import version
@@ -11,8 +12,8 @@ from hypothesis import strategies as st
 
 from rallypoint.base.errors import UserError
 from rallypoint.cli import rallyctl
-from rallypoint.cli.flags import FLAGS, Flag, split_filters
-from rallypoint.cli.parse import Options, parse
+from rallypoint.cli.flags import FLAGS, GROUPS, Flag, FlagGroup, split_filters
+from rallypoint.cli.parse import Options, build_parser, parse
 from rallypoint.cli.rendezvous_choice import STATIC_PORT
 from rallypoint.rendezvous.backends.etcd_options import DEFAULT_PORT
 from rallypoint.rendezvous.backends.options import KNOWN
@@ -137,8 +138,42 @@ def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     shown = capsys.readouterr()
     assert caught.value.code == 0
     assert shown.err == ""
-    for flag in FLAGS:
-        assert all(spelling in shown.out for spelling in flag.spellings)
+    for group in GROUPS:
+        section = shown.out.partition(f"\n{group.title}:\n  example: ")[2].partition("\n\n")
+        example, rows = section[0], section[2].partition("\n\n")[0]
+        assert example.endswith(f" {group.example}")
+        for flag in group.flags:
+            assert re.search(rf"(^|, )(-., )?{flag.name}( {re.escape(flag.metavar)})?\s", rows, re.MULTILINE), flag.name
+
+
+@pytest.mark.parametrize("group", GROUPS, ids=lambda group: group.title)
+def test_examples_are_command_lines_with_flags_of_their_group(group: FlagGroup) -> None:
+    options = parse(group.example.split(), {})
+    own = {flag.dest for flag in group.flags}
+    assert own & options.sources.keys()
+    assert options.training_script in ("train.py", "package.train")
+
+
+@pytest.mark.parametrize("flag", _VALUED, ids=lambda flag: flag.name)
+def test_help_of_a_flag_names_its_default_and_its_choices(flag: Flag) -> None:
+    shown = " ".join(build_parser().format_help().split())
+    about = shown[shown.index(f"{flag.name} {flag.metavar} ") :].partition(" --")[0]
+    if flag.default not in (None, "", ()):
+        assert f"(default: {flag.default})" in about
+    assert [choice for choice in flag.choices or () if choice not in flag.help] == []
+
+
+def test_help_of_rallyctl_has_sections_and_an_example(capsys: pytest.CaptureFixture[str]) -> None:
+    for verb, sections in {
+        "serve": ["listening", "TLS"],
+        "token": ["job"],
+        "etcd": ["listening and data", "start"],
+    }.items():
+        with pytest.raises(SystemExit):
+            rallyctl.main([verb, "--help"])
+        shown = capsys.readouterr().out
+        assert [title for title in sections if f"\n{title}:\n" not in shown] == []
+        assert f"\nexample: rallyctl {verb} --" in shown
 
 
 @pytest.mark.parametrize("read", [partial(parse, environ={}), rallyctl.main], ids=["rallyrun", "rallyctl"])
@@ -237,11 +272,11 @@ def test_help_is_finished_and_names_every_backend_and_the_default_ports(capsys: 
         parse(["--help"], {})
     shown = " ".join(capsys.readouterr().out.split())
     assert "Not yet" not in shown
-    about = shown[shown.index("--rdzv-backend RDZV_BACKEND, ") : shown.index("--rdzv-endpoint RDZV_ENDPOINT, ")]
+    about = shown[shown.index("--rdzv-backend NAME") : shown.index("--rdzv-endpoint HOST:PORT")]
     assert [name for name in (*KNOWN, "store_type=file", "plug-in") if name not in about] == []
-    about = shown[shown.index("--rdzv-endpoint RDZV_ENDPOINT, ") : shown.index("--rdzv-id RDZV_ID, ")]
+    about = shown[shown.index("--rdzv-endpoint HOST:PORT") : shown.index("--rdzv-id ID")]
     assert [port for port in (C10D_PORT, DEFAULT_PORT) if str(port) not in about] == []
-    assert str(STATIC_PORT) in shown[shown.index("--master-port MASTER_PORT, ") :]
+    assert str(STATIC_PORT) in shown[shown.index("--master-port PORT") :]
 
 
 @pytest.mark.parametrize("arguments", [["serve", "--endpoint=--"], ["token", "--job=--"], ["etcd", "--port=--"]])

@@ -91,7 +91,7 @@ def test_unknown_variables(caplog: pytest.LogCaptureFixture) -> None:
     warn_of_variables({"PET_NNODE": "2", "PET_NUMA_BINDING": "node", "PET_XYZ": "", "HOME": "/", "NNODE": "3"})
     nnode, numa, other = told(caplog)
     assert nnode == "PET_NNODE has no effect: no flag reads it; did you mean PET_NNODES?"
-    assert numa.startswith("PET_NUMA_BINDING has no effect: --numa-binding is read from the command line alone")
+    assert numa.startswith("PET_NUMA_BINDING has no effect: --numa-binding is read from the command line only")
     assert other == "PET_XYZ has no effect: no flag reads it"
 
 

@@ -75,7 +75,7 @@ class Payload:
             ForkingPickler(body).dump((function, tuple(args)))
         except Exception as error:
             name = getattr(function, "__qualname__", function)
-            from rallypoint.base.user_errors import user_error
+            from rallypoint.base.errors import user_error
 
             raise user_error(
                 f"the function {name} and its arguments cannot be handed to a new process: {error}; use what stands at "
