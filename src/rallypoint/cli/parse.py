@@ -127,8 +127,14 @@ class HelpFormatter(argparse.HelpFormatter):
         return spellings if action.nargs == 0 else f"{spellings} {action.metavar}"
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
-        """An example stays on its line, to be copied."""
-        return indent + text if text.startswith("example: ") else super()._fill_text(text, width, indent)
+        lines = [text] if text.startswith("example: ") else self._split_lines(text, width - len(indent))
+        return "\n".join(indent + line for line in lines)
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        """As argparse, but names of flags stay whole."""
+        import textwrap
+
+        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
 
 
 class Parser(argparse.ArgumentParser):
