@@ -1,4 +1,4 @@
-"""`rallyrun` that kills itself at a step of its own as the arbiter of a job on etcd: `DIES_AT` says at which.
+"""`rallyrun` that kills itself at a step of its own as the coordinator of a job on etcd: `DIES_AT` says at which.
 
 A step is the moment before or after a request to etcd that can change something, and before or after a notice is handed
 to a node. What the process is in the middle of, it never ends.
@@ -41,7 +41,12 @@ def _dying(function: Callable[P, T]) -> Callable[P, T]:
 
 
 if __name__ == "__main__":
-    for owner, name in ((EtcdClient, "txn"), (EtcdClient, "lease_grant"), (EtcdClient, "watch"), (Dispatcher, "_tell")):
+    for owner, name in (
+        (EtcdClient, "txn"),
+        (EtcdClient, "lease_grant"),
+        (EtcdClient, "watch"),
+        (Dispatcher, "_deliver_to"),
+    ):
         setattr(owner, name, _dying(getattr(owner, name)))
     code = main()
     sys.stderr.write(f"it had {next(_steps) - 1} steps\n")

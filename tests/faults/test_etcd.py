@@ -34,20 +34,20 @@ def on_etcd(cluster: Cluster, hosts: list[Host]) -> None:
     cluster.where = endpoints(hosts)
 
 
-def arbiter_of(agents: list[Agent]) -> tuple[Agent, list[Agent]]:
+def coordinator_of(agents: list[Agent]) -> tuple[Agent, list[Agent]]:
     """The one that was elected first, and the others."""
-    (arbiter,) = [agent for agent in agents if "this agent is the coordinator" in agent.job.err]
-    return arbiter, [agent for agent in agents if agent is not arbiter]
+    (coordinator,) = [agent for agent in agents if "this agent is the coordinator" in agent.job.err]
+    return coordinator, [agent for agent in agents if agent is not coordinator]
 
 
 def test_agents_listen_at_their_own_address_and_a_third_host_uses_no_store(cluster: Cluster, etcd: Host) -> None:
     agents = cluster.three()
-    arbiter, others = arbiter_of(agents)
+    coordinator, others = coordinator_of(agents)
     for agent in agents:
         own = ipaddress.ip_address(agent.host.address).packed[::-1].hex().upper()  # as /proc/net/tcp has it
         assert {place.partition(":")[0] for place in agent.host.listening()} <= {own}
-    assert arbiter.host.listening()
-    arbiter.is_killed()
+    assert coordinator.host.listening()
+    coordinator.is_killed()
     cluster.all_up(others, starts=2)
     stranger = cluster.host("stranger")
     served = [uses_store(host, store_of(others[0])) for host in (*(each.host for each in others), stranger)]
@@ -57,9 +57,11 @@ def test_agents_listen_at_their_own_address_and_a_third_host_uses_no_store(clust
 
 
 @pytest.mark.parametrize("leases", [0.5, 4.0])
-def test_an_agent_without_etcd_goes_on_while_the_arbiter_hears_it(cluster: Cluster, etcd: Host, leases: float) -> None:
+def test_an_agent_without_etcd_goes_on_while_the_coordinator_hears_it(
+    cluster: Cluster, etcd: Host, leases: float
+) -> None:
     agents = cluster.three()
-    _, (one, _) = arbiter_of(agents)
+    _, (one, _) = coordinator_of(agents)
     cut_from(one.host, etcd)
     stays(agents, leases * LEASE)
     joined_to(one.host, etcd)
@@ -67,25 +69,25 @@ def test_an_agent_without_etcd_goes_on_while_the_arbiter_hears_it(cluster: Clust
     cluster.finish(agents)
 
 
-def test_an_arbiter_without_etcd_for_less_than_its_lease_remains_it(cluster: Cluster, etcd: Host) -> None:
+def test_a_coordinator_without_etcd_for_less_than_its_lease_remains_it(cluster: Cluster, etcd: Host) -> None:
     cluster.lease = 4.0
     agents = cluster.three()
-    arbiter, others = arbiter_of(agents)
-    cut_from(arbiter.host, etcd)
+    coordinator, others = coordinator_of(agents)
+    cut_from(coordinator.host, etcd)
     stays(agents, 1.0)
-    joined_to(arbiter.host, etcd)
+    joined_to(coordinator.host, etcd)
     stays(agents, 1.0)
     assert not [agent for agent in others if "this agent is the coordinator" in agent.job.err]
     cluster.finish(agents)
 
 
-def test_an_arbiter_without_etcd_for_longer_is_succeeded_and_comes_back(cluster: Cluster, etcd: Host) -> None:
+def test_a_coordinator_without_etcd_for_longer_is_succeeded_and_comes_back(cluster: Cluster, etcd: Host) -> None:
     agents = cluster.three()
-    arbiter, others = arbiter_of(agents)
-    cut_from(arbiter.host, etcd)
+    coordinator, others = coordinator_of(agents)
+    cut_from(coordinator.host, etcd)
     cluster.all_up(others, starts=2)
-    joined_to(arbiter.host, etcd)
-    arbiter.comes_up(1, starts=2, world_size=3)
+    joined_to(coordinator.host, etcd)
+    coordinator.comes_up(1, starts=2, world_size=3)
     for agent in others:
         agent.comes_up(1, starts=3, world_size=3)
     assert common(agents, [1, 1, 1], "TORCHELASTIC_RESTART_COUNT") == "0"
@@ -94,20 +96,20 @@ def test_an_arbiter_without_etcd_for_longer_is_succeeded_and_comes_back(cluster:
 
 def test_a_host_that_is_cut_off_from_all_is_lost_and_comes_back(cluster: Cluster, etcd: Host) -> None:
     agents = cluster.three()
-    arbiter, others = arbiter_of(agents)
-    with arbiter.host.unplugged():
+    coordinator, others = coordinator_of(agents)
+    with coordinator.host.unplugged():
         cluster.all_up(others, starts=2)
-    arbiter.comes_up(1, starts=2, world_size=3)
+    coordinator.comes_up(1, starts=2, world_size=3)
     for agent in others:
         agent.comes_up(1, starts=3, world_size=3)
     cluster.finish(agents)
 
 
-def test_the_arbiter_and_another_are_killed_at_once(cluster: Cluster, etcd: Host) -> None:
+def test_the_coordinator_and_another_are_killed_at_once(cluster: Cluster, etcd: Host) -> None:
     cluster.nnodes = "1:3"
     agents = cluster.three()
-    arbiter, (one, left) = arbiter_of(agents)
-    arbiter.is_killed()
+    coordinator, (one, left) = coordinator_of(agents)
+    coordinator.is_killed()
     killed = one.is_killed()
     left.comes_up(1, starts=2, world_size=1)
     assert left.up_at - killed < SOON + LEASE + EXPIRY

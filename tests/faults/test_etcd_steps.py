@@ -1,4 +1,4 @@
-"""The arbiter's agent dies at each of its steps, one after the other: the others always finish the job."""
+"""The coordinator's agent dies at each of its steps, one after the other: the others always finish the job."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.jobs.launching import Launcher, launching
 from tests.jobs.nodes import NAMES, SCRIPT, Node
 
 STEPS = range(1, 97, 1 if os.environ.get("RALLYPOINT_SWEEP") else 4)
-"""An undisturbed arbiter has 70 to 90 steps in this job. `make sweep` takes each of them."""
+"""An undisturbed coordinator has 70 to 90 steps in this job. `make sweep` takes each of them."""
 
 
 @pytest.fixture(scope="module")

@@ -89,7 +89,7 @@ def test_no_process_of_a_job_can_be_looked_into_or_touched(rallyrun: Launcher) -
     secret = new_secret()
     job = running(rallyrun, "--standalone", "--preload=json", env={"RALLYPOINT_SECRET": secret})
     pids = [job.pid, *family(job.pid)]
-    assert len(pids) >= 4  # agent, keeper, guardian, workers
+    assert len(pids) >= 4  # agent, supervisor, reaper, workers
     libc = ctypes.CDLL(None)
 
     def attach(pid: int) -> None:
@@ -121,7 +121,7 @@ def test_no_process_of_a_job_has_a_socket_with_a_name(rallyrun: Launcher) -> Non
         held = {_target(fd) for pid in (job.pid, *family(job.pid)) for fd in Path(f"/proc/{pid}/fd").iterdir()}
         rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
         ours = [row for row in rows if f"socket:[{row[6]}]" in held]
-        assert ours  # the connection between agent and guardian
+        assert ours  # the connection between agent and reaper
         assert not [row for row in ours if len(row) > 7]
         finish(rallyrun, job)
 
