@@ -7,11 +7,14 @@ PIP    := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 DEV    := $(VENV)/.ready-dev
 READY  := $(VENV)/.ready
 
+# Where this says not to keep bytecode, each of the thousands of processes that tests start compiles the package anew.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: check record demo fuzz test conformance-preload sweep sim lint frameworks bench dist lock clean
 
-check: $(DEV)  ## in a minute, without torch: lint, all tests that start no process, and 200 simulated jobs
+check: $(DEV)  ## in a minute, without torch: lint, all tests that start no process, with fewer examples, and 200 simulated jobs
 	@$(MAKE) --no-print-directory lint
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal -m "not (process or torch or etcd or root)" $(PURE) $(ARGS)
+	@$(BIN)/python -m pytest -q -n 2 --dist worksteal --quick -m "not (process or torch or etcd or root)" $(PURE) $(ARGS)
 	@$(BIN)/python -m tests.sim --seeds 200
 
 demo: $(READY)  ## train with two workers, kill one half-way, finish with the same loss
@@ -26,7 +29,7 @@ record: $(READY)  ## what torch answers, asked anew and written to tests/conform
 conformance-preload: $(READY)  ## the same commands under torchrun and under rallyrun, whose workers are forked
 	RALLYPOINT_TEST_PRELOAD=json $(BIN)/python -m pytest -n 2 --dist worksteal tests/conformance $(ARGS)
 
-sweep: $(READY)  ## the arbiter of a job on etcd dies at each of its steps
+sweep: $(READY)  ## the coordinator of a job on etcd dies at each of its steps
 	RALLYPOINT_SWEEP=1 $(BIN)/python -m pytest -n 2 tests/faults/test_etcd_steps.py $(ARGS)
 
 sim: $(DEV)  ## 10,000 jobs in virtual time, with faults from seeds
@@ -36,7 +39,7 @@ fuzz: $(READY)  ## each decoder of foreign bytes, guided by coverage, for FUZZ_S
 	@$(PIP) --only-binary=:all: --require-hashes -r requirements/fuzz.txt || echo "without atheris, which has no build for this Python"
 	@$(BIN)/python -m tests.fuzz $(ARGS)
 
-lint: $(DEV)  ## style, types and the floors of the house
+lint: $(DEV)  ## style, types and layers
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy

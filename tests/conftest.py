@@ -6,9 +6,8 @@ import signal
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import settings
 
-from tests import needs
+from tests import effort, needs
 from tests.etcd_cluster import EtcdCluster
 
 # `nohup` and a shell's script ignore these for what they start, and processes hand that down.
@@ -19,10 +18,6 @@ for _number, _usual in (
 ):
     if signal.getsignal(_number) == signal.SIG_IGN:
         signal.signal(_number, _usual)
-
-# Speed is never tested: these machines are small, shared and noisy.
-settings.register_profile("rallypoint", deadline=None)
-settings.load_profile("rallypoint")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -35,10 +30,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         default="daily",
         help="what real torch is asked: the day's tenth of the questions, all of them, or all to write the record",
     )
+    parser.addoption("--quick", action="store_true", help="try a part of the examples of each law (tests/effort.py)")
     parser.addoption("--records", help="the folder of the record, if not tests/conformance/records")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    effort.choose(quick=config.getoption("quick"))
     for name, meaning in needs.MARKERS.items():
         config.addinivalue_line("markers", f"{name}: {meaning}")
 

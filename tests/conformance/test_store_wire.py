@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tests import typed_requests as wire
 from tests.conformance.store_pairs import serving
+from tests.effort import examples
 from tests.unit.store.both import KINDS
 from tests.unit.store.sockets import Raw
 
@@ -107,7 +108,7 @@ def _parties(request: pytest.FixtureRequest) -> Iterator[tuple[Party, Party]]:
 
 
 @given(steps=STEPS)
-@settings(max_examples=300, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(300), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_every_reply_and_wake_up_is_the_same(
     parties: tuple[Party, Party], steps: Sequence[tuple[int, wire.Request]]
 ) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 import rallypoint
+from tests.effort import examples
 from tests.fuzz.table import TARGETS, TRUSTED
 from tests.fuzz.target import CORPUS, BrokenError, Target, run_bounded, run_many, valid_inputs
 
@@ -21,7 +22,9 @@ def test_no_input_breaks(name: str) -> None:
     """What breaks is told with the input and the seed."""
     target = TARGETS[name]
     valid = len(valid_inputs(name, target))
-    assert run_many(name, target, SEED, valid + target.executions, seconds=90) >= valid, "the machine is too slow"
+    assert run_many(name, target, SEED, valid + examples(target.executions), seconds=90) >= valid, (
+        "the machine is too slow"
+    )
 
 
 _DECODING = re.compile(

@@ -15,6 +15,7 @@ import pytest
 from rallypoint.membership.state import Ledger, Outcome
 from rallypoint.protocol import codec
 from rallypoint.protocol.messages import Heartbeat, Placement, Request, StorePeers
+from tests.effort import examples
 from tests.sim import network, world
 from tests.sim.agent import Agent, SimOutcome
 from tests.sim.audit import Audit
@@ -131,7 +132,7 @@ class _Played:
 
 @pytest.mark.timeout(300)
 def test_ten_thousand_nodes_meet_regroup_and_finish(monkeypatch: pytest.MonkeyPatch) -> None:
-    many, lost = 10_000, 20
+    many, lost = examples(10_000), 20
     with monkeypatch.context() as patch:
         few = _Played(200, lost, patch)
     with monkeypatch.context() as patch:

@@ -55,6 +55,7 @@ class Running:
             "TMPDIR": str(self._here / "tmp"),
             "FOUND": str(self._here / "found"),
             "NODE": str(node),
+            "PYTHONDONTWRITEBYTECODE": "1",  # a folder that Python makes beside a module is no launcher's
             **{name: text and self._filled(text) for name, text in self._case.env},
         }
         return {name: text for name, text in env.items() if text is not None}

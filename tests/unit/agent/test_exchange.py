@@ -21,6 +21,7 @@ from rallypoint.store.filestore import FileStore
 from rallypoint.store.hashstore import HashStore
 from rallypoint.store.prefix import PrefixStore
 from rallypoint.store.server import StoreServer
+from tests.effort import examples
 
 NODES = st.lists(st.tuples(st.sampled_from(["A", "B"]), st.integers(1, 4)), min_size=1, max_size=5)
 
@@ -43,7 +44,7 @@ def exchanged(nodes: list[tuple[str, int]], store: HashStore) -> list[NodeRanks]
     return side_by_side(len(nodes), lambda rank: exchange_ranks(store, rank, len(nodes), *nodes[rank]))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(NODES)
 def test_as_the_arithmetic_says(nodes: list[tuple[str, int]]) -> None:
     assert exchanged(nodes, HashStore(timeout=30)) == assign_worker_ranks(nodes)

@@ -63,6 +63,7 @@ from rallypoint.protocol.messages import (
     RoundEnded,
 )
 from rallypoint.ranks.assign import NodeRanks
+from tests.effort import examples
 
 CAUSE = Cause(1, 1, "host", 42, -9, "Signal 9 (SIGKILL)", "", 0.0, "")
 
@@ -555,7 +556,7 @@ class World:
                 pass
 
 
-@settings(max_examples=1000)
+@settings(max_examples=examples(1000))
 @given(st.lists(LIVELY, max_size=40), st.sampled_from([0.0, 30.0]))
 def test_laws(events: list[Event], notice: float) -> None:
     status, world = PolicyState(notice_timeout=notice), World()

@@ -7,6 +7,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 
 from rallypoint.membership.state import Outcome, Settings, State
+from tests.effort import examples
 from tests.unit.rendezvous.jobs import EVENTS, SETTINGS, Life
 
 Events = list[tuple[str, int, int]]
@@ -19,7 +20,7 @@ def lived(job: Settings, events: Events) -> Life:
     return life
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(SETTINGS, EVENTS)
 def test_a_round_has_one_membership_with_each_rank_once(job: Settings, events: Events) -> None:
     for round_, roll in lived(job, events).rolls.items():
@@ -33,7 +34,7 @@ def test_a_round_has_one_membership_with_each_rank_once(job: Settings, events: E
         assert all(low < high for low, high in pairwise(bases))
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(SETTINGS, EVENTS)
 def test_rounds_only_grow_and_only_when_a_complete_one_ends(job: Settings, events: Events) -> None:
     for before, after in pairwise(lived(job, events).states):
@@ -47,7 +48,7 @@ def test_rounds_only_grow_and_only_when_a_complete_one_ends(job: Settings, event
             assert set(after.participants) <= set(before.participants)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(SETTINGS, EVENTS)
 def test_only_a_verdict_closes_and_it_never_changes(job: Settings, events: Events) -> None:
     for before, after in pairwise(lived(job, events).states):
@@ -56,7 +57,7 @@ def test_only_a_verdict_closes_and_it_never_changes(job: Settings, events: Event
             assert after.verdict == before.verdict
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(SETTINGS, EVENTS)
 def test_each_failure_is_counted_once_and_nothing_else_costs_a_restart(job: Settings, events: Events) -> None:
     life = lived(job, events)
@@ -71,7 +72,7 @@ def test_each_failure_is_counted_once_and_nothing_else_costs_a_restart(job: Sett
     assert ended == state.round
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(SETTINGS, EVENTS)
 def test_a_node_stands_in_one_list(job: Settings, events: Events) -> None:
     for state in lived(job, events).states:
@@ -81,7 +82,7 @@ def test_a_node_stands_in_one_list(job: Settings, events: Events) -> None:
         assert len(state.participants) + len(state.wait_list) + len(state.survivors) <= job.max_nodes
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(SETTINGS, EVENTS)
 def test_a_round_forms_when_enough_nodes_live_and_ask(job: Settings, events: Events) -> None:
     """Liveness: whatever happened, once min nodes that may still join have asked and time passes, a round runs."""

@@ -29,6 +29,7 @@ from rallypoint.protocol.resume_state import (
     session_opened,
     without_foreign_join,
 )
+from tests.effort import examples
 
 CAUSE = Cause(0, 0, "h", 42, 1, "boom", "", 0.0, "")
 
@@ -268,7 +269,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=300)
+@settings(max_examples=examples(300))
 @given(STEPS, st.integers(2, 3))
 def test_wherever_the_coordinator_dies_each_round_has_one_membership_and_the_job_ends(
     steps: list[tuple[str, int]], least: int

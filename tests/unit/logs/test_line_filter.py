@@ -15,13 +15,14 @@ from rallypoint.logs.line_filter import LineFilter
 from rallypoint.logs.outputs import Outputs
 from rallypoint.logs.specs import LogsDest
 from rallypoint.logs.tail import Tail
+from tests.effort import examples
 
 LETTERS = st.text(alphabet="ab\n\udcff", max_size=30)
 
 
 @given(writes=st.lists(LETTERS, max_size=12), texts=st.lists(st.text("ab\udcff", max_size=6), min_size=1, max_size=3))
 @example(writes=["xxxxxxab", "bxxxxxxxxxx", "\nabb"], texts=["abb"])
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(200))
 def test_lines_pass_whole_and_prefixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: list[str], texts: list[str]
 ) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from rallypoint.logs import tail as module
 from rallypoint.logs.console import Chunk
 from rallypoint.logs.tail import PROGRESS_BAR_DELAY, READ_SIZE, Tail
+from tests.effort import examples
 
 WRITES = st.lists(st.binary(max_size=30).map(lambda data: data.replace(b"\x00", b"\n")), max_size=12)
 
@@ -37,7 +38,7 @@ def _joined(pieces: Iterator[Chunk]) -> bytes:
 
 
 @given(writes=WRITES, room=st.sampled_from([7, 40, 1000]), few=st.sampled_from([1, 3, 1000]))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(200))
 def test_lines_come_whole_and_prefixed(tmp_path: Path, writes: list[bytes], room: int, few: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_FEW_LINES", few)  # so that few lines are short lines, some times

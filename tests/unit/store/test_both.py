@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from rallypoint.base.endpoint import listening_socket
 from rallypoint.store.errors import StoreProtocolError
 from tests import typed_requests as wire
+from tests.effort import examples
 from tests.unit.store.both import KINDS, RETRY, Bench, Peer, bench, is_compiled, no_more_descriptors
 from tests.unit.store.conftest import Lines
 from tests.unit.store.reference import NAMES, STEPS, WAITING_STEPS, Twin
@@ -36,7 +37,7 @@ def logged() -> Iterator[list[str]]:
 
 @both
 @given(steps=st.one_of(STEPS, WAITING_STEPS))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_a_server_does_what_the_dumb_twin_does(kind: str, steps: Sequence[tuple[str, wire.Request | None]]) -> None:
     twin = Twin()
     with bench(kind) as it, logged():
@@ -97,7 +98,7 @@ def streams(draw: st.DrawFn) -> list[Step]:
 
 @compiled
 @given(pieces=streams())
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_any_bytes_in_any_pieces_come_to_the_same(pieces: list[Step]) -> None:
     expected, ours = outcome("python", pieces), outcome("compiled", pieces)
     if any(b"\x11" in piece for _, piece in pieces):  # damage can make a LIST_KEYS, which has no order
@@ -108,7 +109,7 @@ def test_any_bytes_in_any_pieces_come_to_the_same(pieces: list[Step]) -> None:
 
 @both
 @given(sent=st.lists(REQUESTS, min_size=1, max_size=6), data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_a_client_that_reads_little_by_little_misses_nothing(
     kind: str, sent: list[wire.Request], data: st.DataObject
 ) -> None:

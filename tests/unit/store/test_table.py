@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rallypoint.store.errors import StoreProtocolError
 from rallypoint.store.table import MERGE_LIMIT, Table
 from tests import typed_requests as wire
+from tests.effort import examples
 from tests.unit.store.reference import STEPS, WAITING_STEPS, Replies, Twin
 
 
@@ -26,7 +27,7 @@ def joined(replies: Iterable[tuple[str, bytes]]) -> Replies:
 
 
 @given(st.one_of(STEPS, WAITING_STEPS))
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 def test_the_table_does_what_its_dumb_twin_does(steps: Sequence[tuple[str, wire.Request | None]]) -> None:
     table: Table[str] = Table()
     twin = Twin()

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from rallypoint.store.guard import StoreGuard
 from tests import typed_requests as wire
+from tests.effort import examples
 from tests.unit.store.both import KINDS, Bench, Peer, bench, is_compiled
 from tests.unit.store.test_both import both, logged
 
@@ -138,7 +139,7 @@ CHANGES = st.one_of(
 
 @both
 @given(steps=st.lists(st.one_of(CHANGES, st.integers(0, 2), st.integers(3, 5)), min_size=10, max_size=120))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_list_tells_the_keys_of_one_moment(kind: str, steps: list[wire.Request | int]) -> None:
     """Three clients ask for lists, and read parts of them now and then, while keys come and go."""
     with bench(kind) as it:
