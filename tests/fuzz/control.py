@@ -9,6 +9,7 @@ from functools import cache
 
 from rallypoint.coordinator.dispatcher import Dispatcher, RestoredState
 from rallypoint.coordinator.progress_text import RendezvousName, timeout_sentence, waiting_line
+from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.failures.cause import Cause, Restarts
 from rallypoint.failures.report import ChildFailedError
 from rallypoint.membership.operations import Close, Drain, Fail, Preempt, Succeed
@@ -224,7 +225,7 @@ def _many_states() -> tuple[bytes, ...]:
     dispatcher = Dispatcher(SETTINGS, restored=RestoredState("0123456789abcdef", State()))
     made = [State(), dispatcher.state]
     for number in range(4):
-        session, _ = dispatcher.attach(lambda _notice: None, NodeId("h", number, 0), address="h")
+        session, _ = dispatcher.attach(lambda _notice: None, SessionRecord(NodeId("h", number, 0), "h"))
         dispatcher.receive(session, JoinRequest(MEMBER, 20.0))
         made.append(dispatcher.state)
     dispatcher.receive(1, Fail(0, _CAUSE, 3))

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.jobs import ManyJobs
+from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.state import NodeId
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAX_FRAME, SIGNATURE_SIZE
@@ -52,7 +53,7 @@ class _Stranger:
         except (codec.CodecError, HandshakeError):
             return False
         node = NodeId(hello.address, hello.pid, hello.local_id, hello.host)
-        self.session, name = self.dispatcher.attach(told, node, address=hello.address, settings=hello.settings)
+        self.session, name = self.dispatcher.attach(told, SessionRecord(node, hello.address, settings=hello.settings))
         codec.decode_answer(codec.encode(Welcome(name, self.dispatcher.settings.lease, self.dispatcher.incarnation)))
         return True
 
@@ -105,7 +106,7 @@ def _still_serves(jobs: ManyJobs, clock: Moment, strangers: dict[int, _Stranger]
     heard_of: list[Notification] = []
     honest = HELLO._replace(job="of others", settings=SETTINGS._replace(run_id="of others", max_nodes=1))
     dispatcher = jobs.dispatcher_for(honest, "198.51.100.1")
-    session, _ = dispatcher.attach(heard_of.append, NodeId("h", 1, 0), address="h", settings=honest.settings)
+    session, _ = dispatcher.attach(heard_of.append, SessionRecord(NodeId("h", 1, 0), "h", settings=honest.settings))
     dispatcher.receive(session, JoinRequest(MEMBER, 20.0))
     assert any(isinstance(each, Placed) for each in heard_of)
     for each in strangers.values():

@@ -7,8 +7,10 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
-from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.coordinator.job_state import OutgoingNotification
+from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.election import leadership, resign, takeover
 from rallypoint.election.machine import Election
 from rallypoint.election.steps import Changed, Fence, Procedure, Watched
@@ -55,11 +57,8 @@ def find_mutation(bug: Mutation, start: int, most: int) -> Found | None:
 
 
 def _departure_closes() -> AbstractContextManager[object]:
-    def on_leave(self: Coordinator, _session: int, speaker: object, _request: LeaveRequest, now: float) -> None:
-        speaker = self.sessions.get(_session)
-        assert speaker is not None
-        node = speaker.node
-        self._change(now, self._run, node, Close(), now)
+    def on_leave(self: Coordinator, speaker: SessionRecord, _request: LeaveRequest, now: float) -> None:
+        self._change(now, self._run, speaker.node, Close(), now)
 
     return patch.dict(Coordinator._RECEIVE, {LeaveRequest: on_leave})
 
@@ -132,7 +131,7 @@ def _dead_node() -> AbstractContextManager[object]:
         gone = self.sessions.get(session)
         if gone is not None and not self.state.complete and gone.node in self.state.participants:
             self.sessions.close(session)
-            self._pending.pop(gone.node, None)
+            self._pending.remove(gone.node)
             return
         end(self, session, now, reason, detail)
 

@@ -10,8 +10,10 @@ from collections.abc import Callable, Collection, Iterable
 from math import inf
 from typing import TYPE_CHECKING
 
-from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.dispatcher import Dispatcher, JournalSink, RestoredState, do_nothing
+from rallypoint.coordinator.job_state import OutgoingNotification
+from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.state import NodeId, Reason, Settings, State
 from rallypoint.protocol import codec
 from rallypoint.protocol.handshake import Challenge, HandshakeRefused, Hello, Keys, Proof, ServerHandshake, Welcome
@@ -166,11 +168,13 @@ class Server:
         self.audit.attached(self, holder.node)
         holder.number, name = self.hub.attach(
             holder.deliver,
-            NodeId(hello.address, hello.pid, hello.local_id, hello.host),
-            address=hello.address,
-            server_address=server_address,
-            leased=leased,
-            at_home=hello.pid == self.home,
+            SessionRecord(
+                NodeId(hello.address, hello.pid, hello.local_id, hello.host),
+                hello.address,
+                server_address=server_address,
+                leased=leased,
+                local=hello.pid == self.home,
+            ),
             hang_up=lambda _why: self._hang_up(holder),
         )
         self.sessions[holder.number] = holder
@@ -178,7 +182,7 @@ class Server:
 
     def receive(self, number: int, node: int, request: Request) -> bool:
         """A request of a session. Returns whether the session is still one."""
-        if not isinstance(request, Heartbeat) and self.arbiter.has_session(number):
+        if not isinstance(request, Heartbeat) and self.arbiter.sessions.get(number) is not None:
             self.audit.hears(self, node, request)
         before, self._speaking = self._speaking, (node, request)
         known = self.hub.receive(number, request)

@@ -46,8 +46,8 @@ def test_a_seed_tells_the_same_story_whatever_the_hash_seed() -> None:
     told = [trace(generate(seed)) for seed in seeds]
     assert told == [trace(generate(seed)) for seed in seeds]
     program = (
-        "from tests.sim.scenario import generate\nfrom tests.sim.shrink import story\n"
-        f"import sys\nsys.stdout.write('|'.join(story(generate(seed)) for seed in range({len(seeds)})))"
+        "from tests.sim.scenario import generate\nfrom tests.sim.shrink import trace\n"
+        f"import sys\nsys.stdout.write('|'.join(trace(generate(seed)) for seed in range({len(seeds)})))"
     )
     for hash_seed in ("1", "2"):
         environment = os.environ | {"PYTHONHASHSEED": hash_seed}

@@ -22,8 +22,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.coordinator.coordinator import Coordinator
+from rallypoint.coordinator.job_state import OutgoingNotification
 from rallypoint.coordinator.progress_text import RendezvousName, timeout_sentence, waiting_line
+from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Close, Drain, Fail, Preempt, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Settings, join_names
@@ -131,12 +133,14 @@ class Player:
             address = options.get("addr", f"host-{name}")
             node = self.coordinator.open(
                 session,
-                NodeId(address, 1, 0),
+                SessionRecord(
+                    NodeId(address, 1, 0),
+                    address,
+                    server_address=options.get("server", ""),
+                    leased="local" not in options,
+                    local="local" in options,
+                ),
                 self.now,
-                address=address,
-                server_address=options.get("server", ""),
-                leased="local" not in options,
-                at_home="local" in options,
             )
             if name not in self.places:
                 self.places[name] = (self.coordinator.incarnation, node, None)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import NamedTuple
 
-from rallypoint.coordinator.placement import abandoned_progress, progress
+from rallypoint.coordinator.notifications import abandoned_progress, progress
 from rallypoint.membership.decisions import ClockView, next_action
 from rallypoint.membership.operations import FINAL_ACTIONS, ActionKind, Join, Operation
 from rallypoint.membership.state import NodeId, Outcome, Settings, State, name_of

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from rallypoint.base.endpoint import shorten_retransmission, unmapped_address, usable_address
 from rallypoint.base.log import get_logger, printable
+from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.state import NodeId, Reason
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, TLS_HANDSHAKE, FrameError, FrameReader, frame
@@ -231,19 +232,21 @@ class ControlConnection(asyncio.Protocol):
         self._timeout.cancel()
         self._server.connection_limiter.remove(self)
         own = usable_address(unmapped_address(str(self._transport.get_extra_info("sockname")[0])))
-        near = hello.pid == os.getpid() and hello.address == own
+        here = hello.pid == os.getpid() and hello.address == own
         # The welcome must be the session's first frame: the name is known only after attaching, so notifications of
         # this session cannot precede it (they are only sent in answer to what the node says).
         self._session, name = dispatcher.attach(
             self._deliver,
-            NodeId(hello.address, hello.pid, hello.local_id, hello.host),
-            address=hello.address,
-            server_address=own,
-            at_home=self._server.has_local_nodes and near,
-            near=near,
-            seen=self._peer_address,
-            settings=hello.settings,
-            hang_up=self._hang_up,
+            SessionRecord(
+                NodeId(hello.address, hello.pid, hello.local_id, hello.host),
+                hello.address,
+                own,
+                self._peer_address,
+                hello.settings,
+                in_this_process=here,
+                local=here and self._server.has_local_nodes,
+            ),
+            self._hang_up,
         )
         self._dispatcher = dispatcher
         self._send_message(

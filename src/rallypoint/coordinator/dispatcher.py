@@ -23,7 +23,9 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.log import get_logger
-from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.coordinator.coordinator import Coordinator
+from rallypoint.coordinator.job_state import OutgoingNotification
+from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.state import NodeId, Reason, Settings, State
 from rallypoint.protocol.handshake import Hello
 from rallypoint.protocol.link import Deliver
@@ -161,64 +163,35 @@ class Dispatcher:
         return self._clock.monotonic()
 
     def attach(
-        self,
-        deliver: Deliver,
-        node: NodeId,
-        *,
-        address: str,
-        server_address: str = "",
-        leased: bool = True,
-        at_home: bool = False,
-        near: bool = False,
-        seen: str = "",
-        settings: Settings | None = None,
-        hang_up: Callable[[str], None] | None = None,
+        self, deliver: Deliver, session: SessionRecord, hang_up: Callable[[str], None] | None = None
     ) -> tuple[int, NodeId]:
         """Open a session.
 
         Args:
             deliver: is handed the session's notifications.
-            node: the name that the node gives itself.
-            address: the node's own, towards us.
-            server_address: ours, as the node sees it.
-            leased: whether the session ends when it is silent for the lease.
-            at_home: whether the node's agent is this process, and both go together.
-            near: whether the node's agent is this process.
-            seen: the address from which its connection comes.
-            settings: what the node was started with.
+            session: who speaks in it.
             hang_up: called, from any thread, with the reason, when it was ended from here.
 
         Returns:
             The session's number, and the name that the node goes by.
         """
         with self._lock:
-            session = next(self._numbers)
-            self._deliver[session] = deliver
+            number = next(self._numbers)
+            self._deliver[number] = deliver
             if hang_up is not None:
-                self._hang_up[session] = hang_up
+                self._hang_up[number] = hang_up
             if self._coordinator.state.verdict is not None:
-                self._sessions_after_end.add(session)
-            name = self._coordinator.open(
-                session,
-                node,
-                self._clock.monotonic(),
-                address=address,
-                server_address=server_address,
-                leased=leased,
-                at_home=at_home,
-                near=near,
-                seen=seen,
-                settings=settings,
-            )
+                self._sessions_after_end.add(number)
+            name = self._coordinator.open(number, session, self._clock.monotonic())
         self.on_change()
-        return session, name
+        return number, name
 
     def receive(self, session: int, request: Request) -> bool:
         """A request has come from a session. Returns whether the session is still one: a node that was silent for
         longer than its lease has been taken out, and must come back as a new node.
         """
         with self._lock:
-            known = self._coordinator.has_session(session)
+            known = self._coordinator.sessions.get(session) is not None
             self._enqueue(self._coordinator.receive(session, request, self._clock.monotonic()))
             hang_ups = self._pop_hang_ups()
         self._flush(hang_ups)
@@ -354,53 +327,3 @@ class Dispatcher:
 
 def do_nothing() -> None:
     """What is called where nobody wants to know."""
-
-
-class TimerThread:
-    """Ticks a dispatcher that no server ticks, on a thread of its own while there is something to wait for."""
-
-    def __init__(self, dispatcher: Dispatcher) -> None:
-        self._dispatcher = dispatcher
-        self._lock = threading.Lock()
-        self._timer: threading.Timer | None = None
-        self._closed = False
-        dispatcher.on_change = self._arm
-
-    def close(self) -> None:
-        """Tick no more. Idempotent."""
-        with self._lock:
-            self._closed = True
-            self._cancel()
-
-    def _arm(self) -> None:
-        at = self._dispatcher.wake_at()
-        with self._lock:
-            self._cancel()
-            if self._closed or at == float("inf"):
-                return
-            self._timer = threading.Timer(max(0.0, at - self._dispatcher.now()), self._dispatcher.tick)
-            self._timer.daemon = True
-            self._timer.start()
-
-    def _cancel(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-
-
-class LocalLink:
-    """The link of the node that hosts the dispatcher: a session without a socket, which lives as long as the
-    process."""
-
-    def __init__(self, dispatcher: Dispatcher, node: NodeId, deliver: Deliver, address: str) -> None:
-        self._dispatcher = dispatcher
-        self.address = address
-        self._session, self.node = dispatcher.attach(deliver, node, address=address, leased=False, at_home=True)
-
-    def send(self, request: Request) -> None:
-        """Say something to the dispatcher; notifications may be delivered before this returns."""
-        self._dispatcher.receive(self._session, request)
-
-    def close(self) -> None:
-        """End the session. Idempotent."""
-        self._dispatcher.detach(self._session, Reason.DEPARTED)

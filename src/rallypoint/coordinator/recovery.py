@@ -19,7 +19,7 @@ Laws:
 
 from __future__ import annotations
 
-from rallypoint.coordinator.placement import placements
+from rallypoint.coordinator.notifications import placements
 from rallypoint.membership.state import NodeId, NodeInfo, Participant, Reason, RoundEnd, Settings, State
 from rallypoint.membership.transitions import end_round
 from rallypoint.protocol.messages import Notification, Placed, ResumeRequest, RoundEnded

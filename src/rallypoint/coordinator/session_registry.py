@@ -21,17 +21,26 @@ from rallypoint.protocol.messages import ConfigDifference
 
 @dataclass(slots=True)
 class SessionRecord:
-    """What is known of who speaks in a session."""
+    """What is known of a session: how it was opened, and what its node has said since."""
 
     node: NodeId
+    """The name that the node gives itself, and from `SessionRegistry.open` on the one that it goes by."""
     address: str
     """What the node itself sees as its address towards us."""
-    server_address: str
-    """What the node sees as ours; empty for the node that lives in our own process."""
-    settings: Settings | None
-    """What the node was started with."""
+    server_address: str = ""
+    """What the node sees as ours; empty for the node of our own process."""
+    observed_address: str = ""
+    """The address from which we see it come; empty for the node of our own process."""
+    settings: Settings | None = None
+    """What the node was started with; None for the node of our own process."""
+    leased: bool = True
+    """Whether the session ends when it is silent for the lease."""
     in_this_process: bool = False
-    """Whether the node's agent is the process that we live in, if only for now."""
+    """Whether the node's agent is our own process, if only for now."""
+    local: bool = False
+    """Whether it is, and both end together."""
+    number: int = 0
+    """Of the session, from `SessionRegistry.open` on."""
     repeats_join: bool = False
     """Whether the node has said at the beginning of the session that it waits for a place, and has not asked yet."""
     skips_join: bool = False
@@ -39,11 +48,9 @@ class SessionRecord:
     claimed: bool = False
     """Whether it has claimed a name, which it does at its beginning and once."""
     differences_reported: tuple[ConfigDifference, ...] = ()
-    observed_address: str = ""
-    """The address from which we see it come; empty for the node that lives in our own process."""
+    """How the node was started in another way than the job, as it has been told."""
     addresses: tuple[str, ...] | None = None
     """Those of the node's interfaces, as it has told when it last asked for a place."""
-    """How the node was started in another way than the job, as it has been told."""
 
 
 class SessionRegistry:
@@ -63,26 +70,24 @@ class SessionRegistry:
         self._external_addresses: dict[int, str] = {}
         """What nodes of other machines call us."""
 
-    def open(self, number: int, session: SessionRecord, now: float, *, leased: bool, at_home: bool) -> NodeId:
-        """A session begins; `session.node` is the name that its node would like. Returns the one that it gets."""
-        session.node = self._unique(session.node)
+    def open(self, number: int, session: SessionRecord, now: float) -> None:
+        """A session begins; its node gets the name that it would like, unless that was given before."""
+        session.number, session.node = number, self._unique(session.node)
         self._sessions[number] = session
         self._by_node[session.node] = number
         if session.in_this_process:
             self._in_this_process.append(number)
         if session.server_address and not is_loopback(session.address):
             self._external_addresses[number] = session.server_address
-        self.liveness.opened(number, now, leased=leased, at_home=at_home)
-        return session.node
+        self.liveness.opened(number, now, leased=session.leased, local=session.local)
 
     def reserve(self, name: NodeId) -> None:
         """A name was given, perhaps by a coordinator before us: nobody else gets it."""
         taken = max(name.local_id + 1, self._next_local_id.get((name.addr, name.pid), 0))
         self._next_local_id[name.addr, name.pid] = taken
 
-    def resume(self, number: int, name: NodeId) -> int | None:
+    def resume(self, session: SessionRecord, name: NodeId) -> int | None:
         """The node of a session shows that it was here before, by that name. Returns the session that this ends."""
-        session = self._sessions[number]
         name = self._claimed.get(name, name)
         if session.node == name or session.claimed:
             return None
@@ -95,7 +100,7 @@ class SessionRegistry:
         self._claims_by_node.setdefault(name, []).append(session.node)
         del self._by_node[session.node]
         session.node = name
-        self._by_node[name] = number
+        self._by_node[name] = session.number
         return previous
 
     def close(self, number: int) -> SessionRecord | None:

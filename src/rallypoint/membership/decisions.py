@@ -27,7 +27,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from rallypoint.membership.backoff import failure_streak_after
+from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import (
     FINISH,
     SYNC,
@@ -43,7 +43,10 @@ from rallypoint.membership.operations import (
     Preempt,
     Succeed,
 )
-from rallypoint.membership.state import NodeId, Preemption, Reason, Settings, State, known_to
+from rallypoint.membership.state import FailureStreak, NodeId, Preemption, Reason, Settings, State, known_to
+
+_MAX_LINE = 512
+"""Characters of a traceback's last line by which a failure is known."""
 
 
 class ClockView(NamedTuple):
@@ -220,6 +223,24 @@ def _fail(operation: Fail, state: State, node: NodeId, view: ClockView, settings
         detail = f"the same failure came back {often} without progress (same_failure_limit)"
         return Action(ActionKind.MARK_JOB_FAILED, cause=cause, detail=detail, max_restarts=most)
     return Action(ActionKind.END_ROUND, reason=Reason.FAILURE, cause=cause, failure_streak=streak, max_restarts=most)
+
+
+def failure_streak_after(state: State, cause: Cause, view: ClockView, settings: Settings) -> FailureStreak:
+    """The streak as it is once `cause` has ended the round that runs; one that ran for `min_healthy_time` ends it."""
+    line = _last_line(cause)
+    if view.running_at is not None and view.now - view.running_at >= settings.min_healthy_time:
+        return FailureStreak(0, 0, cause.rank, line)
+    came_back = (state.failure_streak.rank, state.failure_streak.line) == (cause.rank, line)
+    return FailureStreak(
+        state.failure_streak.failures + 1, state.failure_streak.repeats + 1 if came_back else 0, cause.rank, line
+    )
+
+
+def _last_line(cause: Cause) -> str:
+    if cause.exitcode < 0:
+        return f"signal {-cause.exitcode}"  # what is said of such a death may name the process, another each time
+    lines = (cause.traceback or cause.message).rstrip().splitlines()
+    return lines[-1].strip()[:_MAX_LINE] if lines else ""
 
 
 def _succeed(operation: Succeed, state: State, node: NodeId) -> Action:

@@ -45,13 +45,13 @@ class Liveness:
         self._excused_pauses = 0
         """How many looks in a row came after a sleep, and found nobody for that."""
 
-    def opened(self, session: int, now: float, *, leased: bool, at_home: bool) -> None:
+    def opened(self, session: int, now: float, *, leased: bool, local: bool) -> None:
         """A session begins; `local` if its node is in our own process."""
         self.heard(session, now)
         if leased:
             self._looked_at = self._looked_at if self._heard else now
             self._heard[session] = now
-        if at_home:
+        if local:
             self._local.add(session)
 
     def heard(self, session: int, now: float) -> None:

@@ -12,10 +12,10 @@ from collections.abc import Callable, Mapping
 from typing import TypeVar
 
 from rallypoint.failures.cause import Restarts
-from rallypoint.membership.backoff import restart_delay
 from rallypoint.membership.operations import Action, ActionKind
 from rallypoint.membership.state import (
     AbandonedRendezvous,
+    FailureStreak,
     Ledger,
     NodeId,
     NodeInfo,
@@ -221,8 +221,16 @@ def _end_round(action: Action, state: State, name: str, settings: Settings) -> S
     restarts = Restarts(state.ledger.failures + 1, action.max_restarts)
     after = end_round(state, end._replace(restarts=restarts))
     return after._replace(
-        failure_streak=action.failure_streak, restart_delay=restart_delay(action.failure_streak, settings)
+        failure_streak=action.failure_streak, restart_delay=_restart_delay(action.failure_streak, settings)
     )
+
+
+def _restart_delay(streak: FailureStreak, settings: Settings) -> float:
+    """Seconds for which the round after the streak is held back: none after progress, then twice as long each time."""
+    if not settings.restart_backoff or not streak.failures:
+        return 0.0
+    doublings = min(streak.failures - 1, 64)
+    return float(min(settings.restart_backoff * 2**doublings, settings.restart_backoff_max))
 
 
 def _drain_detail(state: State, name: str) -> str:

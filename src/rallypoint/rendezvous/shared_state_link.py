@@ -20,8 +20,7 @@ from collections.abc import Callable
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.log import get_logger
 from rallypoint.coordinator.apply_loop import OperationResult, join_refusal, run_operation
-from rallypoint.coordinator.notification_diff import has_missed_round, notification_diff
-from rallypoint.coordinator.placement import progress, standing_without
+from rallypoint.coordinator.notifications import end_notification, notification_diff, progress, standing_without
 from rallypoint.membership.decisions import ClockView
 from rallypoint.membership.observer import StallObserver
 from rallypoint.membership.operations import Exit, Join, KeepLeaseAlive, Operation
@@ -253,12 +252,17 @@ class SharedStateLink:
         before, after = self._state, decode_state(data)
         self._state, self._token = after, token
         self._observer.observe(after, self._clock.monotonic())
-        if has_missed_round(before, after, self._node):
+        if not before.complete and self._node in before.participants and after.round > before.round:
             # What the join brings along (a worker store) may have been used in that round: the node must join anew.
             self._pending = None
         self._joined = self._joined or after.knows(self._node)
-        for notification in notification_diff(before, after, self._node, joined=self._joined):
-            self._deliver_if_open(notification)
+        if after.verdict is not None and before.verdict is None:
+            if self._joined:  # else the job's end is no concern of this node's
+                self._deliver_if_open(end_notification(after, self._node, after.verdict))
+            return
+        for nodes, notification in notification_diff(before, after):
+            if self._node in nodes:
+                self._deliver_if_open(notification)
 
     def _deliver_if_open(self, notification: Notification) -> None:
         if not self._ending.is_set():

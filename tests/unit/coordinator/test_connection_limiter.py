@@ -15,6 +15,7 @@ from rallypoint.base.log import RateLimitedLog
 from rallypoint.coordinator import connection, connection_limiter
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.server import ControlServer
+from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.state import NodeId, Settings
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, FrameReader, frame
@@ -161,9 +162,9 @@ def test_a_session_that_cannot_be_told_something_ends_alone(caplog: pytest.LogCa
     def broken(notice: Notification) -> None:
         raise ValueError(f"cannot say {notice}")
 
-    first, _ = dispatcher.attach(broken, NodeId("a", 1, 0), address="a", hang_up=ended.append)
+    first, _ = dispatcher.attach(broken, SessionRecord(NodeId("a", 1, 0), "a"), hang_up=ended.append)
     second, _ = dispatcher.attach(
-        told.append, NodeId("b", 1, 0), address="b", hang_up=lambda _why: ended.append("second")
+        told.append, SessionRecord(NodeId("b", 1, 0), "b"), hang_up=lambda _why: ended.append("second")
     )
     dispatcher.receive(first, Heartbeat())
     dispatcher.receive(second, Heartbeat())

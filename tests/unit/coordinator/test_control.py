@@ -15,9 +15,11 @@ import pytest
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, free_port, listening_socket
 from rallypoint.client.tcp_link import TcpLink
-from rallypoint.coordinator.dispatcher import Dispatcher, LocalLink
+from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.jobs import ManyJobs
+from rallypoint.coordinator.local_link import LocalLink
 from rallypoint.coordinator.server import ControlServer
+from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Close, Fail, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings, Verdict
@@ -186,9 +188,9 @@ def test_why_a_session_was_ended_is_the_one_reason_that_there_was() -> None:
     clock, why, told = Clock(), list[str](), list[Notification]()
     dispatcher = Dispatcher(Settings("job", 1, 2), clock)
     node = NodeId("h", 1, 0)
-    first, name = dispatcher.attach(told.append, node, address="h", hang_up=why.append)
+    first, name = dispatcher.attach(told.append, SessionRecord(node, "h"), hang_up=why.append)
     dispatcher.receive(first, JoinRequest(NodeInfo("default", 1, "", 7000), 600.0))
-    second, _ = dispatcher.attach(told.append, node, address="h", hang_up=why.append)
+    second, _ = dispatcher.attach(told.append, SessionRecord(node, "h"), hang_up=why.append)
     dispatcher.receive(second, ResumeRequest(dispatcher.incarnation, name, NodeInfo("default", 1, "", 7000)))
     assert why == ["its node has opened another"]
     clock.now += 100.0
@@ -406,7 +408,7 @@ def test_a_job_without_nodes_is_forgotten_after_a_while() -> None:
     jobs = ManyJobs(clock)
     hello = ClientHandshake("one", None, b"n", Settings("one", 1, 1)).hello("h", 1, 0)
     dispatcher = jobs.dispatcher_for(hello, "192.0.2.1")
-    session, _ = dispatcher.attach(lambda _notice: None, NodeId("h", 1, 0), address="h")
+    session, _ = dispatcher.attach(lambda _notice: None, SessionRecord(NodeId("h", 1, 0), "h"))
     clock.now += 1000
     jobs.wake_at()
     assert jobs.dispatcher_for(hello, "192.0.2.1") is dispatcher

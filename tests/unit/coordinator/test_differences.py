@@ -9,6 +9,7 @@ import pytest
 from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.differences import differences
 from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Fail
 from rallypoint.membership.state import NodeId, NodeInfo, Settings, State
@@ -40,8 +41,8 @@ def member(max_restarts: int = 1, program: str = "train.py", role: str = "traine
 def meet(own: Settings, brings: NodeInfo) -> tuple[Coordinator, list[Notification]]:
     """Two nodes meet, the second of them started so; what that one is told."""
     coordinator = Coordinator(JOB)
-    coordinator.open(1, A, 0.0, address=A.addr)
-    coordinator.open(2, B, 0.0, address=B.addr, settings=own)
+    coordinator.open(1, SessionRecord(A, A.addr), 0.0)
+    coordinator.open(2, SessionRecord(B, B.addr, settings=own), 0.0)
     coordinator.receive(1, JoinRequest(member(), 600.0), 0.0)
     return coordinator, [
         notice for session, notice in coordinator.receive(2, JoinRequest(brings, 600.0), 0.0) if session == 2
@@ -97,10 +98,10 @@ def test_it_is_told_once() -> None:
 
 def test_a_job_that_begins_anew_is_not_held_to_what_others_said() -> None:
     coordinator = Coordinator(JOB)
-    coordinator.open(1, A, 0.0, address=A.addr)
+    coordinator.open(1, SessionRecord(A, A.addr), 0.0)
     coordinator.receive(1, JoinRequest(member(), 600.0), 0.0)
     coordinator.close(1, 1.0)
-    coordinator.open(2, B, 1.0, address=B.addr)
+    coordinator.open(2, SessionRecord(B, B.addr), 1.0)
     assert coordinator.receive(2, JoinRequest(member(max_restarts=5, program="eval.py"), 600.0), 1.0) == []
     assert (coordinator.state.max_restarts, coordinator.state.programs) == (5, {"trainer": "eval.py"})
 
@@ -113,7 +114,7 @@ def test_a_new_control_plane_learns_the_jobs_number_and_not_the_nodes_own() -> N
         held = after_notification(held, notice)
     (holding,) = [each for each in requests_to_repeat(held, 1.0) if isinstance(each, ResumeRequest)]
     new = Coordinator(JOB, "new")
-    new.open(1, B, 2.0, address=B.addr)
+    new.open(1, SessionRecord(B, B.addr), 2.0)
     new.receive(1, holding, 2.0)
     assert new.state.max_restarts == 1
 
@@ -127,7 +128,7 @@ def test_people_on_the_side_of_the_control_plane_hear_of_a_few(
     told: list[Notification] = []
     for number in range(10):
         node = NodeId("10.0.0.2", number, 0, f"n{number}")
-        session, _ = dispatcher.attach(told.append, node, address="10.0.0.2", settings=other)
+        session, _ = dispatcher.attach(told.append, SessionRecord(node, "10.0.0.2", settings=other))
         dispatcher.receive(session, JoinRequest(member(), 600.0))
     assert len(told) == 10
     lines = [line for line in caplog.messages if "was started with" in line]

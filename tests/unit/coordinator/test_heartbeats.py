@@ -13,6 +13,7 @@ from rallypoint.coordinator import connection
 from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.server import ControlServer
+from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.state import NodeId, Settings
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, FrameReader, frame
@@ -126,12 +127,12 @@ def test_a_beat_keeps_a_session_as_a_request_does() -> None:
     lease = 3.0
     coordinator = Coordinator(SETTINGS._replace(lease=lease))
     for number in (1, 2):
-        coordinator.open(number, NodeId("10.0.0.1", number, 0), 0.0, address="10.0.0.1")
+        coordinator.open(number, SessionRecord(NodeId("10.0.0.1", number, 0), "10.0.0.1"), 0.0)
     now = 0.0
     while now < 3 * lease:
         now += lease / 4
         assert coordinator.heartbeat(1, now)
         coordinator.tick(now)
-    assert coordinator.has_session(1)
-    assert not coordinator.has_session(2)
+    assert coordinator.sessions.get(1)
+    assert not coordinator.sessions.get(2)
     assert not coordinator.heartbeat(2, now)

@@ -10,6 +10,7 @@ import pytest
 
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.jobs import MAX_JOBS, MAX_JOBS_OF_ONE, ManyJobs
+from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Fail, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, Settings, Verdict
@@ -89,7 +90,7 @@ class Node:
         settings = self.settings
         hello = ClientHandshake(settings.run_id, None, b"n", settings).hello("h", self.pid, 0, self.met)
         self.dispatcher: Dispatcher = self.world.jobs.dispatcher_for(hello, self.peer)
-        self.session, self.name = self.dispatcher.attach(self._hears, NodeId("h", self.pid, 0), address="h")
+        self.session, self.name = self.dispatcher.attach(self._hears, SessionRecord(NodeId("h", self.pid, 0), "h"))
         self.met = self.dispatcher.incarnation
 
     def _hears(self, notice: Notification) -> None:
@@ -257,7 +258,7 @@ def test_silent_nodes_of_ended_jobs_are_taken_out_too() -> None:
     hung_up: list[str] = []
     hello = ClientHandshake("job", None, b"n", old.settings).hello("h", 9, 0, old.met)
     late = world.jobs.dispatcher_for(hello, "192.0.2.1")
-    late.attach(old.told.append, NodeId("h", 9, 0), address="h", hang_up=lambda _why: hung_up.append("late"))
+    late.attach(old.told.append, SessionRecord(NodeId("h", 9, 0), "h"), hang_up=lambda _why: hung_up.append("late"))
     old.goes()
     new = Node(world, 2)
     assert new.dispatcher is not late
@@ -354,7 +355,7 @@ def test_a_tick_that_goes_wrong_is_told_and_tried_again_and_costs_other_jobs_not
     sound.joins()
     hung_up: list[str] = []
     sound.dispatcher.attach(
-        sound.told.append, NodeId("h", 9, 0), address="h", hang_up=lambda _why: hung_up.append("mute")
+        sound.told.append, SessionRecord(NodeId("h", 9, 0), "h"), hang_up=lambda _why: hung_up.append("mute")
     )
     with monkeypatch.context() as patch:
         patch.setattr(broken.dispatcher.__dict__["_coordinator"], "tick", lambda _now: 1 / 0)

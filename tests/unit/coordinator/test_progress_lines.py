@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.coordinator.coordinator import Coordinator
+from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.state import NodeId, NodeInfo, Settings
 from rallypoint.protocol.messages import JoinRequest, Progress, ProgressRequest
 
@@ -16,7 +17,7 @@ def waiting(settings: Settings, nodes: int, *, near: int = 0, timeout: float = 6
     coordinator = Coordinator(settings)
     for session in range(1, nodes + 1):
         node = NodeId("10.0.0.1", session, 0, f"n{session}")
-        coordinator.open(session, node, 0.0, address=node.addr, leased=False, near=session == near)
+        coordinator.open(session, SessionRecord(node, node.addr, leased=False, in_this_process=session == near), 0.0)
         coordinator.receive(session, JoinRequest(MEMBER, timeout), float(session))
     return coordinator
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.coordinator.coordinator import Coordinator
+from rallypoint.coordinator.job_state import OutgoingNotification
+from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Fail, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings, State
@@ -64,7 +66,7 @@ class Job:
         """A session, at the beginning of which the node says what it holds."""
         self.sessions += 1
         node.session = self.sessions
-        name = self.coordinator.open(node.session, node.id, self.now, address=node.id.addr)
+        name = self.coordinator.open(node.session, SessionRecord(node.id, node.id.addr), self.now)
         waited = node.held.join is not None
         node.held = without_foreign_join(node.held, self.coordinator.incarnation)
         again = requests_to_repeat(node.held, self.now)
@@ -195,7 +197,7 @@ def test_success_is_said_again(order: list[int], early: set[int]) -> None:
 def test_a_holding_that_cannot_be_changes_nothing(round_: int, rank: int, size: int) -> None:
     coordinator = Coordinator(Settings("job", 1, 3), "1")
     node = NodeId("h", 1, 0)
-    coordinator.open(1, node, 0.0, address="h")
+    coordinator.open(1, SessionRecord(node, "h"), 0.0)
     holding = ResumeRequest("0", node, NodeInfo("default", 1, "h", 7000), round_, rank, size, round_over=False)
     coordinator.receive(1, holding, 0.0)
     taken = node in coordinator.state.participants
@@ -217,11 +219,11 @@ def test_places_are_told_again_after_a_connection_that_broke_in_between() -> Non
 
 def test_a_node_with_a_place_knows_better_than_a_newcomer_what_the_job_was_started_with() -> None:
     coordinator = Coordinator(Settings("job", 1, 2), "new", learns_settings=True)
-    coordinator.open(1, NodeId("late", 1, 0), 0.0, address="late", settings=Settings("job", 1, 2))
+    coordinator.open(1, SessionRecord(NodeId("late", 1, 0), "late", settings=Settings("job", 1, 2)), 0.0)
     coordinator.receive(1, JoinRequest(NodeInfo("default", 1, "", 1), 600.0), 0.0)
     for rank in range(3):
         node = NodeId(f"h{rank}", 1, 0)
-        coordinator.open(rank + 2, node, 0.1, address=node.addr, settings=Settings("job", 1, 3))
+        coordinator.open(rank + 2, SessionRecord(node, node.addr, settings=Settings("job", 1, 3)), 0.1)
         held = ResumeRequest(
             "old", node, NodeInfo("default", 1, "", 1), 4, rank, 3, failures=2, round_over=False, origin="old"
         )
@@ -235,7 +237,7 @@ def test_a_stranger_tells_the_coordinator_of_a_job_neither_settings_nor_rounds_t
     ours = Settings("job", 1, 2)
     coordinator = Coordinator(ours, "new")
     stranger = NodeId("stranger", 1, 0)
-    coordinator.open(1, stranger, 0.0, address="stranger", settings=Settings("job", 1, 60000, lease=86400.0))
+    coordinator.open(1, SessionRecord(stranger, "stranger", settings=Settings("job", 1, 60000, lease=86400.0)), 0.0)
     held = ResumeRequest("old", stranger, NodeInfo("default", 1, "", 1), 4, 1, 60000, round_over=False, origin="old")
     coordinator.receive(1, held, 0.1)
     assert coordinator.settings == ours
@@ -247,7 +249,7 @@ def test_two_rounds_that_happen_to_have_one_number_are_not_mixed() -> None:
     told = []
     for session, (host, rank, origin) in enumerate([("h0", 0, "b"), ("h1", 1, "a")]):
         node = NodeId(host, 1, 0)
-        coordinator.open(session, node, 0.0, address=host)
+        coordinator.open(session, SessionRecord(node, host), 0.0)
         told += coordinator.receive(
             session,
             ResumeRequest(origin, node, NodeInfo("default", 1, host, 1), 0, rank, 2, round_over=False, origin=origin),
@@ -261,7 +263,7 @@ def test_all_workers_of_a_round_are_told_one_restart_count_whatever_is_heard_mea
     job = Job(1)
     first = job.nodes[0]
     stranger = NodeId("old", 1, 0)
-    job.coordinator.open(99, stranger, 0.0, address="old")
+    job.coordinator.open(99, SessionRecord(stranger, "old"), 0.0)
     job.coordinator.receive(
         99, ResumeRequest("before", stranger, NodeInfo("default", 1, "old", 1), 3, 0, 1, failures=2), 0.0
     )
@@ -281,9 +283,9 @@ def test_a_join_that_is_said_again_means_no_round_after_the_one_that_it_was_answ
     names = [NodeId("a", 1, 0), NodeId("b", 1, 0)]
     member = NodeInfo("default", 1, "", 7001)
     for session, name in enumerate(names):
-        coordinator.open(session, name, 0.0, address=name.addr)
+        coordinator.open(session, SessionRecord(name, name.addr), 0.0)
     coordinator.receive(0, JoinRequest(member, 600.0), 0.0)
-    coordinator.open(2, NodeId("a", 1, 0), 0.0, address="a")
+    coordinator.open(2, SessionRecord(NodeId("a", 1, 0), "a"), 0.0)
     coordinator.receive(2, ResumeRequest("0", names[0], member, joining=True), 0.0)
     told = coordinator.receive(1, JoinRequest(NodeInfo("default", 1, "", 7002), 600.0), 0.0)
     assert {session for session, notice in told if isinstance(notice, Placed)} == {1, 2}

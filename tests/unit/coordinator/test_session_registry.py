@@ -8,8 +8,15 @@ from rallypoint.membership.state import NodeId
 
 
 def opened(sessions: SessionRegistry, number: int, address: str, server_address: str) -> NodeId:
-    session = SessionRecord(NodeId(address, 1, 0), address, server_address, None)
-    return sessions.open(number, session, 0.0, leased=True, at_home=False)
+    session = SessionRecord(NodeId(address, 1, 0), address, server_address)
+    sessions.open(number, session, 0.0)
+    return session.node
+
+
+def resume(known: SessionRegistry, number: int, name: NodeId) -> int | None:
+    session = known.get(number)
+    assert session is not None
+    return known.resume(session, name)
 
 
 def sessions() -> SessionRegistry:
@@ -34,9 +41,9 @@ def test_a_name_that_was_claimed_is_found_by_what_its_node_was_called_since() ->
     known = sessions()
     first = opened(known, 1, "10.0.0.1", "a")
     second = opened(known, 2, "10.0.0.1", "a")
-    assert known.resume(2, first) == 1
+    assert resume(known, 2, first) == 1
     third = opened(known, 3, "10.0.0.1", "a")
-    assert known.resume(3, second) == 2
+    assert resume(known, 3, second) == 2
     assert known.session_of(first) == 3
     assert len({first, second, third}) == 3
 
@@ -45,15 +52,15 @@ def test_what_is_forgotten_is_no_name_any_more_and_others_stay() -> None:
     known = sessions()
     first, other = opened(known, 1, "10.0.0.1", "a"), opened(known, 2, "10.0.0.2", "a")
     again, beside = opened(known, 3, "10.0.0.1", "a"), opened(known, 4, "10.0.0.2", "a")
-    known.resume(3, first)
-    known.resume(4, other)
+    resume(known, 3, first)
+    resume(known, 4, other)
     known.close(3)
     known.forget(first)
     opened(known, 5, "10.0.0.1", "a")
     opened(known, 6, "10.0.0.2", "a")
-    assert known.resume(5, again) is None
+    assert resume(known, 5, again) is None
     assert (known.session_of(first), known.session_of(again)) == (None, 5)
-    assert known.resume(6, beside) == 4
+    assert resume(known, 6, beside) == 4
     assert known.session_of(other) == 6
 
 
@@ -61,7 +68,7 @@ def test_a_name_that_was_claimed_before_it_was_given_is_given_to_nobody_else() -
     known = sessions()
     opened(known, 1, "10.0.0.9", "a")
     wanted = NodeId("10.0.0.2", 1, 0)
-    known.resume(1, wanted)
+    resume(known, 1, wanted)
     assert opened(known, 2, "10.0.0.2", "a") != wanted
     assert known.session_of(wanted) == 1
     known.close(1)
@@ -73,7 +80,7 @@ def test_a_session_claims_one_name_and_no_more() -> None:
     """Else somebody could fill the memory with names."""
     known = sessions()
     opened(known, 1, "a", "")
-    known.resume(1, NodeId("b", 2, 0))
-    known.resume(1, NodeId("c", 3, 0))
+    resume(known, 1, NodeId("b", 2, 0))
+    resume(known, 1, NodeId("c", 3, 0))
     assert known.session_of(NodeId("b", 2, 0)) == 1
     assert known.session_of(NodeId("c", 3, 0)) is None

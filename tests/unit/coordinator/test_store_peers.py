@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.base.errors import UsageError
-from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.coordinator.coordinator import Coordinator
+from rallypoint.coordinator.job_state import OutgoingNotification
+from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.coordinator.store_peers import PeerPolicy, parse_policy, peers_of
 from rallypoint.membership.state import NodeId, NodeInfo, Settings
 from rallypoint.protocol import codec
@@ -27,7 +29,7 @@ def round_of(*addresses: tuple[str, ...] | None, seen: tuple[str, ...] = ()) -> 
     for number, each in enumerate(addresses, 1):
         address = f"10.0.0.{number}"
         shown = seen[number - 1] if seen else address
-        coordinator.open(number, node(number), 0.0, address=address, seen=shown)
+        coordinator.open(number, SessionRecord(node(number), address, observed_address=shown), 0.0)
         told = coordinator.receive(number, JoinRequest(NodeInfo("default", 1, "", 7), 60.0, addresses=each), 0.0)
     return told
 
@@ -152,8 +154,8 @@ def test_where_the_store_is_known_by_an_address_of_one_link_all_of_that_link_may
 
 def test_what_a_node_calls_its_address_is_told_only_if_it_is_one() -> None:
     coordinator = Coordinator(Settings("job", 2, 2))
-    coordinator.open(1, node(1), 0.0, address="fe80::1%eth0", seen="fe80::1%eth1")
-    coordinator.open(2, node(2), 0.0, address="no address", seen="10.0.0.2")
+    coordinator.open(1, SessionRecord(node(1), "fe80::1%eth0", observed_address="fe80::1%eth1"), 0.0)
+    coordinator.open(2, SessionRecord(node(2), "no address", observed_address="10.0.0.2"), 0.0)
     for number in (1, 2):
         sends = coordinator.receive(number, JoinRequest(NodeInfo("default", 1, "", 7), 60.0, addresses=()), 0.0)
     (told,) = peers(sends)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from rallypoint.coordinator.dispatcher import Dispatcher, RestoredState
 from rallypoint.coordinator.recovery import recovery_timeout
+from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Drain, Fail, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings, State
@@ -88,7 +89,7 @@ class Job:
         self.keep()
 
     def open(self, node: Node) -> None:
-        node.session, name = self.dispatcher.attach(node.hear, node.id, address=node.id.addr)
+        node.session, name = self.dispatcher.attach(node.hear, SessionRecord(node.id, node.id.addr))
         waited = node.held.join is not None
         node.held = without_foreign_join(node.held, self.dispatcher.incarnation)
         again = requests_to_repeat(node.held, self.time.now)
@@ -257,7 +258,7 @@ def test_a_name_that_the_former_coordinator_gave_is_not_given_again() -> None:
     job = Job(2, 2)
     job.succeeded()
     stranger = Node(0)
-    _, name = job.dispatcher.attach(stranger.hear, stranger.id, address="h0")
+    _, name = job.dispatcher.attach(stranger.hear, SessionRecord(stranger.id, "h0"))
     assert name not in {node.id for node in job.nodes}
     job.open(job.nodes[0])
     assert runs(job)

@@ -10,12 +10,12 @@ from rallypoint.membership.liveness import Liveness, SilentSessions
 LEASE, TIMEOUT = 3.0, 14.0
 
 
-def watched(*sessions: int, at_home: tuple[int, ...] = ()) -> Liveness:
+def watched(*sessions: int, local: tuple[int, ...] = ()) -> Liveness:
     liveness = Liveness(LEASE, TIMEOUT)
     for session in sessions:
-        liveness.opened(session, 0.0, leased=True, at_home=False)
-    for session in at_home:
-        liveness.opened(session, 0.0, leased=False, at_home=True)
+        liveness.opened(session, 0.0, leased=True, local=False)
+    for session in local:
+        liveness.opened(session, 0.0, leased=False, local=True)
     return liveness
 
 
@@ -55,7 +55,7 @@ def test_where_nobody_is_heard_it_is_we_and_all_are_let_go_in_the_end() -> None:
 
 
 def test_a_node_that_lives_with_us_tells_that_we_are_not_cut_off() -> None:
-    assert awake(watched(1, 2, at_home=(3,)), 0.0, 60.0)[1] == SilentSessions(lost=(1, 2))
+    assert awake(watched(1, 2, local=(3,)), 0.0, 60.0)[1] == SilentSessions(lost=(1, 2))
 
 
 def test_when_the_network_is_back_those_who_come_late_are_not_judged_by_the_cut() -> None:

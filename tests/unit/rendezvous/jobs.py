@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 from hypothesis import strategies as st
 
-from rallypoint.coordinator.coordinator import Coordinator, OutgoingNotification
+from rallypoint.coordinator.coordinator import Coordinator
+from rallypoint.coordinator.job_state import OutgoingNotification
+from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Drain, Fail, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Settings, State
@@ -69,7 +71,9 @@ class Life:
         if what == "open" and session is None:
             self.count += 1
             self.sessions[node] = self.count
-            self.coordinator.open(self.count, NodeId(f"n{node}", self.count, 0), self.now, address=f"10.0.0.{node}")
+            self.coordinator.open(
+                self.count, SessionRecord(NodeId(f"n{node}", self.count, 0), f"10.0.0.{node}"), self.now
+            )
         elif what == "wait":
             self._wait(float(number))
         elif session is not None:

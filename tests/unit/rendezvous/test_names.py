@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from rallypoint.coordinator.coordinator import Coordinator
+from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.operations import Action, ActionKind, Drain, Preempt
 from rallypoint.membership.state import NodeId, NodeInfo, Participant, Settings, State, join_names, name_of, names_of
 from rallypoint.membership.transitions import apply
@@ -23,7 +24,7 @@ def running(*nodes: NodeId) -> Coordinator:
     """A job whose nodes have their places; sessions count from 1."""
     coordinator = Coordinator(SETTINGS._replace(min_nodes=len(nodes)))
     for session, node in enumerate(nodes, 1):
-        coordinator.open(session, node, 0.0, address=node.addr)
+        coordinator.open(session, SessionRecord(node, node.addr), 0.0)
         coordinator.receive(session, JoinRequest(MEMBER, 600.0), 0.0)
     coordinator.tick(0.0)
     assert coordinator.state.complete
@@ -69,7 +70,7 @@ def test_the_others_hear_who_was_lost_and_how(reset: str, told: str) -> None:
 
 def test_a_new_node_is_named_and_not_who_has_drained_the_round() -> None:
     coordinator = running(A, B)
-    coordinator.open(3, C, 1.0, address=C.addr)
+    coordinator.open(3, SessionRecord(C, C.addr), 1.0)
     told = coordinator.receive(3, JoinRequest(MEMBER, 600.0), 1.0)
     assert {notice for _, notice in told} == {NodesWaiting(0, 1, ("n3",))}
     sends = coordinator.receive(1, Drain(0), 1.0)

@@ -24,7 +24,8 @@ from rallypoint.base.endpoint import (
 )
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
-from rallypoint.coordinator.dispatcher import Dispatcher, LocalLink, TimerThread
+from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.coordinator.local_link import LocalLink, TimerThread
 from rallypoint.protocol.errors import RendezvousConnectionError
 from rallypoint.protocol.link import Deliver, Link
 from rallypoint.rendezvous.backends.options import (

@@ -16,7 +16,8 @@ from rallypoint.base.endpoint import Endpoint, host_name, is_loopback, is_this_m
 from rallypoint.base.errors import UserError
 from rallypoint.base.loop import shared_loop
 from rallypoint.client.endpoint_resolver import DialTarget
-from rallypoint.coordinator.dispatcher import Dispatcher, LocalLink
+from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.coordinator.local_link import LocalLink
 from rallypoint.coordinator.server import ControlServer
 from rallypoint.membership.state import Settings
 from rallypoint.protocol.errors import RendezvousConnectionError

@@ -1,11 +1,84 @@
-"""From a complete state to what each node, and only that node, is told."""
+"""What nodes are told: of a change of the state, and of a state when they ask. Pure."""
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from rallypoint.membership.decisions import ClockView, settled, starts_at
-from rallypoint.membership.state import NodeId, Settings, State, hosts_of, known_to, missing
-from rallypoint.protocol.messages import LeaveReply, MissingNode, Placement, Progress
+from rallypoint.membership.state import (
+    NodeId,
+    Reason,
+    RoundEnd,
+    Settings,
+    State,
+    Verdict,
+    hosts_of,
+    known_to,
+    missing,
+    name_of,
+    names_of,
+)
+from rallypoint.protocol.messages import (
+    JobEnded,
+    JoinRefused,
+    LeaveReply,
+    MissingNode,
+    NodesWaiting,
+    Notification,
+    Placed,
+    Placement,
+    Preempted,
+    Progress,
+    Refusal,
+    RoundEnded,
+)
 from rallypoint.ranks.assign import assign_worker_ranks
+
+
+def notification_diff(before: State, after: State) -> list[tuple[Collection[NodeId], Notification]]:
+    """Which notifications a change of the state makes due, and for whom, but for the end of the job.
+
+    Rounds in between may have passed unseen.
+    """
+    due: list[tuple[Collection[NodeId], Notification]] = []
+    if after.round > before.round:
+        # Who had succeeded and was out of reach for a while has no place there any more, but waits for the rest.
+        others = sorted(before.succeeded.difference(before.participants))
+        due.append(([*before.participants, *others], RoundEnded(_round_end(before, after))))
+    if newly_complete(before, after):
+        due += [((node,), Placed(placement)) for node, placement in placements(after).items()]
+    elif after.complete and len(after.wait_list) != len(before.wait_list):
+        due.append((after.participants, nodes_waiting(after)))
+    said = after.preempted
+    if said is not None and (said != before.preempted or after.round != before.round):
+        others = [node for node in after.participants if node != said.node]
+        due.append((others, Preempted(after.round, name_of(after, said.node), said.seconds)))
+    return due
+
+
+def newly_complete(before: State, after: State) -> bool:
+    """Whether `after` is a complete round that `before` was not yet."""
+    return after.complete and (not before.complete or after.round > before.round)
+
+
+def _round_end(before: State, after: State) -> RoundEnd:
+    """How the round of `before` ended, as far as `after` still tells."""
+    ended = after.ended
+    if ended is not None and ended.round == before.round:
+        return ended
+    return RoundEnd(before.round, Reason.LOST if ended is None else ended.reason, "" if ended is None else ended.node)
+
+
+def end_notification(state: State, node: NodeId, verdict: Verdict) -> Notification:
+    """What the end of the job means to a node; a spare that was never needed has no part in how it ended."""
+    if node in state.redundancy_list:
+        return JoinRefused(Refusal.SPARE_NOT_NEEDED, f"the job has {verdict.outcome.value}")
+    return JobEnded(verdict)
+
+
+def nodes_waiting(state: State) -> NodesWaiting:
+    """What to tell those who run of the nodes that wait to be taken in."""
+    return NodesWaiting(state.round, len(state.wait_list), names_of(state, state.wait_list))
 
 
 def placements(state: State) -> dict[NodeId, Placement]:

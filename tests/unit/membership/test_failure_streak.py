@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from rallypoint.failures.cause import Cause
-from rallypoint.membership.backoff import failure_streak_after
-from rallypoint.membership.decisions import ClockView
+from rallypoint.membership.decisions import ClockView, failure_streak_after
 from rallypoint.membership.state import Settings, State
 
 SETTINGS = Settings("job", 1, 1, same_failure_limit=3)

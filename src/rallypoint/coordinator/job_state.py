@@ -1,0 +1,238 @@
+"""The state of one job at its coordinator: operations, joins that wait, and what follows from each change.
+
+Pure: `now` is handed in, and what is to be sent is collected.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterable, Iterator
+from typing import ParamSpec
+
+from rallypoint.base.endpoint import is_loopback
+from rallypoint.coordinator.apply_loop import OperationResult, join_refusal, run_operation
+from rallypoint.coordinator.notifications import end_notification, notification_diff
+from rallypoint.coordinator.recovery import recovery_timeout
+from rallypoint.coordinator.session_registry import SessionRegistry
+from rallypoint.membership.decisions import backoff_ends, last_call_decides, needs_all
+from rallypoint.membership.liveness import Liveness
+from rallypoint.membership.observer import StallObserver
+from rallypoint.membership.operations import Join, Operation
+from rallypoint.membership.state import NodeId, Settings, State, nodes_waiting_alike
+from rallypoint.protocol.messages import NodesWaiting, Notification, Placed, Placement
+
+P = ParamSpec("P")
+OutgoingNotification = tuple[int, Notification]
+
+
+class PendingJoins:
+    """The joins that wait, by node, and when their time is over."""
+
+    def __init__(self) -> None:
+        self._joins: dict[NodeId, Join] = {}
+        self._deadlines: list[tuple[float, NodeId]] = []
+        """A heap. An entry whose join waits no more, or for longer, counts for nothing."""
+
+    def add(self, node: NodeId, join: Join) -> None:
+        """A node waits with this join, instead of any that it had waited with."""
+        self._joins[node] = join
+        if join.deadline < math.inf:
+            heapq.heappush(self._deadlines, (join.deadline, node))
+
+    def get(self, node: NodeId) -> Join | None:
+        """What a node waits with."""
+        return self._joins.get(node)
+
+    def remove(self, node: NodeId) -> None:
+        """The node waits no more. Idempotent."""
+        self._joins.pop(node, None)
+
+    def clear(self) -> None:
+        """Nobody waits any more."""
+        self._joins.clear()
+
+    def __iter__(self) -> Iterator[NodeId]:
+        """Those who wait at this moment."""
+        return iter(list(self._joins))
+
+    def next_deadline(self) -> float:
+        """When the time of the first of them is over; infinity for never."""
+        while self._deadlines and not self._is_current(*self._deadlines[0]):
+            heapq.heappop(self._deadlines)
+        return self._deadlines[0][0] if self._deadlines else math.inf
+
+    def pop_due(self, now: float) -> NodeId | None:
+        """A node whose time is over and that was not returned for this before; None for none."""
+        return heapq.heappop(self._deadlines)[1] if self.next_deadline() <= now else None
+
+    def _is_current(self, deadline: float, node: NodeId) -> bool:
+        join = self._joins.get(node)
+        return join is not None and join.deadline == deadline
+
+
+class JobState:
+    """The state, the sessions of its nodes, and the joins that wait."""
+
+    def __init__(self, settings: Settings, incarnation: str) -> None:
+        self.settings = settings
+        self.incarnation = incarnation
+        self.state = State()
+        self.sessions = SessionRegistry(Liveness(settings.lease, recovery_timeout(settings)))
+        self._observer = StallObserver(settings)
+        self._pending = PendingJoins()
+        self._sends: list[OutgoingNotification] = []
+        self._completed_a_round = False
+        """Whether a round was completed here, and not only taken over from a coordinator before us."""
+        self._placeholders_until: float | None = None
+        """Until when nodes are awaited that we know of and that have no session yet."""
+
+    # Running operations
+
+    def _retry_join(self, node: NodeId, now: float) -> None:
+        """Take a waiting join as far as it goes now."""
+        join = self._pending.get(node)
+        if join is None:
+            return
+        before = self.state
+        ran = self._run(node, join, now)
+        if ran.final_action is not None:
+            self._pending.remove(node)
+            refused = join_refusal(ran, node, before, self.state, self.settings, self._observer.clock_view(now))
+            if refused is not None:
+                self._send_to([node], refused)
+        elif isinstance(ran.operation, Join) and ran.operation is not join:
+            self._pending.add(node, ran.operation)
+
+    def _run(self, node: NodeId, operation: Operation, now: float) -> OperationResult:
+        def write(state: State) -> None:
+            self.state = state
+            self._observer.observe(state, now)
+
+        return run_operation(
+            operation, node, self.settings, lambda: self.state, lambda: self._observer.clock_view(now), write
+        )
+
+    # From one state to the next.
+
+    def _change(self, now: float, step: Callable[P, object], *args: P.args, **kwargs: P.kwargs) -> None:
+        """Take a step, tell whom the change concerns, and look again at all joins while it could matter to them."""
+        before = self.state
+        step(*args, **kwargs)
+        while before is not self.state:
+            after = self.state
+            self._notify(before, after)
+            if not _may_unblock_joins(before, after, self.settings):
+                return
+            before = after
+            self._retry_all_joins(now)
+
+    def _retry_all_joins(self, now: float) -> None:
+        for node in self._pending:
+            self._retry_join(node, now)
+
+    def _notify(self, before: State, after: State) -> None:
+        if after.verdict is not None and before.verdict is None:
+            self._pending.clear()
+            for session, each in self.sessions:
+                self._sends.append((session, end_notification(after, each.node, after.verdict)))
+            return
+        for nodes, notification in notification_diff(before, after):
+            # Who leaves by this very change needs to know nothing of it.
+            concerned = [each for each in nodes if after.knows(each) or each not in before.participants]
+            if isinstance(notification, Placed):
+                for node in concerned:
+                    self._place(node, notification)
+            elif not (isinstance(notification, NodesWaiting) and self._placeholders_until is not None):
+                self._send_to(concerned, notification)
+
+    def _send_to(self, nodes: Iterable[NodeId], notification: Notification) -> None:
+        """Who has no session at the moment asks when it is back."""
+        sessions = (self.sessions.session_of(node) for node in nodes)
+        self._sends += [(session, notification) for session in sessions if session is not None]
+
+    def _place(self, node: NodeId, placed: Placed) -> None:
+        self._completed_a_round = True
+        self._pending.remove(node)
+        if node in self.sessions:
+            self._drop_repeated_join(node)
+            self._send_placed(node, placed.placement)
+
+    def _send_placed(self, node: NodeId, placement: Placement) -> None:
+        """Send a place, with what only sessions tell; to the host of the round's store, after who may connect there."""
+        if placement.group_rank == 0:
+            self._notify_peers(node)
+        if is_loopback(placement.store_address):
+            # A host in our own process may know itself by such an address only: then use what remote nodes call us.
+            host = self.sessions.own_external_address or placement.store_address
+            placement = placement._replace(store_address=host)
+        places = self.state.participants
+        control_rank = next((places[each].rank for each in self.sessions.local_nodes if each in places), -1)
+        origin = self.state.origin or self.incarnation
+        self._send_to([node], Placed(placement._replace(origin=origin, control_rank=control_rank)))
+
+    def _notify_peers(self, host: NodeId) -> None:
+        """Tell the host of the round's store from where workers come, where the nodes have said that."""
+        if any(each.addresses is not None for _, each in self.sessions):
+            from rallypoint.coordinator.store_peers import peers_notification
+
+            for notification in peers_notification(self.state, self.sessions):
+                self._send_to([host], notification)
+
+    def _drop_repeated_join(self, node: NodeId) -> None:
+        """A node has its place by the join that it had said before; the one that it says again means no other."""
+        session = self.sessions.session_of(node)
+        speaker = None if session is None else self.sessions.get(session)
+        if speaker is not None and speaker.repeats_join:
+            speaker.skips_join, speaker.repeats_join = True, False
+
+    def _waits_for_time(self) -> bool:
+        """Whether the round that forms may be complete by the passing of time alone."""
+        state = self.state
+        if state.complete or not state.participants or state.closed:
+            return False
+        return bool(state.restart_delay) or (bool(state.last_call) and last_call_decides(state))
+
+    def _completion_times(self) -> list[float]:
+        """When the round that forms may be complete by the passing of time alone."""
+        view = self._observer.clock_view(0.0)
+        moments = [backoff_ends(self.state, view)] if self.state.restart_delay else []
+        if view.last_call_at is not None and last_call_decides(self.state):
+            moments.append(view.last_call_at + self.settings.last_call_timeout)
+        return moments
+
+    def _ends_at(self, node: NodeId) -> float:
+        """When the time of what a node waits for is over: its own, or, where all are needed, that of the first."""
+        own = self._pending.get(node)
+        if own is None or node in self.state.redundancy_list:
+            return math.inf
+        if not needs_all(self.state, self.settings):
+            return own.deadline
+        return min(own.deadline, self._pending.next_deadline())
+
+    def _reports_progress(self, node: NodeId) -> bool:
+        """Whether a node tells people how far things are: of those who wait alike, who lives here, or the first."""
+        alike = nodes_waiting_alike(self.state, node)
+        return node == next((each for each in self.sessions.nodes_in_this_process if each in alike), next(iter(alike)))
+
+    def _pop_sends(self) -> list[OutgoingNotification]:
+        sends, self._sends = self._sends, []
+        return sends
+
+
+def _may_unblock_joins(before: State, after: State, settings: Settings) -> bool:
+    """Whether a join that waited before could do something now.
+
+    Another node's arrival in a round that forms matters to nobody who waits, except that it may start the last call or
+    be the one that was awaited. This keeps a rendezvous of n nodes at n looks instead of n squared.
+    """
+    if (before.round, before.complete, before.closed) != (after.round, after.complete, after.closed):
+        return True
+    if before.abandoned.number != after.abandoned.number:
+        return True
+    places_before = len(before.participants) + len(before.wait_list) + len(before.survivors)
+    places_after = len(after.participants) + len(after.wait_list) + len(after.survivors)
+    if places_after < places_before and places_after < settings.max_nodes:
+        return True
+    reforms = after.round > 0 and not after.complete
+    return reforms and not after.survivors and not after.wait_list and len(after.participants) >= settings.min_nodes
