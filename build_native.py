@@ -23,7 +23,7 @@ _FLAGS = [
     *("-std=c11", "-O2", "-g", "-Wall", "-Wextra", "-fPIC", "-shared", "-fvisibility=hidden"),
     "-DPy_LIMITED_API=0x030B0000",
     "-Wno-cast-function-type",  # as Python's own tables of methods need it
-    # Strangers' bytes are read here: an overrun is to end the process and not to be of use to anybody.
+    # Bytes of unauthenticated peers are read here: an overrun ends the process, and nobody gains by it.
     *("-fstack-protector-strong", "-U_FORTIFY_SOURCE", "-D_FORTIFY_SOURCE=2"),
     *("-Wl,-z,relro", "-Wl,-z,now", "-Wl,-z,noexecstack"),
 ]

@@ -155,7 +155,7 @@ class Children:
         self._selector.register(child.process.stdout, selectors.EVENT_READ, child)
         return child
 
-    def let_go(self, child: Child) -> None:
+    def expect_end(self, child: Child) -> None:
         """The end of this child is no surprise any more; what it still prints is not read."""
         assert child.process.stdout is not None
         with suppress(KeyError):

@@ -29,7 +29,7 @@ _SIZES, _QUICK_SIZES = (8, 64, 256), (8,)
 _ETCD, _EMBEDDED = "on etcd", "embedded"
 _KEYS = "/rallypoint/bench/"
 _SAID = re.compile(rb"^grpc_server_msg_received_total\{.*\} (\S+)$", re.MULTILINE)
-_PATIENCE = 60.0
+_TIMEOUT = 60.0
 
 
 def _run(settings: Settings) -> list[Row]:
@@ -88,10 +88,10 @@ def _forget(etcd: EtcdCluster) -> None:
 
 def _losses(settings: Settings, etcd: EtcdCluster) -> list[Row]:
     rows = []
-    for what, of_arbiter in (("agent", False), ("arbiter's agent", True)):
+    for what, of_coordinator in (("agent", False), ("coordinator's agent", True)):
         name = f"{what} SIGKILL to survivors' new workers' first line, on etcd"
         sides: dict[str, Callable[[], float]] = {
-            _ETCD: partial(_killed, etcd, of_arbiter),
+            _ETCD: partial(_killed, etcd, of_coordinator),
             _EMBEDDED: _killed_embedded,
         }
         turns = in_turn(name, settings.rounds, sides)
@@ -100,38 +100,38 @@ def _losses(settings: Settings, etcd: EtcdCluster) -> list[Row]:
     return rows
 
 
-def _killed(etcd: EtcdCluster, of_arbiter: bool) -> float:
+def _killed(etcd: EtcdCluster, of_coordinator: bool) -> float:
     endpoints = ",".join(str(each) for each in etcd.endpoints)
     with Children() as children:
         agents = [start_node(children, OURS, each, "2:3", endpoints, backend="etcd") for each in range(3)]
         old = {worker.pid for worker in first_lines(children, 3)}
-        arbiter = _arbiter(etcd)
-        victim = next(agent for agent in agents if (agent.pid == arbiter) == of_arbiter)
+        coordinator = _coordinator(etcd)
+        victim = next(agent for agent in agents if (agent.pid == coordinator) == of_coordinator)
         back = _back(children, victim, old)
     _forget(etcd)
     return back
 
 
-def _arbiter(etcd: EtcdCluster) -> int:
+def _coordinator(etcd: EtcdCluster) -> int:
     """The pid of the agent whose key is the oldest."""
     oldest = etcd.ctl("get", "--prefix", f"{_KEYS}nodes/", "--sort-by=CREATE", "--limit=1", "--print-value-only")
     return int(json.loads(oldest)["name"][1])
 
 
 def _killed_embedded() -> float:
-    with Nodes(OURS, 3, _PATIENCE) as nodes:
+    with Nodes(OURS, 3, _TIMEOUT) as nodes:
         victim = nodes.agents[-1]
-        nodes.children.let_go(victim)
+        nodes.children.expect_end(victim)
         at = time.monotonic()
         victim.process.kill()
         return nodes.back_after(at, 2)
 
 
 def _back(children: Children, victim: Child, old: set[int]) -> float:
-    children.let_go(victim)
+    children.expect_end(victim)
     at = time.monotonic()
     victim.process.kill()
-    return max(worker.at for worker in first_lines(children, 2, old, _PATIENCE)) - at
+    return max(worker.at for worker in first_lines(children, 2, old, _TIMEOUT)) - at
 
 
 CASE = Case("etcd", "rendezvous of 8, 64 and 256 nodes on etcd, and agents killed there", _run)

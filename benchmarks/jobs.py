@@ -14,7 +14,7 @@ from benchmarks.children import ROOT, Child, Children, launcher
 COMMANDS = {OURS: "rallyrun", THEIRS: "torchrun"}
 _WORKER = str(ROOT / "benchmarks" / "programs" / "worker.py")
 _LINE = re.compile(r"worker rank=(\d+) pid=(\d+)")
-_PATIENCE = 90.0  # seconds for workers to appear
+_TIMEOUT = 90.0  # seconds for workers to appear
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,7 @@ def start_node(
     return children.start(f"{COMMANDS[side]} (node {node})", argv, env)
 
 
-def first_lines(children: Children, count: int, old: Collection[int] = (), patience: float = _PATIENCE) -> list[Worker]:
+def first_lines(children: Children, count: int, old: Collection[int] = (), timeout: float = _TIMEOUT) -> list[Worker]:
     """Wait until `count` workers that are not in `old` (pids) have printed their line, and return them by rank.
 
     A rank that prints twice counts by its last line.
@@ -84,13 +84,13 @@ def first_lines(children: Children, count: int, old: Collection[int] = (), patie
         children: who is listened to.
         count: how many ranks.
         old: pids whose lines do not count.
-        patience: seconds to wait.
+        timeout: seconds to wait.
 
     Raises:
         BenchError: they did not, or a launcher ended.
     """
     found: dict[int, Worker] = {}
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while len(found) < count:
         line = children.next_line(deadline, f"the first line of {count} {'restarted ' if old else ''}workers")
         if (match := _LINE.fullmatch(line.text.strip())) and int(match[2]) not in old:

@@ -7,7 +7,7 @@ import resource
 
 
 def raise_file_limit() -> None:
-    """Lift this process's limit of open files to what it may set by itself: a thousand connections need room."""
+    """Lift this process's limit of open files to what it may set by itself: a thousand connections need descriptors."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 

@@ -1,6 +1,6 @@
 """What `--tee 3` carries from 8 workers to the console: lines and bytes a second, and whether all of it arrived.
 
-The console is a pair of files, and so are the workers' logs, all in memory where there is room. Time runs from the
+The console is a pair of files, and so are the workers' logs, all in memory where there is space. Time runs from the
 moment when all workers may write until all bytes are there, or the launcher has ended. So it holds, for both launchers
 alike, that the workers write a text that they made before, 64 KiB at a time, into files (nothing holds them up), and
 that nobody reads the console; a terminal, or a program behind a pipe, has a pace of its own, which is not shown here.
@@ -31,7 +31,7 @@ from benchmarks.table import Budget, Row
 from benchmarks.turns import Turns, in_turn
 
 _WORKERS = 8
-_PATIENCE = 240.0  # seconds for one launcher to carry everything
+_TIMEOUT = 240.0  # seconds for one launcher to carry everything
 _PREFIX = re.compile(rb"\[default([0-7])\]:")
 _MEMORY, _ROOM = "/dev/shm", 2 * 10**9
 _LOOK = 0.001  # seconds between looks at the console's files
@@ -104,7 +104,7 @@ def _carry(side: str, load: _Load) -> _Carried:
 
 
 def _place() -> str | None:
-    """Where there is room in memory, that: a disk's pace would be the same for both."""
+    """Where there is space in memory, that: a disk's pace would be the same for both."""
     try:
         free = shutil.disk_usage(_MEMORY).free
     except OSError:
@@ -146,13 +146,13 @@ def _wait(agent: Child, holds: Callable[[], bool], awaited: str, *, beyond_its_e
     Raises:
         BenchError: it does not hold in time, or the launcher ended before.
     """
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TIMEOUT
     while not holds():
         ended = agent.process.poll() is not None
         if ended and beyond_its_end:
             break
         if ended or time.monotonic() > deadline:
-            raise BenchError(f"{agent.name} {'ended' if ended else f'ran {_PATIENCE:.0f} s'} before {awaited}")
+            raise BenchError(f"{agent.name} {'ended' if ended else f'ran {_TIMEOUT:.0f} s'} before {awaited}")
         time.sleep(_LOOK)
     return time.monotonic()
 

@@ -133,7 +133,7 @@ class Gathered(msgspec.Struct, frozen=True):
 
 
 class Sustain(msgspec.Struct, frozen=True):
-    """To a crowd: let all nodes beat for so many seconds."""
+    """To a crowd: let all nodes send heartbeats for so many seconds."""
 
     seconds: float
     server_pid: int
@@ -143,7 +143,7 @@ class Sustained(msgspec.Struct, frozen=True):
     """From a crowd: how that went."""
 
     seconds: float
-    beats: int
+    heartbeats: int
     answers: int
     server_seconds: float
     """Processor time that the server used meanwhile."""

@@ -16,21 +16,23 @@ from benchmarks.table import Budget, Row
 from benchmarks.turns import Turns, in_turn
 
 _WORKER = str(ROOT / "benchmarks" / "programs" / "imports_torch.py")
-_COLD = "cold"
+_NOT_PRELOADED = "not preloaded"
 _SETTLE = 1.0  # seconds after the last worker's line, as in `memory`
-_NAME = "rallypoint-warm"
+_NAME = "rallypoint-preload"
 _PSS = re.compile(r"^Pss:\s+(\d+) kB$", re.MULTILINE)
 
 
 def _run(settings: Settings) -> list[Row]:
     sides = {side: partial(_restart, side) for side in (OURS, THEIRS)}
-    restart = in_turn("warm restart", settings.rounds, sides, warm_up=True)
-    memory = in_turn("memory of warm workers", 1, {side: partial(_memory, side) for side in (OURS, _COLD)})
+    restart = in_turn("restart of preloaded workers", settings.rounds, sides, warm_up=True)
+    memory = in_turn(
+        "memory of preloaded workers", 1, {side: partial(_memory, side) for side in (OURS, _NOT_PRELOADED)}
+    )
     zygotes = [zygote for _, zygote in memory.results.get(OURS, [])]
     remarks = tuple(f"of this, {zygote:.0f} MB are the zygote's share" for zygote in zygotes)
     both = Turns({side: [whole for whole, _ in found] for side, found in memory.results.items()}, memory.failures)
-    cold = Turns({OURS: both.results.get(OURS, []), THEIRS: both.results.get(_COLD, [])}, memory.failures)
-    found = row("memory of 2 workers with torch and their zygote (PSS)", "MB", cold, None, remarks)
+    compared = Turns({OURS: both.results.get(OURS, []), THEIRS: both.results.get(_NOT_PRELOADED, [])}, memory.failures)
+    found = row("memory of 2 workers with torch and their zygote (PSS)", "MB", compared, None, remarks)
     return [
         row(
             "worker SIGKILL to restarted workers' first line after importing torch, preloaded",
@@ -38,14 +40,21 @@ def _run(settings: Settings) -> list[Row]:
             restart,
             Budget(0.08),
         ),
-        Row(found.what, found.unit, found.ours, found.base, base_name="2 cold workers", remarks=found.remarks),
+        Row(
+            found.what,
+            found.unit,
+            found.ours,
+            found.base,
+            base_name="2 workers that are not preloaded",
+            remarks=found.remarks,
+        ),
     ]
 
 
 def _start(children: Children, side: str) -> Child:
-    warm = ["--preload=torch"] if side == OURS else []
+    preload = ["--preload=torch"] if side == OURS else []
     name = COMMANDS[THEIRS if side == THEIRS else OURS]
-    argv = [launcher(name), "--standalone", "--nproc-per-node=2", "--max-restarts=1", *warm, _WORKER]
+    argv = [launcher(name), "--standalone", "--nproc-per-node=2", "--max-restarts=1", *preload, _WORKER]
     return children.start(name, argv)
 
 
@@ -94,4 +103,4 @@ def _pss(pids: list[int]) -> float:
     return total / 1e6
 
 
-CASE = Case("warm", "restart of workers that import torch, forked", _run)
+CASE = Case("preload", "restart of workers that import torch, forked", _run)

@@ -1,4 +1,4 @@
-"""What a secret and TLS cost: a start of two nodes, their agents' memory, and many nodes that meet and beat.
+"""What a secret and TLS cost: a start of two nodes, their agents' memory, and many nodes that meet and send heartbeats.
 
 The three sides are ours: open, with a secret, with TLS. The worker store is no part of it: neither touches that.
 """
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 _OPEN, _SECRET, _TLS = "open", "with a secret", "with TLS"
 _NODES, _QUICK_NODES = 1024, 64
-_SECONDS, _QUICK_SECONDS = 5.0, 1.0  # of beats
+_SECONDS, _QUICK_SECONDS = 5.0, 1.0  # of heartbeats
 _SETTLE = 1.0  # seconds after the last worker's line: what an agent still does then is its idle life
 
 
@@ -75,7 +75,7 @@ def _crowd_rows(name: str, turns: Turns[Figures]) -> list[Row]:
         *_rows(f"{name}: server's processor time a node", "µs", turns, lambda one: one.processor * 1e6),
         *_rows(f"{name}: server's memory a node", "KB", turns, lambda one: one.memory / 1e3),
         *_rows(f"{name}: bytes a node", "B", turns, lambda one: one.bytes),
-        *_rows(f"{name}: server's share of a core for beats", "%", turns, lambda one: one.beating * 100),
+        *_rows(f"{name}: server's share of a core for heartbeats", "%", turns, lambda one: one.heartbeat_load * 100),
     ]
 
 

@@ -1,7 +1,7 @@
 """What a job of three nodes, two of which suffice, needs to go on when a node is lost, leaves or comes; and ^C.
 
 Every figure but that of ^C is the time from the event to the first line of the last new worker. torchrun does not come
-back from some of these: it is given `_PATIENCE` once, and the table says `never`.
+back from some of these: it is given `_TIMEOUT` once, and the table says `never`.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from benchmarks.jobs import first_lines, free_port, start_node, start_single
 from benchmarks.table import Budget, Row
 from benchmarks.turns import in_turn
 
-_PATIENCE, _PATIENCE_QUICK = 40.0, 3.0
+_TIMEOUT, _TIMEOUT_QUICK = 40.0, 3.0
 """Seconds for workers to come back, the first more than torchrun's last call of 30 s."""
 _LEASE = 3.0
 _NODES = 3
 _NNODES = f"2:{_NODES}"
 
 Measure = Callable[[str, float], float]
-"""From a side and a patience (seconds) to the seconds that were measured."""
+"""From a side and a timeout (seconds) to the seconds that were measured."""
 
 
 class NeverError(BenchError):
@@ -40,9 +40,9 @@ class NeverError(BenchError):
 class Nodes:
     """The agents of one job, on loopback or on hosts of their own; the first hosts the control plane."""
 
-    def __init__(self, side: str, count: int, patience: float, net: Network | None = None, conf: str = "") -> None:
+    def __init__(self, side: str, count: int, timeout: float, net: Network | None = None, conf: str = "") -> None:
         self.children = Children()
-        self._side, self._patience, self._net, self._conf = side, patience, net, conf
+        self._side, self._timeout, self._net, self._conf = side, timeout, net, conf
         place = net.hosts[0].address if net else "127.0.0.1"
         self._endpoint = f"{place}:{free_port()}"
         self.agents: list[Child] = []
@@ -80,58 +80,58 @@ class Nodes:
             NeverError: they do not.
         """
         try:
-            return max(worker.at for worker in first_lines(self.children, count, self._old, self._patience)) - event
+            return max(worker.at for worker in first_lines(self.children, count, self._old, self._timeout)) - event
         except BenchError as error:
             if self._side == OURS:
                 raise
             waited = time.monotonic() - event
-            why = f"waited {waited:.0f} s" if waited >= self._patience else "the job ended"
+            why = f"waited {waited:.0f} s" if waited >= self._timeout else "the job ended"
             raise NeverError(f"never ({why})") from error
 
 
-def _agent_killed(side: str, patience: float) -> float:
-    with Nodes(side, _NODES, patience) as nodes:
+def _agent_killed(side: str, timeout: float) -> float:
+    with Nodes(side, _NODES, timeout) as nodes:
         victim = nodes.agents[-1]
-        nodes.children.let_go(victim)
+        nodes.children.expect_end(victim)
         at = time.monotonic()
         victim.process.kill()
         return nodes.back_after(at, _NODES - 1)
 
 
-def _agent_leaves(side: str, patience: float) -> float:
-    with Nodes(side, _NODES, patience) as nodes:
+def _agent_leaves(side: str, timeout: float) -> float:
+    with Nodes(side, _NODES, timeout) as nodes:
         leaver = nodes.agents[-1]
-        nodes.children.let_go(leaver)
+        nodes.children.expect_end(leaver)
         at = time.monotonic()
         leaver.process.terminate()
         return nodes.back_after(at, _NODES - 1)
 
 
-def _agent_comes(side: str, patience: float) -> float:
-    with Nodes(side, _NODES - 1, patience, conf="last_call_timeout=1") as nodes:
+def _agent_comes(side: str, timeout: float) -> float:
+    with Nodes(side, _NODES - 1, timeout, conf="last_call_timeout=1") as nodes:
         at = time.monotonic()
         nodes.start()
         return nodes.back_after(at, _NODES)
 
 
-def _link_down(side: str, patience: float) -> float:
-    with network(*(f"n{number}" for number in range(_NODES))) as net, Nodes(side, _NODES, patience, net) as nodes:
+def _link_down(side: str, timeout: float) -> float:
+    with network(*(f"n{number}" for number in range(_NODES))) as net, Nodes(side, _NODES, timeout, net) as nodes:
         at = time.monotonic()
         with net.hosts[-1].unplugged():
             return nodes.back_after(at, _NODES - 1)
 
 
-def _interrupt(side: str, patience: float) -> float:
+def _interrupt(side: str, timeout: float) -> float:
     """^C as a terminal sends it: to the launcher's process group."""
     with Children() as children:
         agent = start_single(children, side)
         first_lines(children, 2)
         watched = {os.pidfd_open(pid) for pid in [agent.pid, *descendants(agent.pid)]}
-        children.let_go(agent)
+        children.expect_end(agent)
         at = time.monotonic()
         os.killpg(agent.pid, signal.SIGINT)
         try:
-            _wait_for_all(watched, at + patience)
+            _wait_for_all(watched, at + timeout)
         finally:
             for fd in watched:
                 os.close(fd)
@@ -151,8 +151,8 @@ def _case(name: str, what: str, measure: Measure, budget: Budget | None = None, 
     def run(settings: Settings) -> list[Row]:
         if needs_network and (reason := why_not()) is not None:
             return [Row(what, "s", None, None, budget, remarks=(f"not measured: {reason}",))]
-        patience = {OURS: _PATIENCE, THEIRS: _PATIENCE_QUICK if settings.quick else _PATIENCE}
-        turns = in_turn(name, settings.rounds, {side: partial(measure, side, patience[side]) for side in patience})
+        timeout = {OURS: _TIMEOUT, THEIRS: _TIMEOUT_QUICK if settings.quick else _TIMEOUT}
+        turns = in_turn(name, settings.rounds, {side: partial(measure, side, timeout[side]) for side in timeout})
         never = turns.failures.get(THEIRS, "")
         if never.startswith("never"):
             return [

@@ -19,7 +19,7 @@ from benchmarks.turns import in_turn
 PROCESSES = 4
 RUN_ID = "bench"
 LEAD = 0.2  # seconds from the order until the common start: every process must have it by then
-_PATIENCE = 300.0  # seconds for any one answer
+_TIMEOUT = 300.0  # seconds for any one answer
 _TORCH_UP_TO = 256  # 10 s to minutes there, and minutes beyond
 _SIZES: dict[int, Budget | None] = {8: None, 64: Budget(0.10), 256: Budget(0.02), 1024: None}
 _ENOUGH = 60.0
@@ -64,7 +64,7 @@ def meet(side: str, nodes: int) -> float:
 
 
 def answers(children: Children, asked: list[Child], awaited: str) -> dict[Child, str]:
-    lines = children.one_line_each(asked, time.monotonic() + _PATIENCE, awaited)
+    lines = children.one_line_each(asked, time.monotonic() + _TIMEOUT, awaited)
     return {child: line.text for child, line in lines.items()}
 
 

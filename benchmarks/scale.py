@@ -1,4 +1,4 @@
-"""What many nodes cost the control server: one rendezvous of up to 4,096 of them, and then their beats.
+"""What many nodes cost the control server: one rendezvous of up to 4,096 of them, and then their heartbeats.
 
 The server is alone in its process; the nodes are plain sockets in another (`programs.crowd`), which say what real nodes
 say and do nothing else. Time runs from a common start signal, connects included, until the last node has its place.
@@ -25,15 +25,15 @@ _QUICK_SIZES = (64, 256)
 _RUN_ID = "bench"
 _OPEN = Protected()
 _LEAD = 0.2  # seconds from the order until the start: every process must have it by then
-_PATIENCE = 300.0  # seconds for any one answer
-_SETTLE = 3.0  # seconds of beats before those that are measured
+_TIMEOUT = 300.0  # seconds for any one answer
+_SETTLE = 3.0  # seconds of heartbeats before those that are measured
 _SECONDS, _QUICK_SECONDS = 10.0, 1.0
 _RSS = re.compile(r"^VmRSS:\s+(\d+) kB$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """One rendezvous, and the beats after it. All but the first and the last are for one node."""
+    """One rendezvous, and the heartbeats after it. All but the first and the last are for one node."""
 
     seconds: float
     messages: float
@@ -42,8 +42,8 @@ class Figures:
     """Seconds of the server's."""
     memory: float
     """Bytes that the server has grown by."""
-    beating: float
-    """Share of a core that the server needs for all beats; nothing where they were not measured."""
+    heartbeat_load: float
+    """Share of a core that the server needs for all heartbeats; nothing where they were not measured."""
 
 
 def _run(settings: Settings) -> list[Row]:
@@ -77,7 +77,13 @@ def _run(settings: Settings) -> list[Row]:
         against("bytes a node", "B", lambda one: one.bytes, 1),
         against("server's processor time a node", "µs", lambda one: one.processor * 1e6, 1),
         against("server's memory a node", "KB", lambda one: one.memory / 1e3, 1),
-        figure(many, "server's share of a core for beats", "%", lambda one: one.beating * 100, Budget(5.0, unit="%")),
+        figure(
+            many,
+            "server's share of a core for heartbeats",
+            "%",
+            lambda one: one.heartbeat_load * 100,
+            Budget(5.0, unit="%"),
+        ),
     ]
 
 
@@ -87,7 +93,7 @@ def picked(turns: Turns[Figures], pick: Callable[[Figures], float]) -> Turns[flo
 
 
 def gather(nodes: int, seconds: float, protected: Protected = _OPEN) -> Figures:
-    """Let nodes meet, and then beat for so many seconds, or not at all."""
+    """Let nodes meet, and then send heartbeats for so many seconds, or not at all."""
     with Children() as children:
         argv = program("control_server", str(nodes), _RUN_ID, encode(protected).decode())
         server = children.start("control server", argv)
@@ -101,28 +107,28 @@ def gather(nodes: int, seconds: float, protected: Protected = _OPEN) -> Figures:
         met = decode(_answer(children, crowd, f"the rendezvous of {nodes} nodes"), Gathered)
         _check(met, nodes)
         used, memory = clock.seconds() - used, _resident(server.pid) - memory
-        beating = _beating(children, crowd, server.pid, seconds) if seconds else 0.0
+        heartbeat_load = _measured_load(children, crowd, server.pid, seconds) if seconds else 0.0
     return Figures(
         seconds=met.returned - at,
         messages=met.messages / nodes,
         bytes=met.bytes / nodes,
         processor=used / nodes,
         memory=memory / nodes,
-        beating=beating,
+        heartbeat_load=heartbeat_load,
     )
 
 
-def _beating(children: Children, crowd: Child, server_pid: int, seconds: float) -> float:
-    """The share of a core that the server needs for beats, once those that came while all met are answered."""
+def _measured_load(children: Children, crowd: Child, server_pid: int, seconds: float) -> float:
+    """The share of a core that the server needs for heartbeats, once those that came while all met are answered."""
     crowd.tell(encode(Sustain(_SETTLE, server_pid)))
-    _answer(children, crowd, "the first beats")
+    _answer(children, crowd, "the first heartbeats")
     crowd.tell(encode(Sustain(seconds, server_pid)))
-    beaten = decode(_answer(children, crowd, "beats"), Sustained)
-    return beaten.server_seconds / beaten.seconds
+    sustained = decode(_answer(children, crowd, "heartbeats"), Sustained)
+    return sustained.server_seconds / sustained.seconds
 
 
 def _answer(children: Children, child: Child, awaited: str) -> str:
-    return children.one_line_each([child], time.monotonic() + _PATIENCE, awaited)[child].text
+    return children.one_line_each([child], time.monotonic() + _TIMEOUT, awaited)[child].text
 
 
 def _check(met: Gathered, nodes: int) -> None:

@@ -24,7 +24,7 @@ _SIZES = (1, 64, 1024, 4096)
 _CONNECTS = 200  # connect latencies a round, at least
 _SECONDS = 2.0
 _QUICK_SECONDS = 0.5
-_PATIENCE = 120.0  # seconds for any one answer
+_TIMEOUT = 120.0  # seconds for any one answer
 _BUSY = 0.9  # a server that uses less than this share of a core was not the bottleneck
 _NOT_BUSY = (
     "so the load, or what else ran on this machine, was the bottleneck: compare the processor time a request instead"
@@ -129,7 +129,7 @@ class _Stage:
         return [decode(line, answer) for line in self._answers(list(orders), answer.__name__.lower()).values()]
 
     def _answers(self, children: list[Child], awaited: str) -> dict[Child, str]:
-        lines = self.children.one_line_each(children, time.monotonic() + _PATIENCE, awaited)
+        lines = self.children.one_line_each(children, time.monotonic() + _TIMEOUT, awaited)
         return {child: line.text for child, line in lines.items()}
 
 
@@ -197,7 +197,7 @@ def _start_up(settings: Settings) -> list[Row]:
 
 def _replayed(side: str) -> Replayed:
     """One start-up on a server of its own: it begins without keys."""
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TIMEOUT
     with Children() as children:
         server = children.start(f"{side} store server", program("store_server", side, "--own-core"))
         port = decode(children.one_line_each([server], deadline, "its port")[server].text, Serving).port

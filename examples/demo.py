@@ -33,7 +33,7 @@ WORKERS = 2
 NODES = 3
 VICTIM = 1
 TOLERANCE = 1e-6
-PATIENCE = 60.0
+TIMEOUT = 60.0
 """Seconds after which a run that says nothing more is given up."""
 ALONG = 2.0
 """Seconds after which a worker that outlives its agent is given up."""
@@ -133,7 +133,7 @@ class Run:
         """Wait for the last loss and the launchers' end."""
         loss = self.wait_for(lambda event: event["event"] == "done")["loss"]
         for agent in self._ended.values():
-            if (code := agent.wait(PATIENCE)) != 0:
+            if (code := agent.wait(TIMEOUT)) != 0:
                 raise DemoError(f"the launcher ended with exit code {code}")
         self.say(f"finished: exit code 0, final loss {loss:.9f}")
         return Outcome(loss, self.seconds())
@@ -164,9 +164,9 @@ class Run:
             while b"\n" in self._pending:
                 line, _, self._pending = self._pending.partition(b"\n")
                 yield json.loads(line)
-            ready, _, _ = select.select([self._pipe, *self._ended], [], [], PATIENCE)
+            ready, _, _ = select.select([self._pipe, *self._ended], [], [], TIMEOUT)
             if not ready:
-                raise DemoError(f"no sign of life for {PATIENCE:.0f} s")
+                raise DemoError(f"nothing happened for {TIMEOUT:.0f} s")
             if self._pipe in ready:
                 self._pending += os.read(self._pipe, 65536)
                 continue

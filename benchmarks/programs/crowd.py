@@ -2,7 +2,7 @@
 
 What the nodes say is made by the production handshake and codec, once each. Reads a `Gather` line and prints `ready`;
 reads a `Go` line, connects and joins with all nodes, and prints `Gathered`; then for each `Sustain` line lets all nodes
-beat for a while and prints `Sustained`. What came too late or not at all ends the program with a sentence.
+send heartbeats for a while and prints `Sustained`. What came too late or not at all ends the program with a sentence.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from rallypoint.protocol.signing import transcript_of
 from rallypoint.rendezvous.backends.options import settings_of
 from rallypoint.rendezvous.params import RendezvousParameters
 
-_PATIENCE = 240.0  # seconds until all have their place
-_BEATS_PER_LEASE = 3
-_BEAT = codec.encode(Heartbeat())
+_TIMEOUT = 240.0  # seconds until all have their place
+_HEARTBEATS_PER_LEASE = 3
+_HEARTBEAT = codec.encode(Heartbeat())
 _LENGTH = 4
 """Bytes of a frame before its payload."""
 _AT_ONCE = 16
 """Nodes that connect before it is looked at what came for the others."""
-_TICK = 0.001  # seconds between looks at whose beat is due
+_TICK = 0.001  # seconds between looks at whose heartbeat is due
 _FIRST_PORT = 1024  # of worker stores, which nobody opens here
 
 
@@ -89,22 +89,22 @@ class _Crowd:
         self._epoll = select.epoll()
         self._nodes: dict[int, _Node] = {}
         self._greeted: list[_Node] = []
-        """Nodes that have a session; each beats from then on."""
-        self._beats_from = 0.0
-        self._next_beat = 0
-        self.messages = self.bytes = self.beats = self.answers = 0
+        """Nodes that have a session; each sends heartbeats from then on."""
+        self._heartbeats_from = 0.0
+        self._next_heartbeat = 0
+        self.messages = self.bytes = self.heartbeats = self.answers = 0
         self._unplaced = order.nodes
 
     def gather(self, at: float) -> Gathered:
         """From `at` on, connect with all nodes and wait until all have their place."""
         time.sleep(max(0.0, at - time.monotonic()))
         while self._unplaced:
-            if time.monotonic() > at + _PATIENCE:
-                raise SystemExit(f"{self._unplaced} of {self._order.nodes} nodes had no place after {_PATIENCE:.0f} s")
+            if time.monotonic() > at + _TIMEOUT:
+                raise SystemExit(f"{self._unplaced} of {self._order.nodes} nodes had no place after {_TIMEOUT:.0f} s")
             connected = len(self._nodes)
             for number in range(connected, min(self._order.nodes, connected + _AT_ONCE)):
                 self._connect(number)
-            self._beat()
+            self._send_heartbeats()
             self._listen(0.0 if len(self._nodes) < self._order.nodes else _TICK)
         nodes = list(self._nodes.values())
         return Gathered(
@@ -116,18 +116,18 @@ class _Crowd:
         )
 
     def sustain(self, order: Sustain) -> Sustained:
-        """Let every node beat, and see what that costs the server."""
+        """Let every node send heartbeats, and see what that costs the server."""
         clock = ProcessClock(order.server_pid)
-        self._beats_from = 0.0
-        self._beat()
-        self.beats = self.answers = 0
+        self._heartbeats_from = 0.0
+        self._send_heartbeats()
+        self.heartbeats = self.answers = 0
         begin, used = time.monotonic(), clock.seconds()
         while time.monotonic() < begin + order.seconds:
-            self._beat()
+            self._send_heartbeats()
             self._listen(_TICK)
         return Sustained(
             seconds=time.monotonic() - begin,
-            beats=self.beats,
+            heartbeats=self.heartbeats,
             answers=self.answers,
             server_seconds=clock.seconds() - used,
         )
@@ -160,20 +160,20 @@ class _Crowd:
         self.messages += 1
         self.bytes += node.send(payload, before)
 
-    def _beat(self) -> None:
-        """Let those beat whose turn has come: one after the other, each `_BEATS_PER_LEASE` times in a lease."""
+    def _send_heartbeats(self) -> None:
+        """Let those send a heartbeat whose time has come: one after the other, each `_HEARTBEATS_PER_LEASE` times."""
         nodes = self._greeted
         if not nodes:
             return
-        now, gap = time.monotonic(), nodes[0].lease / _BEATS_PER_LEASE / len(nodes)
-        if not self._beats_from:
-            self._beats_from = now
-        due = min(int((now - self._beats_from) / gap), len(nodes))
+        now, gap = time.monotonic(), nodes[0].lease / _HEARTBEATS_PER_LEASE / len(nodes)
+        if not self._heartbeats_from:
+            self._heartbeats_from = now
+        due = min(int((now - self._heartbeats_from) / gap), len(nodes))
         for _ in range(due):
-            self._next_beat = (self._next_beat + 1) % len(nodes)
-            nodes[self._next_beat].send(_BEAT)
-        self.beats += due
-        self._beats_from = max(self._beats_from + due * gap, now - gap)
+            self._next_heartbeat = (self._next_heartbeat + 1) % len(nodes)
+            nodes[self._next_heartbeat].send(_HEARTBEAT)
+        self.heartbeats += due
+        self._heartbeats_from = max(self._heartbeats_from + due * gap, now - gap)
 
     def _listen(self, seconds: float) -> None:
         for fd, _ in self._epoll.poll(seconds, 1024):
@@ -183,7 +183,7 @@ class _Crowd:
                 continue
             for signed in node.frames.feed(node.received()):
                 payload = node.verified(signed)
-                if payload == _BEAT:
+                if payload == _HEARTBEAT:
                     self.answers += 1
                 else:
                     self.messages += 1
@@ -201,7 +201,7 @@ class _Crowd:
             node.lease = answer.lease
             self._greeted.append(node)
             member = NodeInfo("default", 1, "", _FIRST_PORT + node.number)
-            self._say(node, codec.encode(JoinRequest(member, _PATIENCE)))
+            self._say(node, codec.encode(JoinRequest(member, _TIMEOUT)))
         else:
             raise SystemExit(f"node {node.number} was refused: {answer.sentence}")
 

@@ -48,7 +48,7 @@ static int receive(int fd, Client *client, const Step *step)
 }
 
 static int run(int epoll, int count, const int *fds, const Step *steps, Client *clients, double begin, double seconds,
-               long *requests, double *elapsed, float *latencies, long room, long *taken)
+               long *requests, double *elapsed, float *latencies, long space, long *taken)
 {
     double moment = begin;
     for (int i = 0; i < count; i++) {
@@ -80,7 +80,7 @@ static int run(int epoll, int count, const int *fds, const Step *steps, Client *
             moment = now();
             *elapsed = moment - begin;
             *requests += step->requests;
-            if (*taken < room)
+            if (*taken < space)
                 latencies[(*taken)++] = (float)(moment - client->sent);
             client->step = (client->step + 1) % STEPS;
             step = &steps[i * STEPS + client->step];
@@ -93,13 +93,13 @@ static int run(int epoll, int count, const int *fds, const Step *steps, Client *
 }
 
 int drive(int count, const int *fds, const Step *steps, double seconds, long *requests, double *elapsed,
-          float *latencies, long room, long *taken)
+          float *latencies, long space, long *taken)
 {
     int epoll = epoll_create1(EPOLL_CLOEXEC);
     Client *clients = calloc((size_t)count, sizeof(Client));
     int result = epoll < 0 || clients == NULL ? CLOSED
                                              : run(epoll, count, fds, steps, clients, now(), seconds, requests, elapsed,
-                                                   latencies, room, taken);
+                                                   latencies, space, taken);
     free(clients);
     if (epoll >= 0)
         close(epoll);
@@ -137,7 +137,7 @@ static int speak(int fd, Speaker *speaker, const Dialogue *dialogue)
 }
 
 static int talk(int epoll, int count, const int *fds, const Dialogue *dialogues, Speaker *speakers, float *latencies,
-                long room, long *taken)
+                long space, long *taken)
 {
     static char chunk[65536];
     int left = 0;
@@ -164,7 +164,7 @@ static int talk(int epoll, int count, const int *fds, const Dialogue *dialogues,
                 continue;
             if (speaker->missing < 0)
                 return WRONG;
-            if (speaker->prompt && *taken < room)
+            if (speaker->prompt && *taken < space)
                 latencies[(*taken)++] = (float)(now() - speaker->sent);
             int more = speak(fds[i], speaker, &dialogues[i]);
             if (more < 0)
@@ -175,12 +175,12 @@ static int talk(int epoll, int count, const int *fds, const Dialogue *dialogues,
     return 0;
 }
 
-int replay(int count, const int *fds, const Dialogue *dialogues, float *latencies, long room, long *taken)
+int replay(int count, const int *fds, const Dialogue *dialogues, float *latencies, long space, long *taken)
 {
     int epoll = epoll_create1(EPOLL_CLOEXEC);
     Speaker *speakers = calloc((size_t)count, sizeof(Speaker));
     int result = epoll < 0 || speakers == NULL ? CLOSED
-                                              : talk(epoll, count, fds, dialogues, speakers, latencies, room, taken);
+                                              : talk(epoll, count, fds, dialogues, speakers, latencies, space, taken);
     free(speakers);
     if (epoll >= 0)
         close(epoll);

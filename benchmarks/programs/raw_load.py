@@ -19,7 +19,7 @@ from benchmarks.processor_time import ProcessClock
 from benchmarks.programs import raw_drive
 from benchmarks.programs.raw_wire import LoadError, Step, handshake, steps
 
-_PATIENCE = 30.0  # seconds without any reply before the load gives up
+_TIMEOUT = 30.0  # seconds without any reply before the load gives up
 _CHUNK = 4096  # bytes; beyond any reply of the load
 
 
@@ -123,9 +123,9 @@ class Clients:
                     outstanding.discard(fd)
 
     def _ready(self) -> list[int]:
-        ready = self._epoll.poll(_PATIENCE)
+        ready = self._epoll.poll(_TIMEOUT)
         if not ready:
-            raise LoadError(f"the server answered nobody for {_PATIENCE:.0f} s")
+            raise LoadError(f"the server answered nobody for {_TIMEOUT:.0f} s")
         return [fd for fd, _ in ready]
 
 

@@ -19,7 +19,7 @@ from benchmarks.programs import raw_drive
 from benchmarks.programs.raw_wire import LoadError
 from benchmarks.recording import FOLDER, Recording, read
 
-_PATIENCE = 30.0  # seconds without any reply before the load gives up
+_TIMEOUT = 30.0  # seconds without any reply before the load gives up
 _CHUNK = 65536
 _GET = 3  # the opcode of requests that are answered at once, whatever others do
 
@@ -97,9 +97,9 @@ def _say(recording: Recording, port: int) -> list[float]:
             epoll.register(speaker.socket, select.EPOLLOUT)
         left = len(speakers)
         while left:
-            ready = epoll.poll(_PATIENCE)
+            ready = epoll.poll(_TIMEOUT)
             if not ready:
-                raise LoadError(f"the server answered nobody for {_PATIENCE:.0f} s; {left} connections still wait")
+                raise LoadError(f"the server answered nobody for {_TIMEOUT:.0f} s; {left} connections still wait")
             for descriptor, event in ready:
                 speaker = speakers[descriptor]
                 if event & select.EPOLLOUT:

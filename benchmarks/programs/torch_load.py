@@ -20,7 +20,7 @@ from benchmarks.limits import raise_file_limit
 from benchmarks.messages import WARM_UP, Connect, Connected, Drive, Driven, decode, encode, thinned
 from benchmarks.processor_time import ProcessClock
 
-_PATIENCE = timedelta(seconds=60)
+_TIMEOUT = timedelta(seconds=60)
 _VALUE = bytes(range(64))
 _REQUESTS = (1, 2, 1, 1)  # of set, get (WAIT and GET), add and check
 _FIRST_SINGLE = 2  # from here on a call is one round trip
@@ -47,7 +47,7 @@ class _Client:
 
     def connect(self, port: int) -> None:
         begin = time.perf_counter()
-        self.store = TCPStore("127.0.0.1", port, wait_for_workers=False, timeout=_PATIENCE)
+        self.store = TCPStore("127.0.0.1", port, wait_for_workers=False, timeout=_TIMEOUT)
         self.connect_seconds = time.perf_counter() - begin
 
     def drive(self, window: _Window) -> None:
