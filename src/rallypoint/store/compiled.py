@@ -22,10 +22,10 @@ from rallypoint.store.transport_context import (
     set_options,
 )
 
-if getattr(_native, "INTERFACE", 0) != 3:
+if getattr(_native, "INTERFACE", 0) != 4:
     raise ImportError("it was built from other sources; install again, or run `python build_native.py`")
 
-# `Reason` in native/core.h.
+# `Reason` in native/store.h.
 _LONG_KEY, _LONG_VALUE, _MANY_KEYS, _WRONG_MAGIC, _NO_GREETING, _GREETED_AGAIN, _UNKNOWN_OPCODE, _NO_NUMBER = range(
     1, 9
 )
@@ -46,21 +46,21 @@ class CompiledTransport:
         first = context.retry, granted.validate_timeout
         limits = *first, granted.connections, granted.request, granted.value, granted.keys, granted.bytes
         self._sockets = _native.Sockets(
-            listener, context.wakeup_fd, self._descriptors, limits, self._refused, self._on_no_memory
+            listener, context.wakeup_fd, self._descriptors, limits, self._refused, self._on_cannot_accept
         )
         self.serve = self._sockets.serve
-        self.run_once = self._sockets.turn
+        self.run_once = self._sockets.run_once
         self.close = self._sockets.close
-        self.release_memory = self._sockets.free
+        self.release_memory = self._sockets.release_memory
         self.set_peers(granted.peers)
 
     def add_connection(self, client: socket.socket, data: bytes = b"") -> None:
         """Serve a socket that is connected already, and from which this has been read."""
         set_options(client, self._context.guard)
         try:
-            self._sockets.adopt(client.fileno(), data)
+            self._sockets.add_connection(client.fileno(), data)
         except OSError as error:
-            if error.errno != errno.EPERM:  # else it was told of
+            if error.errno != errno.EPERM:  # else it was logged
                 log_refusal(self._context.log_lines, peer_of(client), error)
             client.close()
         else:
@@ -74,7 +74,7 @@ class CompiledTransport:
         if found is not None:  # single addresses, which may be many, come first
             ordered = sorted(found, key=lambda each: each.bits < SINGLE_ADDRESS_BITS)
             packed = b"".join(each.address + bytes([each.bits]) for each in ordered)
-        self._sockets.admit(packed)
+        self._sockets.set_peers(packed)
 
     def _refused(self, descriptor: int, reason: int, number: int, first: bytes, second: bytes) -> None:
         client = socket.socket(fileno=descriptor)
@@ -110,7 +110,7 @@ class CompiledTransport:
         }
         return errors[reason]()
 
-    def _on_no_memory(self, error: int) -> int:
+    def _on_cannot_accept(self, error: int) -> int:
         self._descriptors = raise_descriptor_limit(self._context, error, self._descriptors)
         return self._descriptors
 

@@ -5,7 +5,9 @@
  * that agree with what is stored. What is not given back, the sanitizer finds.
  */
 #define _GNU_SOURCE
-#include "core.h"
+#include "listing.h"
+#include "polling.h"
+#include "waiting.h"
 
 #include <poll.h>
 #include <stdio.h>
@@ -26,7 +28,7 @@ bool store_memory_fails(void)
 
 static void on_refused(Store *store, int fd, const Refusal *refusal)
 {
-    /* Whoever tells of it reads all of these bytes. */
+    /* Whoever reports it reads all of these bytes. */
     volatile uint8_t seen = 0;
     for (size_t i = 0; i < refusal->first.size; i++)
         seen ^= refusal->first.bytes[i];
@@ -35,7 +37,7 @@ static void on_refused(Store *store, int fd, const Refusal *refusal)
     (void)store, (void)fd, (void)seen;
 }
 
-static int on_starved(Store *store, int error)
+static int on_cannot_accept(Store *store, int error)
 {
     (void)error;
     return store->descriptors;
@@ -52,7 +54,7 @@ static void must(bool is_so, const char *what)
 static void work(Store *store)
 {
     int turns = 0;
-    while (sweep(store, false))
+    while (poll_once(store, false))
         must(++turns < MOST_TURNS, "it comes to rest");
 }
 
@@ -61,7 +63,7 @@ static int connect_one(Store *store)
     int pair[2], room = 4096;
     must(socketpair(AF_UNIX, SOCK_STREAM | SOCK_NONBLOCK, 0, pair) == 0, "a pair of sockets");
     setsockopt(pair[0], SOL_SOCKET, SO_SNDBUF, &room, sizeof room);
-    if (conn_adopt(store, pair[0], (Text){(const uint8_t *)"", 0}) != 0)
+    if (conn_add(store, pair[0], (Text){(const uint8_t *)"", 0}) != 0)
         close(pair[0]);
     return pair[1];
 }
@@ -115,7 +117,7 @@ static void end(Store *store, int *fds)
                 conn->busy.after != NULL, conn->input_size - conn->input_at, left);
     }
     must(store->conn_count == 0 && FIRST(&store->all, Conn, all) == NULL, "all connections are closed");
-    must(FIRST(&store->given_up, Waiting, node) == NULL, "nobody waits any more");
+    must(FIRST(&store->cancelled, Waiting, node) == NULL, "nobody waits any more");
     must(FIRST(&store->listings, Listing, node) == NULL, "no list is being made");
     check_counts(&store->table);
     store_close(store);
@@ -131,7 +133,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     must(store != NULL, "memory");
     *store = (Store){.listener = -1, .wake = eventfd(0, EFD_NONBLOCK), .descriptors = 1 << 20};
     store->refused = on_refused;
-    store->starved = on_starved;
+    store->cannot_accept = on_cannot_accept;
     store->limits = (Limits){.request = 100000, .value = 100000, .keys = 1000, .bytes = 1000000};
     until_refused = 0;
     must(store_open(store) == 0, "a store");
@@ -164,7 +166,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
         if (much % 4)
             work(store);
         else
-            sweep(store, false);
+            poll_once(store, false);
     }
     end(store, fds);
     free(store);

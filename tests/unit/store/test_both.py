@@ -253,10 +253,10 @@ def test_the_store_in_c_is_used_by_one_at_a_time_and_not_after_its_end() -> None
         assert sockets.connections() == 0
         sockets.close()
         sockets.close()
-        for use in (sockets.serve, sockets.turn, lambda: sockets.adopt(0, b"")):
+        for use in (sockets.serve, sockets.run_once, lambda: sockets.add_connection(0, b"")):
             with pytest.raises(RuntimeError, match="closed"):
                 use()
-        sockets.free()
-        sockets.free()
+        sockets.release_memory()
+        sockets.release_memory()
         with pytest.raises(OSError, match="Bad file descriptor"):
             Sockets(-1, -1, 100, limits, lambda *_: None, lambda _: 100)

@@ -3,7 +3,9 @@
  * A list holds no names of parts that have not changed since. Before one does, all lists that have still to send it are
  * given its names, one copy for all of them (`list_freeze`).
  */
-#include "core.h"
+#include "listing.h"
+
+#include "replies.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -92,7 +94,7 @@ static Blob *next_names(Store *store, Listing *listing)
 void list_some(Store *store, Conn *conn)
 {
     Listing *listing = conn->listing;
-    while (listing->at < SHARDS && !conn->deaf) {
+    while (listing->at < SHARDS && !conn->reading_stopped) {
         if (shard_of(store, listing->at)->slots == 0 && listing->names == NULL) {
             listing->at++;
             continue;
@@ -126,7 +128,7 @@ static void give(Store *store, Listing *listing, size_t shard, Blob *names)
         listing->names[shard] = blob_hold(names);
 }
 
-void list_freeze(Store *store, size_t at)
+void list_keep_snapshot(Store *store, size_t at)
 {
     Shard *shard = &store->table.shards[at];
     Node *node = store->listings.after;

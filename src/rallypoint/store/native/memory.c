@@ -1,5 +1,5 @@
 /* Blocks of memory, values that several hold, and rings of neighbours. */
-#include "core.h"
+#include "memory.h"
 
 #include <stdlib.h>
 #include <string.h>

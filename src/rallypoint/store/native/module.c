@@ -5,7 +5,8 @@
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 
-#include "core.h"
+#include "accepting.h"
+#include "polling.h"
 
 #include <errno.h>
 #include <stddef.h>
@@ -18,7 +19,7 @@
 typedef struct {
     PyObject_HEAD
     Store store;
-    PyObject *refused, *starved;
+    PyObject *refused, *cannot_accept;
     PyThreadState *thread; /* of whoever has the store work, while the lock is released */
     bool held, open, busy; /* something is stored; connections can be made; a thread is at work */
 } Sockets;
@@ -52,14 +53,14 @@ static void on_refused(Store *store, int fd, const Refusal *refusal)
     self->thread = PyEval_SaveThread();
 }
 
-static int on_starved(Store *store, int error)
+static int on_cannot_accept(Store *store, int error)
 {
     Sockets *self = owner(store);
     PyEval_RestoreThread(self->thread);
-    PyObject *result = call(self->starved, Py_BuildValue("(i)", error));
+    PyObject *result = call(self->cannot_accept, Py_BuildValue("(i)", error));
     long descriptors = result == NULL ? store->descriptors : PyLong_AsLong(result);
     if (descriptors == -1 && PyErr_Occurred()) {
-        PyErr_WriteUnraisable(self->starved);
+        PyErr_WriteUnraisable(self->cannot_accept);
         descriptors = store->descriptors;
     }
     Py_XDECREF(result);
@@ -78,13 +79,13 @@ static bool usable(Sockets *self)
 
 static PyObject *sockets_new(PyTypeObject *type, PyObject *arguments, PyObject *keywords)
 {
-    static char *names[] = {"listener", "wake", "descriptors", "limits", "refused", "starved", NULL};
+    static char *names[] = {"listener", "wake", "descriptors", "limits", "refused", "cannot_accept", NULL};
     int listener, wake, descriptors;
     double retry, greeting;
     unsigned long long connections, request, value, keys, bytes;
-    PyObject *refused, *starved;
+    PyObject *refused, *cannot_accept;
     if (!PyArg_ParseTupleAndKeywords(arguments, keywords, "iii(ddKKKKK)OO", names, &listener, &wake, &descriptors, &retry,
-                                     &greeting, &connections, &request, &value, &keys, &bytes, &refused, &starved))
+                                     &greeting, &connections, &request, &value, &keys, &bytes, &refused, &cannot_accept))
         return NULL;
     allocfunc allocate = (allocfunc)PyType_GetSlot(type, Py_tp_alloc);
     Sockets *self = (Sockets *)allocate(type, 0);
@@ -104,16 +105,16 @@ static PyObject *sockets_new(PyTypeObject *type, PyObject *arguments, PyObject *
     }
     self->held = self->open = true;
     self->store.refused = on_refused;
-    self->store.starved = on_starved;
+    self->store.cannot_accept = on_cannot_accept;
     self->refused = Py_NewRef(refused);
-    self->starved = Py_NewRef(starved);
+    self->cannot_accept = Py_NewRef(cannot_accept);
     return (PyObject *)self;
 }
 
 static int sockets_clear(Sockets *self)
 {
     Py_CLEAR(self->refused);
-    Py_CLEAR(self->starved);
+    Py_CLEAR(self->cannot_accept);
     return 0;
 }
 
@@ -121,7 +122,7 @@ static int sockets_traverse(Sockets *self, visitproc visit, void *arg)
 {
     Py_VISIT(Py_TYPE((PyObject *)self));
     Py_VISIT(self->refused);
-    Py_VISIT(self->starved);
+    Py_VISIT(self->cannot_accept);
     return 0;
 }
 
@@ -172,7 +173,7 @@ static PyObject *work(Sockets *self, bool until_woken)
     begin_work(self);
     self->store.woken = false;
     do
-        any = sweep(&self->store, until_woken);
+        any = poll_once(&self->store, until_woken);
     while (until_woken && !self->store.woken);
     end_work(self);
     return PyBool_FromLong(any);
@@ -187,7 +188,7 @@ static PyObject *sockets_serve(Sockets *self, PyObject *Py_UNUSED(nothing))
     Py_RETURN_NONE;
 }
 
-static PyObject *sockets_turn(Sockets *self, PyObject *Py_UNUSED(nothing))
+static PyObject *sockets_run_once(Sockets *self, PyObject *Py_UNUSED(nothing))
 {
     return work(self, false);
 }
@@ -198,7 +199,7 @@ static PyObject *failure(int error)
     return PyErr_SetFromErrno(PyExc_OSError);
 }
 
-static PyObject *sockets_adopt(Sockets *self, PyObject *arguments)
+static PyObject *sockets_add_connection(Sockets *self, PyObject *arguments)
 {
     int fd;
     const char *bytes;
@@ -206,14 +207,14 @@ static PyObject *sockets_adopt(Sockets *self, PyObject *arguments)
     if (!PyArg_ParseTuple(arguments, "iy#", &fd, &bytes, &size) || !usable(self))
         return NULL;
     begin_work(self);
-    int error = conn_adopt(&self->store, fd, (Text){(const uint8_t *)bytes, (size_t)size});
+    int error = conn_add(&self->store, fd, (Text){(const uint8_t *)bytes, (size_t)size});
     end_work(self);
     if (error)
         return failure(error);
     Py_RETURN_NONE;
 }
 
-static PyObject *sockets_admit(Sockets *self, PyObject *networks)
+static PyObject *sockets_set_peers(Sockets *self, PyObject *networks)
 {
     const char *bytes;
     Py_ssize_t size;
@@ -230,7 +231,7 @@ static PyObject *sockets_admit(Sockets *self, PyObject *networks)
         return PyErr_NoMemory();
     memcpy(peers, bytes, (size_t)size);
     begin_work(self);
-    store_admit(&self->store, peers, count, guarded);
+    store_set_peers(&self->store, peers, count, guarded);
     end_work(self);
     Py_RETURN_NONE;
 }
@@ -248,7 +249,7 @@ static PyObject *sockets_close(Sockets *self, PyObject *Py_UNUSED(nothing))
     Py_RETURN_NONE;
 }
 
-static PyObject *sockets_free(Sockets *self, PyObject *Py_UNUSED(nothing))
+static PyObject *sockets_release_memory(Sockets *self, PyObject *Py_UNUSED(nothing))
 {
     if (self->busy && !usable(self))
         return NULL;
@@ -258,14 +259,14 @@ static PyObject *sockets_free(Sockets *self, PyObject *Py_UNUSED(nothing))
 
 static PyMethodDef methods[] = {
     {"serve", (PyCFunction)sockets_serve, METH_NOARGS, "Serve until somebody writes to the eventfd."},
-    {"turn", (PyCFunction)sockets_turn, METH_NOARGS, "Do some of what there is to do; whether there was anything."},
-    {"adopt", (PyCFunction)sockets_adopt, METH_VARARGS,
+    {"run_once", (PyCFunction)sockets_run_once, METH_NOARGS, "Do some of what there is to do; whether there was anything."},
+    {"add_connection", (PyCFunction)sockets_add_connection, METH_VARARGS,
      "Serve a connected, non-blocking socket from which this has been read, and own its descriptor."},
-    {"admit", (PyCFunction)sockets_admit, METH_O,
+    {"set_peers", (PyCFunction)sockets_set_peers, METH_O,
      "Serve only who is in these networks, each of 16 bytes of an IPv6 address and one for how many bits count; None: all."},
     {"connections", (PyCFunction)sockets_connections, METH_NOARGS, "How many clients are connected."},
     {"close", (PyCFunction)sockets_close, METH_NOARGS, "End all connections; the listening socket is not closed."},
-    {"free", (PyCFunction)sockets_free, METH_NOARGS, "After `close`: give the memory back."},
+    {"release_memory", (PyCFunction)sockets_release_memory, METH_NOARGS, "After `close`: give the memory back."},
     {NULL, NULL, 0, NULL},
 };
 
@@ -294,7 +295,7 @@ static int begin(PyObject *module)
         return -1;
     }
     Py_DECREF(type);
-    if (PyModule_AddIntConstant(module, "INTERFACE", 3) < 0) /* one more whenever `_native.pyi` changes */
+    if (PyModule_AddIntConstant(module, "INTERFACE", 4) < 0) /* one more whenever `_native.pyi` changes */
         return -1;
     return PyModule_AddStringConstant(module, "SOURCES", SOURCES);
 }

@@ -1,5 +1,5 @@
-/* Replies on their way out: in the order in which they were earned, neighbours to one connection in one write. */
-#include "core.h"
+/* Replies on their way out: in the order in which they were made, neighbours to one connection in one write. */
+#include "replies.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -7,7 +7,10 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-enum { MOST_AT_ONCE = 64 };
+enum {
+    MOST_AT_ONCE = 64,
+    JOINED = 16 * 1024, /* bytes up to which a value is copied; a longer one travels as a reference */
+};
 
 /* The next segment; there is one, for those that there are can be flushed. */
 static Segment *segment(Store *store)
@@ -120,7 +123,7 @@ static void flush_to(Store *store, Conn *conn, Segment *first, size_t count)
         }
         ssize_t taken = give(conn, parts, count);
         if (taken < 0) { /* whatever else it has sent, reading will find */
-            conn->deaf = true;
+            conn->reading_stopped = true;
             conn_rearm(store, conn);
             return;
         }
@@ -146,7 +149,7 @@ void flush(Store *store)
         for (end = i + 1; end < store->segment_count && end < i + MOST_AT_ONCE; end++)
             if (store->segments[end].conn != conn)
                 break;
-        if (!conn->failed && !conn->deaf)
+        if (!conn->failed && !conn->reading_stopped)
             flush_to(store, conn, &store->segments[i], end - i);
     }
     for (size_t i = 0; i < store->segment_count; i++)
@@ -162,7 +165,7 @@ void replies_resume(Store *store, Conn *conn)
         struct iovec rest = {piece->blob->bytes + piece->at, piece->end - piece->at};
         ssize_t sent = give(conn, &rest, 1);
         if (sent < 0) {
-            conn->deaf = true;
+            conn->reading_stopped = true;
             replies_drop(conn);
             conn_rearm(store, conn);
             return;

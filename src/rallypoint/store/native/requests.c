@@ -3,7 +3,13 @@
  * A request is executed straight from the bytes that arrived. What is not yet whole stays in its connection's input,
  * and `want` says how long that must become before it is worth another look.
  */
-#include "core.h"
+#include "requests.h"
+
+#include "commands.h"
+#include "listing.h"
+#include "replies.h"
+#include "waiting.h"
+#include "wire.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -73,7 +79,7 @@ static Found greeting(Conn *conn, Cursor *cursor)
     if (magic != MAGIC)
         return refuse(cursor, WRONG_MAGIC, magic);
     conn->greeted = true;
-    ring_remove(&conn->young);
+    ring_remove(&conn->unvalidated);
     return WHOLE;
 }
 
@@ -91,7 +97,7 @@ static Found compare_set(Store *store, Conn *conn, Cursor *cursor)
     READ(string(cursor, &key, MAX_KEY));
     READ(string(cursor, &expected, MAX_PAYLOAD));
     READ(string(cursor, &desired, MAX_PAYLOAD));
-    return table_compare_set(store, conn, key, expected, desired, cursor->refusal) ? WHOLE : REFUSED;
+    return command_compare_set(store, conn, key, expected, desired, cursor->refusal) ? WHOLE : REFUSED;
 }
 
 static Found with_key(Store *store, Conn *conn, Cursor *cursor, void (*command)(Store *, Conn *, Text))
@@ -137,27 +143,27 @@ static Found see_to(Store *store, Conn *conn, Cursor *cursor)
     Text key = next_key(store, conn, cursor);
     switch (conn->doing) {
     case CHECKING:
-        if (!table_has(&store->table, key)) {
+        if (!command_has(&store->table, key)) {
             reply_byte(store, conn, MISSING);
             conn->doing = NOTHING;
         }
         return WHOLE;
     case LOOKING:
-        if (table_has(&store->table, key))
+        if (command_has(&store->table, key))
             return WHOLE;
         conn->doing = ENLISTING; /* from the first key on */
         begin_keys(conn, cursor);
         return wait_begin(store, conn, conn->doing_left) ? WHOLE : refuse(cursor, NO_MEMORY, 0);
     case ENLISTING:
         /* A key that has only a queue counts as missing here, although a wait for it alone would be over at once. */
-        if (!table_has_value(&store->table, key) && !wait_for_key(store, conn, key))
+        if (!command_has_value(&store->table, key) && !wait_for_key(store, conn, key))
             return refuse(cursor, NO_MEMORY, 0);
         return WHOLE;
     default:
-        table_get(store, conn, key);
+        command_get(store, conn, key);
         if (store->owed >= BLOCK)
             flush(store);
-        if (conn->deaf)
+        if (conn->reading_stopped)
             conn->doing = NOTHING;
         return WHOLE;
     }
@@ -177,7 +183,7 @@ static Found keys_some(Store *store, Conn *conn, Cursor *cursor)
     if (done == CHECKING || done == LOOKING)
         reply_byte(store, conn, DONE);
     else if (done == ENLISTING)
-        wait_settle(store, conn);
+        wait_end_of_keys(store, conn);
     return WHOLE;
 }
 
@@ -229,7 +235,7 @@ static Found ping(Store *store, Conn *conn, Cursor *cursor)
     return WHOLE;
 }
 
-static Found strange(Cursor *cursor, Reason reason)
+static Found unexpected_request(Cursor *cursor, Reason reason)
 {
     size_t at = cursor->at - 1, size = cursor->data.size - at;
     refuse(cursor, reason, 0);
@@ -245,7 +251,7 @@ static Found alone(void (*command)(Store *, Conn *), Store *store, Conn *conn)
 
 static void cancel_wait(Store *store, Conn *conn)
 {
-    wait_give_up(store, conn);
+    wait_cancel(store, conn);
     reply_byte(store, conn, CANCELLED);
 }
 
@@ -259,34 +265,34 @@ static Found request(Store *store, Conn *conn, Cursor *cursor)
     if (conn->doing != NOTHING)
         return keys_some(store, conn, cursor);
     if (conn->pairs_left) {
-        READ(set(store, conn, cursor, table_set));
+        READ(set(store, conn, cursor, command_set));
         conn->pairs_left--;
         return WHOLE;
     }
     uint8_t op = cursor->data.bytes[cursor->at++];
     if (!conn->greeted)
-        return op == VALIDATE ? greeting(conn, cursor) : strange(cursor, NO_GREETING);
+        return op == VALIDATE ? greeting(conn, cursor) : unexpected_request(cursor, NO_GREETING);
     switch (op) {
-    case VALIDATE: return strange(cursor, GREETED_AGAIN);
-    case SET: return set(store, conn, cursor, table_set);
+    case VALIDATE: return unexpected_request(cursor, GREETED_AGAIN);
+    case SET: return set(store, conn, cursor, command_set);
     case COMPARE_SET: return compare_set(store, conn, cursor);
-    case GET: return with_key(store, conn, cursor, table_get);
-    case ADD: return with_number(store, conn, cursor, table_add);
+    case GET: return with_key(store, conn, cursor, command_get);
+    case ADD: return with_number(store, conn, cursor, command_add);
     case CHECK: return with_keys(store, conn, cursor, CHECKING);
     case WAIT: return with_keys(store, conn, cursor, LOOKING);
-    case NUM_KEYS: return alone(table_num_keys, store, conn);
-    case DELETE_KEY: return with_key(store, conn, cursor, table_delete_key);
-    case APPEND: return set(store, conn, cursor, table_append);
+    case NUM_KEYS: return alone(command_num_keys, store, conn);
+    case DELETE_KEY: return with_key(store, conn, cursor, command_delete_key);
+    case APPEND: return set(store, conn, cursor, command_append);
     case MULTI_GET: return with_keys(store, conn, cursor, GETTING);
     case MULTI_SET: return with_pairs(conn, cursor);
     case CANCEL_WAIT: return alone(cancel_wait, store, conn);
     case PING: return ping(store, conn, cursor);
-    case QUEUE_PUSH: return set(store, conn, cursor, table_queue_push);
-    case QUEUE_POP: return with_key(store, conn, cursor, table_queue_pop);
-    case QUEUE_LEN: return with_key(store, conn, cursor, table_queue_len);
+    case QUEUE_PUSH: return set(store, conn, cursor, command_queue_push);
+    case QUEUE_POP: return with_key(store, conn, cursor, command_queue_pop);
+    case QUEUE_LEN: return with_key(store, conn, cursor, command_queue_len);
     case LIST_KEYS: return list_keys(store, conn, cursor);
-    case BARRIER: return with_number(store, conn, cursor, table_barrier);
-    default: return strange(cursor, UNKNOWN_OPCODE);
+    case BARRIER: return with_number(store, conn, cursor, command_barrier);
+    default: return unexpected_request(cursor, UNKNOWN_OPCODE);
     }
 }
 

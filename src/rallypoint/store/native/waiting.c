@@ -1,9 +1,12 @@
 /* Who waits for keys: a line of links at each key, and a block of links at each connection.
  *
- * What is given up is only marked; it is taken apart step by step when there is time (`wait_clear`), for it may stand in
+ * What is cancelled is only marked; it is taken apart step by step when there is time (`wait_clear`), for it may stand in
  * the lines of a hundred thousand keys.
  */
-#include "core.h"
+#include "waiting.h"
+
+#include "replies.h"
+#include "wire.h"
 
 #include <stdlib.h>
 
@@ -18,7 +21,7 @@ static void unlink_one(Link *link)
 
 bool wait_begin(Store *store, Conn *conn, size_t most)
 {
-    wait_give_up(store, conn);
+    wait_cancel(store, conn);
     conn->waiting = get_block(NULL, sizeof(Waiting) + most * sizeof(Link));
     if (conn->waiting == NULL)
         return false;
@@ -57,24 +60,24 @@ static bool less(Store *store, Waiting *waiting, uint64_t times)
     return true;
 }
 
-void wait_settle(Store *store, Conn *conn)
+void wait_end_of_keys(Store *store, Conn *conn)
 {
     less(store, conn->waiting, 1);
 }
 
-void wait_give_up(Store *store, Conn *conn)
+void wait_cancel(Store *store, Conn *conn)
 {
     if (conn->waiting == NULL)
         return;
     conn->waiting->conn = NULL;
-    ring_add(&store->given_up, &conn->waiting->node);
+    ring_add(&store->cancelled, &conn->waiting->node);
     conn->waiting = NULL;
 }
 
 bool wait_clear(Store *store, size_t steps)
 {
     Waiting *waiting;
-    while ((waiting = FIRST(&store->given_up, Waiting, node)) != NULL) {
+    while ((waiting = FIRST(&store->cancelled, Waiting, node)) != NULL) {
         for (; waiting->seen < waiting->count; waiting->seen++) {
             if (!steps--)
                 return true;

@@ -1,0 +1,9 @@
+/* Who may connect, and how many. */
+#pragma once
+
+#include "store.h"
+
+bool is_peer(const Store *, int fd);
+void accept_all(Store *);
+void accept_again(Store *);
+void store_set_peers(Store *, Network *peers, size_t count, bool guarded); /* takes `peers` over */
