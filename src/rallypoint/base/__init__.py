@@ -1,1 +1,1 @@
-"""Floor 0: what every room stands on. Nothing here knows what a job, a node or a worker is."""
+"""Layer 0: what every package builds on. Nothing here knows what a job, a node or a worker is."""

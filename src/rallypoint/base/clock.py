@@ -1,7 +1,7 @@
-"""The one door through which time comes in.
+"""The one source of time.
 
-Everything that decides takes `now` as a number; only shells hold a `Clock`. A clock of ours counts seconds on the
-monotonic clock of this host and means nothing to another host.
+Everything that decides takes `now` as a number; only shells have a `Clock`. A clock counts seconds on the monotonic
+clock of this host and means nothing to another host.
 """
 
 from __future__ import annotations
@@ -11,29 +11,18 @@ from typing import NamedTuple, Protocol
 
 
 class Clock(Protocol):
-    """Where a shell reads the time."""
+    """Where a shell reads the time; the module `time` is one."""
 
     def monotonic(self) -> float:
         """Seconds since some fixed moment of this host; never goes back."""
         ...
 
 
-class SystemClock:
-    """The host's own monotonic clock."""
-
-    def monotonic(self) -> float:
-        """Seconds since some fixed moment of this host; never goes back."""
-        return time.monotonic()
-
-
-SYSTEM_CLOCK = SystemClock()
+SYSTEM_CLOCK: Clock = time
 
 
 class Deadline(NamedTuple):
-    """A moment on one clock by which something must have happened.
-
-    `at` is in seconds on `clock`; infinity means that there is no limit.
-    """
+    """A time `at`, in seconds on `clock`, by which something must have happened; infinity for no limit."""
 
     at: float
     clock: Clock
@@ -49,5 +38,5 @@ class Deadline(NamedTuple):
 
     @property
     def expired(self) -> bool:
-        """Whether the moment has come."""
+        """Whether it has passed."""
         return self.clock.monotonic() >= self.at

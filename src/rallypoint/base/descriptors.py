@@ -1,4 +1,4 @@
-"""How many files this process may have open: a connection is one."""
+"""The limits of open files of this process; each connection is one."""
 
 from __future__ import annotations
 
@@ -10,26 +10,24 @@ from rallypoint.base.log import get_logger
 log = get_logger(__name__)
 
 _warned: set[int] = set()
-"""Hard limits that were said to be too low: once is enough, and each round asks again."""
+"""Hard limits that were reported as too low; each round checks again."""
 
 _USUAL = 1024
-"""The limit where it cannot be known."""
+"""The limit where it cannot be read."""
 
 RESERVED = 256
 """Open files of a process besides its connections, at most."""
 
 
 def allow_descriptors(wanted: float = float("inf"), what: str = "") -> int:
-    """See to it that this process may have so many connections, as far as its hard limit of open files allows.
+    """Raise the soft limit of open files, as far as the hard limit allows; returns the limit.
 
-    The usual soft limit, 1024, is made for programs that use `select`. Processes started from here have the new limit.
+    The usual soft limit, 1024, is meant for programs that use `select`. Processes started from here inherit the new
+    one.
 
     Args:
         wanted: connections.
-        what: who they are, for a warning where the hard limit is too low.
-
-    Returns:
-        How many files may be open now.
+        what: whose they are, for a warning if the hard limit is too low.
     """
     soft, hard = limits()
     if what and hard not in _warned and hard != resource.RLIM_INFINITY and hard < wanted + RESERVED:
@@ -40,14 +38,14 @@ def allow_descriptors(wanted: float = float("inf"), what: str = "") -> int:
             *(what, wanted + RESERVED, hard),
         )
     if soft != resource.RLIM_INFINITY and soft < wanted + RESERVED:
-        with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it; then the old limit has to do
+        with contextlib.suppress(OSError, ValueError):  # a sandbox may forbid it; then the old limit stays
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     limit = limits()[0]
     return limit if limit != resource.RLIM_INFINITY else 1 << 30
 
 
 def allow_nodes(most: int) -> None:
-    """See to it that a coordinator in this process can have so many nodes, and say so where it cannot."""
+    """Raise the limit for a coordinator in this process with up to `most` nodes, and warn if it is too low."""
     allow_descriptors(most, f"Up to {most} nodes of this job")
 
 
@@ -55,7 +53,7 @@ def limits() -> tuple[int, int]:
     """The soft and the hard limit of open files; `RLIM_INFINITY` for none."""
     try:
         return resource.getrlimit(resource.RLIMIT_NOFILE)
-    except OSError:  # a sandbox may forbid to ask as well
+    except OSError:  # a sandbox may forbid this too
         pass
     with contextlib.suppress(OSError, ValueError), open("/proc/self/limits", encoding="utf-8") as lines:
         found = next((line.split()[3:5] for line in lines if line.startswith("Max open files")), [])
@@ -65,5 +63,5 @@ def limits() -> tuple[int, int]:
 
 
 def for_connections(limit: int) -> int:
-    """From which descriptor on those of a process that may have so many are kept for what is no connection."""
+    """The first descriptor that is reserved for what is not a connection, with this limit."""
     return limit - min(RESERVED, limit // 4)

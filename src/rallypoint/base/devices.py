@@ -1,9 +1,9 @@
-"""How many processors, GPUs and XPUs this process may use, asked of the kernel and the driver alone.
+"""How many processors, GPUs and XPUs this process may use, from the kernel and the driver alone.
 
-No GPU framework is loaded: the driver's files under /proc, /dev and /sys say which devices there are, and
-CUDA_VISIBLE_DEVICES or ZE_AFFINITY_MASK says which of them a program would see. The rules of the first are those of the
-CUDA C++ Programming Guide, section "CUDA Environment Variables"; those of the second are in the Level Zero
-specification, section "Environment Variables".
+No GPU framework is loaded: the driver's files under /proc, /dev and /sys list the devices, and CUDA_VISIBLE_DEVICES or
+ZE_AFFINITY_MASK selects those that a program would see. The rules of the first are in the CUDA C++ Programming Guide,
+section "CUDA Environment Variables", those of the second in the Level Zero specification, section "Environment
+Variables".
 """
 
 from __future__ import annotations
@@ -25,31 +25,27 @@ _AFFINITY_ENTRY = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
 class Gpu(NamedTuple):
-    """One GPU: its PCI address (`0000:07:00.0`) and its UUID, each an empty text where nobody tells."""
+    """One GPU: its PCI address (`0000:07:00.0`) and its UUID, each empty if unknown."""
 
     address: str
     uuid: str
 
 
 def cpu_count() -> int:
-    """Processors that this process may run on: a cpuset or an affinity mask counts, as it does for torch."""
+    """Processors that this process may run on: its cpuset and affinity mask count, as in torch."""
     return len(os.sched_getaffinity(0))
 
 
 def cuda_count(environ: Mapping[str, str], root: Path = Path("/")) -> int:
-    """GPUs that a CUDA program started with `environ` would see; 0 without an NVIDIA driver. See `cuda_devices`."""
+    """The number of `cuda_devices`; 0 without an NVIDIA driver."""
     return len(cuda_devices(environ, root))
 
 
 def cuda_devices(environ: Mapping[str, str], root: Path = Path("/")) -> list[Gpu]:
     """The GPUs that a CUDA program started with `environ` would see, in the order of their numbers there.
 
-    Without CUDA_VISIBLE_DEVICES that is the order of the PCI bus. A GPU behind a MIG instance is known only where the
-    instance's name tells.
-
-    Args:
-        environ: where CUDA_VISIBLE_DEVICES is looked up.
-        root: the folder that holds `proc` and `dev`.
+    Without CUDA_VISIBLE_DEVICES that is the order of the PCI bus. A MIG instance's GPU is known only if the instance's
+    name has it. `root` is the folder of `proc` and `dev`.
     """
     gpus = _gpus(root)
     visible = environ.get(VISIBLE)
@@ -57,11 +53,11 @@ def cuda_devices(environ: Mapping[str, str], root: Path = Path("/")) -> list[Gpu
 
 
 def xpu_count(environ: Mapping[str, str], root: Path = Path("/"), *, integrated: bool = True) -> int:
-    """Intel GPUs that a program started with `environ` would see: those on cards, or else those in the processor.
+    """Intel GPUs that a program started with `environ` would see: those on cards, or else the one in the processor.
 
     Args:
         environ: where ZE_AFFINITY_MASK is looked up.
-        root: the folder that holds `sys` and `dev`.
+        root: the folder of `sys` and `dev`.
         integrated: whether a GPU that is part of the processor counts where there is no other.
     """
     addresses = [address for driver in _INTEL for address in _bound(root / "sys/bus/pci/drivers" / driver, root)]
@@ -72,14 +68,10 @@ def xpu_count(environ: Mapping[str, str], root: Path = Path("/"), *, integrated:
 
 
 def one_gpu_per_worker(environ: Mapping[str, str], workers: int) -> list[str]:
-    """What each worker's CUDA_VISIBLE_DEVICES is where every worker shall see one GPU (contract section 1.8).
-
-    Args:
-        environ: the agent's environment.
-        workers: how many workers this node has.
+    """CUDA_VISIBLE_DEVICES of each of `workers` workers if each shall see one GPU (contract section 1.8).
 
     Raises:
-        UserError: CUDA_VISIBLE_DEVICES is set and names fewer devices than there are workers.
+        UserError: CUDA_VISIBLE_DEVICES of `environ` is set and names fewer devices than there are workers.
     """
     visible = environ.get(VISIBLE)
     if visible is None:
@@ -114,7 +106,7 @@ def _gpus(root: Path) -> list[Gpu]:
 
 
 def _visible(visible: str, gpus: Sequence[Gpu]) -> list[Gpu]:
-    """CUDA reads the list up to the first entry that names no GPU; a GPU named twice makes the whole list void."""
+    """As CUDA: the list counts up to the first entry that names no GPU; a GPU named twice makes it void."""
     entries = [entry.strip() for entry in visible.split(",")]
     if entries[0].startswith("MIG-"):  # a CUDA program sees one MIG instance, however many are named
         return [_mig_parent(entries[0], gpus)] if gpus else []
@@ -130,13 +122,13 @@ def _visible(visible: str, gpus: Sequence[Gpu]) -> list[Gpu]:
 
 
 def _mig_parent(entry: str, gpus: Sequence[Gpu]) -> Gpu:
-    """The GPU of `MIG-<GPU-UUID>/<instance>/<instance>`; newer names tell of no GPU."""
+    """The GPU of `MIG-<GPU-UUID>/<instance>/<instance>`; newer names have no GPU."""
     uuid = entry.removeprefix("MIG-").partition("/")[0]
     return next((gpu for gpu in gpus if gpu.uuid and gpu.uuid == uuid), gpus[0] if len(gpus) == 1 else Gpu("", ""))
 
 
 def _index(entry: str, gpus: Sequence[Gpu]) -> int | None:
-    """The GPU that `entry` names: by number, or by a UUID or the beginning of one that fits one GPU only."""
+    """The GPU that `entry` names: by number, by UUID, or by a prefix of one UUID only."""
     if entry.startswith("GPU-"):
         matches = [number for number, gpu in enumerate(gpus) if gpu.uuid.startswith(entry)]
         return matches[0] if len(matches) == 1 else None
@@ -146,7 +138,7 @@ def _index(entry: str, gpus: Sequence[Gpu]) -> int | None:
 
 
 def _bound(driver: Path, root: Path) -> list[str]:
-    """PCI addresses of the GPUs that this driver has and that have a node which this process could open, in order."""
+    """PCI addresses of this driver's GPUs that have a node which this process could open, in order."""
     return sorted(
         device.name
         for device in driver.glob("[0-9a-f]*:[0-9a-f]*:[0-9a-f]*.[0-7]")
@@ -155,7 +147,7 @@ def _bound(driver: Path, root: Path) -> list[str]:
 
 
 def _count_masked(mask: str, devices: int) -> int:
-    """`0,1.0`: devices by number, or a tile of one as a device; what names none that is there counts for none."""
+    """`0,1.0`: devices by number, or a tile of one as a device; entries that name none do not count."""
     entries = {entry.strip() for entry in mask.split(",")}
     known = {entry for entry in entries if _AFFINITY_ENTRY.fullmatch(entry) and int(entry.split(".")[0]) < devices}
     return len({entry.split(".")[0] for entry in known})

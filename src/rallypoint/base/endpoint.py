@@ -1,7 +1,4 @@
-"""Endpoints: `host:port` as users write them, and what they mean on this machine.
-
-Parsing follows section 4.3 of the torchrun contract, the question whether an endpoint is this machine section 4.4.
-"""
+"""Endpoints: `host:port` as users write them, and what they mean on this machine (contract sections 4.3 and 4.4)."""
 
 from __future__ import annotations
 
@@ -20,7 +17,7 @@ _PORT = re.compile(r"[0-9]{1,5}", re.ASCII)
 
 
 class Endpoint(NamedTuple):
-    """Where something listens: a host name or address without brackets, and a TCP port (0 = the kernel picks)."""
+    """A host name or address without brackets, and a TCP port (0 = the kernel chooses)."""
 
     host: str
     port: int
@@ -30,14 +27,14 @@ class Endpoint(NamedTuple):
 
 
 def parse_endpoint(text: str | None, default_port: int | None) -> Endpoint:
-    """Read `host`, `host:port`, `[::1]` or `[::1]:port`; spaces around it are dropped, empty means localhost.
+    """Read `host`, `host:port`, `[::1]` or `[::1]:port`; surrounding spaces are dropped, empty means localhost.
 
     Args:
         text: what the user wrote.
-        default_port: the port where none is written; None if the user must write one.
+        default_port: the port if none is written; None if it is required.
 
     Raises:
-        UserError: the host or the port cannot be one.
+        UserError: the host or the port is invalid.
     """
     endpoint = (text or "").strip()
     host, port_text = _split(endpoint) if endpoint else ("localhost", None)
@@ -46,7 +43,7 @@ def parse_endpoint(text: str | None, default_port: int | None) -> Endpoint:
     port = default_port if port_text is None else _port(port_text, endpoint)
     if not _HOST.fullmatch(host) or not _has_labels(host):
         raise UserError(
-            f"endpoint {endpoint!r} has the host {host!r}, which is no host name or address; write it as host:port"
+            f"endpoint {endpoint!r} has the host {host!r}, which is not a host name or address; write it as host:port"
         )
     assert port is not None
     return Endpoint(host, port)
@@ -74,7 +71,7 @@ def _port(text: str, endpoint: str) -> int:
 
 
 def resolve(host: str, port: int = 0) -> list[str]:
-    """Numeric addresses of `host`, in the resolver's order but for `::1`, which comes last; each once.
+    """Numeric addresses of `host`, each once, in the resolver's order except for `::1`, which is last.
 
     Raises:
         OSError: the name cannot be resolved (now; it may be later).
@@ -84,30 +81,30 @@ def resolve(host: str, port: int = 0) -> list[str]:
 
 
 def _look_up(host: str, port: int, kind: int, flags: int = 0) -> list[tuple[int, int, int, tuple[Any, ...]]]:
-    """Family, kind, protocol and address of each place that `host` names; OSError whatever is wrong with it."""
+    """Family, kind, protocol and address of each result for `host`; OSError whatever is wrong with it."""
     try:
         found = socket.getaddrinfo(host, port, type=kind, flags=flags)
-    except UnicodeError as error:  # from the codec for names, before anybody is asked
+    except UnicodeError as error:  # from the codec for names
         raise OSError(errno.EINVAL, f"{host!r} is no host name: {error}") from None
-    places = [(family, kind, protocol, target) for family, kind, protocol, _, target in found]
-    return sorted(places, key=lambda place: place[3][0] == "::1")
+    results = [(family, kind, protocol, target) for family, kind, protocol, _, target in found]
+    return sorted(results, key=lambda result: result[3][0] == "::1")
 
 
 def host_name() -> str:
-    """What people call this machine. For them to read, and never to connect to."""
+    """This machine's name, for people; never to connect to."""
     return printable(socket.gethostname(), 64)
 
 
 def is_loopback(address: str) -> bool:
-    """Whether a numeric address can be reached from this machine only."""
+    """Whether a numeric address can only be reached from this machine."""
     return address.startswith(("127.", "::ffff:127.")) or address == "::1"
 
 
 def usable_address(address: str) -> str:
-    """A numeric address of this machine as others of this machine should be told of it: for `::1` it is `127.0.0.1`.
+    """A numeric address of this machine as others on it should use it: `127.0.0.1` for `::1`, if there is IPv4.
 
-    Many a script writes `tcp://ADDRESS:PORT`, which has no place for colons, and many an /etc/hosts names `::1` first.
-    Whatever listens on all interfaces is reached by either. Where there is no IPv4, `::1` stays.
+    Many scripts write `tcp://ADDRESS:PORT`, which allows no colons, and many /etc/hosts list `::1` first. What listens
+    on all interfaces is reached by either.
     """
     return _IPV4_LOOPBACK if address == "::1" and _is_own(_IPV4_LOOPBACK) else address
 
@@ -116,15 +113,15 @@ _IPV4_LOOPBACK = "127.0.0.1"
 
 
 def unmapped_address(address: str) -> str:
-    """A numeric IPv4 address without the dress that a dual-stack socket puts on it; others as they are."""
+    """A numeric IPv4 address without the prefix of a dual-stack socket; others unchanged."""
     return address.removeprefix("::ffff:") if "." in address else address
 
 
 def is_this_machine(host: str, *, ask: bool = True) -> bool:
-    """Whether `host` names the machine that asks; without `ask`, as far as that is known without looking a name up.
+    """Whether `host` names this machine; without `ask`, as far as that is known without a name look-up.
 
-    An address is ours when the kernel would send from it: that counts every interface, aliases included, where
-    comparing names would miss them. A name that does not resolve is not ours (yet).
+    An address is ours if the kernel would send from it: that covers every interface and alias, where comparing names
+    would miss some. A name that does not resolve is not ours (yet).
     """
     if host in {"localhost", socket.gethostname()}:
         return True
@@ -136,17 +133,17 @@ def is_this_machine(host: str, *, ask: bool = True) -> bool:
 
 
 def is_local_address(address: str) -> bool:
-    """Whether a numeric address leads to this machine: a loopback, or one of its interfaces."""
+    """Whether a numeric address is a loopback, or of one of this machine's interfaces."""
     return is_loopback(address) or _is_own(address)
 
 
 def _is_own(address: str) -> bool:
-    """Whether a numeric address is one of this machine's interfaces, or all of them. Sends nothing.
+    """Whether a numeric address is one of this machine's interfaces, or the wildcard. Sends nothing.
 
-    That a socket can be bound to it proves nothing where `ip_nonlocal_bind` is set; to find a route (all that
-    connecting a UDP socket does) from the address to itself proves it. Over IPv4 the socket must be bound first: left
-    free, the kernel sends from an interface's first address to its others. Over IPv6 it must be free: the kernel then
-    sends from the address itself, if that is ours, while it routes from any address that a socket is bound to.
+    That a socket can be bound to it proves nothing where `ip_nonlocal_bind` is set; a route from the address to itself
+    (all that connecting a UDP socket needs) proves it. Over IPv4 the socket must be bound first: else the kernel sends
+    from an interface's first address to its others. Over IPv6 it must not be bound: the kernel then sends from the
+    address itself, if it is ours, while it routes from any address that a socket is bound to.
     """
     address = unmapped_address(address)
     if address in _ALL:
@@ -163,9 +160,9 @@ def _is_own(address: str) -> bool:
 
 
 def source_address(endpoint: Endpoint) -> str:
-    """The address that this machine really uses towards `endpoint`: what others there see of us. Sends nothing.
+    """The address that this machine uses towards `endpoint`, by which others there see it. Sends nothing.
 
-    Of the two loopbacks it is IPv4's, where there is one (`usable_address`).
+    For a loopback it is IPv4's, where there is one (`usable_address`).
 
     Raises:
         OSError: the name cannot be resolved, or there is no route.
@@ -183,7 +180,7 @@ def source_address(endpoint: Endpoint) -> str:
 
 
 def own_address(endpoint: Endpoint) -> str:
-    """As `source_address`, but the loopback where there is no way to `endpoint`: then nobody else can come either."""
+    """As `source_address`, but the loopback if there is no route to `endpoint`: then nobody else has one either."""
     try:
         return source_address(endpoint)
     except OSError:
@@ -191,10 +188,9 @@ def own_address(endpoint: Endpoint) -> str:
 
 
 def outward_address() -> str:
-    """The address by which other machines are likely to reach this one, where no endpoint shows it. Sends nothing.
+    """The address by which other machines are likely to reach this one, if no endpoint shows it. Sends nothing.
 
-    The one that it uses towards the rest of the world, over IPv4 if it can; in a network without a way out, the one
-    that its own name stands for; else the loopback.
+    That is the one of the default route, IPv4 first; without one, that of its own name; else the loopback.
     """
     for host in (*_ANYWHERE, socket.gethostname()):
         address = own_address(Endpoint(host, 9))
@@ -204,18 +200,14 @@ def outward_address() -> str:
 
 
 _ANYWHERE = ("192.0.2.1", "2001:db8::1")
-"""Addresses that are kept for documentation (RFC 5737, RFC 3849)."""
+"""Addresses reserved for documentation (RFC 5737, RFC 3849)."""
 
 
 def listening_addresses(host: str, *, only_here: bool) -> list[str]:
-    """Where to listen so that others reach this machine at `host`: addresses of it, or none for all that it has.
+    """Where to listen so that others reach this machine at `host`: addresses of it, or none for all interfaces.
 
-    None where its own may not do: `host` is not (only) this machine, as behind a translated or virtual address, or
-    cannot be looked up, or stands for the loopback here while others may come from elsewhere.
-
-    Args:
-        host: a name or an address by which others know this machine.
-        only_here: whether all others are on this machine.
+    None if its own may not do: `host` is not (only) this machine, as behind a translated or virtual address, or cannot
+    be resolved, or is the loopback here while others may connect from elsewhere (not `only_here`).
     """
     try:
         addresses = resolve(host)
@@ -230,13 +222,13 @@ _ALL = ("0.0.0.0", "::")
 
 
 def listening_address(host: str, *, only_here: bool) -> str:
-    """As `listening_addresses`, for who listens at one address or, where the string is empty, at all."""
+    """As `listening_addresses`, for one address; empty for all interfaces."""
     found = listening_addresses(host, only_here=only_here)
     return found[0] if len(found) == 1 or (found and all(map(is_loopback, found))) else ""
 
 
 def listening_sockets(addresses: Sequence[str], port: int) -> list[socket.socket]:
-    """Sockets as by `listening_socket` at those of the addresses that this machine has, all on one port.
+    """Sockets as of `listening_socket` at those of the addresses that this machine has, all on one port.
 
     Args:
         addresses: where to listen; none for all interfaces.
@@ -280,33 +272,30 @@ def listening_socket(host: str, port: int) -> socket.socket:
     """A bound, listening, non-blocking TCP socket.
 
     Args:
-        host: an address or name to bind (the first of its addresses that can be bound), or empty for all interfaces
-            (IPv6 and IPv4 on one socket where it can be).
+        host: an address, or a name (its first address that can be bound), or empty for all interfaces, IPv6 and IPv4 on
+            one socket if possible.
         port: 0 lets the kernel choose.
 
     Raises:
         OSError: the port is taken, or the address is not of this machine.
     """
+    candidates: list[tuple[int, tuple[Any, ...], bool]]
     if not host:
+        candidates = [(socket.AF_INET6, ("::", port), True), (socket.AF_INET, ("", port), False)]
+    else:
+        found = _look_up(host, port, socket.SOCK_STREAM, socket.AI_PASSIVE)
+        candidates = [(family, target, False) for family, _, _, target in found]
+    for candidate in candidates[:-1]:
         try:
-            made = _listen(socket.AF_INET6, ("::", port), dual=True)
+            return _listen(*candidate)
         except OSError as error:
             if error.errno not in _NOT_LOCAL:
                 raise
-            made = _listen(socket.AF_INET, ("", port), dual=False)
-        return made
-    places = _look_up(host, port, socket.SOCK_STREAM, socket.AI_PASSIVE)
-    for family, _, _, target in places[:-1]:
-        try:
-            return _listen(family, target, dual=False)
-        except OSError as error:
-            if error.errno not in _NOT_LOCAL:
-                raise
-    return _listen(places[-1][0], places[-1][3], dual=False)
+    return _listen(*candidates[-1])
 
 
 _NOT_LOCAL = {errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL}
-"""The address is another machine's, or of a family that the kernel does not have, or that is switched off."""
+"""The address is another machine's, or of a family that the kernel lacks or has disabled."""
 
 
 def _listen(family: int, address: tuple[Any, ...], dual: bool) -> socket.socket:
@@ -325,14 +314,14 @@ def _listen(family: int, address: tuple[Any, ...], dual: bool) -> socket.socket:
 
 
 _TCP_THIN_LINEAR_TIMEOUTS, _TCP_RTO_MAX_MS = 16, 44
-"""Of linux/tcp.h; the socket module does not name them."""
+"""From linux/tcp.h; the socket module has no names for them."""
 
 
 def shorten_retransmission(sock: socket.socket) -> None:
-    """Have lost packets of a connection with few of them sent again every moment, not after ever longer pauses.
+    """Have lost packets of a connection with little traffic sent again at short intervals, not exponentially longer
+    ones.
 
-    A link that was down for a second must be in use again well within the next: left alone, the kernel doubles the
-    pause each time. Does nothing where the kernel cannot.
+    A link that was down for a second must be in use again within the next. Does nothing if the kernel cannot.
     """
     wanted = ((socket.TCP_NODELAY, 1), (_TCP_THIN_LINEAR_TIMEOUTS, 1), (_TCP_RTO_MAX_MS, 1000))
     for option, value in wanted:
@@ -341,6 +330,6 @@ def shorten_retransmission(sock: socket.socket) -> None:
 
 
 def free_port() -> int:
-    """A port that was free a moment ago. Prefer a listening socket: between this and its use another may take it."""
+    """A port that was free a moment ago. Prefer a listening socket: another process may take the port meanwhile."""
     with listening_socket("", 0) as probe:
         return int(probe.getsockname()[1])

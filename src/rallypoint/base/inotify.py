@@ -1,4 +1,4 @@
-"""The kernel's news of changed files (inotify(7)), through the C library. Imported only when something is followed."""
+"""The kernel's notifications of changed files (inotify(7)), by way of the C library; imported only when needed."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ import os
 import struct
 
 WRITTEN = 0x00000002
-"""News of a file: it was written to (IN_MODIFY)."""
+"""A file was written to (IN_MODIFY)."""
 CREATED = 0x00000100 | 0x00000080
-"""News of a folder: something was made in it, or moved into it (IN_CREATE, IN_MOVED_TO)."""
+"""Something was made in a folder, or moved into it (IN_CREATE, IN_MOVED_TO)."""
 _IN_Q_OVERFLOW = 0x00004000
 _EVENT = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
 
 
 class Inotify:
-    """Tells which of some files were written to, or in which of some folders something was made.
+    """Watches files for writes, and folders for new entries.
 
     Raises:
         OSError: this user has too many of these already, or the kernel has none.
@@ -26,31 +26,27 @@ class Inotify:
         self._fd = self._checked(self._libc.inotify_init1(os.O_NONBLOCK | os.O_CLOEXEC), "inotify_init1")
 
     def fileno(self) -> int:
-        """Readable when there is news."""
+        """Readable when there are notifications."""
         return self._fd
 
-    def watch(self, path: str, news: int = WRITTEN) -> int:
-        """From now on tell of `news` of `path`, under the number returned.
-
-        Args:
-            path: of a file or folder.
-            news: `WRITTEN` or `CREATED`.
+    def watch(self, path: str, events: int = WRITTEN) -> int:
+        """Watch the file or folder `path` for `events` (`WRITTEN` or `CREATED`); returns the number of the watch.
 
         Raises:
-            OSError: it is not there, or this user watches too many.
+            OSError: it does not exist, or this user watches too many.
         """
-        number = self._libc.inotify_add_watch(self._fd, os.fsencode(path), news)
+        number = self._libc.inotify_add_watch(self._fd, os.fsencode(path), events)
         return self._checked(number, f"inotify_add_watch on {path!r}")
 
     def changed(self) -> set[int] | None:
-        """Numbers of those that there is news of since the last call; None if there was too much news to keep."""
+        """Numbers of the watches with notifications since the last call; None if the kernel has dropped some."""
         try:
-            news = os.read(self._fd, 64 * 1024)
+            data = os.read(self._fd, 64 * 1024)
         except BlockingIOError:
             return set()
         numbers, at = set(), 0
-        while at < len(news):
-            number, mask, _, length = _EVENT.unpack_from(news, at)
+        while at < len(data):
+            number, mask, _, length = _EVENT.unpack_from(data, at)
             if mask & _IN_Q_OVERFLOW:
                 return None
             numbers.add(number)
@@ -58,7 +54,7 @@ class Inotify:
         return numbers
 
     def close(self) -> None:
-        """Give the descriptor back. Call it once."""
+        """Close the descriptor. Call it once."""
         os.close(self._fd)
 
     @staticmethod

@@ -1,4 +1,4 @@
-"""The addresses of this machine's interfaces, as the kernel lists them (rtnetlink(7)). Imported only when asked for."""
+"""The addresses of this machine's interfaces, from the kernel (rtnetlink(7)). Imported only when needed."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import struct
 from collections.abc import Iterator
 
 MAX_ADDRESSES = 256
-"""Addresses that a machine is taken to have at most; one with more, such as a load balancer, counts as unknown."""
+"""A machine with more addresses, such as a load balancer, counts as unknown."""
 
 _NEWLINK, _GETLINK, _NEWADDR, _GETADDR = 16, 18, 20, 22
 _ERROR, _DONE = 2, 3
@@ -24,10 +24,10 @@ _TIMEOUT = 5.0
 
 
 def interface_addresses() -> tuple[str, ...] | None:
-    """Addresses by which this machine may show itself to others, IPv4 and IPv6, each once; None if nobody can tell.
+    """Addresses from which this machine may connect to others, IPv4 and IPv6, each once; None if they are unknown.
 
-    All of interfaces that are up, without the loopback and what is valid on one link only. Temporary IPv6 addresses
-    change by themselves: for these it is their network.
+    All of interfaces that are up, without the loopback and link-local ones. Temporary IPv6 addresses change by
+    themselves: for these it is their network.
     """
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as kernel:
@@ -41,7 +41,7 @@ def interface_addresses() -> tuple[str, ...] | None:
 
 
 def _parse_dump(kernel: socket.socket, request: int, answer: int) -> Iterator[bytes]:
-    """What the kernel answers to a request for all there are. OSError if it will not."""
+    """The kernel's messages in reply to a dump request. OSError if it refuses."""
     kernel.send(_HEADER.pack(_HEADER.size + 8, request, _REQUEST_DUMP, 1, 0) + bytes(8))
     while True:
         data = kernel.recv(65536)
@@ -62,7 +62,7 @@ def _is_up(message: bytes) -> bool:
 
 
 def _address(message: bytes, up: set[int]) -> str:
-    """The address that a message tells; empty if others do not see it."""
+    """The address in a message; empty if others do not see it."""
     family, _, flags, scope, interface = _ADDRESS.unpack_from(message)
     attributes = dict(_attributes(message[_ADDRESS.size :]))
     packed = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)

@@ -1,8 +1,8 @@
-"""What an agent needs of the kernel. It is asked before anything is started, in some microseconds.
+"""What an agent needs of the kernel, checked before anything is started, in some microseconds.
 
-A sandbox (the seccomp profile of a container) may deny system calls, and a root folder may come without /proc. Then one
-sentence names all that is missing. Later, each would show itself as something else: a limit, a lost process,
-or one that cannot be killed.
+A sandbox (the seccomp profile of a container) may deny system calls, and a root folder may lack /proc. One sentence
+then names all that is missing; later, each would look like something else: a limit, a lost process, or one that cannot
+be killed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _checked = False
 
 
 def check_kernel() -> None:
-    """See to it that this process may do what an agent cannot do without. Asks the kernel once.
+    """Check that this process may do what an agent needs. Asks the kernel once.
 
     Raises:
         ResourceError: it may not; names what, and what to do.
@@ -35,7 +35,7 @@ def check_kernel() -> None:
 
 
 def check_for_loop() -> None:
-    """The same for what an event loop needs, which without it may end this process."""
+    """The same for what an event loop needs, which otherwise may end this process."""
     _check(_CALLS)
 
 
@@ -46,7 +46,7 @@ def _check(calls: Mapping[str, Callable[[], object]]) -> None:
 
 
 def denied_error(*calls: str, why: OSError | None = None) -> ResourceError:
-    """The error for system calls that are denied, or that the kernel does not have."""
+    """The error for system calls that are denied or missing."""
     names = f"system call {calls[0]}" if len(calls) == 1 else f"system calls {', '.join(calls[:-1])} and {calls[-1]}"
     reason = f" ({why.strerror})" if why is not None else ""
     return ResourceError(
@@ -64,12 +64,12 @@ def memory_file(name: str) -> int:
 
 
 def is_denial(error: OSError) -> bool:
-    """Whether a system call without a path has failed because it is denied, and not for want of anything."""
+    """Whether a system call without a path was denied, as opposed to failing for want of something."""
     return error.errno in _DENIALS and error.filename is None
 
 
 def _refusal(call: Callable[[], object]) -> OSError | None:
-    """How the call is denied; None if it is not, whatever else may be wrong."""
+    """How the call is denied; None if it is not."""
     try:
         call()
     except OSError as error:
@@ -106,7 +106,7 @@ def _check_proc() -> None:
         known = os.readlink("/proc/self")
     except OSError as error:
         raise ResourceError(
-            f"/proc cannot be read ({error.strerror}), and only there is it seen what workers have left running; mount "
+            f"/proc cannot be read ({error.strerror}), which is needed to find what workers leave running; mount "
             "it (`mount -t proc proc /proc`)"
         ) from None
     if known != str(os.getpid()):

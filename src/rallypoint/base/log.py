@@ -1,7 +1,7 @@
 """Rallypoint's own log lines, on standard error, in the form that torchrun's users know.
 
-`LOGLEVEL` sets the level (default WARNING), contract section 1.12; each line starts with the level's letter, the
-date and time, the process and the place, contract section 5.8. Where a label was set, that stands before all of it.
+`LOGLEVEL` sets the level (default WARNING), contract section 1.12; each line starts with the level's letter, the date
+and time, the process and the source line, contract section 5.8. The label, if one is set, comes before all of it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
@@ -20,55 +20,60 @@ from rallypoint.base.errors import UserError
 _ROOT = "rallypoint"
 
 _LOCK_TIMEOUT = 5.0
-"""Seconds that a line of ours waits for what is being written to standard error; a console may take nothing at all."""
+"""Seconds that a line of ours waits for others' output to standard error; a console may block for ever."""
 
 
 def printable(text: str, most: int = 255) -> str:
-    """What others have said, as it may stand in a line: what is no printable character becomes a question mark.
-
-    Args:
-        text: of another machine, perhaps of a stranger.
-        most: characters that are kept.
-    """
+    """At most `most` characters of a text from another machine; unprintable ones become question marks."""
     return "".join(each if each.isprintable() else "?" for each in text[:most])
 
 
+def ranges(numbers: Iterable[int]) -> list[str]:
+    """Numbers for people: `0-2` and `5` for 5, 0, 1 and 2."""
+    runs: list[list[int]] = []
+    for number in sorted(numbers):
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return [str(low) if low == high else f"{low}-{high}" for low, high in runs]
+
+
 class OutputLock:
-    """The right of one thread to write to a place that threads share, first come, first served."""
+    """The lock on an output that threads share, first come, first served."""
 
     def __init__(self) -> None:
         self.line_unfinished = False
-        """Whether what was written last there has not ended its line."""
+        """Whether the last output has not ended its line."""
         self.reset_after_fork()
 
     def reset_after_fork(self) -> None:
-        """Nobody has it: so it is in a forked child, whose other threads are gone."""
-        self._queue_lock = (
-            threading.RLock()
-        )  # held while waiting, so that who writes on and on does not come back before us
+        """Unlock, in a forked child, where the other threads do not exist."""
+        # Held while waiting, so that who writes on and on does not overtake those who wait.
+        self._queue_lock = threading.RLock()
         self._write_lock = threading.RLock()
 
     @contextmanager
-    def hold(self, patience: float = -1) -> Iterator[None]:
-        """Have it inside the `with`, or after so many seconds go on without; negative waits for ever."""
+    def hold(self, timeout: float = -1) -> Iterator[None]:
+        """Hold the lock inside the `with`; after `timeout` seconds go on without it, if that is not negative."""
         with self._queue_lock:
-            has_it = self._write_lock.acquire(timeout=patience)
+            locked = self._write_lock.acquire(timeout=timeout)
         try:
             yield
         finally:
-            if has_it:
+            if locked:
                 self._write_lock.release()
 
 
 STDERR_LOCK = OutputLock()
-"""For descriptor 2: whoever writes lines there in several pieces has it until a line has ended."""
+"""For descriptor 2: who writes a line in several pieces holds it until the line has ended."""
 
 os.register_at_fork(after_in_child=STDERR_LOCK.reset_after_fork)
 
 
 def print_error_line(text: str) -> None:
-    """Write a line to what `sys.stderr` is at this moment, as redirections and tests expect; whole, and in its turn."""
-    if sys.stderr is None:  # as it is in a process without one; `print` would take standard output then
+    """Write a whole line to what `sys.stderr` is now (it may be redirected), between the lines of others."""
+    if sys.stderr is None:  # closed; `print` would take standard output
         return
     with STDERR_LOCK.hold(_LOCK_TIMEOUT):
         begun, STDERR_LOCK.line_unfinished = STDERR_LOCK.line_unfinished, False
@@ -80,7 +85,7 @@ _label = ""
 
 
 def with_label(text: str) -> str:
-    """A text with the label of `configure` before each line; blank lines get it too."""
+    """A text with the label of `configure` before each line."""
     return _label + text.replace("\n", f"\n{_label}") if _label else text
 
 
@@ -108,17 +113,14 @@ class _Stderr(logging.Handler):
 
 
 class RateLimitedLog:
-    """Warnings of which there may be any number: some in each window are written, the others counted.
-
-    Whoever reads standard error may be slow, and must not hold up the jobs. For one thread.
+    """Warnings of which there may be any number: `LINES` in each `WINDOW` of seconds are written, the others counted.
 
     Args:
         logger: where they go.
-        what: what those are that are only counted, in words that stand behind "and 5 more".
+        what: the name of those that are only counted, in "and 5 more ...".
     """
 
     LINES, WINDOW = 10, 10.0
-    """Lines that are written in so many seconds."""
 
     def __init__(self, logger: logging.Logger, what: str, clock: Clock = SYSTEM_CLOCK) -> None:
         self._logger = logger
@@ -129,7 +131,7 @@ class RateLimitedLog:
         self._suppressed = 0
 
     def warning(self, text: str, *args: object) -> None:
-        """A warning, if there were not too many just now."""
+        """Log a warning, if the window has room."""
         if self._clock.monotonic() - self._since >= self.WINDOW:
             self.summarize()
             self._since = self._clock.monotonic()
@@ -140,7 +142,7 @@ class RateLimitedLog:
             self._suppressed += 1
 
     def summarize(self) -> None:
-        """The window is over: say how many more there were."""
+        """The window has ended: log how many more there were."""
         if self._suppressed:
             seconds = self._clock.monotonic() - self._since
             self._logger.warning("and %d more %s in %.0f s", self._suppressed, self._what, seconds)
@@ -161,15 +163,12 @@ def log_level() -> str:
 
 
 def get_logger(name: str) -> logging.Logger:
-    """The logger for a module (`__name__`). The handler is set up once, by `configure`."""
+    """The logger for a module (`__name__`); `configure` sets up the handler."""
     return logging.getLogger(name)
 
 
 def configure(label: str = "") -> None:
-    """Send Rallypoint's records to standard error at the level of `LOGLEVEL`. Idempotent.
-
-    Args:
-        label: what stands before each line of ours that is shown, such as `node1: `.
+    """Send Rallypoint's records to standard error at the level of `LOGLEVEL`, each line behind `label`. Idempotent.
 
     Raises:
         UserError: `LOGLEVEL` names no level.

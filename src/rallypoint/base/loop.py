@@ -1,7 +1,7 @@
-"""One asyncio loop on a thread of its own, where all servers and clients of this process live.
+"""One asyncio loop on a thread of its own, for all servers and clients of this process.
 
-`uvloop` runs it where it is installed, plain `asyncio` elsewhere. Both are imported on the new thread, so that the
-thread that asks can go on (start workers, say) while 40 ms of imports pass.
+`uvloop` runs it if it is installed, plain `asyncio` otherwise. Both are imported on the new thread, so that the caller
+can go on (start workers, say) during 40 ms of imports.
 """
 
 from __future__ import annotations
@@ -25,17 +25,14 @@ log = get_logger(__name__)
 
 
 class LoopError(RallypointError, RuntimeError):
-    """The event loop of this process cannot be made, so that nothing can be served or asked for."""
+    """The event loop of this process cannot be made."""
 
 
 class LoopThread:
-    """A running loop. One owner starts it and stops it; others only submit to it.
+    """A running loop. One owner starts and stops it; others only submit to it. Its thread starts at the first use.
 
-    Its thread begins when something is asked of it, and asyncio is imported there.
-
-    If the loop cannot be made, nobody waits for it: what was to run on it never does (`withdraw` says so), and whoever
-    asks from then on is told by a `LoopError`. So it is in a copy of the process that `fork` has made: threads are not
-    copied.
+    If the loop cannot be made, nobody waits for it: queued calls never run (`withdraw` says so), and later calls raise
+    LoopError. So do calls in a forked child, since threads are not copied.
     """
 
     def __init__(self, name: str = "rallypoint-loop") -> None:
@@ -64,13 +61,11 @@ class LoopThread:
 
     @property
     def is_forked(self) -> bool:
-        """Whether this process is a copy of the one that it was made in, so that its thread is not here."""
+        """Whether this process was forked from the one that made it, so that its thread is not here."""
         return os.getpid() != self._process
 
     def call(self, function: Callable[[], None]) -> None:
-        """Run `function` on the loop's thread, soon; never waits, not even for the loop to be there.
-
-        After `stop` the function is dropped.
+        """Run `function` on the loop's thread, soon; never waits. After `stop` the function is dropped.
 
         Raises:
             LoopError: it is known that there will never be a loop.
@@ -102,7 +97,7 @@ class LoopThread:
             return True
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Run a coroutine on the loop; the future can be waited for from any other thread.
+        """Run a coroutine on the loop; any other thread can wait for the future.
 
         Raises:
             LoopError: there is no loop.
@@ -117,7 +112,7 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(work, loop)
 
     def stop(self) -> None:
-        """Cancel what still runs, close the loop and wait for the thread. Idempotent; not for the loop's own thread."""
+        """Cancel what runs, close the loop and wait for the thread. Idempotent; not for the loop's own thread."""
         if not self._begun or self.is_forked:
             return
         self._ready.wait()
@@ -132,7 +127,7 @@ class LoopThread:
             self._thread.join()
 
     def _check_process(self) -> None:
-        """Before any lock: who held it when the process was copied holds it for ever."""
+        """Called before any lock: one that was held at the fork stays held."""
         if self.is_forked:
             raise LoopError(
                 f"this was made in process {self._process}, of which process {os.getpid()} is a copy without its "
@@ -206,7 +201,7 @@ _shared_lock = threading.Lock()
 
 
 def shared_loop() -> LoopThread:
-    """The one loop thread of this process, started when first asked for. It ends with the process."""
+    """The one loop thread of this process; it ends with the process."""
     global _shared
     with _shared_lock:
         if _shared is None:

@@ -1,7 +1,6 @@
-"""One queue into which any thread, signal handler or callback drops typed events, and one reader that can poll it.
+"""A queue for events from any thread, signal handler or callback, and one reader that can poll it.
 
-Law 5 of the design: everything that happens becomes one event in one loop. The mailbox is the door of that loop: a
-file descriptor becomes readable when something is in it, so the reader waits for exits, sockets and mail with one call.
+A descriptor is readable while there are events, so that the reader waits for exits, sockets and events with one call.
 """
 
 from __future__ import annotations
@@ -26,25 +25,25 @@ class Mailbox(Generic[T]):
         self._lock = threading.RLock()  # reentrant: a signal handler may post in the middle of a post
 
     def fileno(self) -> int:
-        """The descriptor that is readable while letters wait."""
+        """Readable while events wait."""
         return self._fd
 
-    def post(self, letter: T) -> None:
-        """Drop a letter in. After `close` it is thrown away."""
+    def post(self, event: T) -> None:
+        """Add an event. After `close` it is dropped."""
         with self._lock:
             if not self._closed:
-                self._items.append(letter)
+                self._items.append(event)
                 os.eventfd_write(self._fd, 1)
 
     def drain(self) -> Iterator[T]:
-        """Take out the letters one by one, oldest first, until none is left."""
+        """Remove and yield the events, oldest first."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self._fd)
         while self._items:
             yield self._items.popleft()
 
     def close(self) -> None:
-        """Give the descriptor back. Idempotent."""
+        """Close the descriptor. Idempotent."""
         with self._lock:
             if not self._closed:
                 self._closed = True

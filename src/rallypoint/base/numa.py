@@ -1,8 +1,8 @@
 """Which processors each worker is bound to, so that it runs near its GPU (contract section 1.9). Pure.
 
 Laws:
-- worker i belongs to GPU i;
-- a worker is never bound to a processor that the agent itself may not use, and never to none.
+- worker i uses GPU i;
+- a worker is bound only to processors that the agent itself may use, and to one at least.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from enum import Enum
 from typing import NamedTuple
 
 from rallypoint.base.errors import UserError
+from rallypoint.base.log import ranges
 
 Cpus = frozenset[int]
 
@@ -32,11 +33,11 @@ class AffinityMode(str, Enum):  # noqa: UP042 - its `str` is torch's: with the n
 
 @dataclass(frozen=True)
 class NumaOptions:
-    """What a job asks for.
+    """The requested binding.
 
     Args:
         affinity_mode: what a worker shares with its GPU; one of `AffinityMode`, or its text.
-        should_fall_back_if_binding_fails: whether workers run unbound where they cannot be bound.
+        should_fall_back_if_binding_fails: whether workers run unbound if they cannot be bound.
 
     Raises:
         UserError: there is no such mode.
@@ -54,15 +55,15 @@ class NumaOptions:
 
     @property
     def mode(self) -> AffinityMode:
-        """`affinity_mode`, also where a text was given."""
+        """`affinity_mode` as an `AffinityMode`."""
         return AffinityMode(self.affinity_mode)
 
 
 class Topology(NamedTuple):
-    """What is near what. Only what the mode asks for needs to be filled in.
+    """The machine's topology. Only what the mode needs is filled in.
 
-    `nodes`: NUMA node to its processors. `gpu_nodes`: the NUMA node of each GPU. `packages`: NUMA node to the socket
-    that it is on. `cores`, `caches`: processor to those on the same core, and behind the same last-level cache.
+    `nodes`: NUMA node to its processors. `gpu_nodes`: the NUMA node of each GPU. `packages`: NUMA node to its socket.
+    `cores`, `caches`: processor to those on the same core, and behind the same last-level cache.
     """
 
     nodes: Mapping[int, Cpus]
@@ -73,13 +74,7 @@ class Topology(NamedTuple):
 
 
 def bindings(mode: AffinityMode, topology: Topology, allowed: Cpus, workers: int) -> list[Cpus]:
-    """The processors of each worker, by local rank.
-
-    Args:
-        mode: what a worker shares with its GPU.
-        topology: the machine.
-        allowed: the processors that the agent may use.
-        workers: how many workers there are.
+    """The processors of each worker, by local rank, out of those `allowed` to the agent.
 
     Raises:
         UserError: there are fewer GPUs than workers, or one would have no processor.
@@ -139,20 +134,20 @@ _BY_MODE: dict[AffinityMode, Callable[[Topology, Cpus, int], Cpus]] = {
 
 
 def _gpu_position(topology: Topology, gpu: int) -> tuple[int, int]:
-    """Which of its node's GPUs it is, and how many those are."""
+    """Which of its node's GPUs it is, and their number."""
     node = topology.gpu_nodes[gpu]
     on_node = [number for number, each in enumerate(topology.gpu_nodes) if each == node]
     return on_node.index(gpu), len(on_node)
 
 
 def _groups(cpus: Cpus, sharing: Mapping[int, Cpus]) -> list[Cpus]:
-    """`cpus` by what they share; a processor that shares nothing known stands alone. Sorted by lowest processor."""
+    """`cpus` by what they share; a processor that shares nothing is a group. Sorted by lowest processor."""
     found = {cpu: sharing.get(cpu, frozenset((cpu,))) & cpus | {cpu} for cpu in cpus}
     return sorted(set(found.values()), key=min)
 
 
 def parse_cpus(text: str) -> Cpus:
-    """Read a list of the kernel: `0-3,8`. Empty text is none. Raises ValueError if it is no such list."""
+    """Read a list of the kernel's: `0-3,8`. Raises ValueError if it is not one."""
     cpus: set[int] = set()
     for part in filter(None, text.strip().split(",")):
         first, _, last = part.partition("-")
@@ -162,10 +157,4 @@ def parse_cpus(text: str) -> Cpus:
 
 def format_cpus(cpus: Cpus) -> str:
     """Write such a list, for people."""
-    runs: list[tuple[int, int]] = []
-    for cpu in sorted(cpus):
-        if runs and runs[-1][1] == cpu - 1:
-            runs[-1] = runs[-1][0], cpu
-        else:
-            runs.append((cpu, cpu))
-    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return ",".join(ranges(cpus))

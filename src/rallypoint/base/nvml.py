@@ -1,4 +1,4 @@
-"""NVIDIA's management library, for machines whose kernel hides the driver's files. Loaded only when it is asked."""
+"""NVIDIA's management library, for machines whose kernel hides the driver's files. Loaded only when needed."""
 
 from __future__ import annotations
 
@@ -24,12 +24,9 @@ class _PciInfo(ctypes.Structure):
 
 
 def nvml_devices(library: str = LIBRARY) -> list[tuple[str, str]]:
-    """PCI address and UUID of each GPU, in the library's order, which is that of the PCI bus.
+    """PCI address and UUID of each GPU, in the order of the PCI bus; empty texts for what is unknown.
 
-    Empty without the library, or where it does not work; a text that it does not tell is empty.
-
-    Args:
-        library: the library's name or path.
+    Empty without the library (its name or path), or if it does not work.
     """
     try:
         nvml = ctypes.CDLL(library)

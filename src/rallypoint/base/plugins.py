@@ -1,4 +1,4 @@
-"""Names that are looked up only when they are used: `module:attribute` strings and installed entry points."""
+"""Objects that are looked up when they are used: `module:attribute` strings and installed entry points."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ def load(target: str) -> Any:
 
 
 def entry_point(group: str, name: str) -> Any | None:
-    """The loaded entry point `name` of `group`, or None if no installed package offers it.
+    """The loaded entry point `name` of `group`, or None if no installed package has it.
 
-    The package metadata is read only here (it costs tens of milliseconds), so call it for names that are not ours.
+    The package metadata are read only here (that takes tens of milliseconds), so call it for names that are not ours.
     """
     from importlib.metadata import entry_points
 
@@ -28,7 +28,7 @@ def entry_point(group: str, name: str) -> Any | None:
 
 
 def entry_point_names(group: str) -> list[str]:
-    """Names that installed packages offer in `group`, sorted; for messages that say what is allowed."""
+    """Names of the installed entry points in `group`, sorted; for messages."""
     from importlib.metadata import entry_points
 
     return sorted(entry_points(group=group).names)

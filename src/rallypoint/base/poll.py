@@ -1,4 +1,4 @@
-"""Sleeping until something happens: the one call in which every loop of this launcher waits."""
+"""Sleeping until something happens: the one call in which every loop of this program waits."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import select
 from collections.abc import Iterable
 
 _MAX_SECONDS = 86_400.0
-"""Seconds; the kernel is told milliseconds in 31 bits."""
+"""The kernel takes milliseconds in 31 bits."""
 
 
 def until_readable(fds: Iterable[int], seconds: float) -> None:
-    """Sleep until one of the descriptors is readable, or so many seconds are over, of which a day may count as all.
+    """Sleep until one of the descriptors is readable, or for so many seconds, a day at most.
 
-    What was due at a moment within a day is due when this returns: a part of a millisecond is slept as a whole one.
+    Milliseconds are rounded up, so that what was due within a day is due when this returns.
     """
     poller = select.poll()
     for fd in fds:

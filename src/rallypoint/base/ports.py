@@ -1,4 +1,4 @@
-"""Ports and variables for programs that put a job together by themselves (contract section 8, `elastic.utils`)."""
+"""Helpers for programs that start jobs by themselves (contract section 8, `elastic.utils`)."""
 
 from __future__ import annotations
 
@@ -13,23 +13,19 @@ if TYPE_CHECKING:
 
 
 def get_free_port() -> int:
-    """A port that was free a moment ago. Prefer `get_socket_with_port`, whose port nobody can take."""
+    """A port that was free a moment ago. Prefer `get_socket_with_port`, whose port is held."""
     return free_port()
 
 
 def get_socket_with_port() -> socket.socket:
-    """A socket that listens on a port of this machine's loopback that the kernel chose. The caller closes it."""
+    """A socket that listens on a free port of the loopback; the caller closes it."""
     made = listening_socket("localhost", 0)
     made.setblocking(True)
     return made
 
 
 def get_env_variable_or_raise(env_name: str) -> str:
-    """What an environment variable says.
-
-    Raises:
-        UserError: it is not set.
-    """
+    """An environment variable's value; UserError if it is not set."""
     value = os.environ.get(env_name)
     if value is None:
         raise UserError(f"Environment variable {env_name} expected, but not set")

@@ -1,4 +1,4 @@
-"""What the kernel says of processes under /proc."""
+"""What /proc shows of processes (proc(5))."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 @dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """The first fields of /proc/<pid>/stat (proc(5)) that we use."""
+    """Fields of /proc/<pid>/stat; `started`, in clock ticks after boot, identifies a process with its pid."""
 
     pid: int
     state: str
@@ -17,36 +17,47 @@ class ProcessStat:
     group: int
     session: int
     started: int
-    """Clock ticks after boot: with the pid, it names one process for ever."""
 
 
 def read_stat(pid: int) -> ProcessStat | None:
-    """The process's line, or None when there is no such process, or none that this user may look at (`hidepid`)."""
+    """A process's line; None if there is no such process, or this user may not see it (`hidepid`)."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             line = file.read()
     except OSError:
         return None
-    # The command name stands in parentheses and may itself hold spaces and parentheses: split after the last one.
+    # The command name is in parentheses and may itself contain spaces and parentheses: split after the last one.
     fields = line[line.rindex(b")") + 2 :].split()
     return ProcessStat(pid, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
 
 
+def read_proc_state(pid: int) -> str | None:
+    """A process's state (`R`, `S`, `D`, `Z`, ...; contract section 5.12); None if there is no such process."""
+    found = read_stat(pid)
+    return None if found is None else found.state
+
+
+def is_uninterruptible_state(state: str | None) -> bool:
+    """Whether a process in this state waits for a device or a network disk, and cannot be ended meanwhile."""
+    return state == "D"
+
+
 def all_pids() -> list[int]:
-    """Every process that /proc shows at this moment."""
+    """Every process that /proc shows."""
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 class InheritedSettings(NamedTuple):
-    """What this process hands on to those it starts, beside what every child inherits."""
+    """What this process hands on to children besides what every child inherits: the signals that it ignores, and its
+    umask.
+    """
 
     ignored: frozenset[int]
-    """Numbers of the signals that it ignores."""
     umask: int
 
 
 def inherited_settings() -> InheritedSettings:
-    """Which signals this process ignores, and its umask, which cannot be asked for elsewhere without changing it."""
+    """Read them from /proc, since the umask cannot be read elsewhere without changing it."""
     try:
         fields = _status("self")
         return InheritedSettings(_numbers(fields["SigIgn"]), int(fields["Umask"], 8))
@@ -72,7 +83,7 @@ def catches(pid: int, number: int) -> bool:
 
 
 def is_ended_by(pid: int, number: int) -> bool:
-    """Whether a signal whose default is to end a process would do so; False if there is no such process."""
+    """Whether a process has the default action for a signal whose default is to end it; False if there is none."""
     try:
         status = _status(pid)
         return number not in _numbers(status["SigCgt"]) | _numbers(status["SigIgn"])

@@ -1,14 +1,14 @@
-"""Secrets that a user gives this process: read once, and taken out of the environment that others inherit.
+"""Secrets that a user gives this process: read once, and removed from the environment that others inherit.
 
-    RALLYPOINT_SECRET, RALLYPOINT_SECRET_FILE                  what the nodes of a job share, or several jobs do
+    RALLYPOINT_SECRET, RALLYPOINT_SECRET_FILE                  shared by the nodes of a job, or of several jobs
     RALLYPOINT_ETCD_PASSWORD, RALLYPOINT_ETCD_PASSWORD_FILE    of the user in --rdzv-conf
 
 Laws:
 
 1. A secret is in no environment that a process started from here inherits, in no log line and in no error.
-2. A secret proves nothing itself: each job has a key that is derived from it. Whoever is given a job's token holds that
-   job's key, and can tell neither the secret nor the key of another job from it.
-3. A secret that could be found by trying is refused, since whoever sees one handshake can try offline.
+2. Each job has a key derived from the secret. A job's token contains that key, from which neither the secret nor the
+   key of another job can be derived.
+3. A secret that could be found by trying is refused, since an observer of one handshake can try offline.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ ETCD_PASSWORD = "RALLYPOINT_ETCD_PASSWORD"
 _FILE = "_FILE"
 
 TOKEN_PREFIX = "rpt1-"
-"""What a job's token begins with; a secret never does."""
+"""A job's token begins with it; a secret never does."""
 _KEY_SIZE = 32
 _LEAST_CHARACTERS, _LEAST_DIFFERENT = 20, 8
-"""A secret of 32 random bytes has 43 characters; these refuse words and dates, and let other generators' output in."""
+"""A secret of 32 random bytes has 43 characters; these refuse words and dates, and allow other generators' output."""
 _MAX_SECRETS = 2
-"""The present one and, while it is replaced, the one before."""
+"""The present one and, while it is replaced, the previous one."""
 _LARGEST_FILE = 4096
 
 
@@ -39,7 +39,7 @@ class Secret(NamedTuple):
     texts: tuple[str, ...]
 
     def keys(self, job: str) -> tuple[bytes, ...]:
-        """The keys of a job, 32 bytes each: what its nodes and its coordinator prove to hold."""
+        """The keys of a job, 32 bytes each, which its nodes and its coordinator prove to have."""
         return tuple(_key(text, job) for text in self.texts)
 
     def __repr__(self) -> str:
@@ -47,12 +47,12 @@ class Secret(NamedTuple):
 
 
 def new_secret() -> str:
-    """A secret nobody can guess: 32 random bytes as text of 43 characters."""
+    """A secret: 32 random bytes as text of 43 characters."""
     return _text(os.urandom(_KEY_SIZE))
 
 
 def token(secret: Secret, job: str) -> str:
-    """The token of one job: what its nodes are given in the secret's place.
+    """The token of one job, which its nodes are given instead of the secret.
 
     Raises:
         UsageError: `secret` is a token itself.
@@ -63,10 +63,10 @@ def token(secret: Secret, job: str) -> str:
 
 
 def job_secret() -> Secret | None:
-    """What `RALLYPOINT_SECRET` or the file of `RALLYPOINT_SECRET_FILE` holds; None where neither is given.
+    """The secret in `RALLYPOINT_SECRET` or in the file of `RALLYPOINT_SECRET_FILE`; None if neither is set.
 
     Raises:
-        UsageError: it can be guessed, is no text of one or two words, or others may read the file.
+        UsageError: it can be guessed, is not one or two words, or others may read the file.
     """
     text = _from_environment(SECRET)
     if text is None:
@@ -80,7 +80,8 @@ def job_secret() -> Secret | None:
 
 
 def etcd_password() -> str:
-    """What `RALLYPOINT_ETCD_PASSWORD` or the file of `RALLYPOINT_ETCD_PASSWORD_FILE` holds; empty without either.
+    """The password in `RALLYPOINT_ETCD_PASSWORD` or in the file of `RALLYPOINT_ETCD_PASSWORD_FILE`; empty without
+    either.
 
     Raises:
         UsageError: the file cannot be read, or others may read it.
@@ -89,7 +90,7 @@ def etcd_password() -> str:
 
 
 def take_from_environment() -> None:
-    """Take all secrets out of `os.environ`, into this process's memory. To be called before processes are started."""
+    """Move all secrets from `os.environ` to this process's memory. Call it before processes are started."""
     for variable in (SECRET, ETCD_PASSWORD):
         text = os.environ.pop(variable, None)
         if text is not None:
@@ -97,7 +98,7 @@ def take_from_environment() -> None:
 
 
 _taken: dict[str, str] = {}
-"""What was in the environment, by variable. Whoever sets it anew replaces it, also with nothing."""
+"""What was in the environment, by variable. A variable that is set again, even to nothing, replaces it."""
 
 
 def _from_environment(variable: str) -> str | None:
@@ -112,7 +113,7 @@ def _from_environment(variable: str) -> str | None:
 
 def _read(path: str, variable: str) -> str:
     try:
-        # Not to wait for a named pipe's writer: what is no plain file is refused below.
+        # O_NONBLOCK, so that a named pipe does not block; only regular files are accepted below.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             _check_file(os.fstat(fd), path, variable)
@@ -122,7 +123,7 @@ def _read(path: str, variable: str) -> str:
     except OSError as error:
         raise UsageError(f"{variable}={path!r} cannot be read: {error.strerror}") from None
     if len(data) > _LARGEST_FILE:
-        raise UsageError(f"{variable}={path!r} has more than {_LARGEST_FILE} bytes; it is to hold one secret a line")
+        raise UsageError(f"{variable}={path!r} has more than {_LARGEST_FILE} bytes; write one secret a line")
     try:
         return data.decode()
     except UnicodeDecodeError:
@@ -130,7 +131,7 @@ def _read(path: str, variable: str) -> str:
 
 
 def _check_file(status: os.stat_result, path: str, variable: str) -> None:
-    """A file that root has put there for us, as Kubernetes and systemd do, may be readable by our group."""
+    """Files that root has put there for us, as Kubernetes and systemd do, may be readable by our group."""
     if not stat.S_ISREG(status.st_mode):
         raise UsageError(f"{variable}={path!r} is not a regular file; give it one")
     shared = stat.S_IRWXO | stat.S_IRWXG
@@ -147,7 +148,7 @@ def _check(word: str) -> None:
     if word.startswith(TOKEN_PREFIX):
         if _bytes(word.removeprefix(TOKEN_PREFIX)) is None:
             raise UsageError(
-                f"{SECRET} begins as a token and is none; copy the whole line that 'rallyctl token' prints"
+                f"{SECRET} begins like a token and is not one; copy the whole line that 'rallyctl token' prints"
             )
     elif len(word) < _LEAST_CHARACTERS or len(set(word)) < _LEAST_DIFFERENT:
         raise UsageError(

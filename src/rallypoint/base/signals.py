@@ -1,9 +1,8 @@
-"""Signals become letters: a handler does nothing but post the number.
+"""Signals become events: a handler does nothing but post the number.
 
-Python runs a handler in the main thread when that next runs Python code, but the kernel may hand a signal to any other
-thread, and then one that sleeps in `poll` sleeps on. So who sleeps must also wait for the bell of `post_signals`.
-
-Names and numbers are translated here too, so that every message names a signal as people do (`SIGTERM`, not 15).
+Python runs a handler in the main thread when that next runs Python code, but the kernel may deliver a signal to any
+other thread, and then a main thread that sleeps in `poll` sleeps on. So it must also wait for the `SignalWakeup` of
+`post_signals`.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any
 
 
 def signal_name(number: int) -> str:
-    """`SIGTERM` for 15; `<N/A>` for a number that is no signal here."""
+    """`SIGTERM` for 15; `<N/A>` for a number that is not a signal here."""
     try:
         return signal.Signals(abs(number)).name
     except ValueError:
@@ -35,28 +34,28 @@ def signal_number(name: str) -> signal.Signals | None:
 
 
 def exit_codes_of(number: int) -> tuple[int, int]:
-    """The exit codes of workers that end because of a signal: by it, or as shells and handlers put it."""
+    """The exit codes of workers that end by a signal: by the signal itself, or as shells and handlers report it."""
     return -number, 128 + number
 
 
 class SignalWakeup:
-    """Rings at every signal that Python has a handler for, whichever thread gets it."""
+    """Readable after each signal that Python has a handler for, whichever thread gets it."""
 
     def __init__(self) -> None:
         self._read_fd, self._write_fd = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._previous_fd = signal.set_wakeup_fd(self._write_fd, warn_on_full_buffer=False)
 
     def fileno(self) -> int:
-        """Readable from a signal until `hush`; its handler runs before the next sleep."""
+        """Readable from a signal until `clear`; its handler runs before the next sleep."""
         return self._read_fd
 
     def clear(self) -> None:
-        """Be silent until the next signal."""
+        """Be unreadable until the next signal."""
         with contextlib.suppress(BlockingIOError):
             os.read(self._read_fd, 4096)
 
     def close(self) -> None:
-        """Hand over to what was there before. Call it once."""
+        """Restore the previous wake-up descriptor. Call it once."""
         signal.set_wakeup_fd(self._previous_fd, warn_on_full_buffer=False)
         os.close(self._write_fd)
         os.close(self._read_fd)
@@ -64,11 +63,11 @@ class SignalWakeup:
 
 @contextmanager
 def post_signals(post: Callable[[int], None], numbers: Iterable[int]) -> Iterator[SignalWakeup | None]:
-    """While the block runs, each of `numbers` that arrives is handed to `post`, which must only enqueue.
+    """While the block runs, each of `numbers` that arrives is given to `post`, which must only enqueue.
 
-    Yields the bell that wakes who sleeps; None if no handlers are in place: Python lets only the main thread install
-    them, so elsewhere this does nothing. Signals that the parent had set to be ignored stay ignored only if not named.
-    The former handlers are back at the end, or at that of `ignore_signals_at_exit`.
+    Yields what wakes a sleeping main thread; None outside the main thread, where Python installs no handlers and this
+    does nothing. Signals that the parent had set to be ignored stay ignored unless named. The previous handlers are
+    restored at the end, or at that of `ignore_signals_at_exit`.
     """
     if threading.current_thread() is not threading.main_thread():
         yield None
@@ -77,37 +76,37 @@ def post_signals(post: Callable[[int], None], numbers: Iterable[int]) -> Iterato
     def handler(number: int, _frame: FrameType | None) -> None:
         post(number)
 
-    former: dict[int, Any] = {}
-    bell = SignalWakeup()
+    previous: dict[int, Any] = {}
+    wakeup = SignalWakeup()
     try:
         for number in numbers:
-            former[number] = signal.signal(number, handler)
-        yield bell
+            previous[number] = signal.signal(number, handler)
+        yield wakeup
     finally:
         if _handlers_to_restore is None:
-            _restore_handlers(former)
+            _restore_handlers(previous)
         else:
-            for number, old in former.items():
+            for number, old in previous.items():
                 _handlers_to_restore.setdefault(number, old)
                 signal.signal(number, signal.SIG_IGN)
-        bell.close()
+        wakeup.close()
 
 
 def is_posting_handler(handler: Any) -> bool:
-    """Whether a signal's handler is one that `post_signals` has put there."""
+    """Whether a signal's handler was installed by `post_signals`."""
     return getattr(handler, "__module__", None) == __name__
 
 
 _handlers_to_restore: dict[int, Any] | None = None
-"""In `ignore_signals_at_exit`: the handlers to put back. The main thread's alone."""
+"""In `ignore_signals_at_exit`: the handlers to restore. Only the main thread's."""
 
 
 @contextmanager
 def ignore_signals_at_exit() -> Iterator[None]:
-    """While the block runs, signals that `post_signals` has had mean nothing any more once that has ended.
+    """While the block runs, signals of `post_signals` are ignored once that has ended.
 
-    So what is to be let go of when the outcome is settled is let go of in peace, and no outcome is turned over. At the
-    end of the block, of the outermost of several, the former handlers are back. In other threads it does nothing.
+    So the release of resources after the outcome is settled cannot be interrupted, or the outcome changed. The previous
+    handlers are restored at the end of the outermost block. In other threads it does nothing.
     """
     global _handlers_to_restore
     if _handlers_to_restore is not None or threading.current_thread() is not threading.main_thread():
@@ -117,17 +116,17 @@ def ignore_signals_at_exit() -> Iterator[None]:
     try:
         yield
     finally:
-        former, _handlers_to_restore = _handlers_to_restore, None
-        _restore_handlers(former)
+        previous, _handlers_to_restore = _handlers_to_restore, None
+        _restore_handlers(previous)
 
 
-def _restore_handlers(former: dict[int, Any]) -> None:
-    for number, old in former.items():
+def _restore_handlers(previous: dict[int, Any]) -> None:
+    for number, old in previous.items():
         signal.signal(number, old if old is not None else signal.SIG_DFL)
 
 
 def _reset_after_fork() -> None:
-    """The block is the original's, not that of a copy of the process."""
+    """The block is the parent's."""
     global _handlers_to_restore
     _handlers_to_restore = None
 

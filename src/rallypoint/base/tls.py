@@ -1,12 +1,13 @@
-"""TLS of the control plane: both sides show a certificate, and files that change are read again.
+"""TLS of the control plane: both sides show a certificate, and changed files are loaded again.
 
 Laws:
 
-1. Each side demands a certificate of the other that `ca` has signed; there is no mode in which one side shows none.
+1. Each side requires a certificate of the other that `ca` has signed; there is no mode without one.
 2. With `peer`, the other side's certificate must name that identity, as a URI (spiffe://...) or a DNS name. Without
-   it, a node checks that the certificate names the host of the endpoint, and the coordinator takes every certificate
+   it, a node checks that the certificate names the host of the endpoint, and the coordinator accepts every certificate
    that `ca` has signed.
-3. Renewed certificates serve from the next connection on. Files that cannot be loaded change nothing, and are told of.
+3. Renewed certificates are used from the next connection on. Files that cannot be loaded change nothing, and are
+   reported.
 """
 
 from __future__ import annotations
@@ -35,28 +36,27 @@ class TlsFiles(NamedTuple):
 
 
 class ControlTls:
-    """The contexts of one side's connections."""
+    """The contexts of one side's connections.
+
+    Raises:
+        UserError: one of the files cannot be loaded, or certificate and key do not match.
+    """
 
     def __init__(self, files: TlsFiles) -> None:
-        """Load the files.
-
-        Raises:
-            UserError: one of them cannot be loaded, or they do not belong together.
-        """
         self.files = files
         self._files_state = _state(files)
         self._contexts = _load(files)
 
     def for_coordinator(self) -> SSLContext:
-        """The context of the side that listens, from the files as they are now."""
+        """The context of the side that listens, from the current files."""
         return self._contexts_now()[0]
 
     def for_node(self) -> SSLContext:
-        """The context of the side that dials, from the files as they are now."""
+        """The context of the side that dials, from the current files."""
         return self._contexts_now()[1]
 
     def objection_to(self, certificate: Mapping[str, Any] | None) -> str | None:
-        """Why the other side's certificate, as `SSLObject.getpeercert` tells it, is not that of the peer; else None."""
+        """Why the other side's certificate, as of `SSLObject.getpeercert`, is not the peer's; None if it is."""
         if not self.files.peer:
             return None
         names = [str(name) for _, name in (certificate or {}).get("subjectAltName", ())]
@@ -78,7 +78,7 @@ class ControlTls:
 
 
 def _state(files: TlsFiles) -> list[tuple[int, int, int] | None]:
-    """What tells one state of the files from another: a renewal replaces the file or writes into it."""
+    """Identifies a state of the files: a renewal replaces a file or writes to it."""
     return [_state_of(path) for path in files[:3]]
 
 
@@ -101,7 +101,7 @@ def _load(files: TlsFiles) -> tuple[SSLContext, SSLContext]:
         context.check_hostname = protocol is ssl.PROTOCOL_TLS_CLIENT and not files.peer
         context.verify_mode = ssl.CERT_REQUIRED
         made.append(context)
-    made[0].num_tickets = 0  # nobody resumes a session of TLS; to offer it takes a third of the handshake
+    made[0].num_tickets = 0  # no TLS session is resumed; offering it takes a third of the handshake
     return made[0], made[1]
 
 
@@ -114,36 +114,36 @@ def _load_into(context: SSLContext, files: TlsFiles) -> None:
         except OSError as error:
             raise UserError(f"{name}={path!r} cannot be read: {error.strerror}") from None
         if not regular:  # OpenSSL would wait for a named pipe for ever
-            raise UserError(f"{name}={path!r} is no regular file; give the path of one in PEM")
+            raise UserError(f"{name}={path!r} is not a regular file; give the path of one in PEM")
     try:
         context.load_cert_chain(files.cert, files.key, password=_no_password)
     except (OSError, ValueError) as error:  # an SSLError is an OSError
         raise UserError(
             f"tls_cert={files.cert!r} and tls_key={files.key!r} are not a certificate and its key "
-            f"in PEM without a password: {_in_words(error)}"
+            f"in PEM without a password: {_reason(error)}"
         ) from None
     try:
         context.load_verify_locations(files.ca)
     except (OSError, ValueError) as error:
-        raise UserError(f"tls_ca={files.ca!r} holds no certificates in PEM: {_in_words(error)}") from None
+        raise UserError(f"tls_ca={files.ca!r} holds no certificates in PEM: {_reason(error)}") from None
 
 
 def _no_password() -> str:
     raise ValueError("the key is protected by a password")
 
 
-def _in_words(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return getattr(error, "reason", None) or str(error)
 
 
 class TlsError(Exception):
-    """The other side's TLS cannot be spoken with, or its certificate is not in order; the message says why."""
+    """The other side's TLS or certificate is invalid; the message says why."""
 
 
 class TlsChannel:
     """The coordinator's end of one TLS connection, as bytes in and bytes out.
 
-    So it can begin after the first byte has told what kind of connection it is, and with the files as they are then.
+    So it can begin after the first byte has shown what kind of connection it is, and with the current files.
     """
 
     def __init__(self, tls: ControlTls) -> None:
@@ -155,13 +155,13 @@ class TlsChannel:
         self._object = tls.for_coordinator().wrap_bio(self._received, self._to_send, server_side=True)
         self._open = False
         self.objection: str | None = None
-        """Why the other side, whose certificate is in order, is not the one that it must be."""
+        """Why the other side, whose certificate is valid, is not the peer."""
 
     def receive(self, data: bytes) -> bytes:
-        """Take in what has come, and return what it says. There may be something `to_send` afterwards.
+        """Decrypt what has come. There may be something `to_send` afterwards.
 
         Raises:
-            TlsError: the connection is of no use.
+            TlsError: the connection cannot be used.
         """
         self._received.write(data)
         try:
@@ -173,10 +173,10 @@ class TlsChannel:
         except self._ssl.SSLWantReadError:
             return b""
         except self._ssl.SSLError as error:
-            raise TlsError(f"its TLS is refused: {_in_words(error)}") from None
+            raise TlsError(f"its TLS is refused: {_reason(error)}") from None
 
     def send(self, data: bytes) -> None:
-        """Encrypt `data`, for `to_send`. Nothing can be said before the handshake is over."""
+        """Encrypt `data`, for `to_send`. Dropped before the handshake is over."""
         if self._open:
             self._object.write(data)
 
@@ -185,11 +185,11 @@ class TlsChannel:
         return self._to_send.read()
 
     def close_notify(self) -> None:
-        """Say that nothing more comes, for `to_send`."""
+        """End the TLS session, for `to_send`."""
         if self._open:
             try:
                 self._object.unwrap()
-            except self._ssl.SSLError:  # it wants the other side's goodbye, which we need not wait for
+            except self._ssl.SSLError:  # it waits for the other side's close_notify, which we need not
                 return
 
     def _read(self) -> bytes:

@@ -1,4 +1,4 @@
-"""Reading from /sys what is near what, and binding processes by it: the hands of `numa`."""
+"""Reads the machine's topology from /sys, and binds processes by it: the shell of `numa`."""
 
 from __future__ import annotations
 
@@ -18,16 +18,12 @@ _log = get_logger(__name__)
 def worker_cpus(
     options: NumaOptions, workers: int, environ: Mapping[str, str], root: Path = Path("/")
 ) -> list[Cpus] | None:
-    """The processors of each worker of this node, by local rank; None if they shall run unbound.
+    """The processors of each of `workers` workers of this node, by local rank; None if they run unbound.
 
-    Args:
-        options: what the job asks for.
-        workers: how many workers this node has.
-        environ: the agent's environment, which says which GPUs are seen.
-        root: the folder that holds `sys`, `proc` and `dev`.
+    `environ` is the agent's, which selects the GPUs; `root` is the folder of `sys`, `proc` and `dev`.
 
     Raises:
-        UserError: they cannot be bound, and that was not said to be acceptable.
+        UserError: they cannot be bound, and `options` do not allow that.
     """
     try:
         gpus = _addresses(environ, root)
@@ -44,20 +40,15 @@ def worker_cpus(
 
 
 def read_topology(mode: AffinityMode, gpus: Sequence[str], root: Path = Path("/")) -> Topology:
-    """What `mode` needs to know of this machine.
-
-    Args:
-        mode: what a worker shares with its GPU.
-        gpus: the PCI address of each GPU.
-        root: the folder that holds `sys`.
+    """What `mode` needs to know of this machine; `gpus` are PCI addresses, `root` is the folder of `sys`.
 
     Raises:
-        UserError: the kernel does not tell.
+        UserError: the kernel does not show it.
     """
     cpu_folder = root / "sys/devices/system/cpu"
     gpu_nodes = [_gpu_node(root / "sys/bus/pci/devices" / address) for address in gpus]
     nodes = {int(path.parent.name[4:]): _cpus(path) for path in root.glob("sys/devices/system/node/node[0-9]*/cpulist")}
-    if not nodes:  # a kernel that knows nothing of NUMA
+    if not nodes:  # a kernel without NUMA
         nodes = {0: _cpus(cpu_folder / "online")}
     near = frozenset().union(*(nodes.get(node, frozenset()) for node in gpu_nodes))
     if mode is AffinityMode.SOCKET:
@@ -71,7 +62,7 @@ def read_topology(mode: AffinityMode, gpus: Sequence[str], root: Path = Path("/"
 
 
 def bind_this_process(cpus: Cpus) -> None:
-    """Bind every thread of this process that has not been bound apart from the main thread.
+    """Bind every thread of this process that is bound as the main thread is.
 
     Raises:
         OSError: none of these processors may be used.
@@ -89,12 +80,12 @@ def _addresses(environ: Mapping[str, str], root: Path) -> list[str]:
     if not gpus:
         raise UserError(f"workers are bound near their GPUs, and there is no NVIDIA GPU here{seen}")
     if not all(gpu.address for gpu in gpus):
-        raise UserError(f"where the GPUs are on the PCI bus, the driver does not tell here{seen}")
+        raise UserError(f"the driver does not show where the GPUs are on the PCI bus{seen}")
     return [gpu.address for gpu in gpus]
 
 
 def _gpu_node(device: Path) -> int:
-    return max(0, int(_text(device / "numa_node")))  # -1 on machines that have one node only
+    return max(0, int(_text(device / "numa_node")))  # -1 on machines with one node
 
 
 def _packages(cpu_folder: Path, nodes: Mapping[int, Cpus]) -> dict[int, int]:
@@ -106,7 +97,7 @@ def _packages(cpu_folder: Path, nodes: Mapping[int, Cpus]) -> dict[int, int]:
 
 
 def _behind_cache(folder: Path) -> Cpus:
-    """Who shares the processor's last cache for data; nobody, where the kernel tells of none."""
+    """Processors that share the processor's last-level data cache; none if the kernel shows none."""
     caches = [
         (int(_text(index / "level")), _cpus(index / "shared_cpu_list"))
         for index in sorted(folder.glob("index[0-9]*"))
@@ -123,4 +114,4 @@ def _text(path: Path) -> str:
     try:
         return path.read_text().strip()
     except OSError as error:
-        raise UserError(f"how this machine is built cannot be told: {path}: {error.strerror}") from None
+        raise UserError(f"the topology of this machine cannot be read: {path}: {error.strerror}") from None

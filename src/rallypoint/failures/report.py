@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from rallypoint.base.errors import RallypointError
+from rallypoint.base.log import ranges
 from rallypoint.failures.cause import NO_RESTARTS, Cause, Restarts, exit_text
 from rallypoint.failures.failure import NO_FILE, ProcessFailure, iso_time
 from rallypoint.failures.stderr_tail import is_traceback
@@ -87,7 +88,7 @@ class ChildFailedError(RallypointError):
         """The cause, and that others tell more of it."""
         root = self.root_cause()
         own = sorted(rank for rank in self.failures if rank not in self.stopped)
-        after = f"; here {_ranges(own)} failed after it" if own else ""
+        after = f"; here {_rank_list(own)} failed after it" if own else ""
         return f"{self.name} FAILED: {root.headline}{after}; the report is given on {root.host}"
 
     def _report(self) -> str:
@@ -115,7 +116,7 @@ class ChildFailedError(RallypointError):
 
     def _context_lines(self, own_root: int | None) -> list[str]:
         """What else is known of the end: lines between the failures and the first of them."""
-        stopped = _ranges(self.stopped - {own_root})
+        stopped = _rank_list(self.stopped - {own_root})
         asides = [f"Stopped by rallyrun: {stopped}"] if stopped else []
         return [*asides, f"Restarts used: {self.restarts}"] if self.restarts.allowed else asides
 
@@ -162,15 +163,9 @@ def failure_detail(cause: Cause) -> str:
     return f"{how} last lines of standard error:\n{cause.traceback}"
 
 
-def _ranges(ranks: Iterable[int]) -> str:
+def _rank_list(ranks: Iterable[int]) -> str:
     """`rank 3`, or `ranks 0-2, 5`; empty without any."""
-    runs: list[list[int]] = []
-    for rank in sorted(ranks):
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    texts = [str(low) if low == high else f"{low}-{high}" for low, high in runs]
+    texts = ranges(ranks)
     if not texts:
         return ""
     return f"{'rank' if texts[0].isdigit() and len(texts) == 1 else 'ranks'} {', '.join(texts)}"

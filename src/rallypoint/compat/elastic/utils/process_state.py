@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from rallypoint.base.process_state import is_uninterruptible_state, read_proc_state
+from rallypoint.base.procfs import is_uninterruptible_state, read_proc_state
 
 __all__ = ["is_uninterruptible_state", "read_proc_state"]
