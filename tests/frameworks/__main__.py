@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
     seconds: float
     recovery: float | None
     """Seconds from the kill to the next step, None where nothing was killed."""
-    cold: str
+    not_preloaded: str
     """Why workers were not forked from what was preloaded; empty where they were, or nothing was asked."""
     left: list[str]
     output: bytes
@@ -175,12 +175,12 @@ def finish(run: Run, killed_at: float | None = None) -> Outcome:
         recovery = run.seconds() - killed_at
     run.read_until(lambda text: False)
     found = _FINAL.findall(run.output)
-    cold = re.search(rb"start cold: (.*)", run.output)
+    why = re.search(rb"start cold: (.*)", run.output)
     return Outcome(
         float(found[-1]) if found else None,
         run.seconds(),
         recovery,
-        cold.group(1).decode(errors="replace") if cold else "",
+        why.group(1).decode(errors="replace") if why else "",
         run.left(),
         run.output,
     )
@@ -268,8 +268,8 @@ def cell(outcome: Outcome, expected: Outcome) -> str:
     said = "same number" if differs <= TOLERANCE * max(1.0, abs(expected.loss)) else f"**differs by {differs:g}**"
     if outcome.recovery is not None:
         said += f", next step after {outcome.recovery:.2f} s"
-    if outcome.cold:
-        said += f", cold: {outcome.cold}"
+    if outcome.not_preloaded:
+        said += f", not preloaded: {outcome.not_preloaded}"
     if outcome.left:
         said += f", **left: {'; '.join(outcome.left)}**"
     return f"{said} ({outcome.seconds:.1f} s)"

@@ -1,4 +1,4 @@
-"""A target in virtual time: a coordinator of many jobs, and strangers in sessions of an open one."""
+"""A target in virtual time: a coordinator of many jobs, and intruders in sessions of an open one."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Moment:
         return self.now
 
 
-class _Stranger:
+class _Intruder:
     """One connection, as `connection.ControlConnection` has it behind the frames."""
 
     def __init__(self, jobs: ManyJobs, number: int) -> None:
@@ -71,16 +71,16 @@ def told(notice: Notification) -> None:
 
 
 def coordinator(data: bytes) -> None:
-    """Strangers in a session of an open coordinator: nothing goes wrong there, and another job's node is placed."""
+    """Intruders in a session of an open coordinator: nothing goes wrong there, and another job's node is placed."""
     with no_errors():
         clock = Moment()
         jobs = ManyJobs(clock)
-        strangers: dict[int, _Stranger] = {}
+        intruders: dict[int, _Intruder] = {}
         while len(data) > 1:
             what, much, data = data[0], data[1], data[2:]
             who = what >> 4 & 3
             if what & 15 == 15:
-                strangers.pop(who, _Stranger(jobs, who)).goes()
+                intruders.pop(who, _Intruder(jobs, who)).goes()
                 continue
             if what & 15 == 14:
                 clock.now += much / 10
@@ -91,15 +91,15 @@ def coordinator(data: bytes) -> None:
             else:
                 size = much + 256 * (what & 7)
                 payload, data = data[:size], data[size:]
-            stranger = strangers.setdefault(who, _Stranger(jobs, who))
-            if not stranger.says(payload):
-                stranger.goes()
-                del strangers[who]
-        _still_serves(jobs, clock, strangers)
+            intruder = intruders.setdefault(who, _Intruder(jobs, who))
+            if not intruder.says(payload):
+                intruder.goes()
+                del intruders[who]
+        _still_serves(jobs, clock, intruders)
 
 
-def _still_serves(jobs: ManyJobs, clock: Moment, strangers: dict[int, _Stranger]) -> None:
-    dispatchers = [each.dispatcher for each in strangers.values() if each.dispatcher is not None]
+def _still_serves(jobs: ManyJobs, clock: Moment, intruders: dict[int, _Intruder]) -> None:
+    dispatchers = [each.dispatcher for each in intruders.values() if each.dispatcher is not None]
     for dispatcher in dispatchers:
         assert decode_state(encode_state(dispatcher.state)) == dispatcher.state, "its state can be kept"
         assert not math.isnan(dispatcher.wake_at())
@@ -109,7 +109,7 @@ def _still_serves(jobs: ManyJobs, clock: Moment, strangers: dict[int, _Stranger]
     session, _ = dispatcher.attach(heard_of.append, SessionRecord(NodeId("h", 1, 0), "h", settings=honest.settings))
     dispatcher.receive(session, JoinRequest(MEMBER, 20.0))
     assert any(isinstance(each, Placed) for each in heard_of)
-    for each in strangers.values():
+    for each in intruders.values():
         each.goes()
     dispatcher.detach(session)
     for _ in range(8):
@@ -119,7 +119,7 @@ def _still_serves(jobs: ManyJobs, clock: Moment, strangers: dict[int, _Stranger]
 
 
 def _coordinator_seeds() -> Sequence[bytes]:
-    made = [b"\x00\x00\x00\x01" + b"\x10\x00\x10\x01"]  # two strangers come
+    made = [b"\x00\x00\x00\x01" + b"\x10\x00\x10\x01"]  # two intruders come
     greeted = made[0]
     for number in range(len(REQUESTS)):
         joins = b"\x00\x02\x10\x02"

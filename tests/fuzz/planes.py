@@ -1,4 +1,4 @@
-"""Targets over real sockets: a control plane with strangers at its port, and a node whose server is a stranger."""
+"""Targets over real sockets: a control plane with intruders at its port, and a node whose server is an intruder."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from tests.fuzz.target import Target, no_errors
 _TIMEOUT = 20.0
 _KEY, _WRONG = b"k" * 32, b"w" * 32
 _JOB = Settings("job", 2, 2, join_timeout=_TIMEOUT)
-_STRANGERS = 3
+_INTRUDERS = 3
 
 
-class _Stranger:
+class _Intruder:
     """Somebody at the port, who knows the protocol and perhaps a key."""
 
     def __init__(self, port: int, key: bytes | None, job: str) -> None:
@@ -92,7 +92,7 @@ def _placed(heard: queue.SimpleQueue[Notification]) -> bool:
 
 
 def plane(data: bytes) -> None:
-    """Strangers without a secret, with a wrong one, or of other jobs: the job's nodes meet, and nothing goes wrong.
+    """Intruders without a secret, with a wrong one, or of other jobs: the job's nodes meet, and nothing goes wrong.
 
     After a byte for who they are: which of them, what he does, how much of it, and what.
     """
@@ -104,33 +104,33 @@ def plane(data: bytes) -> None:
         keys=None if key is None else lambda _job: (_KEY,),
     )
     with no_errors(), closing(server), contextlib.ExitStack() as stack:
-        strangers = [
-            stack.enter_context(closing(_Stranger(server.port, _WRONG if kind == 2 else None, f"job {number * kind}")))
-            for number in range(_STRANGERS)
+        intruders = [
+            stack.enter_context(closing(_Intruder(server.port, _WRONG if kind == 2 else None, f"job {number * kind}")))
+            for number in range(_INTRUDERS)
         ]
-        for each in strangers[:2]:
+        for each in intruders[:2]:
             each.greets()
-        _misbehave(strangers, data)
+        _misbehave(intruders, data)
         with _members(server.port, key) as heard:
             assert all(_placed(each) for each in heard)
     assert not server.connections
 
 
-def _misbehave(strangers: Sequence[_Stranger], data: bytes) -> None:
+def _misbehave(intruders: Sequence[_Intruder], data: bytes) -> None:
     while len(data) > 1:
-        stranger, what, much, data = strangers[data[0] % len(strangers)], data[0] >> 4, data[1], data[2:]
+        intruder, what, much, data = intruders[data[0] % len(intruders)], data[0] >> 4, data[1], data[2:]
         if what < 6:
-            stranger.says(encoded(REQUESTS)[much % len(REQUESTS)])
+            intruder.says(encoded(REQUESTS)[much % len(REQUESTS)])
         elif what < 12:
-            stranger.says(data[:much])
+            intruder.says(data[:much])
             data = data[much:]
         elif what < 14:
-            stranger.sends(data[:much])
+            intruder.sends(data[:much])
             data = data[much:]
         elif what == 14:
-            stranger.greets()
+            intruder.greets()
         else:
-            stranger.close()
+            intruder.close()
 
 
 def _plane_seeds() -> Sequence[bytes]:
@@ -144,10 +144,10 @@ def _plane_seeds() -> Sequence[bytes]:
 
 
 def link(data: bytes) -> None:
-    """A node at whose endpoint a stranger listens: it is told that this is no control plane, or that it is lost."""
+    """A node at whose endpoint an intruder listens: it is told that this is no control plane, or that it is lost."""
     heard: queue.SimpleQueue[Notification] = queue.SimpleQueue()
     with no_errors(), socket.create_server(("127.0.0.1", 0)) as listener:
-        thread = threading.Thread(target=_answer_as_a_stranger, args=(listener, data))
+        thread = threading.Thread(target=_answer_as_an_intruder, args=(listener, data))
         thread.start()
         key = _KEY if data[:1] == b"s" else None
         made = TcpLink(Endpoint(*listener.getsockname()), _JOB, 0, heard.put, Deadline.after(0.05), key=key)
@@ -160,7 +160,7 @@ def link(data: bytes) -> None:
         assert not thread.is_alive()
 
 
-def _answer_as_a_stranger(listener: socket.socket, data: bytes) -> None:
+def _answer_as_an_intruder(listener: socket.socket, data: bytes) -> None:
     with suppress(OSError):  # it is closed
         while True:
             peer, _ = listener.accept()

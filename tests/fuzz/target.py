@@ -55,7 +55,7 @@ class Errors(logging.Handler):
 
 @contextmanager
 def no_errors() -> Iterator[None]:
-    """Fails if anything of Rallypoint, or its loop, logs an error; says nothing of what strangers may cause."""
+    """Fails if anything of Rallypoint, or its loop, logs an error; says nothing of what intruders may cause."""
     handler, loggers = Errors(), [logging.getLogger(name) for name in ("rallypoint", "asyncio")]
     before = [(each.propagate, each.level) for each in loggers]
     for each in loggers:

@@ -7,10 +7,10 @@ that plays is the production one; only its clock is made up: it stands still exc
     replaced                         the coordinator and all sessions are lost; a new, empty one takes over
     open a addr=10.0.0.1             a session for node a
     join a size=2 role=x port=7001 hint=1 timeout=600
-    fail a max=3 | succeed a | drain a | leave a | end a | inquire a | beat a
+    fail a max=3 | succeed a | drain a | leave a | end a | inquire a | heartbeat a
     consent a                        agree that the round ends; preempt a in=60
     holding a                        a opens a session and says what it holds (over, joining, round=)
-    crash a                          the session ends without goodbye
+    crash a                          the session ends without a leave
     wait 5                           five seconds pass
     state                            show the state
     wakes                            show when the coordinator wants to be called next
@@ -214,7 +214,7 @@ class Player:
     def _inquire(self, names: list[str], _options: Options) -> list[str]:
         return self._say(names, ProgressRequest)
 
-    def _beat(self, names: list[str], _options: Options) -> list[str]:
+    def _heartbeat(self, names: list[str], _options: Options) -> list[str]:
         return self._say(names, Heartbeat)
 
     def _crash(self, names: list[str], _options: Options) -> list[str]:
@@ -271,7 +271,7 @@ class Player:
         "leave": _leave,
         "end": _end,
         "inquire": _inquire,
-        "beat": _beat,
+        "heartbeat": _heartbeat,
         "crash": _crash,
         "wait": _wait,
         "state": _state,
@@ -334,6 +334,6 @@ def shown(notice: Notification) -> str:
             ended = "" if outcome is None else f", it has {outcome.value}"
             return f"the job {'goes on' if goes_on else 'does not go on'}, others: {others}{ended}"
         case Heartbeat():
-            return "beat"
+            return "heartbeat"
         case _:
             return repr(notice)

@@ -63,7 +63,7 @@ def test_every_section_that_is_cited_exists() -> None:
         if path.suffix in suffixes and path != Path(__file__)
     ]
     citations = [(number, str(path.relative_to(ROOT))) for path in files for number in cited(path.read_text())]
-    assert len(citations) > 100  # or the pattern has lost sight of them
+    assert len(citations) > 100  # or the pattern has lost them
     assert [citation for citation in citations if citation[0] not in headings] == []
 
 

@@ -109,7 +109,7 @@ def agreed(stores: list[Store], proposals: list[int]) -> list[int]:
 
 
 def test_all_are_told_the_largest_number(open_store: Callable[[], Store]) -> None:
-    """A newcomer knows of no round, and whoever was there has seen one more than it can have been."""
+    """A new node knows of no round, and whoever was there has seen one more than it can have been."""
     stores = [open_store() for _ in range(3)]
     for round_, proposals in enumerate([[0, 0, 0], [1, 0, 1], [0, 2, 0], [0, 0, 3]]):
         prefixed: list[Store] = [PrefixStore(f"round/{round_}", store) for store in stores]

@@ -167,7 +167,7 @@ def test_the_end_of_a_round_is_told_by_the_names_of_nodes(end: RoundEnd, words: 
     assert told.startswith(f"round 0 is over: {words}")
 
 
-def test_newcomers_drain_the_round_that_they_wait_behind() -> None:
+def test_new_nodes_drain_the_round_that_they_wait_behind() -> None:
     assert isinstance(after(placed(2), NodesWaiting(2, 1))[1][-1], RequestDrain)
     assert kinds(placed(2), NodesWaiting(1, 1), NodesWaiting(2, 0)) == [StartWorkers]
 
@@ -242,7 +242,7 @@ def test_without_workers_the_end_is_at_once(ending: Event) -> None:
     assert isinstance(steps[-1], FinalStep)
 
 
-def test_the_goodbye_is_said_at_once_and_the_signal_is_the_workers_too() -> None:
+def test_the_leave_is_requested_at_once_and_the_signal_is_the_workers_too() -> None:
     assert after(placed(0), HUP)[1][1:] == [RequestLeave(SIGHUP), StopWorkers(SIGHUP, shared=True)]
     assert after(placed(0), TERM)[1][1:] == [RequestLeave(SIGTERM), PostStopNotice(), StopWorkers(SIGTERM, shared=True)]
     assert after(HUP)[1] == [RequestLeave(SIGHUP), EndBySignal(SIGHUP)]
@@ -384,7 +384,7 @@ def test_what_comes_first_settles_the_end() -> None:
 # Notices
 
 
-def test_newcomers_are_taken_in_when_the_workers_agree() -> None:
+def test_new_nodes_are_taken_in_when_the_workers_agree() -> None:
     status, steps = after(placed(2), NodesWaiting(2, 1), NodesWaiting(2, 2), notice=30)
     assert status.posted_notice == PostedNotice(SCALE)
     assert steps[-1] == PostNotice(SCALE, "", 30)
@@ -395,7 +395,7 @@ def test_newcomers_are_taken_in_when_the_workers_agree() -> None:
     assert decide(status, NodesWaiting(2, 1))[1] == ()
 
 
-def test_newcomers_that_go_away_leave_no_notice() -> None:
+def test_new_nodes_that_go_away_leave_no_notice() -> None:
     status, steps = after(placed(2), NodesWaiting(2, 1), NodesWaiting(2, 0), notice=30)
     assert steps[-1] == WithdrawNotice()
     assert decide(status, WorkersReady())[1] == ()
@@ -441,7 +441,7 @@ def test_the_others_save_before_a_node_is_taken_away() -> None:
         RequestDrain(),
     ]
     steps = after(placed(0), NodesWaiting(0, 1), Preempted(0, "b", 9), NodesWaiting(0, 0), notice=30)[1]
-    assert steps[-1] == PostNotice(PREEMPTION, "b", 9), "the newcomer's notice is not the one to take back"
+    assert steps[-1] == PostNotice(PREEMPTION, "b", 9), "the new node's notice is not the one to take back"
     assert kinds(placed(0), Preempted(1, "b", 9), notice=30) == [StartWorkers]
 
 

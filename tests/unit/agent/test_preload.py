@@ -17,7 +17,7 @@ from tests.unit.agent.third_party import outcome
 from tests.unit.agent.thread_workers import ThreadWorkers
 
 
-class HandWarmth:
+class HandPreload:
     """What is ready when it is told so."""
 
     def __init__(self) -> None:
@@ -51,40 +51,40 @@ class HandWarmth:
         os.close(self._fd)
 
 
-class WarmWorkers(ThreadWorkers):
+class PreloadedWorkers(ThreadWorkers):
     def __init__(self) -> None:
         super().__init__(lambda rank, start, stopping: rank)
-        self.warmth = HandWarmth()
+        self.preload = HandPreload()
 
     def monitors(self) -> list[Monitor]:
-        return [self.warmth]
+        return [self.preload]
 
     def preparing(self) -> bool:
-        return self.warmth.importing()
+        return self.preload.importing()
 
 
 def test_a_start_waits_until_it_is_warm() -> None:
-    made = WarmWorkers()
+    made = PreloadedWorkers()
 
     def tell() -> None:
-        assert made.warmth.asked.wait(TIMEOUT)
+        assert made.preload.asked.wait(TIMEOUT)
         assert made.calls == []
-        made.warmth.tell()
+        made.preload.tell()
 
     with beside(threading.Thread(target=tell)):
         assert outcome(Agent(made)).return_values == {0: 0}
     assert made.calls[0] == "start"
-    made.warmth.close()
+    made.preload.close()
 
 
 def test_an_interrupt_ends_an_agent_that_waits_and_nothing_is_started() -> None:
-    made = WarmWorkers()
+    made = PreloadedWorkers()
 
     def interrupt() -> None:
-        assert made.warmth.asked.wait(TIMEOUT)
+        assert made.preload.asked.wait(TIMEOUT)
         os.kill(os.getpid(), signal.SIGINT)
 
     with beside(threading.Thread(target=interrupt)), pytest.raises(SignalException):
         Agent(made).run()
     assert "start" not in made.calls
-    made.warmth.close()
+    made.preload.close()

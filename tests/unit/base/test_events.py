@@ -58,8 +58,8 @@ def test_many_writers_lose_nothing() -> None:
 def test_a_signal_becomes_a_letter_and_the_old_handler_comes_back() -> None:
     mailbox: Mailbox[int] = Mailbox()
     former = signal.getsignal(signal.SIGUSR1)
-    with post_signals(mailbox.post, [signal.SIGUSR1]) as bell:
-        assert bell is not None
+    with post_signals(mailbox.post, [signal.SIGUSR1]) as wakeup:
+        assert wakeup is not None
         os.kill(os.getpid(), signal.SIGUSR1)
         assert select.select([mailbox.fileno()], [], [], 30)[0]
         assert list(mailbox.drain()) == [signal.SIGUSR1]
@@ -107,8 +107,8 @@ def test_other_threads_install_nothing() -> None:
     outcome: list[SignalWakeup | None] = []
 
     def attempt() -> None:
-        with post_signals(lambda _: None, [signal.SIGUSR1]) as bell:
-            outcome.append(bell)
+        with post_signals(lambda _: None, [signal.SIGUSR1]) as wakeup:
+            outcome.append(wakeup)
 
     thread = threading.Thread(target=attempt)
     thread.start()
@@ -128,20 +128,20 @@ def test_a_signal_that_another_thread_gets_wakes_who_sleeps_on_the_bell() -> Non
 
     other = threading.Thread(target=get_one)
     other.start()
-    with post_signals(mailbox.post, [signal.SIGUSR1]) as bell:
-        assert bell is not None
+    with post_signals(mailbox.post, [signal.SIGUSR1]) as wakeup:
+        assert wakeup is not None
         signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGUSR1])
         try:
             sleeps.set()
-            assert select.select([bell.fileno(), mailbox.fileno()], [], [], 30)[0], "nobody was woken"
+            assert select.select([wakeup.fileno(), mailbox.fileno()], [], [], 30)[0], "nobody was woken"
         finally:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGUSR1])
             ended.set()
             other.join()
-        bell.clear()
-        bell.clear()
+        wakeup.clear()
+        wakeup.clear()
         assert list(mailbox.drain()) == [signal.SIGUSR1]
-        assert not select.select([bell], [], [], 0)[0], "it is silent again"
+        assert not select.select([wakeup], [], [], 0)[0], "it is silent again"
     mailbox.close()
 
 

@@ -10,13 +10,13 @@ import pytest
 
 pytestmark = pytest.mark.process
 
-BIRTH = "import os, signal, sys\n"
-BIRTH += "from rallypoint.cli.process_setup import set_up_process, restore_keyboard_interrupt\nset_up_process()\n"
+SET_UP = "import os, signal, sys\n"
+SET_UP += "from rallypoint.cli.process_setup import set_up_process, restore_keyboard_interrupt\nset_up_process()\n"
 
 
 def ran(text: str, before: str = "") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-c", before + BIRTH + text], capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", before + SET_UP + text], capture_output=True, text=True, timeout=60, check=False
     )
 
 
@@ -50,7 +50,7 @@ def test_standard_descriptors_that_are_closed_become_dev_null(closed: tuple[int,
 import os, sys
 for fd in {closed}:
     os.close(fd)
-os.execv(sys.executable, [sys.executable, "-c", {BIRTH + CHECK!r}, *map(str, {closed})])
+os.execv(sys.executable, [sys.executable, "-c", {SET_UP + CHECK!r}, *map(str, {closed})])
 """
     done = subprocess.run([sys.executable, "-c", text], capture_output=True, timeout=60, check=False)
     assert done.returncode == 7, done

@@ -36,7 +36,7 @@ def served(dispatcher: Dispatcher | None = None) -> Iterator[int]:
 
 
 @contextmanager
-def stranger(port: int, says: bytes = b"") -> Iterator[socket.socket]:
+def unauthenticated(port: int, says: bytes = b"") -> Iterator[socket.socket]:
     with socket.create_connection(("127.0.0.1", port), timeout=TIMEOUT) as made:
         made.sendall(says)
         yield made
@@ -79,7 +79,7 @@ def greeting(settings: Settings = SETTINGS) -> bytes:
 )
 def test_a_node_of_another_version_is_told_so_whatever_else_it_says(fields: list[object]) -> None:
     hello = MAGIC + frame(msgspec.msgpack.encode((0, fields)))
-    with served() as port, stranger(port, hello) as node:
+    with served() as port, unauthenticated(port, hello) as node:
         answer = codec.decode_answer(Answers(node).next())
     assert isinstance(answer, HandshakeRefused)
     told = f"speaks Rallypoint's protocol {PROTOCOL_VERSION}, the node speaks {fields[0]}; install the same version"
@@ -93,7 +93,7 @@ def test_what_has_no_version_is_no_greeting(payload: bytes) -> None:
 
 
 def test_a_welcome_says_whether_the_server_lives_in_an_agent() -> None:
-    with served() as port, stranger(port, greeting()) as node:
+    with served() as port, unauthenticated(port, greeting()) as node:
         answers = Answers(node)
         codec.decode_answer(answers.next())
         node.sendall(frame(codec.encode(Proof(b""))))
@@ -102,12 +102,14 @@ def test_a_welcome_says_whether_the_server_lives_in_an_agent() -> None:
     assert welcome.embedded
 
 
-def test_many_strangers_cost_few_lines(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_many_unauthenticated_connections_cost_few_lines(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr(RateLimitedLog, "WINDOW", 3600.0)
     with caplog.at_level(logging.WARNING, "rallypoint"):
         with served() as port:
             for _ in range(50):
-                with stranger(port, b"GET / HTTP/1.1\r\n\r\n") as made:
+                with unauthenticated(port, b"GET / HTTP/1.1\r\n\r\n") as made:
                     assert is_hung_up_on(made)
         assert len([line for line in caplog.messages if "refused: it starts with b'GET" in line]) == 10
         assert caplog.messages[-1].startswith("and 40 more control connections refused")
@@ -120,22 +122,22 @@ def test_after_a_while_they_are_told_of_again(
     monkeypatch.setattr(RateLimitedLog, "LINES", 1)
     with caplog.at_level(logging.WARNING, "rallypoint"), served() as port:
         while sum("more control connections" in line for line in caplog.messages) < 2:
-            with stranger(port, b"x") as made:
+            with unauthenticated(port, b"x") as made:
                 assert is_hung_up_on(made)
     assert sum("refused: it starts with b'x'" in line for line in caplog.messages) >= 2
 
 
-def test_idle_strangers_make_room_for_newer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_unauthenticated_connections_make_way_for_newer_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "HANDSHAKE_TIMEOUT", 3600.0)
     monkeypatch.setattr(connection_limiter, "_MIN_AGE", 0.05)
     monkeypatch.setattr(connection_limiter, "_MAX_CONNECTIONS", 3)
     with served() as port, ExitStack() as stack:
-        session = stack.enter_context(stranger(port, greeting()))
+        session = stack.enter_context(unauthenticated(port, greeting()))
         answers = Answers(session)
         answers.next()
         session.sendall(frame(codec.encode(Proof(b""))))
         answers.next()
-        idle = [stack.enter_context(stranger(port)) for _ in range(6)]
+        idle = [stack.enter_context(unauthenticated(port)) for _ in range(6)]
         for made in idle[:3]:
             assert is_hung_up_on(made)
         for made in idle[3:]:
@@ -149,7 +151,7 @@ def test_many_that_come_at_once_have_a_moment_to_say_what_they_are(monkeypatch: 
     monkeypatch.setattr(connection_limiter, "_MIN_AGE", 3600.0)
     monkeypatch.setattr(connection_limiter, "_MAX_CONNECTIONS", 2)
     with served() as port, ExitStack() as stack:
-        for made in [stack.enter_context(stranger(port)) for _ in range(10)]:
+        for made in [stack.enter_context(unauthenticated(port)) for _ in range(10)]:
             made.sendall(greeting())
             assert Answers(made).next()
 

@@ -1,4 +1,4 @@
-"""The control server and its clients over real sockets: sessions, strangers, and what is said of each failure."""
+"""The control server and its clients over real sockets: sessions, unauthenticated peers, and each failure's message."""
 
 from __future__ import annotations
 
@@ -159,15 +159,15 @@ def test_a_session_that_breaks_off_is_a_loss_and_is_noticed_at_once() -> None:
 
 def test_a_silent_node_is_gone_after_its_lease_and_learns_of_it() -> None:
     with served(nodes=1, lease=0.3) as (dispatcher, endpoint), raw_session(endpoint) as mute:
-        newcomer = Node(endpoint)
-        newcomer.join()
-        assert isinstance(newcomer.hears(), Placed)
+        new_node = Node(endpoint)
+        new_node.join()
+        assert isinstance(new_node.hears(), Placed)
         assert dispatcher.state.ledger.lost == 1
         payload = mute.recv(1000)[4:]
         assert codec.decode_notification(payload) == SessionEnded("nothing was heard from it for 0.3 s")
         with suppress(ConnectionResetError):
             assert mute.recv(1000) == b"", "a node that was taken out must find its session closed"
-        newcomer.link.close()
+        new_node.link.close()
 
 
 def test_a_server_that_ends_says_why_before_it_hangs_up() -> None:
@@ -231,9 +231,9 @@ def test_a_foreign_service_is_named_by_what_it_says() -> None:
 
 def test_another_job_is_refused_and_the_server_serves_on(caplog: pytest.LogCaptureFixture) -> None:
     with served(nodes=1) as (_, endpoint):
-        stranger = Node(endpoint, job="other")
-        assert "belongs to job 'job', not to 'other'" in stranger.loses()
-        stranger.link.close()
+        peer = Node(endpoint, job="other")
+        assert "belongs to job 'job', not to 'other'" in peer.loses()
+        peer.link.close()
         node = Node(endpoint)
         node.join()
         assert isinstance(node.hears(), Placed)
@@ -243,9 +243,9 @@ def test_another_job_is_refused_and_the_server_serves_on(caplog: pytest.LogCaptu
 def test_secrets() -> None:
     with served(nodes=1, key=b"right") as (_, endpoint):
         for wrong, why in ((b"wrong", "is not the job's"), (None, "this job has a secret")):
-            stranger = Node(endpoint, key=wrong)
-            assert why in stranger.loses()
-            stranger.link.close()
+            peer = Node(endpoint, key=wrong)
+            assert why in peer.loses()
+            peer.link.close()
         node = Node(endpoint, key=b"right")
         node.join()
         assert isinstance(node.hears(), Placed)
@@ -266,13 +266,13 @@ GARBAGE = {
 
 
 @pytest.mark.parametrize("data", GARBAGE.values(), ids=GARBAGE.keys())
-def test_a_strangers_bytes_cost_a_log_line(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
+def test_the_bytes_of_an_unauthenticated_peer_cost_a_log_line(data: bytes, caplog: pytest.LogCaptureFixture) -> None:
     with served(nodes=1) as (_, endpoint), caplog.at_level(logging.WARNING, "rallypoint"):
-        with socket.create_connection(("127.0.0.1", endpoint.port)) as stranger:
-            stranger.settimeout(TIMEOUT)
-            stranger.sendall(data)
+        with socket.create_connection(("127.0.0.1", endpoint.port)) as peer:
+            peer.settimeout(TIMEOUT)
+            peer.sendall(data)
             with suppress(ConnectionResetError):  # it may hang up with our bytes unread
-                assert stranger.recv(100) == b""
+                assert peer.recv(100) == b""
         node = Node(endpoint)
         node.join()
         assert isinstance(node.hears(), Placed)
@@ -283,8 +283,8 @@ def test_a_strangers_bytes_cost_a_log_line(data: bytes, caplog: pytest.LogCaptur
 
 def test_a_truncated_greeting_costs_nothing() -> None:
     with served(nodes=1) as (_, endpoint):
-        with socket.create_connection(("127.0.0.1", endpoint.port)) as stranger:
-            stranger.sendall(MAGIC[:4])
+        with socket.create_connection(("127.0.0.1", endpoint.port)) as peer:
+            peer.sendall(MAGIC[:4])
         node = Node(endpoint)
         node.join()
         assert isinstance(node.hears(), Placed)

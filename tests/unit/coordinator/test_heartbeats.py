@@ -1,4 +1,4 @@
-"""Beats take a short way through the server, and mean there what they mean on the long one."""
+"""Heartbeats take a short way through the server, and mean there what they mean on the long one."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rallypoint.protocol.messages import Heartbeat, Progress, ProgressRequest
 
 TIMEOUT = 10.0
 SETTINGS = Settings("job", 2, 2, lease=3600.0)
-BEAT, INQUIRE = frame(codec.encode(Heartbeat())), frame(codec.encode(ProgressRequest()))
+HEARTBEAT, INQUIRE = frame(codec.encode(Heartbeat())), frame(codec.encode(ProgressRequest()))
 
 
 class Clock:
@@ -54,7 +54,7 @@ class Node:
         return type(codec.decode_notification(self._next()))
 
     def heard_until_progress(self) -> int:
-        """How many beats came before the answer to an inquiry, which is said now."""
+        """How many heartbeats came before the answer to an inquiry, which is said now."""
         self.says(INQUIRE)
         count = 0
         while self.hears() is not Progress:
@@ -87,16 +87,16 @@ def session(dispatcher: Dispatcher) -> Iterator[Node]:
 def test_every_beat_of_a_small_job_is_answered() -> None:
     with session(Dispatcher(SETTINGS)) as node:
         for _ in range(5):
-            node.says(BEAT)
+            node.says(HEARTBEAT)
             assert node.hears() is Heartbeat
 
 
 def test_beats_count_however_the_network_cuts_them() -> None:
     with session(Dispatcher(SETTINGS)) as node:
-        node.says(INQUIRE + BEAT)
-        node.says(BEAT + BEAT[:3])
+        node.says(INQUIRE + HEARTBEAT)
+        node.says(HEARTBEAT + HEARTBEAT[:3])
         assert {node.hears() for _ in range(3)} == {Progress, Heartbeat}
-        node.says(BEAT[3:])
+        node.says(HEARTBEAT[3:])
         assert node.hears() is Heartbeat
         node.says(INQUIRE[:2])
         node.says(INQUIRE[2:])
@@ -108,17 +108,17 @@ def test_of_a_large_job_every_second_beat_is_answered_the_first_included(monkeyp
     with session(Dispatcher(SETTINGS)) as node:
         counts = []
         for _ in range(6):
-            node.says(BEAT)
+            node.says(HEARTBEAT)
             counts.append(node.heard_until_progress())
     assert counts == [1, 0, 1, 0, 1, 0]
 
 
-def test_who_was_taken_out_is_hung_up_on_at_its_next_beat() -> None:
+def test_who_was_taken_out_is_hung_up_on_at_its_next_heartbeat() -> None:
     clock = Clock()
     dispatcher = Dispatcher(SETTINGS, clock)
     with session(dispatcher) as node:
         dispatcher._coordinator.sessions.close(1)
-        node.says(BEAT)
+        node.says(HEARTBEAT)
         assert node.is_hung_up_on()
 
 

@@ -284,7 +284,7 @@ def costs(work: Callable[[], None]) -> int:
 
 
 def test_one_beat_and_one_tick_cost_the_same_among_many_jobs() -> None:
-    beats, ticks = [], []
+    heartbeats, ticks = [], []
     for count in (1, 500):
         world = World()
         nodes = [Node(world, 1, job=f"job{each}", peer=f"192.0.2.{each % 100}") for each in range(count)]
@@ -292,16 +292,16 @@ def test_one_beat_and_one_tick_cost_the_same_among_many_jobs() -> None:
             node.joins()
         world.passes(5.0, *nodes)
         looks = world.looks
-        beats.append(costs(partial(nodes[0].says, Heartbeat())))
+        heartbeats.append(costs(partial(nodes[0].says, Heartbeat())))
         assert world.looks == looks, "the timer stays as it is"
         world.clock.now = world.timer
         ticks.append(costs(world.jobs.tick))
         assert world.jobs.wake_at() > world.clock.now
-    assert beats[0] == beats[1]
+    assert heartbeats[0] == heartbeats[1]
     assert ticks[1] <= 500 * ticks[0]
 
 
-def test_names_without_sessions_make_room_for_newcomers() -> None:
+def test_names_without_sessions_make_way_for_new_nodes() -> None:
     world = World()
     running = Node(world, 1, job="running")
     running.joins()

@@ -30,8 +30,8 @@ from rallypoint.store.wire import Op
 
 SIZES = (2, 64, 512)
 TIMEOUT = 60.0
-NO_BEATS = 3600.0
-"""A lease in which no beat falls into a test."""
+NO_HEARTBEATS = 3600.0
+"""A lease in which no heartbeat falls into a test."""
 CAUSE = Cause(1, 0, "host", 4711, 1, "ValueError: boom", "Traceback ...", 0.0, "")
 
 
@@ -97,7 +97,7 @@ class Nodes:
 @contextmanager
 def met(count: int) -> Iterator[tuple[CountingDispatcher, Nodes]]:
     allow_descriptors(2 * count)
-    settings = Settings("job", count, count, lease=NO_BEATS)
+    settings = Settings("job", count, count, lease=NO_HEARTBEATS)
     dispatcher = CountingDispatcher(settings)
     server = ControlServer(dispatcher, listening_socket("127.0.0.1", 0))
     nodes = Nodes(count, Endpoint("127.0.0.1", server.port), settings)

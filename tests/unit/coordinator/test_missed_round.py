@@ -17,8 +17,8 @@ from rallypoint.rendezvous.shared_state_link import SharedStateLink
 from rallypoint.rendezvous.worker_stores import AgentStoreSupply
 from tests.unit.rendezvous.test_shared_state_link import CAUSE, TIMEOUT, Memory, MemoryBackend, job
 
-WITHOUT_BEATS = job(2, keep_alive_interval=600.0)
-"""A beat would be a write, and a write shows what others have done."""
+WITHOUT_HEARTBEATS = job(2, keep_alive_interval=600.0)
+"""A heartbeat would be a write, and a write shows what others have done."""
 
 
 class SlowBackend(MemoryBackend):
@@ -62,7 +62,7 @@ class Node:
 
 @contextmanager
 def two_nodes(memory: Memory) -> Iterator[tuple[Node, Node]]:
-    a, b = Node(memory, "a", WITHOUT_BEATS), Node(memory, "b", WITHOUT_BEATS)
+    a, b = Node(memory, "a", WITHOUT_HEARTBEATS), Node(memory, "b", WITHOUT_HEARTBEATS)
     try:
         yield a, b
     finally:

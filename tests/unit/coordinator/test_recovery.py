@@ -217,7 +217,7 @@ def test_places_are_told_again_after_a_connection_that_broke_in_between() -> Non
     assert job.coordinator.state.ledger.lost == 0
 
 
-def test_a_node_with_a_place_knows_better_than_a_newcomer_what_the_job_was_started_with() -> None:
+def test_a_node_with_a_place_knows_better_than_a_new_node_what_the_job_was_started_with() -> None:
     coordinator = Coordinator(Settings("job", 1, 2), "new", learns_settings=True)
     coordinator.open(1, SessionRecord(NodeId("late", 1, 0), "late", settings=Settings("job", 1, 2)), 0.0)
     coordinator.receive(1, JoinRequest(NodeInfo("default", 1, "", 1), 600.0), 0.0)
@@ -233,12 +233,12 @@ def test_a_node_with_a_place_knows_better_than_a_newcomer_what_the_job_was_start
     assert len(coordinator.state.redundancy_list) == 1
 
 
-def test_a_stranger_tells_the_coordinator_of_a_job_neither_settings_nor_rounds_that_it_cannot_have_had() -> None:
+def test_an_unknown_node_tells_the_coordinator_of_a_job_neither_settings_nor_rounds_that_it_cannot_have_had() -> None:
     ours = Settings("job", 1, 2)
     coordinator = Coordinator(ours, "new")
-    stranger = NodeId("stranger", 1, 0)
-    coordinator.open(1, SessionRecord(stranger, "stranger", settings=Settings("job", 1, 60000, lease=86400.0)), 0.0)
-    held = ResumeRequest("old", stranger, NodeInfo("default", 1, "", 1), 4, 1, 60000, round_over=False, origin="old")
+    unknown = NodeId("unknown", 1, 0)
+    coordinator.open(1, SessionRecord(unknown, "unknown", settings=Settings("job", 1, 60000, lease=86400.0)), 0.0)
+    held = ResumeRequest("old", unknown, NodeInfo("default", 1, "", 1), 4, 1, 60000, round_over=False, origin="old")
     coordinator.receive(1, held, 0.1)
     assert coordinator.settings == ours
     assert len(coordinator.state.participants) == 0
@@ -262,10 +262,10 @@ def test_two_rounds_that_happen_to_have_one_number_are_not_mixed() -> None:
 def test_all_workers_of_a_round_are_told_one_restart_count_whatever_is_heard_meanwhile() -> None:
     job = Job(1)
     first = job.nodes[0]
-    stranger = NodeId("old", 1, 0)
-    job.coordinator.open(99, SessionRecord(stranger, "old"), 0.0)
+    unknown = NodeId("old", 1, 0)
+    job.coordinator.open(99, SessionRecord(unknown, "old"), 0.0)
     job.coordinator.receive(
-        99, ResumeRequest("before", stranger, NodeInfo("default", 1, "old", 1), 3, 0, 1, failures=2), 0.0
+        99, ResumeRequest("before", unknown, NodeInfo("default", 1, "old", 1), 3, 0, 1, failures=2), 0.0
     )
     unanswered = JoinRequest(NodeInfo("default", 1, "", first.port), 9.0)
     first.held = first.held._replace(placement=None, round_over=True, join=(unanswered, 9.0))

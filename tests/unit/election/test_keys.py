@@ -1,4 +1,4 @@
-"""What stands in etcd for a job: everything read back is what was written, and strangers' bytes are a sentence."""
+"""What is in etcd for a job: what was written is read back; bytes of others are an error of one sentence."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ LEASE = 7
 REFUSED = ConnectionRefusedError("Connection refused")
 UNKNOWN = socket.gaierror("Name or service not known")
 SILENT = TimeoutError("it does not answer a TCP connection")
-STRANGER = HandshakeError("what listens there is not ours")
+NOT_OURS = HandshakeError("what listens there is not ours")
 
 
 def posted_at(*addresses: str) -> LeaderResolver:
@@ -45,7 +45,7 @@ def test_a_port_that_refuses_at_all_addresses_is_shut() -> None:
     assert attempts(posted_at("here", "host"), here=REFUSED, host=REFUSED) == LEASE
 
 
-@pytest.mark.parametrize("else_", [UNKNOWN, SILENT, STRANGER])
+@pytest.mark.parametrize("else_", [UNKNOWN, SILENT, NOT_OURS])
 def test_a_port_that_refuses_at_our_own_machine_proves_nothing_of_another(else_: Exception) -> None:
     """The coordinator's first address is loopback, where etcd has a member on each machine."""
     assert attempts(posted_at("here", "host"), here=REFUSED, host=else_) == 0
@@ -60,29 +60,29 @@ def test_refusals_before_the_coordinator_was_met_are_not_counted() -> None:
     assert posted.refusing_lease == 0
 
 
-def test_after_a_stranger_the_next_address_is_tried() -> None:
+def test_after_another_server_the_next_address_is_tried() -> None:
     posted = posted_at("here", "host")
     for host in ("here", "host", "here"):
         place = posted.resolve()
         assert place is not None
         assert place.endpoint.host == host
-        posted.failed(place, STRANGER)
+        posted.failed(place, NOT_OURS)
 
 
-def test_a_link_passes_over_a_stranger_at_the_coordinator_s_port_on_our_own_machine() -> None:
+def test_a_link_passes_over_another_server_at_the_coordinator_s_port_on_our_own_machine() -> None:
     settings = Settings("job", 1, 1)
-    listener, stranger = _two_at_one_port()
+    listener, other = _two_at_one_port()
     server = ControlServer(Dispatcher(settings), listener, keys=lambda _job: (b"s",))
     posted = LeaderResolver("etcd")
     posted.update(LeaderRecord(("127.0.0.1", "127.0.0.2"), server.port, LEASE, "s"), 1)
     greeted = threading.Event()
     posted.on_news = greeted.set
-    with stranger:
-        answering = threading.Thread(target=_answer_all, args=(stranger,))
+    with other:
+        answering = threading.Thread(target=_answer_all, args=(other,))
         answering.start()
         link = TcpLink(posted, settings, 0, lambda _notice: None, Deadline.after(30.0))
         met = greeted.wait(10.0)
-        stranger.shutdown(socket.SHUT_RDWR)
+        other.shutdown(socket.SHUT_RDWR)
         answering.join()
     link.close()
     server.close()
@@ -99,10 +99,10 @@ def _two_at_one_port() -> tuple[socket.socket, socket.socket]:
             first.close()
 
 
-def _answer_all(stranger: socket.socket) -> None:
+def _answer_all(other: socket.socket) -> None:
     with contextlib.suppress(OSError):  # it is shut
         while True:
-            connection, _ = stranger.accept()
+            connection, _ = other.accept()
             with connection:
                 connection.recv(16)
                 connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n" * 100)

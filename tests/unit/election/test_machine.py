@@ -242,7 +242,7 @@ def test_the_next_in_line_deposes_a_leader_whose_port_refuses() -> None:
     assert lost == steps.NodesLost(frozenset([first.name]), "its machine refuses connections")
 
 
-def test_a_lease_that_could_not_be_ended_is_tried_again_with_the_next_beat() -> None:
+def test_a_lease_that_could_not_be_ended_is_tried_again_with_the_next_heartbeat() -> None:
     first, second = (cluster := Cluster(2)).agents
     second.greeted("", refused=first.election.lease)
     for _ in range(2):
@@ -269,7 +269,7 @@ def test_chores_that_etcd_does_not_answer_wait_for_a_pause() -> None:
 
 
 @pytest.mark.parametrize("kind", [Watched.RIVAL, Watched.LEADER, Watched.NODES])
-def test_a_watch_that_is_compacted_is_read_again_at_once_and_one_refused_with_the_next_beat(kind: Watched) -> None:
+def test_a_watch_that_is_compacted_is_read_again_at_once_and_one_refused_with_the_next_heartbeat(kind: Watched) -> None:
     agent = (cluster := Cluster(2)).agents[0 if kind is Watched.NODES else 1]
     number = agent.watches[kind].number
     agent.loses_watch(kind, WatchCompacted(17))

@@ -115,10 +115,10 @@ class Job:
 
     def succeeded(self) -> None:
         """The coordinator is gone with all sessions and all that was not kept; another takes over."""
-        former = RestoredState(self.dispatcher.incarnation, self.shelf.kept)
+        restored = RestoredState(self.dispatcher.incarnation, self.shelf.kept)
         self.shelf = Shelf()
-        self.shelf.kept = former.state
-        self.dispatcher = Dispatcher(self.settings, self.time, restored=former, journal=self.shelf)
+        self.shelf.kept = restored.state
+        self.dispatcher = Dispatcher(self.settings, self.time, restored=restored, journal=self.shelf)
         for node in self.nodes:
             node.session = 0
 
@@ -129,8 +129,8 @@ class Job:
         for node in self.nodes:
             node.session = 0
 
-    def beat(self, seconds: float) -> None:
-        """Time passes; whoever has a session beats."""
+    def heartbeats(self, seconds: float) -> None:
+        """Time passes; whoever has a session sends heartbeats."""
         until = self.time.now + seconds
         while self.time.now < until:
             self.time.now += 0.5
@@ -184,7 +184,7 @@ def test_a_running_round_runs_on_under_the_next_coordinator() -> None:
     job.succeeded()
     for node in reversed(job.nodes):
         job.open(node)
-    job.beat(2 * recovery_timeout(job.settings))
+    job.heartbeats(2 * recovery_timeout(job.settings))
     assert all(set(node.told) <= {Heartbeat()} for node in job.nodes)
     assert job.dispatcher.state == job.shelf.kept
 
@@ -198,7 +198,7 @@ def test_a_node_that_is_known_to_be_dead_is_waited_for_by_nobody() -> None:
     job.open(job.nodes[2])
     for node in job.nodes[1:]:
         job.join(node)
-    job.beat(6.0)
+    job.heartbeats(6.0)
     assert [rounds(node) for node in job.nodes] == [[0], [0, 1], [0, 1]]
 
 
@@ -210,14 +210,14 @@ def test_of_a_node_with_a_session_the_session_is_the_better_witness() -> None:
     assert [rounds(node) for node in job.nodes] == [[0], [0]]
 
 
-def test_who_does_not_come_back_is_lost_when_the_patience_is_over() -> None:
+def test_who_does_not_come_back_is_lost_when_the_recovery_timeout_is_over() -> None:
     job = Job(3, 2)
     job.succeeded()
     for node in job.nodes[:2]:
         job.open(node)
-    job.beat(recovery_timeout(job.settings) - 1.0)
+    job.heartbeats(recovery_timeout(job.settings) - 1.0)
     assert runs(job)
-    job.beat(2.0)
+    job.heartbeats(2.0)
     assert not runs(job)
     assert job.dispatcher.state.ledger.lost == 1
 
@@ -233,13 +233,13 @@ def test_who_succeeds_a_coordinator_that_was_being_filled_is_filled_on() -> None
     job.succeeded()
     for node in (second, first):
         job.open(node)
-    job.beat(2 * recovery_timeout(job.settings))
+    job.heartbeats(2 * recovery_timeout(job.settings))
     assert all(set(node.told) <= {Heartbeat()} for node in job.nodes)
     assert [node.held.round_over for node in job.nodes] == [False, False]
 
 
 def test_what_a_node_had_told_a_coordinator_that_did_not_keep_it_is_heard_again() -> None:
-    """It knows that coordinator's name by a beat, which is answered before anything is kept."""
+    """It knows that coordinator's name by a heartbeat, which is answered before anything is kept."""
     job = Job(2, 1)
     first, second = job.nodes
     job.forgotten()
@@ -248,17 +248,17 @@ def test_what_a_node_had_told_a_coordinator_that_did_not_keep_it_is_heard_again(
     job.succeeded()
     job.open(first)
     job.open(second)
-    job.beat(2 * recovery_timeout(job.settings))
+    job.heartbeats(2 * recovery_timeout(job.settings))
     assert runs(job)
     assert job.dispatcher.state.round == 0
     assert [node.held.round_over for node in job.nodes] == [False, False]
 
 
-def test_a_name_that_the_former_coordinator_gave_is_not_given_again() -> None:
+def test_a_name_that_the_last_coordinator_gave_is_not_given_again() -> None:
     job = Job(2, 2)
     job.succeeded()
-    stranger = Node(0)
-    _, name = job.dispatcher.attach(stranger.hear, SessionRecord(stranger.id, "h0"))
+    unknown = Node(0)
+    _, name = job.dispatcher.attach(unknown.hear, SessionRecord(unknown.id, "h0"))
     assert name not in {node.id for node in job.nodes}
     job.open(job.nodes[0])
     assert runs(job)
@@ -329,6 +329,6 @@ def settle(job: Job) -> None:
             placement = node.held.placement
             if placement is not None and not node.held.round_over and not node.held.ended:
                 job.say(node, Succeed(placement.round))
-        job.beat(1.0)
+        job.heartbeats(1.0)
         if all(node.held.ended for node in job.nodes):
             return

@@ -44,12 +44,12 @@ def issue(ca: trustme.CA, folder: Path, name: str, *identities: str) -> None:
 @pytest.fixture(name="secured", scope="module")
 def _secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Secured]:
     folder = tmp_path_factory.mktemp("secured")
-    ca, stranger = trustme.CA(), trustme.CA()
+    ca, other = trustme.CA(), trustme.CA()
     ca.cert_pem.write_to_path(str(folder / "ca.pem"))
-    stranger.cert_pem.write_to_path(str(folder / "stranger-ca.pem"))
+    other.cert_pem.write_to_path(str(folder / "other-ca.pem"))
     issue(ca, folder, "server", "127.0.0.1")
     issue(ca, folder, "client", "agent.example")
-    issue(stranger, folder, "stranger", "agent.example")
+    issue(other, folder, "other", "agent.example")
     files = ServerTls(folder / "ca.pem", folder / "server.pem", folder / "server.key")
     with running(folder, 3, tls=files, arguments=[f"--auth-token-ttl={TOKEN_LIFE_S}"]) as cluster:
         cluster.enable_auth({JOB.user: JOB.password})
@@ -153,7 +153,7 @@ def test_a_user_who_may_do_nothing(secured: Secured, prefix: bytes) -> None:
 
 
 def test_a_wrong_ca(secured: Secured) -> None:
-    wrong = secured.tls._replace(cacert=secured.file("stranger-ca.pem"))
+    wrong = secured.tls._replace(cacert=secured.file("other-ca.pem"))
     assert "certificate that is not to be trusted" in refusal(secured.client(wrong, JOB))
 
 
@@ -164,8 +164,8 @@ def test_no_certificate_of_ours(secured: Secured) -> None:
     assert "`cert`" in said
 
 
-def test_a_certificate_of_a_stranger(secured: Secured) -> None:
-    wrong = EtcdTls(secured.tls.cacert, secured.file("stranger.pem"), secured.file("stranger.key"))
+def test_a_certificate_of_another_authority(secured: Secured) -> None:
+    wrong = EtcdTls(secured.tls.cacert, secured.file("other.pem"), secured.file("other.key"))
     assert "TLS" in refusal(secured.client(wrong, JOB))
 
 
@@ -226,7 +226,7 @@ def test_files_that_cannot_be_used(etcd: EtcdCluster, tls: EtcdTls, said: str) -
 
 
 def test_a_key_of_another_certificate(secured: Secured) -> None:
-    wrong = EtcdTls(None, secured.tls.cert, secured.file("stranger.key"))
+    wrong = EtcdTls(None, secured.tls.cert, secured.file("other.key"))
     with pytest.raises(UserError, match=r"key.*cannot be used \(key values mismatch\)"):
         secured.client(wrong, None)
 

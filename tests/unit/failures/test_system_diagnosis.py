@@ -125,8 +125,8 @@ def test_a_bus_error_names_shared_memory_and_blames_it_only_if_it_is_full(
 ) -> None:
     size = 64 << 20
     for free, blamed in ((1 << 20, True), (32 << 20, False)):
-        room = os.statvfs_result((4096, 4096, size // 4096, free // 4096, free // 4096, 9, 9, 9, 0, 255))
-        monkeypatch.setattr(os, "statvfs", lambda _, room=room: room)
+        space = os.statvfs_result((4096, 4096, size // 4096, free // 4096, free // 4096, 9, 9, 9, 0, 255))
+        monkeypatch.setattr(os, "statvfs", lambda _, space=space: space)
         said = bus_error("/dev/shm")
         assert f"{free >> 20} MB of 64 MB free" in said
         assert ("/dev/shm is nearly full" in said) == blamed

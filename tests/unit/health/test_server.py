@@ -181,7 +181,7 @@ def test_resets_and_floods_cost_nothing(loop: LoopThread, caplog: pytest.LogCapt
 
 
 def test_a_crowd_that_says_nothing_keeps_no_probe_out(loop: LoopThread) -> None:
-    """The oldest make room: with more silent connections than there is room for, a probe is answered all the same."""
+    """The oldest make way: with more silent connections than there is space for, a probe is answered all the same."""
     with serving_on(loop) as port, contextlib.ExitStack() as crowd:
         silent = [crowd.enter_context(dial(port)) for _ in range(3 * http_server._MAX_CONNECTIONS)]
         assert get(port, "/healthz")[0] == 200

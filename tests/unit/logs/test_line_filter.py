@@ -26,7 +26,7 @@ LETTERS = st.text(alphabet="ab\n\udcff", max_size=30)
 def test_lines_pass_whole_and_prefixed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, writes: list[str], texts: list[str]
 ) -> None:
-    room = bytearray(7)  # so that lines are longer than what is read at once
+    space = bytearray(7)  # so that lines are longer than what is read at once
     monkeypatch.setattr(line_filter_module, "_CHUNK", 5)
     path, kept = tmp_path / "log", tmp_path / "kept"
     path.write_bytes(b"")
@@ -35,9 +35,9 @@ def test_lines_pass_whole_and_prefixed(
     with path.open("ab", buffering=0) as file:
         for text in writes:
             file.write(text.encode(errors="surrogateescape"))
-            list(followed.pieces(0.0, room))
+            list(followed.pieces(0.0, space))
             assert kept.read_bytes() in (b"", kept.read_bytes()[: kept.read_bytes().rfind(b"\n") + 1])
-    list(followed.finish(0.0, room))
+    list(followed.finish(0.0, space))
     followed.close()
     line_filter.close()
     lines = "".join(writes).split("\n")
@@ -50,10 +50,10 @@ def test_an_emptied_file_is_sifted_from_its_start(tmp_path: Path) -> None:
     path, kept = tmp_path / "log", tmp_path / "kept"
     path.write_bytes(b"half a line")
     line_filter = LineFilter(str(kept), ["a"])
-    followed, room = Tail(str(path), b"", line_filter), bytearray(7)
-    list(followed.pieces(0.0, room))
+    followed, space = Tail(str(path), b"", line_filter), bytearray(7)
+    list(followed.pieces(0.0, space))
     path.write_bytes(b"an\n")
-    list(followed.pieces(0.0, room))
+    list(followed.pieces(0.0, space))
     assert kept.read_bytes() == b"an\n"
     followed.close()
     line_filter.close()

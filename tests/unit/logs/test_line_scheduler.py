@@ -48,7 +48,7 @@ def test_each_source_is_carried_whole_and_in_order(chunks: list[tuple[str, bytes
 
 
 @given(CHUNKS)
-def test_nobody_waits_longer_than_the_patience_for_each_before_him(chunks: list[tuple[str, bytes, float]]) -> None:
+def test_nobody_waits_longer_than_the_limit_for_each_before_him(chunks: list[tuple[str, bytes, float]]) -> None:
     _, end = _play(chunks)
     assert end <= sum(pause for _, _, pause in chunks) + 3 * MAX_WAIT + 1e-6
 

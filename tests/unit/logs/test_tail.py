@@ -37,25 +37,25 @@ def _joined(pieces: Iterator[Chunk]) -> bytes:
     return said
 
 
-@given(writes=WRITES, room=st.sampled_from([7, 40, 1000]), few=st.sampled_from([1, 3, 1000]))
+@given(writes=WRITES, space=st.sampled_from([7, 40, 1000]), few=st.sampled_from([1, 3, 1000]))
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=examples(200))
-def test_lines_come_whole_and_prefixed(tmp_path: Path, writes: list[bytes], room: int, few: int) -> None:
+def test_lines_come_whole_and_prefixed(tmp_path: Path, writes: list[bytes], space: int, few: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_FEW_LINES", few)  # so that few lines are short lines, some times
-        _follow_all(tmp_path / "log", writes, bytearray(room))
+        _follow_all(tmp_path / "log", writes, bytearray(space))
 
 
-def _follow_all(path: Path, writes: list[bytes], room: bytearray) -> None:
+def _follow_all(path: Path, writes: list[bytes], space: bytearray) -> None:
     path.write_bytes(b"")
     followed = Tail(str(path), b"[p]:")
     shown = b""
     with path.open("ab", buffering=0) as file:
         for data in writes:
             file.write(data)
-            shown += _joined(followed.pieces(0.0, room))
+            shown += _joined(followed.pieces(0.0, space))
             assert shown == b"" or shown.endswith(b"\n"), "half a line was shown"
             assert not followed.has_unread()
-    shown += _joined(followed.finish(0.0, room))
+    shown += _joined(followed.finish(0.0, space))
     assert shown == _twin(b"".join(writes), b"[p]:")
     followed.close()
 
@@ -69,17 +69,17 @@ def test_lines_of_any_length_come_whole_and_prefixed(tmp_path: Path, length: int
 def test_long_lines_go_out_from_where_they_lie(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes((b"x" * 5000 + b"\n") * 100)
-    followed, room = Tail(str(path), b"[p]:"), bytearray(READ_SIZE)
-    for piece in followed.pieces(0.0, room):
-        assert all(part == b"[p]:" or (isinstance(part, memoryview) and part.obj is room) for part in piece.parts)
+    followed, space = Tail(str(path), b"[p]:"), bytearray(READ_SIZE)
+    for piece in followed.pieces(0.0, space):
+        assert all(part == b"[p]:" or (isinstance(part, memoryview) and part.obj is space) for part in piece.parts)
     followed.close()
 
 
 def test_only_the_last_piece_of_a_line_ends_it(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"x" * 1_000_000 + b"\ny\n")
-    followed, room = Tail(str(path), b"[p]:"), bytearray(READ_SIZE)
-    pieces = [(piece.ends, piece.size(), b"".join(piece.parts)) for piece in followed.pieces(0.0, room)]
+    followed, space = Tail(str(path), b"[p]:"), bytearray(READ_SIZE)
+    pieces = [(piece.ends, piece.size(), b"".join(piece.parts)) for piece in followed.pieces(0.0, space)]
     assert [ends for ends, _, _ in pieces] == [False] * (len(pieces) - 1) + [True]
     assert max(size for _, size, _ in pieces) <= 300_000
     assert b"".join(data for _, _, data in pieces) == b"[p]:" + b"x" * 1_000_000 + b"\n[p]:y\n"

@@ -30,7 +30,7 @@ ROWS: list[tuple[str, Operation, State, ClockView, ActionKind]] = [
     ),
     ("2: closed", JOIN, State(closed=True), ClockView(0), ActionKind.ERROR_CLOSED),
     (
-        "3: spare, full, beat due",
+        "3: spare, full, heartbeat due",
         JOIN,
         State(participants=FULL, redundancy_list={ME: MEMBER}),
         ClockView(10, heartbeat_at=4),
@@ -74,7 +74,7 @@ ROWS: list[tuple[str, Operation, State, ClockView, ActionKind]] = [
     ),
     ("9: late", JOIN, State(), ClockView(101), ActionKind.ERROR_TIMEOUT),
     (
-        "10: complete, room left",
+        "10: complete, space left",
         JOIN,
         State(complete=True, participants={A: IN, B: IN}),
         ClockView(0),
@@ -95,7 +95,7 @@ ROWS: list[tuple[str, Operation, State, ClockView, ActionKind]] = [
         ActionKind.MARK_RENDEZVOUS_COMPLETE,
     ),
     ("13: forming", JOIN, State(participants={A: IN}), ClockView(0), ActionKind.ADD_TO_PARTICIPANTS),
-    ("14: beat due", JOIN, State(participants={ME: IN}), ClockView(5, heartbeat_at=0), ActionKind.KEEP_ALIVE),
+    ("14: heartbeat due", JOIN, State(participants={ME: IN}), ClockView(5, heartbeat_at=0), ActionKind.KEEP_ALIVE),
     ("15: otherwise", JOIN, State(participants={ME: IN}), ClockView(4, heartbeat_at=0), ActionKind.SYNC),
     (
         "15: last call runs",
@@ -189,17 +189,15 @@ ROWS: list[tuple[str, Operation, State, ClockView, ActionKind]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("operation", "state", "sight", "act"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS]
-)
-def test_row(operation: Operation, state: State, sight: ClockView, act: ActionKind) -> None:
-    assert next_action(operation, state, ME, sight, JOB).kind is act
+@pytest.mark.parametrize(("operation", "state", "view", "act"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])
+def test_row(operation: Operation, state: State, view: ClockView, act: ActionKind) -> None:
+    assert next_action(operation, state, ME, view, JOB).kind is act
 
 
-@pytest.mark.parametrize(("operation", "state", "sight"), [row[1:4] for row in ROWS], ids=[row[0] for row in ROWS])
-def test_asking_and_acting_change_no_state_in_place(operation: Operation, state: State, sight: ClockView) -> None:
+@pytest.mark.parametrize(("operation", "state", "view"), [row[1:4] for row in ROWS], ids=[row[0] for row in ROWS])
+def test_asking_and_acting_change_no_state_in_place(operation: Operation, state: State, view: ClockView) -> None:
     before = repr(state)
-    apply(next_action(operation, state, ME, sight, JOB), state, ME, JOB)
+    apply(next_action(operation, state, ME, view, JOB), state, ME, JOB)
     assert repr(state) == before
 
 

@@ -18,7 +18,7 @@ def look(observer: StallObserver, now: float, one: int, other: int) -> None:
 
 @given(st.floats(0.0, 5.0), st.floats(0.0, 600.0), st.floats(0.0, 5.0))
 def test_time_in_which_nothing_could_be_seen_is_held_against_nobody(before: float, away: float, after: float) -> None:
-    """Whoever beats every five seconds whenever the state can be reached is not found, however long it could not."""
+    """Who sends a heartbeat every five seconds while the state can be reached is not found, however long the gap."""
     observer = StallObserver(SETTINGS)
     now = 0.0
     for seconds in (0.0, before):

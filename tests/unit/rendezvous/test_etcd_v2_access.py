@@ -26,7 +26,7 @@ TIMEOUT = 20.0
 
 
 class Files(NamedTuple):
-    """PEM files: an authority, what it has issued, and a stranger's."""
+    """PEM files: an authority, what it has issued, and those of another authority."""
 
     ca: str
     cert: str
@@ -124,8 +124,8 @@ def test_one_wrong_member_of_several(secure: EtcdCluster, plain: EtcdCluster, fi
     with closing(EtcdV2Backend(client_of(parameters(places, config)), "several")) as backend:
         assert backend.get_state() is None
         assert backend.set_state(b"x") is not None
-    strangers = refusal(f"{secure.endpoints[0]},localhost:{secure.endpoints[0].port}", {"ca_cert": files.other_ca})
-    assert strangers.count("cannot be trusted") == 2
+    untrusted = refusal(f"{secure.endpoints[0]},localhost:{secure.endpoints[0].port}", {"ca_cert": files.other_ca})
+    assert untrusted.count("cannot be trusted") == 2
 
 
 def call(place: Endpoint, method: str, path: str, body: object = None) -> int:

@@ -178,7 +178,7 @@ def test_a_node_whose_beats_stand_still_is_taken_out_by_those_who_watch() -> Non
         b.join()
         assert a.placed().placement.group_world_size == 2
         b.placed()
-        # b goes without a word: its thread ends and nobody beats for it any more
+        # b goes without a word: its thread ends and nobody sends heartbeats for it any more
         b.link._ending.set()
         b.link._requests.put(None)
         ended = a.hears()

@@ -94,7 +94,7 @@ class Bench:
         self.wake = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         self._lines = RateLimitedLog(get_logger("rallypoint.store"), "connections that it refused")
         self.port: int = self._listener.getsockname()[1]
-        self.carrier: StoreTransport = open_transport(
+        self.transport: StoreTransport = open_transport(
             TransportContext(self._listener, self.wake, self._lines, guard, RETRY)
         )
         self._peers: list[Peer] = []
@@ -109,7 +109,7 @@ class Bench:
         near, far = socket.socketpair()
         if buffer:
             near.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer)
-        self.carrier.add_connection(near)
+        self.transport.add_connection(near)
         far.setblocking(False)
         peer = Peer(far)
         self._peers.append(peer)
@@ -134,13 +134,13 @@ class Bench:
 
     def turn(self) -> None:
         """Let the store work until it has nothing to do."""
-        while self.carrier.run_once():
+        while self.transport.run_once():
             pass
 
     def close(self) -> None:
         """End everything."""
-        self.carrier.close()
-        self.carrier.release_memory()
+        self.transport.close()
+        self.transport.release_memory()
         self._listener.close()
         os.close(self.wake)
         for peer in self._peers:
@@ -154,7 +154,7 @@ def bench(kind: str, guard: StoreGuard = StoreGuard()) -> Iterator[Bench]:  # no
         choose(kind, patch)
         made = Bench(guard)
         wanted = "CompiledTransport" if kind == "compiled" else "PollingTransport"
-        assert type(made.carrier).__name__ == wanted
+        assert type(made.transport).__name__ == wanted
     before = len(os.listdir("/proc/self/fd"))
     try:
         yield made

@@ -14,14 +14,14 @@ from rallypoint.store.server import StoreServer, StoreThread
 from tests.unit.store.both import KINDS, choose
 
 
-class Door:
+class SharedPort:
     """A server that reads a connection's first bytes and hands it over to a store, as a static job's port does."""
 
     def __init__(self) -> None:
         self._listener = listening_socket("127.0.0.1", 0)
         self._listener.setblocking(True)
         self.port: int = self._listener.getsockname()[1]
-        self._store = StoreThread("the store behind a door")
+        self._store = StoreThread("the store behind a shared port")
         self._thread = threading.Thread(target=self._hand_over)
         self._thread.start()
 
@@ -52,10 +52,12 @@ def _core(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> st
 
 
 @pytest.fixture(name="server", params=[*KINDS, *(f"adopted-{kind}" for kind in KINDS)])
-def _server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreServer | Door]:
+def _server(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[StoreServer | SharedPort]:
     """A server on 127.0.0.1 by each store, with its connections accepted by the store and handed over to it."""
     choose(request.param.removeprefix("adopted-"), monkeypatch)
-    server: StoreServer | Door = Door() if request.param.startswith("adopted-") else StoreServer("127.0.0.1")
+    server: StoreServer | SharedPort = (
+        SharedPort() if request.param.startswith("adopted-") else StoreServer("127.0.0.1")
+    )
     yield server
     server.close()
 

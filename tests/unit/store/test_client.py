@@ -157,7 +157,7 @@ def test_the_master_waits_for_its_workers() -> None:
         workers[0].close()
 
 
-def test_tenants_share_one_server_until_the_last_has_left() -> None:
+def test_stores_share_one_server_until_the_last_has_left() -> None:
     first = TCPStore("127.0.0.1", 0, is_master=True, multi_tenant=True)
     second = TCPStore("127.0.0.1", first.port, is_master=True, multi_tenant=True)
     first.set("k", "v")

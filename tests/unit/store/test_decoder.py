@@ -35,7 +35,7 @@ def test_byte_by_byte(sent: list[wire.Request]) -> None:
 
 @given(sent=st.lists(REQUESTS, max_size=12), data=st.data())
 def test_requests_taken_out_late_are_the_same(sent: list[wire.Request], data: st.DataObject) -> None:
-    """A server that has no room for replies leaves requests where they are while more bytes arrive."""
+    """A server that has no space for replies leaves requests where they are while more bytes arrive."""
     whole = stream(sent)
     decoder = Decoder(requests())
     found: list[wire.Request] = []
@@ -130,7 +130,7 @@ def test_what_is_just_within_the_limits_waits_for_more_without_taking_memory(fra
 @pytest.mark.parametrize(
     "first", [b"GET / HTTP/1.1\r\n", b"\x0d\x01\x02\x03\x04", b"\x00\xce\xf7\x85\x3d", b"\x16\x03\x01"]
 )
-def test_a_stranger_is_refused_at_its_first_bytes(first: bytes) -> None:
+def test_another_protocol_is_refused_at_its_first_bytes(first: bytes) -> None:
     with pytest.raises(StoreProtocolError, match=r"not VALIDATE|magic"):
         decode([first])
 

@@ -25,25 +25,25 @@ from rallypoint.store.serving import ServedTable
 from rallypoint.store.transport import STORE_VARIABLE
 from tests import typed_requests as wire
 from tests.unit.store.both import choose, no_more_descriptors
-from tests.unit.store.conftest import Door
+from tests.unit.store.conftest import SharedPort
 from tests.unit.store.sockets import DEADLINE, Raw
 
 
-def test_requests_sent_in_one_piece_are_answered_in_order(server: StoreServer | Door) -> None:
+def test_requests_sent_in_one_piece_are_answered_in_order(server: StoreServer | SharedPort) -> None:
     with Raw(server.port) as client:
         client.send(wire.Set(b"k", b"v"), wire.Get(b"k"), wire.Add(b"n", 2), wire.Ping(9), wire.Check([b"k", b"x"]))
         assert client.value() == b"v"
         assert client.receive(8 + 4 + 1) == b"\2" + bytes(7) + b"\x09\0\0\0" + b"\1"
 
 
-def test_requests_are_served_byte_by_byte_the_greeting_too(server: StoreServer | Door) -> None:
+def test_requests_are_served_byte_by_byte_the_greeting_too(server: StoreServer | SharedPort) -> None:
     with Raw(server.port, greet=False) as client:
         for byte in wire.encode(wire.Validate()) + wire.encode(wire.Set(b"k", b"v")) + wire.encode(wire.Get(b"k")):
             client.raw(bytes([byte]))
         assert client.value() == b"v"
 
 
-def test_other_requests_are_served_while_one_waits(server: StoreServer | Door) -> None:
+def test_other_requests_are_served_while_one_waits(server: StoreServer | SharedPort) -> None:
     with Raw(server.port) as waiter, Raw(server.port) as other:
         waiter.send(wire.Wait([b"k"]))
         assert waiter.ping()
@@ -51,7 +51,7 @@ def test_other_requests_are_served_while_one_waits(server: StoreServer | Door) -
         assert waiter.receive(1) == wire.DONE
 
 
-def test_many_small_replies_to_one_piece(server: StoreServer | Door) -> None:
+def test_many_small_replies_to_one_piece(server: StoreServer | SharedPort) -> None:
     with Raw(server.port) as client:
         pings = [wire.Ping(nonce) for nonce in range(20_000)]
         thread = threading.Thread(target=client.send, args=pings)
@@ -61,7 +61,7 @@ def test_many_small_replies_to_one_piece(server: StoreServer | Door) -> None:
 
 
 @pytest.mark.parametrize("size", [0, 1, 8 * 1024 * 1024])
-def test_values_of_all_sizes_come_back(server: StoreServer | Door, size: int) -> None:
+def test_values_of_all_sizes_come_back(server: StoreServer | SharedPort, size: int) -> None:
     value = os.urandom(size)
     with Raw(server.port) as client:
         client.send(wire.Set(b"k", value), wire.MultiGet([b"k", b"none", b"k"]))
@@ -81,19 +81,19 @@ def test_values_of_all_sizes_come_back(server: StoreServer | Door, size: int) ->
     ],
 )
 def test_what_breaks_the_protocol_costs_its_connection_and_a_log_line(
-    server: StoreServer | Door, lines: list[str], frame: bytes, why: str
+    server: StoreServer | SharedPort, lines: list[str], frame: bytes, why: str
 ) -> None:
-    with Raw(server.port) as witness, Raw(server.port, greet=False) as stranger:
-        port = stranger.socket.getsockname()[1]
-        stranger.raw(frame)
-        assert stranger.closed()
-        assert witness.ping()
+    with Raw(server.port) as greeted, Raw(server.port, greet=False) as other:
+        port = other.socket.getsockname()[1]
+        other.raw(frame)
+        assert other.closed()
+        assert greeted.ping()
     (line,) = lines
     assert line.startswith(f"WARNING: the store closes the connection from 127.0.0.1:{port}: ")
     assert why in line
 
 
-def test_replies_earned_before_a_violation_arrive(server: StoreServer | Door, lines: list[str]) -> None:
+def test_replies_earned_before_a_violation_arrive(server: StoreServer | SharedPort, lines: list[str]) -> None:
     with Raw(server.port) as client:
         client.raw(wire.encode(wire.Ping(5)) + b"\xff")
         assert client.receive(4) == b"\5\0\0\0"
@@ -101,7 +101,9 @@ def test_replies_earned_before_a_violation_arrive(server: StoreServer | Door, li
     assert len(lines) == 1
 
 
-def test_adding_to_what_is_no_number_closes_and_changes_nothing(server: StoreServer | Door, lines: list[str]) -> None:
+def test_adding_to_what_is_no_number_closes_and_changes_nothing(
+    server: StoreServer | SharedPort, lines: list[str]
+) -> None:
     with Raw(server.port) as client, Raw(server.port) as other:
         client.send(wire.Set(b"k", b"abc"), wire.Add(b"k", 1))
         assert client.closed()
@@ -110,18 +112,20 @@ def test_adding_to_what_is_no_number_closes_and_changes_nothing(server: StoreSer
     assert "b'abc' of key b'k' is not a number" in lines[0]
 
 
-def test_a_truncated_frame_and_a_silent_connection_cost_nothing(server: StoreServer | Door, lines: list[str]) -> None:
-    with Raw(server.port) as witness:
+def test_a_truncated_frame_and_a_silent_connection_cost_nothing(
+    server: StoreServer | SharedPort, lines: list[str]
+) -> None:
+    with Raw(server.port) as greeted:
         Raw(server.port, greet=False).leave()
         client = Raw(server.port)
         client.raw(wire.encode(wire.Set(b"k", bytes(1000)))[:500])
         client.leave()
-        witness.send(wire.Get(b"k"))
-        assert witness.value() == b""
+        greeted.send(wire.Get(b"k"))
+        assert greeted.value() == b""
     assert lines == []
 
 
-def test_pairs_are_visible_before_the_rest_of_their_frame(server: StoreServer | Door) -> None:
+def test_pairs_are_visible_before_the_rest_of_their_frame(server: StoreServer | SharedPort) -> None:
     with Raw(server.port) as client, Raw(server.port) as other:
         other.send(wire.Wait([b"k"]))
         client.raw(wire.encode(wire.MultiSet([(b"k", b"v"), (b"l", b"w")]))[:-1])
@@ -132,7 +136,7 @@ def test_pairs_are_visible_before_the_rest_of_their_frame(server: StoreServer | 
         assert other.value() == b"w"
 
 
-def test_a_waiter_that_went_away_is_not_woken_in_place_of_another(server: StoreServer | Door) -> None:
+def test_a_waiter_that_went_away_is_not_woken_in_place_of_another(server: StoreServer | SharedPort) -> None:
     gone = Raw(server.port)
     gone.send(wire.Wait([b"q"]))
     with Raw(server.port) as waiter, Raw(server.port) as other:
@@ -150,7 +154,7 @@ def resident() -> int:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
-def test_replies_to_a_client_that_does_not_read_take_no_memory(server: StoreServer | Door) -> None:
+def test_replies_to_a_client_that_does_not_read_take_no_memory(server: StoreServer | SharedPort) -> None:
     """100 lists of a megabyte each wait for a client that reads none of them, and then all."""
     keys = [b"%04d" % number + bytes(1000) for number in range(1000)]
     with Raw(server.port) as other, Raw(server.port, receive_buffer=4096) as slow:
@@ -167,7 +171,7 @@ def test_replies_to_a_client_that_does_not_read_take_no_memory(server: StoreServ
         assert slow.ping()
 
 
-def test_a_client_that_does_not_read_is_not_read_from(server: StoreServer | Door) -> None:
+def test_a_client_that_does_not_read_is_not_read_from(server: StoreServer | SharedPort) -> None:
     value = os.urandom(128 * 1024)
     key = b"k" * 8192
     frame = wire.encode(wire.Get(key))
@@ -452,8 +456,8 @@ def test_without_the_store_in_c_the_one_in_python_serves(
 def test_who_connects_to_a_held_store_waits_until_it_is_said_who_may() -> None:
     with StoreServer("127.0.0.1", held=True) as server:
         early = socket.create_connection(("127.0.0.1", server.port), 30, ("127.0.0.2", 0))
-        stranger = socket.create_connection(("127.0.0.1", server.port), 30, ("127.0.0.3", 0))
-        for each in (early, stranger):
+        other = socket.create_connection(("127.0.0.1", server.port), 30, ("127.0.0.3", 0))
+        for each in (early, other):
             each.sendall(wire.encode(wire.Validate()) + wire.encode(wire.Ping(7)))
         early.settimeout(0.2)
         with pytest.raises(TimeoutError):
@@ -462,9 +466,9 @@ def test_who_connects_to_a_held_store_waits_until_it_is_said_who_may() -> None:
         server.set_peers(["127.0.0.2"])
         assert early.recv(4) == b"\7\0\0\0"
         with suppress(ConnectionResetError):
-            assert stranger.recv(4) == b""
+            assert other.recv(4) == b""
         early.close()
-        stranger.close()
+        other.close()
 
 
 def test_a_store_that_is_held_can_be_closed() -> None:

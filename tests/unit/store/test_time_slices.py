@@ -48,7 +48,7 @@ def hand_in(it: Bench, peer: Peer, data: bytes) -> None:
         try:
             data = data[peer.far.send(data) :]
         except BlockingIOError:
-            it.carrier.run_once()
+            it.transport.run_once()
 
 
 @pytest.fixture(scope="module", name="filled", params=KINDS)
@@ -68,7 +68,7 @@ def test_others_are_served_before_a_request_of_many_keys_is_over(filled: Bench, 
     served = 0
     while not (reply := slow.received()):
         other.far.send(wire.encode(wire.Ping(9)))
-        filled.carrier.run_once()
+        filled.transport.run_once()
         served += other.received() == b"\x09\0\0\0"
     assert reply == wire.DONE
     assert served >= 5
@@ -81,7 +81,7 @@ def test_a_wait_for_many_keys_is_over_when_the_last_one_comes(filled: Bench) -> 
     hand_in(filled, slow, wire.encode(wire.Wait([*keys, *keys[:100]])))
     for key in [*keys[:20], *keys[-20:], *keys[20:-21]]:
         other.far.send(wire.encode(wire.Set(key, b"")))
-        filled.carrier.run_once()
+        filled.transport.run_once()
     filled.turn()
     assert slow.received() == b""
     filled.send(other, wire.encode(wire.Set(keys[-21], b"")) + b"".join(wire.encode(wire.DeleteKey(k)) for k in keys))
@@ -115,7 +115,7 @@ def read(it: Bench, peer: Peer, size: int) -> bytes:
     """Exactly so much, which the store makes meanwhile."""
     found = b""
     while len(found) < size:
-        it.carrier.run_once()
+        it.transport.run_once()
         found += peer.received(size - len(found))
         assert not peer.closed
     return found
@@ -224,7 +224,7 @@ def test_who_hangs_up_in_the_midst_of_long_replies_costs_nothing_more(kind: str)
         it.send(slow, wire.encode(wire.ListKeys()) * 50_000)
         slow.far.close()
         turns = 0
-        while it.carrier.run_once():
+        while it.transport.run_once():
             turns += 1
         assert turns < 100
         assert resident() < 1 << 30
@@ -332,17 +332,17 @@ def test_only_peers_may_connect_and_who_is_one_may_change(kind: str) -> None:
         assert [allowed(it, address) for address in addresses] == [False, True, True, False]
         assert "its address is none of those that may use this store (127.0.0.2, 127.1.0.0/16); if it is" in lines[0]
         witness, member = connected(it, "127.0.0.2"), connected(it, "127.1.9.9")
-        it.carrier.set_peers(["127.0.0.1", "127.1.9.9"])
+        it.transport.set_peers(["127.0.0.1", "127.1.9.9"])
         assert [allowed(it, address) for address in addresses] == [True, False, True, False]
         it.turn()
         assert witness.recv(1) == b""
         assert alive(it, member)
-        it.carrier.set_peers([])
+        it.transport.set_peers([])
         assert not allowed(it, "127.0.0.1")
         assert "may use this store (there are none); if it is the job's, give --store-peers its network" in lines[-1]
-        it.carrier.set_peers([f"127.3.{number // 250}.{number % 250}" for number in reversed(range(2000))])
+        it.transport.set_peers([f"127.3.{number // 250}.{number % 250}" for number in reversed(range(2000))])
         assert [allowed(it, address) for address in ("127.3.0.0", "127.3.7.249", "127.3.8.0")] == [True, True, False]
-        it.carrier.set_peers(None)
+        it.transport.set_peers(None)
         assert allowed(it, "127.2.0.0")
         witness.close()
         member.close()

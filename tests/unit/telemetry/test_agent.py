@@ -80,9 +80,9 @@ def told(events: KeptEvents) -> list[tuple[str, str, object]]:
 
 def test_the_fields_of_an_agents_event(events: KeptEvents) -> None:
     clock = HandClock()
-    story = an_event_factory(clock)
+    factory = an_event_factory(clock)
     clock.now += 7.9
-    story.step_done("RENDEZVOUS", Group(None, None, ()), 1, 0.25)
+    factory.step_done("RENDEZVOUS", Group(None, None, ()), 1, 0.25)
     (event,) = map(Event.deserialize, events.lines)
     assert (event.name, event.source) == ("torchelastic.worker.status.RENDEZVOUS", EventSource.AGENT)
     assert (event.timestamp, event.metadata["total_run_time"]) == (1700000000, 7)
@@ -91,12 +91,12 @@ def test_the_fields_of_an_agents_event(events: KeptEvents) -> None:
 
 
 def test_the_end_of_workers(events: KeptEvents) -> None:
-    story = an_event_factory()
-    story.workers_started(GROUP, 0)
-    story.workers_ended("SUCCEEDED", GROUP, 0, {})
-    story.workers_ended("FAILED", GROUP, 0, {3: Failure(-9, 71, {"message": "é"})})
-    story.workers_ended("", GROUP, 0, {}, succeeded=[2])
-    story.record(story.agent_event("SUCCEEDED", GROUP, 0))
+    factory = an_event_factory()
+    factory.workers_started(GROUP, 0)
+    factory.workers_ended("SUCCEEDED", GROUP, 0, {})
+    factory.workers_ended("FAILED", GROUP, 0, {3: Failure(-9, 71, {"message": "é"})})
+    factory.workers_ended("", GROUP, 0, {}, succeeded=[2])
+    factory.record(factory.agent_event("SUCCEEDED", GROUP, 0))
     assert told(events) == [
         ("WORKER", "START", 2),
         ("WORKER", "START", 3),
@@ -201,9 +201,9 @@ class Timer(NamedTuple):
 
 
 def test_events_of_the_watchdog() -> None:
-    story = EventFactory("null", "job", "r", "c10d", "/bin/sh")
-    started = story.watchdog_event("watchdog started", GROUP, 1, None)
-    expired = story.watchdog_event("timer expired", GROUP, 1, Timer(70, "s", 1.5, 9))
+    factory = EventFactory("null", "job", "r", "c10d", "/bin/sh")
+    started = factory.watchdog_event("watchdog started", GROUP, 1, None)
+    expired = factory.watchdog_event("timer expired", GROUP, 1, Timer(70, "s", 1.5, 9))
     assert (started.name, expired.name) == ("watchdog started", "timer expired")
     assert json.loads(str(started.metadata["metadata"])) == {"watchdog_event": "watchdog started"}
     assert json.loads(str(expired.metadata["metadata"])) == {

@@ -210,15 +210,15 @@ def test_the_first_deadly_timer_of_a_process_counts(tmp_path: Path) -> None:
 
 def test_only_our_own_are_ended(tmp_path: Path) -> None:
     text = "import signal; print('up', flush=True); signal.pause()"
-    with holder(text) as ours_, holder(text) as stranger:
+    with holder(text) as ours_, holder(text) as other:
         ours_.is_up()
-        stranger.is_up()
+        other.is_up()
         with running(tmp_path, lambda pid: is_descendant(pid, {ours_.pid})) as run:
-            for pid in (stranger.pid, 1, os.getpid(), ours_.pid):
+            for pid in (other.pid, 1, os.getpid(), ours_.pid):
                 write(run, request(pid, "scope", -1))
             run.until(ours_.ended)
             assert {each.pid for each in run.expired} == {ours_.pid}
-            assert not stranger.ended()
+            assert not other.ended()
 
 
 def test_what_a_worker_has_started_may_hold_timers_too(tmp_path: Path) -> None:

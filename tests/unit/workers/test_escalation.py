@@ -197,7 +197,7 @@ def test_what_runs_when_the_reaper_is_lost_is_killed_at_once(reaper: ReaperClien
         escalation = Escalation([process], Sweep(reaper, [process]), signal.SIGTERM, 600)
         os.kill(reaper.pid, signal.SIGKILL)
         run_to_end(escalation)
-        # Where the reaper's keeper is quicker than we are, nobody is left who knows how it ended.
+        # Where the reaper's supervisor is quicker than we are, nobody is left who knows how it ended.
         assert process.poll() in (-signal.SIGKILL, UNKNOWN_EXIT)
         assert gone(read)
     finally:

@@ -107,7 +107,7 @@ def test_what_came_a_moment_before_is_known() -> None:
 
 
 def process_of(reaper: ReaperClient) -> int:
-    """The reaper's own process, which its keeper has forked; it is there when it answers."""
+    """The reaper's own process, which its supervisor has forked; it is there when it answers."""
     assert reaper.signals_received() == []
     (found,) = descendants(reaper.pid, {pid: each.parent for pid, each in processes().items()})
     return found

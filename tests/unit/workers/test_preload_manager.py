@@ -39,7 +39,7 @@ class Clock:
 
 
 @contextmanager
-def warm(
+def preloading(
     reaper: ReaperClient,
     folder: Path,
     modules: str = "decimal",
@@ -86,14 +86,14 @@ def start(found: PreloadManager, reaper: ReaperClient, folder: Path, text: str) 
     [("", 0), ("import sys; sys.exit(5)", 5), ("import os; os.kill(os.getpid(), 10)", -10), ("1/0", 1)],
 )
 def test_exit_codes_are_learnt_by_the_reaper(reaper: ReaperClient, tmp_path: Path, text: str, code: int) -> None:
-    with warm(reaper, tmp_path) as found:
+    with preloading(reaper, tmp_path) as found:
         process = start(found, reaper, tmp_path, text)
         assert ends(process) == code
         process.release()
 
 
 def test_a_sweep_spares_the_zygote_and_nothing_else(reaper: ReaperClient, tmp_path: Path) -> None:
-    with warm(reaper, tmp_path) as found:
+    with preloading(reaper, tmp_path) as found:
         zygote = found.pid
         for _ in range(3):
             process = start(found, reaper, tmp_path, "import os, signal\nos.fork()\nos.setsid\nsignal.pause()")
@@ -124,7 +124,7 @@ def test_a_sweep_is_not_cut_short_by_a_zygote_that_is_started(reaper: ReaperClie
 
     beside = threading.Thread(target=go_on)
     beside.start()
-    with warm(reaper, tmp_path, ready=False) as found:
+    with preloading(reaper, tmp_path, ready=False) as found:
         beside.join()
         while not sweep.done():
             select.select(sweep.fds(), [], [], TIMEOUT)
@@ -141,7 +141,7 @@ def waiting_for(reaper: ReaperClient) -> int:
 
 def test_imports_that_take_the_ends_of_children(reaper: ReaperClient, tmp_path: Path) -> None:
     (tmp_path / "takes.py").write_text("import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n")
-    with warm(reaper, tmp_path, "takes") as found:
+    with preloading(reaper, tmp_path, "takes") as found:
         argv = command(tmp_path, "raise SystemExit(4)")
         all_started = [found.start(argv, os.environ, None, None, ()) for _ in range(10)]
         assert None not in all_started
@@ -158,14 +158,14 @@ def test_a_worker_with_processors_of_its_own_must_know_how_many_threads(
     ours = sorted(os.sched_getaffinity(0))
     if len(ours) == 1:
         pytest.skip("there is one processor, so that none are left out")
-    with warm(reaper, tmp_path) as found:
+    with preloading(reaper, tmp_path) as found:
         assert found.start(command(tmp_path), os.environ, None, None, ours[:1]) is None
         assert "no OMP_NUM_THREADS" in caplog.text
         start(found, reaper, tmp_path, "pass").release()
 
 
 def test_workers_outlive_the_zygote(reaper: ReaperClient, tmp_path: Path) -> None:
-    with warm(reaper, tmp_path) as found:
+    with preloading(reaper, tmp_path) as found:
         assert found.pid is not None
         fifo = tmp_path / "fifo"
         os.mkfifo(fifo)
@@ -183,7 +183,7 @@ def test_workers_outlive_the_zygote(reaper: ReaperClient, tmp_path: Path) -> Non
 def test_a_dead_one_is_followed_until_three_were_of_no_use(
     reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with warm(reaper, tmp_path) as found:
+    with preloading(reaper, tmp_path) as found:
         for number in range(3):
             pid = found.pid
             assert pid is not None
@@ -195,11 +195,11 @@ def test_a_dead_one_is_followed_until_three_were_of_no_use(
         assert len([record for record in caplog.records if "start cold" in record.message]) == 3
 
 
-def test_one_that_does_not_answer_costs_its_patience_and_then_cold_starts(
+def test_one_that_does_not_answer_costs_its_timeout_and_then_workers_start_without_it(
     reaper: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(zygote_client, "FORK_TIMEOUT", 0.1)
-    with warm(reaper, tmp_path) as found:
+    with preloading(reaper, tmp_path) as found:
         pid = found.pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
@@ -228,7 +228,7 @@ def test_a_module_that_makes_it_unfit_is_left_out(
     (tmp_path / "stays.py").write_text(
         "import _thread, threading\n_thread.start_new_thread(threading.Event().wait, ())\n"
     )
-    with warm(reaper, tmp_path, "reads,decimal,stays", ready=False) as found:
+    with preloading(reaper, tmp_path, "reads,decimal,stays", ready=False) as found:
         pids = set()
         while not forks(found):
             pids.add(found.pid)
@@ -256,24 +256,24 @@ def test_what_torch_imports_later_is_imported_with_it(
     (torch / "__init__.py").write_text("")
     (torch / "_dynamo.py").write_text("")
     (tmp_path / "trainer.py").write_text("import os, torch\n")
-    with warm(reaper, tmp_path, "trainer") as found:
+    with preloading(reaper, tmp_path, "trainer") as found:
         assert forked_with(found, tmp_path, "trainer", "torch", "torch._dynamo") == [True, True, True]
     (torch / "_dynamo.py").write_text("import os\nos.environ.get('RANK')\n")
-    with warm(reaper, tmp_path, "trainer", ready=False) as found:
+    with preloading(reaper, tmp_path, "trainer", ready=False) as found:
         until(found, lambda: forks(found))
         assert forked_with(found, tmp_path, "trainer", "torch", "torch._dynamo") == [True, True, False]
     (torch / "_dynamo.py").unlink()
     (tmp_path / "trainer.py").write_text("import os, torch\nos.environ.get('RANK')\n")
-    with warm(reaper, tmp_path, "trainer", ready=False) as found:
+    with preloading(reaper, tmp_path, "trainer", ready=False) as found:
         until(found, lambda: forks(found))
         assert forked_with(found, tmp_path, "trainer", "torch", "torch._dynamo") == [False, True, False]
     assert "they do until torch is preloaded without it" in caplog.text
 
 
-def test_one_that_no_worker_can_be_forked_from_is_let_go(
+def test_one_that_no_worker_can_be_forked_from_is_ended(
     reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with warm(reaper, tmp_path) as found:
+    with preloading(reaper, tmp_path) as found:
         zygote = found.pid
         assert zygote is not None
         environ = {**os.environ, "PYTHONPATH": "/elsewhere"}
@@ -289,7 +289,7 @@ def test_one_that_no_worker_can_be_forked_from_is_let_go(
 def test_one_that_never_could_be_is_not_begun(
     reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with warm(reaper, tmp_path, own=("CUDA_VISIBLE_DEVICES",)) as found:
+    with preloading(reaper, tmp_path, own=("CUDA_VISIBLE_DEVICES",)) as found:
         assert found.pid is None
     assert "CUDA reads CUDA_VISIBLE_DEVICES, and each worker has its own" in caplog.text
 
@@ -300,7 +300,7 @@ def test_what_workers_import_themselves(reaper: ReaperClient, tmp_path: Path, ca
     (tmp_path / "inner.py").write_text("import json\n")
     (tmp_path / "second.py").write_text("import inner\nimport third\n")
     (tmp_path / "third.py").write_text("")
-    with warm(reaper, tmp_path, "json") as found:
+    with preloading(reaper, tmp_path, "json") as found:
         text = "import os\n\nimport outer\nif os.fork() == 0:\n    import colorsys\n    os._exit(0)\nos.wait()"
         for _ in range(2):
             assert ends(start(found, reaper, tmp_path, text)) == 0
@@ -316,7 +316,7 @@ def waits(found: PreloadManager) -> bool:
 def test_how_long_the_first_start_waits(reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "slow.py").write_text("import time\ntime.sleep(600)\n")
     clock = Clock()
-    with warm(reaper, tmp_path, "slow", clock, ready=False) as found:
+    with preloading(reaper, tmp_path, "slow", clock, ready=False) as found:
         assert waits(found)
         assert found.wake_at() == manager.IMPORT_TIMEOUT
         clock.now = manager.IMPORT_TIMEOUT
@@ -334,7 +334,7 @@ def test_it_waits_on_while_one_module_after_the_other_is_imported(reaper: Reaper
     )
     clock = Clock()
     clock.now = 15.0
-    with warm(reaper, tmp_path, "json,slow", clock, ready=False) as found:
+    with preloading(reaper, tmp_path, "json,slow", clock, ready=False) as found:
         assert found.wake_at() == 15.0 + manager.IMPORT_TIMEOUT
         assert (tmp_path / "fifo").read_text() == "here"
         clock.now = 34.0
@@ -344,7 +344,7 @@ def test_it_waits_on_while_one_module_after_the_other_is_imported(reaper: Reaper
 
 
 def test_a_new_reaper_gets_a_zygote_of_its_own(reaper: ReaperClient, tmp_path: Path) -> None:
-    with warm(reaper, tmp_path) as found:
+    with preloading(reaper, tmp_path) as found:
         first = found.pid
         other = ReaperClient()
         try:
@@ -359,7 +359,7 @@ def test_arguments_and_descriptors_of_a_worker(
     reaper: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    with warm(reaper, tmp_path) as found:
+    with preloading(reaper, tmp_path) as found:
         argv = [
             *command(tmp_path, "import os, sys\nprint(sys.argv[1:], os.environ['X'], sorted(os.sched_getaffinity(0)))"),
             "é",
@@ -386,4 +386,4 @@ def test_who_is_below_but_not_what_is_kept() -> None:
 def test_nothing_of_a_zygote_is_imported_where_none_is_asked_for() -> None:
     code = "import sys, rallypoint.launch.api, rallypoint.workers.context\nprint(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert not [name for name in shown.stdout.split() if "warm" in name]
+    assert not [name for name in shown.stdout.split() if "preload" in name]

@@ -65,7 +65,7 @@ def ends(process: WorkerProcess) -> int:
 
 
 def parent_of(pid: int) -> int:
-    """The reaper itself, of a worker; the keeper, of a reaper."""
+    """The reaper itself, of a worker; its supervisor, of a reaper."""
     stat = read_stat(pid)
     assert stat is not None
     return stat.parent
@@ -153,14 +153,14 @@ def test_an_argument_that_no_program_can_get(reaper: ReaperClient) -> None:
         WorkerProcess(reaper, ["true"], {"a=b": ""})
 
 
-@pytest.mark.parametrize("room", [0, 1])
-def test_a_machine_without_room_is_not_the_programs_fault(reaper: ReaperClient, room: int) -> None:
-    """With `room` descriptors left: none for the start, or none for what comes back."""
+@pytest.mark.parametrize("spare", [0, 1])
+def test_a_machine_without_descriptors_is_not_the_programs_fault(reaper: ReaperClient, spare: int) -> None:
+    """With `spare` descriptors left: none for the start, or none for what comes back."""
     former = resource.getrlimit(resource.RLIMIT_NOFILE)
     reaper.set_cleanup()
     highest = os.dup(0)
     os.close(highest)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + room if room else 0, former[1]))
+    resource.setrlimit(resource.RLIMIT_NOFILE, (highest + spare if spare else 0, former[1]))
     try:
         with pytest.raises(RallypointError, match=r"for 'sleep': Too many open files; look at .*ulimit -n") as raised:
             WorkerProcess(reaper, ["sleep", "600"], os.environ)

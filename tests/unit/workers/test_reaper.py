@@ -321,7 +321,7 @@ def test_it_runs_our_own_files_and_loads_nothing_that_is_costly(tmp_path: Path) 
     assert not {"os", "signal", "socket", "typing", "warnings", "importlib", "ctypes"} & loaded.keys()
 
 
-def test_the_keeper_gives_memory_back_when_the_start_is_over(reaper: ReaperClient) -> None:
+def test_the_supervisor_gives_memory_back_when_the_start_is_over(reaper: ReaperClient) -> None:
     def kilobytes(field: str) -> int:
         lines = Path(f"/proc/{reaper.pid}/status").read_text().splitlines()
         return next(int(line.split()[1]) for line in lines if line.startswith(field))
