@@ -18,7 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from rallypoint.base.endpoint import Endpoint, free_port
+from rallypoint.base.endpoint import Endpoint
+from tests.ports import free_port
 from tests.stopped import until_stopped
 
 _START = 30.0

@@ -240,7 +240,7 @@ def run_at_once(folder: Path, *scenarios: Callable[[Launcher], None]) -> None:
             with launching(own) as launcher:
                 scenario(launcher)
         except Exception as error:
-            error.add_note(f"in {getattr(scenario, 'func', scenario).__name__}")
+            error.add_note(f"in {getattr(scenario, '__name__', scenario)}")
             return error
         return None
 

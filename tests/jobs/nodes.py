@@ -7,8 +7,8 @@ import signal
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from rallypoint.base.endpoint import free_port
 from tests.jobs.launching import Job, Launcher
+from tests.ports import free_port
 
 SCRIPT = """
 import json, os, pathlib, sys, time

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from rallypoint.base.endpoint import free_port
 from rallypoint.protocol.frames import MAGIC, frame
 from rallypoint.store.server import StoreServer
 from tests.jobs.launching import RALLYRUN, Job, Launcher
 from tests.jobs.nodes import Nodes, all_end, common
+from tests.ports import free_port
 
 FINE = "print('ran')"
 

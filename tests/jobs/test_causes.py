@@ -12,9 +12,9 @@ import sys
 
 import pytest
 
-from rallypoint.base.endpoint import free_port
 from tests.jobs.launching import RALLYRUN, Job, Launcher
 from tests.jobs.test_rough_ends import until_ended
+from tests.ports import free_port
 
 CRASHES = {
     signal.SIGSEGV: "import ctypes; ctypes.string_at(0)",

@@ -6,8 +6,8 @@ import signal
 
 import pytest
 
-from rallypoint.base.endpoint import free_port
 from tests.jobs.launching import Launcher
+from tests.ports import free_port
 
 TRAINING = """
 import json, os, time

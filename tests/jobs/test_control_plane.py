@@ -7,9 +7,10 @@ import socket
 import sys
 from pathlib import Path
 
-from rallypoint.base.endpoint import free_port, resolve
+from rallypoint.base.endpoint import resolve
 from tests.jobs.launching import RALLYRUN, AtOnce, Job, Launcher
 from tests.jobs.nodes import Nodes, all_end, all_ranks, c10d, common
+from tests.ports import free_port
 
 RALLYCTL = [sys.executable, "-m", "rallypoint.cli.rallyctl"]
 

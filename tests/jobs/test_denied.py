@@ -9,10 +9,10 @@ import sys
 
 import pytest
 
-from rallypoint.base.endpoint import free_port
 from tests import denying
 from tests.jobs.launching import RALLYRUN, Job, Launcher
 from tests.jobs.test_bad_input import FINE, refused
+from tests.ports import free_port
 
 pytestmark = pytest.mark.skipif(denying.why_not() is not None, reason=str(denying.why_not()))
 

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import trustme
 
-from rallypoint.base.endpoint import free_port
 from rallypoint.election.keys import ElectionKeys
 from tests.etcd_cluster import EtcdCluster, ServerTls, running
 from tests.jobs.launching import Launcher
 from tests.jobs.nodes import Nodes, all_end
 from tests.jobs.test_bad_input import FINE, refused
+from tests.ports import free_port
 
 WAITED_OUT = 2
 """Seconds of the join timeout, where it is to be waited out."""

@@ -9,10 +9,11 @@ from functools import partial
 
 import pytest
 
-from rallypoint.base.endpoint import Endpoint, free_port
+from rallypoint.base.endpoint import Endpoint
 from tests.etcd_cluster import EtcdCluster, running
 from tests.jobs.launching import AtOnce, Launcher
 from tests.jobs.nodes import Nodes, all_end, all_ranks, common, root_cause, told_in_short
+from tests.ports import free_port
 
 pytestmark = pytest.mark.etcd
 

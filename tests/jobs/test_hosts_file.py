@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from rallypoint.base.endpoint import free_port
 from tests.jobs.launching import RALLYRUN, Job, Launcher
+from tests.ports import free_port
 
 BOUND = 'mount --bind "$0" /etc/hosts && exec "$@"'
 HOSTS = "::1 localhost ip6-localhost ip6-loopback\n127.0.0.1 localhost\n"

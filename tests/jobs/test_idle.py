@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from rallypoint.base.endpoint import free_port
 from tests.jobs.launching import Job, Launcher
+from tests.ports import free_port
 
 LOOKS, SECONDS = 6, 2.0
 """How many looks at most, and how long each of them is."""

@@ -9,9 +9,9 @@ import socket
 
 import pytest
 
-from rallypoint.base.endpoint import free_port
-from tests.jobs.launching import RALLYRUN, Launcher
+from tests.jobs.launching import RALLYRUN, AtOnce, Launcher
 from tests.jobs.nodes import Node, Nodes, all_end, all_ranks, c10d, common, root_cause, told_in_short
+from tests.ports import free_port
 
 QUICK = "last_call_timeout=1"
 
@@ -34,24 +34,35 @@ def check_two_and_one(a: Node, b: Node) -> None:
 # Meeting
 
 
-def test_c10d_with_two_and_one_workers(rallyrun: Launcher) -> None:
-    job = c10d(rallyrun, "2")
+def test_c10d_with_two_and_one_workers_and_failures_on_either_node(rallyrun: Launcher) -> None:
+    """A failure restarts all and counts once; the workers' store is there, and new in each round."""
+    job = c10d(rallyrun, "2", "--max-restarts=3")
     a, b = job.start("A", "--nproc-per-node=2"), job.start("B")
     a.comes_up(2)
     b.comes_up(1)
     check_two_and_one(a, b)
+    stores = [common((a, b), (2, 1), "MASTER_PORT")]
+    for starts, failure in ((2, "fail-B-0"), (3, "fail-A-1")):  # both workers of A fail, which is one failure
+        job.say(failure)
+        a.comes_up(2, starts=starts)
+        b.comes_up(1, starts=starts)
+        assert common((a, b), (2, 1), "TORCHELASTIC_RESTART_COUNT") == str(starts - 1)
+        assert all_ranks((a, b), (2, 1)) == [0, 1, 2]
+        assert common((a, b), (2, 1), "TORCHELASTIC_USE_AGENT_STORE") == "True"
+        stores.append(common((a, b), (2, 1), "MASTER_PORT"))
+    assert stores[0] != stores[1] != stores[2]
     job.say("finish")
     all_end([a, b], 0)
 
 
 @pytest.mark.parametrize("way", ["--master", "--rdzv-endpoint"])
-def test_static_with_two_and_one_workers(rallyrun: Launcher, way: str) -> None:
+def test_static_with_two_and_one_workers_that_restart_together(rallyrun: Launcher, way: str) -> None:
     port = free_port()
     place = {
         "--master": ["--master-addr=127.0.0.1", f"--master-port={port}"],
         "--rdzv-endpoint": [f"--rdzv-endpoint=127.0.0.1:{port}"],
     }
-    job = Nodes(rallyrun, "--nnodes=2", *place[way])
+    job = Nodes(rallyrun, "--nnodes=2", "--max-restarts=1", *place[way])
     b = job.start("B", "--node-rank=1")
     a = job.start("A", "--node-rank=0", "--nproc-per-node=2")
     a.comes_up(2)
@@ -59,6 +70,11 @@ def test_static_with_two_and_one_workers(rallyrun: Launcher, way: str) -> None:
     check_two_and_one(a, b)
     assert a.ranks(2) == [0, 1]
     assert common((a, b), (2, 1), "MASTER_PORT") == str(port)
+    job.say("fail-B-0")
+    a.comes_up(2, starts=2)
+    b.comes_up(1, starts=2)
+    assert [a.ranks(2), b.ranks(1)] == [[0, 1], [2]]
+    assert common((a, b), (2, 1), "TORCHELASTIC_RESTART_COUNT") == "1"
     job.say("finish")
     all_end([a, b], 0)
 
@@ -115,25 +131,10 @@ def test_a_job_may_be_without_a_shared_worker_store(rallyrun: Launcher) -> None:
     all_end(nodes, 0)
 
 
-def test_the_workers_store_of_a_round_is_there_and_new_in_each_round(rallyrun: Launcher) -> None:
-    job = c10d(rallyrun, "2", "--max-restarts=1")
-    nodes = [job.start("A"), job.start("B")]
-    for node in nodes:
-        node.comes_up(1)
-    first = common(nodes, [1, 1], "MASTER_PORT")
-    job.say("fail-B-0")
-    for node in nodes:
-        node.comes_up(1, starts=2)
-    assert common(nodes, [1, 1], "MASTER_PORT") != first
-    assert common(nodes, [1, 1], "TORCHELASTIC_USE_AGENT_STORE") == "True"
-    job.say("finish")
-    all_end(nodes, 0)
-
-
 # Changes of membership
 
 
-def test_newcomers_join_a_running_job(rallyrun: Launcher) -> None:
+def newcomers_join_a_running_job(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "1:3", conf=QUICK)
     nodes = [job.start("A")]
     nodes[0].comes_up(1, world_size=1)
@@ -163,7 +164,7 @@ def test_survivors_of_a_killed_agent_regroup(rallyrun: Launcher) -> None:
     all_end(nodes, 0)
 
 
-def test_a_departure_lets_the_others_regroup(rallyrun: Launcher) -> None:
+def a_departure_lets_the_others_regroup(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "1:2", conf="last_call_timeout=30")
     a = job.host("A")
     b = job.start("B")
@@ -196,7 +197,7 @@ def test_below_the_minimum_the_others_wait_for_a_replacement(rallyrun: Launcher)
     all_end([a, replacement], 0)
 
 
-def test_all_who_wait_are_told_at_once_when_the_time_of_one_is_over(rallyrun: Launcher) -> None:
+def all_who_wait_are_told_at_once_when_the_time_of_one_is_over(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "3")
     a = job.start("A", "--rdzv-conf=join_timeout=4", env={"LOGLEVEL": "INFO"})
     a.job.until_err("control plane listens on port")
@@ -212,7 +213,7 @@ def test_all_who_wait_are_told_at_once_when_the_time_of_one_is_over(rallyrun: La
     assert "waiting for" not in b.job.err  # the host tells
 
 
-def test_a_loss_that_nobody_makes_good_is_told_with_its_time(rallyrun: Launcher) -> None:
+def a_loss_that_nobody_makes_good_is_told_with_its_time(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "2", conf="join_timeout=4")
     a = job.host("A")
     b = job.start("B")
@@ -228,7 +229,7 @@ def test_a_loss_that_nobody_makes_good_is_told_with_its_time(rallyrun: Launcher)
     assert re.search(rf"error: .*{lost} within 4 s, 1 of 2 nodes were in .*--nnodes=1:2", a.job.err)
 
 
-def test_a_departure_before_the_round_is_complete_leaves_a_place_for_another(rallyrun: Launcher) -> None:
+def a_departure_before_the_round_is_complete_leaves_a_place_for_another(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "3")
     a = job.host("A")
     b = job.start("B", env={"LOGLEVEL": "INFO"})
@@ -245,7 +246,7 @@ def test_a_departure_before_the_round_is_complete_leaves_a_place_for_another(ral
     all_end(nodes, 0)
 
 
-def test_spares_park_one_takes_a_lost_place_and_one_ends_unneeded(rallyrun: Launcher) -> None:
+def spares_park_one_takes_a_lost_place_and_one_ends_unneeded(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "1:2", conf="last_call_timeout=30")
     a = job.host("A")
     b = job.start("B")
@@ -290,24 +291,6 @@ def test_unequal_arguments_are_told_to_both_sides_and_those_of_the_first_hold(ra
         assert f"{socket.gethostname()} pid {b.job.pid} was started with {difference}" in a.job.err
 
 
-def test_a_failure_on_one_node_restarts_all_and_counts_once(rallyrun: Launcher) -> None:
-    job = c10d(rallyrun, "2", "--max-restarts=3")
-    a, b = job.start("A", "--nproc-per-node=2"), job.start("B")
-    a.comes_up(2)
-    b.comes_up(1)
-    job.say("fail-B-0")
-    a.comes_up(2, starts=2)
-    b.comes_up(1, starts=2)
-    assert common((a, b), (2, 1), "TORCHELASTIC_RESTART_COUNT") == "1"
-    assert all_ranks((a, b), (2, 1)) == [0, 1, 2]
-    job.say("fail-A-1")  # both workers of A fail, which is one failure of the round
-    a.comes_up(2, starts=3)
-    b.comes_up(1, starts=3)
-    assert common((a, b), (2, 1), "TORCHELASTIC_RESTART_COUNT") == "2"
-    job.say("finish")
-    all_end([a, b], 0)
-
-
 def test_failures_of_several_nodes_in_one_round_count_once(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "3", "--max-restarts=1")
     nodes = [job.start(name) for name in "ABC"]
@@ -349,19 +332,7 @@ def test_when_the_budget_is_gone_there_is_one_report_and_the_same_first_failure_
         assert "Restarts used: 1 of 1" in node.job.err
 
 
-def test_an_early_finisher_waits_for_the_others(rallyrun: Launcher) -> None:
-    job = c10d(rallyrun, "2", env={"LOGLEVEL": "INFO"})
-    a, b = job.start("A"), job.start("B")
-    for node in (a, b):
-        node.comes_up(1)
-    job.say("finish-A")
-    a.job.until_err("Waiting for the other agents")
-    job.say("finish")
-    all_end([a, b], 0)
-    assert [len(a.ups), len(b.ups)] == [1, 1]
-
-
-def test_a_failure_takes_an_early_finisher_back_in(rallyrun: Launcher) -> None:
+def test_an_early_finisher_waits_for_the_others_and_a_failure_takes_it_back_in(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "2", "--max-restarts=1", env={"LOGLEVEL": "INFO"})
     a, b = job.start("A"), job.start("B")
     for node in (a, b):
@@ -370,9 +341,11 @@ def test_a_failure_takes_an_early_finisher_back_in(rallyrun: Launcher) -> None:
     a.job.until_err("Waiting for the other agents")
     job.say("fail-B-0")
     for node in (a, b):
-        node.comes_up(1, starts=2)
+        node.comes_up(1, starts=2)  # and A's worker finishes at once, so that A waits again
+    a.job.until(lambda _: a.job.err.count("Waiting for the other agents") == 2, "A waits again")
     job.say("finish")
     all_end([a, b], 0)
+    assert [len(a.ups), len(b.ups)] == [2, 2]
     assert common((a, b), (1, 1), "TORCHELASTIC_RESTART_COUNT") == "1"
 
 
@@ -388,28 +361,14 @@ def test_an_early_finisher_fails_with_the_job(rallyrun: Launcher) -> None:
     assert root_cause(a) == root_cause(b)
 
 
-def test_static_nodes_restart_together(rallyrun: Launcher) -> None:
-    job = Nodes(rallyrun, "--nnodes=2", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--max-restarts=1")
-    nodes = [job.start("A", "--node-rank=0"), job.start("B", "--node-rank=1")]
-    for node in nodes:
-        node.comes_up(1)
-    job.say("fail-B-0")
-    for node in nodes:
-        node.comes_up(1, starts=2)
-    assert [node.ranks(1) for node in nodes] == [[0], [1]]
-    assert common(nodes, [1, 1], "TORCHELASTIC_RESTART_COUNT") == "1"
-    job.say("finish")
-    all_end(nodes, 0)
-
-
 # Who may come in
 
 
 def test_a_secret_lets_in_only_who_knows_it(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "2")
     a = job.host("A", env={"RALLYPOINT_SECRET": "open-sesame-1c9Zq7kW4"})
-    for name, env in (("wrong", {"RALLYPOINT_SECRET": "open-barley-8d2Xm5vT6"}), ("missing", {})):
-        stranger = job.start(name, env=env)
+    wrong = job.start("wrong", env={"RALLYPOINT_SECRET": "open-barley-8d2Xm5vT6"})
+    for stranger in (wrong, job.start("missing")):
         assert stranger.job.ends() == 1
         assert stranger.ups == []
         assert "RALLYPOINT_SECRET" in stranger.job.err
@@ -424,24 +383,13 @@ def test_a_secret_lets_in_only_who_knows_it(rallyrun: Launcher) -> None:
     all_end([a, b], 0)
 
 
-def test_a_secret_is_asked_of_the_host_too(rallyrun: Launcher) -> None:
+def test_a_secret_is_asked_of_the_host_too_and_another_job_is_refused(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "2")
     a = job.host("A")
     careful = job.start("careful", env={"RALLYPOINT_SECRET": "open-sesame-1c9Zq7kW4"})
-    assert careful.job.ends() == 1
-    assert "RALLYPOINT_SECRET" in careful.job.err
-    b = job.start("B")
-    for node in (a, b):
-        node.comes_up(1)
-    job.say("finish")
-    all_end([a, b], 0)
-
-
-def test_another_job_on_the_same_port_is_refused(rallyrun: Launcher) -> None:
-    job = c10d(rallyrun, "2")
-    a = job.host("A")
     other = job.start("other", "--rdzv-id=other")
-    assert other.job.ends() == 1
+    all_end([careful, other], 1)
+    assert "RALLYPOINT_SECRET" in careful.job.err
     assert "'other'" in other.job.err
     assert "'job'" in other.job.err
     b = job.start("B")
@@ -451,7 +399,7 @@ def test_another_job_on_the_same_port_is_refused(rallyrun: Launcher) -> None:
     all_end([a, b], 0)
 
 
-def test_two_nodes_of_the_same_rank(rallyrun: Launcher) -> None:
+def two_nodes_of_the_same_rank(rallyrun: Launcher) -> None:
     job = Nodes(rallyrun, "--nnodes=3", f"--rdzv-endpoint=127.0.0.1:{free_port()}")
     a, b = job.start("A", "--node-rank=0", env={"LOGLEVEL": "INFO"}), job.start("B", "--node-rank=1")
     a.job.until_err("2 of 3 nodes are in")
@@ -499,7 +447,7 @@ def test_a_job_over_a_shared_file(rallyrun: Launcher) -> None:
     assert (rallyrun.folder / "state").exists(), "others may still have to read how the job ended"
 
 
-def test_over_a_shared_file_a_silent_node_is_lost(rallyrun: Launcher) -> None:
+def over_a_shared_file_a_silent_node_is_lost(rallyrun: Launcher) -> None:
     job = shared_file(rallyrun, "1:2", conf=f"{QUICK},keep_alive_interval=1,keep_alive_max_attempt=2")
     a, b = job.start("A"), job.start("B")
     for node in (a, b):
@@ -516,6 +464,27 @@ def test_without_an_endpoint_the_file_is_private_and_goes_with_the_job(rallyrun:
     a.comes_up(1)
     job.say("finish")
     all_end([a], 0)  # the fixture finds what is left
+
+
+# What waits
+
+
+def test_rendezvous_that_wait_for_somebody(at_once: AtOnce) -> None:
+    at_once(
+        all_who_wait_are_told_at_once_when_the_time_of_one_is_over,
+        a_loss_that_nobody_makes_good_is_told_with_its_time,
+        a_departure_before_the_round_is_complete_leaves_a_place_for_another,
+        two_nodes_of_the_same_rank,
+    )
+
+
+def test_last_calls(at_once: AtOnce) -> None:
+    at_once(
+        newcomers_join_a_running_job,
+        a_departure_lets_the_others_regroup,
+        spares_park_one_takes_a_lost_place_and_one_ends_unneeded,
+        over_a_shared_file_a_silent_node_is_lost,
+    )
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) == 1, reason="one processor is shared by nobody's threads")

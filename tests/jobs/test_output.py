@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.base.endpoint import free_port
 from tests.jobs.launching import RALLYRUN, Job, Launcher
+from tests.ports import free_port
 
 SAY = """
 import os, signal, sys

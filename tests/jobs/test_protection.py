@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 import trustme
 
-from rallypoint.base.endpoint import free_port
 from rallypoint.base.secrets import Secret, new_secret, token
 from tests.jobs.launching import RALLYRUN, Launcher
 from tests.jobs.nodes import Node, Nodes, all_end, c10d
+from tests.ports import free_port
 
 
 def certificates(folder: Path, *names: str) -> str:

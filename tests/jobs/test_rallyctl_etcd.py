@@ -13,10 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.base.endpoint import Endpoint, free_port, parse_endpoint
+from rallypoint.base.endpoint import Endpoint, parse_endpoint
 from tests.etcd_cluster import binary
 from tests.jobs.launching import Job, Launcher
 from tests.jobs.test_control_plane import RALLYCTL
+from tests.ports import free_port
 
 
 def etcd(launcher: Launcher, *flags: str, env: dict[str, str] | None = None) -> Job:

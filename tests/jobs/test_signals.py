@@ -11,9 +11,9 @@ from functools import partial
 
 import pytest
 
-from rallypoint.base.endpoint import free_port
-from tests.jobs.launching import Job, Launcher
+from tests.jobs.launching import AtOnce, Job, Launcher
 from tests.jobs.nodes import Nodes, all_end, c10d
+from tests.ports import free_port
 
 ENDING = [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT]
 LONG = 45
@@ -99,14 +99,15 @@ def test_a_second_interrupt_kills_at_once(rallyrun: Launcher, number: signal.Sig
     assert heard(job.out, number) == 2, "the second is not for them"
 
 
-@pytest.mark.parametrize("number", ENDING)
-def test_a_signal_while_the_rendezvous_is_incomplete_ends_the_agent(rallyrun: Launcher, number: signal.Signals) -> None:
-    node = c10d(rallyrun, "2").start("A")
-    node.job.until_err("1 of 2 nodes are in")
-    node.job.signal(number)
-    ends_at_once(node.job)
-    assert f"stopped by {number.name}" in node.job.err
-    assert node.ups == []
+def test_a_signal_while_the_rendezvous_is_incomplete_ends_the_agent(rallyrun: Launcher) -> None:
+    nodes = [c10d(rallyrun, "2").start("A") for _ in ENDING]  # each of a job of its own
+    for node in nodes:
+        node.job.until_err("1 of 2 nodes are in")
+    for node, number in zip(nodes, ENDING, strict=True):
+        node.job.signal(number)
+        ends_at_once(node.job)
+        assert f"stopped by {number.name}" in node.job.err
+        assert node.ups == []
 
 
 def test_interrupts_during_a_restart_end_the_agent(rallyrun: Launcher) -> None:
@@ -143,21 +144,26 @@ def test_a_termination_said_again_shortens_nothing(rallyrun: Launcher) -> None:
     assert f"done {int(signal.SIGTERM)}" in job.out, job.err
 
 
-@pytest.mark.parametrize("number", [signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH])
-def test_a_signal_that_only_tells_is_passed_on_and_ends_nothing(rallyrun: Launcher, number: signal.Signals) -> None:
-    job = start(rallyrun, [number.name], "--nproc-per-node=2", f"--signals-to-handle=SIGTERM,{number.name}")
+def test_a_signal_that_only_tells_is_passed_on_and_ends_nothing(rallyrun: Launcher) -> None:
+    telling = [signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH]
+    names = [number.name for number in telling]
+    job = start(rallyrun, names, "--nproc-per-node=2", f"--signals-to-handle=SIGTERM,{','.join(names)}")
     for time_ in (1, 2):
-        job.signal(number)
-        job.until(partial(_heard_so_often, number, 2 * time_), f"both have heard it, time {time_}")
+        for number in telling:
+            job.signal(number)
+            job.until(partial(_heard_so_often, number, 2 * time_), f"both have heard {number.name}, time {time_}")
     (rallyrun.folder / "finish").touch()
     ends_at_once(job, 0)
 
 
-@pytest.mark.parametrize("method", ["script", "warm", "forkserver"])
-def test_under_a_scheduler_user_signals_to_all_processes_end_none(rallyrun: Launcher, method: str) -> None:
+def test_under_a_scheduler_user_signals_to_all_processes_end_none(at_once: AtOnce) -> None:
     """What `scancel --signal=USR1` does: the helpers of the agent live on, and start what comes next."""
+    at_once(*(partial(_user_signals_end_none, method=method) for method in ("script", "preloaded", "forkserver")))
+
+
+def _user_signals_end_none(rallyrun: Launcher, *, method: str) -> None:
     body = WORKER.format(deaf=["SIGUSR1", "SIGUSR2"])
-    flags = {"script": (), "warm": ("--preload=decimal",), "forkserver": ()}[method]
+    flags = {"script": (), "preloaded": ("--preload=decimal",), "forkserver": ()}[method]
     if method == "forkserver":
         job = rallyrun.command([sys.executable, rallyrun.script(FORKSERVER.format(body=body))], env=SLURM)
     else:
@@ -202,18 +208,20 @@ def test_a_worker_that_somebody_ends_has_failed(rallyrun: Launcher) -> None:
     assert "(SIGTERM)" in job.err[job.err.index("Root Cause") :]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@pytest.mark.parametrize("numbers", [[signal.SIGUSR1, signal.SIGTERM], [signal.SIGINT]])
 @pytest.mark.parametrize("order", [1, -1])
 def test_a_handler_runs_once_where_a_scheduler_signals_all(
-    rallyrun: Launcher, number: signal.Signals, order: int
+    rallyrun: Launcher, numbers: list[signal.Signals], order: int
 ) -> None:
-    job = start(rallyrun, [number.name], "--nproc-per-node=2", env={**SLURM, "LOGLEVEL": "INFO"})
-    to_all(rallyrun, number, order)
-    job.until(lambda lines: heard(lines, number) >= 2, "both have heard it")
-    job.until_err(f"{number.name} was sent to all processes")
+    names = [number.name for number in numbers]
+    job = start(rallyrun, names, "--nproc-per-node=2", env={**SLURM, "LOGLEVEL": "INFO"})
+    for number in numbers:
+        to_all(rallyrun, number, order)
+        job.until(partial(_heard_so_often, number, 2), f"both have heard {number.name}")
+        job.until_err(f"{number.name} was sent to all processes")
     (rallyrun.folder / "finish").touch()
-    ends_at_once(job, 0 if number == signal.SIGUSR1 else 1)
-    assert heard(job.out, number) == 2, job.out
+    ends_at_once(job)
+    assert [heard(job.out, number) for number in numbers] == [2] * len(numbers), job.out
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR2])
@@ -240,7 +248,7 @@ def test_a_worker_without_a_handler_is_told_of_that(rallyrun: Launcher, everybod
     assert "which was meant for the workers; this one has no handler for it" in job.err
 
 
-def test_stacks_are_shown_before_a_scheduler_kills_all(rallyrun: Launcher) -> None:
+def stacks_are_shown_before_a_scheduler_kills_all(rallyrun: Launcher) -> None:
     job = start(rallyrun, ["SIGTERM"], env={"RALLYPOINT_TERMINATION_GRACE": "2"})
     job.signal(signal.SIGTERM)
     ends_at_once(job)
@@ -248,7 +256,7 @@ def test_stacks_are_shown_before_a_scheduler_kills_all(rallyrun: Launcher) -> No
     assert 'script.py", line' in job.err, "its stack"
 
 
-def test_a_scheduler_that_ends_a_node_shortens_the_stop_that_runs(rallyrun: Launcher) -> None:
+def a_scheduler_that_ends_a_node_shortens_the_stop_that_runs(rallyrun: Launcher) -> None:
     env = {"RALLYPOINT_TERMINATION_GRACE": "2"}
     flags = ("--nproc-per-node=2", "--max-restarts=1", f"--rdzv-conf=failure_grace={LONG}")
     job = start(rallyrun, ["SIGTERM"], *flags, env=env)
@@ -258,13 +266,21 @@ def test_a_scheduler_that_ends_a_node_shortens_the_stop_that_runs(rallyrun: Laun
     ends_at_once(job)
 
 
-def test_a_notice_leaves_time_for_the_stop(rallyrun: Launcher) -> None:
+def a_notice_leaves_time_for_the_stop(rallyrun: Launcher) -> None:
     env = {"RALLYPOINT_TERMINATION_GRACE": "4"}
     job = start(rallyrun, ["SIGTERM"], f"--rdzv-conf=notice_timeout={LONG}", env=env)
     job.signal(signal.SIGTERM)
     job.until_err("the workers have 1 s to save and acknowledge")
     ends_at_once(job)
     assert "did not end within 1 s; sending SIGKILL" in job.err
+
+
+def test_a_short_time_from_a_scheduler_is_divided(at_once: AtOnce) -> None:
+    at_once(
+        stacks_are_shown_before_a_scheduler_kills_all,
+        a_scheduler_that_ends_a_node_shortens_the_stop_that_runs,
+        a_notice_leaves_time_for_the_stop,
+    )
 
 
 def test_a_grace_period_that_cannot_be_is_refused(rallyrun: Launcher) -> None:
@@ -280,7 +296,7 @@ def test_without_a_scheduler_user_signals_mean_what_they_do_to_any_program(rally
     assert job.ends() == -signal.SIGUSR1
 
 
-def test_the_others_hear_of_a_departure_before_its_workers_are_gone(rallyrun: Launcher) -> None:
+def the_others_hear_of_a_departure_before_its_workers_are_gone(rallyrun: Launcher) -> None:
     endpoint = f"--rdzv-endpoint=127.0.0.1:{free_port()}"
     flags = ("--nnodes=1:2", "--rdzv-backend=c10d", endpoint, f"--shutdown-timeout={LONG}")
     job = Nodes(rallyrun, *flags, "--rdzv-conf=last_call_timeout=1")
@@ -299,8 +315,7 @@ def test_the_others_hear_of_a_departure_before_its_workers_are_gone(rallyrun: La
     all_end([host], 0)
 
 
-@pytest.mark.parametrize("ending", ["by SIGTERM", "0", "143", "1", "never", "by SIGINT"])
-def test_a_node_that_leaves_in_order_ends_with_0(rallyrun: Launcher, ending: str) -> None:
+def a_node_that_leaves_in_order_ends_with_0(rallyrun: Launcher, *, ending: str) -> None:
     job = c10d(rallyrun, "1:2", "--shutdown-timeout=1", conf="last_call_timeout=30")
     host = job.host("host")
     handlers = {"by SIGTERM": "", "by SIGINT": "", "never": "signal.signal(15, lambda *_: None)"}
@@ -318,7 +333,7 @@ def test_a_node_that_leaves_in_order_ends_with_0(rallyrun: Launcher, ending: str
     all_end([host], 0)
 
 
-def test_workers_that_start_after_a_departure_are_not_sent_the_signal_of_those_before(rallyrun: Launcher) -> None:
+def workers_that_start_after_a_departure_are_not_sent_the_signal_of_those_before(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "1:2", conf="last_call_timeout=30", env=SLURM)
     job.script = rallyrun.script(
         WORKER.format(deaf=["SIGTERM"]).replace('"finish"', '"finish-" + os.environ["WORLD_SIZE"]')
@@ -335,6 +350,22 @@ def test_workers_that_start_after_a_departure_are_not_sent_the_signal_of_those_b
     (rallyrun.folder / "finish-1").touch()
     ends_at_once(host, 0)
     assert host.out[-1] == "done", "and has heard of nothing"
+
+
+def test_departures_in_order(at_once: AtOnce) -> None:
+    endings = ("by SIGTERM", "0", "143")
+    at_once(
+        *(partial(a_node_that_leaves_in_order_ends_with_0, ending=ending) for ending in endings),
+        the_others_hear_of_a_departure_before_its_workers_are_gone,
+    )
+
+
+def test_departures_in_disorder_and_of_workers_that_end_by_themselves(at_once: AtOnce) -> None:
+    endings = ("1", "never", "by SIGINT")
+    at_once(
+        *(partial(a_node_that_leaves_in_order_ends_with_0, ending=ending) for ending in endings),
+        workers_that_start_after_a_departure_are_not_sent_the_signal_of_those_before,
+    )
 
 
 def test_a_job_that_ends_on_all_nodes_goes_on_nowhere(rallyrun: Launcher) -> None:

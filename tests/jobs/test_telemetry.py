@@ -11,8 +11,8 @@ import urllib.request
 from collections.abc import Callable
 from typing import Any
 
-from rallypoint.base.endpoint import free_port
 from tests.jobs.launching import Job, Launcher
+from tests.ports import free_port
 
 SH = ("--no-python", "/bin/sh", "-c")
 
