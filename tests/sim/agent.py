@@ -42,10 +42,10 @@ from rallypoint.agent.steps import (
 from rallypoint.base.clock import Deadline
 from rallypoint.election.leader_resolver import LeaderResolver
 from rallypoint.failures.cause import Cause
-from rallypoint.membership.state import NodeId, Outcome
+from rallypoint.membership.state import NodeId, Outcome, Settings
 from rallypoint.protocol.handshake import PROTOCOL_VERSION, Hello
-from rallypoint.protocol.link import Deliver, Link
-from rallypoint.protocol.messages import JobEnded, Placed
+from rallypoint.protocol.messages import Deliver, JobEnded, Link, Placed
+from rallypoint.rendezvous.control_plane import ControlPlane
 from rallypoint.rendezvous.elastic import ElasticHandler
 from tests.sim.election import SimCandidate
 from tests.sim.link import SimLink
@@ -75,6 +75,18 @@ class _PendingNotice(NamedTuple):
 
     timer: Timer
     over: Timer
+
+
+class _SimControlPlane(ControlPlane):
+    """Opens its link as an agent of the simulator does."""
+
+    def __init__(self, settings: Settings, open_link: Callable[[Deliver, Deadline], Link]) -> None:
+        super().__init__(settings)
+        self._open_link = open_link
+
+    def open(self, deliver: Deliver, deadline: Deadline) -> Link:
+        """Make the link."""
+        return self._open_link(deliver, deadline)
 
 
 class Agent:
@@ -110,9 +122,8 @@ class Agent:
         self._ask_every = 2.0
         self._asking: Timer | None = None
         self.stores = Stores(job.world, plan.number)
-        self.handler = ElasticHandler(
-            "sim", job.settings, self._open_link, self.stores, clock=self.process.clock, wall_clock=self.wall_clock
-        )
+        control = _SimControlPlane(job.settings, self._open_link)
+        self.handler = ElasticHandler("sim", control, self.stores, self.process.clock, self.wall_clock)
         self.handler.listen(self._post)
         job.world.note(self.process, "starts")
         self._do(RequestJoin())

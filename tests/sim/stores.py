@@ -6,13 +6,12 @@ from collections.abc import Sequence
 
 from rallypoint.coordinator.store_peers import PeerPolicy, peers_of
 from rallypoint.protocol.messages import StorePeers
+from rallypoint.rendezvous.worker_stores import WorkerStoreSupply
 from tests.sim.world import World
 
 
-class Stores:
+class Stores(WorkerStoreSupply):
     """Each store has a port that no other store of the job has had."""
-
-    hosted_by_agent = True
 
     def __init__(self, world: World, node: int) -> None:
         self._world = world
@@ -35,9 +34,6 @@ class Stores:
     def set_peers(self, told: Sequence[StorePeers]) -> None:
         """Serve what is prepared to whom it belongs."""
         self._world.admitted[self.prepared] = peers_of(PeerPolicy(), told, self.own_addresses(), "")[0]
-
-    def round_ended(self) -> None:
-        """The round is over; its workers may still run."""
 
     def discard_prepared(self) -> None:
         """What was prepared may have been used: prepare another."""

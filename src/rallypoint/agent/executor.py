@@ -26,7 +26,7 @@ from rallypoint.failures.cause import Cause
 from rallypoint.membership.state import Outcome
 from rallypoint.notices import PREEMPTION
 from rallypoint.protocol.errors import RendezvousClosedError, error_of
-from rallypoint.rendezvous.elastic import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL
+from rallypoint.rendezvous.control_plane import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL
 from rallypoint.workers.escalation import StopInProgress
 
 log = get_logger(__name__)

@@ -19,8 +19,8 @@ from rallypoint.agent.rank_exchange import exchange, wait_at_exit_barrier
 from rallypoint.base.log import get_logger
 from rallypoint.failures.cause import Cause, Restarts
 from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict
-from rallypoint.protocol.link import Deliver
 from rallypoint.protocol.messages import (
+    Deliver,
     JobEnded,
     LeaveReply,
     LinkLost,

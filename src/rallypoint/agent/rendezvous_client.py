@@ -8,8 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from rallypoint.failures.cause import Cause
-from rallypoint.protocol.link import Deliver
-from rallypoint.protocol.messages import Placement
+from rallypoint.protocol.messages import Deliver, Placement
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import RendezvousInfo
 

@@ -31,8 +31,8 @@ from rallypoint.membership.state import Settings
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import FrameError, check_size, frame
 from rallypoint.protocol.handshake import HandshakeError
-from rallypoint.protocol.link import Deliver
 from rallypoint.protocol.messages import (
+    Deliver,
     Heartbeat,
     LeaveRequest,
     LinkDown,

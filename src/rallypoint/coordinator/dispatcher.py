@@ -27,11 +27,10 @@ from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.job_state import OutgoingNotification
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.state import NodeId, Reason, Settings, State
-from rallypoint.protocol.handshake import Hello
-from rallypoint.protocol.link import Deliver
 from rallypoint.protocol.messages import (
     ConfigDifference,
     ConfigDiffers,
+    Deliver,
     Heartbeat,
     JoinRefused,
     Notification,
@@ -41,6 +40,7 @@ from rallypoint.protocol.messages import (
 
 if TYPE_CHECKING:
     from rallypoint.coordinator.progress_text import ReportedProgress
+    from rallypoint.protocol.handshake import Hello
 
 log = get_logger(__name__)
 

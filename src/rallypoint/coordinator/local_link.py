@@ -7,8 +7,7 @@ import threading
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.state import NodeId, Reason
-from rallypoint.protocol.link import Deliver
-from rallypoint.protocol.messages import Request
+from rallypoint.protocol.messages import Deliver, Request
 
 
 class TimerThread:

@@ -6,8 +6,9 @@ of nodes: a notification holds the node's own place and never the roll.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from rallypoint.membership.operations import Close, Drain, Fail, Preempt, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, RoundEnd, Verdict
@@ -288,3 +289,27 @@ Notification = (
     | LinkUp
     | LinkLost
 )
+
+Deliver = Callable[[Notification], None]
+"""Called from any thread, with no lock held, in the order in which things happened. Must not block."""
+
+
+class Link(Protocol):
+    """One node's line to the control plane: it takes requests, and hands notifications to its `Deliver`.
+
+    The node that hosts the coordinator has one without a socket (`local_link`), others one over TCP (`client.TcpLink`);
+    shared-state backends have one that runs the core itself (`SharedStateLink`).
+    """
+
+    @property
+    def address(self) -> str | None:
+        """This node's address towards the control plane; None until that has been reached, which `LinkOpened` tells."""
+        ...
+
+    def send(self, request: Request) -> None:
+        """Say something. Never blocks; a link that is lost says so by `LinkLost`."""
+        ...
+
+    def close(self) -> None:
+        """End the session: the node is gone for the others. Idempotent; nothing is delivered afterwards."""
+        ...

@@ -6,28 +6,26 @@ Beyond torch's interface it has `join`, `report_failure`, `report_success`, `dra
 
 from __future__ import annotations
 
-import os
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
-from rallypoint.base.endpoint import host_name
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.log import get_logger
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Close, Drain, Fail, Preempt, Succeed
-from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings, Verdict
+from rallypoint.membership.state import NodeInfo, Outcome, Verdict
 from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousStateError, error_of
-from rallypoint.protocol.link import Deliver, Link
 from rallypoint.protocol.messages import (
-    ConfigDiffers,
+    Deliver,
     JobEnded,
     JoinRefused,
     JoinRequest,
     LeaveRequest,
+    Link,
     LinkLost,
     LinkOpened,
     LinkUp,
@@ -41,6 +39,7 @@ from rallypoint.protocol.messages import (
     RoundEnded,
     StorePeers,
 )
+from rallypoint.rendezvous.control_plane import ControlPlane
 from rallypoint.rendezvous.event_emitter import RendezvousEventEmitter
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from rallypoint.rendezvous.worker_stores import WorkerStoreSupply
@@ -50,30 +49,6 @@ if TYPE_CHECKING:
     from rallypoint.store.api import Store
 
 log = get_logger(__name__)
-
-OpenLink = Callable[[Deliver, Deadline], Link]
-"""Makes the link when it is first needed; the deadline bounds how long it may try to connect."""
-
-FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL = 2.0, 60.0
-"""Seconds until somebody who waits asks for the first time how far things are, and at most between later times. An
-interval is twice the one before: a spare that is parked for days must not fill the log."""
-
-
-def incoming_notifications(
-    inbox: queue.SimpleQueue[Notification], ask_progress: Callable[[], None]
-) -> Iterator[Notification]:
-    """What comes while somebody waits for a round, without end; where nothing does for long, progress is asked for."""
-    interval = FIRST_PROGRESS_REQUEST
-    ask_at = SYSTEM_CLOCK.monotonic() + interval
-    while True:
-        try:
-            notification = inbox.get(timeout=max(0.0, ask_at - SYSTEM_CLOCK.monotonic()))
-        except queue.Empty:
-            interval = min(2 * interval, MAX_PROGRESS_INTERVAL)
-            ask_at = SYSTEM_CLOCK.monotonic() + interval
-            ask_progress()
-        else:
-            yield notification
 
 
 class _WantedPlace(NamedTuple):
@@ -90,44 +65,26 @@ class ElasticHandler(RendezvousHandler):
     def __init__(
         self,
         backend: str,
-        settings: Settings,
-        open_link: OpenLink,
+        control: ControlPlane,
         stores: WorkerStoreSupply,
-        *,
-        where: str = "",
-        endpoint_flag: str = "endpoint",
-        rank_hint: int | None = None,
-        shut: Callable[[], None] | None = None,
         clock: Callable[[], float] = SYSTEM_CLOCK.monotonic,
         wall_clock: Callable[[], float] = time.time,
-        hosts: Callable[[], bool] = lambda: False,
     ) -> None:
         """Put the parts together; nothing happens before the first join.
 
         Args:
             backend: the name that the handler goes by.
-            settings: bounds and times.
-            open_link: makes the link to the control plane.
+            control: this node's end of the control plane.
             stores: where worker stores come from.
-            where: where the nodes meet, as in `at host:port`, for people to read.
-            endpoint_flag: what the user gave that by, for the same.
-            rank_hint: the group rank to ask for.
-            shut: ends what else belongs to the handler (the embedded server), after the link.
             clock: on which it is counted how long a place has been wanted, in seconds.
             wall_clock: the time of day, for people to read, in seconds since 1970.
-            hosts: whether the coordinator is in this process at the moment.
         """
         self._backend = backend
-        self._settings = settings
-        self._open_link = open_link
+        self._control = control
+        self._settings = control.settings
         self._stores = stores
-        self._subject = settings.run_id, where, endpoint_flag
-        """As `progress_text` has it, which is for those who wait."""
         self._clock = clock
         self._wall_clock = wall_clock
-        self._rank_hint = rank_hint
-        self._close_control = shut
-        self._hosts = hosts
         self._link: Link | None = None
         self._inbox: queue.SimpleQueue[Notification] = queue.SimpleQueue()
         self._listener: Deliver | None = None
@@ -147,7 +104,7 @@ class ElasticHandler(RendezvousHandler):
         self._reported_progress: ReportedProgress = {}
         self._final_notification: Notification | None = None
         """The notification after which no round will come for this node, if there was one."""
-        self._event_emitter = RendezvousEventEmitter(settings.run_id)
+        self._event_emitter = RendezvousEventEmitter(self._settings.run_id)
 
     # What torch's handlers have
 
@@ -196,28 +153,25 @@ class ElasticHandler(RendezvousHandler):
 
         Where an agent listens, its loop has done that: what it has been placed in is begun and given, once.
         """
+        from rallypoint.rendezvous.waiting import incoming_notifications, log_for_people, with_torch_store
+
         if self._listener is not None:
-            return _with_torch_store(self._next_rendezvous_by_agent())
+            return with_torch_store(self._next_rendezvous_by_agent())
         if self._placement is not None:
             self._send(Drain(self._placement.round))
         self.join("default", 1)
-        coming = incoming_notifications(self._inbox, self.ask_progress)
-        while True:
-            notification = next(coming)
+        for notification in incoming_notifications(self._inbox, self.ask_progress):
             if isinstance(notification, Placed):
                 self.begin_round(notification.placement)
-                return _with_torch_store(self.info(notification.placement))
-            if isinstance(notification, ProgressText):
-                (log.warning if notification.warning else log.info)("%s", notification.text)
-            if isinstance(notification, ConfigDiffers):
-                for each in notification.differences:
-                    log.warning("%s; give all nodes of a job the same", each.sentence("this node"))
+                return with_torch_store(self.info(notification.placement))
+            log_for_people(notification)
             if self._join_used_up:
                 self.join("default", 1)
             error = error_of(notification)
             if error is not None:
                 self._event_emitter.failed(error)
                 raise error
+        raise AssertionError("notifications come without end")
 
     def shutdown(self) -> bool:
         """Leave, end the worker store and, where it lives here, the control server. The job goes on without us."""
@@ -228,8 +182,7 @@ class ElasticHandler(RendezvousHandler):
         if self._link is not None:
             self._link.close()
         self._stores.close()
-        if self._close_control is not None:
-            self._close_control()
+        self._control.close()
         return True
 
     # What an agent of ours uses
@@ -252,7 +205,7 @@ class ElasticHandler(RendezvousHandler):
             self._begun_round = self._delivered_round
             self._stores.discard_prepared()
         self._event_emitter.join_requested()
-        node_info = NodeInfo(role, local_world_size, "", 0, self._rank_hint, max_restarts, program)
+        node_info = NodeInfo(role, local_world_size, "", 0, self._control.rank_hint, max_restarts, program)
         try:
             self._swap_wanted(_WantedPlace(node_info, self._clock()))
             self._ensure_link()
@@ -284,7 +237,7 @@ class ElasticHandler(RendezvousHandler):
         self._placement = placement
         self._begun_round = placement.round
         clients = placement.ranks.world_size + placement.group_world_size
-        clients += self._settings.max_nodes if self._hosts() else 0
+        clients += self._settings.max_nodes if self._control.hosts_coordinator() else 0
         self._stores.begin_round(is_host=placement.group_rank == 0, clients=clients)
         self._event_emitter.placed(placement)
 
@@ -321,7 +274,7 @@ class ElasticHandler(RendezvousHandler):
     @property
     def hosts_coordinator(self) -> bool:
         """Whether the coordinator of the job is in this agent at the moment."""
-        return self._hosts()
+        return self._control.hosts_coordinator()
 
     def drain(self, round_: int) -> None:
         """End the round in order, so that those who wait can be taken in; where workers are asked, agree to that."""
@@ -356,7 +309,7 @@ class ElasticHandler(RendezvousHandler):
 
     def _ensure_link(self) -> Link:
         if self._link is None:
-            self._link = self._open_link(self._on_notification, Deadline.after(self._settings.join_timeout))
+            self._link = self._control.open(self._on_notification, Deadline.after(self._settings.join_timeout))
         return self._link
 
     def _send(self, request: JoinRequest | Fail | Succeed | Drain | Preempt | Close | ProgressRequest) -> None:
@@ -393,47 +346,25 @@ class ElasticHandler(RendezvousHandler):
             case LinkLost() if self._verdict is not None:
                 return  # the server may go once the verdict is told
             case Progress():
-                from rallypoint.coordinator.progress_text import RendezvousName, is_due, waiting_line
-
-                text = waiting_line(RendezvousName(*self._subject), notification, self._wall_clock())
-                notification = ProgressText(
-                    text, warning=notification.reports and is_due(notification, self._reported_progress, self._clock())
-                )
-            case JoinRefused(progress=Progress() as how_far):
-                from rallypoint.coordinator.progress_text import RendezvousName, timeout_sentence
-
-                text = timeout_sentence(RendezvousName(*self._subject), how_far, self._wall_clock())
-                self._final_notification = notification = notification._replace(detail=text)
+                notification = self._progress_text(notification)
             case JoinRefused() | LinkLost():
+                if isinstance(notification, JoinRefused) and notification.progress is not None:
+                    notification = notification._replace(detail=self._timeout_sentence(notification.progress))
                 self._final_notification = notification
             case _:
                 pass
         listener = self._listener
         (self._inbox.put if listener is None else listener)(notification)
 
+    def _progress_text(self, progress: Progress) -> ProgressText:
+        from rallypoint.coordinator.progress_text import RendezvousName, is_due, waiting_line
 
-def _with_torch_store(info: RendezvousInfo) -> RendezvousInfo:
-    """The same for who has asked by itself: where torch is imported, the store is one that torch's functions take."""
+        where, flag = self._control.where, self._control.endpoint_flag
+        line = waiting_line(RendezvousName(self._settings.run_id, where, flag), progress, self._wall_clock())
+        return ProgressText(line, progress.reports and is_due(progress, self._reported_progress, self._clock()))
 
-    def store() -> Store:
-        from rallypoint.store.torch_adapter import if_torch_is_imported
+    def _timeout_sentence(self, progress: Progress) -> str:
+        from rallypoint.coordinator.progress_text import RendezvousName, timeout_sentence
 
-        made: Store = if_torch_is_imported(info.store)
-        return made
-
-    return RendezvousInfo(store, info.rank, info.world_size, info.bootstrap_store_info)
-
-
-def local_id() -> int:
-    """A number for each handler of this process, from 0."""
-    global _handlers
-    _handlers += 1
-    return _handlers - 1
-
-
-def own_node(address: str) -> NodeId:
-    """What a handler of this process goes by where others reach it at `address`."""
-    return NodeId(address, os.getpid(), local_id(), host_name())
-
-
-_handlers = 0
+        where, flag = self._control.where, self._control.endpoint_flag
+        return timeout_sentence(RendezvousName(self._settings.run_id, where, flag), progress, self._wall_clock())

@@ -26,9 +26,9 @@ from rallypoint.membership.observer import StallObserver
 from rallypoint.membership.operations import Exit, Join, KeepLeaseAlive, Operation
 from rallypoint.membership.state import NodeId, NodeInfo, Reason, Settings, State, name_of, nodes_waiting_alike
 from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousError
-from rallypoint.protocol.link import Deliver
 from rallypoint.protocol.messages import (
     ConfigDiffers,
+    Deliver,
     Heartbeat,
     JoinRequest,
     LeaveRequest,

@@ -7,7 +7,7 @@ contract section 2.1).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rallypoint.base.endpoint import free_port, is_loopback, listening_address
 from rallypoint.base.log import get_logger
@@ -25,14 +25,14 @@ _MIN_CONNECTIONS = 256
 """Clients for whom every process has descriptors."""
 
 
-class WorkerStoreSupply(Protocol):
+class WorkerStoreSupply:
     """One node's supply of worker stores: prepare, begin, round_ended, prepare, begin, round_ended, ..., close."""
 
-    hosted_by_agent: bool
+    hosted_by_agent = True
     """Whether an agent serves the store that workers are told of."""
 
     def prepare(self, address: str) -> tuple[str, int]:
-        """Have a store ready for the round to come.
+        """Have a store ready for the round to come; one that was prepared and never used serves again.
 
         Args:
             address: of this node towards the control plane.
@@ -40,26 +40,23 @@ class WorkerStoreSupply(Protocol):
         Returns:
             Its address (empty: the one that this node's control connection shows) and port.
         """
-        ...
+        raise NotImplementedError
 
     def round_ended(self) -> None:
         """The round is over, and the next one has not been asked for yet; its workers may still run. Never waits."""
-        ...
 
     def discard_prepared(self) -> None:
         """What was prepared may have been used in a round that this node never began: prepare another."""
-        ...
 
     def own_addresses(self) -> tuple[str, ...] | None:
         """From where this node's workers may connect to a store of another's; None if that is not known."""
-        ...
+        return None
 
     def set_peers(self, told: Sequence[StorePeers]) -> None:
         """The next round's store is the one here: serve it to whom it belongs, by what the coordinator has told.
 
         Called from any thread, before other nodes can know of the round.
         """
-        ...
 
     def begin_round(self, *, is_host: bool, clients: int) -> None:
         """The round has begun: the one before is over, and unless this node is its host what was prepared can go.
@@ -68,11 +65,9 @@ class WorkerStoreSupply(Protocol):
             is_host: whether it is.
             clients: connections to its host: of the round's workers and agents, and to the coordinator if it is there.
         """
-        ...
 
     def close(self) -> None:
         """Release everything. Idempotent."""
-        ...
 
 
 def allow_connections(clients: int) -> None:
@@ -118,10 +113,8 @@ class StoreAccess:
         return peers
 
 
-class AgentStoreSupply:
+class AgentStoreSupply(WorkerStoreSupply):
     """A server of this agent's own for each round, at one address of this node and a port that the kernel picks."""
-
-    hosted_by_agent = True
 
     def __init__(self, address: str = "", *, only_here: bool = False, peers: PeerPolicy | None = None) -> None:
         """Make nothing yet.
@@ -138,34 +131,26 @@ class AgentStoreSupply:
         self._current: StoreServer | None = None
 
     def own_addresses(self) -> tuple[str, ...] | None:
-        """See `WorkerStoreSupply.candidate_addresses`."""
         return None if self._access is None else own_addresses()
 
     def set_peers(self, told: Sequence[StorePeers]) -> None:
-        """See `WorkerStoreSupply.admit`."""
         server = self._prepared
         if server is not None and self._access is not None and not is_loopback(server.host):
             server.set_peers(self._access.peers(told, self._address or server.host))
 
     def prepare(self, address: str) -> tuple[str, int]:
-        """See `WorkerStoreSupply.prepare`. A store that was prepared and never used serves again."""
         if self._prepared is None:
             where = listening_address(self._address or address, only_here=self._loopback_only)
             held = self._access is not None and self._access.guards and not is_loopback(where)
             self._prepared = StoreServer(where, held=held)
         return self._address, self._prepared.port
 
-    def round_ended(self) -> None:
-        """See `WorkerStoreSupply.round_ended`. The next round has another port."""
-
     def discard_prepared(self) -> None:
-        """See `WorkerStoreSupply.discard`."""
         if self._prepared is not None:
             self._prepared.close()
             self._prepared = None
 
     def begin_round(self, *, is_host: bool, clients: int) -> None:
-        """See `WorkerStoreSupply.begin`."""
         previous, self._current = self._current, None
         if previous is not None:
             previous.close()
@@ -176,40 +161,19 @@ class AgentStoreSupply:
             self.discard_prepared()
 
     def close(self) -> None:
-        """See `WorkerStoreSupply.close`."""
         for server in (self._prepared, self._current):
             if server is not None:
                 server.close()
         self._prepared = self._current = None
 
 
-class WorkerHostedStores:
-    """No server here: the worker of rank 0 opens one on a port that was free a moment ago."""
+class WorkerHostedStores(WorkerStoreSupply):
+    """No server here: the worker of rank 0 opens torch's own, on a port that was free a moment ago."""
 
     hosted_by_agent = False
 
     def __init__(self, address: str = "") -> None:
         self._address = address
 
-    def own_addresses(self) -> tuple[str, ...] | None:
-        """See `WorkerStoreSupply.candidate_addresses`."""
-        return None
-
-    def set_peers(self, told: Sequence[StorePeers]) -> None:
-        """See `WorkerStoreSupply.admit`. The server is torch's own, which lets everybody in."""
-
     def prepare(self, address: str) -> tuple[str, int]:
-        """See `WorkerStoreSupply.prepare`."""
         return self._address, free_port()
-
-    def round_ended(self) -> None:
-        """See `WorkerStoreSupply.round_ended`."""
-
-    def discard_prepared(self) -> None:
-        """See `WorkerStoreSupply.discard`."""
-
-    def begin_round(self, *, is_host: bool, clients: int) -> None:
-        """See `WorkerStoreSupply.begin`."""
-
-    def close(self) -> None:
-        """See `WorkerStoreSupply.close`."""

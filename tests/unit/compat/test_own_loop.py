@@ -233,7 +233,7 @@ def test_who_waits_for_others_says_for_whom(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(logging.getLogger("rallypoint"), "propagate", True)
-    monkeypatch.setattr("rallypoint.rendezvous.elastic.FIRST_PROGRESS_REQUEST", 0.1)
+    monkeypatch.setattr("rallypoint.rendezvous.waiting.FIRST_PROGRESS_REQUEST", 0.1)
     with pytest.raises(RendezvousTimeoutError):
         Looping(begin_and_watch, meeting(2, join_timeout=2), tmp_path).run()
     assert "waiting for the rendezvous of job 'job' at" in caplog.text

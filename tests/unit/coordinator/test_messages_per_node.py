@@ -22,8 +22,16 @@ from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Fail, Succeed
 from rallypoint.membership.state import NodeInfo, Settings
 from rallypoint.protocol import codec
-from rallypoint.protocol.link import Deliver
-from rallypoint.protocol.messages import JobEnded, JoinRequest, LinkOpened, Notification, Placed, Request, RoundEnded
+from rallypoint.protocol.messages import (
+    Deliver,
+    JobEnded,
+    JoinRequest,
+    LinkOpened,
+    Notification,
+    Placed,
+    Request,
+    RoundEnded,
+)
 from rallypoint.store import hashstore
 from rallypoint.store.hashstore import HashStore
 from rallypoint.store.wire import Op

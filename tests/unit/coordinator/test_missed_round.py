@@ -9,9 +9,9 @@ from contextlib import contextmanager
 
 from rallypoint.base.clock import Deadline
 from rallypoint.membership.state import NodeId, Settings
-from rallypoint.protocol.link import Deliver, Link
-from rallypoint.protocol.messages import Notification, Placed, RoundEnded
+from rallypoint.protocol.messages import Deliver, Link, Notification, Placed, RoundEnded
 from rallypoint.protocol.state_codec import decode_state
+from rallypoint.rendezvous.control_plane import ControlPlane
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.shared_state_link import SharedStateLink
 from rallypoint.rendezvous.worker_stores import AgentStoreSupply
@@ -35,19 +35,27 @@ class SlowBackend(MemoryBackend):
         return self._seen_last
 
 
+class StateInMemory(ControlPlane):
+    """A node's link to a state in memory."""
+
+    def __init__(self, backend: SlowBackend, name: str, settings: Settings) -> None:
+        super().__init__(settings)
+        self._backend = backend
+        self._name = name
+
+    def open(self, deliver: Deliver, deadline: Deadline) -> Link:
+        return SharedStateLink(self._backend, self.settings, NodeId(self._name, 1, 0), "127.0.0.1", deliver)
+
+
 class Node:
     """A handler over the memory, and what it was told."""
 
     def __init__(self, memory: Memory, name: str, settings: Settings) -> None:
         self.told: queue.SimpleQueue[Notification] = queue.SimpleQueue()
         self.backend = SlowBackend(memory)
-        self._name = name
-        self._settings = settings
-        self.handler = ElasticHandler("memory", settings, self._open, AgentStoreSupply("127.0.0.1"))
+        control = StateInMemory(self.backend, name, settings)
+        self.handler = ElasticHandler("memory", control, AgentStoreSupply("127.0.0.1"))
         self.handler.listen(self.told.put)
-
-    def _open(self, deliver: Deliver, _deadline: Deadline) -> Link:
-        return SharedStateLink(self.backend, self._settings, NodeId(self._name, 1, 0), "127.0.0.1", deliver)
 
     def placed(self) -> Placed:
         notice = self.told.get(timeout=TIMEOUT)

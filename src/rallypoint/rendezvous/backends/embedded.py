@@ -27,7 +27,7 @@ from rallypoint.base.log import get_logger
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.local_link import LocalLink, TimerThread
 from rallypoint.protocol.errors import RendezvousConnectionError
-from rallypoint.protocol.link import Deliver, Link
+from rallypoint.protocol.messages import Deliver, Link
 from rallypoint.rendezvous.backends.options import (
     accepted_keys,
     control_listeners,
@@ -38,7 +38,8 @@ from rallypoint.rendezvous.backends.options import (
     settings_of,
     worker_stores,
 )
-from rallypoint.rendezvous.elastic import ElasticHandler, local_id, own_node
+from rallypoint.rendezvous.control_plane import ControlPlane, local_id, own_node
+from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.event_emitter import record_hosting
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import C10D_PORT, RendezvousParameters
@@ -70,31 +71,21 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     only_here = is_loopback(endpoint.host) or (endpoint.port == 0 and endpoint.host == "localhost")
     listeners = partial(control_listeners, params, [endpoint.host], endpoint.port, only_here=only_here)
     control = _EmbeddedControl(endpoint, params, listeners)
-    return ElasticHandler(
-        params.backend,
-        control.settings,
-        control.open,
-        worker_stores(params, only_here=only_here),
-        where=endpoint_words(endpoint, is_loopback(endpoint.host)),
-        endpoint_flag=params.endpoint_flag,
-        rank_hint=rank_hint(params),
-        shut=control.close,
-        hosts=control.hosts,
-    )
+    return ElasticHandler(params.backend, control, worker_stores(params, only_here=only_here))
 
 
-class _EmbeddedControl:
+class _EmbeddedControl(ControlPlane):
     """This node's end of the control plane: the server where it is ours to host, and the link."""
 
     def __init__(
         self, endpoint: Endpoint, params: RendezvousParameters, listeners: Callable[[], list[socket.socket]]
     ) -> None:
-        self.settings = settings_of(params)
+        where = endpoint_words(endpoint, is_loopback(endpoint.host))
+        super().__init__(settings_of(params), where, params.endpoint_flag, rank_hint(params))
         self._endpoint = endpoint
         self._is_host = params.get_as_bool("is_host")
         self._local_addr = params.local_addr
         self._tls = control_tls(params.config)
-        self._flag = params.endpoint_flag
         self._listeners = listeners
         self._server: ControlServer | None = None
         self._standalone = False
@@ -111,7 +102,7 @@ class _EmbeddedControl:
         from rallypoint.client.endpoint_resolver import DialTarget, FixedEndpoint, InferredHost
         from rallypoint.client.tcp_link import TcpLink
 
-        place = DialTarget(self._endpoint, job_key(self.settings.run_id), self._tls, self._flag)
+        place = DialTarget(self._endpoint, job_key(self.settings.run_id), self._tls, self.endpoint_flag)
         where = FixedEndpoint(place) if self._is_host is False else InferredHost(place, self._host_if_unhosted)
         return TcpLink(where, self.settings, local_id(), deliver, deadline)
 
@@ -137,7 +128,7 @@ class _EmbeddedControl:
             log.info("control plane listens on port %d: %s is this machine now", port, self._endpoint.host)
             record_hosting(self.settings.run_id)
 
-    def hosts(self) -> bool:
+    def hosts_coordinator(self) -> bool:
         """Whether it is here."""
         return self._standalone or self._server is not None
 

@@ -15,11 +15,11 @@ from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, host_name, is_loopback, own_address
 from rallypoint.election.keys import ElectionKeys
 from rallypoint.membership.state import NodeId
-from rallypoint.protocol.link import Deliver, Link
-from rallypoint.protocol.messages import Placement
+from rallypoint.protocol.messages import Deliver, Link, Placement
 from rallypoint.rendezvous.backends.etcd_options import credentials_of, endpoints_of, tls_of
 from rallypoint.rendezvous.backends.options import control_listeners, control_tls, rank_hint, settings_of, worker_stores
-from rallypoint.rendezvous.elastic import ElasticHandler, local_id
+from rallypoint.rendezvous.control_plane import ControlPlane, local_id
+from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo
 from rallypoint.rendezvous.params import RendezvousParameters
 
@@ -46,30 +46,21 @@ class _EtcdHandler(ElasticHandler):
     """The handler of every rendezvous, but that the agents' own store is in etcd, and no machine's."""
 
     def __init__(self, params: RendezvousParameters, control: _EtcdControl) -> None:
-        super().__init__(
-            params.backend,
-            control.settings,
-            control.open,
-            worker_stores(params),
-            where=f"on etcd at {params.endpoint}",
-            rank_hint=rank_hint(params),
-            shut=control.close,
-            hosts=control.hosts,
-        )
-        self._control = control
+        super().__init__(params.backend, control, worker_stores(params))
+        self._on_etcd = control
 
     def info(self, placement: Placement) -> RendezvousInfo:
         """A placement as torch's users know it."""
         info = super().info(placement)
-        store = partial(self._control.store, placement.round)
+        store = partial(self._on_etcd.store, placement.round)
         return RendezvousInfo(store, info.rank, info.world_size, info.bootstrap_store_info)
 
 
-class _EtcdControl:
+class _EtcdControl(ControlPlane):
     """This node's end of the control plane: its standing in etcd, and the link to whoever is the coordinator."""
 
     def __init__(self, params: RendezvousParameters) -> None:
-        self.settings = settings_of(params)
+        super().__init__(settings_of(params), f"on etcd at {params.endpoint}", rank_hint=rank_hint(params))
         self._endpoints = endpoints_of(params.endpoint)
         self._tls = tls_of(params)
         self._control_tls = control_tls(params.config)
@@ -107,7 +98,7 @@ class _EtcdControl:
         state = self._client.range(self._keys.state).kvs
         return EtcdStore(self._client, self._keys.store + b"%d/" % round_, state[0].lease if state else 0)
 
-    def hosts(self) -> bool:
+    def hosts_coordinator(self) -> bool:
         """Whether this agent is the elected one."""
         return self._candidate is not None and self._candidate.leads
 

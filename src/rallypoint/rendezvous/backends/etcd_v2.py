@@ -17,14 +17,13 @@ from rallypoint.base.endpoint import own_address
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
 from rallypoint.etcd.api import EtcdError, EtcdRefused, EtcdUnreachable
-from rallypoint.membership.state import Settings
 from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
-from rallypoint.protocol.link import Deliver, Link
-from rallypoint.protocol.messages import Request
+from rallypoint.protocol.messages import Deliver, Link, Request
 from rallypoint.rendezvous.backend import RendezvousBackend
 from rallypoint.rendezvous.backends.etcd_options import credentials_of, endpoints_of, tls_of
 from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
-from rallypoint.rendezvous.elastic import ElasticHandler, own_node
+from rallypoint.rendezvous.control_plane import ControlPlane, own_node
+from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.shared_state_link import SharedStateLink
@@ -51,17 +50,7 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     Raises:
         UserError: an option or the endpoint cannot work.
     """
-    settings = settings_of(params, counts_heartbeats=True)
-    place = _EtcdV2LinkFactory(client_of(params), params, settings)
-    return ElasticHandler(
-        params.backend,
-        settings,
-        place.open,
-        worker_stores(params),
-        where=f"on etcd at {params.endpoint}",
-        endpoint_flag=params.endpoint_flag,
-        rank_hint=rank_hint(params),
-    )
+    return ElasticHandler(params.backend, _StateInEtcd(client_of(params), params), worker_stores(params))
 
 
 def client_of(params: RendezvousParameters) -> EtcdV2Client:
@@ -283,12 +272,13 @@ def _error(error: EtcdError) -> RendezvousError:
     return RendezvousError(str(error))
 
 
-class _EtcdV2LinkFactory:
+class _StateInEtcd(ControlPlane):
     """Where the state is, and this node's link to it."""
 
-    def __init__(self, client: EtcdV2Client, params: RendezvousParameters, settings: Settings) -> None:
+    def __init__(self, client: EtcdV2Client, params: RendezvousParameters) -> None:
+        settings, where = settings_of(params, counts_heartbeats=True), f"on etcd at {params.endpoint}"
+        super().__init__(settings, where, params.endpoint_flag, rank_hint(params))
         self._client = client
-        self._settings = settings
         self._prefix = str(params.get("etcd_prefix", DEFAULT_PREFIX))
         self._local_addr = params.local_addr
         if not params.run_id:
@@ -296,10 +286,10 @@ class _EtcdV2LinkFactory:
 
     def open(self, deliver: Deliver, deadline: Deadline) -> Link:
         """Begin; etcd is asked by the link's own thread."""
-        backend = EtcdV2Backend(self._client, self._settings.run_id, self._prefix, deadline=deadline)
+        backend = EtcdV2Backend(self._client, self.settings.run_id, self._prefix, deadline=deadline)
         address = self._local_addr or own_address(self._client.endpoint)
         node = own_node(address)
-        return _EtcdV2Link(backend, SharedStateLink(backend, self._settings, node, address, deliver))
+        return _EtcdV2Link(backend, SharedStateLink(backend, self.settings, node, address, deliver))
 
 
 class _EtcdV2Link:

@@ -24,7 +24,7 @@ from rallypoint.protocol.messages import LinkLost
 
 if TYPE_CHECKING:
     from rallypoint.coordinator.dispatcher import Dispatcher
-    from rallypoint.protocol.link import Deliver
+    from rallypoint.protocol.messages import Deliver
 
 log = get_logger(__name__)
 

@@ -7,12 +7,12 @@ import time
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import outward_address
-from rallypoint.membership.state import Settings
 from rallypoint.protocol.errors import RendezvousConnectionError
-from rallypoint.protocol.link import Deliver, Link
+from rallypoint.protocol.messages import Deliver, Link
 from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
 from rallypoint.rendezvous.backends.store_backend import StoreRendezvousBackend
-from rallypoint.rendezvous.elastic import ElasticHandler, own_node
+from rallypoint.rendezvous.control_plane import ControlPlane, own_node
+from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.shared_state_link import SharedStateLink
@@ -31,27 +31,19 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
     Raises:
         UserError: an option cannot work.
     """
-    place = _FileLinkFactory(params.endpoint, settings_of(params, counts_heartbeats=True), params.local_addr)
-    return ElasticHandler(
-        params.backend,
-        place.settings,
-        place.open,
-        worker_stores(params),
-        where=f"in {params.endpoint}" if params.endpoint else "",
-        endpoint_flag=params.endpoint_flag,
-        rank_hint=rank_hint(params),
-        shut=place.remove_if_private,
-    )
+    return ElasticHandler(params.backend, _StateInFile(params), worker_stores(params))
 
 
-class _FileLinkFactory:
+class _StateInFile(ControlPlane):
     """The file, and this node's link to what is in it."""
 
-    def __init__(self, path: str, settings: Settings, local_addr: str | None) -> None:
-        self.settings = settings
-        self._path = path
-        self._local_addr = local_addr
-        self._private = not path
+    def __init__(self, params: RendezvousParameters) -> None:
+        where = f"in {params.endpoint}" if params.endpoint else ""
+        settings = settings_of(params, counts_heartbeats=True)
+        super().__init__(settings, where, params.endpoint_flag, rank_hint(params))
+        self._path = params.endpoint
+        self._local_addr = params.local_addr
+        self._private = not params.endpoint
 
     def open(self, deliver: Deliver, deadline: Deadline) -> Link:
         """Open the file and begin."""
@@ -68,8 +60,8 @@ class _FileLinkFactory:
         node = own_node(address)
         return SharedStateLink(backend, self.settings, node, address, deliver)
 
-    def remove_if_private(self) -> None:
-        """A file that the user named stays: others may still have to read how the job ended."""
+    def close(self) -> None:
+        """Remove a file of our own. One that the user named stays: others may still have to read how the job ended."""
         if self._private and self._path and os.path.exists(self._path):
             os.unlink(self._path)
 

@@ -21,7 +21,7 @@ from rallypoint.coordinator.local_link import LocalLink
 from rallypoint.coordinator.server import ControlServer
 from rallypoint.membership.state import Settings
 from rallypoint.protocol.errors import RendezvousConnectionError
-from rallypoint.protocol.link import Deliver, Link
+from rallypoint.protocol.messages import Deliver, Link
 from rallypoint.rendezvous.backends.options import (
     accepted_keys,
     control_listeners,
@@ -32,18 +32,17 @@ from rallypoint.rendezvous.backends.options import (
     settings_of,
     store_peers,
 )
-from rallypoint.rendezvous.elastic import ElasticHandler, local_id, own_node
+from rallypoint.rendezvous.control_plane import ControlPlane, local_id, own_node
+from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import RendezvousParameters
-from rallypoint.rendezvous.worker_stores import StoreAccess, allow_connections, own_addresses
+from rallypoint.rendezvous.worker_stores import StoreAccess, WorkerStoreSupply, allow_connections, own_addresses
 from rallypoint.store.guard import StoreGuard
 from rallypoint.store.rounds import RoundStores
 
 if TYPE_CHECKING:
-    import socket
-    from collections.abc import Callable, Sequence
+    from collections.abc import Sequence
 
-    from rallypoint.base.tls import ControlTls
     from rallypoint.protocol.messages import StorePeers
     from rallypoint.rendezvous.backends.rank_zero import EndpointCheck
 
@@ -67,49 +66,23 @@ def create_handler(params: RendezvousParameters) -> RendezvousHandler:
         params.backend, params.endpoint, params.run_id, params.max_nodes, params.max_nodes, **params.config
     )
     settings = settings_of(everyone, join_timeout_key="timeout", fixed_ranks=True)
-    # The default is an address that is each machine's own, and says nothing of where the others come from.
-    only_here = is_loopback(endpoint.host) and params.endpoint_given
-    listeners = partial(control_listeners, params, [endpoint.host], endpoint.port, only_here=only_here)
-    peers = store_peers(params, only_here=only_here or params.max_nodes == 1)
-    access = None if peers is None else StoreAccess(peers)
-    master = _StaticEndpoint(
-        endpoint, settings, rank, control_tls(params.config), params.endpoint_flag, listeners, access
-    )
-    return ElasticHandler(
-        params.backend,
-        settings,
-        master.open,
-        master,
-        where=endpoint_words(endpoint, only_here),
-        endpoint_flag=params.endpoint_flag,
-        rank_hint=rank,
-        shut=master.close_server,
-        hosts=lambda: rank == 0,
-    )
+    master = _StaticEndpoint(params, endpoint, settings, rank)
+    return ElasticHandler(params.backend, master, master)
 
 
-class _StaticEndpoint:
+class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
     """The endpoint of a static job: on rank 0 the server of both protocols, elsewhere only an address."""
 
-    hosted_by_agent = True
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        settings: Settings,
-        rank: int,
-        tls: ControlTls | None,
-        flag: str,
-        listeners: Callable[[], list[socket.socket]],
-        access: StoreAccess | None,
-    ) -> None:
+    def __init__(self, params: RendezvousParameters, endpoint: Endpoint, settings: Settings, rank: int) -> None:
+        # The default is an address that is each machine's own, and says nothing of where the others come from.
+        only_here = is_loopback(endpoint.host) and params.endpoint_given
+        super().__init__(settings, endpoint_words(endpoint, only_here), params.endpoint_flag, rank)
         self._endpoint = endpoint
-        self._settings = settings
         self._rank = rank
-        self._tls = tls
-        self._flag = flag
-        self._listeners = listeners
-        self._access = access
+        self._tls = control_tls(params.config)
+        self._listeners = partial(control_listeners, params, [endpoint.host], endpoint.port, only_here=only_here)
+        peers = store_peers(params, only_here=only_here or params.max_nodes == 1)
+        self._access = None if peers is None else StoreAccess(peers)
         self._endpoint_check: EndpointCheck | None = None
         self._stores: RoundStores | None = None
         self._server: ControlServer | None = None
@@ -123,18 +96,18 @@ class _StaticEndpoint:
             from rallypoint.rendezvous.backends.rank_zero import RankZeroResolver
 
             return TcpLink(
-                RankZeroResolver(self._dial_target(), self._rank), self._settings, local_id(), deliver, deadline
+                RankZeroResolver(self._dial_target(), self._rank), self.settings, local_id(), deliver, deadline
             )
         try:
             listeners = self._listeners()
         except OSError as error:
-            port = self._flag.replace("addr", "port").replace("ADDR", "PORT")
+            port = self.endpoint_flag.replace("addr", "port").replace("ADDR", "PORT")
             raise RendezvousConnectionError(
                 f"node rank 0 cannot listen at {self._endpoint}: {error.strerror}; give {port} a free port, or, if "
                 "rank 0 of this job runs on this machine already, give this node a --node-rank of its own"
             ) from None
-        allow_nodes(self._settings.max_nodes)
-        dispatcher = Dispatcher(self._settings)
+        allow_nodes(self.settings.max_nodes)
+        dispatcher = Dispatcher(self.settings)
         # Nobody's worker can come before this node has been told its place, and who the others are.
         self._stores = RoundStores(StoreGuard(peers=()) if self._access is not None and self._access.guards else None)
         self._server = ControlServer(
@@ -146,7 +119,7 @@ class _StaticEndpoint:
         return LocalLink(dispatcher, own_node(self._endpoint.host), deliver, self._endpoint.host)
 
     def _dial_target(self) -> DialTarget:
-        return DialTarget(self._endpoint, job_key(self._settings.run_id), self._tls, self._flag)
+        return DialTarget(self._endpoint, job_key(self.settings.run_id), self._tls, self.endpoint_flag)
 
     def _begin_check(self, dispatcher: Dispatcher, deliver: Deliver) -> None:
         from rallypoint.rendezvous.backends.rank_zero import EndpointCheck
@@ -154,8 +127,14 @@ class _StaticEndpoint:
         self._endpoint_check = EndpointCheck(self._dial_target(), dispatcher, deliver, local_id())
         shared_loop().call(self._endpoint_check.start)
 
-    def close_server(self) -> None:
-        """End the server, if it is here."""
+    def hosts_coordinator(self) -> bool:
+        """Whether this is rank 0."""
+        return self._rank == 0
+
+    def close(self) -> None:
+        """Hang up on all workers, and end the server, if it is here."""
+        if self._stores is not None:
+            self._stores.close()
         if self._endpoint_check is not None:
             shared_loop().call(self._endpoint_check.stop)
         if self._server is not None:
@@ -181,16 +160,8 @@ class _StaticEndpoint:
         if self._stores is not None:
             self._stores.next_round()
 
-    def discard_prepared(self) -> None:
-        """Nothing is prepared ahead here: a round that has ended has put a new store behind the port."""
-
     def begin_round(self, *, is_host: bool, clients: int) -> None:
         """The workers of the round before are gone: hang up on whoever still uses its store."""
         if self._stores is not None:
             allow_connections(clients)
             self._stores.end_previous()
-
-    def close(self) -> None:
-        """Hang up on all workers."""
-        if self._stores is not None:
-            self._stores.close()

@@ -20,12 +20,12 @@ from rallypoint.compat.elastic.rendezvous.given_store import given
 from rallypoint.membership.operations import Close
 from rallypoint.membership.state import Settings, State
 from rallypoint.protocol.errors import RendezvousError, RendezvousTimeoutError
-from rallypoint.protocol.link import Deliver
-from rallypoint.protocol.messages import JobEnded, JoinRefused, LinkLost, Notification, Placement
+from rallypoint.protocol.messages import Deliver, JobEnded, JoinRefused, LinkLost, Notification, Placement
 from rallypoint.protocol.state_codec import decode_state
 from rallypoint.rendezvous.backend import RendezvousBackend, Token
 from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
-from rallypoint.rendezvous.elastic import ElasticHandler, own_node
+from rallypoint.rendezvous.control_plane import ControlPlane, own_node
+from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import RendezvousInfo
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.shared_state_link import SharedStateLink
@@ -112,6 +112,19 @@ class RendezvousSettings:
     keep_alive_max_attempt: int
 
 
+class _GivenBackend(ControlPlane):
+    """The backend that a handler was given, and this node's link to what is in it."""
+
+    def __init__(self, params: RendezvousParameters, backend: RendezvousBackend) -> None:
+        super().__init__(settings_of(params, counts_heartbeats=True), rank_hint=rank_hint(params))
+        self._given = backend
+        self._address = params.local_addr
+
+    def open(self, deliver: Deliver, deadline: Deadline) -> SharedStateLink:
+        address = self._address or outward_address()
+        return SharedStateLink(self._given, self.settings, own_node(address), address, deliver)
+
+
 class DynamicRendezvousHandler(ElasticHandler):
     """One node's part in a rendezvous whose state is in a backend. Make it with `from_backend`.
 
@@ -121,12 +134,9 @@ class DynamicRendezvousHandler(ElasticHandler):
 
     def __init__(self, params: RendezvousParameters, store: Store, backend: RendezvousBackend) -> None:
         """`store` is what `RendezvousInfo.store` leads to; `backend` is this handler's alone from now on."""
-        settings = settings_of(params, counts_heartbeats=True)
-        super().__init__(
-            params.backend, settings, self._open_backend, worker_stores(params), rank_hint=rank_hint(params)
-        )
-        self._own_settings = settings
-        self._address = params.local_addr
+        self._state_in = _GivenBackend(params, backend)
+        super().__init__(params.backend, self._state_in, worker_stores(params))
+        self._own_settings = self._state_in.settings
         self._given_store = store
         self._given_backend = backend
         self._over = threading.Event()
@@ -233,7 +243,7 @@ class DynamicRendezvousHandler(ElasticHandler):
         return State() if found is None else decode_state(found[0])
 
     def _close_alone(self) -> None:
-        link = self._open_backend(lambda _notice: None, Deadline.after(self._own_settings.close_timeout))
+        link = self._state_in.open(lambda _notice: None, Deadline.after(self._own_settings.close_timeout))
         link.send(Close())
         link.close()
         if link.broken is not None:
@@ -245,11 +255,6 @@ class DynamicRendezvousHandler(ElasticHandler):
         super()._on_notification(notice)
         if isinstance(notice, JobEnded | JoinRefused | LinkLost):
             self._over.set()
-
-    def _open_backend(self, deliver: Deliver, deadline: Deadline) -> SharedStateLink:
-        address = self._address or outward_address()
-        node = own_node(address)
-        return SharedStateLink(self._given_backend, self._own_settings, node, address, deliver)
 
 
 def create_handler(store: Any, backend: RendezvousBackend, params: RendezvousParameters) -> DynamicRendezvousHandler:

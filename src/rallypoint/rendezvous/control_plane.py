@@ -1,0 +1,63 @@
+"""How a handler reaches the control plane of its job: what each backend has of its own."""
+
+from __future__ import annotations
+
+import itertools
+import os
+
+from rallypoint.base.clock import Deadline
+from rallypoint.base.endpoint import host_name
+from rallypoint.membership.state import NodeId, Settings
+from rallypoint.protocol.messages import Deliver, Link
+
+FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL = 2.0, 60.0
+"""Seconds until somebody who waits asks for the first time how far things are, and at most between later times. An
+interval is twice the one before: a spare that is parked for days must not fill the log."""
+
+_local_ids = itertools.count()
+
+
+class ControlPlane:
+    """One node's end of the control plane. Nothing is opened before `open`."""
+
+    def __init__(
+        self, settings: Settings, where: str = "", endpoint_flag: str = "endpoint", rank_hint: int | None = None
+    ) -> None:
+        """Hold what the user has said.
+
+        Args:
+            settings: bounds and times of the job.
+            where: where the nodes meet, as in `at host:port`, for people to read.
+            endpoint_flag: what the user gave that by, for the same.
+            rank_hint: the group rank to ask for.
+        """
+        self.settings = settings
+        self.where = where
+        self.endpoint_flag = endpoint_flag
+        self.rank_hint = rank_hint
+
+    def open(self, deliver: Deliver, deadline: Deadline) -> Link:
+        """Make the link, once.
+
+        Args:
+            deliver: is handed every notification.
+            deadline: until when it may try to connect.
+        """
+        raise NotImplementedError
+
+    def hosts_coordinator(self) -> bool:
+        """Whether the coordinator is in this process at the moment."""
+        return False
+
+    def close(self) -> None:
+        """End what else belongs to it, after the link: a server, a candidacy. Idempotent."""
+
+
+def local_id() -> int:
+    """A number for each handler of this process, from 0."""
+    return next(_local_ids)
+
+
+def own_node(address: str) -> NodeId:
+    """What a handler of this process goes by where others reach it at `address`."""
+    return NodeId(address, os.getpid(), local_id(), host_name())
