@@ -13,6 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
+from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import EtcdCluster, running
 
 from benchmarks.case import OURS, Case, Settings, sample
@@ -23,7 +24,6 @@ from benchmarks.recovery import Nodes
 from benchmarks.rendezvous import LEAD, PROCESSES, RUN_ID, answers, check, meet
 from benchmarks.table import Row
 from benchmarks.turns import in_turn
-from rallypoint.etcd.client import EtcdClient
 
 _SIZES, _QUICK_SIZES = (8, 64, 256), (8,)
 _ETCD, _EMBEDDED = "on etcd", "embedded"

@@ -12,7 +12,7 @@ from functools import partial
 import pytest
 
 from rallypoint.etcd.api import EtcdRefused
-from rallypoint.etcd.client import EtcdClient
+from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import EtcdCluster, running
 from tests.jobs.launching import AtOnce, Launcher
 from tests.jobs.nodes import Node, Nodes, all_end, all_ranks, common, root_cause, told_in_short

@@ -88,6 +88,9 @@ class SimCandidate:
                     self._put(steps.Failed(effect.number, error))
                 else:
                     self._put(steps.Answered(effect.number, answer))
+            elif isinstance(effect, steps.NodesLost):
+                if self._term is not None:
+                    self._term.nodes_lost(effect.nodes, effect.detail)
             else:
                 self._effects.do(effect)
 
@@ -112,7 +115,7 @@ class SimCandidate:
             case steps.StartTerm():
                 return self._start_term(request)
             case steps.EndTerm(linger_s=linger):
-                term, self._term, self._effects.term = self._term, None, None
+                term, self._term = self._term, None
                 if term is not None:
                     yield from term.end(linger)
         return None
@@ -123,7 +126,7 @@ class SimCandidate:
 
         assert self._term is None, "two terms at once"
         secret = f"{self._client.rng.getrandbits(64):x}"
-        self._term = self._effects.term = SimTerm(self._job, self._process, self._client, request, deposed)
+        self._term = SimTerm(self._job, self._process, self._client, request, deposed)
         port = self._term.serve(self.number, secret)
         return steps.Listening(request.addresses, port, secret)
 

@@ -187,10 +187,10 @@ def _deaf_to_rivals() -> AbstractContextManager[object]:
     changed = Election._on_changed
 
     def bad(self: Election, event: Changed) -> None:
-        if self._context.watched(event.watch) is not Watched.RIVAL:
+        if self._context.watched(event.watch) is not Watched.PREDECESSOR:
             changed(self, event)
 
-    return patch.dict(Election._ON, {Changed: bad})
+    return patch.object(Election, "_on_changed", bad)
 
 
 BUGS = (

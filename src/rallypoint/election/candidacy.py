@@ -50,7 +50,7 @@ class NewRegistration(NamedTuple):
     """A new place; who was before it, if that was seen when it was made; and what stood under the leader's key."""
 
     place: Registration
-    rival: Predecessor | None
+    predecessor: Predecessor | None
     leader: tuple[KeyValue, ...]
     revision: int
 
@@ -74,11 +74,11 @@ def register(keys: ElectionKeys, name: NodeId, ttl_s: int) -> Procedure[NewRegis
     )
     result = yield from transact((), (put, Range(key), youngest, Range(keys.leader)))
     own, last, leader = found(result)
-    rival = None
+    predecessor = None
     if last.kvs[0].key == key:  # else it was sent before, unanswered, and others have come since
-        rival = Predecessor(last.kvs[1] if len(last.kvs) > 1 else None, result.revision)
+        predecessor = Predecessor(last.kvs[1] if len(last.kvs) > 1 else None, result.revision)
     place = Registration(lease, Fence((key, own.kvs[0].create_revision)), name)
-    return NewRegistration(place, rival, leader.kvs, result.revision)
+    return NewRegistration(place, predecessor, leader.kvs, result.revision)
 
 
 def next_older(keys: ElectionKeys, fence: Fence) -> Procedure[Predecessor]:
@@ -104,33 +104,33 @@ class PredecessorWait:
         self.dead: frozenset[NodeId] = frozenset()
         """Coordinators that this node has found dead."""
         self._context = context
-        self._rival: KeyValue | None = None
+        self._predecessor: KeyValue | None = None
 
-    def begin(self, rival: KeyValue, revision: int) -> None:
+    def begin(self, predecessor: KeyValue, revision: int) -> None:
         """Wait for that one."""
-        self._rival, self.gone_at = rival, math.inf
-        self._context.watch(Watched.RIVAL, rival.key, revision)
+        self._predecessor, self.gone_at = predecessor, math.inf
+        self._context.watch(Watched.PREDECESSOR, predecessor.key, revision)
 
     def end(self) -> None:
         """Wait no more."""
-        self._rival, self.gone_at = None, math.inf
-        self._context.unwatch(Watched.RIVAL)
+        self._predecessor, self.gone_at = None, math.inf
+        self._context.unwatch(Watched.PREDECESSOR)
 
     def is_for(self, lease: int) -> bool:
         """Whether it is the holder of that lease that is waited for."""
-        return self._rival is not None and self._rival.lease == lease
+        return self._predecessor is not None and self._predecessor.lease == lease
 
     def depose(self) -> Procedure[None]:
         """End its lease: nobody listens where it was the coordinator."""
-        rival = self._rival
-        if rival is None:
+        predecessor = self._predecessor
+        if predecessor is None:
             return
-        name = decode_node(rival.value)
+        name = decode_node(predecessor.value)
         level = DEBUG if name in self.dead else WARNING
         text = "nobody listens any more where the coordinator %s was; its lease is ended"
         self._context.add(WriteLog(level, text, (name,)))
         self.dead |= frozenset() if name is None else frozenset([name])
         try:
-            yield Revoke(rival.lease)
+            yield Revoke(predecessor.lease)
         except EtcdError as error:
             self._context.add(debug("it could not be ended: %s", error))

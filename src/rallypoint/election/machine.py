@@ -7,8 +7,8 @@
     ENDING     gives up what it has, for a while or for good
     GONE       has left etcd
 
-What lasts is a phase; requests in a row are a `Procedure`, of which one runs at a time: the goal, a chore (a beat of
-the lease, another name), or the end. Each chore has its time in one table.
+What lasts is a phase; requests in a row are a `Procedure`, of which one runs at a time: the goal, a chore (keeping
+the lease alive, another name), or the end. Each chore has its time in one table.
 
 Laws:
 
@@ -59,7 +59,7 @@ _Method: TypeAlias = "Callable[[Election], Procedure[None]]"
 
 
 class Election:
-    """One agent in etcd. `step` it with each event; do what it returns, in order; and `Tick` it at `wake_at`."""
+    """One agent in etcd. `step` it with each event, do what that returns, in order, and `Tick` it at `wake_at`."""
 
     def __init__(self, keys: ElectionKeys, settings: Settings, own: NodeId, rng: Random) -> None:
         """Nothing is asked before the first step.
@@ -84,15 +84,12 @@ class Election:
         self._goal: _Method = Election._register
         self._rest_until = -math.inf
         self._pause = PAUSE
-        self._due: dict[Chore, float] = {}
-        """When chores are to be done."""
+        self._due: dict[Chore, float] = {}  # when chores are to be done
         self._link = steps.LinkState(None, "", 0)
         self._addresses: tuple[str, ...] = ()
-        self._seen = 0
-        """The latest revision at which anything was seen of a coordinator."""
+        self._seen = 0  # the latest revision at which anything was seen of a coordinator
         self._place: Registration | None = None
-        self._waited = False
-        """Whether there was a coordinator since we registered."""
+        self._waited = False  # whether there was a coordinator since we registered
 
     @property
     def leads(self) -> bool:
@@ -116,7 +113,7 @@ class Election:
         """Something has happened at `now`; returns what to do about it. A request among that is the last."""
         self._context.now = now
         self._context.pop_effects()
-        self._ON[type(event)](self, event)
+        self._take(event)
         while not self._runner.busy and (due := self._next()) is not None:
             self._runner.begin(*due)
         if self.leads and not self._runner.busy:
@@ -125,17 +122,28 @@ class Election:
 
     # Events
 
-    def _on_close(self, _event: steps.LeaveElection) -> None:
-        self._closed = True
-
-    def _on_broken(self, event: steps.Broken) -> None:
-        self._runner.drop()
-        self._context.unwatch_all()  # one of them may never have begun
-        self._give_up(event.error)
-
-    def _on_link_state(self, event: steps.LinkState) -> None:
-        self._link = event
-        self._look_at_link()
+    def _take(self, event: Event) -> None:
+        match event:
+            case steps.Tick():
+                pass
+            case steps.LeaveElection():
+                self._closed = True
+            case steps.Answered() | steps.Failed():
+                self._runner.go_on(event)
+            case steps.Broken(error):
+                self._runner.drop()
+                self._context.unwatch_all()  # one of them may never have begun
+                self._give_up(error)
+            case steps.LinkState():
+                self._link = event
+                self._look_at_link()
+            case steps.Changed():
+                self._on_changed(event)
+            case steps.Unwatched():
+                self._on_unwatched(event)
+            case steps.Deposed(term, why):
+                if term == self._leadership.term:
+                    self._leadership.deposed = why
 
     def _on_changed(self, event: steps.Changed) -> None:
         kind = self._context.watched(event.watch)
@@ -143,43 +151,25 @@ class Election:
             self._seen = max(self._seen, event.events[-1].kv.mod_revision)
         elif kind is Watched.NODES:
             self._leadership.changed(event.events)
-        elif kind is Watched.RIVAL and any(each.kind == "delete" for each in event.events):
+        elif kind is Watched.PREDECESSOR and any(each.kind == "delete" for each in event.events):
             self._wait.gone_at = self._context.now
 
     def _on_unwatched(self, event: steps.Unwatched) -> None:
-        """What etcd will not have is not begun again at once, but with the next beat."""
+        """What etcd will not have is not begun again at once, but when the lease is next kept alive."""
         kind = self._context.watched(event.watch)
         if kind is None:
             return
         self._context.has_ended(kind)
-        again = (
-            self._due.get(Chore.BEAT, self._context.now)
-            if isinstance(event.lost, WatchCancelled)
-            else self._context.now
-        )
-        if kind is Watched.RIVAL:
+        again = self._context.now
+        if isinstance(event.lost, WatchCancelled):
+            again = self._due.get(Chore.KEEP_LEASE, again)
+        if kind is Watched.PREDECESSOR:
             self._wait.gone_at = again
         elif kind is Watched.LEADER:
             self._due[Chore.FIND_LEADER] = again
         elif self.leads:
             self._context.info("the watch over the nodes in etcd has ended (%s); they are read again", event.lost)
             self._due[Chore.FIND_NODES] = again
-
-    def _on_deposed(self, event: steps.Deposed) -> None:
-        if event.term == self._leadership.term:
-            self._leadership.deposed = event.why
-
-    _ON: dict[type, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
-        steps.Tick: lambda _self, _event: None,
-        steps.LeaveElection: _on_close,
-        steps.Answered: lambda self, event: self._runner.go_on(event),
-        steps.Failed: lambda self, event: self._runner.go_on(event),
-        steps.Broken: _on_broken,
-        steps.LinkState: _on_link_state,
-        steps.Changed: _on_changed,
-        steps.Unwatched: _on_unwatched,
-        steps.Deposed: _on_deposed,
-    }
 
     # What to do next
 
@@ -199,7 +189,10 @@ class Election:
             self._set_goal(Election._find_predecessor)
             return self._find_predecessor(), None
         chore = next((each for each in Chore if self._due.get(each, math.inf) <= self._context.now), None)
-        return None if chore is None else (self._CHORES[chore](self), chore)
+        if chore is None:
+            return None
+        del self._due[chore]
+        return self._CHORES[chore](self), chore
 
     def _on_procedure_error(self, error: Exception, chore: Chore | None) -> None:
         """A procedure could not be gone through: law 3 where etcd is away, and else law 6."""
@@ -210,9 +203,10 @@ class Election:
         if chore is None:
             self._wait_before_retry(self._pause)
             self._pause = min(2 * self._pause, LONG_PAUSE)
-        else:  # a beat has seen to that itself
+        else:  # keeping the lease alive has its own time
             later = self._context.now + PAUSE
-            self._due = {each: at if each is Chore.BEAT else max(at, later) for each, at in self._due.items()}
+            self._due.setdefault(chore, later)
+            self._due = {each: at if each is Chore.KEEP_LEASE else max(at, later) for each, at in self._due.items()}
 
     def _give_up(self, error: Exception) -> None:
         if self.phase is CandidatePhase.ENDING:
@@ -244,29 +238,29 @@ class Election:
             self._context.add(steps.ResetRevision())
             self._context.unwatch(Watched.LEADER)
         self._place, self._waited = there.place, False
-        self._due = {Chore.BEAT: asked_at + self._ttl / 3}
+        self._due = {Chore.KEEP_LEASE: asked_at + self._ttl / 3}
         self._see_leader(there.leader, there.revision)
         self._context.add(steps.PermanentError(""))
         self._look_at_link()
         self._set_goal(Election._find_predecessor)
-        if there.rival is None:
+        if there.predecessor is None:
             yield from self._find_predecessor()
         else:
-            self._wait_for_predecessor(there.rival)
+            self._wait_for_predecessor(there.predecessor)
 
     def _find_predecessor(self) -> Procedure[None]:
         assert self._place is not None, "this agent has no key"
         self._wait_for_predecessor((yield from candidacy.next_older(self._keys, self._place.fence)))
 
-    def _wait_for_predecessor(self, rival: Predecessor) -> None:
+    def _wait_for_predecessor(self, predecessor: Predecessor) -> None:
         """Wait until the next older candidate goes (law 2); or there is none, and it is our turn."""
-        if rival.kv is None:
+        if predecessor.kv is None:
             self._set_goal(Election._take_over, CandidatePhase.RESTING)
             self._rest_until = self._context.now
             return
         self._set_goal(Election._find_predecessor, CandidatePhase.WAITING)
         self._waited = True
-        self._wait.begin(rival.kv, rival.revision)
+        self._wait.begin(predecessor.kv, predecessor.revision)
         self._look_at_link()
 
     def _take_over(self) -> Procedure[None]:
@@ -274,50 +268,40 @@ class Election:
         who = ElectionResult(self._place, self._addresses, self._waited, self._link.met, self._wait.dead)
         yield from self._leadership.take_over(who)
         self._wait.dead = frozenset()  # the term knows; who comes back by that name lives
-        self._due[Chore.STATE_BEAT] = self._context.now  # nobody knows how long ago the last one saw to it
+        self._due[Chore.KEEP_STATE] = self._context.now  # nobody knows how long ago the last one saw to it
         self._set_goal(Election._take_over, CandidatePhase.LEADING)
 
     # Chores
 
     def _keep_lease_alive(self) -> Procedure[None]:
         asked_at = self._context.now
-        self._due[Chore.BEAT] = asked_at + PAUSE
+        self._due[Chore.KEEP_LEASE] = asked_at + PAUSE
         if (yield from number_of(steps.KeepLeaseAlive(self.lease, self._ttl / 2))) == 0:
             raise EtcdLeaseGone("its lease was not kept alive in time")
-        self._due[Chore.BEAT] = asked_at + self._ttl / 3
+        self._due[Chore.KEEP_LEASE] = asked_at + self._ttl / 3
         self._look_at_link()
 
     def _keep_state_alive(self) -> Procedure[None]:
-        self._due[Chore.STATE_BEAT] = self._context.now + STATE_TTL / 4
+        self._due[Chore.KEEP_STATE] = self._context.now + STATE_TTL / 4
         yield from self._leadership.keep_state_alive()
 
     def _rename(self) -> Procedure[None]:
         name, place = self._link.name, self._place
         if name is not None and place is not None and name != place.name:
             self._place = yield from candidacy.rename(place, name)
-        del self._due[Chore.RENAME]
         self._look_at_link()
 
     def _find_leader(self) -> Procedure[None]:
         result = yield from transact((), (Range(self._keys.leader),))
-        del self._due[Chore.FIND_LEADER]
         self._see_leader(found(result)[0].kvs, result.revision)
 
-    def _find_nodes(self) -> Procedure[None]:
-        yield from self._leadership.find_nodes()
-        del self._due[Chore.FIND_NODES]
-
-    def _depose(self) -> Procedure[None]:
-        del self._due[Chore.DEPOSE]  # it is due again with the next beat, should that coordinator be there still
-        yield from self._wait.depose()
-
     _CHORES: dict[Chore, _Method] = {  # noqa: RUF012 - a table, never changed
-        Chore.BEAT: _keep_lease_alive,
-        Chore.STATE_BEAT: _keep_state_alive,
+        Chore.KEEP_LEASE: _keep_lease_alive,
+        Chore.KEEP_STATE: _keep_state_alive,
         Chore.RENAME: _rename,
         Chore.FIND_LEADER: _find_leader,
-        Chore.FIND_NODES: _find_nodes,
-        Chore.DEPOSE: _depose,
+        Chore.FIND_NODES: lambda self: self._leadership.find_nodes(),
+        Chore.DEPOSE: lambda self: self._wait.depose(),  # due again when our lease is next kept alive
     }
 
     # The end, for a while or for good

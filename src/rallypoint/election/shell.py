@@ -15,7 +15,6 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from random import Random
-from typing import Any
 
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.errors import RallypointError
@@ -41,7 +40,7 @@ class Candidate:
         connect: Callable[[], EtcdClient],
         keys: ElectionKeys,
         settings: Settings,
-        address: LeaderResolver,
+        resolver: LeaderResolver,
         find_addresses: Callable[[], Sequence[str]],
         listen: Listen,
         own: NodeId,
@@ -52,15 +51,15 @@ class Candidate:
             connect: makes the client; called on the candidate's thread, since it costs imports.
             keys: of the job.
             settings: what the job asks of its rendezvous.
-            address: what this node knows of the coordinator, shared with its link.
+            resolver: what this node knows of the coordinator, shared with its link.
             find_addresses: those of this machine as others may reach it, the likeliest first; may look up names.
-            listen: makes sockets on which others reach us at these addresses, all on one port.
+            listen: opens sockets at these addresses, all on one port.
             own: what this node calls itself, its address left out.
         """
         self._connect = connect
         self._keys = keys
         self._settings = settings
-        self._address = address
+        self._resolver = resolver
         self._find_addresses = find_addresses
         self._listen = listen
         self._election = Election(keys, settings, own, Random())
@@ -69,7 +68,7 @@ class Candidate:
         self._client: EtcdClient
         self._effects: EffectRunner
         self._term: LeaderTerm | None = None
-        address.on_news = self._on_link_news
+        resolver.on_news = self._on_link_news
         self._thread = threading.Thread(target=self._run, name="rallypoint-etcd", daemon=True)
 
     def start(self) -> None:
@@ -94,18 +93,18 @@ class Candidate:
         try:
             self._client = self._connect()
         except RallypointError as error:
-            self._address.set_permanent_error(str(error))
+            self._resolver.set_permanent_error(str(error))
             return
         except Exception as error:
             log.exception("no client of etcd can be made")
-            self._address.set_permanent_error(f"no client of etcd can be made ({type(error).__name__}: {error})")
+            self._resolver.set_permanent_error(f"no client of etcd can be made ({type(error).__name__}: {error})")
             return
-        self._effects = EffectRunner(self._client, self._address, self._inbox.put, _log)
+        self._effects = EffectRunner(self._client, self._resolver, self._inbox.put, _log)
         with closing(self._client):
             event: Event = steps.Tick()
             while self._take(event):
                 event = self._next_event()
-            self._end_term(steps.EndTerm(0.0))  # none is on, unless a step went wrong
+            self._end_term(0.0)  # none is on, unless a step went wrong
 
     def _next_event(self) -> Event:
         at = self._election.wake_at
@@ -120,6 +119,9 @@ class Candidate:
             for effect in self._election.step(event, SYSTEM_CLOCK.monotonic()):
                 if isinstance(effect, steps.Ask):
                     self._ask(effect)
+                elif isinstance(effect, steps.NodesLost):
+                    if self._term is not None:
+                        self._term.nodes_lost(effect.nodes, effect.detail)
                 else:
                     self._effects.do(effect)
         except Exception as error:  # law 2
@@ -131,63 +133,51 @@ class Candidate:
         return self._election.phase is not CandidatePhase.GONE
 
     def _on_link_news(self) -> None:
-        self._inbox.put(steps.LinkState(self._address.name, self._address.met, self._address.refusing_lease))
+        self._inbox.put(steps.LinkState(self._resolver.name, self._resolver.met, self._resolver.refusing_lease))
 
     # Requests
 
     def _ask(self, effect: steps.Ask) -> None:
-        answer: Answer
         try:
-            answer = self._REQUESTS[type(effect.request)](self, effect.request)
+            answer = self._do(effect.request)
         except Exception as error:
             self._inbox.put(steps.Failed(effect.number, error))
         else:
             self._inbox.put(steps.Answered(effect.number, answer))
 
-    def _txn(self, request: steps.Txn) -> Answer:
-        return self._client.txn(
-            request.compares, request.then, request.otherwise, repeatable=True, timeout_s=request.timeout_s
-        )
-
-    def _grant(self, request: steps.Grant) -> Answer:
-        return self._client.lease_grant(request.ttl_s)
-
-    def _keep_alive(self, request: steps.KeepLeaseAlive) -> Answer:
-        return self._client.lease_keep_alive(request.lease, timeout_s=request.timeout_s)
-
-    def _revoke(self, request: steps.Revoke) -> Answer:
-        self._client.lease_revoke(request.lease, timeout_s=request.timeout_s)
+    def _do(self, request: steps.Request) -> Answer:
+        client = self._client
+        match request:
+            case steps.Txn(compares, then, otherwise, timeout_s):
+                return client.txn(compares, then, otherwise, repeatable=True, timeout_s=timeout_s)
+            case steps.Grant(ttl_s):
+                return client.lease_grant(ttl_s)
+            case steps.KeepLeaseAlive(lease, timeout_s):
+                return client.lease_keep_alive(lease, timeout_s=timeout_s)
+            case steps.Revoke(lease, timeout_s):
+                client.lease_revoke(lease, timeout_s=timeout_s)
+            case steps.FindAddresses():
+                return steps.Addresses(tuple(self._find_addresses()))
+            case steps.StartTerm():
+                return self._start_term(request)
+            case steps.EndTerm(linger_s):
+                self._end_term(linger_s)
         return None
 
-    def _look_up(self, _request: steps.FindAddresses) -> Answer:
-        return steps.Addresses(tuple(self._find_addresses()))
-
-    def _start_term(self, request: steps.StartTerm) -> Answer:
+    def _start_term(self, request: steps.StartTerm) -> steps.Listening:
         def deposed(why: str) -> None:
             self._inbox.put(steps.Deposed(request.number, why))
 
-        self._end_term(steps.EndTerm(0.0))  # none is on, unless a step went wrong
+        self._end_term(0.0)  # none is on, unless a step went wrong
         self._term, listening = start_term(
-            self._client, self._keys, self._settings, request, deposed, self._listen, self._address.tls
+            self._client, self._keys, self._settings, request, deposed, self._listen, self._resolver.tls
         )
-        self._effects.term = self._term
         return listening
 
-    def _end_term(self, request: steps.EndTerm) -> Answer:
-        term, self._term, self._effects.term = self._term, None, None
+    def _end_term(self, linger_s: float) -> None:
+        term, self._term = self._term, None
         if term is not None:
-            term.close(request.linger_s)
-        return None
-
-    _REQUESTS: dict[type, Callable[[Candidate, Any], Answer]] = {  # noqa: RUF012 - a table, never changed
-        steps.Txn: _txn,
-        steps.Grant: _grant,
-        steps.KeepLeaseAlive: _keep_alive,
-        steps.Revoke: _revoke,
-        steps.FindAddresses: _look_up,
-        steps.StartTerm: _start_term,
-        steps.EndTerm: _end_term,
-    }
+            term.close(linger_s)
 
 
 def _log(line: steps.WriteLog) -> None:

@@ -1,6 +1,6 @@
 """What happens to a candidate, and what it has done about that: plain data. Pure.
 
-A *request* may take its time, and is answered (`PostNotice`, `Answered`, `Failed`); the machine has one under way at
+A *request* may take its time, and is answered (`Ask`, `Answered`, `Failed`); the machine has one under way at
 most. All other *effects* are done at once, in order, and not answered.
 """
 
@@ -43,9 +43,9 @@ class CandidatePhase(Enum):
 class Chore(Enum):
     """What is done beside the goal when its time has come, in this order."""
 
-    BEAT = auto()
+    KEEP_LEASE = auto()
     """Keep our lease alive."""
-    STATE_BEAT = auto()
+    KEEP_STATE = auto()
     """Keep the lease alive that the state hangs on."""
     RENAME = auto()
     """Write the name by which the coordinator greeted this node."""
@@ -62,7 +62,7 @@ class Watched(Enum):
 
     LEADER = auto()
     """The key that says where the coordinator is."""
-    RIVAL = auto()
+    PREDECESSOR = auto()
     """The key of the next older candidate."""
     NODES = auto()
     """The keys of all candidates, by whoever coordinates."""

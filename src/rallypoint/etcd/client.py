@@ -130,39 +130,6 @@ class EtcdClient:
         decode = partial(messages.decode_txn, then=then, otherwise=otherwise)
         return _read(decode, answer)._replace(sent_again=answer.sent_again)
 
-    def put(
-        self, key: bytes, value: bytes, lease: int = 0, *, repeatable: bool = False, timeout_s: float | None = None
-    ) -> int:
-        """Store a value; returns the revision that this made.
-
-        Args:
-            key: where.
-            value: what.
-            lease: the lease without which it goes, or 0.
-            repeatable: send it again when the answer was lost: where nobody else writes this key, or what they wrote
-                meanwhile may be written over.
-            timeout_s: seconds for it, None for the client's.
-
-        Raises:
-            EtcdLeaseGone: the lease is gone. Nothing was done.
-        """
-        body = messages.encode_put(key, value, lease)
-        return _read(messages.decode_put, self._request(messages.PUT, body, timeout_s, repeatable=repeatable))
-
-    def delete(
-        self, key: bytes, *, prefix: bool = False, repeatable: bool = False, timeout_s: float | None = None
-    ) -> int:
-        """Delete a key, or all that begin with it; returns how many there were (by the sending that was answered).
-
-        Args:
-            key: the key, or what the keys begin with.
-            prefix: whether it is the latter.
-            repeatable: send it again when the answer was lost: where what others have stored there meanwhile may go.
-            timeout_s: seconds for it, None for the client's.
-        """
-        body = messages.encode_delete(key, prefix)
-        return _read(messages.decode_delete, self._request(messages.DELETE, body, timeout_s, repeatable=repeatable))
-
     def lease_grant(self, ttl_s: int, *, timeout_s: float | None = None) -> int:
         """A new lease of `ttl_s` whole seconds (etcd may make it longer); returns its id, which is never 0."""
         from rallypoint.etcd.cluster import LeaseExists
@@ -217,15 +184,6 @@ class EtcdClient:
             self._watches.add(watch)
         watch.begin(self._loop, self._cluster, key, prefix, from_revision)
         return watch
-
-    def compact(self, revision: int, *, timeout_s: float | None = None) -> None:
-        """Forget what was before `revision`, for the whole cluster. For tests, and for whoever owns the cluster."""
-        self._request(messages.COMPACT, messages.encode_compact(revision), timeout_s)
-
-    @property
-    def connected_to(self) -> Endpoint | None:
-        """The member in use just now; None if there is none."""
-        return self._cluster.in_use
 
     def close(self) -> None:
         """End all watches and connections; what others still ask for fails. Idempotent.

@@ -8,7 +8,7 @@ that got no answer:
 - if it may have been done, it is sent again only if it is `repeatable`: reading; a lease's grant under an id of our own
   choice, its keep-alive and its end; and whatever the caller says is as good twice as once, or undoes its own
   condition. The answer then comes with `sent_again`;
-- else the caller is told that its outcome is unknown.
+- else the caller gets an error that says that its outcome is unknown.
 
 A member that is there but slow keeps what is not repeatable until the deadline, for no other may have it; what is
 repeatable goes to the next one after `SLOW` seconds. Where all are slow (a machine with too much to do), each next
@@ -72,12 +72,6 @@ class Cluster:
         self._last_troubles: dict[Endpoint, MemberTrouble] = {}
         self._request_timeout = PROBE_TIMEOUT
         self._closed = False
-
-    @property
-    def in_use(self) -> Endpoint | None:
-        """The member that is used just now; may be asked from any thread."""
-        member = self._member
-        return None if member is None or member.closed else member.endpoint
 
     async def ask(self, request: ClusterRequest, timeout_s: float) -> ClusterResponse:
         """Ask until there is an answer.
@@ -204,7 +198,7 @@ class Cluster:
         self._request_timeout = PROBE_TIMEOUT
 
     def switch_from(self, member: Member) -> None:
-        """Use another member from now on, for everything, and be more patient with that until it has answered."""
+        """Use another member from now on, for everything, and give that one more time until it has answered."""
         member.close()
         if self._member is member:
             self._member = None
@@ -219,9 +213,9 @@ class Cluster:
     def _unreachable(self, timeout_s: float) -> str:
         troubles = [self._last_troubles[endpoint] for endpoint in self._order if endpoint in self._last_troubles]
         why = "; ".join(map(str, troubles)) or "no member has answered yet"
-        advice = " and ".join(dict.fromkeys(trouble.diagnosis.remedy or _DEFAULT_REMEDY for trouble in troubles))
+        remedy = " and ".join(dict.fromkeys(trouble.diagnosis.remedy or _DEFAULT_REMEDY for trouble in troubles))
         where = ",".join(map(str, sorted(self._order)))
-        return f"etcd at {where} gave no answer within {timeout_s:g} s ({why}); {advice or _DEFAULT_REMEDY}"
+        return f"etcd at {where} gave no answer within {timeout_s:g} s ({why}); {remedy or _DEFAULT_REMEDY}"
 
     def close(self) -> None:
         """End the connection, and open no other that lasts."""
@@ -246,8 +240,8 @@ class _Attempt:
 
 def error_sentence(trouble: MemberTrouble) -> str:
     """What went wrong, and what to do."""
-    advice = f"; {trouble.diagnosis.remedy}" if trouble.diagnosis.remedy else ""
-    return f"etcd at {trouble.endpoint} {trouble.diagnosis.problem}{advice}"
+    remedy = f"; {trouble.diagnosis.remedy}" if trouble.diagnosis.remedy else ""
+    return f"etcd at {trouble.endpoint} {trouble.diagnosis.problem}{remedy}"
 
 
 def refused_error(trouble: MemberTrouble) -> EtcdRefused:

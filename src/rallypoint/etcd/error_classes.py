@@ -30,7 +30,7 @@ class RequestOutcome(Enum):
 
 
 class Diagnosis(NamedTuple):
-    """The fate of a request, and what to tell: what was wrong, and what to do."""
+    """The outcome of a request, what was wrong, and what to do."""
 
     outcome: RequestOutcome
     problem: str
@@ -64,9 +64,9 @@ _UNSURE_CODES = frozenset({1, 2, 4, 10, 13, 14})
 
 def classify(code: int, text: str, named: bool) -> Diagnosis:
     """What the status `code` of gRPC with `text` means, said to somebody who gave a user's name or did not."""
-    for part, fate, advice in _BY_TEXT:
+    for part, outcome, remedy in _BY_TEXT:
         if part in text:
-            return Diagnosis(fate, _in_quotes(text), _GIVE_USER if advice is _GRANT and not named else advice)
+            return Diagnosis(outcome, _in_quotes(text), _GIVE_USER if remedy is _GRANT and not named else remedy)
     if code == _UNIMPLEMENTED:
         return Diagnosis(RequestOutcome.REFUSED, "does not speak the v3 API of etcd", "check the endpoint")
     if code in _UNSURE_CODES:

@@ -2,9 +2,9 @@
 
 Laws:
 
-- a member that says nothing is found out: whoever waits for it has it asked for its status, and if that is not answered
-  either, everybody who waits for it is told (a paused process or a cut link ends no connection);
-- what went wrong is told as a `Trouble`, which knows whether the request may have been done;
+- a silent member is detected: whoever waits for it has it asked for its status, and if that is not answered either,
+  everybody who waits for it gets an error (a paused process or a cut link ends no connection);
+- what went wrong is raised as a `MemberTrouble`, which knows whether the request may have been done;
 - after a trouble that `ends` it, a member is of no further use: open a new one.
 
 All of it runs on the loop. grpclib is imported by this module only.
@@ -16,8 +16,8 @@ import asyncio
 import contextlib
 import os
 import ssl
-from collections.abc import AsyncIterator, Coroutine, Iterator
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
 
 from grpclib.client import Channel, Stream, StreamStreamMethod, UnaryUnaryMethod
 from grpclib.encoding.base import CodecBase
@@ -29,8 +29,7 @@ from rallypoint.etcd.api import Credentials
 from rallypoint.etcd.error_classes import Diagnosis, RequestOutcome, classify
 from rallypoint.etcd.messages import Method
 from rallypoint.etcd.protobuf import DecodingError
-
-T = TypeVar("T")
+from rallypoint.etcd.tasks import shielded, start_task
 
 PROBE_AFTER = 0.4
 """Seconds that a request waits before the member is asked whether it is still there."""
@@ -40,34 +39,13 @@ PROBE_TIMEOUT = 0.6
 """Seconds that a member has to say that it is still there, and to take a new connection; more where all are slow."""
 
 
-def start_task(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """A task whose failure need not be looked at.
-
-    Whatever uses grpclib runs in a task of its own: it cancels the task that waits when a connection ends and turns
-    that into an error, after which `asyncio.timeout` in the same task would no longer know its own cancellation.
-    """
-    task = asyncio.get_running_loop().create_task(work)
-    task.add_done_callback(lambda done: None if done.cancelled() else done.exception() and None)
-    return task
-
-
-async def shielded(work: Coroutine[Any, Any, T]) -> T:
-    """What `work` returns, from a task of its own. Whoever waits can be cancelled even if the work would not be."""
-    task = start_task(work)
-    try:
-        await asyncio.wait({task})
-        return task.result()
-    finally:
-        task.cancel()
-
-
 class MemberTrouble(Exception):
     """Something went wrong with a member. `ends` is whether the connection is of no further use."""
 
-    def __init__(self, endpoint: Endpoint, verdict: Diagnosis, ends: bool) -> None:
-        super().__init__(f"{endpoint} {verdict.problem}")
+    def __init__(self, endpoint: Endpoint, diagnosis: Diagnosis, ends: bool) -> None:
+        super().__init__(f"{endpoint} {diagnosis.problem}")
         self.endpoint = endpoint
-        self.diagnosis = verdict
+        self.diagnosis = diagnosis
         self.ends = ends
 
     @property
@@ -92,10 +70,10 @@ class Member:
     """A connection to one member. Made by `open_member`, ended by `close`."""
 
     def __init__(
-        self, endpoint: Endpoint, tls: ssl.SSLContext | None, credentials: Credentials | None, patience: float
+        self, endpoint: Endpoint, tls: ssl.SSLContext | None, credentials: Credentials | None, timeout_s: float
     ) -> None:
         self.endpoint = endpoint
-        self._connect_timeout = patience
+        self._connect_timeout = timeout_s
         self.closed = False
         self._credentials = credentials
         self._tls = tls
@@ -109,7 +87,7 @@ class Member:
         """Connect, and see that this is a member that can be used.
 
         Raises:
-            Trouble: it is not.
+            MemberTrouble: it is not.
         """
         try:
             async with asyncio.timeout(self._connect_timeout):
@@ -137,7 +115,7 @@ class Member:
         """Fetch a new token, once for all who ask at the same time.
 
         Raises:
-            Trouble: the user is refused, or the member is gone.
+            MemberTrouble: the user is refused, or the member is gone.
         """
         if self._credentials is None:
             raise self._trouble(RequestOutcome.REFUSED, "wants a user and a password", "give both", ends=False)
@@ -160,7 +138,7 @@ class Member:
         """The answer to one request, however long it takes; the caller sets the limit.
 
         Raises:
-            Trouble: there is none.
+            MemberTrouble: there is none.
         """
         task = start_task(self._exchange(method, request))
         try:
@@ -178,7 +156,7 @@ class Member:
         """Make sure that the member is still there while `waiting` is; returns at once when that is done.
 
         Raises:
-            Trouble: it says nothing any more.
+            MemberTrouble: it says nothing any more.
         """
         if self._probe is None or self._probe.done():
             self._probe = start_task(self._answers())
@@ -213,7 +191,7 @@ class Member:
         """A stream on which both sides say what they like, until the block is left.
 
         Raises:
-            Trouble: it cannot be opened.
+            MemberTrouble: it cannot be opened.
         """
         call = StreamStreamMethod(self._channel, method.path, bytes, bytes)
         with self._as_trouble():
@@ -253,61 +231,61 @@ class Member:
 
     @contextlib.contextmanager
     def _as_trouble(self) -> Iterator[None]:
-        """Whatever goes wrong in the block, as a `Trouble`."""
+        """Whatever goes wrong in the block, as a `MemberTrouble`."""
         try:
             yield
         except MemberTrouble:
             raise
         except GRPCError as error:
             self.note_heard()
-            verdict = classify(
-                error.status.value, error.message or error.status.name.lower(), self._credentials is not None
-            )
-            raise MemberTrouble(self.endpoint, verdict, ends=False) from None
+            text = error.message or error.status.name.lower()
+            diagnosis = classify(error.status.value, text, self._credentials is not None)
+            raise MemberTrouble(self.endpoint, diagnosis, ends=False) from None
         except ssl.SSLCertVerificationError as error:
-            wrong = f"has a certificate that is not to be trusted ({error.verify_message})"
-            raise self._trouble(RequestOutcome.REFUSED, wrong, "check `cacert`, and the name in the endpoint") from None
+            problem = f"has a certificate that is not to be trusted ({error.verify_message})"
+            raise self._trouble(
+                RequestOutcome.REFUSED, problem, "check `cacert`, and the name in the endpoint"
+            ) from None
         except ssl.SSLError as error:
-            wrong = f"cannot be spoken to over TLS ({service_detection.ssl_reason(error)})"
-            raise self._trouble(RequestOutcome.REFUSED, wrong, "check the protocol, `cert` and `key`") from None
+            problem = f"cannot be spoken to over TLS ({service_detection.ssl_reason(error)})"
+            raise self._trouble(RequestOutcome.REFUSED, problem, "check the protocol, `cert` and `key`") from None
         except StreamTerminatedError as error:
             raise self._trouble(RequestOutcome.UNKNOWN, f"ended the connection ({error})") from None
         except DecodingError as error:
             raise self._trouble(
                 RequestOutcome.REFUSED, f"said what etcd does not say ({error})", "check the endpoint"
             ) from None
-        except ConnectionError as error:
-            advice = "see whether it speaks TLS" if self._tls and not isinstance(error, ConnectionRefusedError) else ""
-            raise self._trouble(RequestOutcome.NOT_DONE, f"cannot be reached ({_reason(error)})", advice) from None
         except OSError as error:
-            raise self._trouble(RequestOutcome.NOT_DONE, f"cannot be reached ({_reason(error)})") from None
+            broken = isinstance(error, ConnectionError) and not isinstance(error, ConnectionRefusedError)
+            remedy = "see whether it speaks TLS" if self._tls and broken else ""
+            raise self._trouble(RequestOutcome.NOT_DONE, f"cannot be reached ({_reason(error)})", remedy) from None
         except Exception as error:  # grpclib and h2 let through whatever they trip over in what the other side sends
-            wrong = f"broke the connection ({type(error).__name__}: {error})"
-            raise self._trouble(RequestOutcome.UNKNOWN, wrong) from error
+            problem = f"broke the connection ({type(error).__name__}: {error})"
+            raise self._trouble(RequestOutcome.UNKNOWN, problem) from error
         finally:
             if self.closed:  # while this was still connecting, which closing the channel does not prevent
                 self._channel.close()
 
-    def _trouble(self, fate: RequestOutcome, wrong: str, advice: str = "", ends: bool = True) -> MemberTrouble:
-        return MemberTrouble(self.endpoint, Diagnosis(fate, wrong, advice), ends)
+    def _trouble(self, outcome: RequestOutcome, problem: str, remedy: str = "", ends: bool = True) -> MemberTrouble:
+        return MemberTrouble(self.endpoint, Diagnosis(outcome, problem, remedy), ends)
 
     async def _diagnose(self, trouble: MemberTrouble) -> MemberTrouble:
         """The connection broke before it was of any use: a reason that waiting will not change, if there is one."""
         found = await service_detection.detect_service(self.endpoint, self._tls, self._connect_timeout)
         if found is None:
-            advice = "see whether it wants TLS" if self._tls is None and trouble.ends else trouble.diagnosis.remedy
-            return self._trouble(RequestOutcome.NOT_DONE, trouble.diagnosis.problem, advice)
+            remedy = "see whether it wants TLS" if self._tls is None and trouble.ends else trouble.diagnosis.remedy
+            return self._trouble(RequestOutcome.NOT_DONE, trouble.diagnosis.problem, remedy)
         return self._trouble(RequestOutcome.REFUSED, found.problem, found.remedy)
 
     def close(self) -> None:
-        """End the connection; whoever waits for an answer is told. Idempotent."""
+        """End the connection; whoever waits for an answer gets an error. Idempotent."""
         if not self.closed:
             self.closed = True
             self._channel.close()
 
 
 class MemberStream:
-    """A stream within `NodeInfo.stream`."""
+    """A stream of `Member.stream`."""
 
     def __init__(self, member: Member, stream: Stream[bytes, bytes]) -> None:
         self._member = member
@@ -321,7 +299,7 @@ class MemberStream:
         """The next thing that the member says, None at the end; waits as long as the member is there.
 
         Raises:
-            Trouble: it is gone, or says nothing any more when asked.
+            MemberTrouble: it is gone, or says nothing any more when asked.
         """
         task = start_task(self._stream.recv_message())
         try:
@@ -343,14 +321,14 @@ def _reason(error: OSError) -> str:
 
 
 async def open_member(
-    endpoint: Endpoint, tls: ssl.SSLContext | None, credentials: Credentials | None, patience: float
+    endpoint: Endpoint, tls: ssl.SSLContext | None, credentials: Credentials | None, timeout_s: float
 ) -> Member:
     """A member that is there, has a leader and knows us.
 
     Raises:
-        Trouble: it is not, within `patience` seconds.
+        MemberTrouble: it is not, within `timeout_s` seconds.
     """
-    member = Member(endpoint, tls, credentials, patience)
+    member = Member(endpoint, tls, credentials, timeout_s)
     try:
         await member.greet()
     except BaseException:

@@ -30,10 +30,7 @@ class Method(NamedTuple):
 
 
 RANGE = Method("/etcdserverpb.KV/Range")
-PUT = Method("/etcdserverpb.KV/Put")
-DELETE = Method("/etcdserverpb.KV/DeleteRange")
 TXN = Method("/etcdserverpb.KV/Txn")
-COMPACT = Method("/etcdserverpb.KV/Compact")
 GRANT = Method("/etcdserverpb.Lease/LeaseGrant")
 REVOKE = Method("/etcdserverpb.Lease/LeaseRevoke")
 KEEP_ALIVE = Method("/etcdserverpb.Lease/LeaseKeepAlive", both_stream=True)
@@ -139,20 +136,10 @@ def encode_authenticate(user: str, password: str) -> bytes:
     return string(1, user.encode()) + string(2, password.encode())
 
 
-def encode_compact(revision: int) -> bytes:
-    """CompactionRequest."""
-    return number(1, revision)
-
-
 def decode_range(data: bytes) -> RangeResult:
     """RangeResponse."""
     read = Fields(data)
     return RangeResult(_revision(read), tuple(_key_value(kv) for kv in read.strings(2)))
-
-
-def decode_put(data: bytes) -> int:
-    """PutResponse: the cluster's revision."""
-    return _revision(Fields(data))
 
 
 def decode_delete(data: bytes) -> int:

@@ -24,13 +24,13 @@ class Watch:
 
     def __init__(
         self,
-        teller: CallbackThread,
+        callbacks: CallbackThread,
         on_events: Callable[[Sequence[WatchEvent]], None],
         on_lost: Callable[[WatchEnd], None],
-        on_over: Callable[[Watch], None],
+        on_ended: Callable[[Watch], None],
     ) -> None:
-        self._on_ended = on_over
-        self._callback_thread = teller
+        self._on_ended = on_ended
+        self._callback_thread = callbacks
         self._on_events = on_events
         self._on_lost = on_lost
         self._lock = threading.Lock()

@@ -2,10 +2,10 @@
 
 Laws:
 
-- each change is told once and in order: after a lost member the watch begins anew, on another, from the revision after
-  the last one that it told. etcd sends all changes of one revision in one message, so none is told in part;
+- each change is reported once and in order: after a lost member the watch begins anew, on another, from the revision
+  after the last one that was reported. etcd sends all changes of one revision in one message, so none is split;
 - a member that is behind says nothing until it has what is wanted; one that has no leader, or is silent, is left;
-- what can no longer be told is told as such: `WatchCompacted`, and never skipped.
+- what can no longer be reported ends the watch (`WatchCompacted`) and is never skipped.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from rallypoint.etcd import messages
 from rallypoint.etcd.api import EtcdRefused, EtcdUnreachable, WatchCancelled, WatchCompacted, WatchEnd, WatchEvent
 from rallypoint.etcd.cluster import Cluster, error_sentence
 from rallypoint.etcd.error_classes import Diagnosis, RequestOutcome, classify
-from rallypoint.etcd.member import Member, MemberStream, MemberTrouble, shielded
+from rallypoint.etcd.member import Member, MemberStream, MemberTrouble
+from rallypoint.etcd.tasks import shielded
 
 log = get_logger(__name__)
 
@@ -34,11 +35,11 @@ async def stream_changes(
     from_revision: int,
     on_events: Callable[[Sequence[WatchEvent]], None],
 ) -> WatchEnd:
-    """Tell all changes from `from_revision` on (0: from now on) until that is no longer possible, and why it is not."""
-    follower = _WatchStream(cluster, key, prefix, from_revision, on_events)
+    """Report all changes from `from_revision` on (0: from now on) until that is no longer possible, and return why."""
+    watch = _WatchStream(cluster, key, prefix, from_revision, on_events)
     while True:
         try:
-            lost = await shielded(follower.on_one_member())
+            lost = await shielded(watch.on_one_member())
         except (EtcdRefused, EtcdUnreachable) as error:
             return WatchCancelled(str(error))
         if lost is not None:

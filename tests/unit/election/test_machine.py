@@ -45,7 +45,7 @@ def test_the_oldest_leads_and_all_know_where() -> None:
 def test_each_watches_the_one_before_and_no_other() -> None:
     cluster = Cluster(4)
     for older, agent in zip(cluster.agents, cluster.agents[1:], strict=False):
-        assert agent.watches[Watched.RIVAL].key == KEYS.node(older.election.lease)
+        assert agent.watches[Watched.PREDECESSOR].key == KEYS.node(older.election.lease)
         assert Watched.NODES not in agent.watches
 
 
@@ -53,7 +53,7 @@ def test_who_waits_for_one_in_the_middle_that_goes_waits_for_the_next_older() ->
     first, middle, last = (cluster := Cluster(3)).agents
     cluster.etcd.revoke(middle.election.lease)
     last.settle()
-    assert last.watches[Watched.RIVAL].key == KEYS.node(first.election.lease)
+    assert last.watches[Watched.PREDECESSOR].key == KEYS.node(first.election.lease)
     assert leads(cluster, first)
 
 
@@ -61,7 +61,7 @@ def test_the_next_in_line_leads_when_the_lease_of_the_leader_is_over() -> None:
     first, second, third = (cluster := Cluster(3)).agents
     cluster.pass_time(3 * SETTINGS.lease, [second, third])
     assert second.election.leads
-    assert third.watches[Watched.RIVAL].key == KEYS.node(second.election.lease)
+    assert third.watches[Watched.PREDECESSOR].key == KEYS.node(second.election.lease)
     assert cluster.leaders() == [first, second], "it cannot know yet"
     first.step(steps.Tick())
     first.settle()
@@ -268,7 +268,7 @@ def test_chores_that_etcd_does_not_answer_wait_for_a_pause() -> None:
     assert Watched.LEADER in agent.watches
 
 
-@pytest.mark.parametrize("kind", [Watched.RIVAL, Watched.LEADER, Watched.NODES])
+@pytest.mark.parametrize("kind", [Watched.PREDECESSOR, Watched.LEADER, Watched.NODES])
 def test_a_watch_that_is_compacted_is_read_again_at_once_and_one_refused_with_the_next_heartbeat(kind: Watched) -> None:
     agent = (cluster := Cluster(2)).agents[0 if kind is Watched.NODES else 1]
     number = agent.watches[kind].number
@@ -285,7 +285,7 @@ def test_a_watch_that_is_compacted_is_read_again_at_once_and_one_refused_with_th
 
 def test_changes_of_a_watch_that_is_over_are_passed_over() -> None:
     first, second = (cluster := Cluster(2)).agents
-    old = second.watches[Watched.RIVAL]
+    old = second.watches[Watched.PREDECESSOR]
     cluster.etcd.revoke(first.election.lease)
     event = cluster.etcd.log[-1]
     second.settle()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rallypoint.etcd.client import EtcdClient
+from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import EtcdCluster, Member
 
 

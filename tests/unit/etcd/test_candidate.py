@@ -33,12 +33,12 @@ from rallypoint.etcd.api import (
     WatchEnd,
     WatchEvent,
 )
-from rallypoint.etcd.client import EtcdClient
 from rallypoint.etcd.watch import Watch
 from rallypoint.membership.state import NodeId, Settings, State
 from rallypoint.protocol.state_codec import encode_state
 from rallypoint.rendezvous.backends.options import control_listeners
 from rallypoint.rendezvous.params import RendezvousParameters
+from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import EtcdCluster, running
 
 TIMEOUT = 30.0

@@ -23,7 +23,7 @@ from rallypoint.etcd.api import (
     Range,
     RangeResult,
 )
-from rallypoint.etcd.client import EtcdClient
+from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import EtcdCluster
 
 

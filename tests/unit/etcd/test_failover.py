@@ -10,7 +10,7 @@ import pytest
 
 from rallypoint.base.endpoint import Endpoint, free_port
 from rallypoint.etcd.api import Compare, EtcdUnreachable, Put
-from rallypoint.etcd.client import EtcdClient
+from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import EtcdCluster, Member
 
 WELL_BEFORE = 10.0

@@ -11,8 +11,8 @@ from rallypoint.election.keys import ElectionKeys
 from rallypoint.election.steps import Fence
 from rallypoint.election.term import JournalWriter
 from rallypoint.etcd.api import RangeResult
-from rallypoint.etcd.client import EtcdClient
 from rallypoint.membership.state import State
+from tests.etcd_client import WritingClient as EtcdClient
 
 TIMEOUT = 30.0
 
