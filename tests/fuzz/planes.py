@@ -16,6 +16,7 @@ import trustme
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, listening_socket
 from rallypoint.base.tls import ControlTls, TlsChannel, TlsError, TlsFiles
+from rallypoint.client.endpoint_resolver import DialTarget, FixedEndpoint
 from rallypoint.client.tcp_link import TcpLink
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.jobs import ManyJobs
@@ -78,7 +79,7 @@ def _members(port: int, key: bytes | None) -> Iterator[list[queue.SimpleQueue[No
     with contextlib.ExitStack() as links:
         for number, each in enumerate(heard):
             endpoint = Endpoint("127.0.0.1", port)
-            link = TcpLink(endpoint, _JOB, number, each.put, Deadline.after(_TIMEOUT), key=key)
+            link = TcpLink(FixedEndpoint(DialTarget(endpoint, key)), _JOB, number, each.put, Deadline.after(_TIMEOUT))
             links.enter_context(closing(link))
             link.send(JoinRequest(NodeInfo("default", 1, "", 7000), _TIMEOUT))
         yield heard
@@ -150,7 +151,9 @@ def link(data: bytes) -> None:
         thread = threading.Thread(target=_answer_as_an_intruder, args=(listener, data))
         thread.start()
         key = _KEY if data[:1] == b"s" else None
-        made = TcpLink(Endpoint(*listener.getsockname()), _JOB, 0, heard.put, Deadline.after(0.05), key=key)
+        made = TcpLink(
+            FixedEndpoint(DialTarget(Endpoint(*listener.getsockname()), key)), _JOB, 0, heard.put, Deadline.after(0.05)
+        )
         with closing(made):
             made.send(JoinRequest(NodeInfo("default", 1, "", 7000), 0.05))
             while not isinstance(heard.get(timeout=_TIMEOUT), (LinkLost, LinkDown, JobEnded, JoinRefused)):

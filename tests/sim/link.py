@@ -6,7 +6,6 @@ The handshake, the codec and what is held and said again are the production ones
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
 from random import Random
 
 from rallypoint.client.endpoint_resolver import DialTarget
@@ -29,6 +28,8 @@ from rallypoint.protocol.resume_state import (
     ResumeState,
     after_notification,
     after_request,
+    give_up_at,
+    last_incarnation,
     requests_to_repeat,
     session_opened,
     without_foreign_join,
@@ -133,14 +134,10 @@ class SimLink:
 
     def _remaining(self) -> float:
         """Seconds left to try: the join timeout for the first session; another one is needed only by who waits."""
-        since = self._patient_from
+        until = self._patient_from + self._settings.join_timeout
         if self._ever:
-            if self._waits_since is None:
-                return inf
-            since = max(since, self._waits_since)
-        until = since + self._settings.join_timeout
-        if self._ever and self._held.join is not None and not self._held.is_spare:
-            until = min(until, self._held.join[1])
+            since = max(self._patient_from, self._waits_since or 0.0)
+            until = give_up_at(self._held, since, self._settings.join_timeout)
         return until - self.process.clock()
 
     def _attempt(self) -> None:
@@ -176,10 +173,6 @@ class SimLink:
         elif self._open and self.connection is not None and self._where.resolve() != self._place:
             self._lose(self.connection, "the arbiter is elsewhere")
 
-    def _last_met(self) -> str:
-        met = self._held.offered_identity or self._held.last_identity
-        return "" if met is None else met[0]
-
     def _connected(self, attempt: int) -> Callable[[Connection | None], None]:
         def done(connection: Connection | None) -> None:
             if self._closed or attempt != self._attempts or self.connection is not None:
@@ -192,7 +185,7 @@ class SimLink:
                 self._handshaking = True
                 self._wait(min(_SILENCE, max(0.1, self._remaining())), self._failed, attempt)
                 host = f"host-{self.node}"
-                hello = self._handshake.hello(self._address, self._pid, 0, self._last_met(), host)
+                hello = self._handshake.hello(self._address, self._pid, 0, last_incarnation(self._held), host)
                 connection.send(0, codec.encode(hello))
 
         return done

@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rallypoint.base.endpoint import Endpoint, host_name, shorten_retransmission, usable_address
 from rallypoint.base.log import printable
 from rallypoint.client.endpoint_resolver import DialTarget
-from rallypoint.client.torch_store_probe import answers_as_torch_store
 from rallypoint.membership.state import Settings
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, FrameError, FrameReader, SignatureError, frame
 from rallypoint.protocol.handshake import Challenge, ClientHandshake, HandshakeError, HandshakeRefused, Welcome
+from rallypoint.store.wire import Op, encode, greeting
 
 if TYPE_CHECKING:
     from rallypoint.base.tls import ControlTls
@@ -36,6 +36,8 @@ _NOT_TLS = {"WRONG_VERSION_NUMBER", "UNKNOWN_PROTOCOL", "HTTP_REQUEST", "RECORD_
 
 _SILENT_AFTER = 3.0
 """Seconds that a server has to answer a greeting before it is asked whether it is something else."""
+
+_PROBE_TIMEOUT, _NONCE = 2.0, 0x52414C4C
 
 RETRYABLE = (OSError, TimeoutError, asyncio.IncompleteReadError, codec.CodecError)
 """What an attempt may raise that the next one need not."""
@@ -242,7 +244,7 @@ class Dialer:
         return unread.popleft()
 
     async def _identify_service(self) -> None:
-        if not await answers_as_torch_store(self._endpoint):
+        if not await _answers_as_torch_store(self._endpoint):
             return
         # A static job's own port answers so too, and may only have been slow: once is no proof.
         self._silent_attempts += 1
@@ -277,3 +279,19 @@ async def _resolved_addresses(endpoint: Endpoint) -> list[_Address] | Exception:
     except Exception as error:
         return error
     return list(dict.fromkeys((int(family), int(kind), protocol, at) for family, kind, protocol, _, at in found))
+
+
+async def _answers_as_torch_store(endpoint: Endpoint) -> bool:
+    """Whether a silent service answers the first messages of the TCPStore protocol, to name it in an error: torch's
+    server keeps silent on a greeting that it does not know (contract section 9.2). Within 2 s.
+    """
+    try:
+        async with asyncio.timeout(_PROBE_TIMEOUT):
+            reader, writer = await asyncio.open_connection(endpoint.host, endpoint.port)
+            try:
+                writer.write(greeting() + encode(Op.PING, _NONCE))
+                return await reader.readexactly(4) == _NONCE.to_bytes(4, "little")
+            finally:
+                writer.close()
+    except (OSError, TimeoutError, asyncio.IncompleteReadError):
+        return False

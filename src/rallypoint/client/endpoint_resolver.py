@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.base.endpoint import Endpoint, is_local_address
 from rallypoint.membership.state import NodeId
@@ -22,20 +22,20 @@ class DialTarget(NamedTuple):
     flag: str = "--rdzv-endpoint"
 
 
-class EndpointResolver(Protocol):
+class EndpointResolver:
     """What a link asks before each attempt. All of it is called on the loop's thread and must not block.
 
     As a string, it says where to look, for the sentences that a person reads.
     """
 
-    is_permanent: bool
+    is_permanent = False
     """Whether what listens there is there to stay: if not, another service at that port may be gone at the next
-    look."""
+    attempt."""
 
     @property
     def advice(self) -> str:
         """What to do if nobody is found, for the end of a sentence."""
-        ...
+        raise NotImplementedError
 
     def resolve(self) -> DialTarget | None:
         """Where the control server is now; None while nobody knows.
@@ -43,11 +43,11 @@ class EndpointResolver(Protocol):
         Raises:
             HandshakeError: it cannot be known, and waiting will not help.
         """
-        ...
+        raise NotImplementedError
 
     def unresolved_reason(self) -> str:
         """What there is to say while nobody knows."""
-        ...
+        return ""
 
     def resolved(self, addresses: list[str]) -> None:
         """The place's name stands for these numeric addresses now, and is about to be tried.
@@ -55,18 +55,15 @@ class EndpointResolver(Protocol):
         Called only where its server may be one that lives inside an agent of the job: a new one may then be opened
         there. That of a control plane outside the job is nobody's to replace.
         """
-        ...
 
     def session_opened(self, node: NodeId, incarnation: str) -> None:
         """A session is open, in which this node is called so, with the coordinator of that name."""
-        ...
 
     def failed(self, place: DialTarget, error: Exception) -> None:
         """No session could be opened there."""
-        ...
 
 
-class FixedEndpoint:
+class FixedEndpoint(EndpointResolver):
     """One place, for good."""
 
     is_permanent = True
@@ -76,28 +73,13 @@ class FixedEndpoint:
 
     @property
     def advice(self) -> str:
-        """What to do if nobody is found there."""
         return f"check {self.target.flag}, and that the node that hosts it has started"
 
     def __str__(self) -> str:
         return str(self.target.endpoint)
 
     def resolve(self) -> DialTarget | None:
-        """The place."""
         return self.target
-
-    def unresolved_reason(self) -> str:
-        """Nothing: it is known."""
-        return ""
-
-    def resolved(self, addresses: list[str]) -> None:
-        """Who hosts is settled."""
-
-    def session_opened(self, node: NodeId, incarnation: str) -> None:
-        """Nobody else needs to know the name."""
-
-    def failed(self, place: DialTarget, error: Exception) -> None:
-        """It may be there yet."""
 
 
 class InferredHost(FixedEndpoint):
@@ -113,7 +95,6 @@ class InferredHost(FixedEndpoint):
 
     @property
     def advice(self) -> str:
-        """What to do if nobody is found there."""
         if not self._seems_unhosted:
             return super().advice
         return (

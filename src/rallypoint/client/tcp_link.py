@@ -17,16 +17,15 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
-from rallypoint.base.endpoint import Endpoint, unmapped_address, usable_address
+from rallypoint.base.endpoint import unmapped_address, usable_address
 from rallypoint.base.log import get_logger
-from rallypoint.base.loop import LoopThread, shared_loop
-from rallypoint.client.dialing import RETRYABLE, ClientSession, Dialer, error_words
-from rallypoint.client.endpoint_resolver import DialTarget, EndpointResolver, FixedEndpoint
+from rallypoint.base.loop import shared_loop
+from rallypoint.client.dialing import ClientSession, error_words
+from rallypoint.client.endpoint_resolver import EndpointResolver
+from rallypoint.client.redialing import Redialer
 from rallypoint.membership.state import Settings
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import FrameError, check_size, frame
@@ -47,28 +46,22 @@ from rallypoint.protocol.resume_state import (
     ResumeState,
     after_notification,
     after_request,
+    give_up_at,
+    last_incarnation,
     requests_to_repeat,
     session_opened,
     without_foreign_join,
 )
 
 if TYPE_CHECKING:
-    from rallypoint.base.tls import ControlTls
+    pass
 
 log = get_logger(__name__)
 
-_FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
 _MAX_SILENT_LEASES = 1.5
 """Leases of silence after which a server counts as lost; by then it has taken us out, if it is there."""
-_CONNECT_FIRST, _CONNECT_AGAIN = 5.0, 1.5
-"""Seconds for one attempt at a TCP connection. A packet lost in it is sent again after a second, then after ever longer
-pauses: when a link comes back, a new attempt is quicker."""
 _CLOSE_TIMEOUT = 1.0
 """Seconds that the last messages have to leave."""
-_REMIND_FIRST, _REMIND_AGAIN = 2.0, 10.0
-"""Seconds until a line says that the server is out of reach: one that nobody has met yet, one that was lost."""
-_REMIND_LEAST, _REMIND_MOST = 60.0, 300.0
-"""Seconds between later lines, which become fewer."""
 
 
 class TcpLink:
@@ -76,43 +69,27 @@ class TcpLink:
 
     def __init__(
         self,
-        endpoint: Endpoint | EndpointResolver,
+        resolver: EndpointResolver,
         settings: Settings,
         local_id: int,
         deliver: Deliver,
         deadline: Deadline,
-        *,
-        key: bytes | None = None,
-        tls: ControlTls | None = None,
-        loop: LoopThread | None = None,
     ) -> None:
         """Begin to connect; returns at once.
 
         Args:
-            endpoint: where the control server listens, or what knows that from moment to moment.
+            resolver: knows where the control server listens, from moment to moment.
             settings: of the job, which the server must share; `join_timeout` is the timeout of law 2.
             local_id: which handler of this process this is.
             deliver: is handed every notification, `LinkLost` last if the link ends by itself.
             deadline: until when to try to open the first session.
-            key: the job's, if it has one; for an endpoint that is given as such.
-            tls: the control plane's, if it has any; as above.
-            loop: where to run; the process's shared loop if not given.
         """
-        self._resolver: EndpointResolver = (
-            FixedEndpoint(DialTarget(endpoint, key, tls)) if isinstance(endpoint, Endpoint) else endpoint
-        )
-        self._settings = settings
-        self._local_id = local_id
-        self._target: DialTarget | None = None
-        """Where the last attempt was made; the dialer is for there."""
-        self._dialer: Dialer | None = None
-        self._last_error = ""
-        """Why the last attempt came to nothing."""
-        self._endpoint_moved = asyncio.Event()
-        self._connect_timeout = settings.join_timeout
+        self._resolver = resolver
+        self._redialer = Redialer(resolver, settings, local_id)
+        self._join_timeout = settings.join_timeout
         self._deliver = deliver
         self._deadline = deadline
-        self._loop = loop or shared_loop()
+        self._loop = shared_loop()
         self._resume_state = ResumeState()
         self._session: ClientSession | None = None
         self._silent_connections: list[asyncio.StreamWriter] = []
@@ -157,8 +134,8 @@ class TcpLink:
             self._write_frame(self._session, payload)
 
     def _recheck_endpoint(self) -> None:
-        self._endpoint_moved.set()
-        if self._session is not None and self._resolver.resolve() != self._target:
+        self._redialer.endpoint_moved.set()
+        if self._session is not None and self._resolver.resolve() != self._redialer.target:
             self._session.writer.close()
 
     def _update_resume_state(self, held: ResumeState) -> None:
@@ -275,115 +252,35 @@ class TcpLink:
     # Dialing
 
     async def _connect_first(self) -> ClientSession:
-        return await self._dial_until(
+        return await self._redialer.open(
+            "",
+            self._embedded,
             self._deadline.remaining,
             lambda why, _seconds: (
                 f"no control plane could be reached at {self._resolver} before the join deadline: {why}; "
                 f"{self._resolver.advice}"
             ),
-            first=True,
         )
 
     async def _reconnect(self, lost_at: float, how: str) -> ClientSession:
         def remaining() -> float:
-            if self._waiting_since is None:
-                return float("inf")
-            until = max(lost_at, self._waiting_since) + self._connect_timeout
-            if (
-                self._resume_state.join is not None and not self._resume_state.is_spare
-            ):  # a join has one deadline, whoever decides on it
-                until = min(until, self._resume_state.join[1])
+            since = lost_at if self._waiting_since is None else max(lost_at, self._waiting_since)
+            until = give_up_at(self._resume_state, since, self._join_timeout)
             return max(0.0, until - SYSTEM_CLOCK.monotonic())
 
-        return await self._dial_until(
+        return await self._redialer.open(
+            last_incarnation(self._resume_state),
+            self._embedded,
             remaining,
             lambda why, seconds: (
                 f"the control plane at {self._resolver} was lost ({how}) and has not come back within {seconds:.0f} s "
                 f"({why}); look at the output of the node that hosts it"
             ),
-            first=False,
         )
 
     async def _requests_to_repeat(self) -> None:
         self._rejoin_requested = asyncio.Event()
         await self._rejoin_requested.wait()
-
-    async def _dial_until(
-        self, remaining: Callable[[], float], failure: Callable[[str, float], str], *, first: bool
-    ) -> ClientSession:
-        """Dial until a session is open.
-
-        Args:
-            remaining: seconds that are left to try.
-            failure: makes the sentence for when they are over, of why and after how many seconds.
-            first: whether there was no session yet: then to give up at once where waiting will not help.
-        """
-        delay, began = _FIRST_DELAY, SYSTEM_CLOCK.monotonic()
-        self._last_error = ""
-        reminder = asyncio.ensure_future(self._report_unreachable(remaining, first))
-        try:
-            while True:
-                self._endpoint_moved.clear()
-                try:
-                    # Not wait_for: it may swallow a cancellation that comes in the very moment of success.
-                    async with asyncio.timeout(max(0.1, min(remaining(), 60.0))):
-                        return await self._dial(_CONNECT_FIRST if first else _CONNECT_AGAIN)
-                except RETRYABLE as error:
-                    self._last_error = error_words(error) or self._attempt_in_progress or type(error).__name__
-                except HandshakeError as error:
-                    if first:
-                        raise
-                    self._last_error = str(error)
-                if remaining() <= 0:
-                    raise TimeoutError(failure(self._last_error, SYSTEM_CLOCK.monotonic() - began))
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(min(delay * random.uniform(0.5, 1.0), remaining())):
-                        await self._endpoint_moved.wait()
-                delay = min(delay * 1.5, _LONGEST_DELAY)
-        finally:
-            reminder.cancel()
-
-    @property
-    def _attempt_in_progress(self) -> str:
-        return "" if self._dialer is None else self._dialer.unfinished
-
-    async def _report_unreachable(self, remaining: Callable[[], float], first: bool) -> None:
-        """Say now and then that the server is out of reach, and why, also while an attempt lasts."""
-        pause = _REMIND_FIRST if first else _REMIND_AGAIN
-        while True:
-            await asyncio.sleep(pause)
-            pause = min(max(2 * pause, _REMIND_LEAST), _REMIND_MOST)
-            advice = f"; {self._resolver.advice}" if first else ""
-            left = remaining()
-            limit = "the workers run on" if left == float("inf") else f"giving up in {left:.0f} s"
-            why = self._last_error or self._attempt_in_progress
-            log.warning("waiting for the control plane at %s (%s)%s; %s", self._resolver, why, advice, limit)
-
-    async def _dial(self, timeout: float) -> ClientSession:
-        """One attempt, at where the control plane is now."""
-        place = self._resolver.resolve()
-        if place is None:
-            raise OSError(self._resolver.unresolved_reason())
-        if self._dialer is None or place != self._target:
-            self._target = place
-            self._dialer = Dialer(place, self._settings, self._local_id)
-        try:
-            return await self._dialer.dial(
-                timeout, self._last_incarnation(), self._resolver.resolved if self._embedded else None
-            )
-        except RETRYABLE as error:
-            self._resolver.failed(place, error)
-            raise
-        except HandshakeError as error:
-            self._resolver.failed(place, error)
-            if self._resolver.is_permanent:
-                raise
-            raise OSError(str(error)) from None
-
-    def _last_incarnation(self) -> str:
-        """The coordinator of the last session, by its incarnation; empty if there was none."""
-        met = self._resume_state.offered_identity or self._resume_state.last_identity
-        return "" if met is None else met[0]
 
 
 def _payload(request: Request) -> bytes:

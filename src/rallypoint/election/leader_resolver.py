@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rallypoint.base.endpoint import Endpoint
-from rallypoint.client.endpoint_resolver import DialTarget
+from rallypoint.client.endpoint_resolver import DialTarget, EndpointResolver
 from rallypoint.coordinator.dispatcher import do_nothing
 from rallypoint.election.keys import LeaderRecord, decode_leader
 from rallypoint.membership.state import NodeId
@@ -18,10 +18,8 @@ if TYPE_CHECKING:
     from rallypoint.etcd.api import KeyValue
 
 
-class LeaderResolver:
+class LeaderResolver(EndpointResolver):
     """Written by the threads of the election, read by the link's."""
-
-    is_permanent = False
 
     def __init__(self, where: str, tls: ControlTls | None = None) -> None:
         """Nobody is known yet.
@@ -100,9 +98,6 @@ class LeaderResolver:
     def advice(self) -> str:
         """What to do if nobody is found."""
         return "check --rdzv-endpoint, and that etcd is healthy (etcdctl endpoint status)"
-
-    def resolved(self, addresses: list[str]) -> None:
-        """Who is elected says so in etcd."""
 
     def resolve(self) -> DialTarget | None:
         """Where the coordinator listens. See `EndpointResolver.find`."""

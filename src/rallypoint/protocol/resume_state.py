@@ -123,8 +123,7 @@ def after_notification(held: ResumeState, notification: Notification) -> ResumeS
 
 def without_foreign_join(held: ResumeState, incarnation: str) -> ResumeState:
     """What is held of a join when a session opens with the coordinator `incarnation`: nothing if another was asked."""
-    last = held.offered_identity or held.last_identity
-    return held if last is None or last[0] == incarnation else held._replace(join=None)
+    return held if last_incarnation(held) in ("", incarnation) else held._replace(join=None)
 
 
 def session_opened(held: ResumeState, incarnation: str, node: NodeId) -> ResumeState:
@@ -153,6 +152,23 @@ def requests_to_repeat(held: ResumeState, now: float) -> list[Request]:
             request = request._replace(timeout=left, waited=request.waited + request.timeout - left)
         again.append(request)
     return again
+
+
+def give_up_at(held: ResumeState, since: float, timeout: float) -> float:
+    """Until when a node waits for a control plane that it has needed and been without from `since` on, for `timeout`
+    seconds at most; infinity if it can do without. A join has one deadline, whoever decides on it.
+    """
+    if not held.needs_coordinator:
+        return math.inf
+    if held.join is None or held.is_spare:
+        return since + timeout
+    return min(since + timeout, held.join[1])
+
+
+def last_incarnation(held: ResumeState) -> str:
+    """The coordinator of the last session, by its incarnation; empty if there was none."""
+    last = held.offered_identity or held.last_identity
+    return "" if last is None else last[0]
 
 
 def _claimed_identity(held: ResumeState) -> tuple[str, NodeId] | None:

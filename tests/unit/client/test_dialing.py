@@ -18,7 +18,7 @@ from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, free_port, listening_socket
 from rallypoint.client import dialing
 from rallypoint.client.dialing import Dialer
-from rallypoint.client.endpoint_resolver import DialTarget
+from rallypoint.client.endpoint_resolver import DialTarget, FixedEndpoint
 from rallypoint.client.tcp_link import TcpLink
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.server import ControlServer
@@ -163,7 +163,9 @@ def test_a_server_that_does_not_answer_is_told_of_before_the_attempt_is_over() -
     logging.getLogger("rallypoint").addHandler(handler)
     with silent("127.0.0.2", port):
         began = time.monotonic()
-        link = TcpLink(Endpoint("127.0.0.2", port), SETTINGS, 0, told.put, Deadline.after(30.0))
+        link = TcpLink(
+            FixedEndpoint(DialTarget(Endpoint("127.0.0.2", port))), SETTINGS, 0, told.put, Deadline.after(30.0)
+        )
         try:
             line = lines.get(timeout=30.0).getMessage()
             seconds = time.monotonic() - began

@@ -14,6 +14,7 @@ import pytest
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, free_port, listening_socket
+from rallypoint.client.endpoint_resolver import DialTarget, FixedEndpoint
 from rallypoint.client.tcp_link import TcpLink
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.jobs import ManyJobs
@@ -62,7 +63,7 @@ class Node:
     def __init__(self, endpoint: Endpoint, job: str = "job", key: bytes | None = None, wait: float = 20.0) -> None:
         self.told = Heard()
         settings = Settings(job, 1, 2, join_timeout=wait)
-        self.link = TcpLink(endpoint, settings, 0, self.told.take, Deadline.after(wait), key=key)
+        self.link = TcpLink(FixedEndpoint(DialTarget(endpoint, key)), settings, 0, self.told.take, Deadline.after(wait))
 
     def join(self, port: int = 7000) -> None:
         self.link.send(JoinRequest(NodeInfo("default", 1, "", port), 600.0))

@@ -15,6 +15,7 @@ from rallypoint.agent.rank_exchange import exchange, exit_barrier
 from rallypoint.base.clock import Deadline
 from rallypoint.base.descriptors import allow_descriptors
 from rallypoint.base.endpoint import Endpoint, listening_socket
+from rallypoint.client.endpoint_resolver import DialTarget, FixedEndpoint
 from rallypoint.client.tcp_link import TcpLink
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.server import ControlServer
@@ -62,7 +63,10 @@ class Nodes:
         self._heard: list[list[Notification]] = [[] for _ in range(count)]
         self._changed = threading.Condition()
         deadline = Deadline.after(TIMEOUT)
-        self.links = [TcpLink(endpoint, settings, node, self._listener(node), deadline) for node in range(count)]
+        self.links = [
+            TcpLink(FixedEndpoint(DialTarget(endpoint)), settings, node, self._listener(node), deadline)
+            for node in range(count)
+        ]
 
     def _listener(self, node: int) -> Deliver:
         def deliver(notice: Notification) -> None:

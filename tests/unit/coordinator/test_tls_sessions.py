@@ -13,6 +13,7 @@ import trustme
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, listening_socket
 from rallypoint.base.tls import ControlTls, TlsFiles
+from rallypoint.client.endpoint_resolver import DialTarget, FixedEndpoint
 from rallypoint.client.tcp_link import TcpLink
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.server import ControlServer
@@ -66,7 +67,7 @@ def served(tls: ControlTls | None, key: bytes | None = None) -> Iterator[Endpoin
 def joined(endpoint: Endpoint, tls: ControlTls | None, key: bytes | None = None) -> Notification:
     """What a node that wants to take part is told first."""
     told = Heard()
-    link = TcpLink(endpoint, JOB, 0, told.take, Deadline.after(TIMEOUT), key=key, tls=tls)
+    link = TcpLink(FixedEndpoint(DialTarget(endpoint, key, tls)), JOB, 0, told.take, Deadline.after(TIMEOUT))
     link.send(JoinRequest(NodeInfo("default", 1, "", 7000), TIMEOUT))
     try:
         return told.get(timeout=TIMEOUT)

@@ -14,6 +14,7 @@ import pytest
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, listening_socket
 from rallypoint.base.secrets import Secret, new_secret, token
+from rallypoint.client.endpoint_resolver import DialTarget, FixedEndpoint
 from rallypoint.client.tcp_link import TcpLink
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.jobs import ManyJobs
@@ -102,7 +103,7 @@ def between(change: Change, key: bytes | None) -> Iterator[Between]:
 @contextmanager
 def linked(endpoint: Endpoint, key: bytes | None, job: Settings = JOB) -> Iterator[Heard]:
     told = Heard()
-    link = TcpLink(endpoint, job, 0, told.take, Deadline.after(TIMEOUT), key=key)
+    link = TcpLink(FixedEndpoint(DialTarget(endpoint, key)), job, 0, told.take, Deadline.after(TIMEOUT))
     link.send(JoinRequest(NodeInfo("default", 1, "", 7000), TIMEOUT))
     try:
         yield told

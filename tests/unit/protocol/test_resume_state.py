@@ -9,6 +9,7 @@ import pytest
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint
+from rallypoint.client.endpoint_resolver import DialTarget, FixedEndpoint
 from rallypoint.client.tcp_link import TcpLink
 from rallypoint.membership.operations import Fail
 from rallypoint.membership.state import NodeId, NodeInfo, Settings
@@ -75,7 +76,7 @@ def test_a_name_stays_where_it_was_given() -> None:
 def test_what_cannot_be_sent_ends_the_link_with_a_sentence_instead_of_silence() -> None:
     told: SimpleQueue[Notification] = SimpleQueue()
     settings = Settings("job", 1, 1, join_timeout=20.0)
-    link = TcpLink(Endpoint("127.0.0.1", 1), settings, 0, told.put, Deadline.after(20.0))
+    link = TcpLink(FixedEndpoint(DialTarget(Endpoint("127.0.0.1", 1))), settings, 0, told.put, Deadline.after(20.0))
     link.send(Fail(0, CAUSE._replace(host="half a pair: \udcff"), 1))
     notice = told.get(timeout=TIMEOUT)
     assert isinstance(notice, LinkLost)
