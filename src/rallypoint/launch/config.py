@@ -37,8 +37,8 @@ class LaunchConfig:
         rdzv_configs: the backend's own options (contract section 4.2).
         rdzv_timeout: seconds that replace `rdzv_configs["timeout"]`; -1 leaves it.
         max_restarts: how many failures the job survives.
-        monitor_interval: seconds between checks of workers whose exits cannot wake the agent. The others are checked once
-            a minute, or once an interval if that is longer.
+        monitor_interval: seconds between checks of workers whose exits cannot wake the agent. The others are checked
+            once a minute, or once an interval if that is longer.
         start_method: how workers that are functions are started: `spawn`, `fork` or `forkserver`.
         log_line_prefix_template: what stands before each teed line (contract section 6.5).
         metrics_cfg: accepted for torch's callers; unused, as there.
