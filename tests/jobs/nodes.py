@@ -71,7 +71,7 @@ class Node:
         self.job.until(holds, f"node {self.name}: {workers} workers up, start {starts}, world size {world_size}")
 
     def dies(self) -> None:
-        """SIGKILL to the agent. Its workers and temporary files are its guardian's to take away."""
+        """SIGKILL to the agent. Its workers and temporary files are its reaper's to take away."""
         self.job.signal(signal.SIGKILL)
         assert self.job.ends() == -signal.SIGKILL
 

@@ -12,7 +12,7 @@ import pytest
 
 from rallypoint.protocol.frames import MAGIC, frame
 from rallypoint.store.server import StoreServer
-from tests.jobs.launching import RALLYRUN, Job, Launcher
+from tests.jobs.launching import RALLYRUN, AtOnce, Job, Launcher
 from tests.jobs.nodes import Nodes, all_end, common
 from tests.ports import free_port
 
@@ -32,28 +32,29 @@ def refused(job: Job, *words: str, code: int = 1) -> None:
 # The command line
 
 
-@pytest.mark.parametrize(
-    ("flags", "words"),
-    [
-        (["--rdzv-backend=zookeeper"], ["--rdzv-backend=zookeeper", "c10d", "static"]),
-        (["--rdzv-backend=c10d", "--rdzv-endpoint=host:port"], ["'host:port'", "'port'", "--rdzv-endpoint"]),
-        (["--rdzv-backend=c10d", "--rdzv-endpoint=host:99999"], ["'99999'", "65535"]),
-        (["--rdzv-backend=c10d", "--rdzv-endpoint=a b:1"], ["'a b'", "host:port"]),
-        (["--rdzv-backend=c10d", "--rdzv-endpoint=[::1"], ["'[::1'", "IPv6"]),
-        (["--nnodes=2", "--rdzv-endpoint=host"], ["'host'", "port"]),
-        (["--rdzv-conf=timeout"], ["'timeout'", "--rdzv-conf", "timeout=value"]),
-        (["--rdzv-conf==3"], ["'=3'", "--rdzv-conf"]),
-        (["--rdzv-conf=run_id=x"], ["'run_id'", "--rdzv-conf"]),
-        (["--standalone", "--rdzv-conf=join_timeout=soon"], ["join_timeout", "'soon'"]),
-        (["--standalone", "--rdzv-conf=join_timeout=0"], ["join_timeout", "0", "positive"]),
-        (["--standalone", "--rdzv-conf=store_type=tape"], ["store_type", "'tape'", "tcp or file"]),
-        (["--nnodes=2", "--node-rank=2"], ["--node-rank", "2"]),
-        (["--standalone", "--no-python"], ["script.py", "cannot be run"]),
-    ],
-    ids=lambda value: "_".join(value) if isinstance(value, list) and value and value[0].startswith("-") else "",
-)
-def test_a_value_that_cannot_work_is_named(rallyrun: Launcher, flags: list[str], words: list[str]) -> None:
-    refused(rallyrun(*flags, rallyrun.script(FINE)), *words, code=2 if "--node-rank=2" in flags else 1)
+VALUES: list[tuple[list[str], list[str]]] = [
+    (["--rdzv-backend=zookeeper"], ["--rdzv-backend=zookeeper", "c10d", "static"]),
+    (["--rdzv-backend=c10d", "--rdzv-endpoint=host:port"], ["'host:port'", "'port'", "--rdzv-endpoint"]),
+    (["--rdzv-backend=c10d", "--rdzv-endpoint=host:99999"], ["'99999'", "65535"]),
+    (["--rdzv-backend=c10d", "--rdzv-endpoint=a b:1"], ["'a b'", "host:port"]),
+    (["--rdzv-backend=c10d", "--rdzv-endpoint=[::1"], ["'[::1'", "IPv6"]),
+    (["--nnodes=2", "--rdzv-endpoint=host"], ["'host'", "port"]),
+    (["--rdzv-conf=timeout"], ["'timeout'", "--rdzv-conf", "timeout=value"]),
+    (["--rdzv-conf==3"], ["'=3'", "--rdzv-conf"]),
+    (["--rdzv-conf=run_id=x"], ["'run_id'", "--rdzv-conf"]),
+    (["--standalone", "--rdzv-conf=join_timeout=soon"], ["join_timeout", "'soon'"]),
+    (["--standalone", "--rdzv-conf=join_timeout=0"], ["join_timeout", "0", "positive"]),
+    (["--standalone", "--rdzv-conf=store_type=tape"], ["store_type", "'tape'", "tcp or file"]),
+    (["--nnodes=2", "--node-rank=2"], ["--node-rank", "2"]),
+    (["--standalone", "--no-python"], ["script.py", "cannot be run"]),
+]
+
+
+def test_a_value_that_cannot_work_is_named(rallyrun: Launcher) -> None:
+    script = rallyrun.script(FINE)
+    jobs = [rallyrun(*flags, script) for flags, _ in VALUES]
+    for job, (flags, words) in zip(jobs, VALUES, strict=True):
+        refused(job, *words, code=2 if "--node-rank=2" in flags else 1)
 
 
 def test_a_program_that_does_not_exist_is_named(rallyrun: Launcher) -> None:
@@ -111,42 +112,27 @@ def at(port: int, *flags: str) -> list[str]:
     return ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-id=x", f"--rdzv-endpoint=127.0.0.1:{port}", *flags]
 
 
-def test_a_port_in_use_is_named(rallyrun: Launcher) -> None:
+def test_a_port_in_use_is_named_by_who_would_host(rallyrun: Launcher) -> None:
     with listening(hello) as port:
-        job = rallyrun(*at(port, "--rdzv-conf=is_host=true"), rallyrun.script(FINE))
-        refused(job, f"127.0.0.1:{port}", "in use")
-
-
-def test_a_static_port_in_use_is_named(rallyrun: Launcher) -> None:
-    with listening(hello) as port:
-        refused(
-            rallyrun("--nnodes=2", f"--rdzv-endpoint=127.0.0.1:{port}", rallyrun.script(FINE)),
-            f"127.0.0.1:{port}",
-            "in use",
-        )
+        script = rallyrun.script(FINE)
+        static = rallyrun("--nnodes=2", f"--rdzv-endpoint=127.0.0.1:{port}", script)
+        for job in (rallyrun(*at(port, "--rdzv-conf=is_host=true"), script), static):
+            refused(job, f"127.0.0.1:{port}", "in use")
 
 
 def test_a_foreign_service_on_the_port_is_told_apart(rallyrun: Launcher) -> None:
+    """A static job is told of the option or variable that it was given."""
     with listening(hello) as port:
-        refused(rallyrun(*at(port), rallyrun.script(FINE)), f"127.0.0.1:{port}", "not Rallypoint's control plane")
-
-
-@pytest.mark.parametrize(
-    ("flags", "env", "named"),
-    [
-        (["--master-port={port}"], {}, "--master-port"),
-        ([], {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": "{port}"}, "PET_MASTER_PORT"),
-        (["--rdzv-endpoint=127.0.0.1:{port}"], {}, "--rdzv-endpoint"),
-    ],
-)
-def test_a_static_job_hears_of_what_it_was_given(
-    rallyrun: Launcher, flags: list[str], env: dict[str, str], named: str
-) -> None:
-    with listening(hello) as port:
-        given = [flag.format(port=port) for flag in flags]
-        variables = {name: text.format(port=port) for name, text in env.items()}
-        job = rallyrun("--nnodes=2", "--node-rank=1", *given, rallyrun.script(FINE), env=variables)
-        refused(job, f"127.0.0.1:{port}", "not Rallypoint's control plane", f"give {named} a port of its own")
+        script, node_1 = rallyrun.script(FINE), ("--nnodes=2", "--node-rank=1")
+        variables = {"PET_MASTER_ADDR": "127.0.0.1", "PET_MASTER_PORT": str(port)}
+        jobs = {
+            "": rallyrun(*at(port), script),
+            "give --master-port a port of its own": rallyrun(*node_1, f"--master-port={port}", script),
+            "give PET_MASTER_PORT a port of its own": rallyrun(*node_1, script, env=variables),
+            "give --rdzv-endpoint a port of its own": rallyrun(*node_1, f"--rdzv-endpoint=127.0.0.1:{port}", script),
+        }
+        for words, job in jobs.items():
+            refused(job, f"127.0.0.1:{port}", "not Rallypoint's control plane", words)
 
 
 def test_a_torch_store_on_the_port_is_told_apart(rallyrun: Launcher) -> None:
@@ -157,24 +143,24 @@ def test_a_torch_store_on_the_port_is_told_apart(rallyrun: Launcher) -> None:
         server.close()
 
 
-def test_a_host_name_that_does_not_resolve_is_named(rallyrun: Launcher) -> None:
+def a_host_name_that_does_not_resolve_is_named(rallyrun: Launcher) -> None:
     job = rallyrun(
         *at(1, "--rdzv-endpoint=no-such-host.invalid:1234", "--rdzv-conf=join_timeout=2"), rallyrun.script(FINE)
     )
     refused(job, "no-such-host.invalid:1234", "join deadline", "--rdzv-endpoint")
 
 
-def test_an_endpoint_where_nobody_listens_is_named(rallyrun: Launcher) -> None:
+def an_endpoint_where_nobody_listens_is_named(rallyrun: Launcher) -> None:
     job = rallyrun(*at(free_port(), "--rdzv-conf=is_host=false,join_timeout=1"), rallyrun.script(FINE))
     refused(job, "127.0.0.1:", "refused", "--rdzv-endpoint")
 
 
-def test_an_early_end_of_a_rendezvous_says_how_many_were_in(rallyrun: Launcher) -> None:
+def an_early_end_of_a_rendezvous_says_how_many_were_in(rallyrun: Launcher) -> None:
     job = rallyrun(*at(free_port(), "--rdzv-conf=join_timeout=1"), rallyrun.script(FINE))
     refused(job, "1 of 2 nodes", "--nnodes")
 
 
-def test_an_early_end_of_a_rendezvous_over_a_file_says_how_many_were_in(rallyrun: Launcher) -> None:
+def an_early_end_of_a_rendezvous_over_a_file_says_how_many_were_in(rallyrun: Launcher) -> None:
     endpoint = f"--rdzv-endpoint={rallyrun.folder / 'state'}"
     job = rallyrun(*at(1), endpoint, "--rdzv-conf=store_type=file,join_timeout=1", rallyrun.script(FINE))
     refused(job, "1 of 2 nodes", "the same --rdzv-endpoint, --nnodes")
@@ -187,11 +173,21 @@ def test_a_file_that_holds_something_else_is_named(rallyrun: Launcher) -> None:
     refused(job, str(path))
 
 
-def test_an_early_end_of_a_static_rendezvous_says_who_is_missing(rallyrun: Launcher) -> None:
+def an_early_end_of_a_static_rendezvous_says_who_is_missing(rallyrun: Launcher) -> None:
     job = rallyrun(
         "--nnodes=3", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-conf=timeout=1", rallyrun.script(FINE)
     )
     refused(job, "1 of 3 nodes", "node rank 1 and node rank 2")
+
+
+def test_what_is_waited_for_until_the_join_deadline(at_once: AtOnce) -> None:
+    at_once(
+        a_host_name_that_does_not_resolve_is_named,
+        an_endpoint_where_nobody_listens_is_named,
+        an_early_end_of_a_rendezvous_says_how_many_were_in,
+        an_early_end_of_a_rendezvous_over_a_file_says_how_many_were_in,
+        an_early_end_of_a_static_rendezvous_says_who_is_missing,
+    )
 
 
 def test_a_shared_file_that_cannot_be_written_is_named(rallyrun: Launcher) -> None:

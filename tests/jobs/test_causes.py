@@ -91,8 +91,8 @@ training()
 
 def test_stacks_before_a_kill_tell_whose_they_are(rallyrun: Launcher) -> None:
     flags = ["--standalone", "--nproc-per-node=3", "--shutdown-timeout=1", rallyrun.script(STUCK)]
-    job = rallyrun(*flags)
-    assert job.ends() == 1
+    job, hidden = rallyrun(*flags), rallyrun("--redirects=3", "--log-dir=logs", *flags)
+    assert [job.ends(), hidden.ends()] == [1, 1]
     host = socket.gethostname()
     for rank in (0, 1):
         own = [
@@ -102,8 +102,6 @@ def test_stacks_before_a_kill_tell_whose_they_are(rallyrun: Launcher) -> None:
         assert own[2].startswith("Current thread ")
         assert own[3].endswith("in training")
         assert re.search(rf"the stacks of rank {rank} on {host} \(pid \d+\) follow\n", job.err)
-    hidden = rallyrun("--redirects=3", "--log-dir=logs", *flags)
-    assert hidden.ends() == 1
     for rank in (0, 1):
         (path,) = re.findall(rf"the stacks of rank {rank} on {host} \(pid \d+\) are in (\S+)\n", hidden.err)
         with open(path) as file:

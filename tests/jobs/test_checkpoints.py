@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import signal
+from functools import partial
 
-import pytest
-
-from tests.jobs.launching import Launcher
+from tests.jobs.launching import AtOnce, Launcher
 from tests.ports import free_port
 
 TRAINING = """
@@ -36,8 +35,11 @@ SAVES = {
 }
 
 
-@pytest.mark.parametrize("how", SAVES)
-def test_a_checkpoint_that_is_written_while_another_node_dies_is_whole(rallyrun: Launcher, how: str) -> None:
+def test_a_checkpoint_that_is_written_while_another_node_dies_is_whole(at_once: AtOnce) -> None:
+    at_once(*(partial(a_checkpoint_is_whole, how=how) for how in SAVES))
+
+
+def a_checkpoint_is_whole(rallyrun: Launcher, *, how: str) -> None:
     script = rallyrun.script(TRAINING.replace("{save}", SAVES[how]))
     flags = ["--nnodes=1:2", "--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=job"]
     a = rallyrun(*flags, "--rdzv-conf=is_host=true", script, env={"NODE": "A"})

@@ -13,10 +13,11 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 
-from tests.jobs.launching import RALLYRUN, Launcher
+from tests.jobs.launching import RALLYRUN, AtOnce, Launcher
 from tests.jobs.test_rough_ends import until_ended
 from tests.unit.workers.test_process import parent_of
 
@@ -94,8 +95,8 @@ def test_the_agents_own_sigkill_takes_all_down_within_a_second(rallyrun: Launche
         assert list((rallyrun.folder / "tmp").iterdir()), "there are temporary folders of the run"
         found.job.signal(signal.SIGKILL)
         assert found.gone(1.0)
-        guardian = workers[0][1]
-        until_ended_soon(guardian)
+        reaper = workers[0][1]
+        until_ended_soon(reaper)
         assert not rallyrun.left_files()
 
 
@@ -143,9 +144,9 @@ def test_what_a_leader_left_goes_when_the_others_have_ended(rallyrun: Launcher) 
         assert found.gone(1.0)
 
 
-@pytest.mark.parametrize("whom", ["guardian", "keeper"])
+@pytest.mark.parametrize("whom", ["reaper", "supervisor"])
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_the_loss_of_the_guardian_is_a_failure_that_is_told(rallyrun: Launcher, restarts: int, whom: str) -> None:
+def test_the_loss_of_the_reaper_is_a_failure_that_is_told(rallyrun: Launcher, restarts: int, whom: str) -> None:
     script = rallyrun.script(
         "import os, signal, subprocess\nsubprocess.Popen(['setsid', 'sleep', '600'])\n"
         "os.write(1, f'up {os.environ[\"RANK\"]} {os.getpid()} {os.getppid()}\\n'.encode())\n"
@@ -153,11 +154,11 @@ def test_the_loss_of_the_guardian_is_a_failure_that_is_told(rallyrun: Launcher, 
     )
     job = rallyrun("--standalone", "--nproc-per-node=2", f"--max-restarts={restarts}", script)
     lines = job.until(lambda lines: len(lines) == 2, "two are up")
-    guardian = int(lines[0].split()[3])
-    keeper = parent_of(guardian)
-    os.kill(guardian if whom == "guardian" else keeper, signal.SIGKILL)
+    reaper = int(lines[0].split()[3])
+    supervisor = parent_of(reaper)
+    os.kill(reaper if whom == "reaper" else supervisor, signal.SIGKILL)
     assert job.ends() == 1 - restarts, job.err
-    assert f"the guardian (process {keeper})" in job.err
+    assert f"the guardian (process {supervisor})" in job.err
     assert "killed by SIGKILL" in job.err
     if not restarts:
         assert "exitcode  : -9 " in job.err
@@ -165,11 +166,11 @@ def test_the_loss_of_the_guardian_is_a_failure_that_is_told(rallyrun: Launcher, 
     assert not rallyrun.left()
 
 
-@pytest.mark.parametrize("whom", ["guardian", "keeper"])
-def test_what_workers_had_left_behind_goes_with_a_guardian_that_is_killed(rallyrun: Launcher, whom: str) -> None:
+@pytest.mark.parametrize("whom", ["reaper", "supervisor"])
+def test_what_workers_had_left_behind_goes_with_a_reaper_that_is_killed(rallyrun: Launcher, whom: str) -> None:
     with family(rallyrun, "\nsignal.pause()") as found:
-        guardian = found.up()[0][1]
-        os.kill(guardian if whom == "guardian" else parent_of(guardian), signal.SIGKILL)
+        reaper = found.up()[0][1]
+        os.kill(reaper if whom == "reaper" else parent_of(reaper), signal.SIGKILL)
         assert found.job.ends() == 1
         assert found.gone(1.0), "the daemons among them too"
 
@@ -202,15 +203,15 @@ stubborn()
 """
 
 
-@pytest.mark.parametrize(
-    ("who", "grace"),
-    [
-        ("SIGTERM", "--shutdown-timeout=1"),
-        ("a peer's failure", "--shutdown-timeout=1"),
-        ("a peer's failure", "--rdzv-conf=failure_grace=1"),
-    ],
-)
-def test_whoever_asks_the_grace_is_kept_and_the_stack_is_shown(rallyrun: Launcher, who: str, grace: str) -> None:
+def test_whoever_asks_the_grace_is_kept_and_the_stack_is_shown(at_once: AtOnce) -> None:
+    at_once(
+        partial(the_grace_is_kept, who="SIGTERM", grace="--shutdown-timeout=1"),
+        partial(the_grace_is_kept, who="a peer's failure", grace="--shutdown-timeout=1"),
+        partial(the_grace_is_kept, who="a peer's failure", grace="--rdzv-conf=failure_grace=1"),
+    )
+
+
+def the_grace_is_kept(rallyrun: Launcher, *, who: str, grace: str) -> None:
     script = rallyrun.script(STUBBORN)
     nproc = 1 if who == "SIGTERM" else 2
     job = rallyrun("--standalone", f"--nproc-per-node={nproc}", grace, script)
@@ -223,6 +224,7 @@ def test_whoever_asks_the_grace_is_kept_and_the_stack_is_shown(rallyrun: Launche
     assert job.ends() == 1
     assert 1.0 <= time.monotonic() - before < 4.0
     assert "in stubborn" in job.err
+    assert "did not end within 1 s; sending SIGKILL" in job.err
 
 
 def test_the_signal_goes_to_the_worker_alone(rallyrun: Launcher) -> None:

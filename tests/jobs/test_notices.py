@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 
-from tests.jobs.launching import Job, Launcher
+from tests.jobs.launching import AtOnce, Job, Launcher
 from tests.jobs.launching import _settled as settled
 from tests.jobs.nodes import c10d
 
@@ -71,7 +71,7 @@ def hears(job: Job, line: str, times: int = 1) -> None:
     job.until(lambda lines: sum(each.startswith(line) for each in lines) == times, f"{times} times {line!r}")
 
 
-def test_newcomers_are_taken_in_only_after_all_have_acknowledged(rallyrun: Launcher) -> None:
+def newcomers_are_taken_in_only_after_all_have_acknowledged(rallyrun: Launcher) -> None:
     job = Pair(rallyrun, "1:3", LONG)
     a = job.host()
     hears(a, "up 1")
@@ -94,7 +94,7 @@ def test_newcomers_are_taken_in_only_after_all_have_acknowledged(rallyrun: Launc
         assert each.ends() == 0, each.err
 
 
-def test_workers_that_never_acknowledge_are_stopped_at_the_deadline(rallyrun: Launcher) -> None:
+def workers_that_never_acknowledge_are_stopped_at_the_deadline(rallyrun: Launcher) -> None:
     job = Pair(rallyrun, "1:2", "last_call_timeout=1,notice_timeout=1")
     a = job.host()
     hears(a, "up 1")
@@ -107,7 +107,7 @@ def test_workers_that_never_acknowledge_are_stopped_at_the_deadline(rallyrun: La
         assert each.ends() == 0, each.err
 
 
-def test_a_newcomer_that_goes_away_takes_the_notice_along(rallyrun: Launcher) -> None:
+def a_newcomer_that_goes_away_takes_the_notice_along(rallyrun: Launcher) -> None:
     job = Pair(rallyrun, "1:2", LONG)
     a = job.host()
     hears(a, "up 1")
@@ -121,7 +121,7 @@ def test_a_newcomer_that_goes_away_takes_the_notice_along(rallyrun: Launcher) ->
     assert [line.split()[0] for line in a.out] == ["up", "notice", "no", "done"]
 
 
-def test_all_save_before_a_node_is_taken_away(rallyrun: Launcher) -> None:
+def all_save_before_a_node_is_taken_away(rallyrun: Launcher) -> None:
     job = Pair(rallyrun, "1:2", BOTH)
     a, b = job.both_up()
     b.signal(signal.SIGTERM)
@@ -141,7 +141,7 @@ def test_all_save_before_a_node_is_taken_away(rallyrun: Launcher) -> None:
     assert a.ends() == 0
 
 
-def test_a_node_that_is_taken_away_goes_at_the_deadline(rallyrun: Launcher) -> None:
+def a_node_that_is_taken_away_goes_at_the_deadline(rallyrun: Launcher) -> None:
     job = Pair(rallyrun, "1:2", "last_call_timeout=50,notice_timeout=1")
     a, b = job.both_up()
     b.signal(signal.SIGTERM)
@@ -152,7 +152,7 @@ def test_a_node_that_is_taken_away_goes_at_the_deadline(rallyrun: Launcher) -> N
     assert a.ends() == 0
 
 
-def test_an_interrupt_cuts_the_time_of_the_notice_short(rallyrun: Launcher) -> None:
+def an_interrupt_cuts_the_time_of_the_notice_short(rallyrun: Launcher) -> None:
     job = Pair(rallyrun, "1:2", BOTH)
     a, b = job.both_up()
     b.signal(signal.SIGTERM)
@@ -164,7 +164,7 @@ def test_an_interrupt_cuts_the_time_of_the_notice_short(rallyrun: Launcher) -> N
     assert a.ends() == 0
 
 
-def test_by_default_nobody_is_asked_but_a_termination_is_told(rallyrun: Launcher) -> None:
+def by_default_nobody_is_asked_but_a_termination_is_told(rallyrun: Launcher) -> None:
     script = rallyrun.script(WORKER.replace("SIGTERM, stopped", "SIGTERM, lambda *_: None"))
     job = rallyrun("--standalone", "--shutdown-timeout=50", script, env={"NODE": "A"})
     hears(job, "up 1")
@@ -175,7 +175,7 @@ def test_by_default_nobody_is_asked_but_a_termination_is_told(rallyrun: Launcher
     assert job.out[-1] == "done", "it had the grace"
 
 
-def test_newcomers_restart_the_workers_at_once_by_default(rallyrun: Launcher) -> None:
+def newcomers_restart_the_workers_at_once_by_default(rallyrun: Launcher) -> None:
     job = Pair(rallyrun, "1:2", "last_call_timeout=1")
     a = job.host()
     hears(a, "up 1")
@@ -188,7 +188,7 @@ def test_newcomers_restart_the_workers_at_once_by_default(rallyrun: Launcher) ->
         assert each.ends() == 0
 
 
-def test_no_notice_outlives_an_agent_that_is_killed(rallyrun: Launcher) -> None:
+def no_notice_outlives_an_agent_that_is_killed(rallyrun: Launcher) -> None:
     job = Pair(rallyrun, "1:2", LONG)
     a = job.host()
     hears(a, "up 1")
@@ -197,5 +197,24 @@ def test_no_notice_outlives_an_agent_that_is_killed(rallyrun: Launcher) -> None:
     assert any("rallypoint-notices-" in path for path in rallyrun.left_files())
     a.signal(signal.SIGKILL)
     assert a.ends() == -signal.SIGKILL
-    b.stop()  # the fixture finds what is left; here, that it was the guardian who took the notice away
+    b.stop()  # the fixture finds what is left; here, that it was the reaper who took the notice away
     assert not settled(lambda: [path for path in rallyrun.left_files() if "rallypoint-notices-" in path])
+
+
+def test_notices_for_newcomers(at_once: AtOnce) -> None:
+    at_once(
+        newcomers_are_taken_in_only_after_all_have_acknowledged,
+        workers_that_never_acknowledge_are_stopped_at_the_deadline,
+        a_newcomer_that_goes_away_takes_the_notice_along,
+        newcomers_restart_the_workers_at_once_by_default,
+    )
+
+
+def test_notices_for_a_node_that_is_taken_away(at_once: AtOnce) -> None:
+    at_once(
+        all_save_before_a_node_is_taken_away,
+        a_node_that_is_taken_away_goes_at_the_deadline,
+        an_interrupt_cuts_the_time_of_the_notice_short,
+        by_default_nobody_is_asked_but_a_termination_is_told,
+        no_notice_outlives_an_agent_that_is_killed,
+    )

@@ -233,7 +233,9 @@ def test_what_the_imports_wrote_and_set_is_each_workers_own(rallyrun: Launcher) 
         "import os, sys, warnings\nprint('imported')\nprint('careful', file=sys.stderr)\n"
         "os.environ.setdefault('LOUD', 'yes'); os.environ.pop('GONE', None)\n"
     )
-    script = rallyrun.script("import os, loud\nprint(os.environ['LOUD'], 'GONE' in os.environ)\n")
+    script = rallyrun.script(
+        'import os, loud\nos.write(1, f\'{os.environ["LOUD"]} {"GONE" in os.environ}\\n\'.encode())\n'
+    )
     job = run(rallyrun, "--standalone", "--nproc-per-node=2", "--preload=loud", script, env={"GONE": "1"})
     assert sorted(job.out) == ["imported"] * 2 + ["yes False"] * 2
     assert job.err.count("careful") == 2
@@ -458,7 +460,7 @@ class Staying:
         (self.folder / "finish").touch()
 
 
-def test_restarted_workers_are_forked_and_the_guardian_is_their_parent(rallyrun: Launcher) -> None:
+def test_restarted_workers_are_forked_and_the_reaper_is_their_parent(rallyrun: Launcher) -> None:
     job = Staying(rallyrun)
     first = job.up(1)
     zygote = job.zygote()
@@ -489,7 +491,7 @@ def test_a_zygote_that_is_killed_is_followed_by_another(rallyrun: Launcher) -> N
     assert job.job.err.count("start cold") == 1
 
 
-def test_a_killed_guardian_takes_the_zygote_along_and_the_next_has_one_too(rallyrun: Launcher) -> None:
+def test_a_killed_reaper_takes_the_zygote_along_and_the_next_has_one_too(rallyrun: Launcher) -> None:
     job = Staying(rallyrun)
     first = job.up(1)
     zygote = job.zygote()

@@ -9,13 +9,14 @@ import signal
 import socket
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from rallypoint.base.endpoint import Endpoint, parse_endpoint
 from tests.etcd_cluster import binary
-from tests.jobs.launching import Job, Launcher
+from tests.jobs.launching import AtOnce, Job, Launcher
 from tests.jobs.test_control_plane import RALLYCTL
 from tests.ports import free_port
 
@@ -41,8 +42,7 @@ def children(pid: int) -> list[int]:
     return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_answers_in_both_apis_until_a_signal_ends_it(rallyrun: Launcher, number: signal.Signals) -> None:
+def it_answers_in_both_apis_until_a_signal_ends_it(rallyrun: Launcher, *, number: signal.Signals) -> None:
     job = etcd(rallyrun)
     place = endpoint_of(job)
     assert place.host == "127.0.0.1"
@@ -56,39 +56,39 @@ def test_it_answers_in_both_apis_until_a_signal_ends_it(rallyrun: Launcher, numb
     assert not rallyrun.left_files()
 
 
-def test_two_at_a_time(rallyrun: Launcher) -> None:
+def two_at_a_time(rallyrun: Launcher) -> None:
     jobs = [etcd(rallyrun), etcd(rallyrun)]
     assert len({endpoint_of(job) for job in jobs}) == 2
 
 
-def test_nothing_is_left_when_rallyctl_is_killed(rallyrun: Launcher) -> None:
+def nothing_is_left_when_rallyctl_is_killed(rallyrun: Launcher) -> None:
     job = etcd(rallyrun)
     endpoint_of(job)
     job.signal(signal.SIGKILL)
     assert job.ends() == -signal.SIGKILL  # the rest is for the launcher to find
 
 
-def test_it_ends_where_its_etcd_does(rallyrun: Launcher) -> None:
+def it_ends_where_its_etcd_does(rallyrun: Launcher) -> None:
     job = etcd(rallyrun)
     place = endpoint_of(job)
-    (keeper,) = children(job.pid)
-    (process,) = children(keeper)
+    (supervisor,) = children(job.pid)
+    (process,) = children(supervisor)
     os.kill(process, signal.SIGKILL)
     assert job.ends() == 1
     assert job.err == f"rallyctl: error: the etcd at {place} has ended by itself"
 
 
-def test_etcd_ends_where_its_keeper_does(rallyrun: Launcher) -> None:
+def etcd_ends_where_its_supervisor_does(rallyrun: Launcher) -> None:
     job = etcd(rallyrun)
     endpoint_of(job)
-    (keeper,) = children(job.pid)
-    os.kill(keeper, signal.SIGKILL)
+    (supervisor,) = children(job.pid)
+    os.kill(supervisor, signal.SIGKILL)
     assert job.ends() == 1
 
 
-def test_a_signal_while_it_starts(rallyrun: Launcher, tmp_path: Path) -> None:
+def a_signal_while_it_starts(rallyrun: Launcher) -> None:
     """An etcd that never answers, and says when it has been started."""
-    program = tmp_path / "etcd"
+    program = rallyrun.folder / "etcd"
     program.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "etcd Version: 3.5.1" && exit\nexec sleep 1000\n')
     program.chmod(0o755)
     job = etcd(rallyrun, env={"TORCHELASTIC_ETCD_BINARY_PATH": str(program)})
@@ -100,8 +100,9 @@ def test_a_signal_while_it_starts(rallyrun: Launcher, tmp_path: Path) -> None:
     assert job.out == []
 
 
-def test_options(rallyrun: Launcher, tmp_path: Path) -> None:
-    port, log, data, there = free_port(), tmp_path / "etcd.log", tmp_path / "data", tmp_path / "there"
+def options_are_kept_to(rallyrun: Launcher) -> None:
+    folder = rallyrun.folder
+    port, log, data, there = free_port(), folder / "etcd.log", folder / "data", folder / "there"
     there.mkdir()
     job = etcd(rallyrun, f"--port={port}", f"--data-dir={data}", f"--stderr={log}")
     assert endpoint_of(job).port == port
@@ -142,12 +143,26 @@ def test_what_cannot_work_is_said_in_one_sentence(
     assert job.out == []
 
 
-def test_a_port_that_is_taken(rallyrun: Launcher) -> None:
+def a_port_that_is_taken(rallyrun: Launcher) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         job = etcd(rallyrun, f"--port={taken.getsockname()[1]}", "--num-retries=1")
         assert job.ends() == 1
     assert "address already in use" in job.err
     assert len(job.err.splitlines()) == 1
+
+
+def test_how_it_begins(at_once: AtOnce) -> None:
+    at_once(options_are_kept_to, a_port_that_is_taken, a_signal_while_it_starts, two_at_a_time)
+
+
+def test_how_it_ends(at_once: AtOnce) -> None:
+    at_once(
+        partial(it_answers_in_both_apis_until_a_signal_ends_it, number=signal.SIGTERM),
+        partial(it_answers_in_both_apis_until_a_signal_ends_it, number=signal.SIGINT),
+        nothing_is_left_when_rallyctl_is_killed,
+        it_ends_where_its_etcd_does,
+        etcd_ends_where_its_supervisor_does,
+    )
 
 
 def test_without_a_program(rallyrun: Launcher) -> None:

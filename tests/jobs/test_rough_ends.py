@@ -52,7 +52,7 @@ def test_an_interrupt_while_workers_are_stopped_leaves_none(rallyrun: Launcher) 
         "import os, signal\nsignal.signal(15, signal.SIG_IGN)\nsignal.signal(2, signal.SIG_IGN)\n"
         "os.write(1, b'deaf\\n')\nwhile True: signal.pause()\n"
     )
-    flags = ["--standalone", "--nproc-per-node=2", "--signals-to-handle=SIGTERM", "--shutdown-timeout=4"]
+    flags = ["--standalone", "--nproc-per-node=2", "--signals-to-handle=SIGTERM", "--shutdown-timeout=2"]
     job = rallyrun(*flags, script)
     job.until(lambda lines: lines.count("deaf") == 2, "two workers are deaf")
     job.signal(signal.SIGTERM)
