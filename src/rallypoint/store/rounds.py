@@ -74,8 +74,8 @@ class RoundStores:
     def end_previous(self) -> None:
         """End the connections to the stores of earlier rounds."""
         with self._lock:
-            former, self._previous = self._previous, []
-        for store in former:
+            previous, self._previous = self._previous, []
+        for store in previous:
             store.close()
 
     def close(self) -> None:

@@ -26,7 +26,6 @@ from rallypoint.base.log import RateLimitedLog, get_logger
 if TYPE_CHECKING:
     import socket
     from collections.abc import Sequence
-    from types import TracebackType
 
     from rallypoint.store.guard import StoreGuard
     from rallypoint.store.transport import StoreTransport
@@ -45,9 +44,9 @@ class StoreThread:
 
     Args:
         name: of the thread, and of the store in log lines.
-        listener: a listening socket, which is closed in the end; without one, connections come by `adopt` only.
+        listener: a listening socket, closed in the end; without one, connections come by `add_connection` only.
         guard: who may connect, and what each may have; see there for what is granted otherwise.
-        held: whether whoever connects has to wait, in the kernel, until `admit` has said who may.
+        held: whether whoever connects has to wait, in the kernel, until `set_peers` has said who may.
 
     Raises:
         OSError: there are no descriptors, or no threads, to be had.
@@ -62,7 +61,7 @@ class StoreThread:
         self._name = name
         self._listener = listener
         self._log_lines = RateLimitedLog(_logger, "connections that it refused")
-        self._lock = threading.RLock()  # a finalizer may come in between, and `drop` this or another store
+        self._lock = threading.RLock()  # a finalizer may come in between, and close this or another store
         self._new_connections: deque[tuple[socket.socket, bytes]] = deque()
         self._peers: list[Sequence[str] | None] = []  # who is to be, if that is new
         self._closing = False
@@ -93,6 +92,8 @@ class StoreThread:
     def set_peers(self, peers: Sequence[str] | None) -> None:
         """From now on only these addresses and networks may be connected; None: all may. On any thread.
 
+        Others are disconnected.
+
         Raises:
             UserError: one of them is neither.
         """
@@ -107,7 +108,7 @@ class StoreThread:
     def close(self) -> None:
         """End all connections and stop listening. All is closed when this returns. Idempotent; on any thread.
 
-        In a copy of the process that made it, it goes on where it was made, and the copy only lets go of it.
+        In a copy of the process that made it, it goes on where it was made, and the copy only closes its descriptors.
         """
         if self._begin_to_close():
             self._ended.wait()
@@ -118,7 +119,7 @@ class StoreThread:
             self._ended.wait(_CLOSE_WAIT)
 
     def _begin_to_close(self) -> bool:
-        """Whether the end is to be waited for; in a copy of the process there is nobody who would tell of it."""
+        """Whether the end is to be waited for; in a copy of the process nobody would signal it."""
         if os.getpid() != self._process:
             self._release()
             return False
@@ -209,15 +210,14 @@ class StoreThread:
         self._ended.set()
 
 
-class StoreServer:
+class StoreServer(StoreThread):
     """A store for torch's TCPStore clients and ours, for as long as it is open.
 
     Args:
         host: an address or name of this machine, or empty for all its interfaces, IPv6 and IPv4.
         port: 0 lets the kernel choose; see `port` for what it chose.
         listener: a listening socket to use instead of a new one; the server closes it in the end.
-        guard: who may connect, and what each may have; see there for what is granted otherwise.
-        held: whether whoever connects has to wait until `admit` has said who may.
+        guard, held: see `StoreThread`.
 
     Raises:
         OSError: the port is taken, the address is not of this machine, or there are no descriptors or threads left.
@@ -234,40 +234,15 @@ class StoreServer:
     ) -> None:
         self.host = host
         listener = listener if listener is not None else listening_socket(host, port)
-        self._port: int = listener.getsockname()[1]
+        self.port: int = listener.getsockname()[1]
         try:
-            self._thread = StoreThread(f"the store on port {self._port}", listener, guard, held=held)
+            super().__init__(f"the store on port {self.port}", listener, guard, held=held)
         except BaseException:
             listener.close()
             raise
 
-    @property
-    def port(self) -> int:
-        """The TCP port on which it listens."""
-        return self._port
-
-    def set_peers(self, peers: Sequence[str] | None) -> None:
-        """From now on only these addresses and networks may be connected; None: all may. On any thread.
-
-        Who is connected and is none of them is disconnected.
-
-        Raises:
-            UserError: one of them is neither an address nor a network.
-        """
-        self._thread.set_peers(peers)
-
-    def close(self) -> None:
-        """End all connections and stop listening. All is closed when this returns. Idempotent."""
-        self._thread.close()
-
-    def close_from_finalizer(self) -> None:
-        """As `close`, for a finalizer."""
-        self._thread.close_from_finalizer()
-
     def __enter__(self) -> StoreServer:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_error: object) -> None:
         self.close()

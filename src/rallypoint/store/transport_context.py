@@ -21,12 +21,11 @@ class TransportContext(NamedTuple):
     """What a store is given by the thread on which it works."""
 
     listener: socket.socket | None
-    """It listens; whoever has connected meanwhile is served first. None: connections come by `StoreTransport.adopt`
-    only."""
+    """It listens; whoever has connected meanwhile is served first. None: connections come by `add_connection` only."""
     wakeup_fd: int
     """An eventfd, which has `StoreTransport.serve` return; it is then empty again."""
     log_lines: RateLimitedLog
-    """For all that strangers can cause to be said."""
+    """For all that unauthenticated peers can cause to be logged."""
     guard: StoreGuard = StoreGuard()
     """Who may connect, and what each may have."""
     retry: float = ACCEPT_RETRY

@@ -2,6 +2,5 @@
 
 from __future__ import annotations
 
-from rallypoint.compat.launcher.api import LaunchConfig, elastic_launch, launch_agent
-
-__all__ = ["LaunchConfig", "elastic_launch", "launch_agent"]
+from rallypoint.compat.launcher.api import *  # noqa: F403 - all that is public there
+from rallypoint.compat.launcher.api import __all__ as __all__

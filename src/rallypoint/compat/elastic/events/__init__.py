@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from rallypoint.telemetry.events import Event, EventMetadataValue, EventSource, NodeState, RdzvEvent
+from rallypoint.compat.elastic.events import api
+from rallypoint.compat.elastic.events.api import *  # noqa: F403 - all that is public there
 from rallypoint.telemetry.handlers import get_logging_handler
 from rallypoint.telemetry.recording import construct_and_record_rdzv_event, record, record_rdzv_event
 
-__all__ = [
-    "Event",
-    "EventMetadataValue",
-    "EventSource",
-    "NodeState",
-    "RdzvEvent",
+__all__ = [  # noqa: PLE0604
+    *api.__all__,
     "construct_and_record_rdzv_event",
     "get_logging_handler",
     "record",

@@ -2,34 +2,8 @@
 
 from __future__ import annotations
 
-from rallypoint.telemetry.metrics import (
-    ConsoleMetricHandler,
-    MetricData,
-    MetricHandler,
-    MetricsConfig,
-    NullMetricHandler,
-    configure,
-    get_elapsed_time_ms,
-    getStream,
-    initialize_metrics,
-    prof,
-    profile,
-    publish_metric,
-    put_metric,
-)
+from rallypoint.compat.elastic.metrics import api
+from rallypoint.compat.elastic.metrics.api import *  # noqa: F403 - all that is public there
+from rallypoint.telemetry.metrics import initialize_metrics
 
-__all__ = [
-    "ConsoleMetricHandler",
-    "MetricData",
-    "MetricHandler",
-    "MetricsConfig",
-    "NullMetricHandler",
-    "configure",
-    "getStream",
-    "get_elapsed_time_ms",
-    "initialize_metrics",
-    "prof",
-    "profile",
-    "publish_metric",
-    "put_metric",
-]
+__all__ = [*api.__all__, "initialize_metrics"]  # noqa: PLE0604

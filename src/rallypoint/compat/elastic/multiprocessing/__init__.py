@@ -3,34 +3,7 @@
 from __future__ import annotations
 
 from rallypoint.compat.also import also
-from rallypoint.compat.elastic.multiprocessing.api import (
-    DefaultLogsSpecs,
-    LogsDest,
-    LogsSpecs,
-    MultiprocessContext,
-    PContext,
-    ProcessFailure,
-    RunProcsResult,
-    SignalException,
-    Std,
-    SubprocessContext,
-    start_processes,
-    to_map,
-)
-
-__all__ = [
-    "DefaultLogsSpecs",
-    "LogsDest",
-    "LogsSpecs",
-    "MultiprocessContext",
-    "PContext",
-    "ProcessFailure",
-    "RunProcsResult",
-    "SignalException",
-    "Std",
-    "SubprocessContext",
-    "start_processes",
-    "to_map",
-]
+from rallypoint.compat.elastic.multiprocessing.api import *  # noqa: F403 - all that is public there
+from rallypoint.compat.elastic.multiprocessing.api import __all__ as __all__
 
 __getattr__ = also(__name__)

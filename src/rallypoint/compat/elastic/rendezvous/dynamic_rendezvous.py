@@ -1,6 +1,6 @@
 """In the place of `torch.distributed.elastic.rendezvous.dynamic_rendezvous`: a rendezvous over anybody's backend.
 
-Where torch's counts on the clocks of all hosts, this one counts beats (`rallypoint.membership.observer`); what the
+Where torch's counts on the clocks of all hosts, this one counts heartbeats (`rallypoint.membership.observer`); what the
 backend is given to keep is bytes of Rallypoint's own form, not pickled objects.
 """
 
@@ -68,28 +68,10 @@ class RendezvousTimeout:
         close: timedelta | None = None,
         heartbeat: timedelta | None = None,
     ) -> None:
-        given_times = {"join": join, "last_call": last_call, "close": close, "heartbeat": heartbeat}
-        self._times = {name: _positive(name, time) for name, time in given_times.items()}
-
-    @property
-    def join(self) -> timedelta:
-        """Until the smallest number of nodes has come."""
-        return self._times["join"]
-
-    @property
-    def last_call(self) -> timedelta:
-        """For more to come after that."""
-        return self._times["last_call"]
-
-    @property
-    def close(self) -> timedelta:
-        """For the rendezvous to be closed."""
-        return self._times["close"]
-
-    @property
-    def heartbeat(self) -> timedelta:
-        """For one sign of life."""
-        return self._times["heartbeat"]
+        self.join = _positive("join", join)
+        self.last_call = _positive("last_call", last_call)
+        self.close = _positive("close", close)
+        self.heartbeat = _positive("heartbeat", heartbeat)
 
 
 def _positive(name: str, time: timedelta | None) -> timedelta:
@@ -129,7 +111,7 @@ class DynamicRendezvousHandler(ElasticHandler):
     """One node's part in a rendezvous whose state is in a backend. Make it with `from_backend`.
 
     Until it joins, each question is asked of the backend, and what that raises goes through; from then on the handler's
-    own thread alone talks to the backend, and tells.
+    own thread alone talks to the backend.
     """
 
     def __init__(self, params: RendezvousParameters, store: Store, backend: RendezvousBackend) -> None:
@@ -225,7 +207,7 @@ class DynamicRendezvousHandler(ElasticHandler):
             if self._link is None:
                 self._state()
         except RendezvousError as error:
-            log.warning("the rendezvous %r is left without a word: %s", self._own_settings.run_id, error)
+            log.warning("the rendezvous %r cannot be left in order: %s", self._own_settings.run_id, error)
             return False
         finally:
             super().shutdown()

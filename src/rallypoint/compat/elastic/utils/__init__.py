@@ -2,7 +2,5 @@
 
 from __future__ import annotations
 
-from rallypoint.base.ports import get_env_variable_or_raise, get_socket_with_port
-from rallypoint.workers.macros import macros
-
-__all__ = ["get_env_variable_or_raise", "get_socket_with_port", "macros"]
+from rallypoint.compat.elastic.utils.api import *  # noqa: F403 - all that is public there
+from rallypoint.compat.elastic.utils.api import __all__ as __all__
