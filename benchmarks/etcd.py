@@ -78,7 +78,7 @@ def _messages(etcd: EtcdCluster) -> float:
 
 
 def _forget(etcd: EtcdCluster) -> None:
-    """The nodes ended without a goodbye: let the next job begin with nothing."""
+    """The nodes ended without leaving: let the next job begin with nothing."""
     client = EtcdClient(etcd.endpoints)
     for lease in {each.lease for each in client.range(_KEYS.encode(), prefix=True).kvs}:
         client.lease_revoke(lease)

@@ -296,7 +296,7 @@ class Player:
 
 
 def in_words_of(wording: Callable[[RendezvousName, Progress, float], str], progress: Progress) -> str:
-    """A progress in the words that its node finds for it; who has gone is told without the time of day."""
+    """A progress in the words that its node finds for it; nodes that have left are named without the time of day."""
     gone = "".join(f"; {each.name}: {each.reason.value} {each.seconds_ago:g} s ago" for each in progress.removed)
     return wording(RendezvousName("transcript", ""), progress._replace(removed=()), 0.0) + gone
 

@@ -63,7 +63,7 @@ class PreloadedWorkers(ThreadWorkers):
         return self.preload.importing()
 
 
-def test_a_start_waits_until_it_is_warm() -> None:
+def test_a_start_waits_until_it_is_preloaded() -> None:
     made = PreloadedWorkers()
 
     def tell() -> None:

@@ -116,7 +116,7 @@ def test_other_threads_install_nothing() -> None:
     assert outcome == [None]
 
 
-def test_a_signal_that_another_thread_gets_wakes_who_sleeps_on_the_bell() -> None:
+def test_a_signal_that_another_thread_gets_wakes_who_sleeps_on_the_wakeup() -> None:
     """The kernel need not interrupt the main thread, which runs the handlers; here it cannot."""
     mailbox: Mailbox[int] = Mailbox()
     sleeps, ended = threading.Event(), threading.Event()

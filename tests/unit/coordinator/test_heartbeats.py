@@ -84,14 +84,14 @@ def session(dispatcher: Dispatcher) -> Iterator[Node]:
         assert not server.connections
 
 
-def test_every_beat_of_a_small_job_is_answered() -> None:
+def test_every_heartbeat_of_a_small_job_is_answered() -> None:
     with session(Dispatcher(SETTINGS)) as node:
         for _ in range(5):
             node.says(HEARTBEAT)
             assert node.hears() is Heartbeat
 
 
-def test_beats_count_however_the_network_cuts_them() -> None:
+def test_heartbeats_count_however_the_network_cuts_them() -> None:
     with session(Dispatcher(SETTINGS)) as node:
         node.says(INQUIRE + HEARTBEAT)
         node.says(HEARTBEAT + HEARTBEAT[:3])
@@ -103,7 +103,7 @@ def test_beats_count_however_the_network_cuts_them() -> None:
         assert node.hears() is Progress
 
 
-def test_of_a_large_job_every_second_beat_is_answered_the_first_included(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_large_job_every_second_heartbeat_is_answered_the_first_included(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connection, "_MANY_SESSIONS", 0)
     with session(Dispatcher(SETTINGS)) as node:
         counts = []
@@ -122,7 +122,7 @@ def test_who_was_taken_out_is_hung_up_on_at_its_next_heartbeat() -> None:
         assert node.is_hung_up_on()
 
 
-def test_a_beat_keeps_a_session_as_a_request_does() -> None:
+def test_a_heartbeat_keeps_a_session_as_a_request_does() -> None:
     """Law 1 of `liveness`, on the short way."""
     lease = 3.0
     coordinator = Coordinator(SETTINGS._replace(lease=lease))

@@ -223,7 +223,7 @@ def test_a_running_job_that_is_out_of_reach_is_the_same_when_it_is_back() -> Non
     assert ended.end.reason is Reason.LOST
 
 
-def test_a_job_that_lost_its_id_while_it_was_out_of_reach_fills_the_new_hub() -> None:
+def test_a_job_that_lost_its_id_while_it_was_out_of_reach_fills_the_new_dispatcher() -> None:
     world = World()
     a = Node(world, 1)
     a.joins()
@@ -283,7 +283,7 @@ def costs(work: Callable[[], None]) -> int:
     return calls
 
 
-def test_one_beat_and_one_tick_cost_the_same_among_many_jobs() -> None:
+def test_one_heartbeat_and_one_tick_cost_the_same_among_many_jobs() -> None:
     heartbeats, ticks = [], []
     for count in (1, 500):
         world = World()
@@ -310,7 +310,7 @@ def test_names_without_sessions_make_way_for_new_nodes() -> None:
         Node(world, 2, job=f"name {number}", peer=f"198.51.100.{number % 200}").goes()
         assert len(world.jobs.names) <= MAX_JOBS
     assert {"running", f"name {3 * MAX_JOBS - 1}"} <= world.jobs.names
-    assert "name 0" not in world.jobs.names, "who has gone longest ago goes first"
+    assert "name 0" not in world.jobs.names, "what was left longest ago goes first"
     assert Node(world, 3, job="running").dispatcher is dispatcher
 
 

@@ -149,7 +149,7 @@ def rounds(node: Node) -> list[int]:
     return [each.placement.round for each in node.told if isinstance(each, Placed)]
 
 
-def test_nobody_is_told_before_it_is_kept_and_beats_are_answered_all_the_same() -> None:
+def test_nobody_is_told_before_it_is_kept_and_heartbeats_are_answered_all_the_same() -> None:
     job = Job(2, 2)
     for node in job.nodes:
         node.told.clear()
@@ -202,7 +202,7 @@ def test_a_node_that_is_known_to_be_dead_is_waited_for_by_nobody() -> None:
     assert [rounds(node) for node in job.nodes] == [[0], [0, 1], [0, 1]]
 
 
-def test_of_a_node_with_a_session_the_session_is_the_better_witness() -> None:
+def test_of_a_node_with_a_session_the_session_is_the_better_evidence() -> None:
     job = Job(2, 2)
     job.dispatcher.nodes_lost([job.nodes[0].id])
     job.keep()

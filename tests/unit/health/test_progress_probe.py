@@ -1,4 +1,4 @@
-"""Pulse: an agent that sleeps is well, one that stands still is not."""
+"""The progress probe: an agent that sleeps is well, one that stands still is not."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ class HandClock:
 
 def test_an_agent_that_sleeps_for_ever_is_well() -> None:
     clock = HandClock()
-    pulse = ProgressProbe(clock)
-    pulse.going_to_sleep(math.inf, {"state": "HEALTHY"})
+    probe = ProgressProbe(clock)
+    probe.going_to_sleep(math.inf, {"state": "HEALTHY"})
     clock.now += 1e6
-    assert pulse.age() == 0.0
-    assert pulse.status() == {"state": "HEALTHY"}
-    assert abs(pulse.last_progress() - time.time()) < 60
+    assert probe.age() == 0.0
+    assert probe.status() == {"state": "HEALTHY"}
+    assert abs(probe.last_progress() - time.time()) < 60
 
 
 def test_an_agent_that_is_at_something_stands_still_since_it_woke() -> None:
     clock = HandClock()
-    pulse = ProgressProbe(clock)
-    pulse.going_to_sleep(math.inf, {"state": "HEALTHY"})
+    probe = ProgressProbe(clock)
+    probe.going_to_sleep(math.inf, {"state": "HEALTHY"})
     clock.now += 50
-    pulse.woken()
+    probe.woken()
     clock.now += 7
-    assert pulse.age() == 7.0
-    assert pulse.status() == {"state": "HEALTHY"}
-    pulse.going_to_sleep(math.inf, {"state": "STOPPED"})
-    assert pulse.age() == 0.0
+    assert probe.age() == 7.0
+    assert probe.status() == {"state": "HEALTHY"}
+    probe.going_to_sleep(math.inf, {"state": "STOPPED"})
+    assert probe.age() == 0.0
 
 
 def test_an_agent_that_oversleeps_stands_still_since_it_should_have_woken() -> None:
     clock = HandClock()
-    pulse = ProgressProbe(clock)
-    pulse.going_to_sleep(clock.now + 10, {})
+    probe = ProgressProbe(clock)
+    probe.going_to_sleep(clock.now + 10, {})
     clock.now += 9
-    assert pulse.age() == 0.0
+    assert probe.age() == 0.0
     clock.now += 4
-    assert pulse.age() == 3.0
+    assert probe.age() == 3.0
 
 
 def test_before_the_first_sleep_it_counts_as_awake() -> None:
     clock = HandClock()
-    pulse = ProgressProbe(clock)
+    probe = ProgressProbe(clock)
     clock.now += 2
-    assert pulse.age() == 2.0
-    assert pulse.status() == {}
+    assert probe.age() == 2.0
+    assert probe.status() == {}

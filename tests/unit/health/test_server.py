@@ -123,13 +123,13 @@ def test_a_port_that_is_taken_is_one_warning(loop: LoopThread, caplog: pytest.Lo
 
 
 def test_probes_are_answered_while_the_agents_thread_is_busy(loop: LoopThread) -> None:
-    """The agent is at something for ever: the server says so, by the pulse, and is not held up."""
-    pulse = ProgressProbe()
+    """The agent is at something for ever: the server says so, by the probe, and is not held up."""
+    probe = ProgressProbe()
     busy, done = threading.Event(), threading.Event()
 
     def agent() -> None:
-        pulse.going_to_sleep(float("inf"), {})
-        pulse.woken()
+        probe.going_to_sleep(float("inf"), {})
+        probe.woken()
         busy.set()
         done.wait(TIMEOUT)
 
@@ -137,9 +137,9 @@ def test_probes_are_answered_while_the_agents_thread_is_busy(loop: LoopThread) -
     thread.start()
     try:
         assert busy.wait(TIMEOUT)
-        with serving_on(loop, pulse.last_progress, timeout=0) as port:
+        with serving_on(loop, probe.last_progress, timeout=0) as port:
             assert get(port, "/healthz")[0] == 503
-        with serving_on(loop, pulse.last_progress) as port:
+        with serving_on(loop, probe.last_progress) as port:
             assert get(port, "/healthz")[0] == 200
     finally:
         done.set()

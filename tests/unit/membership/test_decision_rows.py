@@ -201,7 +201,7 @@ def test_asking_and_acting_change_no_state_in_place(operation: Operation, state:
     assert repr(state) == before
 
 
-def test_every_change_counts_as_a_beat_and_leaving_forgets_it() -> None:
+def test_every_change_counts_as_a_heartbeat_and_leaving_forgets_it() -> None:
     state = apply(next_action(JOIN, State(), ME, ClockView(0), JOB), State(), ME, JOB)
     assert state.heartbeats == {ME: 1}
     state = apply(next_action(KeepLeaseAlive(), state, ME, ClockView(5, heartbeat_at=0), JOB), state, ME, JOB)

@@ -42,7 +42,7 @@ def test_one_silent_node_among_others_is_over_after_its_lease() -> None:
     assert LEASE <= at <= LEASE + LEASE / 4
 
 
-def test_who_beats_is_never_found() -> None:
+def test_who_sends_heartbeats_is_never_found() -> None:
     assert awake(watched(1, 2), 0.0, 60.0, heartbeats=(1, 2)) == (60.0, SilentSessions())
 
 

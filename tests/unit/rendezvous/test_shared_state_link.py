@@ -171,7 +171,7 @@ def test_the_last_call_is_waited_out_on_each_nodes_own_clock() -> None:
         assert a.placed().placement.group_world_size == 1
 
 
-def test_a_node_whose_beats_stand_still_is_taken_out_by_those_who_watch() -> None:
+def test_a_node_whose_heartbeats_stand_still_is_taken_out_by_those_who_watch() -> None:
     memory = Memory()
     with nodes(memory, job(1, 2), "ab") as (a, b):
         a.join()

@@ -251,9 +251,9 @@ def refused(it: Bench, sent: bytes, lines: list[str]) -> str:
 def test_what_goes_beyond_a_limit_ends_its_connection_alone(kind: str) -> None:
     guard = StoreGuard(request=10_000, value=5000, keys=10, bytes=20_000)
     with bench(kind, guard) as it, logged() as lines:
-        witness = it.connect()
-        it.send(witness, wire.encode(wire.Check([b"k" * 90] * 101)))
-        assert witness.received() == wire.MISSING, "all of it came at once"
+        other = it.connect()
+        it.send(other, wire.encode(wire.Check([b"k" * 90] * 101)))
+        assert other.received() == wire.MISSING, "all of it came at once"
         long = wire.encode(wire.Check([b"k" * 992] * 20))
         reason = refused(it, long[:9500], lines)
         assert reason == "a request of 10009 bytes or more is too long; this store allows 10000"
@@ -265,8 +265,8 @@ def test_what_goes_beyond_a_limit_ends_its_connection_alone(kind: str) -> None:
         large = b"".join(wire.encode(wire.QueuePush(b"q", bytes(4000))) for _ in range(5))
         wanted = f"it has added {5 * 4064 + 65} bytes and deleted too few; this store allows 20000 a connection"
         assert refused(it, large, lines) == wanted
-        it.send(witness, wire.encode(wire.Get(b"v")))
-        assert witness.received() == wire.string(bytes(4000))
+        it.send(other, wire.encode(wire.Get(b"v")))
+        assert other.received() == wire.string(bytes(4000))
 
 
 @both
@@ -331,11 +331,11 @@ def test_only_peers_may_connect_and_who_is_one_may_change(kind: str) -> None:
         addresses = ["127.0.0.1", "127.0.0.2", "127.1.9.9", "127.2.0.0"]
         assert [allowed(it, address) for address in addresses] == [False, True, True, False]
         assert "its address is none of those that may use this store (127.0.0.2, 127.1.0.0/16); if it is" in lines[0]
-        witness, member = connected(it, "127.0.0.2"), connected(it, "127.1.9.9")
+        outsider, member = connected(it, "127.0.0.2"), connected(it, "127.1.9.9")
         it.transport.set_peers(["127.0.0.1", "127.1.9.9"])
         assert [allowed(it, address) for address in addresses] == [True, False, True, False]
         it.turn()
-        assert witness.recv(1) == b""
+        assert outsider.recv(1) == b""
         assert alive(it, member)
         it.transport.set_peers([])
         assert not allowed(it, "127.0.0.1")
@@ -344,7 +344,7 @@ def test_only_peers_may_connect_and_who_is_one_may_change(kind: str) -> None:
         assert [allowed(it, address) for address in ("127.3.0.0", "127.3.7.249", "127.3.8.0")] == [True, True, False]
         it.transport.set_peers(None)
         assert allowed(it, "127.2.0.0")
-        witness.close()
+        outsider.close()
         member.close()
 
 

@@ -58,7 +58,7 @@ def test_without_a_scheduler_nobody_waits() -> None:
     assert not site.forwarding.forward(TERM)
     assert not site.forwarding.is_handled(TERM)
     site.kept = [USR1]
-    assert not site.forwarding.forward(TERM), "another signal is no witness"
+    assert not site.forwarding.forward(TERM), "another signal proves nothing"
 
 
 def test_a_scheduler_that_signals_the_agent_alone() -> None:

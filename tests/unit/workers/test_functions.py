@@ -315,12 +315,12 @@ def test_a_forked_worker_that_another_thread_started(tmp_path: Path) -> None:
             each.close()
 
 
-def test_a_parcel_without_a_seal() -> None:
-    parcel = Payload()
+def test_a_payload_without_a_seal() -> None:
+    payload = Payload()
     try:
         with pytest.raises(NothingReturned):
-            parcel.result()
+            payload.result()
     finally:
-        parcel.close()
+        payload.close()
     with pytest.raises(NothingReturned):
-        parcel.result()
+        payload.result()
