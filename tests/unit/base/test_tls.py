@@ -86,7 +86,7 @@ def test_files_that_cannot_serve_are_named(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
     wrong = {
-        "no regular file": files._replace(cert=str(pipe)),
+        "not a regular file": files._replace(cert=str(pipe)),
         "tls_cert": files._replace(cert=str(nonsense)),
         "tls_key": files._replace(key=files.cert),
         "tls_ca": files._replace(ca=str(nonsense)),
