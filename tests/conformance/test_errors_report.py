@@ -74,7 +74,9 @@ def _lines(report: object) -> list[str]:
     """The report without two deliberate differences: torch ends a call stack with an indented blank line, and where a
     worker said nothing it tells how to enable tracebacks; ours says that it said nothing.
     """
-    said_nothing = re.compile(r"it exited with code \d+ and said nothing on standard error|To enable traceback see: .*")
+    said_nothing = re.compile(
+        r"it exited with code \d+ and wrote nothing to standard error|To enable traceback see: .*"
+    )
     return [said_nothing.sub("(nothing)", line) for line in str(report).split("\n") if line != "  "]
 
 

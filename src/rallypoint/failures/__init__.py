@@ -1,1 +1,1 @@
-"""Floor 1: what killed a worker: error files, `record`, the cause of death and the report that a person reads."""
+"""Layer 1: what ended a worker: error files, `record`, the cause of death, and the report for people."""

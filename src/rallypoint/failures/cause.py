@@ -1,4 +1,4 @@
-"""What is told of one failure beyond its node: plain, bounded data that can travel."""
+"""One failure as plain, bounded data that can travel."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ MAX_MESSAGE = 2 * 1024
 MAX_PATH = 4 * 1024
 """Bounds of the texts, in bytes of UTF-8."""
 
-_STDERR_PLACE = "the worker's standard error, which -t 2 keeps in a file as well"
+_STDERR_COPY = "the worker's standard error, which -t 2 keeps in a file as well"
 
 NO_LIMIT = 1 << 30
 """Restarts that stand for any number."""
 
 
 class Restarts(NamedTuple):
-    """The restarts that a job has used, of those that it was given; 0 of those also where that is not known."""
+    """Restarts used, of those allowed; 0 allowed also where that is not known."""
 
     used: int = 0
     allowed: int = 0
@@ -35,9 +35,9 @@ NO_RESTARTS = Restarts()
 class Cause(NamedTuple):
     """One failed worker.
 
-    `exitcode` is 0 to 255, or -N for death by signal N; `timestamp` is in epoch seconds on `host`'s own clock, for
-    people to read and not to compare; `error_file` is a path on `host`, empty if the worker left no error file.
-    `traceback` is the exception's traceback, else the last lines of the worker's standard error, else empty.
+    `exitcode` is 0 to 255, or -N for death by signal N; `timestamp` is in epoch seconds on `host`'s clock, for people
+    and not to be compared; `error_file` is a path on `host`, empty if the worker left none. `traceback` is the
+    exception's traceback, else the end of the worker's standard error, else empty.
     """
 
     rank: int
@@ -52,12 +52,12 @@ class Cause(NamedTuple):
 
     @classmethod
     def of(cls, failure: ProcessFailure, rank: int, host: str) -> Cause:
-        """What is to be told of `failure`.
+        """The cause of a failure.
 
-        The traceback comes from the error file; without one, an exit by code is explained by the last Python
-        traceback on standard error, and a death by signal by the last lines there, with the stacks that the
-        interpreter has left (a traceback further up was an exception that the worker survived). A failure's `reason`
-        is its message whatever else is known.
+        The traceback comes from the error file; without one, an exit by code is explained by the last Python traceback
+        on standard error, and a death by signal by the last lines there, with the stacks that the interpreter left (a
+        traceback further up was an exception that the worker survived). A failure's `reason` is its message in any
+        case.
         """
         from rallypoint.failures.failure import NO_FILE
         from rallypoint.failures.truncate import truncate, truncate_end
@@ -69,7 +69,7 @@ class Cause(NamedTuple):
             traceback = f"{traceback.rstrip()}\n{failure.context}"
         error_file = "" if failure.error_file == NO_FILE else truncate_end(failure.error_file, MAX_PATH)
         kept = (error_file if failure.callstack else "") or failure.log
-        place = f"{os.path.abspath(kept)} on {host}" if kept else _STDERR_PLACE
+        where = f"{os.path.abspath(kept)} on {host}" if kept else _STDERR_COPY
         return cls(
             rank=rank,
             local_rank=failure.local_rank,
@@ -77,13 +77,13 @@ class Cause(NamedTuple):
             pid=failure.pid,
             exitcode=failure.exitcode,
             message=truncate(message, MAX_MESSAGE),
-            traceback=truncate(traceback, MAX_TRACEBACK, place),
+            traceback=truncate(traceback, MAX_TRACEBACK, where),
             timestamp=failure.moment,
             error_file=error_file,
         )
 
     def is_of(self, other: Cause | None) -> bool:
-        """Whether it is the same failure, whatever has become of the texts on their way."""
+        """Whether it is the same failure, even if its texts were cut on their way."""
         return other is not None and (self.rank, self.pid, self.timestamp) == (other.rank, other.pid, other.timestamp)
 
     @property
@@ -103,12 +103,12 @@ class Cause(NamedTuple):
 
 
 def exit_text(exitcode: int) -> str:
-    """What is said of an exit of which nothing more is known than its code."""
+    """The message of an exit of which only the code is known."""
     return f"it exited with code {exitcode}"
 
 
 def _from_standard_error(failure: ProcessFailure, message: str, recorded: bool) -> tuple[str, str]:
-    """Message and traceback where no error file holds a traceback; `recorded` if one holds the message at least."""
+    """Message and traceback if no error file has a traceback; `recorded` if one has a message."""
     from rallypoint.failures.stderr_tail import clean_lines, exception_line, last_lines, last_stacks, last_traceback
 
     lines = clean_lines(failure.last_lines)
@@ -116,11 +116,11 @@ def _from_standard_error(failure: ProcessFailure, message: str, recorded: bool) 
     traceback = last_traceback(lines) if by_code else ""
     if recorded:
         return message, traceback
-    words = traceback if by_code else last_stacks(lines)
-    words = words or last_lines(lines, os.path.abspath(failure.log) if failure.log else "")
-    told = "\n".join(text for text in (words, failure.damaged, failure.context) if text)
+    text = traceback if by_code else last_stacks(lines)
+    text = text or last_lines(lines, os.path.abspath(failure.log) if failure.log else "")
+    detail = "\n".join(filter(None, (text, failure.damaged, failure.context)))
     if failure.reason or not by_code:
-        return message, told
+        return message, detail
     if traceback:
-        return exception_line(traceback), told
-    return exit_text(failure.exitcode) + ("" if told else " and said nothing on standard error"), told
+        return exception_line(traceback), detail
+    return exit_text(failure.exitcode) + ("" if detail else " and wrote nothing to standard error"), detail

@@ -1,8 +1,8 @@
 """The file in which a worker leaves the exception that ended it (contract section 7.1).
 
-Reading never fails: a file that is cut off or is no error file counts as absent, with its text kept for the report.
-Whatever stands at the path was put there by the worker: only a regular file is read, at most `MAX_SIZE` bytes of it,
-and its numbers and texts are what this agent can use. Writing follows no link that somebody else has put there.
+Reading never fails: a file that is cut off or is not an error file counts as absent, with its text kept for the report.
+The worker chose what is at the path: only a regular file is read, at most `MAX_SIZE` bytes of it, and its numbers and
+texts are checked. Writing follows no symbolic link.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from rallypoint.base.log import get_logger
 JsonObject: TypeAlias = dict[str, object]
 
 VARIABLE = "TORCHELASTIC_ERROR_FILE"
-"""The environment variable that holds the path."""
+"""The environment variable with the path."""
 
 MAX_SIZE = 4 * 1024 * 1024
 """Bytes of an error file that are read; a traceback has some thousand."""
@@ -30,11 +30,10 @@ _logger = get_logger(__name__)
 
 
 class ErrorFile(NamedTuple):
-    """What a worker left.
+    """What a worker left: `data` is the parsed file, `message` its `message` member (a text in newer files).
 
-    `data` is the parsed file. `message` is its `message` member, a text in newer files. `text` and `callstack` are
-    that message and the formatted traceback in words. `timestamp` is in whole epoch seconds, `exact` the same
-    moment with its fraction where the file's own time tells it, else None.
+    `text` and `callstack` are that message and the formatted traceback as texts. `timestamp` is in whole epoch seconds,
+    `exact` the same with a fraction if the file's own time has it, else None.
     """
 
     path: str
@@ -47,18 +46,18 @@ class ErrorFile(NamedTuple):
 
 
 class UnreadableErrorFile(NamedTuple):
-    """A file that is there but is no error file: the beginning of its text."""
+    """A file that is not an error file: the beginning of its text."""
 
     path: str
     raw: str
 
 
 def read_error_file(path: str) -> ErrorFile | UnreadableErrorFile | None:
-    """What is in an error file; None if there is none, if it is empty, or if `path` is."""
+    """The contents of an error file; None if there is none, if it is empty, or if `path` is."""
     if not path or path == os.devnull:
         return None
     try:
-        # Without waiting: a named pipe that nobody writes to would hold the agent for ever.
+        # O_NONBLOCK: a named pipe that nobody writes to would block the agent for ever.
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
     except OSError:
         return None
@@ -68,7 +67,7 @@ def read_error_file(path: str) -> ErrorFile | UnreadableErrorFile | None:
             return None
         if not stat.S_ISREG(status.st_mode):
             return UnreadableErrorFile(
-                path, f"(nothing: it is {_KINDS.get(stat.S_IFMT(status.st_mode), 'no regular file')})"
+                path, f"(nothing: it is {_KINDS.get(stat.S_IFMT(status.st_mode), 'not a regular file')})"
             )
         data = _read(fd)
     except OSError:
@@ -84,7 +83,7 @@ def read_error_file(path: str) -> ErrorFile | UnreadableErrorFile | None:
 
 
 def _read(fd: int) -> bytes:
-    """One byte more than may be, at most, so that who asks can tell."""
+    """At most one byte more than `MAX_SIZE`."""
     data = b""
     while len(data) <= MAX_SIZE and (more := os.read(fd, MAX_SIZE + 1 - len(data))):
         data += more
@@ -100,7 +99,7 @@ _KINDS = {
 
 
 def write_error_file(path: str, data: JsonObject) -> None:
-    """Write an error file in one step, so that nobody reads half of one. A failure costs a log line, no more."""
+    """Write an error file atomically. A failure is logged."""
     import json
 
     unfinished = f"{path}.{os.getpid()}.{os.urandom(8).hex()}"
@@ -119,13 +118,7 @@ def write_error_file(path: str, data: JsonObject) -> None:
 
 
 def error_data(text: str, callstack: str, timestamp: float) -> JsonObject:
-    """The contents of an error file.
-
-    Args:
-        text: `<exception class>: <its text>`.
-        callstack: the formatted traceback.
-        timestamp: epoch seconds; the fraction is dropped.
-    """
+    """The contents of an error file; `text` is `<exception class>: <its text>`, `timestamp` epoch seconds."""
     extra: JsonObject = {"py_callstack": callstack, "timestamp": str(int(timestamp))}
     return {"message": {"message": text, "extraInfo": extra}}
 
@@ -159,7 +152,7 @@ def _timestamp_seconds(value: object, otherwise: float) -> int:
     if isinstance(value, str | int | float):
         with suppress(ValueError, OverflowError):  # not a number
             seconds = float(value)
-            if math.isfinite(seconds) and 0 <= seconds < _LATEST:  # nanoseconds, say, are no time that a clock shows
+            if math.isfinite(seconds) and 0 <= seconds < _LATEST:  # not nanoseconds, say
                 return int(seconds)
     return int(otherwise)
 
@@ -167,7 +160,7 @@ def _timestamp_seconds(value: object, otherwise: float) -> int:
 def _exact(timestamp: int, written: float) -> float | None:
     """The file is written right after the exception was caught, so its own time adds the fraction of the second.
 
-    Only if it is close: a copied file, or one on another machine's disk, has a time that tells nothing.
+    Only if it is close: the time of a copied file, or of one on another machine's disk, means nothing.
     """
     return refine_timestamp(timestamp, written) if timestamp <= written < timestamp + 2 else None
 

@@ -1,4 +1,4 @@
-"""One worker that failed, with all that is known of it on its own node (contract section 6.2)."""
+"""One failed worker, with all that its own node knows (contract section 6.2)."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ _HOW_TO_TRACE = "To enable traceback see: https://pytorch.org/docs/stable/elasti
 
 @dataclass
 class ProcessFailure:
-    """A worker's failure. Reading the error file happens here, once.
+    """A worker's failure. Its error file is read here, once.
 
     Args:
         local_rank: which worker of this node.
         pid: its process.
         exitcode: 0 to 255, or -N for death by signal N.
-        error_file: where it would have left its exception; `<N/A>` afterwards if it left none that can be read.
+        error_file: the path of its error file; `<N/A>` afterwards if there is none that can be read.
         last_lines: the end of its standard error, as bytes.
-        log: the file that all of its standard error is in; empty if there is none.
-        noticed: when the failure was noticed, in epoch seconds with fractions.
+        log: the file with all of its standard error; empty if there is none.
+        noticed_at: when the failure was noticed, in epoch seconds with fractions.
 
     `error_file_data`, `message` and `timestamp` (whole epoch seconds) are the contract's; `callstack` is the traceback
-    from the error file or empty, `damaged` the text of an error file that cannot be read, `reason` what somebody else
-    knows of why it failed (see `blame`), `beside` what else was found that may have to do with it, such as a full
-    disk. `moment` is the best knowledge of when the worker failed, with fractions: it orders failures within one node.
+    from the error file or empty, `damaged` the text of an unreadable one, `reason` a better explanation (see
+    `set_reason`), `context` other findings that may be related, such as a full disk. `moment` is the best estimate of
+    when the worker failed, with fractions: it orders failures within one node.
     """
 
     local_rank: int
@@ -72,17 +72,13 @@ class ProcessFailure:
             self.message = _HOW_TO_TRACE
 
     def set_reason(self, reason: str) -> None:
-        """Take this for the message, since it tells more than the worker's own end and words do.
-
-        Args:
-            reason: why it failed, in words; nothing happens if it is empty.
-        """
+        """Use this explanation as the message, unless it is empty."""
         if reason:
             self.reason = self.message = reason
 
     @property
     def text(self) -> str:
-        """The message as one text, whichever form the error file gave it."""
+        """The message as one text, whichever form the error file has."""
         if isinstance(self.message, str):
             return self.message
         return str(self.message.get("message", self.message))
@@ -102,10 +98,10 @@ def iso_time(timestamp: float) -> str:
 
 
 def _disk_full(folder: str) -> str:
-    """A sentence if nothing more can be written below a folder, where the worker's output and error file belong."""
+    """A sentence if nothing more can be written below a folder, the one of the worker's output and error file."""
     try:
         disk = os.statvfs(folder)
     except OSError:
         return ""
     full = disk.f_bavail == 0 or disk.f_favail == 0 < disk.f_files
-    return f"the disk is full under {folder}: what it wrote last may be missing there" if full else ""
+    return f"the disk is full under {folder}: its last output may be missing there" if full else ""

@@ -1,4 +1,4 @@
-"""What `record` does with an exception: into the error file with it (contract sections 7.3 and 7.4)."""
+"""What `record` does with an exception: it writes an error file (contract sections 7.3 and 7.4)."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class ErrorHandler:
     """Writes this process's own error file, whose path is in `TORCHELASTIC_ERROR_FILE`."""
 
     def initialize(self) -> None:
-        """Have a crash of the interpreter (SIGSEGV and its like) show the Python stack of all threads."""
+        """Have a crash of the interpreter (such as SIGSEGV) print the Python stacks of all threads."""
         try:
             import faulthandler
 
@@ -27,10 +27,10 @@ class ErrorHandler:
             _logger.warning("a crash of this process will show no Python stack: %s", error)
 
     def record_exception(self, e: BaseException) -> None:
-        """Write `e` and its traceback; nothing happens where there is no place for it."""
+        """Write `e` and its traceback, if there is a path for it."""
         path = self._get_error_file_path()
         if path:
-            # The time is read at once, the text may take long to make.
+            # The time first: to format the text may take long.
             from time import time
             from traceback import format_exception
 
@@ -38,12 +38,7 @@ class ErrorHandler:
             write_error_file(path, error_data(f"{type(e).__name__}: {e}", "".join(format_exception(e)), now))
 
     def dump_error_file(self, rootcause_error_file: str, error_code: int = 0) -> None:
-        """Copy a child's error file to our own, so that whoever started us learns the cause.
-
-        Args:
-            rootcause_error_file: the child's file.
-            error_code: the child's exit code, added to the data if it is not 0.
-        """
+        """Copy a child's error file to our own, with its exit code unless that is 0."""
         from rallypoint.failures.error_file import ErrorFile
 
         reply = read_error_file(rootcause_error_file)
@@ -55,19 +50,17 @@ class ErrorHandler:
         if path:
             self._replace(path, reply.data)
         else:
-            _logger.error(
-                "the error file %r is not passed on: %s names no place for it", rootcause_error_file, VARIABLE
-            )
+            _logger.error("the error file %r is not passed on: %s is not set", rootcause_error_file, VARIABLE)
 
     def dump_cause(self, cause: Cause) -> None:
-        """Write what is known of a failure that left no error file on this node, if there is a place for it."""
+        """Write a failure that left no error file on this node, if there is a path for it."""
         path = self._get_error_file_path()
         if not path:
             _logger.info("rank %d left no error file to pass on", cause.rank)
             return
         from rallypoint.failures.report import failure_detail
 
-        # A launcher above us shows the call stack and nothing else.
+        # A launcher above us shows the call stack only.
         data = error_data(cause.message, failure_detail(cause), cause.timestamp)
         self.override_error_code_in_rootcause_data(cause.error_file, data, cause.exitcode)
         self._replace(path, data)
@@ -75,25 +68,17 @@ class ErrorHandler:
     def override_error_code_in_rootcause_data(
         self, rootcause_error_file: str, rootcause_error: JsonObject, error_code: int = 0
     ) -> None:
-        """Put `errorCode` into the data of an error file, in place, unless it is 0.
-
-        Args:
-            rootcause_error_file: where the data came from, for messages.
-            rootcause_error: the data.
-            error_code: the exit code.
-        """
+        """Put `errorCode` into the data of an error file, in place, unless it is 0; the path is for messages."""
         message = rootcause_error.get("message")
         if error_code == 0:
             return
         if isinstance(message, dict):
             message["errorCode"] = error_code
         else:
-            _logger.warning(
-                "%r has a message of the plain form, which has no place for exit code", rootcause_error_file
-            )
+            _logger.warning("%r has a message of the plain form, which has no exit code", rootcause_error_file)
 
     def _get_error_file_path(self) -> str | None:
-        """Where this process's error file goes; None or empty if nowhere."""
+        """The path of this process's error file; None or empty if there is none."""
         return os.environ.get(VARIABLE)
 
     def _replace(self, path: str, data: JsonObject) -> None:
@@ -103,5 +88,5 @@ class ErrorHandler:
 
 
 def get_error_handler() -> ErrorHandler:
-    """A new handler of the usual kind."""
+    """A new handler of the default class."""
     return ErrorHandler()

@@ -1,10 +1,11 @@
-"""Whether the kernel's out-of-memory killer ended a worker, as far as the counters of its control group tell.
+"""Whether the kernel's out-of-memory killer ended a worker, by the counters of its control group and the kernel's log.
 
 Laws:
 
-1. The counters tell how many were killed, and not whom, and what a worker has spawned is in its group too. So nothing
-   is said without a doubt unless the kernel's log, where it may be read, names the worker.
-2. Where the kernel tells nothing (no /proc, no control groups), nothing is claimed, and nothing raises.
+1. The counters tell how many processes were killed, and not which, and a worker's children are in its group too. So
+   nothing is
+   certain unless the kernel's log, where it may be read, names the worker.
+2. Where the kernel shows nothing (no /proc, no control groups), nothing is claimed, and nothing raises.
 
 The first version of control groups counts in `memory.oom_control` what happens in the group itself, the second in
 `memory.events` what happens in it and below it. Without either there is the counter of the whole machine.
@@ -13,6 +14,7 @@ The first version of control groups counts in `memory.oom_control` what happens 
 from __future__ import annotations
 
 import os
+import re
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,18 +22,18 @@ if TYPE_CHECKING:
 
 _OOM_KILLED = "killed by the kernel's out-of-memory killer"
 _KILLS = b"oom_kill"
+_KILLED = rb"Killed process (\d+) .*?anon-rss:(\d+)kB, file-rss:\d+kB, shmem-rss:(\d+)kB"
+_FIRST_NAMESPACE = 0xEFFFFFFC
+"""Inode of the first pid namespace, whose pids are in the kernel's log."""
 _NO_LIMIT = 1 << 60
-"""The first version says some number near 2**63 where there is none."""
+"""The first version shows some number near 2**63 if there is none."""
 
 
 class OomKills:
-    """What the out-of-memory killer does from now on to what runs in this process's control group.
+    """Kills by the out-of-memory killer in this process's control group, from now on; `proc` and `mounted` are mount
+    points.
 
-    Two small files are read to make one.
-
-    Args:
-        proc: where the proc file system is.
-        mounted: where the control groups are mounted.
+    To make one, two small files are read.
     """
 
     def __init__(self, proc: str = "/proc", mounted: str = "/sys/fs/cgroup") -> None:
@@ -40,30 +42,28 @@ class OomKills:
         self._before = self._count()
 
     def reason(self, pid: int, killed: int) -> str:
-        """Why a worker that had SIGKILL was killed; empty if nothing speaks for this killer.
+        """Why a worker that had SIGKILL was killed; empty if this killer is no likely cause.
 
         Args:
             pid: the worker's.
-            killed: how many workers have died of a SIGKILL that was not ours, since this object was made.
+            killed: workers that have died of a SIGKILL that was not ours, since this object was made.
         """
         before, now = self._before, self._count()
         if now <= before:
             return ""
-        from rallypoint.failures.kernel_log import killed_for_memory
-
-        told = killed_for_memory()
+        victims = killed_for_memory()
         facts = self._facts(before, now)
-        if told is None:
+        if victims is None:
             sure = self._group is not None and now - before >= killed
             return f"{'most likely' if sure else 'perhaps'} {_OOM_KILLED} ({facts})"
-        if pid in told:
-            return f"{_OOM_KILLED} (it held {megabytes(told[pid])}, {facts})"
+        if pid in victims:
+            return f"{_OOM_KILLED} (it held {megabytes(victims[pid])}, {facts})"
         return (
             f"killed by somebody, after another process was {_OOM_KILLED} ({facts})" if self._group is not None else ""
         )
 
     def context(self) -> str:
-        """A sentence for a worker that ended otherwise, if others of its group were killed: its children, say."""
+        """A sentence for a worker that ended otherwise, if others of its group were killed, such as its children."""
         if self._group is None or self._count() <= self._before:
             return ""
         where = f"control group {self._group.name}, {self._group.limit()}"
@@ -79,14 +79,7 @@ class OomKills:
 
 
 class _Cgroup:
-    """A control group.
-
-    Args:
-        name: its path among the groups.
-        folder: its folder.
-        top: the folder that the groups are mounted on.
-        second: whether it is one of the second version.
-    """
+    """A control group: its path among the groups, its folder, the mount point, and whether it is version 2."""
 
     def __init__(self, name: str, folder: str, top: str, second: bool) -> None:
         self.name = name
@@ -96,7 +89,7 @@ class _Cgroup:
         self.counter = f"{folder}/memory.events" if second else f"{folder}/memory.oom_control"
 
     def limit(self) -> str:
-        """How much memory it may use, in words."""
+        """How much memory it may use, for people."""
         limits = [limit for limit in self._limits() if limit < _NO_LIMIT]
         return f"limit {megabytes(min(limits))}" if limits else "no limit but the machine's memory"
 
@@ -120,7 +113,7 @@ def _own_cgroup(proc: str, mounted: str) -> _Cgroup | None:
     """The control group of this process that counts memory, if its counter can be read."""
     name, second = _own_cgroup_path(_read(f"{proc}/self/cgroup"))
     top = mounted if second else f"{mounted}/memory"
-    # A container sees its own group at the top, and may be told the name that it has outside.
+    # A container sees its own group at the top, and may see the name that it has outside.
     for folder in (top + name.rstrip("/"), top) if name else ():
         group = _Cgroup(name, folder, top, second)
         if _number(group.counter, _KILLS) is not None:
@@ -128,10 +121,10 @@ def _own_cgroup(proc: str, mounted: str) -> _Cgroup | None:
     return None
 
 
-def _own_cgroup_path(told: bytes) -> tuple[str, bool]:
-    """The path of the group, and whether it is of the second version; an empty path if it is not told."""
+def _own_cgroup_path(listing: bytes) -> tuple[str, bool]:
+    """The path of the group, and whether it is of the second version; empty if it is unknown."""
     name = b""
-    for line in told.split(b"\n"):
+    for line in listing.split(b"\n"):
         number, _, rest = line.partition(b":")
         controllers, _, path = rest.partition(b":")
         if b"memory" in controllers.split(b","):
@@ -142,7 +135,7 @@ def _own_cgroup_path(told: bytes) -> tuple[str, bool]:
 
 
 def _number(path: str, key: bytes) -> int | None:
-    """The number behind a key in a file of such lines."""
+    """The number of a key in a file of such lines."""
     for line in _read(path).split(b"\n"):
         name, _, value = line.partition(b" ")
         if name == key and value.isdigit():
@@ -162,3 +155,35 @@ def _read(path: str) -> bytes:
         return b""
     finally:
         os.close(fd)
+
+
+def killed_for_memory(log: str = "/dev/kmsg", namespace: str = "/proc/self/ns/pid") -> dict[int, int] | None:
+    """Pid to the bytes that it had, of all in the log; None if it cannot be read, or has other pids."""
+    try:
+        if os.stat(namespace).st_ino != _FIRST_NAMESPACE:
+            return None
+        fd = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return {int(pid): (int(own) + int(shared)) * 1024 for pid, own, shared in re.findall(_KILLED, _all(fd))}
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
+
+
+def _all(fd: int) -> bytes:
+    """All entries of the log; each read returns one."""
+    entries = []
+    while True:
+        try:
+            entry = os.read(fd, 8192)
+        except BlockingIOError:
+            break
+        except BrokenPipeError:  # it was overwritten
+            continue
+        if not entry:
+            break
+        entries.append(entry)
+    return b"".join(entries)

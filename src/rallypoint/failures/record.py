@@ -1,6 +1,7 @@
-"""`record`: put it on a program's main function, and its last exception is told to whoever launched it.
+"""`record`: a decorator of a program's main function, which reports its last exception to the launcher (contract
+section 7.2).
 
-Contract section 7.2. It serves under any launcher that sets `TORCHELASTIC_ERROR_FILE`, and does no harm without one.
+It serves under any launcher that sets `TORCHELASTIC_ERROR_FILE`, and does nothing without one.
 """
 
 from __future__ import annotations
@@ -31,18 +32,18 @@ def record(
 def record(
     fn: Callable[P, R] | None = None, error_handler: ErrorHandler | None = None
 ) -> Callable[P, R | None] | Callable[[Callable[P, R]], Callable[P, R | None]]:
-    """Write the exception that ends `fn` to this process's error file, and let it go on.
+    """Write the exception that ends `fn` to this process's error file, and raise it again.
 
     Use it as `@record`, `@record()` or `record(fn)(...)`. An exit with code 0 (`sys.exit(0)`) is swallowed, so that
-    what follows the call still runs; other exits and interrupts pass untouched. A `ChildFailedError` (this process is
-    itself a launcher) passes on the first failure's own error file, or what is known of the failure without one.
+    what follows the call still runs; other exits and interrupts pass. A `ChildFailedError` (this process is itself a
+    launcher) passes on the first failure's own error file, or what is known of the failure without one.
 
     Args:
         fn: the function, normally a program's main.
         error_handler: what writes the file; None means `ErrorHandler`.
 
     Returns:
-        A function that takes the same arguments, and returns what `fn` returns.
+        A function with the same arguments and result.
     """
     if fn is None:
         return lambda function: _recorded(function, error_handler or get_error_handler())
@@ -76,5 +77,5 @@ def _write_error_file(handler: ErrorHandler, error: Exception) -> None:
             handler.dump_error_file(path, error.root_cause().exitcode)
         else:
             handler.dump_cause(error.root_cause())
-    except Exception:  # such as an exception whose own text raises; what `fn` raised must not be hidden by it
+    except Exception:  # such as an exception whose own text raises; it must not hide what `fn` raised
         _logger.warning("the failure of this process could not be recorded", exc_info=True)

@@ -1,13 +1,13 @@
-"""The report that ends a failed job: which worker died first, where, how, and with what last words.
+"""The report that ends a failed job: which worker failed first, where, how and why.
 
-Its form is torchrun's (contract section 7.5), so that what greps for it goes on working. What is new in it: the first
-failure may be one of another node, a traceback is always shown, and workers that the launcher itself ended are not
-called failures. One report is enough for a job: where the first failure was on another node, whose agent gives the
-report, one line with the cause stands for it.
+Its form is torchrun's (contract section 7.5), so that what greps for it works. New: the first failure may be another
+node's, a traceback is always shown, and workers that the launcher ended are not called failures. One report is enough
+for a job: on other nodes than that of the first failure, one line with the cause replaces it.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Mapping
 
 from rallypoint.base.errors import RallypointError
@@ -20,15 +20,15 @@ _MAX_BAR_WIDTH = 60
 
 
 class ChildFailedError(RallypointError):
-    """Workers failed. Its text is the report, or one line for it; `format_msg` always gives the report.
+    """Workers failed. Its text is the report, or one line for it; `format_msg` always returns the report.
 
     Args:
         name: what the workers ran: the script, the module or the command.
         failures: global rank to failure, of this node's workers; may be empty if `cause` is given.
         cause: the first failure of the whole job; None if only this node's are known.
-        stopped: global ranks of this node that the launcher ended itself, whether they are in `failures` or not.
-        restarts: how many the job has used, for the report.
-        told_elsewhere: whether agents of other nodes give the report.
+        stopped: global ranks of this node that the launcher ended, whether they are in `failures` or not.
+        restarts: how many the job has used.
+        reported_elsewhere: whether agents of other nodes print the report.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class ChildFailedError(RallypointError):
         cause: Cause | None = None,
         stopped: Collection[int] = (),
         restarts: Restarts = NO_RESTARTS,
-        told_elsewhere: bool = False,
+        reported_elsewhere: bool = False,
     ) -> None:
         assert failures or cause is not None, "a report needs a failure to report"
         super().__init__(name)
@@ -47,10 +47,10 @@ class ChildFailedError(RallypointError):
         self.cause = cause
         self.stopped = frozenset(stopped)
         self.restarts = restarts
-        self.reported_elsewhere = told_elsewhere
+        self.reported_elsewhere = reported_elsewhere
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
-        """Global rank and failure of the worker of this node that failed first, those that were stopped left out.
+        """Global rank and failure of this node's worker that failed first, except stopped ones.
 
         Raises:
             ValueError: none of this node's workers failed.
@@ -62,7 +62,7 @@ class ChildFailedError(RallypointError):
         return first, self.failures[first]
 
     def format_msg(self, boarder_delim: str = "=", section_delim: str = "-") -> str:
-        """The report; what its lines are made of is accepted for code that gives it, and always the same."""
+        """The report; the delimiters are accepted for torch's callers, and ignored."""
         return self._report()
 
     def root_cause(self) -> Cause:
@@ -70,10 +70,10 @@ class ChildFailedError(RallypointError):
         if self.cause is not None:
             return self.cause
         rank, failure = self.get_first_failure()
-        return Cause.of(failure, rank, _host_name())
+        return Cause.of(failure, rank, os.uname().nodename)
 
     def root_error_file(self) -> str:
-        """The error file of the first failure if it lies on this node, else an empty text."""
+        """The error file of the first failure if it is on this node, else an empty text."""
         root = self._local_root_rank() if self.cause is not None else self.get_first_failure()[0]
         path = NO_FILE if root is None else self.failures[root].error_file
         return "" if path == NO_FILE else path
@@ -81,11 +81,11 @@ class ChildFailedError(RallypointError):
     def __str__(self) -> str:
         try:
             return self._line() if self.reported_elsewhere else self._report()
-        except Exception as error:  # a failure may be anybody's object, and nothing is worse than to say nothing
+        except Exception as error:  # a failure may be anybody's object, and no report would be worse
             return self._fallback_report(error)
 
     def _line(self) -> str:
-        """The cause, and that others tell more of it."""
+        """The cause, and where the report is."""
         root = self.root_cause()
         own = sorted(rank for rank in self.failures if rank not in self.stopped)
         after = f"; here {_rank_list(own)} failed after it" if own else ""
@@ -94,7 +94,7 @@ class ChildFailedError(RallypointError):
     def _report(self) -> str:
         root = self.root_cause()
         own_root = self._local_root_rank() if self.cause is not None else root.rank
-        host = root.host if own_root is not None else _host_name() if self.failures else ""
+        host = root.host if own_root is not None else os.uname().nodename if self.failures else ""
         others = [
             _block(index, Cause.of(failure, rank, host))
             for index, (rank, failure) in enumerate(self.failures.items())
@@ -105,20 +105,20 @@ class ChildFailedError(RallypointError):
         return _assemble(f"{self.name} FAILED", others, self._context_lines(own_root), first)
 
     def _fallback_report(self, error: Exception) -> str:
-        """What can be said where a failure, or the cause, is none that a report can be made of."""
+        """For a failure or a cause of which no report can be made."""
         lines = [f"{self.name} FAILED; the report cannot be made ({type(error).__name__}: {error}), but this is known:"]
         for index, (rank, failure) in enumerate(self.failures.items()):
             try:
-                lines.append(_block(index, Cause.of(failure, rank, _host_name())))
+                lines.append(_block(index, Cause.of(failure, rank, os.uname().nodename)))
             except Exception:
                 lines.append(f"[{index}]: rank {rank}: {object.__repr__(failure)}")
         return "\n".join(lines)
 
     def _context_lines(self, own_root: int | None) -> list[str]:
-        """What else is known of the end: lines between the failures and the first of them."""
+        """Lines between the failures and the first of them."""
         stopped = _rank_list(self.stopped - {own_root})
-        asides = [f"Stopped by rallyrun: {stopped}"] if stopped else []
-        return [*asides, f"Restarts used: {self.restarts}"] if self.restarts.allowed else asides
+        context = [f"Stopped by rallyrun: {stopped}"] if stopped else []
+        return [*context, f"Restarts used: {self.restarts}"] if self.restarts.allowed else context
 
     def _local_root_rank(self) -> int | None:
         """The rank of `cause` if it is one of this node's failures."""
@@ -128,11 +128,11 @@ class ChildFailedError(RallypointError):
         return self.cause.rank if own is not None and own.pid == self.cause.pid else None
 
 
-def _assemble(title: str, others: list[str], asides: list[str], first: str) -> str:
+def _assemble(title: str, others: list[str], context: list[str], first: str) -> str:
     widest = max(len(line) for text in (title, first, *others) for line in text.split("\n"))
     double, single = "=" * min(widest, _MAX_BAR_WIDTH), "-" * min(widest, _MAX_BAR_WIDTH)
     parts = ["", double, title, single, "Failures:", *(others or ["  <NO_OTHER_FAILURES>"])]
-    for aside in asides:
+    for aside in context:
         parts += [single, aside]
     parts += [single, "Root Cause (first observed failure):", first, double]
     return "\n".join(parts)
@@ -154,7 +154,7 @@ def _block(index: int, cause: Cause, elsewhere: bool = False) -> str:
 
 
 def failure_detail(cause: Cause) -> str:
-    """All that is known of why a worker failed: its traceback, or in words and then its last lines."""
+    """All that is known of why a worker failed: its traceback, or its message and last lines."""
     if not cause.traceback:
         return cause.message
     if cause.error_file or (is_traceback(cause.traceback) and cause.message in cause.traceback):
@@ -169,9 +169,3 @@ def _rank_list(ranks: Iterable[int]) -> str:
     if not texts:
         return ""
     return f"{'rank' if texts[0].isdigit() and len(texts) == 1 else 'ranks'} {', '.join(texts)}"
-
-
-def _host_name() -> str:
-    import socket
-
-    return socket.gethostname()

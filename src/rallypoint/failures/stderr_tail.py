@@ -1,11 +1,11 @@
-"""What the end of a worker's standard error tells of its death. Pure text work.
+"""What the end of a worker's standard error says of its death. Pure.
 
 Laws:
-- a traceback is what Python prints for an exception that ended the program: from the first `Traceback` of its chain
-  to the exception's own text. One that Python itself calls ignored, or that ended a thread only, counts if there is
-  no better one;
-- what was drawn over by a carriage return, and colours, are not shown again;
-- where the interpreter has left the stacks of many threads, that of the thread which died is shown before all others.
+- a traceback is what Python prints for an exception that ended the program: from the first `Traceback` of its chain to
+  the exception's own text. One that Python itself calls ignored, or that ended a thread only, counts if there is no
+  other;
+- text that a carriage return has overwritten, and colours, are left out;
+- if the interpreter left the stacks of many threads, that of the thread which died comes first.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _HEADER = re.compile(
 _HEADING = "Traceback (most recent call last):"
 _FRAME = re.compile(r'  File ".*", line \d+, in ')
 _OF_A_FRAME = 4
-"""Lines that a frame has at most, but for those that repeat."""
+"""Lines of a frame at most, except repeated ones."""
 _CHAIN = (
     "The above exception was the direct cause of the following exception:",
     "During handling of the above exception, another exception occurred:",
@@ -36,17 +36,17 @@ _FATAL = "Fatal Python error: "
 _STACK = re.compile(r"(?:Current thread|Thread) 0x[0-9a-f]+ .*\(most recent call first\):$")
 
 LINES = 30
-"""Lines of standard error that are shown where there is no traceback."""
+"""Lines of standard error that are shown if there is no traceback."""
 _HEADING_LINES = 10
-"""Lines above a fatal error that are shown with it: a C library says there what it did not like."""
+"""Lines above a fatal error that are shown with it: a C library gives its reason there."""
 _MAX_LINES = 50
-"""Lines that are shown of a fatal error and its stacks."""
+"""Lines of a fatal error and its stacks that are shown."""
 _MAX_WIDTH = 200
-"""Characters that are shown of each of these lines, so that what a `Cause` has room for holds them all."""
+"""Characters of each of these lines that are shown, so that a `Cause` has room for all."""
 
 
 def clean_lines(last_bytes: bytes) -> list[str]:
-    """Lines as a person would have seen them: decoded, without colours, drawn-over text and blank ends."""
+    """Lines as a person would have seen them: decoded, without colours, overwritten text and blank ends."""
     text = _ANSI.sub("", last_bytes.decode("utf-8", errors="replace"))
     lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in text.split("\n")]
     while lines and not lines[-1]:
@@ -57,15 +57,15 @@ def clean_lines(last_bytes: bytes) -> list[str]:
 
 
 def last_lines(lines: list[str], path: str = "") -> str:
-    """The last `LINES` of them; before them, where there were more, the path of a file that has all."""
+    """The last `LINES` lines; before them, if there were more, the path of the file with all."""
     more = [f"{TRUNCATION_MARK} all of it is in {path}"] if path and len(lines) > LINES else []
     return "\n".join([*more, *lines[-LINES:]])
 
 
 def last_stacks(lines: list[str]) -> str:
-    """What the interpreter said when a signal ended it, with the stack of the thread that died before the others.
+    """What the interpreter printed when a signal ended it, the stack of the thread that died first.
 
-    Empty if it said nothing, or if that is among the last `LINES` of the cleaned lines anyway.
+    Empty if it printed nothing, or if that is among the last `LINES` lines anyway.
     """
     fatal = next((number for number in range(len(lines) - 1, -1, -1) if lines[number].startswith(_FATAL)), None)
     if fatal is None or len(lines) - fatal <= LINES:
@@ -88,7 +88,7 @@ def last_stacks(lines: list[str]) -> str:
 def last_traceback(lines: list[str]) -> str:
     """The last Python traceback in cleaned lines, with the exceptions that it came from; empty if there is none.
 
-    Where it is longer than what was kept, its heading is gone, and another stands in its place.
+    If it is longer than what was kept, its heading is missing, and is added.
     """
     headers = [number for number, line in enumerate(lines) if _HEADER.match(line)]
     if not headers:
@@ -121,7 +121,7 @@ def is_traceback(text: str) -> bool:
 def exception_line(traceback: str) -> str:
     """The line of a traceback that names its (last) exception: the first after the frames.
 
-    Where the worker was itself a launcher, whose exception has nothing in that line, what its report says in short.
+    If the worker was itself a launcher, whose exception has no text in that line, a summary of its report.
     """
     lines = traceback.split("\n")
     header = max(number for number, line in enumerate(lines) if _HEADER.match(line))
@@ -132,16 +132,16 @@ def exception_line(traceback: str) -> str:
 
 
 def _from_launcher_report(lines: list[str]) -> str:
-    """What failed, with which rank and exit code, by the report of a launcher; empty if this is none."""
+    """What failed, with rank and exit code, from the report of a launcher; empty if this is not one."""
     title = next((line for line in lines if line.endswith(" FAILED")), "")
-    told: dict[str, str] = {}
+    values: dict[str, str] = {}
     for line in lines:  # the root cause comes last
         name, colon, value = line.partition(" : ")
         if colon:
-            told[name.strip()] = value.strip()
-    if not title or not {"rank", "exitcode"} <= told.keys():
+            values[name.strip()] = value.strip()
+    if not title or not {"rank", "exitcode"} <= values.keys():
         return ""
-    return f"{title}: rank {told['rank']}, exitcode {told['exitcode']}"
+    return f"{title}: rank {values['rank']}, exitcode {values['exitcode']}"
 
 
 def _whole(lines: list[str], header: int) -> tuple[int, str]:
@@ -173,10 +173,7 @@ def _without_chain_mark(line: str, mark: str) -> str:
 
 
 def _end(lines: list[str], header: int, mark: str) -> int:
-    """The line after the exception's text.
-
-    That text goes on to a blank line; in a marked traceback it goes on behind one as long as the mark does.
-    """
+    """The line after the exception's text, which ends at a blank line; in a marked traceback, where the mark ends."""
     number = header + 1
     while number < len(lines) and _is_part(lines[number], mark, framed=True):
         number += 1

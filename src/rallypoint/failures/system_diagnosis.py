@@ -1,4 +1,4 @@
-"""What the machine knows of why a worker failed, beyond its exit code or the signal's name."""
+"""What the machine knows of why a worker failed, beyond its exit code or signal."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 SHARED_MEMORY = "/dev/shm"
 _FULL = 0.05
-"""The free part of shared memory below which it counts as full: what is asked for there comes in large pieces."""
+"""The free part of shared memory below which it counts as full: allocations there are large."""
 
 
 def explain_signal(failure: ProcessFailure, kills: OomKills | None = None, killed: int = 1) -> None:
-    """Blame what is known to be behind the signal that ended a worker; else tell what may have to do with its end.
+    """Set the reason of a failure by a signal, if it is known; else add what may be related to its context.
 
     Args:
-        failure: the worker's; what an exception that it has told of is blamed on stays.
-        kills: what counts the deeds of the out-of-memory killer since the worker's start.
-        killed: how many workers have died since then of a SIGKILL that was not ours.
+        failure: the worker's; the exception in an error file is not overridden.
+        kills: counts kills by the out-of-memory killer since the worker's start.
+        killed: workers that have died since then of a SIGKILL that was not ours.
     """
     if failure.exitcode != -signal.SIGKILL and kills is not None:
         failure.context = "\n".join(filter(None, (failure.context, kills.context())))
@@ -40,21 +40,17 @@ def explain_signal(failure: ProcessFailure, kills: OomKills | None = None, kille
 
 
 def bus_error(shared: str) -> str:
-    """What may be behind a SIGBUS.
-
-    Args:
-        shared: the folder of shared memory, through which processes hand large things over.
-    """
-    meaning = "it touched mapped memory with nothing behind it, as of a mapped file that was cut short"
+    """What may have caused a SIGBUS; `shared` is the folder of shared memory."""
+    meaning = "it accessed mapped memory with nothing behind it, as of a mapped file that was truncated"
     try:
         disk = os.statvfs(shared)
     except OSError:
         return meaning
     total, free = disk.f_blocks * disk.f_frsize, disk.f_bavail * disk.f_frsize
-    if not total:  # no file system of its own
+    if not total:  # not a file system of its own
         return meaning
     figures = f"{megabytes(free)} of {megabytes(total)} free"
     if free < total * _FULL:
-        remedy = "make it larger (`--shm-size` of a container), or hand over less there"
+        remedy = "make it larger (`--shm-size` of a container), or use less of it"
         return f"{shared} is nearly full ({figures}); {remedy}"
-    return f"{meaning}, or shared memory that had run out ({shared}: {figures} now)"
+    return f"{meaning}, or shared memory ran out ({shared}: {figures} now)"

@@ -1,9 +1,9 @@
-"""Texts that may have any size, made short enough to be shown and sent, with a word on where all of it is. Pure.
+"""Cuts texts of any size so that they can be shown and sent, with a note on where all of it is. Pure.
 
 Laws:
 - the beginning and the end of a text stay, and so do those of each line: a traceback keeps its heading, its outermost
   and innermost frames, and its exception;
-- the last line holds no word of ours but the mark of a cut, so that the same failure ends in the same line again.
+- the last line gets nothing but the mark of a cut, so that the same failure ends in the same line each time.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ _LINE_END = 100
 _MAX_PATH = 1024
 
 
-def truncate(text: str, limit: int, place: str = "") -> str:
+def truncate(text: str, limit: int, source: str = "") -> str:
     """A text of at most `limit` bytes of UTF-8, with lines of at most `MAX_LINE` characters.
 
     Args:
-        text: whatever UTF-8 has no room for (half a surrogate pair out of a worker's JSON) becomes a question mark.
+        text: what UTF-8 cannot encode (half a surrogate pair from a worker's JSON) becomes a question mark.
         limit: in bytes.
-        place: where all of it can be read; empty says nothing of that.
+        source: where all of it can be read; empty for no note.
     """
-    known = f"; all of it is in {truncate_end(place, _MAX_PATH)}" if place else ""
+    known = f"; all of it is in {truncate_end(source, _MAX_PATH)}" if source else ""
     lines: list[str] = []
-    told = not known
+    noted = not known
     for line in text.encode("utf-8", errors="replace").decode().split("\n"):
-        if len(line) > MAX_LINE and not told:
-            told = True
+        if len(line) > MAX_LINE and not noted:
+            noted = True
             lines.append(f"[the next line is cut{known}]")
         lines.append(truncate_line(line))
     whole = "\n".join(lines)
@@ -36,12 +36,12 @@ def truncate(text: str, limit: int, place: str = "") -> str:
     return whole if excess <= 0 else truncate_end("\n".join(_without_middle(lines, excess, limit, known)), limit)
 
 
-def truncate_line(line: str, wide: int = MAX_LINE) -> str:
-    """A line of at most so many characters, the middle taken out where it has more."""
-    if len(line) <= wide:
+def truncate_line(line: str, width: int = MAX_LINE) -> str:
+    """A line of at most `width` characters, without its middle if it has more."""
+    if len(line) <= width:
         return line
-    end = min(_LINE_END, wide // 4)
-    return line[: wide - end - len(TRUNCATION_MARK)] + TRUNCATION_MARK + line[-end:]
+    end = min(_LINE_END, width // 4)
+    return line[: width - end - len(TRUNCATION_MARK)] + TRUNCATION_MARK + line[-end:]
 
 
 def truncate_end(text: str, limit: int) -> str:
@@ -50,13 +50,13 @@ def truncate_end(text: str, limit: int) -> str:
 
 
 def first_line(text: str) -> str:
-    """The first line of a text that says something, made short: for a sentence of one line."""
+    """The first line of a text that is not blank, truncated."""
     first = next((line.strip() for line in text.split("\n") if line.strip()), "")
     return truncate_line(first)
 
 
 def _without_middle(lines: list[str], excess: int, limit: int, known: str) -> list[str]:
-    """The first lines and, twice as much, the last ones; and between them how much is missing."""
+    """The first lines and, twice as much, the last ones, with a note between them on what is missing."""
     mark = f"{TRUNCATION_MARK} at least {max(1, excess // 1024)} kB are cut here{known}"
     room = limit - len(mark.encode()) - 2
     head = _lines_that_fit(lines, room // 3)
@@ -65,7 +65,7 @@ def _without_middle(lines: list[str], excess: int, limit: int, known: str) -> li
 
 
 def _lines_that_fit(lines: list[str], room: int) -> list[str]:
-    """As many of the lines as so many bytes hold, each with its newline."""
+    """As many of the lines, each with its newline, as fit into `room` bytes."""
     taken: list[str] = []
     for line in lines:
         room -= len(line.encode()) + 1

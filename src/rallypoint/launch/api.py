@@ -130,7 +130,7 @@ def _failure(result: RunResult, name: str) -> ChildFailedError:
         cause=result.cause,
         stopped=result.stopped,
         restarts=result.restarts,
-        told_elsewhere=result.reported_elsewhere,
+        reported_elsewhere=result.reported_elsewhere,
     )
 
 

@@ -1,9 +1,8 @@
-"""Making folders with names of our own that nobody else has, without the cost of importing `tempfile`."""
+"""Makes folders with unique names, without the cost of importing `tempfile`."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 from rallypoint.base.errors import UserError, user_error
 
@@ -11,10 +10,10 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz0123456789_"
 
 
 def temporary_folder() -> str:
-    """The folder for temporary files: `TMPDIR`, `TEMP`, `TMP` or a usual place, the first that can be written to.
+    """The folder for temporary files: `TMPDIR`, `TEMP`, `TMP` or a usual one, the first that is writable.
 
     Raises:
-        UserError: none of them can.
+        UserError: none of them is.
     """
     named = [os.environ[name] for name in ("TMPDIR", "TEMP", "TMP") if os.environ.get(name)]
     candidates = [*named, "/tmp", "/var/tmp", "/usr/tmp", "."]
@@ -22,19 +21,16 @@ def temporary_folder() -> str:
         if os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK):
             try:
                 return os.path.abspath(folder)
-            except FileNotFoundError:  # it is below the working directory, and that has been deleted
+            except FileNotFoundError:  # it is relative, and the working directory has been deleted
                 continue
     raise UserError(f"no folder for temporary files can be written to, of {', '.join(candidates)}; set TMPDIR to one")
 
 
 def make_unique(parent: str, prefix: str) -> str:
-    """Make a folder `<parent>/<prefix>XXXXXXXX` that did not exist, for this user alone, and its parents.
-
-    Raises:
-        UserError: it cannot be made; says why.
-    """
+    """Make a new folder `<parent>/<prefix>XXXXXXXX`, for this user only, and its parents; UserError if that fails."""
     make_all(parent)
-    for suffix in _suffixes():
+    while True:
+        suffix = "".join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(8))
         path = os.path.join(parent, prefix + suffix)
         try:
             os.mkdir(path, 0o700)
@@ -43,15 +39,10 @@ def make_unique(parent: str, prefix: str) -> str:
         except OSError as error:
             raise _refused(path, error) from error
         return path
-    raise AssertionError("suffixes never end")
 
 
 def make_next(parent: str, name: str) -> str:
-    """Make the first of `<parent>/<name>`, `<name>.1`, `<name>.2` and so on that does not exist yet.
-
-    Raises:
-        UserError: it cannot be made; says why.
-    """
+    """Make the first of `<parent>/<name>`, `<name>.1`, `<name>.2` ... that does not exist; UserError if that fails."""
     path, number = os.path.join(parent, name), 0
     while True:
         try:
@@ -66,11 +57,7 @@ def make_next(parent: str, name: str) -> str:
 
 
 def make_all(path: str) -> None:
-    """Make a folder and its parents where they are missing.
-
-    Raises:
-        UserError: it cannot be made; says why.
-    """
+    """Make a folder and its missing parents; UserError if that fails."""
     try:
         os.makedirs(path, exist_ok=True)
     except OSError as error:
@@ -78,7 +65,7 @@ def make_all(path: str) -> None:
 
 
 def remove_empty(path: str) -> bool:
-    """Remove a folder and those below it as far as nothing is in them. Returns whether it is gone."""
+    """Remove a folder and those below it that are empty. Returns whether it is gone."""
     try:
         with os.scandir(path) as entries:
             folders = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
@@ -90,11 +77,6 @@ def remove_empty(path: str) -> bool:
     except OSError:  # something is in it, or it is not ours to remove
         return False
     return True
-
-
-def _suffixes() -> Iterator[str]:
-    while True:
-        yield "".join(_LETTERS[byte % len(_LETTERS)] for byte in os.urandom(8))
 
 
 def _refused(path: str, error: OSError) -> UserError:

@@ -1,8 +1,8 @@
-"""Lines of followed output that hold one of some texts, written to a file of their own (contract section 6.6).
+"""Copies lines of followed output that contain one of some texts to a file of their own (contract section 6.6).
 
 Laws:
 - a line is written whole, with its prefix, however long it is and in whatever pieces it came;
-- a file that cannot be written costs itself, and a warning; nobody else notices.
+- a file that cannot be written is given up with a warning, and nothing else is affected.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ _logger = get_logger(__name__)
 
 
 class LineFilter:
-    """The file, and what a line must hold to get into it. Shared by the streams of all workers, in one thread.
+    """The file, and the texts. Shared by the streams of all workers, in one thread.
 
     Args:
-        path: the file; it is made, and emptied.
-        texts: a line that holds one of them passes.
+        path: the file; it is created, or truncated.
+        texts: a line that contains one of them matches.
 
     Raises:
-        OSError: the file cannot be made.
+        OSError: the file cannot be opened.
     """
 
     def __init__(self, path: str, texts: Sequence[str]) -> None:
@@ -33,20 +33,20 @@ class LineFilter:
         self._fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND | os.O_CLOEXEC, 0o666)
         self._texts = tuple(map(os.fsencode, texts))
         self.overlap = max((len(text) for text in self._texts), default=1) - 1
-        """Bytes of one piece that must be looked at again with the next."""
+        """Bytes of one chunk that must be searched again with the next."""
 
     def matches(self, data: bytes) -> bool:
         """Whether one of the texts is in `data`."""
         return any(text in data for text in self._texts)
 
     def write(self, data: bytes) -> None:
-        """Append. Never raises."""
+        """Append to the file. Never raises."""
         left = memoryview(data)
         while left and self._fd >= 0:
             try:
                 left = left[os.write(self._fd, left) :]
             except OSError as error:
-                _logger.warning("filtered output is no longer kept: %s: %s", self._path, error.strerror)
+                _logger.warning("filtered output is no longer written: %s: %s", self._path, error.strerror)
                 self.close()
 
     def close(self) -> None:
@@ -57,25 +57,25 @@ class LineFilter:
 
 
 class FilteredStream:
-    """One followed file on its way through a sieve. It is shown everything in order, by `see`.
+    """Filters one followed file, whose bytes are given to `feed` in order.
 
     Args:
-        sieve: where lines that pass go.
-        prefix: bytes that stand before each line there.
-        read: `(length, offset)` to bytes of the file, for lines that are found to pass when most of them has gone by.
+        line_filter: where matching lines go.
+        prefix: written before each of them.
+        read: `(length, offset)` to bytes of the file, for lines that turn out to match when most of them has passed.
     """
 
-    def __init__(self, sieve: LineFilter, prefix: bytes, read: Callable[[int, int], bytes]) -> None:
-        self._filter = sieve
+    def __init__(self, line_filter: LineFilter, prefix: bytes, read: Callable[[int, int], bytes]) -> None:
+        self._filter = line_filter
         self._prefix = prefix
         self._read = read
         self.reset()
 
     def reset(self) -> None:
-        """The file has been emptied."""
+        """The file was truncated."""
         self._begin = 0  # where the line that has not ended begins
         self._seen = 0
-        self._matched = False  # whether what is known of that line holds a text
+        self._matched = False  # whether a text was found in that line
         self._last = b""  # its last bytes, in which a text may begin
 
     def feed(self, data: bytes) -> None:
@@ -100,7 +100,7 @@ class FilteredStream:
 
     def _whole_lines(self, data: bytes) -> None:
         self._seen += len(data)
-        if self._filter.matches(data):  # rarely, so that most is looked at by the C library alone
+        if self._filter.matches(data):  # rarely, so that most lines are not split
             lines = data[:-1].split(b"\n")
             self._filter.write(b"".join(self._prefix + line + b"\n" for line in lines if self._filter.matches(line)))
 
@@ -112,12 +112,12 @@ class FilteredStream:
             self._last = joint[len(joint) - self._filter.overlap :] if self._filter.overlap < len(joint) else joint
 
     def _end_line(self, end: bytes = b"") -> None:
-        """Copy the line that has come in pieces, if it passes."""
+        """Copy the line that came in pieces, if it matches."""
         if not self._matched:
             return
         self._filter.write(self._prefix)
         at = self._begin
-        while at < self._seen and (piece := self._read(min(_CHUNK, self._seen - at), at)):
-            at += len(piece)
-            self._filter.write(piece)
+        while at < self._seen and (part := self._read(min(_CHUNK, self._seen - at), at)):
+            at += len(part)
+            self._filter.write(part)
         self._filter.write(end)

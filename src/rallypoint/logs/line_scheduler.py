@@ -1,11 +1,11 @@
-"""Whose turn it is to write to a console that several workers share. Pure: bytes and `now` in, bytes to write out.
+"""Which of several workers may write to a console that they share. Pure: bytes and `now` in, bytes to write out.
 
 Laws:
 - nothing is lost, changed or reordered within one source;
-- what can be shown is shown at once: a prompt or a progress bar without a newline does not wait for one;
-- a source that stands in the middle of a line keeps the console until its newline. Another takes it only when the
-  source has been silent for `quiet` seconds, or when it has kept the other waiting for `patience` seconds;
-- nobody starves: while others wait, a source gives the console away at the end of a line.
+- what may be written is written at once: a prompt or a progress bar without a newline does not wait for one;
+- a source that has not ended its line keeps the console until its newline. Another gets it only when the source was
+  silent for `MAX_SILENCE` seconds, or has kept the other waiting for `MAX_WAIT` seconds;
+- nobody starves: while others wait, a source gives the console up at the end of a line.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from typing import Generic, TypeVar
 
 S = TypeVar("S", bound=Hashable)
 
-MAX_SILENCE = 0.1
-MAX_WAIT = 0.5
+MAX_SILENCE, MAX_WAIT = 0.1, 0.5
 
 
 class _Queued:
@@ -28,19 +27,17 @@ class _Queued:
 
 
 class LineScheduler(Generic[S]):
-    """The turn of one console. Every method that may give it on returns what is to be written, in order."""
+    """The schedule of one console. Methods that may pass it on return what is to be written, in order."""
 
-    def __init__(self, quiet: float = MAX_SILENCE, patience: float = MAX_WAIT) -> None:
-        self._max_silence = quiet
-        self._max_wait = patience
-        self._holder: S | None = None  # stands in the middle of a line
+    def __init__(self) -> None:
+        self._holder: S | None = None  # has not ended its line
         self._held_since = 0.0
-        self._last_bytes = 0.0  # when the holder was last heard
+        self._last_bytes = 0.0  # when the holder last wrote
         self._waiting: dict[S, _Queued] = {}  # first come, first served
 
     def write_or_queue(self, source: S, data: bytes, now: float) -> list[tuple[S, bytes]]:
-        """`source` has said `data` (not empty)."""
-        if self.may_write(source):  # what `tick` would do, without its copies
+        """`source` has `data` (not empty) to write."""
+        if self.may_write(source):  # as `due_output` does, but without a copy
             self.wrote(source, data.endswith(b"\n"), now)
             return [(source, data)]
         if (queued := self._waiting.get(source)) is not None:
@@ -50,17 +47,17 @@ class LineScheduler(Generic[S]):
         return self.due_output(now)
 
     def may_write(self, source: S) -> bool:
-        """Whether `source` may write at once, and then call `spoken`."""
+        """Whether `source` may write at once, and then call `wrote`."""
         return not self._waiting and self._holder in (None, source)
 
     def wrote(self, source: S, ends: bool, now: float) -> None:
-        """`source`, which was free to, has written something; `ends` if that ended a line."""
+        """`source` has written at once; `ends` if that ended a line."""
         if self._holder is None:
             self._held_since = now
         self._note_output(source, ends, now)
 
     def due_output(self, now: float) -> list[tuple[S, bytes]]:
-        """What may be written now that time has passed. Call it when `deadline` has come."""
+        """What may be written at `now`. Call it when `deadline` has passed."""
         out: list[tuple[S, bytes]] = []
         while self._waiting:
             if self._holder is None or (self._holder not in self._waiting and self._must_yield(now)):
@@ -72,7 +69,7 @@ class LineScheduler(Generic[S]):
         return out
 
     def flush(self) -> list[tuple[S, bytes]]:
-        """All that is left, turns or not: the holder's first, so that its line ends."""
+        """All that is left, the holder's first, so that its line ends."""
         out = []
         if self._holder is not None and (own := self._waiting.pop(self._holder, None)):
             out.append((self._holder, bytes(own.data)))
@@ -82,14 +79,14 @@ class LineScheduler(Generic[S]):
         return out
 
     def backlog(self, source: S) -> int:
-        """How many bytes of `source` wait. Who feeds it should pause while this is large."""
+        """Bytes of `source` that wait. Its reader should pause while this is large."""
         waiting = self._waiting.get(source)
         return len(waiting.data) if waiting else 0
 
     def deadline(self) -> float | None:
-        """When `tick` is due, on the clock of `now`; None while nobody waits."""
+        """When to call `due_output`, on the clock of `now`; None while nobody waits."""
         for first in self._waiting.values():
-            return min(self._last_bytes + self._max_silence, max(first.since, self._held_since) + self._max_wait)
+            return min(self._last_bytes + MAX_SILENCE, max(first.since, self._held_since) + MAX_WAIT)
         return None
 
     def _must_yield(self, now: float) -> bool:
@@ -97,7 +94,7 @@ class LineScheduler(Generic[S]):
         return deadline is not None and now >= deadline
 
     def _take_output(self, source: S, now: float) -> bytes:
-        """Take out what `source` may say in its turn, and leave the turn where it belongs afterwards."""
+        """Take the output that `source` may write now, and pass the console on if a line ends."""
         data = bytes(self._waiting.pop(source).data)
         whole = data.rfind(b"\n") + 1
         if whole and self._waiting and whole < len(data):
@@ -107,6 +104,6 @@ class LineScheduler(Generic[S]):
         return data
 
     def _note_output(self, source: S, ends: bool, now: float) -> None:
-        """`source` says something, and keeps the turn if that does not end a line."""
+        """`source` writes, and keeps the console if that does not end a line."""
         self._holder = None if ends else source
         self._last_bytes = now

@@ -1,17 +1,18 @@
-"""Where the bytes go that the workers of one start write, from their first line to their last.
+"""Where the output of the workers of one start goes, from their first line to their last.
 
-How a stream travels, by what the log specs say (contract section 6.4):
+The path of a stream, by the log specs (contract section 6.4):
 
-    redirected   the worker's descriptor is the file itself; we are not in between
+    redirected   the worker's descriptor is the file itself
     teed         the same, and the file is followed: whole lines with a prefix appear on the console
-    neither      standard output is inherited; standard error passes through us unchanged (`relay.py`), because the
-                 closing report must be able to show the last words of any script
+    neither      standard output is inherited; standard error passes through a relay unchanged, because the report must
+    be
+                 able to show the end of any script's standard error
     hidden       (local rank filtered out) standard output goes to /dev/null; standard error is read, not shown
 
 Laws:
-- a worker that dies leaves nothing unread: `last_lines` is complete as soon as the worker is dead, and `close`
-  carries everything that dead workers wrote;
-- a grandchild that holds a pipe open, or a console that takes no bytes, delays `close` by `CLOSE_TIMEOUT` at most.
+- a worker that dies leaves nothing unread: `last_lines` is complete as soon as the worker is dead, and `close` shows
+  everything that dead workers wrote;
+- a grandchild that holds a pipe open, or a console that blocks, delays `close` by `CLOSE_TIMEOUT` at most.
 """
 
 from __future__ import annotations
@@ -35,13 +36,13 @@ if TYPE_CHECKING:
     from rallypoint.logs.line_filter import LineFilter
 
 CLOSE_TIMEOUT = 5.0
-"""Seconds that `Outputs.close` waits for a console that takes no bytes."""
+"""Seconds that `Outputs.close` waits for a console that blocks."""
 
 _logger = get_logger(__name__)
 
 
 class _SinkInputs(NamedTuple):
-    """What is seen at one place."""
+    """What is shown on one sink."""
 
     sink: ConsoleSink
     relays: list[Relay]
@@ -49,17 +50,17 @@ class _SinkInputs(NamedTuple):
     line_filters: list[LineFilter]
 
     def pump(self) -> Pump | None:
-        """Who carries it, and owns it from now on; None if there is nothing to carry."""
+        """A pump, which owns all this from now on; None if there is nothing to read."""
         return Pump(*self) if self.relays or self.tails else None
 
     def close(self) -> None:
-        """Let go of what no pump owns."""
+        """Close what no pump owns."""
         for tail, _, _ in self.tails:
             tail.close()
         for relay in self.relays:
             relay.close()
-        for sieve in self.line_filters:
-            sieve.close()
+        for line_filter in self.line_filters:
+            line_filter.close()
         self.sink.close()
 
 
@@ -67,16 +68,14 @@ class Outputs:
     """The outputs of one start of `nprocs` workers.
 
     Args:
-        dest: the files, as the log specs have decided.
+        dest: the files, from the log specs.
         nprocs: number of workers on this node.
-        prefixes: local rank to what stands before each line that is shown by tee.
-        local_ranks_filter: show only these; None or empty means all. Specs that have hidden the others in `dest`
-            need no filter here.
-        stdout: the descriptor that is this console's standard output; None means 1.
-        stderr: the same for standard error; None means 2.
-        stdout_filters: teed lines of standard output that hold one of these texts also go to the file that `dest`
-            names for them; none means that there is no such file.
-        stderr_filters: the same for standard error.
+        prefixes: local rank to the prefix of its teed lines.
+        local_ranks_filter: show only these; None or empty means all, as for specs that have hidden the others in
+            `dest`.
+        stdout, stderr: the console's descriptors; None means 1 and 2.
+        stdout_filters, stderr_filters: teed lines that contain one of these texts also go to the file that `dest`
+            names.
 
     Raises:
         UserError: a file cannot be opened, or there are no descriptors left; says which and what to do.
@@ -99,18 +98,18 @@ class Outputs:
         self._relays: dict[int, Relay] = {}
         self._teed_errors: dict[int, Tail] = {}
         self._console = Console(1 if stdout is None else stdout, 2 if stderr is None else stderr)
-        self._inputs = [_SinkInputs(place, [], [], []) for place in self._console.sinks]
+        self._inputs = [_SinkInputs(sink, [], [], []) for sink in self._console.sinks]
         self._pumps: list[Pump] = []
         try:
-            out_sieve = self._open_line_filter(self._inputs[0], dest.filtered_stdout, stdout_filters)
-            err_sieve = self._open_line_filter(self._inputs[-1], dest.filtered_stderr, stderr_filters)
+            out_filter = self._open_line_filter(self._inputs[0], dest.filtered_stdout, stdout_filters)
+            err_filter = self._open_line_filter(self._inputs[-1], dest.filtered_stderr, stderr_filters)
             for rank in range(nprocs):
-                self._open_stdout(rank, prefixes.get(rank, ""), out_sieve)
-                self._open_stderr(rank, prefixes.get(rank, ""), err_sieve)
-            for seen in list(self._inputs):
-                if (pump := seen.pump()) is not None:
+                self._open_stdout(rank, prefixes.get(rank, ""), out_filter)
+                self._open_stderr(rank, prefixes.get(rank, ""), err_filter)
+            for inputs in list(self._inputs):
+                if (pump := inputs.pump()) is not None:
                     self._pumps.append(pump)
-                    self._inputs.remove(seen)
+                    self._inputs.remove(inputs)
         except BaseException as error:
             self.close()
             if isinstance(error, OSError) and not isinstance(error, UserError):
@@ -130,9 +129,9 @@ class Outputs:
                 os.close(fd)
 
     def last_lines(self, local_rank: int) -> bytes:
-        """The last bytes, at most 64 KiB, of a worker's standard error up to now, wherever it goes.
+        """The end, at most 64 KiB, of a worker's standard error up to now, wherever it goes; also after `close`.
 
-        May be called at any time, also after `close`. Empty if the file is gone.
+        Empty if the file is gone.
         """
         relay = self._relays.get(local_rank)
         if relay is None:
@@ -148,7 +147,7 @@ class Outputs:
         return "" if path == os.devnull else path
 
     def label(self, local_rank: int, label: str) -> None:
-        """From now on have each line of a worker's standard error begin with this where it is shown."""
+        """From now on, start each line of a worker's standard error with this where it is shown."""
         relay = self._relays.get(local_rank)
         if relay is not None:
             relay.label(os.fsencode(label))
@@ -158,30 +157,32 @@ class Outputs:
             self._teed_errors[local_rank].relabel(os.fsencode(label))
 
     def close(self) -> None:
-        """Show all that dead workers have written, then let go of everything. Idempotent."""
+        """Show all that dead workers have written, then release everything. Idempotent."""
         for rank in list(self._worker_ends):
             self.started(rank)
         while self._inputs:
             self._inputs.pop().close()
         for pump in self._pumps:
             pump.stop()
-        patience = Deadline.after(CLOSE_TIMEOUT)
-        if not all(pump.join(patience.remaining()) for pump in self._pumps):
-            _logger.warning("the console takes no more output; going on without waiting for it")
+        deadline = Deadline.after(CLOSE_TIMEOUT)
+        if not all(pump.join(deadline.remaining()) for pump in self._pumps):
+            _logger.warning("the console blocks; going on without waiting for it")
 
-    def _open_stdout(self, rank: int, prefix: str, sieve: LineFilter | None) -> None:
+    def _open_stdout(self, rank: int, prefix: str, line_filter: LineFilter | None) -> None:
         ends, path = self._worker_ends[rank], self._dest.stdouts.get(rank, "")
         if path:
             ends[0] = _open_log(path)
-            self._follow(self._inputs[0], rank, self._dest.tee_stdouts, prefix, self._console.out(), sieve)
+            self._follow(self._inputs[0], rank, self._dest.tee_stdouts, prefix, self._console.out(), line_filter)
         elif rank in self._file_only:
             ends[0] = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
-    def _open_stderr(self, rank: int, prefix: str, sieve: LineFilter | None) -> None:
+    def _open_stderr(self, rank: int, prefix: str, line_filter: LineFilter | None) -> None:
         ends, path = self._worker_ends[rank], self._dest.stderrs.get(rank, "")
         if path and path != os.devnull:
             ends[1] = _open_log(path)
-            tail = self._follow(self._inputs[-1], rank, self._dest.tee_stderrs, prefix, self._console.err(), sieve)
+            tail = self._follow(
+                self._inputs[-1], rank, self._dest.tee_stderrs, prefix, self._console.err(), line_filter
+            )
             if tail is not None:
                 self._teed_errors[rank] = tail
         else:
@@ -192,30 +193,28 @@ class Outputs:
 
     def _follow(
         self,
-        seen: _SinkInputs,
+        inputs: _SinkInputs,
         rank: int,
         teed: Mapping[int, str],
         prefix: str,
-        show: ConsoleStream,
-        sieve: LineFilter | None,
+        stream: ConsoleStream,
+        line_filter: LineFilter | None,
     ) -> Tail | None:
         path = teed.get(rank, "")
         if not path or path == os.devnull or rank in self._file_only:
             return None
-        tail = Tail(path, os.fsencode(prefix), sieve)
-        seen.tails.append((tail, path, show))
+        tail = Tail(path, os.fsencode(prefix), line_filter)
+        inputs.tails.append((tail, path, stream))
         return tail
 
-    def _open_line_filter(self, seen: _SinkInputs, path: str, texts: Sequence[str] | None) -> LineFilter | None:
+    def _open_line_filter(self, inputs: _SinkInputs, path: str, texts: Sequence[str] | None) -> LineFilter | None:
         if not path or not texts:
             return None
         from rallypoint.logs.line_filter import LineFilter
 
-        seen.line_filters.append(LineFilter(path, texts))
-        return seen.line_filters[-1]
+        inputs.line_filters.append(LineFilter(path, texts))
+        return inputs.line_filters[-1]
 
-
-_NEW_NULL = f"`mknod -m 666 {os.devnull} c 1 3`"
 
 _OPEN_ERRORS = {
     errno.EMFILE: "start fewer workers, or raise this process's limit of open files (`ulimit -n`)",
@@ -224,9 +223,9 @@ _OPEN_ERRORS = {
 
 
 def _refused(error: OSError) -> UserError:
-    what, remedy = "the workers' output has no way to us", "name another folder with --log-dir"
+    what, remedy = "the workers' output cannot be read", "name another folder with --log-dir"
     if error.filename == os.devnull:
-        what, remedy = f"{os.devnull} cannot be opened for output that is not shown", f"make it ({_NEW_NULL})"
+        what, remedy = f"{os.devnull} cannot be opened", f"make it (`mknod -m 666 {os.devnull} c 1 3`)"
     elif error.filename:
         what = f"the log file {error.filename!r} cannot be made"
     remedy = _OPEN_ERRORS.get(error.errno or 0, remedy)
@@ -234,8 +233,8 @@ def _refused(error: OSError) -> UserError:
 
 
 def _open_log(path: str) -> int:
-    # Appending keeps lines whole when several processes share the file, and after somebody has emptied it.
-    making = os.O_CREAT | os.O_TRUNC if path != os.devnull else 0  # a file in its place would grow, and stay
+    # O_APPEND keeps lines whole if several processes share the file, or somebody truncates it.
+    making = os.O_CREAT | os.O_TRUNC if path != os.devnull else 0  # a file in the place of /dev/null would grow
     return os.open(path, os.O_WRONLY | making | os.O_APPEND | os.O_CLOEXEC, 0o666)
 
 

@@ -16,11 +16,7 @@ _log = get_logger(__name__)
 
 
 def plugin_specs(name: str, **arguments: Any) -> LogsSpecs:
-    """Log specs of a class that an installed package offers.
-
-    Args:
-        name: the entry point's name.
-        arguments: what the class is called with; see `LogsSpecs`.
+    """Log specs of a class that an installed package offers, called with `arguments` (see `LogsSpecs`).
 
     Raises:
         UserError: nobody offers the name, or what is offered does not work.

@@ -1,7 +1,7 @@
-"""What stands before lines that are shown on the console: those of workers (contract section 6.5), and the host's name.
+"""Prefixes of lines on the console: those of workers (contract section 6.5), and the host's name.
 
-Where lines of several hosts come together, as under `srun`, each begins with `<host>: `, the form of `pdsh`, which
-`dshbak` takes apart again.
+Where lines of several hosts are merged, as under `srun`, each begins with `<host>: `, the form of `pdsh` that `dshbak`
+parses.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ def line_prefixes(template: str | None, role_name: str, ranks: Mapping[int, int]
     """The prefix of each local rank.
 
     Args:
-        template: text in which `${role_name}`, `${rank}` and `${local_rank}` are replaced, and beyond torch `${host}`
-            (this node's own name) and `${attempt}`; other names stay as they are written. None and an empty
-            text mean the default, `[<role><local rank>]:`.
+        template: `${role_name}`, `${rank}` and `${local_rank}` are replaced, and beyond torch `${host}` (this node's
+            name) and
+            `${attempt}`; other names stay. None and empty mean the default, `[<role><local rank>]:`.
         role_name: the role of these workers.
         ranks: local rank to global rank.
-        attempt: how many restarts the job has used, as in the name of the log folder `attempt_<n>`.
+        attempt: restarts used, as in the name of the log folder `attempt_<n>`.
     """
     from string import Template
 
@@ -36,24 +36,19 @@ def line_prefixes(template: str | None, role_name: str, ranks: Mapping[int, int]
 
 
 def host_label(when: str, environ: Mapping[str, str]) -> str:
-    """This host's name as it stands before lines; empty where it does not.
-
-    Args:
-        when: `always`, `never`, or `auto` for where several nodes write to one console.
-        environ: tells that of a step of Slurm's.
-    """
+    """This host's name as a prefix; empty for `never`, and for `auto` unless `srun` merges several nodes' lines."""
     return f"{os.uname().nodename}: " if when == "always" or (when == "auto" and _merged_by_srun(environ)) else ""
 
 
 def with_host(template: str | None, label: str) -> str | None:
-    """The template of the prefix with the host's label before it, unless it names the host itself."""
+    """The template of the prefix behind the host's label, unless it has the host itself."""
     if not label or "host}" in (template or ""):
         return template
     return label.replace("$", "$$") + (template or DEFAULT_TEMPLATE)
 
 
 def _merged_by_srun(environ: Mapping[str, str]) -> bool:
-    """Whether `srun` has started us on several nodes: it merges what they write."""
+    """Whether `srun` has started this process on several nodes: it merges their output."""
     if not {"SLURM_STEP_ID", "SLURM_PROCID"} <= environ.keys():
         return False
     nodes = environ.get("SLURM_STEP_NUM_NODES") or environ.get("SLURM_NNODES", "")

@@ -1,12 +1,13 @@
-"""One thread that carries the output of the workers of one start to one place, and sleeps when there is none.
+"""A thread that forwards the output of the workers of one start to one sink, and sleeps while there is none.
 
 Laws:
-- it waits in one place (epoll) for pipes, pseudo-terminals, news of followed files and calls from other threads;
-- a source whose bytes wait for their turn is not read further, so memory stays bounded and the worker feels the
-  console's pace, as it would without us;
-- nothing that a console or a file does ends it before `stop`; whatever dead workers have left is then carried through;
-- where a console is a pipe that nobody will read any more, its workers meet that too: the next time they write, as they
-  would without us (EPIPE, and SIGPIPE where it is not ignored, as Python does).
+- it waits in one place (epoll) for pipes, pseudo-terminals, changes of followed files and calls from other threads;
+- a source whose bytes wait is not read further, so that memory stays bounded and the worker writes at the console's
+  pace;
+- nothing that a console or a file does ends it before `stop`; then the rest of dead workers' output is forwarded;
+- if a console is a pipe that nobody reads any more, its workers get EPIPE (and SIGPIPE, unless they ignore it, as
+  Python
+  does) at their next write, as without us.
 """
 
 from __future__ import annotations
@@ -30,38 +31,37 @@ if TYPE_CHECKING:
     from rallypoint.logs.line_filter import LineFilter
 
 BACKLOG = 256 * 1024
-"""A source with so many bytes waiting for their turn is not read further."""
+"""A source with so many waiting bytes is not read further."""
 
 SLICE = 1024 * 1024
-"""Bytes of one followed file that are carried before the others are looked at."""
+"""Bytes of one followed file that are forwarded before the next file's."""
 
 POLL = 0.1
-"""Seconds between looks at followed files where the kernel cannot tell of changes."""
+"""Seconds between polls of followed files if there is no inotify."""
 
 _logger = get_logger(__name__)
 
 
 class Pump:
-    """The thread, and all that it reads. It owns the reading ends, the files, the sieves and the place,
-    and closes them.
+    """The thread, and all that it reads. It owns and closes the relays, the tails, the line filters and the sink.
 
     Args:
-        place: where everything goes.
-        relays: standard errors of workers, shown or only kept.
-        tails: followed files with the path of each and where it is shown.
-        sieves: what the tails write filtered lines to.
+        sink: where everything goes.
+        relays: standard errors of workers, shown or not.
+        tails: followed files, each with its path and stream.
+        line_filters: where the tails' matching lines go.
     """
 
     def __init__(
         self,
-        place: ConsoleSink,
+        sink: ConsoleSink,
         relays: Iterable[Relay],
         tails: Iterable[tuple[Tail, str, ConsoleStream]],
-        sieves: Iterable[LineFilter] = (),
+        line_filters: Iterable[LineFilter] = (),
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._sink = place
-        self._line_filters = list(sieves)
+        self._sink = sink
+        self._line_filters = list(line_filters)
         self._clock = clock
         self._epoll = select.epoll()
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -72,7 +72,7 @@ class Pump:
         self._listening: dict[int, Relay] = {}
         self._streams: dict[Tail, ConsoleStream] = {}
         self._watches: dict[int, Tail] = {}
-        self._unread_tails: dict[Tail, None] = {}  # files with news, in the order in which it came
+        self._unread_tails: dict[Tail, None] = {}  # in the order of their changes
         self._inotify: Inotify | None = None
         followed = list(tails)
         self._buffer = bytearray(READ_SIZE if followed else 0)
@@ -83,36 +83,34 @@ class Pump:
         self._thread.start()
 
     def wake(self) -> None:
-        """Carry on what another thread has read from a relay. Safe from any thread, also after the end."""
+        """Forward what another thread has read from a relay. Safe from any thread, also after the end."""
         with self._lock:
             if not self._closed:
                 os.eventfd_write(self._wakeup, 1)
 
     def stop(self) -> None:
-        """Have it carry what is left, end the thread and close everything. Does not wait."""
+        """Have it forward what is left, close everything and end. Does not wait."""
         self._stopping = True
         self.wake()
 
     def join(self, seconds: float) -> bool:
-        """Wait until `stop` has done its work.
-
-        Returns whether that was within `seconds`. If not, a console that takes no bytes holds it up, and the thread
-        goes on by itself.
+        """Wait up to `seconds` for the end; returns whether it came. If not, a console blocks, and the thread goes on
+        alone.
         """
         self._thread.join(seconds)
         return not self._thread.is_alive()
 
     def _watch_readers(self) -> set[int]:
-        """Have epoll tell of pipes that relays are shown on and nobody reads any more, which it does unasked."""
-        shown = {relay.show.fd for relay in self._relays if relay.show is not None and relay.show.fd is not None}
-        pipes = {fd for fd in shown if _is_pipe(fd)}
+        """Have epoll report pipes of relays that nobody reads any more (EPOLLERR, which is always on)."""
+        fds = {relay.stream.fd for relay in self._relays if relay.stream is not None and relay.stream.fd is not None}
+        pipes = {fd for fd in fds if _is_pipe(fd)}
         for fd in pipes:
             self._epoll.register(fd, 0)
         return pipes
 
     def _add_tails(self, tails: list[tuple[Tail, str, ConsoleStream]]) -> None:
-        for tail, _, show in tails:
-            self._streams[tail] = show
+        for tail, _, stream in tails:
+            self._streams[tail] = stream
             self._unread_tails[tail] = None
         if not tails:
             return
@@ -122,7 +120,7 @@ class Pump:
             self._inotify = Inotify()
             self._watches = {self._inotify.watch(path): tail for tail, path, _ in tails}
         except OSError as error:
-            _logger.warning("log files are looked at every %s s instead of at each write: %s", POLL, error)
+            _logger.warning("log files are polled every %s s: %s", POLL, error)
             self._clear_inotify()
         else:
             self._epoll.register(self._inotify, select.EPOLLIN)
@@ -141,7 +139,7 @@ class Pump:
                 self._run_once()
             self._finish()
         except Exception:
-            _logger.exception("the output of workers can no longer be shown; this is a defect of Rallypoint")
+            _logger.exception("the output of workers can no longer be shown: a defect of Rallypoint, please report it")
         finally:
             self._close()
 
@@ -170,10 +168,10 @@ class Pump:
             self._with_io_errors(tail, self._show_progress_bar, now)
 
     def _listen(self) -> None:
-        """Wait for those relays whose bytes have somewhere to go."""
+        """Wait for those relays whose bytes can be written."""
         for relay in self._relays:
             fd = relay.fileno()
-            ready = relay.show is None or relay.show.backlog() < BACKLOG
+            ready = relay.stream is None or relay.stream.backlog() < BACKLOG
             if ready and fd not in self._listening:
                 self._epoll.register(fd, select.EPOLLIN)
                 self._listening[fd] = relay
@@ -185,25 +183,25 @@ class Pump:
         if any(self._streams[tail].backlog() < BACKLOG for tail in self._unread_tails):
             return 0.0
         due = [bar for tail in self._streams if (bar := tail.progress_bar_deadline()) is not None]
-        if (turn := self._sink.deadline()) is not None:
-            due.append(turn)
+        if (deadline := self._sink.deadline()) is not None:
+            due.append(deadline)
         wait = max(0.0, min(due) - self._clock.monotonic()) if due else None
         if self._streams and self._inotify is None:
             return POLL if wait is None else min(POLL, wait)
         return wait
 
     def _forward(self, relay: Relay, now: float) -> None:
-        goes_on = relay.read()
+        more = relay.read()
         relay.follow_window()
         self._show(relay, now)
-        if not goes_on:
+        if not more:
             self._close_relay(relay)
 
     def _nobody_reads(self, fd: int) -> None:
-        """What its workers have written so far is kept for the report."""
+        """Close the pipe's relays; what their workers have written so far is kept for the report."""
         self._epoll.unregister(fd)
         self._pipes.discard(fd)
-        for relay in [each for each in self._relays if each.show is not None and each.show.fd == fd]:
+        for relay in [each for each in self._relays if each.stream is not None and each.stream.fd == fd]:
             relay.read(CAPACITY)
             self._close_relay(relay)
 
@@ -214,9 +212,9 @@ class Pump:
         relay.close()
 
     def _show(self, relay: Relay, now: float) -> None:
-        if relay.show is not None and (parts := relay.take_pending()):
+        if relay.stream is not None and (parts := relay.take_pending()):
             with self._sink.output_lock.hold():
-                relay.show.write_or_queue_chunk(Chunk([*parts], parts[-1].endswith(b"\n")), now)
+                relay.stream.write_or_queue_chunk(Chunk([*parts], parts[-1].endswith(b"\n")), now)
 
     def _read_inotify(self) -> None:
         if self._inotify is None:
@@ -230,16 +228,16 @@ class Pump:
             )
 
     def _follow(self, tail: Tail, now: float) -> None:
-        """Carry a slice of a file; what is left of it comes after the others had their slice."""
-        show = self._streams[tail]
-        if show.backlog() >= BACKLOG:
+        """Forward a slice of a file; the rest comes after the other files."""
+        stream = self._streams[tail]
+        if stream.backlog() >= BACKLOG:
             return
         del self._unread_tails[tail]
         left = SLICE
-        for piece in tail.pieces(now, self._buffer):
-            show.write_or_queue_chunk(piece, now)
-            left -= piece.size()
-            if piece.ends and (left <= 0 or show.backlog() >= BACKLOG):
+        for chunk in tail.chunks(now, self._buffer):
+            stream.write_or_queue_chunk(chunk, now)
+            left -= chunk.size()
+            if chunk.ends and (left <= 0 or stream.backlog() >= BACKLOG):
                 break
         if tail.has_unread():
             self._unread_tails[tail] = None
@@ -249,7 +247,7 @@ class Pump:
             self._streams[tail].write_or_queue(tail.progress_bar(), now)
 
     def _with_io_errors(self, tail: Tail, act: Callable[[Tail, float], None], now: float) -> None:
-        """Let a file that can no longer be read (a lost network disk, say) cost its own output only."""
+        """Have a file that can no longer be read (on a lost network disk, say) affect its own output only."""
         try:
             with self._sink.output_lock.hold():  # until a line has ended
                 act(tail, now)
@@ -274,8 +272,8 @@ class Pump:
             self._with_io_errors(tail, self._write_rest, now)
 
     def _write_rest(self, tail: Tail, now: float) -> None:
-        for piece in tail.finish(now, self._buffer):
-            self._streams[tail].write(*piece.parts)
+        for chunk in tail.finish(now, self._buffer):
+            self._streams[tail].write(*chunk.parts)
 
     def _close(self) -> None:
         with self._lock:
@@ -283,7 +281,7 @@ class Pump:
             os.close(self._wakeup)
         closers: list[Callable[[], None]] = [tail.close for tail in self._streams]
         closers += [relay.close for relay in self._relays]
-        closers += [sieve.close for sieve in self._line_filters]
+        closers += [each.close for each in self._line_filters]
         closers += [self._clear_inotify, self._epoll.close, self._sink.close]
         for close in closers:
             close()

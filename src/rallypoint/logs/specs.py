@@ -1,15 +1,14 @@
-"""Which file each stream of each worker goes to: the log folder's layout (contract sections 6.3 and 6.7).
+"""Which file each stream of each worker goes to: the layout of the log folder (contract sections 6.3 and 6.7).
 
     <log_dir>/<run_id>_<host>_XXXXXXXX/attempt_<n>/<local rank>/{stdout.log, stderr.log, error.json}
     <log_dir>/<run_id>_<host>_XXXXXXXX/rank_<global rank>_attempt_<n> -> attempt_<n>/<local rank>
 
 Laws:
-- nodes may share `log_dir`: each run of an agent has a folder of its own there, whose name says on which host;
-- below that, what the contract names is where it says; the links beside it are there for people, and only where a
-  stream goes to a file;
-- a start of the worker group gets a folder of its own: where `attempt_<n>` exists already (a change of membership
-  restarts the workers without using budget), the next is `attempt_<n>.1`, so that no round overwrites another's files;
-- a folder that was made is never removed while anything is in it.
+- nodes may share `log_dir`: each run of an agent has a folder of its own there, named after its host;
+- below that, the contract's layout; the links are for people, and exist only if a stream goes to a file;
+- each start of the worker group has a folder of its own: if `attempt_<n>` exists (a change of membership restarts the
+  workers without using budget), the next is `attempt_<n>.1`, so that no round overwrites another's files;
+- a folder is never removed unless it is empty.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from rallypoint.logs.std import Std, to_map
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
 _MAX_NAME = 200
-"""Bytes of the run id and the host that a run's folder is named after; file systems take 255 for a name."""
+"""Bytes of the run id and the host in the name of a run's folder; file systems allow 255 for a name."""
 _MAX_HOST = 64
 
 
@@ -35,8 +34,8 @@ _MAX_HOST = 64
 class LogsDest:
     """Where the output of one start of a worker group goes. Keys are local ranks, values paths.
 
-    An empty path in `stdouts` or `stderrs` means the console, `/dev/null` that nobody shall see it. A stream that is
-    in `tee_stdouts` or `tee_stderrs` goes to its file and, from there, to the console.
+    An empty path in `stdouts` or `stderrs` means the console, `/dev/null` that it is hidden. A stream in `tee_stdouts`
+    or `tee_stderrs` goes to its file and, from there, to the console.
     """
 
     stdouts: dict[int, str] = field(default_factory=dict)
@@ -49,7 +48,7 @@ class LogsDest:
 
     @property
     def only_in_files(self) -> list[str]:
-        """The files whose streams no console shows."""
+        """The files whose streams are not on the console."""
         streams = ((self.stdouts, self.tee_stdouts), (self.stderrs, self.tee_stderrs))
         return [
             path for files, shown in streams for path in files.values() if path not in ("", os.devnull, *shown.values())
@@ -57,10 +56,10 @@ class LogsDest:
 
 
 class LogsSpecs(ABC):
-    """How output is laid out; the base of plug-ins in the entry-point group `torchrun.logs_specs`.
+    """The layout of the output; base class of plug-ins in the entry-point group `torchrun.logs_specs`.
 
     Args:
-        log_dir: the base folder for logs; None leaves the choice to the subclass.
+        log_dir: the base folder for logs; None leaves it to the subclass.
         redirects: streams that go to files only; one value for all workers, or one for each local rank.
         tee: streams that go to files and to the console.
         local_ranks_filter: the local ranks that are shown on the console; None or empty means all.
@@ -81,11 +80,10 @@ class LogsSpecs(ABC):
 
     @abstractmethod
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Decide on the files of one start of the workers and make their folders.
+        """Choose the files of one start of the workers and make their folders.
 
-        Args:
-            envs: local rank to what will be added to that worker's environment; may be added to, for instance
-                `TORCHELASTIC_ERROR_FILE`.
+        `envs` is local rank to what will be added to that worker's environment; the specs may add to it, for instance
+        `TORCHELASTIC_ERROR_FILE`.
         """
 
     @property
@@ -94,19 +92,19 @@ class LogsSpecs(ABC):
         """The base folder, for messages; None if there is none yet."""
 
     def clean_up(self) -> None:
-        """Called once after the job: remove what was made and turned out not to be needed. Does nothing here."""
+        """Called once after the job: remove what was not needed. Does nothing here."""
         return
 
     @property
     def temporary(self) -> str | None:
-        """The folder of which `tidy` would remove what is empty; None if there is none."""
+        """The folder from which `clean_up` would remove what is empty; None if there is none."""
         return None
 
 
 class DefaultLogsSpecs(LogsSpecs):
-    """The layout at the top of this file. With `log_dir="/dev/null"` there are no files, and no folder is made.
+    """The layout described above. With `log_dir="/dev/null"` there are no files and no folder.
 
-    Without a `log_dir` the base is a new folder `torchelastic_XXXXXXXX` among the temporary files.
+    Without a `log_dir` the base is a new folder `torchelastic_XXXXXXXX` in the folder for temporary files.
 
     Raises:
         UserError: `log_dir` is a file.
@@ -120,7 +118,7 @@ class DefaultLogsSpecs(LogsSpecs):
         local_ranks_filter: set[int] | None = None,
     ) -> None:
         if log_dir and log_dir != os.devnull and os.path.exists(log_dir) and not os.path.isdir(log_dir):
-            text = f"--log-dir {log_dir!r} is a file; name a folder, or one that can be made"
+            text = f"--log-dir {log_dir!r} is a file; name a folder"
             raise user_error(text, NotADirectoryError)
         super().__init__(log_dir or None, redirects, tee, local_ranks_filter)
         self._root_is_temporary = not log_dir
@@ -147,9 +145,9 @@ class DefaultLogsSpecs(LogsSpecs):
         return self._root_log_dir
 
     def reify(self, envs: dict[int, dict[str, str]]) -> LogsDest:
-        """Make the folders of this start, and put `TORCHELASTIC_ERROR_FILE` into each worker's environment.
+        """Make the folders of this start, and add `TORCHELASTIC_ERROR_FILE` to each worker's environment.
 
-        Run id and attempt come from `envs[0]` (`TORCHELASTIC_RUN_ID`, `TORCHELASTIC_RESTART_COUNT`), else they are
+        Run id and attempt come from `envs[0]` (`TORCHELASTIC_RUN_ID`, `TORCHELASTIC_RESTART_COUNT`); the defaults are
         `test_run_id` and 0.
 
         Raises:
@@ -181,14 +179,11 @@ class DefaultLogsSpecs(LogsSpecs):
 
     @property
     def temporary(self) -> str | None:
-        """The base folder, if the user named none and it has been made."""
+        """The base folder, if the user named none and it was made."""
         return self._root_log_dir if self._root_is_temporary else None
 
     def clean_up(self) -> None:
-        """Remove what is empty of a temporary base folder, so that a run without logs leaves nothing behind.
-
-        A folder that the user named keeps its layout: tools may look for it.
-        """
+        """Remove what is empty in a temporary base folder. In one that the user named, tools may expect the layout."""
         root = self.temporary
         if root is None:
             return
@@ -206,7 +201,7 @@ class DefaultLogsSpecs(LogsSpecs):
         return make_next(self._run_log_dir, f"attempt_{attempt}")
 
     def _drop_missing_folders(self) -> None:
-        """A job may outlive the patience of whoever cleans the temporary files; its next start gets new folders."""
+        """Forget folders that a cleaner of temporary files has removed; the next start makes new ones."""
         if self._run_log_dir is not None and not os.path.isdir(self._run_log_dir):
             self._run_log_dir = None
         if (root := self.temporary) is not None and not os.path.isdir(root):
@@ -238,18 +233,18 @@ class DefaultLogsSpecs(LogsSpecs):
 
 
 def _run_folder(run_id: str, host: str) -> str:
-    """What the name of a run's folder begins with."""
+    """The prefix of the name of a run's folder."""
     node = _safe_name(host, _MAX_HOST)
     return f"{_safe_name(run_id, _MAX_NAME - len(os.fsencode(node)))}_{node}_"
 
 
 def _safe_name(name: str, limit: int) -> str:
-    """As much of a name as so many bytes hold, without what would lead out of a folder."""
+    """A name without path separators, cut to `limit` bytes."""
     return os.fsencode(name.replace(os.sep, "_"))[:limit].decode(errors="ignore")
 
 
 def _link_by_rank(attempt: str, envs: Mapping[int, Mapping[str, str]], folders: Iterable[str]) -> None:
-    """Have the folders of workers found by their global ranks too, where there is something to find."""
+    """Link workers' folders by their global ranks, if a stream goes there."""
     run, name = os.path.split(attempt)
     for local_rank, env in envs.items():
         rank = env.get("RANK", "")

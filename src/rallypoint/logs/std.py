@@ -1,4 +1,4 @@
-"""Which of a worker's two output streams is meant: the digits of `--redirects` and `--tee` (contract section 6.4)."""
+"""The digits of `--redirects` and `--tee`: which of a worker's two output streams are meant (contract section 6.4)."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Std(IntFlag):
 
     @classmethod
     def from_str(cls, vm: str) -> Std | dict[int, Std]:
-        """What the user wrote: one digit for all local ranks, or `local rank:digit` pairs.
+        """Read one digit for all local ranks, or `local rank:digit` pairs. (The argument's name is torch's.)
 
-        A rank that is named twice keeps its last value, as in torchrun. (The argument's name is torch's.)
+        A rank that is named twice has its last value, as in torchrun.
 
         Raises:
             UserError: the text is neither.
@@ -41,11 +41,7 @@ class Std(IntFlag):
 
 
 def to_map(value_or_map: Std | Mapping[int, Std], local_world_size: int) -> dict[int, Std]:
-    """One value for each local rank from 0 to `local_world_size` - 1.
-
-    A single value holds for all; a rank that a mapping does not name gets `Std.NONE`, and one that does not exist
-    here is left out.
-    """
+    """One value for each local rank: a single value for all, and `Std.NONE` for ranks that a mapping does not name."""
     if isinstance(value_or_map, Std):
         return dict.fromkeys(range(local_world_size), value_or_map)
     return {rank: value_or_map.get(rank, Std.NONE) for rank in range(local_world_size)}

@@ -21,7 +21,7 @@ def test_a_line_that_a_worker_has_begun_is_not_gone_on_with(capsys: pytest.Captu
 def test_whether_a_line_has_been_begun_is_known_from_what_was_shown(written: list[bytes], begun: bool) -> None:
     reading, writing = os.pipe()
     turn = OutputLock()
-    place = ConsoleSink(writing, turn=turn)
+    place = ConsoleSink(writing, lock=turn)
     for each in written:
         place.open_stream(0).write(each)
     assert turn.line_unfinished is begun

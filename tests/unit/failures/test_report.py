@@ -87,14 +87,14 @@ def test_a_node_whose_workers_did_not_fail_reports_another_s_failure() -> None:
 
 
 def test_where_others_give_the_report_one_line_stands_for_it() -> None:
-    error = ChildFailedError("x.py", {}, ELSEWHERE, stopped=[4], told_elsewhere=True)
+    error = ChildFailedError("x.py", {}, ELSEWHERE, stopped=[4], reported_elsewhere=True)
     assert (
         str(error)
         == "x.py FAILED: rank 9 failed on node7 (exit code 1): ValueError: boom; the report is given on node7"
     )
     assert error.root_cause() == ELSEWHERE
     assert error.format_msg() == str(ChildFailedError("x.py", {}, ELSEWHERE, stopped=[4]))
-    after = ChildFailedError("x.py", {2: _failure(0, -6, 1.0)}, ELSEWHERE, told_elsewhere=True)
+    after = ChildFailedError("x.py", {2: _failure(0, -6, 1.0)}, ELSEWHERE, reported_elsewhere=True)
     assert "boom; here rank 2 failed after it; the report" in str(after)
 
 
@@ -145,7 +145,7 @@ def test_without_words_the_message_stands_for_the_traceback() -> None:
     assert "  exitcode  : -9 (pid: 100)  (SIGKILL)\n" in text
     assert "  traceback : Signal 9 (SIGKILL) received by PID 100\n" in text
     silent = str(ChildFailedError("x", {0: _failure(0, 3, 1.0)}))
-    assert "  traceback : it exited with code 3 and said nothing on standard error\n" in silent
+    assert "  traceback : it exited with code 3 and wrote nothing to standard error\n" in silent
 
 
 def test_bars_are_as_wide_as_the_text_up_to_sixty() -> None:
@@ -194,7 +194,7 @@ def test_whatever_a_failure_holds_the_report_is_given(name: str, value: object) 
     assert "job FAILED" in told
     assert "last words" in told
     assert "3" in told
-    assert str(ChildFailedError("job", {3: odd}, told_elsewhere=True)).startswith("job FAILED")
+    assert str(ChildFailedError("job", {3: odd}, reported_elsewhere=True)).startswith("job FAILED")
 
 
 def test_whatever_the_cause_is_the_report_is_given() -> None:

@@ -7,12 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.failures import kernel_log
+from rallypoint.failures import out_of_memory
 from rallypoint.failures.cause import Cause
 from rallypoint.failures.error_file import error_data, write_error_file
 from rallypoint.failures.failure import ProcessFailure
-from rallypoint.failures.kernel_log import killed_for_memory
-from rallypoint.failures.out_of_memory import OomKills
+from rallypoint.failures.out_of_memory import OomKills, killed_for_memory
 from rallypoint.failures.system_diagnosis import SHARED_MEMORY, bus_error, explain_signal
 
 KILLER = "killed by the kernel's out-of-memory killer"
@@ -54,7 +53,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
-    monkeypatch.setattr(kernel_log, "killed_for_memory", lambda: None)
+    monkeypatch.setattr(out_of_memory, "killed_for_memory", lambda: None)
     return Machine(tmp_path)
 
 
@@ -102,7 +101,7 @@ def test_where_nothing_is_told_nothing_is_claimed(machine: Machine, told: str) -
 def test_the_kernel_s_log_decides(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.first("/x", "x", kills=0)
     kills = machine.kills()
-    monkeypatch.setattr(kernel_log, "killed_for_memory", lambda: {77: 3 << 20})
+    monkeypatch.setattr(out_of_memory, "killed_for_memory", lambda: {77: 3 << 20})
     assert kills.reason(77, 1) == "", "the pid of an earlier process"
     machine.first("/x", "x", kills=1)
     facts = "control group /x: oom_kill rose from 0 to 1, limit 512 MB)"
@@ -115,7 +114,7 @@ def test_the_log_is_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     log.write_bytes(b"6,0,1,-;noise\n" * 1000 + LOG)
     here.touch()
     assert killed_for_memory(str(log), str(here)) is None, "the pids in it are others'"
-    monkeypatch.setattr(kernel_log, "_FIRST_NAMESPACE", here.stat().st_ino)
+    monkeypatch.setattr(out_of_memory, "_FIRST_NAMESPACE", here.stat().st_ino)
     assert killed_for_memory(str(log), str(here)) == {77: 3 << 20, 78: 1 << 20}
     assert killed_for_memory(str(tmp_path / "none"), str(here)) is None
 
@@ -132,7 +131,7 @@ def test_a_bus_error_names_shared_memory_and_blames_it_only_if_it_is_full(
         assert ("/dev/shm is nearly full" in said) == blamed
         assert ("nothing behind it" in said) != blamed
     monkeypatch.undo()
-    assert bus_error(str(tmp_path / "none")).endswith("cut short")
+    assert bus_error(str(tmp_path / "none")).endswith("truncated")
 
 
 def test_what_is_known_goes_behind_the_contract_s_words(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ def test_lines_pass_whole_and_prefixed(
     with path.open("ab", buffering=0) as file:
         for text in writes:
             file.write(text.encode(errors="surrogateescape"))
-            list(followed.pieces(0.0, space))
+            list(followed.chunks(0.0, space))
             assert kept.read_bytes() in (b"", kept.read_bytes()[: kept.read_bytes().rfind(b"\n") + 1])
     list(followed.finish(0.0, space))
     followed.close()
@@ -51,9 +51,9 @@ def test_an_emptied_file_is_sifted_from_its_start(tmp_path: Path) -> None:
     path.write_bytes(b"half a line")
     line_filter = LineFilter(str(kept), ["a"])
     followed, space = Tail(str(path), b"", line_filter), bytearray(7)
-    list(followed.pieces(0.0, space))
+    list(followed.chunks(0.0, space))
     path.write_bytes(b"an\n")
-    list(followed.pieces(0.0, space))
+    list(followed.chunks(0.0, space))
     assert kept.read_bytes() == b"an\n"
     followed.close()
     line_filter.close()

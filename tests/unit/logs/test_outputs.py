@@ -19,6 +19,7 @@ import pytest
 
 from rallypoint.base.errors import UserError
 from rallypoint.logs import console as console_module
+from rallypoint.logs import line_scheduler
 from rallypoint.logs import outputs as module
 from rallypoint.logs.outputs import Outputs
 from rallypoint.logs.pump import Pump
@@ -293,8 +294,8 @@ def _flood(name: bytes) -> bytes:
 @pytest.fixture
 def no_grace(monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the machine is, nobody loses the console in the middle of a line."""
-    monkeypatch.setattr(console_module, "MAX_SILENCE", 10 * DEADLINE)
-    monkeypatch.setattr(console_module, "MAX_WAIT", 10 * DEADLINE)
+    monkeypatch.setattr(line_scheduler, "MAX_SILENCE", 10 * DEADLINE)
+    monkeypatch.setattr(line_scheduler, "MAX_WAIT", 10 * DEADLINE)
 
 
 @pytest.mark.usefixtures("no_grace")

@@ -52,7 +52,7 @@ def _follow_all(path: Path, writes: list[bytes], space: bytearray) -> None:
     with path.open("ab", buffering=0) as file:
         for data in writes:
             file.write(data)
-            shown += _joined(followed.pieces(0.0, space))
+            shown += _joined(followed.chunks(0.0, space))
             assert shown == b"" or shown.endswith(b"\n"), "half a line was shown"
             assert not followed.has_unread()
     shown += _joined(followed.finish(0.0, space))
@@ -70,7 +70,7 @@ def test_long_lines_go_out_from_where_they_lie(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes((b"x" * 5000 + b"\n") * 100)
     followed, space = Tail(str(path), b"[p]:"), bytearray(READ_SIZE)
-    for piece in followed.pieces(0.0, space):
+    for piece in followed.chunks(0.0, space):
         assert all(part == b"[p]:" or (isinstance(part, memoryview) and part.obj is space) for part in piece.parts)
     followed.close()
 
@@ -79,7 +79,7 @@ def test_only_the_last_piece_of_a_line_ends_it(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"x" * 1_000_000 + b"\ny\n")
     followed, space = Tail(str(path), b"[p]:"), bytearray(READ_SIZE)
-    pieces = [(piece.ends, piece.size(), b"".join(piece.parts)) for piece in followed.pieces(0.0, space)]
+    pieces = [(piece.ends, piece.size(), b"".join(piece.parts)) for piece in followed.chunks(0.0, space)]
     assert [ends for ends, _, _ in pieces] == [False] * (len(pieces) - 1) + [True]
     assert max(size for _, size, _ in pieces) <= 300_000
     assert b"".join(data for _, _, data in pieces) == b"[p]:" + b"x" * 1_000_000 + b"\n[p]:y\n"
@@ -90,11 +90,11 @@ def test_an_emptied_file_is_followed_from_its_start(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"a long line\n")
     followed = Tail(str(path), b"")
-    assert _joined(followed.pieces(0.0, bytearray(READ_SIZE))) == b"a long line\n"
+    assert _joined(followed.chunks(0.0, bytearray(READ_SIZE))) == b"a long line\n"
     os.truncate(path, 0)
     with path.open("ab") as file:
         file.write(b"new\n")
-    assert _joined(followed.pieces(0.0, bytearray(READ_SIZE))) == b"new\n"
+    assert _joined(followed.chunks(0.0, bytearray(READ_SIZE))) == b"new\n"
     followed.close()
 
 
@@ -104,11 +104,11 @@ def test_a_progress_bar_is_shown_after_a_while_and_nothing_of_it_twice(tmp_path:
     followed = Tail(str(path), b"[p]:")
     with path.open("ab", buffering=0) as file:
         file.write(b"\r10%\r20%")
-        assert list(followed.pieces(5.0, bytearray(READ_SIZE))) == []
+        assert list(followed.chunks(5.0, bytearray(READ_SIZE))) == []
         assert followed.progress_bar_deadline() == 5.0 + PROGRESS_BAR_DELAY
         assert followed.progress_bar() == b"[p]:\r10%\r\n"
         assert followed.progress_bar_deadline() is None
         file.write(b"\r30%\n")
-        assert _joined(followed.pieces(7.0, bytearray(READ_SIZE))) == b"[p]:20%\r30%\n"
+        assert _joined(followed.chunks(7.0, bytearray(READ_SIZE))) == b"[p]:20%\r30%\n"
         assert followed.progress_bar_deadline() is None
     followed.close()
