@@ -132,7 +132,7 @@ class SimCandidate:
 
 
 class SimTerm:
-    """One agent's time as the coordinator, and a `hub.JournalSink`: what `election.term` does on threads."""
+    """One agent's time as the coordinator, and a `dispatcher.JournalSink`: what `election.term` does on threads."""
 
     def __init__(
         self,
@@ -149,14 +149,7 @@ class SimTerm:
         self._client = client
         self._takeover = takeover = request.takeover
         self._incarnation = takeover.incarnation or job.new_incarnation()
-        self._journal = Journal(
-            KEYS,
-            request.fence,
-            self._incarnation,
-            revision=takeover.revision,
-            number=takeover.number,
-            lease=takeover.lease,
-        )
+        self._journal = Journal(KEYS, request.fence, self._incarnation, takeover)
         self._deposed = deposed
         self._bell = SimEvent(process)
         self._closed = False
@@ -173,7 +166,7 @@ class SimTerm:
         self.server.hub.nodes_lost(nodes, detail)
 
     def append(self, number: int, state: State) -> None:
-        """See `hub.JournalSink.keep`."""
+        """See `dispatcher.JournalSink.append`."""
         self._journal.append(number, state)
         self._bell.set()
 

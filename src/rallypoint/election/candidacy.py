@@ -127,10 +127,10 @@ class PredecessorWait:
             return
         name = decode_node(predecessor.value)
         level = DEBUG if name in self.dead else WARNING
-        text = "nobody listens any more where the coordinator %s was; its lease is ended"
+        text = "nobody listens any more at the address of the coordinator %s; its lease is ended"
         self._context.add(WriteLog(level, text, (name,)))
         self.dead |= frozenset() if name is None else frozenset([name])
         try:
             yield Revoke(predecessor.lease)
         except EtcdError as error:
-            self._context.add(debug("it could not be ended: %s", error))
+            self._context.add(debug("its lease could not be ended: %s", error))

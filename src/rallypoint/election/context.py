@@ -20,7 +20,7 @@ class StepContext:
         self._count = 0
         self._trouble = ""
         self._warned_of: tuple[type[Exception], float] | None = None
-        """What the log was last told to be wrong, and until when it is told nothing more of that."""
+        """What was last logged to be wrong, and until when that is not logged again."""
 
     def add(self, effect: Effect) -> None:
         """One more."""
@@ -32,7 +32,7 @@ class StepContext:
         return taken
 
     def info(self, text: str, *args: object) -> None:
-        """A line of the log that tells what goes on."""
+        """A line of the log about what happens."""
         self.add(info(text, *args))
 
     # Watches: one of each kind at most
@@ -75,7 +75,7 @@ class StepContext:
             self.add(EtcdTrouble(sentence))
 
     def warn(self, error: Exception, what: str) -> None:
-        """Tell the log what is wrong, once in a while; with a traceback where nobody has foreseen it."""
+        """Log what is wrong, once in a while; with a traceback where nobody has foreseen it."""
         if self._warned_of is not None and self._warned_of[0] is type(error) and self.now < self._warned_of[1]:
             self.add(debug("%s: %s", what, error))
             return

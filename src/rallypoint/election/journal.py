@@ -17,23 +17,15 @@ from typing import NamedTuple, TypeAlias
 
 from rallypoint.election.keys import ElectionKeys, Snapshot, decode_snapshot, encode_snapshot
 from rallypoint.election.steps import Fence, Txn, found
-from rallypoint.etcd.api import (
-    Compare,
-    EtcdError,
-    EtcdLeaseGone,
-    EtcdUnreachable,
-    Put,
-    Range,
-    RangeResult,
-    TxnResult,
-)
+from rallypoint.election.takeover import Takeover
+from rallypoint.etcd.api import Compare, EtcdError, EtcdLeaseGone, EtcdUnreachable, Put, Range, RangeResult, TxnResult
 from rallypoint.membership.state import State
 from rallypoint.protocol.errors import RendezvousStateError
 from rallypoint.protocol.state_codec import encode_state
 
 
 class Written(NamedTuple):
-    """The state of that number is in etcd: what follows from it may be told."""
+    """The state of that number is in etcd: nodes may be notified of what follows from it."""
 
     number: int
 
@@ -63,37 +55,34 @@ class _Write(NamedTuple):
 class Journal:
     """The writes of one term."""
 
-    def __init__(
-        self, keys: ElectionKeys, fence: Fence, incarnation: str, *, revision: int, number: int, lease: int
-    ) -> None:
+    def __init__(self, keys: ElectionKeys, fence: Fence, incarnation: str, takeover: Takeover) -> None:
         """Begin.
 
         Args:
             keys: of the job.
             fence: what shows that we are the coordinator.
             incarnation: the name that the coordinator goes by.
-            revision: of the state in etcd as we have read it; 0 if there was none.
-            number: the number of that state.
-            lease: that the state hangs on, so that a job whose agents all die at once is forgotten one day.
+            takeover: how the state stands in etcd. It is attached to a lease, so that a job whose agents all die at
+                once is forgotten one day.
         """
         self.fence = fence
         self._keys = keys
         self.incarnation = incarnation
-        self._revision = revision
-        self._written = number
-        self._lease = lease
+        self._revision = takeover.revision
+        self._written = takeover.number
+        self._lease = takeover.lease
         self._newest: tuple[int, State] | None = None
         self._done = 0
         self._write: _Write | None = None
 
     def append(self, number: int, state: State) -> None:
-        """See `hub.JournalSink.keep`."""
+        """See `dispatcher.JournalSink.append`."""
         if self._newest is None or number > self._newest[0]:
             self._newest = (number, state)
 
     @property
     def is_idle(self) -> bool:
-        """Whether all that was to be kept is."""
+        """Whether all that was appended is written."""
         return self._newest is None or self._newest[0] <= self._done
 
     @property
@@ -102,7 +91,7 @@ class Journal:
         return 0 if self._write is None else self._write.number
 
     def next_write(self) -> Txn | None:
-        """The transaction to make now, whose result goes to `answered` or `failed`; None where nothing is to be kept.
+        """The transaction to make now, whose result goes to `answered` or `failed`; None where there is none.
 
         The same one is made until one of them has said that it is written (law 3).
         """

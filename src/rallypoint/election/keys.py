@@ -1,7 +1,7 @@
-"""What a job keeps in etcd: names of keys, and what stands under them. Pure.
+"""What a job keeps in etcd: names of keys, and their values. Pure.
 
     PREFIX/JOB/nodes/LEASE    one for each agent, for as long as its lease lives; the oldest is the coordinator's
-    PREFIX/JOB/arbiter        where the coordinator listens; lives with the coordinator's lease
+    PREFIX/JOB/leader         where the coordinator listens; lives with the coordinator's lease
     PREFIX/JOB/state          what the coordinator knows; outlives it
     PREFIX/JOB/store/...      the agents' store, for those who want one
 
@@ -63,7 +63,7 @@ class ElectionKeys(NamedTuple):
         try:
             prefix.encode()
         except UnicodeEncodeError:
-            raise UserError(f"rendezvous option prefix={prefix!r} is no text in UTF-8; choose another") from None
+            raise UserError(f"rendezvous option prefix={prefix!r} is not UTF-8 text; choose another") from None
         job = quote(run_id, safe="", errors="surrogatepass")  # ids may be any bytes, as with every backend
         return cls(f"{'/' + prefix.strip('/') if prefix.strip('/') else ''}/{job}/")
 
@@ -79,7 +79,7 @@ class ElectionKeys(NamedTuple):
     @property
     def leader(self) -> bytes:
         """The key that says where the coordinator is."""
-        return f"{self.root}arbiter".encode()
+        return f"{self.root}leader".encode()
 
     @property
     def state(self) -> bytes:

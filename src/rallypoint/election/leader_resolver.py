@@ -1,4 +1,4 @@
-"""Where the elected coordinator was last announced to be, for the link that looks for it. A `EndpointResolver`."""
+"""Where the elected coordinator was last announced to be, for the link that looks for it."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class LeaderResolver(EndpointResolver):
         """The coordinator of the last session, by its incarnation."""
         self.trouble = ""
         """Why etcd cannot be asked at the moment."""
-        self.hopeless = ""
+        self.permanent_error = ""
         """Why it cannot be asked at all until somebody changes something."""
         self.on_move: Callable[[], None] = do_nothing
         """Called, from any thread, when the coordinator is elsewhere, or will never be found."""
         self.on_news: Callable[[], None] = do_nothing
-        """Called, from any thread, when the link has told something."""
+        """Called, from any thread, when the link knows something new."""
 
     def __str__(self) -> str:
         return f"etcd ({self._where})"
@@ -56,7 +56,7 @@ class LeaderResolver(EndpointResolver):
     # What the election says and asks
 
     def learn(self, kvs: Sequence[KeyValue], revision: int) -> None:
-        """What stood under the leader's key at this revision of etcd; what is not ours is passed over."""
+        """What stood under the leader's key at this revision of etcd; what is not ours is skipped."""
         record = decode_leader(kvs[0].value) if kvs else None
         if record is not None:
             self.update(record, revision)
@@ -80,9 +80,9 @@ class LeaderResolver(EndpointResolver):
             self._revision = 0
 
     def set_permanent_error(self, sentence: str) -> None:
-        """Say why nobody will be found until somebody changes something; an empty sentence takes that back."""
-        changed = sentence != self.hopeless
-        self.hopeless = sentence
+        """Why no coordinator will be found until somebody changes something; an empty sentence takes that back."""
+        changed = sentence != self.permanent_error
+        self.permanent_error = sentence
         if changed and sentence:
             self.on_move()
 
@@ -96,45 +96,42 @@ class LeaderResolver(EndpointResolver):
 
     @property
     def advice(self) -> str:
-        """What to do if nobody is found."""
         return "check --rdzv-endpoint, and that etcd is healthy (etcdctl endpoint status)"
 
     def resolve(self) -> DialTarget | None:
         """Where the coordinator listens. See `EndpointResolver.find`."""
         with self._lock:
-            if self._record is None and self.hopeless:
-                raise HandshakeError(self.hopeless)
+            if self._record is None and self.permanent_error:
+                raise HandshakeError(self.permanent_error)
             if self._record is None:
                 return None
             address = self._record.addresses[self._turn % len(self._record.addresses)]
             return DialTarget(Endpoint(address, self._record.port), self._record.secret.encode(), self.tls)
 
     def unresolved_reason(self) -> str:
-        """Why nobody knows."""
-        if self.hopeless or self.trouble:
-            return self.hopeless or self.trouble
+        if self.permanent_error or self.trouble:
+            return self.permanent_error or self.trouble
         return "no agent was elected coordinator yet" if self._revision else "etcd has not answered yet"
 
     def session_opened(self, node: NodeId, incarnation: str) -> None:
-        """A session is open, in which this node is called so, with the coordinator of that name."""
         with self._lock:
             self._refusing.clear()
         if (node, incarnation) != (self.name, self.met):
             self.name, self.met = node, incarnation
             self.on_news()
 
-    def failed(self, place: DialTarget, error: Exception) -> None:
+    def failed(self, target: DialTarget, error: Exception) -> None:
         """No session could be opened there: the next attempt is made at the coordinator's next address.
 
         Only a coordinator that refuses at all its addresses is one whose port is shut: one of them may be loopback, and
         then it is our own machine that refuses.
         """
         with self._lock:
-            if self._record is None or self._record.secret.encode() != place.key:
+            if self._record is None or self._record.secret.encode() != target.key:
                 return
             self._turn += 1
             change = self._refusing.add if isinstance(error, ConnectionRefusedError) else self._refusing.discard
-            change(place.endpoint.host)
+            change(target.endpoint.host)
             refused = self._refusing.issuperset(self._record.addresses)
             if refused:
                 self._refused = self._record

@@ -2,17 +2,16 @@
 
 Laws:
 
-1. Nobody is told where we listen before the server listens, and nobody else is coordinator then: our key still stands.
+1. The address is published only when the server listens and nobody else is coordinator: our key still stands.
 2. A node that is known to be dead is waited for by nobody; one without a key for a while, and then it is lost.
 3. Who ceases to coordinate and lives ends its lease before its port refuses anybody: whoever finds a port that refuses
    takes the agent for dead.
-4. From the moment on that we let go, nothing that happens is known to us: it is the next coordinator's to find out.
+4. From the moment on that we step down, we know nothing of what happens: it is the next coordinator's to find out.
 """
 
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
 from rallypoint.election.candidacy import Registration
 from rallypoint.election.context import StepContext
@@ -38,23 +37,9 @@ from rallypoint.etcd.api import EtcdError, EtcdLeaseGone, Put, Range, TxnResult,
 from rallypoint.membership.state import NodeId, Settings, known_to
 
 CLOSE_LINGER = 2.0
-"""Seconds that nodes have to read the last notices of a coordinator that goes."""
+"""Seconds that nodes have to read the last notifications of a coordinator that leaves."""
 STATE_TTL = 600
 """Seconds for which the state outlives the last coordinator that kept it alive."""
-
-
-class ElectionResult(NamedTuple):
-    """Who begins a term, and what it knows of the time before.
-
-    `waited`: whether it was a candidate already when there was a coordinator; `met`: the coordinator that this node was
-    last in a session with; `dead`: nodes whose death is certain.
-    """
-
-    place: Registration
-    addresses: tuple[str, ...]
-    waited: bool
-    met: str
-    dead: frozenset[NodeId]
 
 
 class Leadership:
@@ -78,33 +63,42 @@ class Leadership:
         """When `lose_overdue` has something to do."""
         return self._presence.wake_at if self.term else math.inf
 
-    def take_over(self, who: ElectionResult) -> Procedure[None]:
-        """Read what the coordinator before has left, serve, and tell all where.
+    def take_over(
+        self, place: Registration, addresses: tuple[str, ...], met: str, dead: frozenset[NodeId], *, waited: bool
+    ) -> Procedure[None]:
+        """Read what the coordinator before has left, serve, and publish where.
+
+        Args:
+            place: of this agent.
+            addresses: of this machine.
+            met: the coordinator that this node was last in a session with.
+            dead: nodes whose death is certain.
+            waited: whether it was a candidate already when there was a coordinator.
 
         Raises:
             EtcdLeaseGone: somebody else was elected meanwhile. After any error, no term is on.
         """
-        keys, fence = self._keys, who.place.fence
+        keys, fence = self._keys, place.fence
         read = yield from transact((fence.comparison(),), (Range(keys.state), Range(keys.nodes, prefix=True)))
         if not read.succeeded:
             raise EtcdLeaseGone("its lease has ended")
         stored, nodes = found(read)
         presence = Presence(nodes.kvs)
-        takeover = takeover_from(stored.kvs, presence.nodes, who.met, keys, self._settings)
+        takeover = takeover_from(stored.kvs, presence.nodes, met, keys, self._settings)
         if takeover.forgets:
-            text = "what etcd holds of this job is an earlier launch's, of which no node lives; it begins anew"
+            text = "what etcd holds of this job is an earlier launch's, of which no node lives; it is not used"
             self._context.info(text)
         if not takeover.lease:
             takeover = takeover._replace(lease=(yield from number_of(Grant(STATE_TTL))))
         self._terms += 1
         self.term, self.deposed, self._presence, self._state_lease = self._terms, "", presence, takeover.lease
         try:
-            listening = yield StartTerm(self.term, fence, who.addresses, takeover)
+            listening = yield StartTerm(self.term, fence, addresses, takeover)
             assert isinstance(listening, Listening)
-            self._lose(who.dead - presence.nodes, "its machine refuses connections")
-            seconds = wait_for_missing(self._settings, waited=who.waited)
+            self._lose(dead - presence.nodes, "its machine refuses connections")
+            seconds = wait_for_missing(self._settings, waited=waited)
             presence.wait_for(known_to(takeover.state), self._context.now + seconds)
-            yield from self._announce(who.place, listening)
+            yield from self._announce(place, listening)
         except Exception:
             self.term = 0
             yield EndTerm(0.0)
@@ -140,7 +134,7 @@ class Leadership:
         self._presence.change(events, self._context.now + min_absence(self._settings))
 
     def find_nodes(self) -> Procedure[None]:
-        """Read what a watch that has ended would have told, and watch on."""
+        """Read what a watch that has ended would have reported, and watch on."""
         read = yield from transact((), (Range(self._keys.nodes, prefix=True),))
         self._presence.replace(found(read)[0].kvs, self._context.now + min_absence(self._settings))
         self._watch(read)

@@ -19,8 +19,8 @@ Laws:
 4. A coordinator whose machine refuses connections at its port is dead, though its lease lives on: the next in line ends
    that lease. Should it be wrong, it has deposed a coordinator that lives, which costs a new term, and the agent its
    place in the round. So who ceases to coordinate and lives ends its lease before its port refuses anybody.
-5. Who goes last leaves nothing of the job in etcd. Who is only refused for a while does not go.
-6. Whatever goes wrong, also what nobody has foreseen, is an event: all is given up, and after a pause begun anew.
+5. The last to leave leaves nothing of the job in etcd. Who is only refused for a while does not leave.
+6. Whatever goes wrong, also what nobody has foreseen, is an event: all is given up, and begun again after a pause.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from rallypoint.election import candidacy, steps
 from rallypoint.election.candidacy import Predecessor, Registration
 from rallypoint.election.context import StepContext
 from rallypoint.election.keys import ElectionKeys
-from rallypoint.election.leadership import STATE_TTL, ElectionResult, Leadership
+from rallypoint.election.leadership import STATE_TTL, Leadership
 from rallypoint.election.procedures import Runner
 from rallypoint.election.resign import leave
 from rallypoint.election.steps import (
@@ -232,7 +232,7 @@ class Election:
         name = self._link.name or self._own._replace(addr=self._addresses[0])
         there = yield from candidacy.register(self._keys, name, self._ttl)
         if there.revision < seen:
-            text = "etcd has gone back from revision %d to %d and what it held is lost; this agent begins anew there"
+            text = "etcd has gone back from revision %d to %d and what it held is lost; this agent registers again"
             self._context.add(steps.warning(text, seen, there.revision))
             self._seen = 0
             self._context.add(steps.ResetRevision())
@@ -265,8 +265,9 @@ class Election:
 
     def _take_over(self) -> Procedure[None]:
         assert self._place is not None, "this agent has no key"
-        who = ElectionResult(self._place, self._addresses, self._waited, self._link.met, self._wait.dead)
-        yield from self._leadership.take_over(who)
+        yield from self._leadership.take_over(
+            self._place, self._addresses, self._link.met, self._wait.dead, waited=self._waited
+        )
         self._wait.dead = frozenset()  # the term knows; who comes back by that name lives
         self._due[Chore.KEEP_STATE] = self._context.now  # nobody knows how long ago the last one saw to it
         self._set_goal(Election._take_over, CandidatePhase.LEADING)
@@ -335,7 +336,7 @@ class Election:
             self._wait_before_retry(pause)
 
     def _look_at_link(self) -> None:
-        """What the link has told may be a chore now."""
+        """What the link knows may be a chore now."""
         if self._place is not None and self._link.name not in (None, self._place.name):
             self._due.setdefault(Chore.RENAME, self._context.now)
         if self._wait.is_for(self._link.refused):

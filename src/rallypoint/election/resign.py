@@ -2,8 +2,8 @@
 
 Laws:
 
-1. Who goes last leaves nothing of the job in etcd, also where its lease has ended just before. What is there of another
-   launch of the job stays.
+1. The last to leave leaves nothing of the job in etcd, also where its lease has ended just before. What is there of
+   another launch of the job stays.
 2. Who may not write may still end its lease.
 """
 
@@ -17,13 +17,13 @@ from rallypoint.etcd.api import Compare, Delete, EtcdError, EtcdRefused, KeyValu
 from rallypoint.protocol.errors import RendezvousStateError
 
 TIMEOUT = 2.0
-"""Seconds for each of the last words to etcd."""
+"""Seconds for each of the last requests to etcd."""
 
 
 def leave(
     keys: ElectionKeys, lease: int, met: str, say: Callable[[WriteLog], None], *, for_good: bool
 ) -> Procedure[None]:
-    """Give up our lease; etcd finds out by itself where it cannot be told.
+    """Give up our lease; where etcd cannot be reached, the lease runs out.
 
     Args:
         keys: of the job.
@@ -38,7 +38,7 @@ def leave(
         if lease:
             yield Revoke(lease, TIMEOUT)
     except EtcdError as error:
-        say(info("etcd could not be told that this agent goes, and will find out by itself: %s", error))
+        say(info("this agent cannot give up its lease in etcd, where it will run out: %s", error))
 
 
 def _delete_if_last(keys: ElectionKeys, lease: int, met: str, say: Callable[[WriteLog], None]) -> Procedure[None]:
@@ -50,7 +50,7 @@ def _delete_if_last(keys: ElectionKeys, lease: int, met: str, say: Callable[[Wri
         if not others.kvs and state.kvs and _is_of(keys, state.kvs[0], met):
             yield from _delete_job_keys(keys, state.kvs[0])
     except EtcdRefused as error:  # etcd may refuse to write, and end leases all the same
-        say(info("what the job has kept in etcd stays there until its lease ends: %s", error))
+        say(info("what the job has written to etcd stays there until its lease ends: %s", error))
 
 
 def _is_of(keys: ElectionKeys, state: KeyValue, met: str) -> bool:

@@ -105,7 +105,7 @@ class FindAddresses(NamedTuple):
 
 
 class StartTerm(NamedTuple):
-    """Coordinate the job from what was taken over; answered with `Listening`. The number tells terms apart."""
+    """Coordinate the job from what was taken over; answered with `Listening`. The number identifies the term."""
 
     number: int
     fence: Fence
@@ -114,7 +114,7 @@ class StartTerm(NamedTuple):
 
 
 class EndTerm(NamedTuple):
-    """Coordinate no more; nodes have so many seconds to read the last notices. Answered with None."""
+    """Coordinate no more; nodes have so many seconds to read the last notifications. Answered with None."""
 
     linger_s: float
 
@@ -151,7 +151,7 @@ class Ask(NamedTuple):
 
 
 class WatchKeys(NamedTuple):
-    """Watch a key, or with `prefix` all that begin with it, from a revision on; `number` tells watches apart."""
+    """Watch a key, or with `prefix` all that begin with it, from a revision on; `number` identifies the watch."""
 
     kind: Watched
     number: int
@@ -167,30 +167,30 @@ class EndWatch(NamedTuple):
 
 
 class Publish(NamedTuple):
-    """Tell the link what stands under the leader's key."""
+    """The link gets what stands under the leader's key."""
 
     kvs: tuple[KeyValue, ...]
     revision: int
 
 
 class ResetRevision(NamedTuple):
-    """What the link was told is of an etcd that is no more: its revisions count for nothing."""
+    """What the link knows is of an etcd that is no more: its revisions count for nothing."""
 
 
 class PermanentError(NamedTuple):
-    """Tell the link why no coordinator will be found until somebody changes something; "" takes it back."""
+    """The link gets why no coordinator will be found until somebody changes something; "" takes it back."""
 
     sentence: str
 
 
 class EtcdTrouble(NamedTuple):
-    """Tell the link why etcd cannot be asked just now; "" takes it back."""
+    """The link gets why etcd cannot be asked just now; "" takes it back."""
 
     sentence: str
 
 
 class NodesLost(NamedTuple):
-    """Tell the term that these nodes are no more, and how that is known."""
+    """The term gets that these nodes are lost, and how that is known."""
 
     nodes: frozenset[NodeId]
     detail: str
@@ -249,7 +249,7 @@ class LinkState(NamedTuple):
 
 
 class Changed(NamedTuple):
-    """A watch tells changes."""
+    """A watch reports changes."""
 
     watch: int
     events: tuple[WatchEvent, ...]
@@ -304,7 +304,7 @@ def debug(text: str, *args: object) -> WriteLog:
 
 
 def info(text: str, *args: object) -> WriteLog:
-    """A line that tells what goes on."""
+    """A line about what happens."""
     return WriteLog(INFO, text, args)
 
 

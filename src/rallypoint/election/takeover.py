@@ -5,7 +5,7 @@ Laws:
 1. What the coordinator before us knew is what we know; we go by its name. Only where none of its nodes has a key, and
    ours was not one of them, is what it left an earlier launch of the job, and this one begins with nothing. But if a
    round ran then, no round is formed until its nodes, should they live after all, have had the time to come back.
-2. Of a node that is in the state, its session is the best witness, then its key. One with a key is waited for; one
+2. Of a node that is in the state, its session is the best evidence, then its key. One with a key is waited for; one
    without, for a moment: its lease may have ended because etcd was away. Where that was so for ourselves, all are
    waited for as long as the nodes of a lost control plane are.
 """
@@ -84,7 +84,7 @@ def min_absence(settings: Settings) -> float:
 def wait_for_missing(settings: Settings, *, waited: bool) -> float:
     """Seconds for which nodes are waited for that have no key when we are elected (law 2).
 
-    `waited` tells whether we were in etcd already when the last coordinator was.
+    `waited`: whether we were in etcd already when the last coordinator was.
     """
     return min_absence(settings) if waited else recovery_timeout(settings)
 

@@ -35,7 +35,7 @@ _LAST_WRITES = 1.0
 
 
 class JournalWriter:
-    """Writes the newest state, on a thread of its own. A `hub.JournalSink`."""
+    """Writes the newest state, on a thread of its own. A `dispatcher.JournalSink`."""
 
     def __init__(self, client: EtcdClient, journal: Journal, deposed: Callable[[str], None]) -> None:
         """Nothing is written before `start`; `deposed` is called once, with the reason, when we can write no more."""
@@ -46,13 +46,13 @@ class JournalWriter:
         self._closed = False
         self._thread: threading.Thread | None = None
 
-    def start(self, kept: Callable[[int], None]) -> None:
-        """Write what is to be kept; `kept` is called with the number of each state that is written."""
-        self._thread = threading.Thread(target=self._run, args=(kept,), name="rallypoint-etcd-journal", daemon=True)
+    def start(self, written: Callable[[int], None]) -> None:
+        """Write what is appended; `written` is called with the number of each state that is written."""
+        self._thread = threading.Thread(target=self._run, args=(written,), name="rallypoint-etcd-journal", daemon=True)
         self._thread.start()
 
     def append(self, number: int, state: State) -> None:
-        """See `hub.JournalSink.keep`."""
+        """See `dispatcher.JournalSink.append`."""
         with self._changed:
             self._journal.append(number, state)
             self._changed.notify_all()
@@ -66,13 +66,13 @@ class JournalWriter:
         if self._thread is not None and threading.current_thread() is not self._thread:
             self._thread.join()
 
-    def _run(self, kept: Callable[[int], None]) -> None:
+    def _run(self, written: Callable[[int], None]) -> None:
         try:
             while (write := self._next_write()) is not None:
-                self._act_on(self._write_once(write), kept)
-        except Exception as error:  # else we would seem to coordinate, and nobody would be told anything any more
-            log.exception("the coordinator's state cannot be kept")
-            self._deposed(f"its state cannot be kept ({type(error).__name__}: {error})")
+                self._act_on(self._write_once(write), written)
+        except Exception as error:  # else we would seem to coordinate, and nobody would be notified of anything
+            log.exception("the coordinator's state cannot be written")
+            self._deposed(f"its state cannot be written ({type(error).__name__}: {error})")
 
     def _next_write(self) -> Txn | None:
         """Wait for something to write; None when nothing is to be written any more."""
@@ -90,10 +90,10 @@ class JournalWriter:
             self._changed.notify_all()
             return self._journal.answered(result) if failure is None else self._journal.failed(failure)
 
-    def _act_on(self, outcome: Outcome, kept: Callable[[int], None]) -> None:
+    def _act_on(self, outcome: Outcome, written: Callable[[int], None]) -> None:
         match outcome:
             case Written(number=number):
-                kept(number)
+                written(number)
             case NotYet(why=why):
                 log.debug("the coordinator's state cannot be written yet: %s", why)
                 with self._changed:
@@ -108,18 +108,18 @@ class JournalWriter:
 class LeaderTerm:
     """A server with its dispatcher and its journal, until it is closed. Made by `start_term`."""
 
-    def __init__(self, hub: Dispatcher, writer: JournalWriter, server: ControlServer) -> None:
-        self._hub = hub
+    def __init__(self, dispatcher: Dispatcher, writer: JournalWriter, server: ControlServer) -> None:
+        self._dispatcher = dispatcher
         self._writer = writer
         self._server = server
 
     def nodes_lost(self, nodes: Collection[NodeId], detail: str) -> None:
         """These nodes are no more."""
-        self._hub.nodes_lost(nodes, detail)
+        self._dispatcher.nodes_lost(nodes, detail)
 
     def close(self, linger: float) -> None:
-        """Coordinate no more; nodes have `linger` seconds to read what they were told and hang up."""
-        # Nodes hang up when the server ends, and that must not be taken for their departure.
+        """Coordinate no more; nodes have `linger` seconds to read the last notifications and disconnect."""
+        # Nodes disconnect when the server ends, and that must not be taken for their departure.
         self._writer.close(_LAST_WRITES if linger else 0.0)
         self._server.close(linger, f"{host_name()} hosts it no more")
 
@@ -141,7 +141,7 @@ def start_term(
         settings: what the job asks of its rendezvous.
         request: what the term begins with.
         deposed: called once, from any thread, with the reason, when nothing can be written any more.
-        listen: makes sockets on which others reach us at these addresses, all on one port.
+        listen: opens sockets at these addresses, all on one port.
         tls: of the control plane, if it has any.
 
     Raises:
@@ -150,22 +150,14 @@ def start_term(
     """
     takeover = request.takeover
     incarnation = takeover.incarnation or secrets.token_hex(8)
-    journal = Journal(
-        keys,
-        request.fence,
-        incarnation,
-        revision=takeover.revision,
-        number=takeover.number,
-        lease=takeover.lease,
-    )
-    writer = JournalWriter(client, journal, deposed)
-    hub = Dispatcher(settings, restored=RestoredState(incarnation, takeover.state), journal=writer)
+    writer = JournalWriter(client, Journal(keys, request.fence, incarnation, takeover), deposed)
+    dispatcher = Dispatcher(settings, restored=RestoredState(incarnation, takeover.state), journal=writer)
     allow_nodes(settings.max_nodes)
     secret = secrets.token_hex(16)
-    writer.start(hub.journal_written)
+    writer.start(dispatcher.journal_written)
     try:
-        server = ControlServer(hub, listen(request.addresses), keys=lambda _job: (secret.encode(),), tls=tls)
+        server = ControlServer(dispatcher, listen(request.addresses), keys=lambda _job: (secret.encode(),), tls=tls)
     except BaseException:
         writer.close()
         raise
-    return LeaderTerm(hub, writer, server), Listening(request.addresses, server.port, secret)
+    return LeaderTerm(dispatcher, writer, server), Listening(request.addresses, server.port, secret)

@@ -129,7 +129,7 @@ class Agent:
         assert self.term is None, "two terms at once"
         taken = request.takeover
         name = taken.incarnation or self.cluster.next_incarnation()
-        self.term = Journal(KEYS, request.fence, name, revision=taken.revision, number=taken.number, lease=taken.lease)
+        self.term = Journal(KEYS, request.fence, name, taken)
         self.term.append(1, taken.state)
         return steps.Listening(request.addresses, 2000 + self.number, "secret")
 

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rallypoint.election.journal import CannotWrite, Journal, NotYet, Written
 from rallypoint.election.keys import ElectionKeys, decode_snapshot
 from rallypoint.election.steps import Fence, Txn
+from rallypoint.election.takeover import Takeover
 from rallypoint.etcd.api import Delete, EtcdLeaseGone, EtcdRefused, EtcdUnreachable, Put, TxnResult
 from rallypoint.membership.state import State
 from rallypoint.protocol.state_codec import decode_state
@@ -27,7 +28,8 @@ def begun(etcd: Etcd, lease: int, incarnation: str = "me") -> Journal:
     state = etcd.stored.get(KEYS.state)
     revision = 0 if state is None else state.mod_revision
     number = 0 if state is None else decode_snapshot(KEYS.state, state.value).number
-    return Journal(KEYS, Fence((key, created)), incarnation, revision=revision, number=number, lease=0)
+    takeover = Takeover(incarnation, State(), number, revision, lease=0)
+    return Journal(KEYS, Fence((key, created)), incarnation, takeover)
 
 
 def made(etcd: Etcd, write: Txn | None) -> TxnResult:

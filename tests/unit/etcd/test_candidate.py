@@ -22,6 +22,7 @@ from rallypoint.election.keys import ElectionKeys, Snapshot, decode_leader, enco
 from rallypoint.election.leader_resolver import LeaderResolver
 from rallypoint.election.shell import Candidate
 from rallypoint.election.steps import Fence
+from rallypoint.election.takeover import Takeover
 from rallypoint.election.term import JournalWriter
 from rallypoint.etcd.api import (
     EtcdRefused,
@@ -333,7 +334,7 @@ def test_a_journal_that_breaks_is_no_coordinator_s(etcd: EtcdCluster, client: Et
         raise RuntimeError("nobody foresaw this")
 
     made = client.put(keys.leader, b"")
-    journal = Journal(keys, Fence((keys.leader, made)), "me", revision=0, number=0, lease=0)
+    journal = Journal(keys, Fence((keys.leader, made)), "me", Takeover("me", State(), 0, 0, 0))
     writer = JournalWriter(client, journal, why.put)
     writer.start(breaks)
     writer.append(1, State(round=1))

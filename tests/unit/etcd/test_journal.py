@@ -9,6 +9,7 @@ import pytest
 from rallypoint.election.journal import Journal
 from rallypoint.election.keys import ElectionKeys
 from rallypoint.election.steps import Fence
+from rallypoint.election.takeover import Takeover
 from rallypoint.election.term import JournalWriter
 from rallypoint.etcd.api import RangeResult
 from rallypoint.membership.state import State
@@ -24,14 +25,9 @@ class Writer:
         self.key = keys.node(number)
         self.came: queue.SimpleQueue[int | str] = queue.SimpleQueue()
         fence = Fence((self.key, client.put(self.key, b"", 0)))
-        journal = Journal(
-            keys,
-            fence,
-            "the-coordinator",
-            revision=stored.kvs[0].mod_revision if stored.kvs else 0,
-            number=len(stored.kvs),
-            lease=0,
-        )
+        revision = stored.kvs[0].mod_revision if stored.kvs else 0
+        takeover = Takeover("the-coordinator", State(), len(stored.kvs), revision, lease=0)
+        journal = Journal(keys, fence, "the-coordinator", takeover)
         self.writer = JournalWriter(client, journal, self.came.put)
         self.writer.start(self.came.put)
 
