@@ -42,10 +42,12 @@ def waits_for_sigterm(base):
     while True:
         signal.pause()
 
-def main(function, method, restarts):
-    config = LaunchConfig(1, 1, 2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id="job",
-                          max_restarts=int(restarts), start_method=method, logs_specs=DefaultLogsSpecs("logs"))
-    print("result", json.dumps(elastic_launch(config, globals()[function])(10)), flush=True)
+def main(method, *launches):
+    for launch in launches:
+        function, restarts = launch.split(":")
+        config = LaunchConfig(1, 1, 2, rdzv_backend="c10d", rdzv_endpoint="localhost:0", run_id="job",
+                              max_restarts=int(restarts), start_method=method, logs_specs=DefaultLogsSpecs("logs"))
+        print("result", json.dumps(elastic_launch(config, globals()[function])(10)), flush=True)
 
 if __name__ == "__main__":
     main(*sys.argv[1:])
@@ -74,19 +76,14 @@ def program(rallyrun: Launcher, *arguments: str) -> list[str]:
 
 
 @every_method
-@pytest.mark.parametrize(("function", "restarts"), [("train", "0"), ("fails_once", "1")])
-def test_values_by_global_rank(rallyrun: Launcher, method: str, function: str, restarts: str) -> None:
-    job = rallyrun.command(program(rallyrun, function, method, restarts))
-    assert job.ends() == 0, job.err
-    (line,) = [line for line in job.out if line.startswith("result ")]
-    expected = {str(rank): {"rank": rank, "value": 10 + rank, "restarts": restarts} for rank in (0, 1)}
-    assert json.loads(line.removeprefix("result ")) == expected
-
-
-@every_method
-def test_a_failure_is_reported_with_its_traceback(rallyrun: Launcher, method: str) -> None:
-    job = rallyrun.command(program(rallyrun, "fails_once", method, "0"))
-    assert job.ends() == 1
+def test_values_by_global_rank_and_a_failure_with_its_traceback(rallyrun: Launcher, method: str) -> None:
+    """Three launches of one program: without a failure, with one that is made good, and with one that is not."""
+    job = rallyrun.command(program(rallyrun, method, "train:0", "fails_once:1", "fails_once:0"))
+    assert job.ends() == 1, job.err
+    results = [json.loads(line.removeprefix("result ")) for line in job.out if line.startswith("result ")]
+    assert results == [
+        {str(rank): {"rank": rank, "value": 10 + rank, "restarts": restarts} for rank in (0, 1)} for restarts in "01"
+    ]
     report = job.err[job.err.index("fails_once FAILED") :]
     assert "rank      : 1 (local_rank: 1)" in report
     assert "ValueError: the first time" in report
@@ -95,7 +92,7 @@ def test_a_failure_is_reported_with_its_traceback(rallyrun: Launcher, method: st
 
 @every_method
 def test_sigkill_to_the_agent_leaves_nothing(rallyrun: Launcher, method: str) -> None:
-    job = rallyrun.command(program(rallyrun, "hangs", method, "0"))
+    job = rallyrun.command(program(rallyrun, method, "hangs:0"))
     lines = job.until(lambda lines: len(lines) == 2, "both workers are up")
     job.signal(signal.SIGKILL)
     assert job.ends() == -signal.SIGKILL
@@ -105,7 +102,7 @@ def test_sigkill_to_the_agent_leaves_nothing(rallyrun: Launcher, method: str) ->
 
 @every_method
 def test_sigterm_to_the_agent_is_handed_on(rallyrun: Launcher, method: str) -> None:
-    job = rallyrun.command(program(rallyrun, "waits_for_sigterm", method, "0"))
+    job = rallyrun.command(program(rallyrun, method, "waits_for_sigterm:0"))
     job.until(lambda lines: len(lines) == 2, "both workers are up")
     job.signal(signal.SIGTERM)
     assert job.ends() != 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import re
@@ -200,6 +201,13 @@ def test_ten_megabytes_without_a_newline_pass_through(rallyrun: Launcher) -> Non
     assert "x" * 10_000_000 in job.err
 
 
+@functools.cache
+def _two_hundred_megabytes() -> str:
+    """The digest of what the workers below write."""
+    block = b"".join(b"%06d " % number + b"y" * (number % 3000) + b"\n" for number in range(667))
+    return hashlib.sha256(block * (200_000_000 // len(block))).hexdigest()
+
+
 @pytest.mark.parametrize(("flag", "stream"), [("--tee=3", 1), ("--tee=3", 2), ("--redirects=0", 2)])
 def test_two_hundred_megabytes_of_one_worker_are_carried(rallyrun: Launcher, flag: str, stream: int) -> None:
     script = rallyrun.script(
@@ -210,8 +218,6 @@ for number in range(200_000_000 // len(block)):
     say({stream}, block)
 """
     )
-    block = b"".join(b"%06d " % number + b"y" * (number % 3000) + b"\n" for number in range(667))
-    written = hashlib.sha256(block * (200_000_000 // len(block))).hexdigest()
     logs, shown = rallyrun.folder / "logs", rallyrun.folder / "shown"
     job = _to_file(rallyrun, shown, stream, f"--log-dir={logs}", "--standalone", flag, script)
     assert job.ends() == 0, job.err
@@ -220,7 +226,7 @@ for number in range(200_000_000 // len(block)):
         for line in lines:
             assert line.startswith(prefix)
             arrived.update(line[len(prefix) :])
-    assert arrived.hexdigest() == written
+    assert arrived.hexdigest() == _two_hundred_megabytes()
     for path in (shown, *logs.rglob("*.log")):
         path.unlink()
 

@@ -6,7 +6,9 @@ import json
 import os
 import re
 import signal
+import stat
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -106,25 +108,28 @@ def run(rallyrun: Launcher, *args: str, env: dict[str, str] | None = None, code:
     return job
 
 
-def cold_and_warm(rallyrun: Launcher, *args: str, env: dict[str, str] | None = None) -> tuple[Any, Any]:
-    """What a worker sees, started cold and started warm."""
+def cold_and_warm(rallyrun: Launcher, *args: str, env: dict[str, str] | None = None, workers: int = 1) -> Any:
+    """What each worker sees, started cold and started warm; of one worker if there is one."""
     found = []
     for flags in ((), (f"--preload={MODULES}",)):
-        job = run(rallyrun, "--standalone", *flags, *args, env=env)
+        job = run(rallyrun, "--standalone", f"--nproc-per-node={workers}", *flags, *args, env=env)
         assert "cold" not in job.err, job.err
-        found.append(seen(rallyrun.folder))
-    return found[0], found[1]
+        found.append([seen(rallyrun.folder, rank) for rank in range(workers)])
+    return found if workers > 1 else [each for (each,) in found]
 
 
-@pytest.mark.parametrize(
-    "flags",
-    [(), ("--redirects=3",), ("--tee=3",), ("--nproc-per-node=2",), ("--redirects=1", "--tee=2")],
-    ids=lambda flags: " ".join(flags) or "plain",
-)
-def test_a_script_sees_what_it_sees_cold(rallyrun: Launcher, flags: tuple[str, ...]) -> None:
-    flags = (f"--log-dir={rallyrun.folder}/logs", *flags)
-    cold, warm = cold_and_warm(rallyrun, *flags, rallyrun.script(PROBE), "a", "--b", "${local_rank}")
-    alike(warm, cold)
+def test_a_script_sees_what_it_sees_cold(rallyrun: Launcher) -> None:
+    """Rank 0 with streams as the agent has them, rank 1 with files, rank 2 with both, rank 3 with one of each."""
+    flags = (f"--log-dir={rallyrun.folder}/logs", "--redirects=1:3,3:1", "--tee=2:3,3:2")
+    cold, warm = cold_and_warm(rallyrun, *flags, rallyrun.script(PROBE), "a", "--b", "${local_rank}", workers=4)
+    shown = cold[0]["cmdline"]  # by the kernel, of all copies of the zygote, which was started as rank 0 would be
+    for rank, (of_warm, of_cold) in enumerate(zip(warm, cold, strict=True)):
+        assert of_warm.pop("cmdline") == shown
+        assert of_cold.pop("cmdline").endswith(f"\0a\0--b\0{rank}\0")
+        alike(of_warm, of_cold)
+    files = [[stat.S_ISREG(each["kinds"][fd]) for fd in "12"] for each in cold]
+    assert files[:2] == [[False, False], [True, True]]
+    assert files[3][0], "and so is its standard output"
 
 
 def test_a_relative_script_and_its_own_modules(rallyrun: Launcher) -> None:
@@ -152,12 +157,10 @@ def test_a_module(rallyrun: Launcher) -> None:
 @pytest.mark.parametrize(
     "env",
     [
-        {"PYTHONPATH": "{folder}/more"},
-        {"PYTHONSAFEPATH": "1"},
-        {"PYTHONHASHSEED": "7", "PYTHONIOENCODING": "latin-1:replace", "PYTHONWARNINGS": "ignore"},
-        {"LC_ALL": "C", "PYTHONUTF8": "0"},
+        {"PYTHONPATH": "{folder}/more", "PYTHONHASHSEED": "7", "PYTHONWARNINGS": "ignore", "PYTHONOPTIMIZE": "1"}
+        | {"PYTHONIOENCODING": "latin-1:replace", "PYTHONNOUSERSITE": "1"},
+        {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONSAFEPATH": "1"},
         {"PYTHONDEVMODE": "1"},
-        {"PYTHONOPTIMIZE": "1", "PYTHONNOUSERSITE": "1"},
     ],
     ids=" ".join,
 )
@@ -190,35 +193,76 @@ def test_inherited_signals_and_descriptors(rallyrun: Launcher) -> None:
     assert found[0]["streams"][1][7] is True, "a file can be sought in"
 
 
-ENDINGS = {
-    "sys.exit()": 0,
-    "sys.exit(3)": 1,
+FAILURES = {
+    "sys.exit(3)": 3,
     "sys.exit('a text')": 1,
     "raise KeyError('x')": 1,
+    "os.kill(os.getpid(), 15)": -15,
+    "os.abort()": -6,
+    "import ctypes; ctypes.string_at(0)": -11,
+    "raise KeyboardInterrupt": -2,
+    "os._exit(7)": 7,
     "def f():\n    1 / 0\nf()": 1,
-    "os.kill(os.getpid(), 15)": 1,
-    "os.abort()": 1,
-    "import ctypes; ctypes.string_at(0)": 1,
-    "raise KeyboardInterrupt": 1,
-    "os._exit(7)": 1,
-    "atexit.register(print, 'at exit')": 0,
-    "threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()": 0,
-    "sys.stdout.write('no end of line')": 0,
-    "1 +": 1,
-    "import warnings; warnings.warn('old', DeprecationWarning)": 0,
-    "traceback.print_stack()": 0,
 }
+"""What a worker does, and the exit code that its agent sees."""
+SUCCESSES = [
+    "sys.exit()",
+    "atexit.register(print, 'at exit')",
+    "threading.Thread(target=lambda: (time.sleep(0.2), print('thread'))).start()",
+    "sys.stdout.write('no end of line')",
+    "import warnings; warnings.warn('old', DeprecationWarning)",
+    "traceback.print_stack()",
+]
+ENDING = """
+import atexit, os, sys, threading, time, traceback
+print("begun")
+path = f"{os.environ[sys.argv[1]]}.py"
+exec(compile(open(path).read(), path, "exec"))
+"""
 
 
-@pytest.mark.parametrize("ending", ENDINGS)
-def test_endings_are_those_of_a_cold_worker(rallyrun: Launcher, ending: str) -> None:
-    script = rallyrun.script(f"import atexit, os, sys, threading, time, traceback\nprint('begun')\n{ending}\n")
-    facts = []
-    for flags in ((), (f"--preload={MODULES}",)):
-        job = run(rallyrun, "--standalone", *flags, script, code=ENDINGS[ending])
+def endings(rallyrun: Launcher, texts: Iterable[str], chosen_by: str, *flags: str, code: int) -> list[list[str]]:
+    """Run workers, cold and warm, that end as the texts say. Returns the lines of both runs.
+
+    Args:
+        chosen_by: the variable that has the number of a worker's text.
+    """
+    for number, text in enumerate(texts):
+        rallyrun.script(f"{text}\n", f"{number}.py")
+    script, found = rallyrun.script(ENDING), []
+    for preload in ((), (f"--preload={MODULES}",)):
+        job = run(rallyrun, "--standalone", *preload, *flags, script, chosen_by, code=code)
         assert "cold" not in job.err, job.err
-        facts.append([*job.out, *_without_numbers(job.err).split("\n")])
-    assert facts[1] == facts[0]
+        found.append([*job.out, *_without_numbers(job.err).split("\n")])
+    return found
+
+
+def test_failures_are_those_of_a_cold_worker(rallyrun: Launcher) -> None:
+    """One after another, by restarts; the line of each tells its cause, and the report the last."""
+    restarts = f"--max-restarts={len(FAILURES) - 1}"
+    cold, warm = endings(rallyrun, FAILURES, "TORCHELASTIC_RESTART_COUNT", restarts, code=1)
+    assert warm == cold
+    exits = re.findall(r"failed \(exitcode: (-?\d+)\)", "\n".join(cold))
+    assert [int(each) for each in exits] == list(FAILURES.values())
+    assert cold.count("begun") == len(FAILURES)
+
+
+def test_successes_are_those_of_a_cold_worker(rallyrun: Launcher) -> None:
+    """Side by side; each line names its worker."""
+    flags = ("--tee=3", f"--log-dir={rallyrun.folder}/logs", f"--nproc-per-node={len(SUCCESSES)}")
+    cold, warm = endings(rallyrun, SUCCESSES, "RANK", *flags, code=0)
+    assert sorted(warm) == sorted(cold)
+    for rank, said in enumerate(("begun", "at exit", "thread", "no end of line", "DeprecationWarning: old", "File ")):
+        assert any(line.startswith(f"[default{rank}]:") and said in line for line in cold), (said, cold)
+
+
+def test_a_script_that_is_no_python_ends_as_it_does_cold(rallyrun: Launcher) -> None:
+    script, found = rallyrun.script("print('begun')\n1 +\n"), []
+    for flags in ((), (f"--preload={MODULES}",)):
+        job = run(rallyrun, "--standalone", *flags, script, code=1)
+        assert "cold" not in job.err, job.err
+        found.append([*job.out, *_without_numbers(job.err).split("\n")])
+    assert found[1] == found[0]
 
 
 def _without_numbers(text: str) -> str:
