@@ -26,11 +26,8 @@ TORCHS_SIGNATURES = {
 
 OPEN = frozenset(
     {
-        *("rallypoint.coordinator.connection", "rallypoint.coordinator.connection_limiter"),
-        *("rallypoint.coordinator.server", "rallypoint.workers.context", "rallypoint.workers.functions.context"),
-        *("rallypoint/agent/policy.py", "rallypoint/client/tcp_link.py", "rallypoint/coordinator/connection.py"),
+        *("rallypoint.workers.context", "rallypoint.workers.functions.context", "rallypoint/agent/policy.py"),
         *("rallypoint/rendezvous/elastic.py", "rallypoint/workers/context.py", "rallypoint/workers/reaper/client.py"),
-        "rallypoint.rendezvous.elastic: ElasticHandler.__init__",
         "rallypoint.workers.context: start_processes",
         "rallypoint.workers.functions.context: MultiprocessContext.__init__",
         "rallypoint.workers.process: WorkerProcess.__init__",

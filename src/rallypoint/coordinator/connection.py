@@ -30,8 +30,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rallypoint.base.tls import TlsChannel
+    from rallypoint.coordinator.connection_context import ConnectionContext
     from rallypoint.coordinator.dispatcher import Dispatcher
-    from rallypoint.coordinator.server import ControlServer
     from rallypoint.protocol.signing import Signers
 
 log = get_logger(__name__)
@@ -53,6 +53,8 @@ _MANY_SESSIONS = 256
 """Where a server has more connections, it answers every second heartbeat of each. That it lives can be told from
 these."""
 
+_UNKNOWN = "an unknown address"
+
 _TLS_ONLY = (
     "this control plane speaks TLS only; give this node tls_cert, tls_key and tls_ca in --rdzv-conf, as the others"
 )
@@ -61,10 +63,10 @@ _TLS_ONLY = (
 class ControlConnection(asyncio.Protocol):
     """An unauthenticated connection at first, a node's session after the handshake."""
 
-    def __init__(self, server: ControlServer) -> None:
-        self._server = server
+    def __init__(self, context: ConnectionContext) -> None:
+        self._context = context
         self._reader = FrameReader()
-        self._handshake = ServerHandshake(server.jobs.job, server.keys, server.nonce())
+        self._handshake = ServerHandshake(context.jobs.job, context.keys, context.nonce())
         self._signers: Signers | None = None
         self._channel: TlsChannel | None = None
         self._kind_known = False
@@ -85,11 +87,10 @@ class ControlConnection(asyncio.Protocol):
         self._transport = transport
         self._loop = asyncio.get_running_loop()
         peer = transport.get_extra_info("peername")
-        self._peer = _shown_address(peer)
-        self._peer_address = usable_address(unmapped_address(str(peer[0]))) if isinstance(peer, tuple) else ""
+        self._peer_host = unmapped_address(str(peer[0])) if isinstance(peer, tuple) else ""
+        self._peer = f"{self._peer_host}:{peer[1]}" if self._peer_host else _UNKNOWN
         shorten_retransmission(transport.get_extra_info("socket"))
-        self._server.connections.add(self)
-        self._server.connection_limiter.add(self)
+        self._context.opened(self)
         self._timeout = self._loop.call_later(HANDSHAKE_TIMEOUT, self._on_handshake_timeout)
 
     def data_received(self, data: bytes) -> None:
@@ -100,15 +101,10 @@ class ControlConnection(asyncio.Protocol):
                 return
         if self._channel is not None and not self._done:
             data = self._decrypted(self._channel, data)
-        if (
-            data == _HEARTBEAT_FRAME
-            and self._dispatcher is not None
-            and not self._done
-            and not self._reader.has_partial_frame
-        ):
-            self._on_heartbeat(self._dispatcher)
-            return
         if self._done:
+            return
+        if data == _HEARTBEAT_FRAME and self._dispatcher is not None and not self._reader.has_partial_frame:
+            self._on_heartbeat(self._dispatcher)
             return
         try:
             for payload in self._reader.feed(data):
@@ -127,13 +123,13 @@ class ControlConnection(asyncio.Protocol):
         if dispatcher is not None:
             how = "its connection was closed before it left" if error is None else f"its connection broke: {error}"
             dispatcher.detach(self._session, Reason.DEPARTED if self._leaving else Reason.LOST, how)
-        self._server.connection_closed(self)
+        self._context.closed(self)
 
     # The handshake, then the session
 
     def _begin(self, data: bytes) -> bool:
         """Tell from the first byte what kind of connection this is; returns whether it is one of ours."""
-        first, tls = data[:1], self._server.tls
+        first, tls = data[:1], self._context.tls
         if first == TLS_HANDSHAKE:
             if tls is not None:
                 from rallypoint.base.tls import TlsChannel
@@ -142,8 +138,8 @@ class ControlConnection(asyncio.Protocol):
                 return True
             self._refuse("it speaks TLS, and this control plane does not; give it tls_cert, tls_key and tls_ca too")
             return False
-        if first != MAGIC[:1] and self._server.fallback is not None:
-            self._hand_over(data, self._server.fallback)
+        if first != MAGIC[:1] and self._context.fallback is not None:
+            self._hand_over(data, self._context.fallback)
             return False
         if tls is not None:
             self._refuse(_TLS_ONLY)
@@ -168,7 +164,7 @@ class ControlConnection(asyncio.Protocol):
     def _hand_over(self, data: bytes, fallback: Callable[[socket.socket, bytes], None]) -> None:
         self._done = True
         self._timeout.cancel()
-        self._server.connection_closed(self)  # and with that it does not count as unauthenticated any more
+        self._context.closed(self)  # and with that it does not count as unauthenticated any more
         try:
             own = socket.socket(fileno=os.dup(self._transport.get_extra_info("socket").fileno()))
             fallback(own, data)
@@ -209,7 +205,7 @@ class ControlConnection(asyncio.Protocol):
             return HandshakeRefused(str(error))
         self._peer = f"{self._peer} ({printable(hello.host or hello.address, 64)})"
         answer = self._handshake.hello(hello)
-        if self._server.keys is not None:
+        if self._context.keys is not None:
             from rallypoint.protocol.signing import transcript_of
 
             self._transcript = transcript_of(payload, codec.encode(answer))
@@ -227,10 +223,10 @@ class ControlConnection(asyncio.Protocol):
         return True
 
     def _open(self, hello: Hello) -> None:
-        dispatcher = self._server.jobs.dispatcher_for(hello, _address(self._transport.get_extra_info("peername")))
+        dispatcher = self._context.jobs.dispatcher_for(hello, self._peer_host.partition("%")[0] or _UNKNOWN)
         self._signers = self._handshake.signers
         self._timeout.cancel()
-        self._server.connection_limiter.remove(self)
+        self._context.limiter.remove(self)
         own = usable_address(unmapped_address(str(self._transport.get_extra_info("sockname")[0])))
         here = hello.pid == os.getpid() and hello.address == own
         # The welcome must be the session's first frame: the name is known only after attaching, so notifications of
@@ -241,23 +237,23 @@ class ControlConnection(asyncio.Protocol):
                 NodeId(hello.address, hello.pid, hello.local_id, hello.host),
                 hello.address,
                 own,
-                self._peer_address,
+                self._peer_host and usable_address(self._peer_host),
                 hello.settings,
                 in_this_process=here,
-                local=here and self._server.has_local_nodes,
+                local=here and self._context.has_local_nodes,
             ),
             self._hang_up,
         )
         self._dispatcher = dispatcher
         self._send_message(
-            Welcome(name, dispatcher.settings.lease, dispatcher.incarnation, self._server.jobs.job is not None)
+            Welcome(name, dispatcher.settings.lease, dispatcher.incarnation, self._context.jobs.job is not None)
         )
 
     def _on_heartbeat(self, dispatcher: Dispatcher) -> None:
         if not dispatcher.heartbeat(self._session):
             self._close_unauthenticated(self._end_reason)
             return
-        self._answered = not self._answered or len(self._server.connections) <= _MANY_SESSIONS
+        self._answered = not self._answered or len(self._context.connections) <= _MANY_SESSIONS
         if self._answered:
             # At once: an answer may overtake what else is told, and means only that we live and have heard all so far.
             if self._signers is None:
@@ -277,10 +273,7 @@ class ControlConnection(asyncio.Protocol):
             self._close_unauthenticated(self._end_reason)
 
     def _deliver(self, notification: Notification) -> None:
-        told = self._server.last_encoded
-        if told is None or told[0] is not notification:
-            told = self._server.last_encoded = (notification, codec.encode(notification))
-        self._server.post(self, told[1])
+        self._context.post(self, notification)
 
     def _hang_up(self, why: str) -> None:
         log.warning("control connection from %s is closed: %s", self._peer, why)
@@ -335,7 +328,7 @@ class ControlConnection(asyncio.Protocol):
     def _close_unauthenticated(self, why: str) -> None:
         self._done = True
         if self._dispatcher is None:
-            self._server.connection_limiter.log_refusal("control connection from %s refused: %s", self._peer, why)
+            self._context.limiter.log_refusal("control connection from %s refused: %s", self._peer, why)
         else:
             log.warning("control connection from %s is closed: %s", self._peer, why)
         self._transport.close()
@@ -349,19 +342,3 @@ class ControlConnection(asyncio.Protocol):
             "too many connections are open that said nothing that opens a session; newer ones take its place"
         )
         self.abort()
-
-
-def _shown_address(address: object) -> str:
-    match address:
-        case (str(host), int(port), *_):
-            return f"{unmapped_address(host)}:{port}"
-        case _:
-            return "an unknown address"
-
-
-def _address(address: object) -> str:
-    match address:
-        case (str(host), *_):
-            return unmapped_address(host).partition("%")[0]
-        case _:
-            return "an unknown address"

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import resource
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.descriptors import limits
 from rallypoint.base.log import RateLimitedLog, get_logger
-
-if TYPE_CHECKING:
-    from rallypoint.coordinator.connection import ControlConnection
 
 log = get_logger(__name__)
 
@@ -31,19 +28,20 @@ class ConnectionLimiter:
         files = limits()[0]
         self._limit = _MAX_CONNECTIONS if files == resource.RLIM_INFINITY else min(_MAX_CONNECTIONS, max(8, files // 4))
         self._clock = clock
-        self._waiting: dict[ControlConnection, float] = {}
-        """When each came, the oldest first."""
+        self._waiting: dict[object, tuple[float, Callable[[], None]]] = {}
+        """When each came, the oldest first, and what ends it."""
         self._clearing: asyncio.TimerHandle | None = None
         self._lines = RateLimitedLog(log, "control connections refused", clock)
         self._timer: asyncio.TimerHandle | None = None
 
-    def add(self, connection: ControlConnection) -> None:
-        """One more has come. The oldest make room if there are too many: who is one of ours is none for long."""
-        self._waiting[connection] = self._clock.monotonic()
+    def add(self, connection: object, evict: Callable[[], None]) -> None:
+        """One more has come, which `evict` ends. The oldest are ended if there are too many: a node's becomes a session
+        soon."""
+        self._waiting[connection] = self._clock.monotonic(), evict
         if len(self._waiting) > self._limit and self._clearing is None:
             self._evict_oldest()
 
-    def remove(self, connection: ControlConnection) -> None:
+    def remove(self, connection: object) -> None:
         """It has become a session, or is gone. Idempotent."""
         self._waiting.pop(connection, None)
 
@@ -63,13 +61,13 @@ class ConnectionLimiter:
     def _evict_oldest(self) -> None:
         self._clearing = None
         while len(self._waiting) > self._limit:
-            oldest, since = next(iter(self._waiting.items()))
+            oldest, (since, evict) = next(iter(self._waiting.items()))
             left = since + _MIN_AGE - self._clock.monotonic()
             if left > 0:
                 self._clearing = asyncio.get_running_loop().call_later(left, self._evict_oldest)
                 return
             del self._waiting[oldest]
-            oldest.evict()
+            evict()
 
     def _sum_up(self) -> None:
         self._timer = None

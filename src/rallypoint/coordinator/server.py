@@ -7,60 +7,24 @@ hello and prove the secret within a deadline, and each frame is bounded and type
 
 from __future__ import annotations
 
-import os
 import socket
-from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rallypoint.base.endpoint import Endpoint, is_loopback
 from rallypoint.base.log import get_logger
 from rallypoint.base.loop import LoopThread, shared_loop
-from rallypoint.coordinator.dispatcher import Dispatcher, do_nothing
+from rallypoint.coordinator.dispatcher import do_nothing
 
 if TYPE_CHECKING:
     import asyncio
 
     from rallypoint.base.tls import ControlTls
-    from rallypoint.coordinator.connection import ControlConnection
-    from rallypoint.coordinator.connection_limiter import ConnectionLimiter
-    from rallypoint.protocol.handshake import Hello, Keys
-    from rallypoint.protocol.messages import Notification
+    from rallypoint.coordinator.connection_context import Connection, ConnectionContext, JobDirectory
+    from rallypoint.protocol.handshake import Keys
 
 log = get_logger(__name__)
-
-
-class JobDirectory(Protocol):
-    """Whose nodes a server takes: those of one job (`dispatcher.Dispatcher`) or of any (`jobs.ManyJobs`)."""
-
-    on_change: Callable[[], None]
-    """Called after each event, from any thread: `wake_at` may have moved."""
-
-    @property
-    def job(self) -> str | None:
-        """The one job that nodes must be of; None takes any."""
-        ...
-
-    def dispatcher_for(self, hello: Hello, peer: str) -> Dispatcher:
-        """The dispatcher of the job that a node, which has proved that it may, belongs to. HandshakeError if there is
-        none.
-
-        `peer` is the address that its connection comes from.
-        """
-        ...
-
-    def now(self) -> float:
-        """The time on which `wake_at` is."""
-        ...
-
-    def wake_at(self) -> float:
-        """When `tick` should be called next; infinity for never."""
-        ...
-
-    def tick(self) -> None:
-        """Time has passed."""
-        ...
 
 
 class ControlServer:
@@ -93,25 +57,20 @@ class ControlServer:
             home: whether a node that connects from this very process lives and dies with the server.
         """
         self.jobs = jobs
-        self.keys = keys
-        self.tls = tls
-        self.fallback = fallback
-        self.has_local_nodes = home
+        self._keys = keys
+        self._tls = tls
+        self._fallback = fallback
+        self._has_local_nodes = home
         self._listeners = (listener,) if isinstance(listener, socket.socket) else tuple(listener)
         self.host, self.port = self._listeners[0].getsockname()[:2]
-        self.connections: set[ControlConnection] = set()
-        self._outbox: deque[tuple[ControlConnection, bytes]] = deque()
-        self._posting = False
-        self.last_encoded: tuple[Notification, bytes] | None = None
-        """The notification that was told last, and its bytes: often many are told the same."""
-        self.connection_limiter: ConnectionLimiter
+        self.connections: set[Connection] = set()
+        self._context: ConnectionContext
         self._loop = loop or shared_loop()
         self._servers: list[asyncio.Server] = []
         self._serves = False
         self._arming = False
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = float("inf")
-        self._emptied: asyncio.Event | None = None
         self._closed: Future[None] | None = None
         if keys is None and tls is None:
             self._warn_if_open()
@@ -141,27 +100,6 @@ class ControlServer:
             self._closed = self._loop.submit(self._close_all(linger, why))
         self._closed.result()
 
-    def post(self, connection: ControlConnection, payload: bytes) -> None:
-        """Have a frame of `payload` written on the loop's thread, in the order of the calls; from any thread.
-
-        The loop is woken once for all that it has not got to yet.
-        """
-        self._outbox.append((connection, payload))
-        if not self._posting:
-            self._posting = True
-            self._loop.call(self._write_posted)
-
-    def _write_posted(self) -> None:
-        self._posting = False  # first: who appends from now on has us called again
-        while self._outbox:
-            connection, payload = self._outbox.popleft()
-            connection.send(payload)
-
-    @staticmethod
-    def nonce() -> bytes:
-        """Bytes that no other handshake has had."""
-        return os.urandom(16)
-
     def _start(self) -> None:
         import asyncio
 
@@ -171,12 +109,14 @@ class ControlServer:
         import asyncio
 
         from rallypoint.coordinator.connection import ControlConnection
-        from rallypoint.coordinator.connection_limiter import ConnectionLimiter
+        from rallypoint.coordinator.connection_context import ConnectionContext
 
-        self.connection_limiter = ConnectionLimiter()
+        self._context = context = ConnectionContext(
+            self.jobs, self.connections, self._keys, self._tls, self._fallback, self._has_local_nodes, self._loop
+        )
 
         def protocol() -> asyncio.Protocol:
-            return ControlConnection(self)
+            return ControlConnection(context)
 
         loop = asyncio.get_running_loop()
         for listener in self._listeners:
@@ -194,27 +134,19 @@ class ControlServer:
         self.jobs.on_change = do_nothing
         if self._timer is not None:
             self._timer.cancel()
-        self._emptied = asyncio.Event()
         for connection in list(self.connections):
             connection.finish(why)
         if self.connections:
             try:
-                await asyncio.wait_for(self._emptied.wait(), linger)
+                await asyncio.wait_for(self._context.emptied.wait(), linger)
             except TimeoutError:
                 log.info("%d control connections did not hang up in %.1f s", len(self.connections), linger)
         for connection in list(self.connections):
             connection.abort()
         await asyncio.sleep(0)  # let the aborted transports report that they are gone
-        self.connection_limiter.close()
+        self._context.limiter.close()
         for listener in self._listeners:
             listener.close()
-
-    def connection_closed(self, connection: ControlConnection) -> None:
-        """A connection is gone."""
-        self.connections.discard(connection)
-        self.connection_limiter.remove(connection)
-        if not self.connections and self._emptied is not None:
-            self._emptied.set()
 
     def _arm_soon(self) -> None:
         """See to the timer on the loop's thread; once for all that happens until then."""

@@ -1,0 +1,139 @@
+"""What all control connections of a server share."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from rallypoint.coordinator.connection_limiter import ConnectionLimiter
+from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.protocol import codec
+
+if TYPE_CHECKING:
+    import socket
+
+    from rallypoint.base.loop import LoopThread
+    from rallypoint.base.tls import ControlTls
+    from rallypoint.protocol.handshake import Hello, Keys
+    from rallypoint.protocol.messages import Notification
+
+
+class JobDirectory(Protocol):
+    """Whose nodes a server takes: those of one job (`dispatcher.Dispatcher`) or of any (`jobs.ManyJobs`)."""
+
+    on_change: Callable[[], None]
+    """Called after each event, from any thread: `wake_at` may have moved."""
+
+    @property
+    def job(self) -> str | None:
+        """The one job that nodes must be of; None takes any."""
+        ...
+
+    def dispatcher_for(self, hello: Hello, peer: str) -> Dispatcher:
+        """The dispatcher of the job that a node, which has proved that it may, belongs to. HandshakeError if there is
+        none.
+
+        `peer` is the address that its connection comes from.
+        """
+        ...
+
+    def now(self) -> float:
+        """The time on which `wake_at` is."""
+        ...
+
+    def wake_at(self) -> float:
+        """When `tick` should be called next; infinity for never."""
+        ...
+
+    def tick(self) -> None:
+        """Time has passed."""
+        ...
+
+
+class Connection(Protocol):
+    """One control connection, as its server sees it. On the loop's thread."""
+
+    def send(self, payload: bytes) -> None:
+        """Send a frame."""
+        ...
+
+    def finish(self, why: str) -> None:
+        """Send what is left and why nothing more comes; take no more requests."""
+        ...
+
+    def abort(self) -> None:
+        """Hang up at once."""
+        ...
+
+    def evict(self) -> None:
+        """End a connection that has not become a session, for the sake of newer ones."""
+        ...
+
+
+class ConnectionContext:
+    """Made and used on the loop's thread, but for `post`. For the arguments see `ControlServer`."""
+
+    def __init__(
+        self,
+        jobs: JobDirectory,
+        connections: set[Connection],
+        keys: Keys | None,
+        tls: ControlTls | None,
+        fallback: Callable[[socket.socket, bytes], None] | None,
+        has_local_nodes: bool,
+        loop: LoopThread,
+    ) -> None:
+        self.jobs = jobs
+        self.connections = connections
+        self.keys = keys
+        self.tls = tls
+        self.fallback = fallback
+        self.has_local_nodes = has_local_nodes
+        self.limiter = ConnectionLimiter()
+        self.emptied = asyncio.Event()
+        """Set when the last connection is gone."""
+        self._loop = loop
+        self._outbox: deque[tuple[Connection, bytes]] = deque()
+        self._posting = False
+        self._last_encoded: tuple[Notification, bytes] | None = None
+        """The notification that was told last, and its bytes: often many are told the same."""
+
+    @staticmethod
+    def nonce() -> bytes:
+        """Bytes that no other handshake has had."""
+        return os.urandom(16)
+
+    def opened(self, connection: Connection) -> None:
+        """A connection has come in."""
+        self.connections.add(connection)
+        self.emptied.clear()
+        self.limiter.add(connection, connection.evict)
+
+    def closed(self, connection: Connection) -> None:
+        """A connection is gone. Idempotent."""
+        self.connections.discard(connection)
+        self.limiter.remove(connection)
+        if not self.connections:
+            self.emptied.set()
+
+    def post(self, connection: Connection, notification: Notification) -> None:
+        """Have a notification written on the loop's thread, in the order of the calls; from any thread.
+
+        The loop is woken once for all that it has not got to yet.
+        """
+        told = self._last_encoded
+        if told is None or told[0] is not notification:
+            told = self._last_encoded = (notification, codec.encode(notification))
+        self._outbox.append((connection, told[1]))
+        if not self._posting:
+            self._posting = True
+            self._loop.call(self._write_posted)
+
+    def _write_posted(self) -> None:
+        self._posting = False  # first: who appends from now on has us called again
+        while self._outbox:
+            connection, payload = self._outbox.popleft()
+            connection.send(payload)
