@@ -27,7 +27,7 @@ TORCHS_SIGNATURES = {
 OPEN = frozenset(
     {
         *("rallypoint.workers.context", "rallypoint.workers.functions.context", "rallypoint/agent/policy.py"),
-        *("rallypoint/rendezvous/elastic.py", "rallypoint/workers/context.py", "rallypoint/workers/reaper/client.py"),
+        *("rallypoint/workers/context.py", "rallypoint/workers/reaper/client.py"),
         "rallypoint.workers.context: start_processes",
         "rallypoint.workers.functions.context: MultiprocessContext.__init__",
         "rallypoint.workers.process: WorkerProcess.__init__",

@@ -306,14 +306,17 @@ class Dispatcher:
                 log.warning("job %r: %s; give all nodes of a job the same", self.settings.run_id, sentence)
 
     def _log_progress(self, notification: Progress | JoinRefused) -> None:
-        from rallypoint.coordinator.progress_text import RendezvousName, is_due, timeout_sentence, waiting_line
+        how_far = notification if isinstance(notification, Progress) else notification.progress
+        if how_far is None or not how_far.reports:
+            return
+        from rallypoint.coordinator.progress_text import RendezvousName, in_words
 
-        subject = RendezvousName(self.settings.run_id, "")
-        if isinstance(notification, Progress):
-            if notification.reports and is_due(notification, self._reported_progress, self._clock.monotonic()):
-                log.warning("%s", waiting_line(subject, notification, time.time()))
-        elif notification.progress is not None and notification.progress.reports:
-            log.warning("%s", timeout_sentence(subject, notification.progress, time.time()))
+        name, now = RendezvousName(self.settings.run_id, ""), self._clock.monotonic()
+        words = in_words(notification, name, self._reported_progress, now, time.time())
+        if isinstance(words, JoinRefused):
+            log.warning("%s", words.detail)
+        elif words.warning:
+            log.warning("%s", words.text)
 
     def _guarded_call(self, call: Callable[[], None]) -> bool:
         """Call what belongs to one session; returns whether that went well."""

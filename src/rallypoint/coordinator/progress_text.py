@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from rallypoint.base.log import printable
 from rallypoint.membership.state import Reason, join_names
-from rallypoint.protocol.messages import MissingNode, Progress
+from rallypoint.protocol.messages import JoinRefused, MissingNode, Progress, ProgressText
 
 
 class RendezvousName(NamedTuple):
@@ -54,6 +54,26 @@ def is_due(progress: Progress, said: ReportedProgress, now: float) -> bool:
         return False
     said[stands] = now
     return True
+
+
+def in_words(
+    notification: Progress | JoinRefused, subject: RendezvousName, said: ReportedProgress, now: float, wall: float
+) -> ProgressText | JoinRefused:
+    """A notification of how far things are, or were when the time of a join was over, with words for people.
+
+    Args:
+        notification: as the control plane has sent it.
+        subject: of which rendezvous.
+        said: see `is_due`.
+        now: on the clock of `said`.
+        wall: the time in seconds since 1970.
+    """
+    if isinstance(notification, Progress):
+        due = notification.reports and is_due(notification, said, now)
+        return ProgressText(waiting_line(subject, notification, wall), due)
+    if notification.progress is None:
+        return notification
+    return notification._replace(detail=timeout_sentence(subject, notification.progress, wall))
 
 
 def timeout_sentence(subject: RendezvousName, progress: Progress, wall: float) -> str:

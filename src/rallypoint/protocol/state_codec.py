@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from rallypoint.membership.state import (
-    AbandonedRendezvous,
-    FailureStreak,
-    Ledger,
-    NodeId,
-    NodeInfo,
-    Participant,
-    Preemption,
-    RemovedNode,
-    RoundEnd,
-    State,
-    Verdict,
-    known_to,
-)
+from rallypoint.membership.state import NodeId, State, known_to
 from rallypoint.protocol.errors import RendezvousStateError
 from rallypoint.protocol.validation import ValidationError, validated
 
@@ -28,70 +16,36 @@ _MAX_STATE = 8 * 1024 * 1024
 _MAX_NAME = 255
 
 
-@dataclass(frozen=True, slots=True)
-class _EncodedState:
-    """`State` with its maps as lists of pairs: keys of maps in MessagePack are not typed."""
-
-    round: int
-    complete: bool
-    last_call: int
-    last_calls: int
-    closed: bool
-    participants: list[tuple[NodeId, Participant]]
-    wait_list: list[tuple[NodeId, NodeInfo]]
-    redundancy_list: list[tuple[NodeId, NodeInfo]]
-    survivors: list[tuple[NodeId, int]]
-    succeeded: list[NodeId]
-    heartbeats: list[tuple[NodeId, int]]
-    ledger: Ledger
-    consents: list[NodeId]
-    preempted: Preemption | None
-    failure_streak: FailureStreak
-    restart_delay: float
-    restarts: int
-    origin: str
-    next_round: int
-    ended: RoundEnd | None
-    verdict: Verdict | None
-    removed: tuple[RemovedNode, ...]
-    abandoned: AbandonedRendezvous
-    max_restarts: int
-    programs: list[tuple[str, str]]
+def _field_type(kind: Any) -> Any:
+    """The type by which a field of the state travels: a map as a list of pairs, for keys of maps in MessagePack are
+    not typed.
+    """
+    if get_origin(kind) is Mapping:
+        return list[tuple[*get_args(kind)]]  # type: ignore[misc]
+    return list[get_args(kind)[0]] if get_origin(kind) is frozenset else kind  # type: ignore[misc]
 
 
-_decoder = msgspec.msgpack.Decoder(_EncodedState)
+_KINDS = get_type_hints(State)
+_decoder = msgspec.msgpack.Decoder(
+    msgspec.defstruct("EncodedState", [(name, _field_type(kind)) for name, kind in _KINDS.items()], frozen=True)
+)
+
+
+_COLLECTIONS: dict[str, Callable[[Any], Any]] = {
+    name: dict if get_origin(kind) is Mapping else frozenset
+    for name, kind in _KINDS.items()
+    if get_origin(kind) in (Mapping, frozenset)
+}
+"""Fields that travel as lists, and what they are made of them."""
 
 
 def encode_state(state: State) -> bytes:
     """The bytes of a state; equal states give equal bytes."""
-    blob = _EncodedState(
-        state.round,
-        state.complete,
-        state.last_call,
-        state.last_calls,
-        state.closed,
-        sorted(state.participants.items(), key=lambda entry: entry[0]),
-        sorted(state.wait_list.items(), key=lambda entry: entry[0]),
-        sorted(state.redundancy_list.items(), key=lambda entry: entry[0]),
-        sorted(state.survivors.items()),
-        sorted(state.succeeded),
-        sorted(state.heartbeats.items()),
-        state.ledger,
-        sorted(state.consents),
-        state.preempted,
-        state.failure_streak,
-        state.restart_delay,
-        state.restarts,
-        state.origin,
-        state.next_round,
-        state.ended,
-        state.verdict,
-        state.removed,
-        state.abandoned,
-        state.max_restarts,
-        sorted(state.programs.items()),
-    )
-    return _VERSION + msgspec.msgpack.encode(blob)
+    fields = state._asdict()
+    for name, kind in _COLLECTIONS.items():
+        value = fields[name]
+        fields[name] = sorted(value.items(), key=lambda entry: entry[0]) if kind is dict else sorted(value)
+    return _VERSION + msgspec.msgpack.encode(fields)
 
 
 def decode_state(data: bytes) -> State:
@@ -113,33 +67,8 @@ def decode_state(data: bytes) -> State:
         raise RendezvousStateError(
             f"the shared rendezvous state is damaged ({error}); remove it, or use another --rdzv-id"
         ) from None
-    found = State(
-        blob.round,
-        blob.complete,
-        blob.last_call,
-        blob.last_calls,
-        blob.closed,
-        dict(blob.participants),
-        dict(blob.wait_list),
-        dict(blob.redundancy_list),
-        dict(blob.survivors),
-        frozenset(blob.succeeded),
-        dict(blob.heartbeats),
-        blob.ledger,
-        frozenset(blob.consents),
-        blob.preempted,
-        blob.failure_streak,
-        blob.restart_delay,
-        blob.restarts,
-        blob.origin,
-        blob.next_round,
-        blob.ended,
-        blob.verdict,
-        blob.removed,
-        blob.abandoned,
-        blob.max_restarts,
-        dict(blob.programs),
-    )
+    fields = msgspec.structs.asdict(blob)
+    found = State(**fields | {name: make(fields[name]) for name, make in _COLLECTIONS.items()})
     try:
         state = validated(found)  # it comes from another machine, as messages do
         for nodes in (found.participants, found.wait_list, found.redundancy_list):

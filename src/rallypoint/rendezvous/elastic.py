@@ -10,11 +10,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
 from rallypoint.base.errors import RallypointError
-from rallypoint.base.log import get_logger
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Close, Drain, Fail, Preempt, Succeed
 from rallypoint.membership.state import NodeInfo, Outcome, Verdict
@@ -35,7 +34,6 @@ from rallypoint.protocol.messages import (
     Placement,
     Progress,
     ProgressRequest,
-    ProgressText,
     RoundEnded,
     StorePeers,
 )
@@ -48,15 +46,8 @@ if TYPE_CHECKING:
     from rallypoint.coordinator.progress_text import ReportedProgress
     from rallypoint.store.api import Store
 
-log = get_logger(__name__)
-
-
-class _WantedPlace(NamedTuple):
-    """A place that this node wants in the next round, and since when, on the handler's clock."""
-
-    node_info: NodeInfo
-    """This node, still without the place where its worker store listens."""
-    since: float
+_WantedPlace = tuple[NodeInfo, float]
+"""This node, still without the place where its worker store listens, and since when it wants one on its own clock."""
 
 
 class ElasticHandler(RendezvousHandler):
@@ -156,7 +147,14 @@ class ElasticHandler(RendezvousHandler):
         from rallypoint.rendezvous.waiting import incoming_notifications, log_for_people, with_torch_store
 
         if self._listener is not None:
-            return with_torch_store(self._next_rendezvous_by_agent())
+            placement = self._delivered_placement
+            if placement is None or placement.round <= self._begun_round:
+                raise RendezvousStateError(
+                    f"the agent of job {self.get_run_id()!r} meets the others by itself; ask for the next rendezvous "
+                    "once in each call of its `_rendezvous`, instead of calling the base class's, and nowhere else"
+                )
+            self.begin_round(placement)
+            return with_torch_store(self.info(placement))
         if self._placement is not None:
             self._send(Drain(self._placement.round))
         self.join("default", 1)
@@ -207,7 +205,7 @@ class ElasticHandler(RendezvousHandler):
         self._event_emitter.join_requested()
         node_info = NodeInfo(role, local_world_size, "", 0, self._control.rank_hint, max_restarts, program)
         try:
-            self._swap_wanted(_WantedPlace(node_info, self._clock()))
+            self._swap_wanted((node_info, self._clock()))
             self._ensure_link()
             self._join_if_open()
         except RallypointError as error:
@@ -220,9 +218,10 @@ class ElasticHandler(RendezvousHandler):
             return  # whoever makes the link, or `LinkOpened`, comes here again
         wanted = self._swap_wanted(None)
         if wanted is not None:
+            node_info, since = wanted
             host, port = self._stores.prepare(self._link.address)
-            node_info = wanted.node_info._replace(address=host, store_port=port)
-            waited = self._clock() - wanted.since
+            node_info = node_info._replace(address=host, store_port=port)
+            waited = self._clock() - since
             timeout = max(0.0, self._settings.join_timeout - waited)
             self._link.send(JoinRequest(node_info, timeout, waited, self._stores.own_addresses()))
 
@@ -297,16 +296,6 @@ class ElasticHandler(RendezvousHandler):
 
     # Inside
 
-    def _next_rendezvous_by_agent(self) -> RendezvousInfo:
-        placement = self._delivered_placement
-        if placement is None or placement.round <= self._begun_round:
-            raise RendezvousStateError(
-                f"the agent of job {self._settings.run_id!r} meets the others by itself; ask for the next rendezvous "
-                "once in each call of its `_rendezvous`, instead of calling the base class's, and nowhere else"
-            )
-        self.begin_round(placement)
-        return self.info(placement)
-
     def _ensure_link(self) -> Link:
         if self._link is None:
             self._link = self._control.open(self._on_notification, Deadline.after(self._settings.join_timeout))
@@ -345,26 +334,15 @@ class ElasticHandler(RendezvousHandler):
                 self._verdict = verdict
             case LinkLost() if self._verdict is not None:
                 return  # the server may go once the verdict is told
-            case Progress():
-                notification = self._progress_text(notification)
-            case JoinRefused() | LinkLost():
-                if isinstance(notification, JoinRefused) and notification.progress is not None:
-                    notification = notification._replace(detail=self._timeout_sentence(notification.progress))
-                self._final_notification = notification
+            case Progress() | JoinRefused(progress=Progress()):
+                from rallypoint.coordinator.progress_text import RendezvousName, in_words
+
+                name = RendezvousName(self._settings.run_id, self._control.where, self._control.endpoint_flag)
+                now, wall = self._clock(), self._wall_clock()
+                notification = in_words(notification, name, self._reported_progress, now, wall)
             case _:
                 pass
+        if isinstance(notification, JoinRefused | LinkLost):
+            self._final_notification = notification
         listener = self._listener
         (self._inbox.put if listener is None else listener)(notification)
-
-    def _progress_text(self, progress: Progress) -> ProgressText:
-        from rallypoint.coordinator.progress_text import RendezvousName, is_due, waiting_line
-
-        where, flag = self._control.where, self._control.endpoint_flag
-        line = waiting_line(RendezvousName(self._settings.run_id, where, flag), progress, self._wall_clock())
-        return ProgressText(line, progress.reports and is_due(progress, self._reported_progress, self._clock()))
-
-    def _timeout_sentence(self, progress: Progress) -> str:
-        from rallypoint.coordinator.progress_text import RendezvousName, timeout_sentence
-
-        where, flag = self._control.where, self._control.endpoint_flag
-        return timeout_sentence(RendezvousName(self._settings.run_id, where, flag), progress, self._wall_clock())
