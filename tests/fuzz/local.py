@@ -84,9 +84,9 @@ def _failure_seeds() -> Sequence[bytes]:
 
 def notes(data: bytes) -> None:
     """A notice that is no notice of ours, and acknowledgements of any name."""
-    board = NoticeDirectory()
-    folder = board.reset()
-    board.post(notices.SCALE, "", 0, 60.0, waits=True)
+    directory = NoticeDirectory()
+    folder = directory.reset()
+    directory.post(notices.SCALE, "", 0, 60.0, waits=True)
     try:
         with patch.dict(os.environ, {notices.VARIABLE: folder, "LOCAL_RANK": "7"}):
             Path(folder, notices.NOTICE_FILE).write_bytes(data)
@@ -97,11 +97,11 @@ def notes(data: bytes) -> None:
         name = data[:100].replace(b"/", b"_").replace(b"\0", b"_")
         with suppress(OSError):
             Path(folder, notices.ACK_PREFIX + os.fsdecode(name)).touch()
-        answered = list(board.poll(lambda: [0]))
+        answered = list(directory.poll(lambda: [0]))
         rank, _, number = os.fsdecode(name).partition(".")
         assert not answered or (int(rank), int(number)) == (0, 1), "only this is the worker's answer"
     finally:
-        board.clear()
+        directory.clear()
     assert not os.path.exists(folder)
 
 

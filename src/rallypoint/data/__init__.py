@@ -1,1 +1,1 @@
-"""Floor 1: which samples a worker of an elastic job works on, and in what order. For workers; torch is not needed."""
+"""Which samples a worker of an elastic job works on, and in what order. For workers; torch is not needed."""

@@ -1,4 +1,4 @@
-"""Floor 2: whether this agent is well, for whoever asks over HTTP (contract section 5.10).
+"""Whether this agent is well, for whoever asks over HTTP (contract section 5.10).
 
 `progress_probe` is what the agent leaves to be seen, `answers` turns a request into a reply (pure), `serving` does
 it on the

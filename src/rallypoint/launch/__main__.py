@@ -1,4 +1,4 @@
-"""`python -m rallypoint.launch`, as `python -m torch.distributed.launch`: the command is of a higher floor."""
+"""`python -m rallypoint.launch`, as `python -m torch.distributed.launch`: the command is in a higher layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Floor 1: key-value stores with one interface, and a server for torch's TCPStore wire protocol.
+"""Key-value stores with one interface, and a server for torch's TCPStore wire protocol.
 
 `wire` and `decoder` (bytes to requests and back) and `table` (requests to replies) are pure; `serving`, `polling` and
 `server` put them behind sockets. `client`, `hashstore`, `filestore` and `prefix` are the stores that callers hold;

@@ -1,4 +1,4 @@
-"""The notice board: what hangs there, when it tells of acknowledgements, and that nothing is left of it."""
+"""The notice directory: its files, when acknowledgements become events, and that nothing is left of it."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ def clock() -> HandClock:
 
 
 @pytest.fixture
-def board(tmp_path: Path, clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[NoticeDirectory]:
+def directory(tmp_path: Path, clock: HandClock, monkeypatch: pytest.MonkeyPatch) -> Iterator[NoticeDirectory]:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(notices, "_last_returned", None)
-    board = NoticeDirectory(clock)
-    monkeypatch.setenv(notices.VARIABLE, board.reset())
+    directory = NoticeDirectory(clock)
+    monkeypatch.setenv(notices.VARIABLE, directory.reset())
     assert list(tmp_path.iterdir()) == [], "nothing is made before there is something to post"
-    yield board
-    board.clear()
-    board.clear()
+    yield directory
+    directory.clear()
+    directory.clear()
     assert list(tmp_path.iterdir()) == []
 
 
-def told(board: NoticeDirectory, running: tuple[int, ...] = (0, 1)) -> list[type]:
-    return [type(event) for event in board.poll(lambda: running)]
+def told(directory: NoticeDirectory, running: tuple[int, ...] = (0, 1)) -> list[type]:
+    return [type(event) for event in directory.poll(lambda: running)]
 
 
 def acknowledge(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -52,126 +52,126 @@ def acknowledge(rank: int, monkeypatch: pytest.MonkeyPatch) -> None:
     notices.acknowledge()
 
 
-def readable(board: NoticeDirectory) -> bool:
-    return bool(select.select(board.fds(), [], [], 0)[0])
+def readable(directory: NoticeDirectory) -> bool:
+    return bool(select.select(directory.fds(), [], [], 0)[0])
 
 
 def test_all_who_run_must_acknowledge_and_each_wakes_us(
-    board: NoticeDirectory, monkeypatch: pytest.MonkeyPatch
+    directory: NoticeDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    board.post(SCALE, "", 3, 30, waits=True)
+    directory.post(SCALE, "", 3, 30, waits=True)
     seen = notices.pending()
     assert seen is not None
     assert (seen.reason, seen.node, seen.round) == (SCALE, "", 3)
-    assert told(board) == []
-    assert not readable(board), "nothing to do before somebody acknowledges"
+    assert told(directory) == []
+    assert not readable(directory), "nothing to do before somebody acknowledges"
     acknowledge(0, monkeypatch)
-    assert readable(board)
-    assert told(board) == []
+    assert readable(directory)
+    assert told(directory) == []
     acknowledge(1, monkeypatch)
-    assert told(board) == [WorkersReady]
-    assert told(board) == [], "once is enough"
+    assert told(directory) == [WorkersReady]
+    assert told(directory) == [], "once is enough"
 
 
-def test_who_has_ended_need_not(board: NoticeDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
-    board.post(SCALE, "", 0, 30, waits=True)
+def test_who_has_ended_need_not(directory: NoticeDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    directory.post(SCALE, "", 0, 30, waits=True)
     acknowledge(1, monkeypatch)
-    assert told(board, running=(0, 1)) == []
-    assert told(board, running=(1,)) == [WorkersReady]
+    assert told(directory, running=(0, 1)) == []
+    assert told(directory, running=(1,)) == [WorkersReady]
 
 
-def test_the_time_is_over_once(board: NoticeDirectory, clock: HandClock) -> None:
-    board.post(SCALE, "", 0, 30, waits=True)
-    assert told(board) == []
-    assert board.wake_at() == clock.now + 30
+def test_the_time_is_over_once(directory: NoticeDirectory, clock: HandClock) -> None:
+    directory.post(SCALE, "", 0, 30, waits=True)
+    assert told(directory) == []
+    assert directory.wake_at() == clock.now + 30
     clock.now += 30
-    assert told(board) == [WorkersReady, NoticeExpired]
-    assert told(board) == []
-    assert board.wake_at() == float("inf")
+    assert told(directory) == [WorkersReady, NoticeExpired]
+    assert told(directory) == []
+    assert directory.wake_at() == float("inf")
 
 
 def test_after_the_acknowledgements_the_time_still_ends(
-    board: NoticeDirectory, clock: HandClock, monkeypatch: pytest.MonkeyPatch
+    directory: NoticeDirectory, clock: HandClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    board.post(PREEMPTION, "", 0, 30, waits=True)
+    directory.post(PREEMPTION, "", 0, 30, waits=True)
     acknowledge(0, monkeypatch)
-    assert told(board, running=(0,)) == [WorkersReady]
-    assert board.wake_at() == clock.now + 30
+    assert told(directory, running=(0,)) == [WorkersReady]
+    assert directory.wake_at() == clock.now + 30
     clock.now += 31
-    assert told(board, running=(0,)) == [NoticeExpired]
+    assert told(directory, running=(0,)) == [NoticeExpired]
 
 
-def test_of_two_preemptions_the_nearer_holds(board: NoticeDirectory, clock: HandClock) -> None:
-    board.post(SCALE, "", 0, 5, waits=True)
-    board.post(PREEMPTION, "b", 0, 30, waits=True)
-    assert told(board) == []
-    assert board.wake_at() == clock.now + 30, "another reason has its own time"
-    board.post(PREEMPTION, "c", 0, 60, waits=True)
+def test_of_two_preemptions_the_nearer_holds(directory: NoticeDirectory, clock: HandClock) -> None:
+    directory.post(SCALE, "", 0, 5, waits=True)
+    directory.post(PREEMPTION, "b", 0, 30, waits=True)
+    assert told(directory) == []
+    assert directory.wake_at() == clock.now + 30, "another reason has its own time"
+    directory.post(PREEMPTION, "c", 0, 60, waits=True)
     seen = notices.pending()
     assert seen is not None
     assert (seen.node, seen.deadline) == ("c", clock.now + 30)
 
 
 def test_acknowledgements_count_for_the_next_notice_but_not_after_it_was_taken_back(
-    board: NoticeDirectory, monkeypatch: pytest.MonkeyPatch
+    directory: NoticeDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    board.post(SCALE, "", 0, 30, waits=True)
+    directory.post(SCALE, "", 0, 30, waits=True)
     acknowledge(0, monkeypatch)
-    board.post(PREEMPTION, "", 0, 30, waits=True)
-    assert told(board, running=(0,)) == [WorkersReady]
-    board.withdraw()
+    directory.post(PREEMPTION, "", 0, 30, waits=True)
+    assert told(directory, running=(0,)) == [WorkersReady]
+    directory.withdraw()
     assert notices.pending() is None
-    board.post(SCALE, "", 0, 30, waits=True)
-    assert told(board, running=(0,)) == []
+    directory.post(SCALE, "", 0, 30, waits=True)
+    assert told(directory, running=(0,)) == []
 
 
 def test_an_acknowledgement_that_comes_late_does_not_answer_the_next_notice(
-    board: NoticeDirectory, monkeypatch: pytest.MonkeyPatch
+    directory: NoticeDirectory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    board.post(SCALE, "", 0, 30, waits=True)
+    directory.post(SCALE, "", 0, 30, waits=True)
     assert notices.pending() is not None, "a worker has seen it, and begins to save"
-    board.withdraw()
+    directory.withdraw()
     acknowledge(0, monkeypatch)
-    board.post(SCALE, "", 0, 30, waits=True)
-    assert told(board, running=(0,)) == []
+    directory.post(SCALE, "", 0, 30, waits=True)
+    assert told(directory, running=(0,)) == []
     acknowledge(0, monkeypatch)
-    assert told(board, running=(0,)) == [], "it was still for the first"
+    assert told(directory, running=(0,)) == [], "it was still for the first"
     assert notices.pending() is not None
     acknowledge(0, monkeypatch)
-    assert told(board, running=(0,)) == [WorkersReady]
+    assert told(directory, running=(0,)) == [WorkersReady]
 
 
 @pytest.mark.parametrize("name", ["ack.", "ack.0", "ack.0.", "ack.x.1", "ack.0.x", "ack.0.1.1", "ack.0.2", "ack.0.0"])
-def test_other_files_are_no_acknowledgements(board: NoticeDirectory, name: str) -> None:
-    folder = Path(board.reset())
-    board.post(SCALE, "", 0, 30, waits=True)
+def test_other_files_are_no_acknowledgements(directory: NoticeDirectory, name: str) -> None:
+    folder = Path(directory.reset())
+    directory.post(SCALE, "", 0, 30, waits=True)
     (folder / name).touch()
-    assert told(board, running=(0,)) == []
+    assert told(directory, running=(0,)) == []
 
 
-def test_a_warning_waits_for_nobody(board: NoticeDirectory) -> None:
-    board.post(SCALE, "", 0, 30, waits=True)
-    board.post(PREEMPTION, "", 0, 30, waits=False)
+def test_a_warning_waits_for_nobody(directory: NoticeDirectory) -> None:
+    directory.post(SCALE, "", 0, 30, waits=True)
+    directory.post(PREEMPTION, "", 0, 30, waits=False)
     assert notices.pending() is not None
-    assert (board.fds(), board.wake_at()) == ([], float("inf"))
-    assert told(board, running=()) == []
+    assert (directory.fds(), directory.wake_at()) == ([], float("inf"))
+    assert told(directory, running=()) == []
 
 
-def test_each_start_of_workers_has_a_folder_of_its_own(board: NoticeDirectory, tmp_path: Path) -> None:
-    first = board.reset()
-    board.post(SCALE, "", 0, 30, waits=True)
+def test_each_start_of_workers_has_a_folder_of_its_own(directory: NoticeDirectory, tmp_path: Path) -> None:
+    first = directory.reset()
+    directory.post(SCALE, "", 0, 30, waits=True)
     assert (Path(first).stat().st_mode & 0o777) == 0o700
-    assert board.reset() != first
+    assert directory.reset() != first
     assert list(tmp_path.iterdir()) == []
-    assert told(board, running=()) == []
+    assert told(directory, running=()) == []
 
 
 def test_workers_that_cannot_be_told_are_not_waited_for(
-    board: NoticeDirectory, tmp_path: Path, clock: HandClock
+    directory: NoticeDirectory, tmp_path: Path, clock: HandClock
 ) -> None:
-    folder = Path(board.reset())
+    folder = Path(directory.reset())
     folder.write_text("in the way")
-    board.post(PREEMPTION, "", 0, 30, waits=True)
-    assert told(board) == [WorkersReady]
-    assert board.wake_at() == clock.now + 30, "the others may still need the time"
+    directory.post(PREEMPTION, "", 0, 30, waits=True)
+    assert told(directory) == [WorkersReady]
+    assert directory.wake_at() == clock.now + 30, "the others may still need the time"
     folder.unlink()

@@ -165,7 +165,7 @@ def test_what_a_node_calls_its_address_is_told_only_if_it_is_one() -> None:
 
 
 @pytest.mark.parametrize("text", ["n1", "10.0.0.1\n", "x" * 200, ""])
-def test_what_is_no_address_is_refused_at_the_door(text: str) -> None:
+def test_what_is_no_address_is_refused_on_arrival(text: str) -> None:
     asked = JoinRequest(NodeInfo("default", 1, "", 7), 60.0, addresses=(text,))
     with pytest.raises(codec.CodecError, match="whose addresses have"):
         codec.decode_request(codec.encode(asked))

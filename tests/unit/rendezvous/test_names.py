@@ -88,7 +88,7 @@ def test_who_will_be_taken_away_is_named_to_the_others_alone() -> None:
     assert details == {"n2 (rank 1) will be taken away"}
 
 
-def test_the_name_of_a_machine_is_cut_and_cleaned_at_the_door() -> None:
+def test_the_name_of_a_machine_is_cut_and_cleaned_on_arrival() -> None:
     host = "\x1b[31mn3\n" + 999 * "x"
     client = ClientHandshake("job", None, b"c", SETTINGS)
     hello = codec.decode(codec.encode(client.hello("10.0.0.1\r", 1, 0, "", host)), Hello)
