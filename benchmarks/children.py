@@ -24,7 +24,7 @@ from pathlib import Path
 from types import TracebackType
 
 from benchmarks.errors import BenchError
-from rallypoint.base.procfs import all_pids, read_stat
+from rallypoint.base.process_table import process_table
 
 ROOT = Path(__file__).resolve().parent.parent
 _BIN = Path(sys.executable).parent
@@ -237,7 +237,7 @@ class Children:
 
 def _marked(mark: str) -> Iterator[int]:
     wanted = f"{_MARK}={mark}".encode()
-    for pid in all_pids():
+    for pid in process_table():
         with suppress(OSError), open(f"/proc/{pid}/environ", "rb") as file:
             if wanted in file.read().split(b"\0"):
                 yield pid
@@ -253,7 +253,7 @@ def _command(pid: int) -> str:
 
 def descendants(pid: int) -> list[int]:
     """The processes below `pid` at this moment, children and theirs."""
-    parents = {stat.pid: stat.parent for stat in map(read_stat, all_pids()) if stat is not None}
+    parents = {pid: stat.parent for pid, stat in process_table().items()}
     found: list[int] = []
     frontier = {pid}
     while frontier:

@@ -60,7 +60,7 @@ def test_training_ends_with_the_same_loss_whole_and_killed(launcher: Launcher) -
     resumed = [each["step"] for each in told(progress, "training")[2:]]
     assert len(resumed) == 2
     assert min(resumed) >= 20
-    assert "cold" not in job.err
+    assert "without preloading" not in job.err
     assert "torch is imported; workers are forked from process" in job.err
     late = [line for line in job.err.splitlines() if "imported after the fork" in line]
     assert len(late) == 2, "before the restart, and at the end"
@@ -84,7 +84,7 @@ if os.environ["RANK"] == "0":
 
 
 @pytest.mark.parametrize("threads", ["1", "2", ""], ids=lambda each: f"{each or 'default'} threads")
-def test_torch_computes_what_it_computes_cold(launcher: Launcher, threads: str) -> None:
+def test_torch_computes_what_it_computes_without_preloading(launcher: Launcher, threads: str) -> None:
     script = launcher.script("import torch\ntorch.manual_seed(7)\n" + NUMBERS)
     outs = []
     flags = ("--standalone", *(("--nproc-per-node=2",) if threads else ()))
@@ -93,6 +93,6 @@ def test_torch_computes_what_it_computes_cold(launcher: Launcher, threads: str) 
     for warm in ((), ("--preload=torch,numpy,networkx,fsspec",)):  # the last two go through all variables
         job = launcher.command([*launching.RALLYRUN, *flags, *warm, script], env)
         assert job.ends() == 0, job.err
-        assert "cold" not in job.err, job.err
+        assert "without preloading" not in job.err, job.err
         outs.append(job.out)
     assert outs[0] == outs[1]

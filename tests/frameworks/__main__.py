@@ -175,7 +175,7 @@ def finish(run: Run, killed_at: float | None = None) -> Outcome:
         recovery = run.seconds() - killed_at
     run.read_until(lambda text: False)
     found = _FINAL.findall(run.output)
-    why = re.search(rb"start cold: (.*)", run.output)
+    why = re.search(rb"start without preloading: (.*)", run.output)
     return Outcome(
         float(found[-1]) if found else None,
         run.seconds(),

@@ -158,7 +158,7 @@ def test_the_loss_of_the_reaper_is_a_failure_that_is_told(rallyrun: Launcher, re
     supervisor = parent_of(reaper)
     os.kill(reaper if whom == "reaper" else supervisor, signal.SIGKILL)
     assert job.ends() == 1 - restarts, job.err
-    assert f"the guardian (process {supervisor})" in job.err
+    assert f"the reaper (process {supervisor})" in job.err
     assert "killed by SIGKILL" in job.err
     if not restarts:
         assert "exitcode  : -9 " in job.err

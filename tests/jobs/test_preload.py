@@ -113,7 +113,7 @@ def cold_and_warm(rallyrun: Launcher, *args: str, env: dict[str, str] | None = N
     found = []
     for flags in ((), (f"--preload={MODULES}",)):
         job = run(rallyrun, "--standalone", f"--nproc-per-node={workers}", *flags, *args, env=env)
-        assert "cold" not in job.err, job.err
+        assert "without preloading" not in job.err, job.err
         found.append([seen(rallyrun.folder, rank) for rank in range(workers)])
     return found if workers > 1 else [each for (each,) in found]
 
@@ -136,7 +136,7 @@ def test_a_relative_script_and_its_own_modules(rallyrun: Launcher) -> None:
     (rallyrun.folder / "beside.py").write_text("import sys\nsys.modules['__main__'].__dict__\nVALUE = __file__\n")
     rallyrun.script(PROBE + "\nimport beside; assert beside.VALUE == os.path.join(os.getcwd(), 'beside.py')\n")
     job = run(rallyrun, "--standalone", f"--preload={MODULES},beside", "script.py")
-    assert "cold" not in job.err
+    assert "without preloading" not in job.err
     warm = seen(rallyrun.folder)
     run(rallyrun, "--standalone", "script.py")
     alike(warm, seen(rallyrun.folder))
@@ -232,7 +232,7 @@ def endings(rallyrun: Launcher, texts: Iterable[str], chosen_by: str, *flags: st
     script, found = rallyrun.script(ENDING), []
     for preload in ((), (f"--preload={MODULES}",)):
         job = run(rallyrun, "--standalone", *preload, *flags, script, chosen_by, code=code)
-        assert "cold" not in job.err, job.err
+        assert "without preloading" not in job.err, job.err
         found.append([*job.out, *_without_numbers(job.err).split("\n")])
     return found
 
@@ -260,7 +260,7 @@ def test_a_script_that_is_no_python_ends_as_it_does_cold(rallyrun: Launcher) -> 
     script, found = rallyrun.script("print('begun')\n1 +\n"), []
     for flags in ((), (f"--preload={MODULES}",)):
         job = run(rallyrun, "--standalone", *flags, script, code=1)
-        assert "cold" not in job.err, job.err
+        assert "without preloading" not in job.err, job.err
         found.append([*job.out, *_without_numbers(job.err).split("\n")])
     assert found[1] == found[0]
 
@@ -292,7 +292,7 @@ def test_each_worker_draws_its_own_numbers(rallyrun: Launcher) -> None:
         "os.write(1, (' '.join(map(str, drawn)) + '\\n').encode())\n"
     )
     job = run(rallyrun, "--standalone", "--nproc-per-node=2", "--preload=random,numpy,multiprocessing", script)
-    assert "cold" not in job.err, job.err
+    assert "without preloading" not in job.err, job.err
     first, second = (line.split() for line in job.out)
     assert not {*first} & {*second}
 
@@ -332,7 +332,7 @@ def test_multiprocessing_in_a_worker(rallyrun: Launcher) -> None:
 
 
 def says_cold(job: Job) -> str:
-    (line,) = [line for line in job.err.split("\n") if "start cold" in line]
+    (line,) = [line for line in job.err.split("\n") if "start without preloading" in line]
     return line
 
 
@@ -384,7 +384,7 @@ def test_commands_that_cannot_be_forked(rallyrun: Launcher, args: tuple[str, ...
     if why:
         assert why in says_cold(job)
     else:
-        assert "cold" not in job.err
+        assert "without preloading" not in job.err
 
 
 def test_an_interpreter_in_a_wrapper_never_runs_the_script_in_no_round(rallyrun: Launcher) -> None:
@@ -426,14 +426,14 @@ def test_an_import_that_keeps_few_variables_of_all(rallyrun: Launcher) -> None:
     script = rallyrun.script("import os, reader\nos.write(1, f'{reader.SOME}\\n'.encode())\n")
     job = run(rallyrun, "--standalone", "--nproc-per-node=2", "--preload=reader", script, env={"MINE_OWN": "1"})
     assert job.out == ["{'MINE_OWN': '1'}"] * 2
-    assert "cold" not in job.err
+    assert "without preloading" not in job.err
 
 
 def test_one_worker_of_a_node_has_a_local_rank_that_is_known_before(rallyrun: Launcher) -> None:
     (rallyrun.folder / "reader.py").write_text("import os\nRANK = os.environ['LOCAL_RANK']\n")
     job = run(rallyrun, "--standalone", "--preload=reader", rallyrun.script("import reader\nprint(reader.RANK)\n"))
     assert job.out == ["0"]
-    assert "cold" not in job.err
+    assert "without preloading" not in job.err
 
 
 @pytest.mark.parametrize(
@@ -458,7 +458,7 @@ def test_functions_start_cold(rallyrun: Launcher) -> None:
     job = rallyrun.command([sys.executable, script])
     assert job.ends() == 0, job.err
     assert job.out == ["{0: 5}"]
-    assert "these are functions" in says_cold(job)
+    assert "they are functions" in says_cold(job)
 
 
 @pytest.mark.parametrize("names", ["tor-ch", "a,,b", "1a", "a b"])
@@ -516,7 +516,7 @@ def test_restarted_workers_are_forked_and_the_reaper_is_their_parent(rallyrun: L
     assert len({words[4] for words in first + again}) == 1
     assert str(zygote) not in {words[4] for words in first}
     assert f"process {zygote}" in job.job.err
-    assert "cold" not in job.job.err
+    assert "without preloading" not in job.job.err
 
 
 def test_a_zygote_that_is_killed_is_followed_by_another(rallyrun: Launcher) -> None:
@@ -532,7 +532,7 @@ def test_a_zygote_that_is_killed_is_followed_by_another(rallyrun: Launcher) -> N
     again = job.up(2)
     assert job.job.ends() == 0, job.job.err
     assert [words[5] for words in again] == ["True"] * 2
-    assert job.job.err.count("start cold") == 1
+    assert job.job.err.count("start without preloading") == 1
 
 
 def test_a_killed_reaper_takes_the_zygote_along_and_the_next_has_one_too(rallyrun: Launcher) -> None:
@@ -565,7 +565,7 @@ def test_a_spare_keeps_its_zygote_warm_while_it_waits(rallyrun: Launcher) -> Non
     for node, starts in ((a, before + 1), (spare, 1)):
         node.comes_up(1, starts=starts, world_size=2)
         assert is_forked(int(node.ups[-1]["pid"]))
-        assert "cold" not in node.job.err
+        assert "without preloading" not in node.job.err
     job.say("finish")
     all_end([a, spare], 0)
 

@@ -177,7 +177,7 @@ def _user_signals_end_none(rallyrun: Launcher, *, method: str) -> None:
     (rallyrun.folder / "finish").touch()
     ends_at_once(job, 0)
     assert "lost" not in job.err
-    assert "start cold" not in job.err
+    assert "start without preloading" not in job.err
 
 
 @pytest.mark.parametrize("env", [SLURM, {}])

@@ -77,9 +77,9 @@ class Agent:
         """The run itself; when it returns or raises, no worker is left."""
         workers = self.workers
         workers.prepare()
-        with self.health as pulse:
+        with self.health as probe:
             log.info("[%s] starting workers for entrypoint: %s", role, workers.group.spec.get_entrypoint_name())
-            return AgentLoop(workers, workers.membership, pulse=pulse).run(handled_signals())
+            return AgentLoop(workers, workers.membership, probe=probe).run(handled_signals())
 
 
 @contextmanager
@@ -92,20 +92,20 @@ def health_check(server: HealthCheckServer | None) -> Iterator[ProgressProbe | N
     Yields:
         What our own server shows; None where there is none.
     """
-    pulse = None
+    probe = None
     if server is None and TORCHELASTIC_HEALTH_CHECK_PORT in os.environ:
         from rallypoint.health.check import DEFAULT_TIMEOUT, create_healthcheck_server, requested_port
         from rallypoint.health.progress_probe import ProgressProbe
 
         port = requested_port()
         if port is not None:
-            pulse = ProgressProbe()
-            server = create_healthcheck_server(pulse.last_progress, port, DEFAULT_TIMEOUT, pulse.status)
+            probe = ProgressProbe()
+            server = create_healthcheck_server(probe.last_progress, port, DEFAULT_TIMEOUT, probe.status)
     if server is None:
         yield None
         return
     server.start()
     try:
-        yield pulse
+        yield probe
     finally:
         server.stop()

@@ -5,12 +5,12 @@ What a stop goes through, from the policy's word to the kernel; each layer knows
     agent/policy      Stop                      one at a time; `WorkersStopped` follows
     agent/executor    WorkerController.stop     waits on the `StopInProgress`'s `fds` until its `wake_at`, beside all
     else agent/processes   PContext.begin_close
-    workers/context   _Closing                  the ladder, then outputs carried through and descriptors given back
-    workers/stop      Ladder                    signal, grace, stacks, SIGKILL, giving up
+    workers/context   _Closing                  the escalation, then outputs carried through and descriptors given back
+    workers/stop      Escalation                    signal, grace, stacks, SIGKILL, giving up
       Writing         who is spared, since it is in the middle of a file
       WorkerProcess   a signal to the worker alone, through its pidfd
-      workers/sweep   all that workers have left: asks the guardian, or, where that is lost, looks into /proc
-    workers/guardian  SIGTERM, then SIGKILL to all below it, until nothing is left; its keeper kills what it has left
+      workers/sweep   all that workers have left: asks the reaper, or, where that is lost, looks into /proc
+    workers/reaper  SIGTERM, then SIGKILL to all below it, until nothing is left; its supervisor kills what it has left
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class GracePeriods:
         stop: seconds between the signal that stops workers and SIGKILL.
         failure: the same where the round has ended by a failure; None for 5, or `stop` if that is less.
         chosen: whether somebody has chosen `stop`; if not, what is known of the scheduler's grace period may shorten it
-            (`agent.termination`).
+            (`agent.grace_period`).
     """
 
     def __init__(self, stop: float = 30, failure: float | None = None, chosen: bool = True) -> None:

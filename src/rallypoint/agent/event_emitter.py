@@ -35,23 +35,24 @@ class EventEmitter:
 
     def succeeded(self) -> Event:
         """The event that this agent's run has returned."""
-        return self._story().agent_event("SUCCEEDED", self._group, self._group.restarts)
+        return self._event_factory().agent_event("SUCCEEDED", self._group, self._group.restarts)
 
     def failed(self) -> Event:
         """The event that the exception which is being handled has ended this agent's run."""
         import traceback
 
-        return self._story().agent_event("FAILED", self._group, self._group.restarts, raw_error=traceback.format_exc())
+        error = traceback.format_exc()
+        return self._event_factory().agent_event("FAILED", self._group, self._group.restarts, raw_error=error)
 
     def tell(self, make: Callable[[], Event]) -> None:
         """Record an event."""
         if self._wanted:
-            self._story().record(make())
+            self._event_factory().record(make())
 
     def took(self, state: str, began: float) -> None:
         """What `state` names is done; it began at that moment of `time.monotonic`."""
         if self._wanted:
-            self._story().step_done(state, self._group, self._group.restarts, time.monotonic() - began)
+            self._event_factory().step_done(state, self._group, self._group.restarts, time.monotonic() - began)
 
     @contextmanager
     def duration(self, state: str) -> Iterator[None]:
@@ -84,7 +85,7 @@ class EventEmitter:
         _put_step("SimpleElasticAgent._restart_workers", began)
         self._running = True
         if self._wanted:
-            self._story().workers_started(self._group, self._group.restarts)
+            self._event_factory().workers_started(self._group, self._group.restarts)
 
     def workers_ended(self, result: RunResult | None, succeeded: Collection[int] = ()) -> None:
         """The workers of a round are gone; nothing happens if that was told before.
@@ -98,13 +99,13 @@ class EventEmitter:
         running, self._running = self._running, False
         if running and self._wanted:
             state, failures = ("", {}) if result is None else (result.state.value, result.failures)
-            self._story().workers_ended(state, self._group, self._group.restarts, failures, succeeded)
+            self._event_factory().workers_ended(state, self._group, self._group.restarts, failures, succeeded)
 
     def watched(self, name: str, timer: FileTimerRequest | None) -> None:
         """The watchdog has done what `name` says, to the worker of a timer if it is about one."""
         if self._wanted:
-            story = self._story()
-            story.record(story.watchdog_event(name, self._group, self._group.restarts, timer))
+            factory = self._event_factory()
+            factory.record(factory.watchdog_event(name, self._group, self._group.restarts, timer))
 
     def looked(self, result: RunResult) -> None:
         """The workers have been looked at."""
@@ -126,7 +127,7 @@ class EventEmitter:
     def _wanted(self) -> bool:
         return self._group.spec.event_log_handler != "null"
 
-    def _story(self) -> EventFactory:
+    def _event_factory(self) -> EventFactory:
         if self._told is None:
             from rallypoint.telemetry.event_factory import EventFactory
 

@@ -57,7 +57,7 @@ class StepExecutor:
         self._membership = membership
         self._clock = clock
         self._post = post
-        self._board = NoticeDirectory(clock)
+        self._notices = NoticeDirectory(clock)
         self._round = -1
         self.stopping: StopInProgress | None = None
         self.starting: steps.StartWorkers | None = None
@@ -86,12 +86,12 @@ class StepExecutor:
 
     def fds(self) -> list[int]:
         """Descriptors that become readable when there is something to do."""
-        return [*self._board.fds(), *([] if self.stopping is None else self.stopping.fds())]
+        return [*self._notices.fds(), *([] if self.stopping is None else self.stopping.fds())]
 
     def wake_at(self) -> float:
         """When there is something to do by itself, on the clock; infinite for never."""
         stop_at = math.inf if self.stopping is None else self.stopping.wake_at()
-        return min(self._board.wake_at(), self._signal_by, stop_at)
+        return min(self._notices.wake_at(), self._signal_by, stop_at)
 
     def stop_events(self) -> Iterator[steps.Event]:
         """Go on with the stop that is under way."""
@@ -110,7 +110,7 @@ class StepExecutor:
         if self._clock.monotonic() >= self._signal_by:
             self._signal_by = math.inf
             yield steps.SignalTimedOut()
-        yield from self._board.poll(self._workers.running)
+        yield from self._notices.poll(self._workers.running)
 
     def leave_events(self) -> Iterator[steps.Event]:
         """Where this node leaves: ask once more how the job stands without it, or be content with what was heard."""
@@ -145,7 +145,7 @@ class StepExecutor:
         return steps.WorkersStopped(self._workers.in_order())
 
     def _ended(self) -> None:
-        self._board.clear()
+        self._notices.clear()
         self._workers.events.workers_ended(self.last, self._workers.succeeded())
 
     # Steps: the rounds
@@ -161,7 +161,7 @@ class StepExecutor:
     def _do_start(self, step: steps.StartWorkers) -> None:
         self.last = self._held = None
         self._signal_by = math.inf
-        self._workers.group.notices = self._board.reset()
+        self._workers.group.notices = self._notices.reset()
         self.starting = step
         self.start_once_ready()
 
@@ -227,13 +227,13 @@ class StepExecutor:
         self._workers.forward(step.signal)
 
     def _do_ask(self, step: steps.PostNotice) -> None:
-        self._board.post(step.reason, step.node, self._round, step.seconds, waits=True)
+        self._notices.post(step.reason, step.node, self._round, step.seconds, waits=True)
 
     def _do_withdraw(self, _step: steps.WithdrawNotice) -> None:
-        self._board.withdraw()
+        self._notices.withdraw()
 
     def _do_forewarn(self, _step: steps.PostStopNotice) -> None:
-        self._board.post(PREEMPTION, "", self._round, self._workers.grace.of(failed=False), waits=False)
+        self._notices.post(PREEMPTION, "", self._round, self._workers.grace.of(failed=False), waits=False)
 
     # Steps: the end
 

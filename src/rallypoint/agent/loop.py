@@ -36,10 +36,10 @@ class AgentLoop:
         workers: WorkerController,
         membership: RendezvousClient,
         clock: Clock = SYSTEM_CLOCK,
-        pulse: ProgressProbe | None = None,
+        probe: ProgressProbe | None = None,
     ) -> None:
         self._workers = workers
-        self._progress_probe = pulse
+        self._progress_probe = probe
         self._rendezvous = membership
         self._clock = clock
         self._mailbox: Mailbox[Event] = Mailbox()

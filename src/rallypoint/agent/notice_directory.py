@@ -1,4 +1,4 @@
-"""Where notices for the workers of one node hang, and where their acknowledgements are found (`rallypoint.notices`).
+"""Where notices for the workers of one node are posted, and their acknowledgements are found (`rallypoint.notices`).
 
 Laws:
 

@@ -16,7 +16,7 @@ Laws:
    while they stop is kept until then, and forgotten if its round ends first.
 4. Only a verdict, a signal or the loss of the rendezvous ends the agent. A departure of others never does.
 5. Notices of rounds that are over change nothing; but a round of ours that went by unseen is followed by another join.
-6. One stop at a time: whatever comes while workers stop adds a goodbye or a signal to it, never another stop or grace.
+6. One stop at a time: whatever comes while workers stop adds a leave or a signal to it, never another stop or grace.
 7. The last step is taken when no worker is left. What it will be is settled once, by whatever came first.
 8. A signal that asks this agent to end is a departure at any moment, said to the others at once; only where workers are
    asked first, SIGTERM gives them the time of the notice before that. A second interrupt kills.

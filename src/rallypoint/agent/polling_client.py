@@ -1,7 +1,7 @@
 """Handlers that can only be asked (those of third parties), made into something that tells.
 
 One thread asks, so that the loop never waits. What such a handler cannot do is done here as torch does it: ranks
-are exchanged over the round's store, each agent has a restart budget of its own, newcomers are found by asking every
+are exchanged over the round's store, each agent has a restart budget of its own, new nodes are found by asking every
 monitor interval, and the end is a barrier on the store (contract sections 3.2, 5.2, 5.3, 5.5).
 
 Unlike torch's, the number of restarts that workers are told is the round's: the same on all nodes, and greater than in
@@ -103,11 +103,11 @@ class PollingRendezvousClient:
         return False
 
     def drain(self, round_: int) -> None:
-        """End this agent's part of the round; the others find the newcomers as it did."""
-        self._execute(lambda: self._end_round(RoundEnd(round_, Reason.DRAINED, "newcomers")))
+        """End this agent's part of the round; the others find the new nodes as it did."""
+        self._execute(lambda: self._end_round(RoundEnd(round_, Reason.DRAINED, "new nodes")))
 
     def leave(self, asks: bool = False) -> None:
-        """Such a handler knows no goodbye short of closing the job for all, which a departure must not.
+        """Such a handler knows no way to leave short of closing the job for all, which leaving must not.
 
         How the job stands without this node it cannot tell either.
         """

@@ -1,4 +1,4 @@
-"""Warm starts for the workers of a spec, where it asks for them."""
+"""Preloading for the workers of a spec, where it asks for them."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ _PER_WORKER = frozenset(
 """What a worker finds in its environment that is of no other, or of no other round."""
 
 
-def preload_manager(spec: WorkerSpec, guardian: ReaperClient) -> PreloadManager | None:
+def preload_manager(spec: WorkerSpec, reaper: ReaperClient) -> PreloadManager | None:
     """Begin to import what the spec wants imported ahead; None if that is nothing, or no workers could be forked."""
     if not spec.preload:
         return None
     if not isinstance(spec.entrypoint, str):
-        log.warning("Workers start cold: only scripts are forked from what --preload imports, and these are functions")
+        log.warning("Workers start without preloading: they are functions, and --preload forks scripts only")
         return None
     from rallypoint.workers.preload.manager import PreloadManager
 
@@ -44,7 +44,7 @@ def preload_manager(spec: WorkerSpec, guardian: ReaperClient) -> PreloadManager 
     own = per_worker_variables(spec, constant)
     environ = {name: value for name, value in os.environ.items() if name not in own}
     starts = PreloadManager(spec.preload, argv, {**environ, **constant}, own, spec.local_world_size)
-    starts.ensure_zygote(guardian)
+    starts.ensure_zygote(reaper)
     return starts
 
 

@@ -1,4 +1,4 @@
-"""The workers of one node as processes: started through the guardian, watched by pidfd, none left behind."""
+"""The workers of one node as processes: started through the reaper, watched by pidfd, none left behind."""
 
 from __future__ import annotations
 
@@ -19,11 +19,12 @@ from rallypoint.logs.prefix import line_prefixes
 from rallypoint.logs.specs import LogsDest, LogsSpecs
 from rallypoint.protocol.messages import Placement
 from rallypoint.telemetry.lazy import profiled
-from rallypoint.workers.context import PContext, RunProcsResult, start_processes
+from rallypoint.workers.context import PContext, ProcessOptions, RunProcsResult
 from rallypoint.workers.escalation import StopInProgress
 from rallypoint.workers.macros import macros
 from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
 from rallypoint.workers.reaper.prestart import take_prestarted
+from rallypoint.workers.start import make_context
 
 if TYPE_CHECKING:
     from rallypoint.watchdog.monitor import WorkerMonitor
@@ -67,11 +68,11 @@ class ProcessController(WorkerController):
         self.pcontext: PContext | None = None
         self.beyond_help = False
         """Whether a worker is stuck in the kernel: it keeps its devices, so that starting again here cannot help."""
-        self._stuck_after = stuck_after
-        self._guardian: ReaperClient | None = None
+        self._uninterruptible_timeout = stuck_after
+        self._reaper: ReaperClient | None = None
         self._preload: PreloadManager | None = None
         self._watchdog: WorkerMonitor | None = None
-        self._said_where = False
+        self._output_paths_logged = False
         """Whether it was said where output goes that no console shows."""
         self._forwarding: SignalForwarding | None = None
         self._forwarded: set[int] = set()
@@ -79,11 +80,11 @@ class ProcessController(WorkerController):
     # The start
 
     def prepare(self) -> None:
-        guardian = self._guarded()
+        reaper = self._ensure_reaper()
         if self.group.spec.preload:
             from rallypoint.agent.preload import preload_manager
 
-            self._preload = preload_manager(self.group.spec, guardian)
+            self._preload = preload_manager(self.group.spec, reaper)
 
     @profiled("SimpleElasticAgent._initialize_workers")
     def start(self, placement: Placement) -> None:
@@ -108,65 +109,60 @@ class ProcessController(WorkerController):
         prefixes = line_prefixes(self.log_line_prefix_template, spec.role, ranks, group.restarts)
         log.info("[%s] Starting worker group", spec.role)
         log.info("use_agent_store: %s", spec.rdzv_handler.use_agent_store)
-        guardian = self._guarded()
+        reaper = self._ensure_reaper()
         self._forwarded.clear()
         if self._forwarding is not None:
             self._forwarding.reset()
         if self._preload is not None:
-            self._preload.ensure_zygote(guardian)
-        self.pcontext = start_processes(
-            spec.role,
-            spec.entrypoint,
-            args,
-            envs,
-            self.logs_specs,
-            prefixes,
-            self.start_method,
+            self._preload.ensure_zygote(reaper)
+        options = ProcessOptions(
             spec.numa_options,
             spec.duplicate_stdout_filters,
             spec.duplicate_stderr_filters,
-            guardian=guardian,
-            made=lambda: self._remove_at_the_end(guardian),
-            warm=self._preload,
+            self.start_method,
+            self._preload,
         )
+        context = make_context(spec.role, spec.entrypoint, args, envs, self.logs_specs, prefixes, options, reaper)
+        self._register_cleanup(reaper)
+        context.start()
+        self.pcontext = context
         pids = self.pcontext.pids()
-        self._say_where(self.pcontext.dest)
+        self._log_output_paths(self.pcontext.dest)
         if watchdog is not None:
             watchdog.watch(pids.values())
-        guardian.trim_memory()
         return dict(pids)
 
-    def _say_where(self, dest: LogsDest) -> None:
+    def _log_output_paths(self, dest: LogsDest) -> None:
         """Say once where to look for output that no console shows."""
-        if self._said_where or not (paths := dest.only_in_files):
+        if self._output_paths_logged or not (paths := dest.only_in_files):
             return
-        self._said_where = True
+        self._output_paths_logged = True
         folder = os.path.commonpath([os.path.abspath(os.path.dirname(path)) for path in paths])
         names = " and ".join(sorted({os.path.basename(path) for path in paths}))
         log.warning("[%s] output of workers goes to files only: %s in %s", self.group.spec.role, names, folder)
 
-    def _remove_at_the_end(self, guardian: ReaperClient) -> None:
+    def _register_cleanup(self, reaper: ReaperClient) -> None:
         """Have removed what this run makes, should this process end without doing so."""
         temporary = self.logs_specs.temporary
         pipes = [] if self._watchdog is None else self._watchdog.files
         whole = [*([self.group.notices] if self.group.notices else []), *pipes]
-        guardian.set_cleanup(empty=[temporary] if temporary else [], whole=whole)
+        reaper.set_cleanup(empty=[temporary] if temporary else [], whole=whole)
 
-    def _guarded(self) -> ReaperClient:
-        """The guardian of this run, which starts the workers of all rounds; a new one if that is lost."""
-        if self._guardian is not None and self._guardian.lost:
+    def _ensure_reaper(self) -> ReaperClient:
+        """The reaper of this run, which starts the workers of all rounds; a new one if that is lost."""
+        if self._reaper is not None and self._reaper.lost:
             self.close()
-        if self._guardian is None:
-            self._guardian = take_prestarted()
-        return self._guardian
+        if self._reaper is None:
+            self._reaper = take_prestarted()
+        return self._reaper
 
     def close(self) -> None:
-        # Until here the guardian would have taken away what we leave, should we be killed while we say goodbye.
+        # Until here the reaper would have taken away what we leave, should we be killed while we leave.
         if self._preload is not None:
             self._preload.close()
-        guardian, self._guardian = self._guardian, None
-        if guardian is not None:
-            guardian.close()
+        reaper, self._reaper = self._reaper, None
+        if reaper is not None:
+            reaper.close()
 
     def preparing(self) -> bool:
         return self._preload is not None and self._preload.importing
@@ -176,7 +172,7 @@ class ProcessController(WorkerController):
     def _make_watchdog(self) -> WorkerMonitor | None:
         """What watches the workers that are to start, if the environment or our maker asks for any."""
         asked = (TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT)
-        if not self._stuck_after and not any(os.environ.get(name) for name in asked):
+        if not self._uninterruptible_timeout and not any(os.environ.get(name) for name in asked):
             return None
         from rallypoint.logs.folders import temporary_folder
         from rallypoint.watchdog.monitor import monitor_for
@@ -184,7 +180,7 @@ class ProcessController(WorkerController):
         return monitor_for(
             os.environ,
             temporary_folder(),
-            stuck_after=self._stuck_after,
+            stuck_after=self._uninterruptible_timeout,
             run_id=self.group.spec.rdzv_handler.get_run_id(),
             grace=self.grace.stop,
             report=self._watched,
@@ -214,7 +210,7 @@ class ProcessController(WorkerController):
         by_rank = {worker.local_rank: worker.global_rank for worker in group.workers}
         result = self.pcontext.poll()
         if result is None:
-            return self._while_they_run(self.pcontext, by_rank)
+            return self._running_result(self.pcontext, by_rank)
         if result.is_failed():
             self._blame(result)
             return RunResult(
@@ -230,10 +226,10 @@ class ProcessController(WorkerController):
             why = "" if self._watchdog is None else self._watchdog.expiry_reason(failure.pid)
             if why and not failure.reason.startswith(why):  # this may be the second look at it
                 failure.set_reason(f"{why} ({failure.text})")
-            elif not failure.reason and self._only_informs(-failure.exitcode):
+            elif not failure.reason and self._was_only_forwarded(-failure.exitcode):
                 failure.set_reason(f"{failure.text}, which was meant for the workers; this one has no handler for it")
 
-    def _while_they_run(self, pcontext: PContext, by_rank: dict[int, int]) -> RunResult:
+    def _running_result(self, pcontext: PContext, by_rank: dict[int, int]) -> RunResult:
         if self._watchdog is None or not (stuck := self._watchdog.stuck):
             return RunResult(WorkerState.HEALTHY)
         from rallypoint.failures.failure import ProcessFailure
@@ -283,7 +279,7 @@ class ProcessController(WorkerController):
     def reached(self) -> frozenset[int]:
         return self._signals().shared_signals()
 
-    def _only_informs(self, number: int) -> bool:
+    def _was_only_forwarded(self, number: int) -> bool:
         """Whether a signal, by which a worker has ended, was to tell the workers something."""
         return number in FORWARDED_SIGNALS and (number in self._forwarded or number in self.reached())
 
@@ -292,16 +288,17 @@ class ProcessController(WorkerController):
         if self._forwarding is None:
             from rallypoint.workers.forwarding import SignalForwarding
 
-            self._forwarding = SignalForwarding(self._heard, self._send_on, scheduler(os.environ) is not None)
+            scheduled = scheduler(os.environ) is not None
+            self._forwarding = SignalForwarding(self._signals_received, self._send_signal, scheduled)
         return self._forwarding
 
-    def _heard(self) -> Collection[int]:
+    def _signals_received(self) -> Collection[int]:
         try:
-            return () if self._guardian is None else self._guardian.signals_received()
+            return () if self._reaper is None else self._reaper.signals_received()
         except ReaperLost:
             return ()
 
-    def _send_on(self, number: int) -> None:
+    def _send_signal(self, number: int) -> None:
         if self.pcontext is not None:
             self.pcontext.forward_signal(number)
 
@@ -319,7 +316,7 @@ class ProcessController(WorkerController):
             return None
         self.events.stops()
         limit = self.grace.within(self.grace.stop)
-        stopping = self.pcontext.begin_close(death_sig, timeout, limit, sent=self._have_it(death_sig))
+        stopping = self.pcontext.begin_close(death_sig, timeout, limit, sent=self._workers_have_signal(death_sig))
         return None if stopping.step() else stopping
 
     def shorten_stop(self, until: float) -> None:
@@ -337,10 +334,10 @@ class ProcessController(WorkerController):
             timeout: seconds between it and SIGKILL.
         """
         if self.pcontext is not None:
-            self.pcontext.close(death_sig, timeout, sent=self._have_it(death_sig))
+            self.pcontext.close(death_sig, timeout, sent=self._workers_have_signal(death_sig))
         self._close_watchdog()
 
-    def _have_it(self, number: int) -> bool:
+    def _workers_have_signal(self, number: int) -> bool:
         """Whether the processes that run have been sent the signal by whoever sent it to us, or soon will be by us."""
         runs = self.pcontext is not None and bool(self.pcontext.running)
         return runs and number != signal.SIGKILL and self._signals().is_handled(number)

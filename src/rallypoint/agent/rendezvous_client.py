@@ -1,6 +1,6 @@
 """What an agent needs of a rendezvous: to ask without waiting, and to be told.
 
-`ElasticHandler` offers it by itself. For any other handler, one that can only be asked, `agent.foreign` makes it.
+`ElasticHandler` offers it by itself. For any other handler `agent.polling_client` makes it.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ class RendezvousClient(Protocol):
         """Have a `WriteProgress` notice sent."""
 
     def shutdown(self) -> bool:
-        """Let go of everything; the job goes on without this node. Returns whether that went well."""
+        """Release everything; the job goes on without this node. Returns whether that went well."""
 
 
 def membership_of(spec: WorkerSpec, exit_barrier_timeout: float = 300) -> RendezvousClient:

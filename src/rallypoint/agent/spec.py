@@ -67,7 +67,7 @@ class WorkerSpec:
         duplicate_stdout_filters: texts; teed lines of standard output that hold one also go to a file of their own.
         duplicate_stderr_filters: the same for standard error.
         virtual_local_rank: every worker sees local rank 0 and one GPU.
-        warm: modules that are imported once; workers that are Python scripts are forked from there, as far as they can.
+        preload: modules that are imported once; workers that are Python scripts are forked from there if possible.
 
     Raises:
         UserError: a number out of its bounds, or no entry point.

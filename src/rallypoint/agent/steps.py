@@ -158,7 +158,7 @@ class RequestDrain(NamedTuple):
 
 
 class LogLine(NamedTuple):
-    """Say something to the person who watches; `loud` makes it a warning."""
+    """Say something to the person who watches; `warning` makes it a warning."""
 
     text: str
     warning: bool = False

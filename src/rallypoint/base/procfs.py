@@ -1,34 +1,11 @@
-"""What /proc shows of processes (proc(5))."""
+"""What /proc shows of a process (proc(5)) besides `process_table`."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from typing import NamedTuple
 
-
-@dataclass(frozen=True, slots=True)
-class ProcessStat:
-    """Fields of /proc/<pid>/stat; `started`, in clock ticks after boot, identifies a process with its pid."""
-
-    pid: int
-    state: str
-    parent: int
-    group: int
-    session: int
-    started: int
-
-
-def read_stat(pid: int) -> ProcessStat | None:
-    """A process's line; None if there is no such process, or this user may not see it (`hidepid`)."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            line = file.read()
-    except OSError:
-        return None
-    # The command name is in parentheses and may itself contain spaces and parentheses: split after the last one.
-    fields = line[line.rindex(b")") + 2 :].split()
-    return ProcessStat(pid, fields[0].decode(), int(fields[1]), int(fields[2]), int(fields[3]), int(fields[19]))
+from rallypoint.base.process_table import read_stat
 
 
 def read_proc_state(pid: int) -> str | None:
@@ -40,11 +17,6 @@ def read_proc_state(pid: int) -> str | None:
 def is_uninterruptible_state(state: str | None) -> bool:
     """Whether a process in this state waits for a device or a network disk, and cannot be ended meanwhile."""
     return state == "D"
-
-
-def all_pids() -> list[int]:
-    """Every process that /proc shows."""
-    return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
 class InheritedSettings(NamedTuple):

@@ -118,7 +118,7 @@ def _trim_memory_later() -> None:
     from threading import Timer
 
     def give_back() -> None:
-        from rallypoint.workers.reaper.process_setup import trim_memory
+        from rallypoint.cli.memory import trim_memory
 
         trim_memory()
 

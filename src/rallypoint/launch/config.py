@@ -51,8 +51,8 @@ class LaunchConfig:
         virtual_local_rank: every worker sees local rank 0 and one GPU.
         shutdown_timeout: seconds between the signal to stop and SIGKILL; None is what `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`
             says, or 30.
-        warm: modules that are imported once; workers that are Python scripts are forked from there, as far as they can,
-            and start in milliseconds. Beyond torch.
+        preload: modules that are imported once; workers that are Python scripts are forked from there if possible.
+            Beyond torch.
         endpoint_flag: what the user gave the endpoint by, for messages. Beyond torch.
         endpoint_given: whether the user gave the endpoint, or it is the default. Beyond torch.
         node_rank: the group rank that this node would like where the rendezvous assigns ranks. Beyond torch.

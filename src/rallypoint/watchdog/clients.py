@@ -13,7 +13,7 @@ import os
 from collections.abc import Callable, Collection
 
 from rallypoint.base.log import get_logger
-from rallypoint.base.procfs import read_stat
+from rallypoint.base.process_table import read_stat
 from rallypoint.workers.process import ChildProcess
 
 log = get_logger(__name__)

@@ -11,7 +11,7 @@ from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from rallypoint.base.log import get_logger
-from rallypoint.base.procfs import read_stat
+from rallypoint.base.process_table import read_stat
 
 log = get_logger(__name__)
 

@@ -205,7 +205,6 @@ class _NoSweep:
     """What a process has started stays: if it is a worker, the agent sweeps when it stops the workers."""
 
     cannot_find_all = False
-    end_seen = True
 
     def begin(self, seconds: float) -> None:
         return

@@ -1,4 +1,4 @@
-"""The stop ladder: ask, give time, show the stacks, then end all that is left (contract section 5.6).
+"""The stop escalation: ask, give time, show the stacks, then end all that is left (contract section 5.6).
 
     ASKED     the signal has gone to each worker itself, not to what it has started: a data loader that hears SIGTERM
               too takes away what its trainer needs to save. `grace` seconds
@@ -50,7 +50,7 @@ _POLL_INTERVAL = 0.05
 _REMINDER = 2.0
 """Seconds until it is said who has not ended yet. Each time after that is twice as far away."""
 _HELD_POLL_INTERVAL = 0.1
-"""Seconds between looks at a worker that has ended and is held by a debugger: nothing tells when that lets go."""
+"""Seconds between looks at a worker that has ended and is held by a debugger: nothing tells when it detaches."""
 
 
 class StopInProgress(Protocol):
@@ -74,7 +74,7 @@ class StopInProgress(Protocol):
 
 
 class StoppableProcess(Protocol):
-    """What the ladder needs of a worker."""
+    """What the escalation needs of a worker."""
 
     pid: int
     held_by_debugger: bool
@@ -108,12 +108,7 @@ class SweepInProgress(Protocol):
         ...
 
     def fds(self) -> list[int]:
-        """Descriptors that become readable when `helpless` or `done` may have changed."""
-        ...
-
-    @property
-    def end_seen(self) -> bool:
-        """Whether it is known already that it is done, so that no descriptor will tell of it any more."""
+        """Descriptors that become readable when `cannot_find_all` or `done` may have changed; none if it is done."""
         ...
 
     def done(self) -> bool:
@@ -134,13 +129,13 @@ class _Stage(Enum):
 
 
 class Escalation:
-    """One stop of some workers. The signal goes out when the ladder is made, but to those that law 5 spares.
+    """One stop of some workers. The signal goes out when the escalation is made, but to those that law 5 spares.
 
     Args:
         processes: some of which may have ended already.
         sweep: what ends all that they have left.
         death_sig: the signal that asks.
-        grace: seconds between asking and the next rung.
+        grace: seconds between asking and the next stage.
         limit: seconds for which one that writes a file is spared, at least `grace`; also, but one at least, between
             SIGKILL and giving up.
         clock: on which `wake_at` tells the time.
@@ -195,10 +190,10 @@ class Escalation:
 
     def wake_at(self) -> float:
         """When there is something to do by itself, in seconds on the clock; infinite when done."""
-        if self._stage is _Stage.SWEEPING and self._sweep.end_seen and not self._running:
-            return 0.0
         if self._stage is _Stage.DONE:
             return math.inf
+        if self._stage is _Stage.SWEEPING and not self._running and not self._sweep.fds():
+            return 0.0
         times = [self._until]
         if any(each.held_by_debugger for each in self._running):
             times.append(self._clock.monotonic() + _HELD_POLL_INTERVAL)
@@ -291,7 +286,7 @@ class Escalation:
     def _log_remaining(self, now: float) -> None:
         self._remind_every *= 2
         self._remind_at = now + self._remind_every
-        left = self._until - now  # to the last rung, or to the next look at one that writes, who was told of
+        left = self._until - now  # to the last stage, or to the next look at one that writes, who was told of
         for each in self._running:
             if each not in self._deferred and left >= 1:
                 log.warning("worker %d has not ended, SIGKILL in %.0f s", each.pid, left)
@@ -327,7 +322,7 @@ class Escalation:
                 each.signal(SIGKILL)
 
     def _start_sweep(self, seconds: float) -> None:
-        # The rung last, so that whoever is cut short in here can begin again.
+        # The stage last, so that whoever is cut short in here can begin again.
         self._until = self._clock.monotonic() + seconds + max(self._limit, 1.0)
         self._sweep.begin(seconds)
         self._stage, self._terminates_rest = _Stage.SWEEPING, seconds > 0

@@ -1,18 +1,18 @@
 """Signals that the agent was sent, on their way to workers that were not sent them too.
 
 A scheduler signals the agent alone, or every process of a job on this node; which of the two depends on the
-scheduler, on its settings (Slurm: `ProctrackType`) and on how it was asked. The guardian tells them apart: it is below
+scheduler, on its settings (Slurm: `ProctrackType`) and on how it was asked. The reaper tells them apart: it is below
 the agent in a session of its own, as each worker is, and keeps what it is sent. That the workers were sent too.
 
 Laws:
 
 1. A worker gets a signal from the sender or from us, never from both.
-2. Where a scheduler is known, the sender may still be at it: what has not reached the guardian is sent on after
+2. Where a scheduler is known, the sender may still be at it: what has not reached the reaper is sent on after
    `SETTLE_TIME` seconds. Elsewhere it is sent on at once.
 3. Workers are sent nothing that came before they were started.
 4. The same signal within `BURST` seconds after it has reached all counts as the same: schedulers say things twice.
 
-Whoever signals the guardian alone deceives us: nothing of ours does, and it is nobody's business.
+Whoever signals the reaper alone deceives us: nothing of ours does, and it is nobody's business.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class SignalForwarding:
     """What has become of the signals of one agent. Nothing here waits.
 
     Args:
-        heard: gives the signals that the guardian was sent since it was last asked.
+        heard: gives the signals that the reaper was sent since it was last asked.
         send: sends a signal to each worker that runs.
         scheduled: whether this process was started by a scheduler that may signal all processes of a job.
         clock: on which `wake_at` tells the time.
@@ -56,9 +56,9 @@ class SignalForwarding:
         self._scheduled = scheduled
         self._clock = clock
         self._shared: dict[int, float] = {}
-        """When the guardian was found to have been sent a signal."""
+        """When the reaper was found to have been sent a signal."""
         self._due: dict[int, float] = {}
-        """When a signal is to be sent on, unless it reaches the guardian until then."""
+        """When a signal is to be sent on, unless it reaches the reaper until then."""
 
     def shared_signals(self) -> frozenset[int]:
         """The signals that all processes below this agent have been sent a moment ago."""
@@ -90,7 +90,7 @@ class SignalForwarding:
         return number in self._due or number in self.shared_signals()
 
     def fds(self) -> list[int]:
-        """None: nothing tells us that the guardian was sent a signal."""
+        """None: nothing tells us that the reaper was sent a signal."""
         return []
 
     def wake_at(self) -> float:

@@ -1,9 +1,9 @@
-"""One worker process: started by the guardian in a session of its own, watched through its pidfd.
+"""One worker process: started by the reaper in a session of its own, watched through its pidfd.
 
 Laws:
 
 1. A worker is signalled through its pidfd, which can mean no other process; its pid is for people.
-2. A signal goes to the worker alone. What it has spawned is the guardian's business (`sweep`).
+2. A signal goes to the worker alone. What it has spawned is the reaper's business (`sweep`).
 3. A constructor that raises leaves no process.
 """
 
@@ -56,7 +56,7 @@ class ChildProcess(ABC):
         self.held_by_debugger = False
         """Whether it has ended and a debugger holds it still, so that its descriptor tells nothing more."""
         self.orphaned = False
-        """Whether it ended when its guardian was lost, who alone could have told how."""
+        """Whether it ended when its reaper was lost, who alone could have told how."""
         self.signalled = False
         """Whether it was asked to end while, as far as was known, it still ran."""
         self.on_stacks: Callable[[], None] = lambda: None
@@ -111,51 +111,18 @@ class ChildProcess(ABC):
                 signal.pidfd_send_signal(self._pidfd, number)
 
     def release(self) -> None:
-        """Let go of it. Idempotent."""
+        """Release it. Idempotent."""
         pidfd, self._pidfd = self._pidfd, -1
         if pidfd >= 0:
             os.close(pidfd)
 
 
-class WorkerProcess(ChildProcess):
-    """A process of the user's program, started by the guardian."""
+class AdoptedProcess(ChildProcess):
+    """A process that is the reaper's child, and that something below the reaper has started."""
 
-    def __init__(
-        self,
-        guardian: ReaperClient,
-        argv: Sequence[str],
-        env: Mapping[str, str],
-        stdout: int | None = None,
-        stderr: int | None = None,
-        cpus: Collection[int] = (),
-        stdin: int | None = None,
-        started: StartedWorker | None = None,
-        blocked: Collection[int] = (),
-    ) -> None:
-        """Start it.
-
-        Args:
-            guardian: the process that starts it, and ends what it leaves.
-            argv: the program and its arguments; the program is looked up on PATH.
-            env: its whole environment.
-            stdout: the descriptor to write to; None to hand on ours.
-            stderr: the same for standard error.
-            cpus: the processors that it may run on; none named means all that we may use.
-            stdin: the descriptor to read from; None to hand on ours.
-            started: what a zygote below the guardian has started already, and the guardian has adopted.
-            blocked: signals that it blocks at first, beside those that we block.
-
-        Raises:
-            UserError: there is no such program, it cannot be executed, or its arguments are too long.
-            ReaperLost: the guardian has ended.
-            RallypointError: this machine has no room for another process, or its descriptor.
-        """
-        self._reaper = guardian
-        try:
-            pid, pidfd = started or guardian.spawn(argv, env, stdin, stdout, stderr, cpus, blocked=blocked)
-        except OSError as error:
-            raise _start_error(argv[0], error) from None
-        super().__init__(pid, pidfd)
+    def __init__(self, reaper: ReaperClient, started: StartedWorker) -> None:
+        super().__init__(*started)
+        self._reaper = reaper
 
     def _collect_exit(self) -> None:
         try:
@@ -166,6 +133,44 @@ class WorkerProcess(ChildProcess):
             self.held_by_debugger = not known.final
             if known.final:
                 self._end(known.code)
+
+
+class WorkerProcess(AdoptedProcess):
+    """A process that the reaper has started."""
+
+    def __init__(
+        self,
+        reaper: ReaperClient,
+        argv: Sequence[str],
+        env: Mapping[str, str],
+        stdout: int | None = None,
+        stderr: int | None = None,
+        cpus: Collection[int] = (),
+        stdin: int | None = None,
+        blocked: Collection[int] = (),
+    ) -> None:
+        """Start it.
+
+        Args:
+            reaper: the process that starts it, and ends what it leaves.
+            argv: the program and its arguments; the program is looked up on PATH.
+            env: its whole environment.
+            stdout: the descriptor to write to; None to hand on ours.
+            stderr: the same for standard error.
+            cpus: the processors that it may run on; none named means all that we may use.
+            stdin: the descriptor to read from; None to hand on ours.
+            blocked: signals that it blocks at first, beside those that we block.
+
+        Raises:
+            UserError: there is no such program, it cannot be executed, or its arguments are too long.
+            ReaperLost: the reaper has ended.
+            RallypointError: this machine has no room for another process, or its descriptor.
+        """
+        try:
+            started = reaper.spawn(argv, env, (stdin, stdout, stderr), cpus, blocked=blocked)
+        except OSError as error:
+            raise _start_error(argv[0], error) from None
+        super().__init__(reaper, started)
 
 
 def _start_error(program: str, error: OSError) -> RallypointError:

@@ -1,6 +1,6 @@
-"""Ending all that workers are and have left: by their guardian, or, where that is lost, as far as /proc shows it.
+"""Ending all that workers are and have left: by their reaper, or, where that is lost, as far as /proc shows it.
 
-Law: only what is known to be ours is killed. The guardian's descendants are; without it, those of workers that still
+Law: only what is known to be ours is killed. The reaper's descendants are; without it, those of workers that still
 run, and the sessions that these lead. What had left both before is not found then.
 """
 
@@ -14,95 +14,92 @@ from collections.abc import Collection, Iterable, Sequence
 
 from rallypoint.base.log import get_logger
 from rallypoint.base.poll import until_readable
-from rallypoint.base.procfs import ProcessStat, all_pids, read_stat
+from rallypoint.base.process_table import ProcessStat, process_table, read_stat
 from rallypoint.workers.process import ChildProcess
-from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
+from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, readable
 
 log = get_logger(__name__)
 
 _KILL_TREES_TIMEOUT = 1.0
-"""Seconds for ending the trees of workers whose guardian is lost."""
+"""Seconds for ending the trees of workers whose reaper is lost."""
 
 
 class Sweep:
-    """One sweep below one guardian; see `stop.SweepInProgress`."""
+    """One sweep below one reaper; see `escalation.SweepInProgress`."""
 
-    def __init__(self, guardian: ReaperClient, processes: Sequence[ChildProcess]) -> None:
-        self._reaper = guardian
+    def __init__(self, reaper: ReaperClient, processes: Sequence[ChildProcess]) -> None:
+        self._reaper = reaper
         self._processes = processes
-        self._number = 0
-        self._begun = False
+        self._fd = -1
+        """Readable when the sweep is over; -1 before it has begun."""
         self._over = False
 
     @property
     def cannot_find_all(self) -> bool:
-        """Whether the guardian is lost."""
+        """Whether the reaper is lost."""
         return self._reaper.lost
 
     def begin(self, seconds: float = 0.0) -> None:
-        """Begin to end it; where the guardian is lost, all that can be found has been killed on return.
+        """Begin to end it; where the reaper is lost, all that can be found has been killed on return.
 
         Args:
             seconds: between SIGTERM and SIGKILL; 0 for SIGKILL at once.
         """
-        self._begun = True
+        self._close()
         try:
-            self._number = self._reaper.begin_sweep(seconds)
+            self._fd = self._reaper.begin_sweep(seconds)
         except ReaperLost:
             self._sweep_by_procfs()
 
     def fds(self) -> list[int]:
-        """Readable when the sweep is done, or the guardian is gone."""
-        if self._over:
-            return []
-        if self._reaper.lost:
-            return [self._reaper.fileno()]
-        return [self._reaper.fileno(), *([self._reaper.answers] if self._begun else [])]
-
-    @property
-    def end_seen(self) -> bool:
-        """Whether the end has been heard of, beside another answer."""
-        return self._over or self._reaper.sweep_end_seen(self._number)
+        """Readable when the sweep is done, or the reaper is gone."""
+        return [] if self._over else [fd for fd in (self._reaper.fileno(), self._fd) if fd >= 0]
 
     def done(self) -> bool:
         """Whether nothing is left of what could be found."""
-        if not self._over:
-            try:
-                self._over = self._reaper.is_swept(self._number)
-            except ReaperLost:
+        if not self._over and self._fd >= 0 and readable(self._fd):
+            if os.read(self._fd, 1):
+                self._over = True
+                self._close()
+            else:
                 self._sweep_by_procfs()
         return self._over
 
     def give_up(self) -> list[int]:
-        """Wait no longer. Returns the pids below the guardian that have not ended."""
+        """Wait no longer. Returns the pids below the reaper that have not ended."""
         if self._over:
             return []
         self._over = True
         self._reaper.give_up_sweep()
-        # The session is that of the guardian and its keeper; what they start is in others.
+        self._close()
+        # The session is that of the reaper and its supervisor; what they start is in others.
         return [
             stat.pid
             for stat in _descendants({self._reaper.pid})
-            if stat.state not in "ZX" and stat.session != self._reaper.pid and stat.pid not in self._reaper.excluded
+            if not stat.ended and stat.session != self._reaper.pid and stat.pid not in self._reaper.excluded
         ]
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            os.close(fd)
 
     def _sweep_by_procfs(self) -> None:
         self._over = True
+        self._close()
         kill_trees(self._processes)
 
 
-def kill_trees(processes: Iterable[ChildProcess], unburied: Collection[int] = (), seconds: float = 0.0) -> None:
+def kill_trees(processes: Iterable[ChildProcess], unreaped: Collection[int] = (), seconds: float = 0.0) -> None:
     """SIGKILL to the workers that still run, to what is below them, and to the sessions that any of these lead.
 
     Args:
         processes: the workers.
-        unburied: pids of workers that have ended and that nobody has reaped, so that their sessions are still ours.
+        unreaped: pids of workers that have ended and that nobody has reaped, so that their sessions are still ours.
         seconds: between SIGTERM and SIGKILL, waited out here as far as anything needs them; 0 for SIGKILL at once.
     """
     running = [each for each in processes if each.poll() is None]
-    known = {
-        stat.pid: stat for stat in _descendants({*(each.pid for each in running), *unburied}) if stat.state not in "ZX"
-    }
+    known = {stat.pid: stat for stat in _descendants({*(each.pid for each in running), *unreaped}) if not stat.ended}
     if seconds:
         _terminate(known.values(), seconds)
     for each in running:
@@ -118,7 +115,7 @@ def kill_trees(processes: Iterable[ChildProcess], unburied: Collection[int] = ()
 
 def _descendants(roots: set[int]) -> list[ProcessStat]:
     """What is below these processes or in a session that one of them leads; the roots as well."""
-    stats = [stat for stat in map(read_stat, all_pids()) if stat is not None]
+    stats = process_table().values()
     found = set(roots)
     while new := {
         each.pid for each in stats if each.pid not in found and (each.parent in found or each.session in found)
@@ -129,11 +126,11 @@ def _descendants(roots: set[int]) -> list[ProcessStat]:
 
 def _is_running(stat: ProcessStat) -> bool:
     now = read_stat(stat.pid)
-    return now is not None and now.started == stat.started and now.state not in "ZX"
+    return now is not None and now.started == stat.started and not now.ended
 
 
 def _terminate(stats: Iterable[ProcessStat], seconds: float) -> None:
-    """SIGTERM, and the time to heed it; SIGCONT for those that were stopped."""
+    """SIGTERM, and the time to act on it; SIGCONT for those that were stopped."""
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
         asked = [fd for each in stats if (fd := _signal(each, signal.SIGTERM, signal.SIGCONT)) is not None]

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base import procfs
-from rallypoint.base.procfs import all_pids, catches, inherited_settings, read_stat
+from rallypoint.base.process_table import process_table, read_stat
+from rallypoint.base.procfs import catches, inherited_settings
 
 
 def test_a_process_that_is_there() -> None:
     stat = read_stat(os.getpid())
     assert stat is not None
     assert (stat.pid, stat.parent, stat.session) == (os.getpid(), os.getppid(), os.getsid(0))
-    assert os.getpid() in all_pids()
+    assert process_table()[os.getpid()].parent == os.getppid()
 
 
 def test_a_process_that_cannot_be_looked_at_is_as_none() -> None:

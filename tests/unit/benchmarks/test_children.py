@@ -9,7 +9,7 @@ import pytest
 from benchmarks.children import Children
 from benchmarks.errors import BenchError
 
-from rallypoint.base.procfs import read_stat
+from rallypoint.base.process_table import read_stat
 
 pytestmark = pytest.mark.process
 

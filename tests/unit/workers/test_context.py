@@ -17,7 +17,10 @@ import pytest
 from rallypoint.base.errors import UserError
 from rallypoint.logs.specs import DefaultLogsSpecs
 from rallypoint.logs.std import Std
-from rallypoint.workers.context import PContext, RunProcsResult, SubprocessContext, start_processes
+from rallypoint.workers.context import PContext, RunProcsResult
+from rallypoint.workers.local import SubprocessContext
+from rallypoint.workers.start import make_context
+from tests.unit.workers.starting import start_processes
 from tests.unit.workers.test_process import TIMEOUT, guarded, parent_of
 from tests.unit.workers.tracing import TRACEABLE, traced, until
 
@@ -33,7 +36,7 @@ def started(folder: Path, *texts: str, envs: dict[int, dict[str, str]] | None = 
     """One Python process for each program text, with both streams in files."""
     args = {rank: ("-u", "-c", text) for rank, text in enumerate(texts)}
     specs = DefaultLogsSpecs(str(folder), redirects=Std.ALL)
-    context = start_processes("group", sys.executable, args, envs or {rank: {} for rank in args}, specs)
+    context = start_processes(sys.executable, args, envs or {rank: {} for rank in args}, specs)
     try:
         yield context
     finally:
@@ -154,13 +157,13 @@ def test_ranks_without_gaps(
     tmp_path: Path, args: dict[int, tuple[()]], envs: dict[int, dict[str, str]], words: str
 ) -> None:
     with pytest.raises(UserError, match=words):
-        start_processes("group", "true", args, envs, DefaultLogsSpecs(str(tmp_path)))
+        start_processes("true", args, envs, DefaultLogsSpecs(str(tmp_path)))
 
 
 def test_a_program_that_cannot_be_started_leaves_nothing(tmp_path: Path) -> None:
     before = descriptors()
     with pytest.raises(UserError, match="'no-such-program' is not found"):
-        start_processes("group", "no-such-program", {0: ()}, {0: {}}, DefaultLogsSpecs(str(tmp_path), Std.ALL, Std.ALL))
+        start_processes("no-such-program", {0: ()}, {0: {}}, DefaultLogsSpecs(str(tmp_path), Std.ALL, Std.ALL))
     assert descriptors() == before
 
 
@@ -232,7 +235,7 @@ def until_said(path: Path, word: str) -> None:
 def test_a_reaper_that_is_known_to_be_lost_wakes_whoever_waits(tmp_path: Path) -> None:
     with guarded() as reaper:
         specs = DefaultLogsSpecs(str(tmp_path))
-        context = SubprocessContext("group", "sleep", {0: ("600",)}, {0: {}}, specs, guardian=reaper)
+        context = SubprocessContext("group", "sleep", {0: ("600",)}, {0: {}}, specs, reaper=reaper)
         context.start()
         try:
             os.kill(parent_of(context.pids()[0]), signal.SIGKILL)
@@ -265,12 +268,9 @@ def test_success_in_the_hands_of_a_debugger_is_success(tmp_path: Path) -> None:
         assert not context.must_be_polled
 
 
-def test_the_folders_are_told_of_before_anything_is_started(tmp_path: Path) -> None:
+def test_the_folders_are_there_before_anything_is_started(tmp_path: Path) -> None:
     specs = DefaultLogsSpecs(str(tmp_path))
-    seen: list[list[str]] = []
+    context = make_context("group", "no-such-program", {0: ()}, {0: {}}, specs)
+    assert len(os.listdir(tmp_path)) == 1
     with pytest.raises(UserError, match="no-such-program"):
-        start_processes(
-            "group", "no-such-program", {0: ()}, {0: {}}, specs, made=lambda: seen.append(os.listdir(tmp_path))
-        )
-    assert len(seen) == 1
-    assert len(seen[0]) == 1
+        context.start()

@@ -73,7 +73,6 @@ class NothingLeft:
     """A sweep that finds nothing."""
 
     cannot_find_all = False
-    end_seen = True
 
     def begin(self, seconds: float) -> None:
         """Nothing to begin with."""

@@ -9,10 +9,11 @@ import sys
 
 import pytest
 
+from rallypoint.base.process_table import process_table
 from rallypoint.workers.forwarding import BURST, SETTLE_TIME, SignalForwarding
 from rallypoint.workers.process import WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
-from rallypoint.workers.reaper.process_tree import descendants, processes
+from rallypoint.workers.reaper.process_tree import descendants
 from tests.unit.workers.test_process import ends
 
 TERM, USR1 = signal.SIGTERM, signal.SIGUSR1
@@ -109,7 +110,7 @@ def test_what_came_a_moment_before_is_known() -> None:
 def process_of(reaper: ReaperClient) -> int:
     """The reaper's own process, which its supervisor has forked; it is there when it answers."""
     assert reaper.signals_received() == []
-    (found,) = descendants(reaper.pid, {pid: each.parent for pid, each in processes().items()})
+    (found,) = descendants(reaper.pid, {pid: each.parent for pid, each in process_table().items()})
     return found
 
 

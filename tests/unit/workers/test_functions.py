@@ -13,17 +13,20 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from socket import socketpair
 from typing import Any
 
 import pytest
 
-from rallypoint.base.errors import UserError
-from rallypoint.base.procfs import read_stat
+from rallypoint.base.errors import RallypointError, UserError
+from rallypoint.base.process_table import read_stat
 from rallypoint.logs.specs import DefaultLogsSpecs
 from rallypoint.logs.std import Std
-from rallypoint.workers.context import RunProcsResult, start_processes
-from rallypoint.workers.functions.context import START_METHODS, MultiprocessContext
+from rallypoint.workers.context import RunProcsResult
+from rallypoint.workers.functions.context import START_METHODS, FunctionContext
+from rallypoint.workers.functions.fork_server_client import ForkServerClient
 from rallypoint.workers.functions.payload import NothingReturned, Payload
+from tests.unit.workers.starting import start_processes
 from tests.unit.workers.test_process import TIMEOUT, guarded
 from tests.unit.workers.tracing import until
 
@@ -103,20 +106,20 @@ def unreadable() -> object:
 @contextmanager
 def started(
     folder: Path, method: str, function: Callable[..., Any], *args: Sequence[Any], **env: str
-) -> Iterator[MultiprocessContext]:
+) -> Iterator[FunctionContext]:
     """One worker for each of `args`, with both streams in files."""
     specs = DefaultLogsSpecs(str(folder), redirects=Std.ALL)
     context = start_processes(
-        "group", function, dict(enumerate(args)), dict.fromkeys(range(len(args)), env), specs, start_method=method
+        function, dict(enumerate(args)), dict.fromkeys(range(len(args)), env), specs, start_method=method
     )
-    assert isinstance(context, MultiprocessContext)
+    assert isinstance(context, FunctionContext)
     try:
         yield context
     finally:
         context.close(signal.SIGKILL)
 
 
-def waited(context: MultiprocessContext) -> RunProcsResult:
+def waited(context: FunctionContext) -> RunProcsResult:
     result = context.wait(TIMEOUT)
     assert result is not None
     return result
@@ -227,9 +230,7 @@ def test_pipes_and_queues_are_handed_over(tmp_path: Path, method: str) -> None:
 def test_what_cannot_be_pickled_is_refused_before_anything_starts(tmp_path: Path, method: str) -> None:
     before = descriptors()
     with pytest.raises(UserError, match="the function seen and its arguments cannot be handed to a new process"):
-        start_processes(
-            "group", seen, {0: (threading.Lock(),)}, {0: {}}, DefaultLogsSpecs(str(tmp_path)), start_method=method
-        )
+        start_processes(seen, {0: (threading.Lock(),)}, {0: {}}, DefaultLogsSpecs(str(tmp_path)), start_method=method)
     assert descriptors() <= before
 
 
@@ -241,7 +242,7 @@ def test_what_cannot_be_pickled_can_be_forked(tmp_path: Path) -> None:
 
 def test_an_unknown_start_method(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="start_method='thread' is none; use one of spawn, fork, forkserver"):
-        start_processes("group", large, {0: ()}, {0: {}}, DefaultLogsSpecs(str(tmp_path)), start_method="thread")
+        start_processes(large, {0: ()}, {0: {}}, DefaultLogsSpecs(str(tmp_path)), start_method="thread")
 
 
 @every_method
@@ -274,22 +275,28 @@ def test_one_reaper_serves_several_starts(tmp_path: Path, method: str) -> None:
     with guarded() as reaper:
         for attempt in range(2):
             specs = DefaultLogsSpecs(str(tmp_path / str(attempt)))
-            context = start_processes("g", large, {0: ()}, {0: {}}, specs, start_method=method, guardian=reaper)
-            assert isinstance(context, MultiprocessContext)
+            context = start_processes(large, {0: ()}, {0: {}}, specs, start_method=method, reaper=reaper)
+            assert isinstance(context, FunctionContext)
             assert waited(context).return_values == {0: bytes(LARGE)}
             context.close()
 
 
-def test_the_end_of_the_fork_server_is_told(tmp_path: Path) -> None:
+def test_the_end_of_the_fork_server_is_reported() -> None:
+    with guarded() as reaper, Path("/dev/null").open("wb") as null:
+        ours, theirs = socketpair()
+        with ours, theirs:
+            server = ForkServerClient(reaper, ["true"], null.fileno())
+            with pytest.raises(RallypointError, match="the fork server, of which the workers are copies, has ended"):
+                server.fork(ours, 1, 2)
+            server.close()
+
+
+def test_a_worker_of_the_fork_server_outlives_it_and_its_end_is_known(tmp_path: Path) -> None:
     with started(tmp_path, "forkserver", sleeps, ()) as context:
         until_written(context.stdouts[0], "asleep")
-        stat = read_stat(context.pids()[0])
-        assert stat is not None
-        os.kill(stat.parent, signal.SIGKILL)
-        os.kill(stat.pid, signal.SIGKILL)
-        failure = waited(context).failures[0]
-        assert failure.exitcode == 255
-        assert "the fork server, of which this worker was a copy, has ended" in failure.text
+        (pid,) = context.pids().values()
+        os.kill(pid, signal.SIGKILL)
+        assert waited(context).failures[0].exitcode == -signal.SIGKILL
 
 
 def test_a_forked_worker_that_another_thread_started(tmp_path: Path) -> None:
@@ -298,7 +305,7 @@ def test_a_forked_worker_that_another_thread_started(tmp_path: Path) -> None:
 
     def start() -> None:
         specs = DefaultLogsSpecs(str(tmp_path), redirects=Std.ALL)
-        found.append(start_processes("g", waits_for, {0: (theirs, queue)}, {0: {}}, specs, start_method="fork"))
+        found.append(start_processes(waits_for, {0: (theirs, queue)}, {0: {}}, specs, start_method="fork"))
 
     ours, theirs = multiprocessing.Pipe()
     queue = multiprocessing.get_context("fork").SimpleQueue()
@@ -315,7 +322,7 @@ def test_a_forked_worker_that_another_thread_started(tmp_path: Path) -> None:
             each.close()
 
 
-def test_a_payload_without_a_seal() -> None:
+def test_a_payload_without_a_footer() -> None:
     payload = Payload()
     try:
         with pytest.raises(NothingReturned):

@@ -20,7 +20,7 @@ import pytest
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.workers.preload import manager, zygote_client
 from rallypoint.workers.preload.manager import PreloadManager
-from rallypoint.workers.process import WorkerProcess
+from rallypoint.workers.process import AdoptedProcess, WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.reaper.process_tree import descendants
 from rallypoint.workers.sweep import Sweep
@@ -74,11 +74,11 @@ def until(found: PreloadManager, holds: Callable[[], bool]) -> None:
         found.step()
 
 
-def start(found: PreloadManager, reaper: ReaperClient, folder: Path, text: str) -> WorkerProcess:
+def start(found: PreloadManager, reaper: ReaperClient, folder: Path, text: str) -> AdoptedProcess:
     argv = command(folder, text)
     started = found.start(argv, os.environ, None, None, ())
     assert started is not None
-    return WorkerProcess(reaper, argv, os.environ, started=started)
+    return AdoptedProcess(reaper, started)
 
 
 @pytest.mark.parametrize(
@@ -136,17 +136,16 @@ def test_a_sweep_is_not_cut_short_by_a_zygote_that_is_started(reaper: ReaperClie
 
 def waiting_for(reaper: ReaperClient) -> int:
     """How much was sent to a reaper that it has not read."""
-    return int.from_bytes(fcntl.ioctl(reaper.answers, termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    return int.from_bytes(fcntl.ioctl(reaper._link.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
 
 
 def test_imports_that_take_the_ends_of_children(reaper: ReaperClient, tmp_path: Path) -> None:
     (tmp_path / "takes.py").write_text("import signal\nsignal.signal(signal.SIGCHLD, signal.SIG_IGN)\n")
     with preloading(reaper, tmp_path, "takes") as found:
         argv = command(tmp_path, "raise SystemExit(4)")
-        all_started = [found.start(argv, os.environ, None, None, ()) for _ in range(10)]
-        assert None not in all_started
-        for started in all_started:
-            process = WorkerProcess(reaper, argv, os.environ, started=started)
+        for started in [found.start(argv, os.environ, None, None, ()) for _ in range(10)]:
+            assert started is not None
+            process = AdoptedProcess(reaper, started)
             assert ends(process) == 4
             process.release()
 
@@ -192,10 +191,10 @@ def test_a_dead_one_is_followed_until_three_were_of_no_use(
             assert not found.importing, "only the first start waits"
             assert (found.pid is None) == (number == 2)
         assert "so were 2 before it" in caplog.text
-        assert len([record for record in caplog.records if "start cold" in record.message]) == 3
+        assert len([record for record in caplog.records if "start without preloading" in record.message]) == 3
 
 
-def test_one_that_does_not_answer_costs_its_timeout_and_then_workers_start_without_it(
+def test_one_that_does_not_answer_costs_its_timeout_and_then_workers_start_without_preloading(
     reaper: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(zygote_client, "FORK_TIMEOUT", 0.1)
@@ -221,7 +220,7 @@ def forked_with(found: PreloadManager, folder: Path, *names: str) -> list[bool]:
     return [each == "True" for each in shown.strip("[]").split(", ")]
 
 
-def test_a_module_that_makes_it_unfit_is_left_out(
+def test_a_module_that_makes_it_unforkable_is_left_out(
     reaper: ReaperClient, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "reads.py").write_text("import os\nos.environ.get('RANK')\n")
@@ -236,7 +235,7 @@ def test_a_module_that_makes_it_unfit_is_left_out(
             until(found, lambda: found.pid not in pids or forks(found))
         assert forked_with(found, tmp_path, "reads", "stays", "decimal") == [False, False, True]
         assert len(pids) == 3
-    told = [record.message for record in caplog.records if "start cold" in record.message]
+    told = [record.message for record in caplog.records if "start without preloading" in record.message]
     assert "reads cannot be preloaded: reads.py:2 reads RANK while" in told[0]
     assert told[0].endswith("and each worker has its own; they do until decimal, stays is preloaded without it")
     assert "stays cannot be preloaded: it starts 1 thread that stays: " in told[1]
@@ -372,7 +371,7 @@ def test_arguments_and_descriptors_of_a_worker(
         assert started is not None
         with open(reading, encoding="utf-8") as file:
             assert file.read() == f"['é', ''] {'y' * 300_000} {cpus}\n"
-        process = WorkerProcess(reaper, argv, os.environ, started=started)
+        process = AdoptedProcess(reaper, started)
         assert ends(process) == 0
         process.release()
 
@@ -384,6 +383,6 @@ def test_who_is_below_but_not_what_is_kept() -> None:
 
 
 def test_nothing_of_a_zygote_is_imported_where_none_is_asked_for() -> None:
-    code = "import sys, rallypoint.launch.api, rallypoint.workers.context\nprint(*sys.modules)"
+    code = "import sys, rallypoint.launch.api, rallypoint.workers.start\nprint(*sys.modules)"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not [name for name in shown.stdout.split() if "preload" in name]

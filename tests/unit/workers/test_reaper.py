@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import select
 import signal
 import subprocess
 import sys
-import termios
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -21,9 +18,9 @@ from rallypoint.workers.reaper import client
 from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, readable
 from rallypoint.workers.reaper.process_setup import remove
 from rallypoint.workers.reaper.process_tree import descendants
-from rallypoint.workers.reaper.protocol import SPAWN, frame, parse
+from rallypoint.workers.reaper.protocol import frame, parse
 from tests.unit.workers.test_process import TIMEOUT, ends, parent_of
-from tests.unit.workers.tracing import TRACEABLE, traced, until
+from tests.unit.workers.tracing import TRACEABLE, traced
 
 pytestmark = pytest.mark.process
 
@@ -110,9 +107,9 @@ def test_signals_do_not_end_it(reaper: ReaperClient) -> None:
 
 def test_it_reaps_what_it_adopts(reaper: ReaperClient) -> None:
     pid = int(said(reaper, "(sleep 0 & echo $!)"))
-    number = reaper.begin_sweep()
-    assert select.select([reaper.answers], [], [], TIMEOUT)[0]
-    assert reaper.is_swept(number)
+    fd = reaper.begin_sweep()
+    assert os.read(fd, 1)
+    os.close(fd)
     assert not Path(f"/proc/{pid}").exists()
 
 
@@ -197,7 +194,7 @@ for fd in map(int, sys.argv[3:]):
 from rallypoint.workers.reaper.client import ReaperClient
 from rallypoint.workers.process import WorkerProcess
 reaper = ReaperClient()
-assert min(reaper.fileno(), reaper.answers) > 2
+assert min(reaper.fileno(), reaper._link.fileno()) > 2
 others = [os.open("/dev/null", os.O_RDWR) for _ in range(3)]
 process = WorkerProcess(reaper, [sys.executable, "-c", sys.argv[1], sys.argv[2]], os.environ)
 select.select([process.fileno()], [], [])
@@ -284,15 +281,19 @@ def test_a_sweep_kills_nothing_that_is_started_after_it(reaper: ReaperClient) ->
     assert os.read(read, 2) == b"up"
     os.close(read)
     with traced(held.pid) as tracer:
-        number = reaper.begin_sweep()
+        fd = reaper.begin_sweep()
         tracer.holds()
-        assert not reaper.is_swept(number)
+        assert not readable(fd)
         next_one = WorkerProcess(reaper, ["sleep", "0.3"], os.environ)
         assert ends(next_one) == 0
-        assert reaper.is_swept(number), "it is over, as far as it came"
+        assert os.read(fd, 1), "it is over, as far as it came"
+        os.close(fd)
     assert ends(held) == -signal.SIGKILL
     held.release()
     next_one.release()
+
+
+OUR_FILES = ("supervisor", "program", "protocol", "process_tree", "process_setup")
 
 
 def test_it_runs_our_own_files_and_loads_nothing_that_is_costly(tmp_path: Path) -> None:
@@ -314,44 +315,23 @@ def test_it_runs_our_own_files_and_loads_nothing_that_is_costly(tmp_path: Path) 
     )
     assert done.returncode == 0, done.stderr
     loaded = dict(line.split(" ", 1) for line in done.stdout.splitlines())
-    ours = {name.rpartition(".")[2]: path for name, path in loaded.items() if name.startswith("rallypoint.workers.")}
-    del ours["reaper"]
-    names = ("supervisor", "program", "protocol", "process_tree", "process_setup")
-    assert ours == {name: f"{client._FOLDER}/{name}.py" for name in names}
+    ours = {name.rpartition(".")[2]: path for name, path in loaded.items() if name.startswith("rallypoint.")}
+    ours = {name: path for name, path in ours.items() if path != "None"}
+    paths = ("base/process_table", *(f"workers/reaper/{name}" for name in OUR_FILES))
+    assert ours == {path.rpartition("/")[2]: f"{client._FOLDER}/{path}.py" for path in paths}
     assert not {"os", "signal", "socket", "typing", "warnings", "importlib", "ctypes"} & loaded.keys()
 
 
-def test_the_supervisor_gives_memory_back_when_the_start_is_over(reaper: ReaperClient) -> None:
-    def kilobytes(field: str) -> int:
-        lines = Path(f"/proc/{reaper.pid}/status").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if line.startswith(field))
-
-    reaper.set_cleanup()
-    assert until(lambda: kilobytes("VmRSS") < 0.7 * kilobytes("VmHWM"))
-    assert not reaper.lost
-
-
-class Slow(ReaperClient):
-    """Reads the answer to SPAWN together with whatever has come before it."""
-
-    def _send(self, name: str, *arguments: object, descriptors: Sequence[int] = ()) -> int:
-        before = self._unread()
-        number = super()._send(name, *arguments, descriptors=descriptors)
-        assert name != SPAWN or until(lambda: self._unread() > before)
-        return number
-
-    def _unread(self) -> int:
-        return int.from_bytes(fcntl.ioctl(self.answers, termios.FIONREAD, bytes(4)), sys.byteorder)
-
-
-def test_a_worker_whose_start_is_told_together_with_the_end_of_a_sweep_is_not_lost() -> None:
-    reaper = Slow()
-    try:
-        number = reaper.begin_sweep()
-        assert readable(reaper.answers, TIMEOUT)
-        process = WorkerProcess(reaper, ["true"], os.environ)
-        assert ends(process) == 0
-        process.release()
-        assert reaper.is_swept(number)
-    finally:
-        reaper.close()
+def test_a_sweep_whose_reaper_is_lost_is_not_over(reaper: ReaperClient) -> None:
+    held = WorkerProcess(reaper, ["sleep", "600"], os.environ)
+    os.kill(reaper.pid, signal.SIGSTOP)  # the supervisor, so that the reaper's end stays unknown until we look
+    children = Path(f"/proc/{reaper.pid}/task/{reaper.pid}/children").read_text().split()
+    os.kill(int(children[0]), signal.SIGSTOP)
+    fd = reaper.begin_sweep()
+    os.kill(int(children[0]), signal.SIGKILL)
+    assert readable(fd, TIMEOUT)
+    assert not os.read(fd, 1), "only the end of the pipe"
+    os.close(fd)
+    os.kill(reaper.pid, signal.SIGCONT)
+    assert readable(held.fileno(), TIMEOUT), "the supervisor kills what is left"
+    held.release()

@@ -18,31 +18,23 @@ from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.errors import UserError
 from rallypoint.logs.specs import LogsSpecs
-from rallypoint.workers.context import LocalProcessesContext, ProcessOptions
+from rallypoint.workers.context import ProcessOptions
 from rallypoint.workers.escalation import SweepInProgress
 from rallypoint.workers.functions.payload import NothingReturned, Payload, job_spec
-from rallypoint.workers.process import ChildProcess, WorkerProcess
-from rallypoint.workers.reaper.client import SENT_TO_ALL, ReaperClient
+from rallypoint.workers.local import LocalProcessesContext
+from rallypoint.workers.process import AdoptedProcess, ChildProcess, WorkerProcess
+from rallypoint.workers.reaper.client import ReaperClient
 
 if TYPE_CHECKING:
-    from rallypoint.base.numa import NumaOptions
-    from rallypoint.workers.functions.fork_server_client import ForkServer
+    from rallypoint.workers.functions.fork_server_client import ForkServerClient
 
 START_METHODS = ("spawn", "fork", "forkserver")
 
 
-WORKER_GONE = (
-    "the fork server, of which this worker was a copy, has ended, so that nobody knows how the worker did; look at "
-    "what else ends processes on this machine"
-)
+class FunctionContext(LocalProcessesContext):
+    """Workers that call a function, which `options.start_method` starts as multiprocessing would.
 
-
-class MultiprocessContext(LocalProcessesContext):
-    """Workers that call a function.
-
-    Args:
-        start_method: how their processes are made: `spawn`, `fork` or `forkserver`, as in multiprocessing.
-        guardian: what starts them; None for one of this context's own. Those of `fork` start without.
+    Those of `fork` start without a reaper.
 
     Raises:
         UserError: there is no such start method.
@@ -54,26 +46,22 @@ class MultiprocessContext(LocalProcessesContext):
         entrypoint: Callable[..., Any],
         args: Mapping[int, Sequence[Any]],
         envs: Mapping[int, Mapping[str, str]],
-        start_method: str,
         logs_specs: LogsSpecs,
         log_line_prefixes: Mapping[int, str] | None = None,
-        numa_options: NumaOptions | None = None,
-        duplicate_stdout_filters: Sequence[str] | None = None,
-        duplicate_stderr_filters: Sequence[str] | None = None,
-        *,
-        guardian: ReaperClient | None = None,
+        reaper: ReaperClient | None = None,
+        options: ProcessOptions | None = None,
     ) -> None:
-        if start_method not in START_METHODS:
-            raise UserError(f"start_method={start_method!r} is none; use one of {', '.join(START_METHODS)}")
-        extras = ProcessOptions(numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
-        super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, guardian, extras)
-        self.start_method = start_method
+        options = options or ProcessOptions()
+        self.start_method = options.start_method
+        if self.start_method not in START_METHODS:
+            raise UserError(f"start_method={self.start_method!r} is none; use one of {', '.join(START_METHODS)}")
+        self._forking = self.start_method == "fork"
+        super().__init__(
+            name, entrypoint, args, envs, logs_specs, log_line_prefixes, None if self._forking else reaper, options
+        )
         self._function = entrypoint
         self._payloads: dict[int, Payload] = {}
-        self._server: ForkServer | None = None
-        self._forking = start_method == "fork"
-        if self._forking and guardian is not None:
-            self._reaper = None
+        self._server: ForkServerClient | None = None
 
     def _prepare(self) -> None:
         if self._forking:
@@ -83,8 +71,8 @@ class MultiprocessContext(LocalProcessesContext):
         cpus = self._options.cpus(self.nprocs) if method == "forkserver" else [()] * self.nprocs
         for rank in range(self.nprocs):
             environ = {**os.environ, **self.envs[rank]} if method == "forkserver" else None
-            self._payloads[rank] = parcel = Payload()
-            parcel.pack(job_spec(self._function, method, rank, environ, cpus[rank]), self._function, self.args[rank])
+            self._payloads[rank] = payload = Payload()
+            payload.pack(job_spec(self._function, method, rank, environ, cpus[rank]), self._function, self.args[rank])
 
     def _start_one(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> ChildProcess:
         how = {"spawn": self._spawned, "fork": self._forked, "forkserver": self._forked_by_server}
@@ -101,32 +89,31 @@ class MultiprocessContext(LocalProcessesContext):
     def _forked(self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]) -> ChildProcess:
         from rallypoint.workers.functions.forked import ForkedProcess
 
-        self._payloads[rank] = parcel = Payload()
+        self._payloads[rank] = payload = Payload()
         environ = {**os.environ, **self.envs[rank]}
-        return ForkedProcess(self._function, self.args[rank], environ, parcel.fd, stdout, stderr, cpus)
+        return ForkedProcess(self._function, self.args[rank], environ, payload.fd, stdout, stderr, cpus)
 
     def _forked_by_server(
         self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]
     ) -> ChildProcess:
-        from rallypoint.workers.functions.fork_server_client import ForkServer, ForkServerProcess
+        from rallypoint.workers.functions.fork_server_client import ForkServerClient
 
         assert self._reaper is not None
-        parcel = self._payloads[rank]
+        payload = self._payloads[rank]
         if self._server is None:
-            self._server = server = ForkServer()
             mask = sorted(map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())))
-            # What a scheduler sends to all processes must not end the server; its copies get the mask back.
-            process = WorkerProcess(
-                self._reaper,
-                _command("fork_server", mask),
-                os.environ,
-                stdin=server.server_end.fileno(),
-                blocked=SENT_TO_ALL,
-            )
-            server.started(process, parcel.fd)
-        with parcel.worker_channel() as channel, open(os.devnull, "wb") as nowhere:
+            self._server = ForkServerClient(self._reaper, _command("fork_server", mask), payload.fd)
+        with payload.worker_channel() as channel, open(os.devnull, "wb") as nowhere:
             out, err = (_descriptor_or(nowhere.fileno(), *each) for each in ((1, stdout), (2, stderr)))
-            return ForkServerProcess(self._server, channel, out, err)
+            return AdoptedProcess(self._reaper, self._server.fork(channel, out, err))
+
+    def start(self) -> None:
+        """Start all. If one cannot be started, those that were are ended, and the error goes on."""
+        try:
+            super().start()
+        finally:
+            if self._server is not None:
+                self._server.close()
 
     def _sweep(self) -> SweepInProgress | None:
         if not self._forking:
@@ -139,7 +126,7 @@ class MultiprocessContext(LocalProcessesContext):
 
     def _failure_reason(self, rank: int, exitcode: int) -> str:
         if exitcode:
-            return WORKER_GONE if self._server is not None and self._processes[rank].orphaned else ""
+            return ""
         try:
             self._payloads[rank].result()
         except NothingReturned as error:
@@ -156,10 +143,8 @@ class MultiprocessContext(LocalProcessesContext):
             if process.poll() == 0:
                 self._value(rank)
         super()._finish()
-        if self._server is not None:
-            self._server.close()
-        for parcel in self._payloads.values():
-            parcel.close()
+        for payload in self._payloads.values():
+            payload.close()
 
 
 def _command(module: str, *arguments: object) -> list[str]:

@@ -1,6 +1,6 @@
 """Start method fork: each worker is a copy of the agent's process, made by multiprocessing.
 
-The agent is the parent, so the guardian cannot find what such a worker leaves. Instead:
+The agent is the parent, so the reaper cannot find what such a worker leaves. Instead:
 
 - the kernel ends the worker when the agent's thread that started it ends (PR_SET_PDEATHSIG), where that is the main
   thread, which lives as long as the agent; elsewhere a thread of the worker waits for the agent's end;
@@ -58,7 +58,7 @@ class ForkedProcess(ChildProcess):
         function: Callable[..., Any],
         args: Sequence[Any],
         environ: Mapping[str, str],
-        parcel: int,
+        payload: int,
         stdout: int | None,
         stderr: int | None,
         cpus: Collection[int],
@@ -69,7 +69,7 @@ class ForkedProcess(ChildProcess):
             function: what it calls.
             args: with these.
             environ: its whole environment.
-            parcel: where it puts what the function returns.
+            payload: where it puts what the function returns.
             stdout: the descriptor to write to; None to hand on ours.
             stderr: the same for standard error.
             cpus: the processors that it may run on; none for all that we may use.
@@ -91,7 +91,7 @@ class ForkedProcess(ChildProcess):
                 dict(environ),
                 sorted(cpus),
             )
-            self._process = get_context("fork").Process(target=_run_child, args=(start, function, args, parcel))
+            self._process = get_context("fork").Process(target=_run_child, args=(start, function, args, payload))
             self._process.start()
             pidfd = _pidfd(self._process)
         except OSError as error:
@@ -112,7 +112,7 @@ class ForkedProcess(ChildProcess):
                 self._end(found.si_status if found.si_code == os.CLD_EXITED else -found.si_status)
 
     def release(self) -> None:
-        """Let go of it. Idempotent."""
+        """Release it. Idempotent."""
         super().release()
         with contextlib.suppress(ValueError):  # closed already, or it does not end
             self._process.join(0)
@@ -120,10 +120,9 @@ class ForkedProcess(ChildProcess):
 
 
 class ForkedSweep:
-    """Ends what forked workers are and have left, as far as /proc shows it; see `stop.SweepInProgress`."""
+    """Ends what forked workers are and have left, as far as /proc shows it; see `escalation.SweepInProgress`."""
 
     cannot_find_all = False
-    end_seen = True
 
     def __init__(self, processes: Sequence[ChildProcess]) -> None:
         self._processes = processes
@@ -161,7 +160,7 @@ def _pidfd(process: BaseProcess) -> int:
         raise
 
 
-def _run_child(start: _ForkSetup, function: Callable[..., Any], args: Sequence[Any], parcel: int) -> None:
+def _run_child(start: _ForkSetup, function: Callable[..., Any], args: Sequence[Any], payload: int) -> None:
     """The life of the copy."""
     os.setsid()
     _die_with_agent(start)
@@ -175,7 +174,7 @@ def _run_child(start: _ForkSetup, function: Callable[..., Any], args: Sequence[A
     sys.stderr = _redirect(2, start.stderr, sys.stderr)
     _close_stdin()
     apply_environment(start.environ, start.cpus)
-    record(call)(function, args, parcel)
+    record(call)(function, args, payload)
 
 
 def _redirect(target: int, fd: int | None, stream: TextIO) -> TextIO:

@@ -1,6 +1,6 @@
 """What a function's worker is handed, and what it gives back.
 
-A parcel is a file in memory, which the worker has too. The agent writes into it what is to be called; the worker takes
+A payload is a file in memory, which the worker has too. The agent writes into it what is to be called; the worker takes
 that, and in its place writes the return value and, behind that, a seal. So a value of any size is there when the worker
 ends, nobody waits for anybody, and there is no file to remove.
 
@@ -35,7 +35,7 @@ class NothingReturned(RallypointError):
 
 
 class JobSpec(NamedTuple):
-    """What is in the first part of a parcel: how the worker is to be before it can unpack the function."""
+    """What is in the first part of a payload: how the worker is to be before it can unpack the function."""
 
     main_module: Mapping[str, Any]
     """multiprocessing's own: `sys.path`, `sys.argv`, the main module."""
@@ -46,7 +46,7 @@ class JobSpec(NamedTuple):
 
 
 class Payload:
-    """One parcel, from the agent's side."""
+    """One payload, from the agent's side."""
 
     def __init__(self) -> None:
         from rallypoint.base.kernel import memory_file
@@ -60,7 +60,7 @@ class Payload:
         self._value: Any = None
         self._opened = False
 
-    def pack(self, errand: JobSpec, function: Callable[..., Any], args: Sequence[Any]) -> None:
+    def pack(self, spec: JobSpec, function: Callable[..., Any], args: Sequence[Any]) -> None:
         """Write what is to be called.
 
         Raises:
@@ -71,7 +71,7 @@ class Payload:
         former = get_spawning_popen()
         set_spawning_popen(gathering)  # locks, queues and descriptors can be pickled for a new process only
         try:
-            ForkingPickler(body).dump(tuple(errand))
+            ForkingPickler(body).dump(tuple(spec))
             ForkingPickler(body).dump((function, tuple(args)))
         except Exception as error:
             name = getattr(function, "__qualname__", function)
@@ -105,7 +105,7 @@ class Payload:
         """
         if not self._opened:
             if self.fd < 0:
-                raise NothingReturned("it was not known to have returned when it was let go of")
+                raise NothingReturned("it was not known to have returned when it was released")
             data = _read_all(self.fd)
             if not data.endswith(FOOTER):
                 raise NothingReturned("it ended with exit code 0 before its function returned (os._exit?)")
@@ -119,7 +119,7 @@ class Payload:
         return self._value
 
     def close(self) -> None:
-        """Let go of the file. Idempotent; a value that was opened stays."""
+        """Release the file. Idempotent; a value that was opened stays."""
         fd, self.fd = self.fd, -1
         if fd >= 0:
             os.close(fd)
@@ -170,7 +170,7 @@ def _read_all(fd: int) -> bytes:
 
 
 class ReceivedDescriptor(popen_spawn_posix._DupFd):
-    """In a parcel, a descriptor: its place among those that came beside the parcel."""
+    """In a payload, a descriptor: its place among those that came beside the payload."""
 
     available: tuple[int, ...] = ()
     """In a worker: those that have come."""

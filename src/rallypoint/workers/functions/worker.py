@@ -35,14 +35,14 @@ def channel_at_stdin() -> socket:
 
 
 def run_job(channel: socket) -> None:
-    """Take the parcel, call what is in it, and return what that returns. An exception ends the process."""
-    parcel, *descriptors = _received(channel)
+    """Take the payload, call what is in it, and return what that returns. An exception ends the process."""
+    payload, *descriptors = _received(channel)
     ReceivedDescriptor.available = tuple(descriptors)
-    record(_unpack_and_call)(parcel)
+    record(_unpack_and_call)(payload)
 
 
-def call(function: Callable[..., Any], args: Sequence[Any], parcel: int) -> None:
-    """Call the function, and put what it returns into the parcel. `sys.exit(0)` returns None."""
+def call(function: Callable[..., Any], args: Sequence[Any], payload: int) -> None:
+    """Call the function, and put what it returns into the payload. `sys.exit(0)` returns None."""
     try:
         value = function(*args)
     except SystemExit as leave:
@@ -50,7 +50,7 @@ def call(function: Callable[..., Any], args: Sequence[Any], parcel: int) -> None
             raise
         value = None
     # A plain pickle: what multiprocessing's own hands over by reference would be gone with this process.
-    write_all(parcel, pickle.dumps(value, pickle.HIGHEST_PROTOCOL), FOOTER)
+    write_all(payload, pickle.dumps(value, pickle.HIGHEST_PROTOCOL), FOOTER)
 
 
 def apply_environment(environ: dict[str, str] | None, cpus: Sequence[int]) -> None:
@@ -76,17 +76,17 @@ def prepare_main_module(preparation: dict[str, Any]) -> None:
         del me._inheriting
 
 
-def _unpack_and_call(parcel: int) -> None:
-    with io.FileIO(os.dup(parcel)) as file:
+def _unpack_and_call(payload: int) -> None:
+    with io.FileIO(os.dup(payload)) as file:
         file.seek(0)
         packed = io.BytesIO(file.readall())
-    errand = JobSpec(*pickle.load(packed))
-    apply_environment(None if errand.environ is None else dict(errand.environ), errand.cpus)
-    prepare_main_module(dict(errand.main_module))
+    spec = JobSpec(*pickle.load(packed))
+    apply_environment(None if spec.environ is None else dict(spec.environ), spec.cpus)
+    prepare_main_module(dict(spec.main_module))
     function, args = pickle.load(packed)
     for fd in ReceivedDescriptor.available:
         os.close(fd)
-    call(function, args, parcel)
+    call(function, args, payload)
 
 
 def _received(channel: socket) -> list[int]:

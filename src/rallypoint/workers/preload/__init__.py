@@ -1,9 +1,9 @@
-"""Warm workers: a zygote imports what is slow to import once, and restarted workers are forked from it.
+"""Preloaded workers: a zygote imports what is slow to import once, and restarted workers are forked from it.
 
     command      which worker commands can be forked, and where they find their modules (pure)
-    environment  which variables an import may have seen, so that a worker with others must start cold (pure)
+    environment  which variables an import may have seen, so that a worker with others is not forked (pure)
     client       the agent's end of one zygote
-    starts       the zygotes of one agent, one after the other, and the word whether a start is warm or cold
+    starts       the zygotes of one agent, one after the other, and the word whether a start is forked or not
     hook/        what an interpreter that is to become a zygote finds as its `sitecustomize`
     zygote       what that interpreter does from there: import, check, fork
     imports      what it imports, and what that would import later
@@ -21,7 +21,7 @@ Laws:
 
 1. A zygote is the worker's own command line, held in its `site` phase: argv, flags, `sys.path`, `__main__` and the way
    to the exit code are the interpreter's own and not an imitation.
-2. A worker that could differ from a cold one starts cold, with one line that says why.
+2. A worker that could differ from a fresh one starts without preloading, with one line that says why.
 3. A zygote never runs the script: it ends where it cannot go on, whatever went wrong.
-4. A worker's parent is the guardian, as a cold one's; with the zygote's death, no worker ends.
+4. A worker's parent is the reaper, as that of one that is not forked; with the zygote's death, no worker ends.
 """

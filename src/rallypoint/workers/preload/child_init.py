@@ -8,10 +8,11 @@ from __future__ import annotations
 import io
 import os
 import posix
-import select
 import sys
 
 from rallypoint.workers.preload.environ_recorder import replace
+from rallypoint.workers.reaper.orphan import await_release
+from rallypoint.workers.reaper.protocol import CLOSED
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from typing import Any
 
 _SIGINT, _SIGPIPE, _SIGXFSZ = 2, 13, 25
-_CLOSED = -1
 _NAMES = ("stdin", "stdout", "stderr")
 
 
@@ -27,8 +27,9 @@ class ForkRequest:
     """What the agent wants of one worker; the fields of the request (see `zygote`)."""
 
     def __init__(self, arguments: Sequence[Any], descriptors: list[int]) -> None:
-        self.argv, self.length, self.environ, self.places, self.ignored, self.mask, self.umask, self.cpus = arguments
-        self.folder, self.release_fd, *self.standard = descriptors
+        self.argv, self.length, self.environ, settings = arguments
+        self.places, self.ignored, self.mask, self.umask, self.cpus = settings
+        self.release_fd, self.folder, *self.standard = descriptors
 
 
 class CapturedOutput:
@@ -42,7 +43,7 @@ class CapturedOutput:
 
 
 def become_worker(
-    order: ForkRequest,
+    request: ForkRequest,
     captured: CapturedOutput,
     changed: dict[bytes, bytes | None],
     born_ignoring: set[int],
@@ -51,45 +52,32 @@ def become_worker(
     """Become the worker. When this returns, its agent knows of it.
 
     Args:
-        order: what it shall be.
+        request: what it shall be.
         captured: what the imports wrote.
         changed: what they changed in the environment.
         born_ignoring: the signals that the zygote ignored when it was started.
         name: what the kernel called this process at first.
     """
     posix.setsid()
-    posix.fchdir(order.folder)
-    posix.umask(order.umask)
-    if order.cpus:
-        posix.sched_setaffinity(0, order.cpus)
+    posix.fchdir(request.folder)
+    posix.umask(request.umask)
+    if request.cpus:
+        posix.sched_setaffinity(0, request.cpus)
     set_process_name(name)
-    _set_standard_streams(order)
-    replace(order.environ, changed)
-    sys.argv[1:] = order.argv[order.length :]
-    sys.orig_argv[:] = order.argv
+    _set_standard_streams(request)
+    replace(request.environ, changed)
+    sys.argv[1:] = request.argv[request.length :]
+    sys.orig_argv[:] = request.argv
     for number, stream in enumerate(_NAMES):
         _reopen_stream(number, stream)
     _reseed()
-    _set_ignored(set(order.ignored), born_ignoring)
-    if not posix.read(order.release_fd, 1):  # the agent is gone, or has given up
-        posix._exit(127)
-    for fd in (order.folder, order.release_fd, *order.standard):
+    _set_ignored(set(request.ignored), born_ignoring)
+    await_release(request.release_fd)
+    for fd in (request.folder, request.release_fd, *request.standard):
         posix.close(fd)
     for fd, text in captured.texts.items():
         _write(fd, text)
-    __import__("_signal").pthread_sigmask(2, order.mask)
-
-
-def wait_for_parent_exit(parent: int) -> None:
-    """Wait until the parent has ended, and the guardian is it instead."""
-    try:
-        fd = posix.pidfd_open(parent)
-    except OSError:
-        return
-    poller = select.poll()
-    poller.register(fd, select.POLLIN)
-    poller.poll()
-    posix.close(fd)
+    __import__("_signal").pthread_sigmask(2, request.mask)
 
 
 def set_process_name(name: bytes) -> None:
@@ -101,13 +89,13 @@ def set_process_name(name: bytes) -> None:
         posix.close(fd)
 
 
-def _set_standard_streams(order: ForkRequest) -> None:
+def _set_standard_streams(request: ForkRequest) -> None:
     # What was sent has numbers above 2.
-    for target, place in enumerate(order.places):
-        if place == _CLOSED:
+    for target, place in enumerate(request.places):
+        if place == CLOSED:
             posix.close(target)
         else:
-            posix.dup2(order.standard[place], target)
+            posix.dup2(request.standard[place], target)
 
 
 def _reopen_stream(fd: int, name: str) -> None:

@@ -23,7 +23,7 @@ _REFUSED = {
 
 
 class NotForkable(Exception):
-    """Why workers start cold, in words.
+    """Why workers start without preloading, in words.
 
     Args:
         text: the words.
@@ -36,7 +36,7 @@ class NotForkable(Exception):
 
 
 class NeverForkable(NotForkable):
-    """Why a worker starts cold that differs from what the zygote was made for; the next one like it will, too."""
+    """Why a worker is not forked that differs from what the zygote was made for; nor is the next one like it."""
 
 
 class PreloadCommand(NamedTuple):
@@ -67,7 +67,7 @@ def parse_command(argv: Sequence[str]) -> PreloadCommand:
     """Take a command apart.
 
     Raises:
-        Cold: its workers cannot be forked.
+        NotForkable: its workers cannot be forked.
     """
     at = 1
     while at < len(argv) and argv[at].startswith("-") and argv[at] != "-":

@@ -2,7 +2,7 @@
 
 Laws:
 
-1. The process is checked after each module, so that what makes it unfit is known by the module's name.
+1. The process is checked after each module, so that what makes it unforkable is known by the module's name.
 2. What is switched off for the imports alone is seen by no worker.
 """
 
@@ -52,7 +52,7 @@ class Imports:
 
     Args:
         modules: what was asked for.
-        left_out: what is not imported ahead, for it has been found unfit before.
+        left_out: what is not imported ahead, for it has been found unforkable before.
         path0: what the interpreter will put first on `sys.path`.
         main_file: what `__main__.__file__` will be, if that is known.
         ours: descriptors that are none of the imports'.

@@ -1,16 +1,15 @@
-"""Warm starts of one agent: a zygote at a time, and the word whether a worker is forked from it or starts cold.
+"""Preloading for one agent: one zygote at a time, and whether a worker is forked from it.
 
-When the first workers are to start and the first zygote still imports, they wait for it (`importing`), `PATIENCE` at
-most for each module: it imports what they would, and has begun before them, so that they come to their first line after
-the import no later, and the processors import once and not once for each worker. A script that does other things before
-it imports waits longer than it had to. Never again: workers that are to start while a later zygote imports start cold.
+When the first workers are to start and the first zygote still imports, they wait for it (`importing`), at most
+`IMPORT_TIMEOUT` for each module: it imports what they would and has begun before them, and it imports once and not once
+for each worker. Workers that are to start while a later zygote imports are not forked.
 
 Laws:
 
 1. Nothing here blocks, but for the milliseconds that a copy takes.
-2. Whatever goes wrong with a zygote, workers start cold, and a line says why, once.
+2. Whatever goes wrong with a zygote, workers start without preloading, and a line says why, once.
 3. A zygote that has ended is followed by another in the background, unless several in a row were of no use.
-4. One that can never be used is let go at once; another follows it if that has something left to import.
+4. One that can never be used is closed at once; another follows it if that has something left to import.
 """
 
 from __future__ import annotations
@@ -77,12 +76,12 @@ class PreloadManager:
         """The process id of the present zygote, for people; None if there is none."""
         return None if self._zygote is None else self._zygote.pid
 
-    def ensure_zygote(self, guardian: ReaperClient) -> None:
-        """Have a zygote below this guardian, if there can be one. Does not wait for it."""
-        if self._zygote is not None and self._zygote.reaper is not guardian:
+    def ensure_zygote(self, reaper: ReaperClient) -> None:
+        """Have a zygote below this reaper, if there can be one. Does not wait for it."""
+        if self._zygote is not None and self._zygote.reaper is not reaper:
             self.close()
         if self._zygote is None and not self._given_up:
-            self._begin(guardian)
+            self._begin(reaper)
         elif self._late_imports is not None:
             self._late_imports.log()
 
@@ -95,7 +94,7 @@ class PreloadManager:
             self._first = waits = False
             self._warn_not_forked(
                 f"{self._module_names()} is not imported, and has not got on for {IMPORT_TIMEOUT:.0f} s; "
-                "later starts may be warm"
+                "later workers may be forked"
             )
         return waits
 
@@ -131,20 +130,20 @@ class PreloadManager:
         environ: Mapping[str, str],
         stdout: int | None,
         stderr: int | None,
-        cpus: Collection[int],
+        cpus: Collection[int] = (),
     ) -> StartedWorker | None:
-        """Fork a worker, if it can be as a cold one is; None if it is to start cold.
+        """Fork a worker, if it can be as a fresh interpreter would be; None if it is to start without preloading.
 
         Raises:
-            UserError: as `Guardian.spawn` raises it.
-            ReaperLost: the guardian has ended.
+            UserError: as `ReaperClient.spawn` raises it.
+            ReaperLost: the reaper has ended.
         """
         self.step()
         zygote = self._zygote
         if zygote is None or zygote.phase is not ZygotePhase.READY:
             return None
         try:
-            started = zygote.fork(argv, environ, None, stdout, stderr, cpus)
+            started = zygote.fork(argv, environ, (None, stdout, stderr), cpus)
         except NotForkable as reason:
             if zygote.poll() is ZygotePhase.LOST:
                 self._on_zygote_lost(zygote)
@@ -155,7 +154,7 @@ class PreloadManager:
         return started
 
     def close(self) -> None:
-        """End the zygote, as at the end of its guardian. Workers forked from it go on. Idempotent."""
+        """End the zygote, as at the end of its reaper. Workers forked from it go on. Idempotent."""
         zygote, self._zygote = self._zygote, None
         if zygote is not None:
             zygote.close()
@@ -166,7 +165,7 @@ class PreloadManager:
 
     # Inside
 
-    def _begin(self, guardian: ReaperClient) -> None:
+    def _begin(self, reaper: ReaperClient) -> None:
         self._progress_at = self._clock.monotonic()
         unseen = untracked_read(self._preload.per_worker_variables)
         if unseen:
@@ -176,7 +175,7 @@ class PreloadManager:
             self._late_imports = _LateImportsFile()
         request = self._preload._replace(noted_in=None if self._late_imports is None else self._late_imports.path)
         try:
-            self._zygote = ZygoteClient(guardian, self._argv, self._environ, request)
+            self._zygote = ZygoteClient(reaper, self._argv, self._environ, request)
         except NotForkable as reason:
             self._give_up(str(reason))
         except ReaperLost:
@@ -191,7 +190,7 @@ class PreloadManager:
         if zygote.reaper.lost:
             return
         self._deaths += 1
-        what = f"the process {zygote.pid}, from which warm workers are forked, is lost: {zygote.reason}"
+        what = f"the process {zygote.pid}, from which workers are forked, is lost: {zygote.reason}"
         if zygote.is_permanent:
             self._give_up(what)
             return
@@ -203,7 +202,7 @@ class PreloadManager:
         self._begin(zygote.reaper)
 
     def _retry_without_module(self, zygote: ZygoteClient) -> None:
-        """Go on without the module that makes a zygote unfit, if that leaves any."""
+        """Go on without the module that makes a zygote unforkable, if that leaves any."""
         self._zygote, self._first = None, False
         why = f"{zygote.module} cannot be preloaded: {zygote.reason}"
         left_out = (*self._preload.left_out, zygote.module)
@@ -217,11 +216,11 @@ class PreloadManager:
         self._begin(zygote.reaper)
 
     def _on_not_forkable(self, reason: NotForkable) -> None:
-        """A worker starts cold; if that is so for all that start at a time, it is so each time."""
+        """A worker starts without preloading; if that is so for all that start at a time, it is so each time."""
         self._warn_not_forked(str(reason), reason.about)
         self._never_forkable_count += isinstance(reason, NeverForkable)
         if self._never_forkable_count >= self._workers:
-            log.info("No worker can be forked from process %s, which is let go", self.pid)
+            log.info("No worker can be forked from process %s, which ends", self.pid)
             self._given_up = True
             self.close()
 
@@ -232,7 +231,7 @@ class PreloadManager:
     def _warn_not_forked(self, why: str, about: str = "") -> None:
         if (about or why) not in self._warned:
             self._warned.add(about or why)
-            log.warning("Workers start cold: %s", why)
+            log.warning("Workers start without preloading: %s", why)
 
     def _module_names(self) -> str:
         return ", ".join(self._preload.modules)
@@ -246,7 +245,7 @@ class _LateImportsFile:
         self.path = f"/proc/{os.getpid()}/fd/{self._fd}"
 
     def close(self) -> None:
-        """Let go of it. Call this once."""
+        """Release it. Call this once."""
         os.close(self._fd)
 
     def log(self) -> None:

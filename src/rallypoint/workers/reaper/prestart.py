@@ -1,4 +1,4 @@
-"""A guardian that is started ahead of the agent that will use it, so that it gets ready beside the imports.
+"""A reaper that is started ahead of the agent that will use it, so that it gets ready beside the imports.
 
 One is kept here at most; whoever takes it owns it. If nobody does, it ends with this process.
 """
@@ -24,7 +24,7 @@ def prestart() -> None:
 
 
 def take_prestarted() -> ReaperClient:
-    """The one that was started ahead, else a new one. Raises as `Guardian` does."""
+    """The one that was started ahead, else a new one. Raises as `ReaperClient` does."""
     global _prestarted
     taken, _prestarted = _prestarted, None
     if taken is not None and taken.lost:

@@ -1,10 +1,10 @@
-"""How the guardian and its keeper stand in the system: what they adopt, hear, hold open and hold in memory.
+"""What reaper and supervisor do to themselves before they serve: orphans, signals and descriptors.
 
 Laws:
 
 1. They adopt whatever is orphaned below them, and no signal but SIGKILL ends them.
-2. They hold open nothing that is the agent's, and in memory only what idle processes need.
-3. Built-in modules only: `os`, `signal` and `socket` would double the time until the guardian is ready.
+2. They hold open nothing that is the agent's.
+3. Built-in modules only: `os`, `signal` and `socket` would double the time until the reaper is ready.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import posix
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from typing import Any
 
 SIGKILL, SIGPIPE, SIGTERM, SIGCHLD, SIGCONT, SIGXFSZ = 9, 13, 15, 17, 18, 25
-_SET_CHILD_SUBREAPER, _MADV_DONTNEED = 36, 4
+_SET_CHILD_SUBREAPER = 36
 
 
 def signals() -> Any:
@@ -118,49 +117,3 @@ def remove(path: bytes, *, whole: bool) -> None:
         posix.rmdir(path)
     except OSError:
         pass
-
-
-def trim_memory() -> None:
-    """Unmap what only the start-up needed of the interpreter's code: half of what this process holds.
-
-    It is clean and in the page cache, where whatever is needed again is found.
-    """
-    try:
-        ctypes = __import__("_ctypes")
-        address = type("address", (ctypes._SimpleCData,), {"_type_": "P"})
-        madvise = ctypes.dlsym(ctypes.dlopen(None, 2), "madvise")
-        # The interpreter itself is the largest: last, and with nothing more to do for it than the call, since whatever
-        # runs then comes back.
-        mappings = sorted(_clean_mappings(), key=lambda each: each[1] - each[0])
-        for call in [(address(start), address(end - start), _MADV_DONTNEED) for start, end in mappings]:
-            ctypes.call_function(madvise, call)
-    except (AttributeError, OSError):  # these names are not public, and the file is not on every kernel
-        pass
-
-
-def _clean_mappings() -> list[tuple[int, int]]:
-    """Start and end of the mapped files that are read only and that nothing has been written into."""
-    found = []
-    mapping: tuple[int, int] | None = None
-    for line in _lines("/proc/self/smaps"):
-        fields = line.split()
-        if len(fields) > 5 and fields[1] in (b"r-xp", b"r--p") and fields[5].startswith(b"/"):
-            start, end = fields[0].split(b"-")
-            mapping = int(start, 16), int(end, 16)
-        elif len(fields) > 4 and b"-" in fields[0]:
-            mapping = None
-        elif mapping is not None and fields[0] == b"Anonymous:" and fields[1] == b"0":
-            found.append(mapping)
-    return found
-
-
-def _lines(path: str) -> Iterator[bytes]:
-    """The lines of a file, in pieces: the whole would need more memory than this saves."""
-    fd = posix.open(path, posix.O_RDONLY | posix.O_CLOEXEC)
-    try:
-        rest = b""
-        while chunk := posix.read(fd, 4096):
-            *whole, rest = (rest + chunk).split(b"\n")
-            yield from whole
-    finally:
-        posix.close(fd)

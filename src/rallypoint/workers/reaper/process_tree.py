@@ -1,4 +1,4 @@
-"""All that is below one process: finding it in /proc, killing it, reaping it.
+"""All that is below one process: finding it, killing it, reaping it.
 
 Laws:
 
@@ -6,7 +6,7 @@ Laws:
 2. A pid is killed by a pidfd, once it is known that this still names a process of ours.
 3. A sweep kills nothing that is started after it was begun, and what has once outlived SIGKILL is not waited for again.
    It may ask first, by one SIGTERM to each process.
-4. What is kept, with all below it, is spared by every sweep, but not by the end.
+4. What is excluded, with all below it, is spared by every sweep, but not by the end.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import posix
 import select
 import time
 
+from rallypoint.base.process_table import ProcessStat, process_table, read_stat
 from rallypoint.workers.reaper.process_setup import SIGCONT, SIGKILL, SIGTERM, signals
 
 TYPE_CHECKING = False
@@ -22,9 +23,9 @@ if TYPE_CHECKING:
     from collections.abc import Collection
 
 SWEEP_INTERVAL = 0.05
-"""Seconds between two looks while something is being killed, beside the looks at each end of a child."""
+"""Seconds between two passes of a sweep, beside those at each end of a child."""
 LAST_TIMEOUT = 10.0
-"""Seconds that guardian and keeper stay, before they end, for what does not even end on SIGKILL."""
+"""Seconds that reaper and supervisor stay, before they end, for what does not even end on SIGKILL."""
 
 
 def descendants(root: int, parents: dict[int, int], but: Collection[int] = ()) -> set[int]:
@@ -47,53 +48,11 @@ def descendants(root: int, parents: dict[int, int], but: Collection[int] = ()) -
     return found - {root}
 
 
-class Process:
-    """What /proc tells of a process."""
-
-    def __init__(self, parent: int, started: int, ended: bool) -> None:
-        self.parent = parent
-        self.started = started
-        """With the pid, it names one process for ever."""
-        self.ended = ended
-
-
-def processes() -> dict[int, Process]:
-    """Every process that can be seen, by pid.
-
-    Raises:
-        OSError: /proc cannot be read at the moment: no descriptor is free, say.
-    """
-    found = {}
-    for name in posix.listdir("/proc"):
-        if name.isdigit() and (process := _read_process(int(name))) is not None:
-            found[int(name)] = process
-    return found
-
-
-def _read_process(pid: int) -> Process | None:
-    try:
-        fd = posix.open(f"/proc/{pid}/stat", posix.O_RDONLY | posix.O_CLOEXEC)
-    except OSError:
-        return None
-    try:
-        line = posix.read(fd, 1024)
-    except OSError:
-        return None
-    finally:
-        posix.close(fd)
-    # The command name stands in parentheses and may itself hold spaces and parentheses: split after the last one.
-    fields = line[line.rfind(b")") + 2 :].split()
-    if len(fields) < 20:
-        return None
-    # A process whose first thread has ended shows as a zombie while its other threads run.
-    return Process(int(fields[1]), int(fields[19]), fields[0] in b"ZX" and int(fields[17]) <= 1)
-
-
 class ProcessTree:
     """All that is below this process.
 
     Args:
-        wake: the reading end of the pipe that tells of children which have ended.
+        wake: the reading end of the pipe that is readable when children have ended.
     """
 
     def __init__(self, wake: int) -> None:
@@ -113,13 +72,13 @@ class ProcessTree:
 
     def watch_orphan(self, pid: int) -> bool:
         """The end of this process matters: it is below us, and will be a child of ours. Returns whether it is there."""
-        if _read_process(pid) is None:
+        if read_stat(pid) is None:
             return False
         self.started.add(pid)
         return True
 
     def reap(self) -> bool:
-        """Take notice of all children that have ended; returns whether there are others."""
+        """Reap all children that have ended; returns whether there are others."""
         try:  # noqa: SIM105 - contextlib is not built in
             posix.read(self.wake, 4096)
         except BlockingIOError:
@@ -137,18 +96,18 @@ class ProcessTree:
                 self.exits[pid] = posix.waitstatus_to_exitcode(status)
 
     def begin_sweep(self, seconds: float) -> None:
-        """From now on `sweep` asks all that is below to end, and kills what has not done so within this time."""
+        """From now on `sweep` sends all that is below SIGTERM, and SIGKILL after so many seconds."""
         self._kill_at = time.monotonic() + seconds
         self._terminated.clear()
 
     def sweep(self) -> bool:
-        """One look of a sweep: the signal to all that is below; returns whether there was anything, but the stuck."""
+        """One pass: the signal to all that is below. Returns whether there was anything, but the stuck."""
         if (
             not self.reap() or self._only_excluded()
-        ):  # no child at all: then nothing is below us, and nobody needs to look
+        ):  # no child at all: then nothing is below us, and nothing has to be searched
             return False
         try:
-            found = processes()
+            found = process_table()
             victims = self._own_descendants({pid: each for pid, each in found.items() if not each.ended})
             if time.monotonic() >= self._kill_at:
                 for pid in victims:
@@ -158,13 +117,13 @@ class ProcessTree:
             if any((pid, found[pid].started) not in self._stuck for pid in victims):
                 return True
             return self.reap() and self._has_other_children()
-        except OSError:  # no descriptor is free, say: look again
+        except OSError:  # no descriptor is free, say: try again
             return True
 
     def give_up(self) -> None:
         """Do not wait again for what is left now."""
         try:
-            found = processes()
+            found = process_table()
         except OSError:
             return
         left = self._own_descendants(found)
@@ -180,14 +139,14 @@ class ProcessTree:
         while self.sweep() and time.monotonic() < until:
             poller.poll(SWEEP_INTERVAL * 1000)
 
-    def _own_descendants(self, found: dict[int, Process]) -> set[int]:
-        """What is below us and not kept. What was adopted may still be below what is kept, for a moment."""
+    def _own_descendants(self, found: dict[int, ProcessStat]) -> set[int]:
+        """What is below us and not excluded. What was adopted may still be below what is excluded, for a moment."""
         me = posix.getpid()
         parents = {pid: me if pid in self.started else each.parent for pid, each in found.items()}
         return descendants(me, parents, self._excluded)
 
     def _has_other_children(self) -> bool:
-        """Whether there is a child that is neither stuck nor kept, where it is known that there is one."""
+        """Whether there is a child that is neither stuck nor excluded, where it is known that there is one."""
         if not self._stuck and not self._excluded:
             return True
         me = posix.getpid()
@@ -195,11 +154,11 @@ class ProcessTree:
             (each.parent == me or pid in self.started)
             and pid not in self._excluded
             and (pid, each.started) not in self._stuck
-            for pid, each in processes().items()
+            for pid, each in process_table().items()
         )
 
     def _only_excluded(self) -> bool:
-        """Whether the kernel's list of our children, where it has one, names only those that are kept.
+        """Whether the kernel's list of our children, where it has one, names only those that are excluded.
 
         The list is exact: from that of a process with one thread, only that thread's own `waitpid` takes any.
         """
@@ -241,7 +200,7 @@ class ProcessTree:
 
 def _is_own_descendant(pid: int) -> bool:
     root = posix.getpid()
-    while pid > 1 and (process := _read_process(pid)) is not None:
+    while pid > 1 and (process := read_stat(pid)) is not None:
         pid = process.parent
         if pid == root:
             return True

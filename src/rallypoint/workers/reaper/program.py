@@ -1,41 +1,24 @@
-"""What the guardian does for its agent: starts workers, tells of their ends, kills what they leave. See `supervisor`.
+"""What the reaper does for its agent: starts workers, answers how they ended, kills what they leave. See `supervisor`.
 
 Laws:
 
-1. When the agent is gone, by whatever, all that is below the guardian is killed, then what the agent had asked to be
-   removed is removed, then the guardian ends. It ends alike, without the removing, when the agent lets go of it.
+1. When the agent is gone, by whatever, all that is below the reaper is killed, then what the agent had asked to be
+   removed is removed, then the reaper ends. It ends alike, without the removing, when the agent closes it.
 2. The agent never uses a pid: it gets a pidfd with each worker.
 3. A worker starts with what the agent has at that moment: folder, umask, signal mask, ignored signals, descriptors.
-4. The guardian keeps what signals it is sent, and can tell: as each worker it is below the agent in a session of its
-   own, so whoever signals all processes of a job has sent them to the workers too (`workers/forwarding`).
+4. The reaper keeps what signals it is sent: as each worker it is below the agent in a session of its own, so whoever
+   signals all processes of a job has sent them to the workers too (`workers/forwarding`).
 """
 
 from __future__ import annotations
 
 import posix
 import select
-from _socket import MSG_CMSG_CLOEXEC, socket
+from _socket import socket
 
-from rallypoint.workers.reaper import process_setup
+from rallypoint.workers.reaper import process_setup, protocol
 from rallypoint.workers.reaper.process_setup import SIGCHLD, SIGKILL, SIGPIPE, SIGXFSZ
 from rallypoint.workers.reaper.process_tree import LAST_TIMEOUT, SWEEP_INTERVAL, ProcessTree
-from rallypoint.workers.reaper.protocol import (
-    ADOPT,
-    CLEANUP,
-    GIVE_UP,
-    HEARD,
-    KILL,
-    MAX_DESCRIPTORS,
-    NOT_YET,
-    SHRINK,
-    SPAWN,
-    STATUS,
-    SWEEP,
-    ancillary_data,
-    descriptors_in,
-    frame,
-    parse,
-)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -47,136 +30,96 @@ _EIO, _EMFILE = 5, 24
 
 
 class Reaper:
-    """The one object of the guardian's process.
+    """The one object of the reaper's process.
 
     Args:
         link: the connection to the agent.
         agent: a pidfd of the agent.
-        family: what is below this process.
+        tree: what is below this process.
     """
 
-    def __init__(self, link: socket, agent: int, family: ProcessTree) -> None:
+    def __init__(self, link: protocol.Connection, agent: int, tree: ProcessTree) -> None:
         self._link = link
         self._agent = agent
-        self._tree = family
+        self._tree = tree
         self._signal = process_setup.signals()
         self._inherited = {number for number in self._signal.valid_signals() if self._ignored(number)}
-        self._buffer = bytearray()
         self._received: list[int] = []
-        self._sweep: int | None = None
+        """Descriptors that have come and that no request has taken yet."""
+        self._sweep_pipe = -1
+        """Where the end of the sweep that runs is written; -1 if none runs."""
         self._cleanup: tuple[list[bytes], list[bytes]] = ([], [])
-        self._released = False
+        self._closed = False
 
     def run(self) -> None:
-        """Serve until the agent is gone or lets go; then leave nothing."""
+        """Serve until the agent is gone or closes the connection; then leave nothing."""
         poller = select.poll()
         for fd in (self._link.fileno(), self._agent, self._tree.wake):
             poller.register(fd, select.POLLIN)
         gone = False
-        while not gone and not self._released:
-            events = poller.poll(None if self._sweep is None else SWEEP_INTERVAL * 1000)
+        while not gone and not self._closed:
+            events = poller.poll(None if self._sweep_pipe < 0 else SWEEP_INTERVAL * 1000)
             self._tree.reap()
             for fd, _ in events:
                 gone |= fd == self._agent or (fd == self._link.fileno() and not self._receive())
-            if self._sweep is not None and not self._tree.sweep():
+            if self._sweep_pipe >= 0 and not self._tree.sweep():
                 self._end_sweep()
         self._end()
-
-    def _end_sweep(self) -> None:
-        number, self._sweep = self._sweep, None
-        if number is not None:
-            self._answer(number, None)
 
     def _end(self) -> None:
         """Kill all; if the agent is gone too, remove what it wanted removed."""
         self._tree.end(LAST_TIMEOUT)
-        if self._released:
+        if self._closed:
             return
         poller = select.poll()
         poller.register(self._agent, select.POLLIN)
         if poller.poll(_AGENT_EXIT_WINDOW * 1000):
-            empty, whole = self._cleanup
-            for path in empty:
-                process_setup.remove(path, whole=False)
-            for path in whole:
-                process_setup.remove(path, whole=True)
+            for whole, paths in enumerate(self._cleanup):
+                for path in paths:
+                    process_setup.remove(path, whole=bool(whole))
 
     # Requests
 
     def _receive(self) -> bool:
         """Read what has come and do what is whole; False at the end of the connection."""
-        room = 32 * MAX_DESCRIPTORS
         try:
-            data, ancillary, _, _ = self._link.recvmsg(1 << 18, room, MSG_CMSG_CLOEXEC)
+            self._received += self._link.receive()
         except BlockingIOError:
             return True
-        except OSError:
+        except (OSError, EOFError):
             return False
-        self._received += descriptors_in(ancillary)
-        self._buffer += data
-        while not self._released and (message := parse(self._buffer)) is not None:
-            self._handle(message)
-        return bool(data)
+        while not self._closed and (message := protocol.parse(self._link.buffer)) is not None:
+            name, *arguments = message
+            self._REQUESTS[name](self, *arguments)
+        return True
 
-    def _handle(self, message: tuple[Any, ...]) -> None:
-        number, name, *arguments = message
-        if name == SPAWN:
-            self._spawn(number, *arguments)
-        elif name == STATUS:
-            self._tree.reap()
-            unknown = NOT_YET if arguments[0] in self._tree.started else None
-            self._answer(number, self._tree.exits.pop(arguments[0], unknown))
-        elif name == SWEEP:
-            self._sweep = number
-            self._tree.begin_sweep(arguments[0])
-        elif name == GIVE_UP:
-            self._tree.give_up()
-            self._end_sweep()
-        elif name == KILL:
-            self._tree.reap()
-            if arguments[0] in self._tree.started:
-                posix.kill(arguments[0], SIGKILL)
-            self._answer(number, None)
-        elif name == ADOPT:
-            self._take_signals()
-            self._answer(number, self._tree.watch_orphan(arguments[0]))
-        elif name == HEARD:
-            self._answer(number, self._take_signals())
-        elif name == CLEANUP:
-            self._cleanup = (arguments[0], arguments[1])
-            self._answer(number, None)
-        elif name == SHRINK:
-            process_setup.trim_memory()
-        else:
-            self._released = True
+    def _take(self, count: int) -> list[int]:
+        taken, self._received = self._received[:count], self._received[count:]
+        return taken
 
-    def _answer(self, number: int, answer: object, descriptors: list[int] | None = None) -> None:
-        self._link.setblocking(True)
+    def _answer(self, answer: object, descriptors: tuple[int, ...] = ()) -> None:
+        self._link.socket.setblocking(True)
         try:
-            self._link.sendmsg([frame((number, answer))], ancillary_data(descriptors or []))
+            self._link.send((answer,), descriptors)
         except OSError:  # the agent is gone, which is found elsewhere
             pass
         finally:
-            self._link.setblocking(False)
+            self._link.socket.setblocking(False)
 
     def _spawn(
         self,
-        number: int,
         programs: list[bytes],
         arguments: list[bytes],
         environment: dict[bytes, bytes],
-        descriptors: list[int],
-        ignored: list[int],
-        mask: list[int],
-        umask: int,
-        cpus: list[int],
-        kept: bool,
+        settings: tuple[list[int], list[int], list[int], int, list[int]],
+        excluded: bool,
     ) -> None:
         """Start a worker in a session of its own. The first of the descriptors that were sent is its folder."""
-        count = 1 + sum(place >= 0 for place in descriptors)
-        sent, self._received = self._received[:count], self._received[count:]
+        places, ignored, mask, umask, cpus = settings
+        count = 1 + sum(place >= 0 for place in places)
+        sent = self._take(count)
         pidfd = -1
-        if not kept:  # which no sweep touches, so that one which runs can go on
+        if not excluded:  # which no sweep touches, so that one which runs can go on
             self._end_sweep()
         try:
             if len(sent) < count:
@@ -185,18 +128,76 @@ class Reaper:
             posix.fchdir(sent[0])
             posix.umask(umask)
             self._set_ignored(set(ignored))
-            pid = _start_on(cpus, programs, arguments, environment, _actions(descriptors, sent), mask)
+            pid = _start_on(cpus, programs, arguments, environment, _actions(places, sent), mask)
             self._tree.started.add(pid)
-            if kept:
+            if excluded:
                 self._tree.exclude(pid)
             pidfd = posix.pidfd_open(pid)
-            self._answer(number, pid, [pidfd])
+            self._answer(pid, (pidfd,))
         except OSError as error:
-            self._answer(number, -(error.errno or _EIO))
+            self._answer(-(error.errno or _EIO))
         finally:
             for fd in (*sent, pidfd):
                 if fd >= 0:
                     posix.close(fd)
+
+    def _status(self, pid: int) -> None:
+        self._tree.reap()
+        unknown = protocol.NOT_YET if pid in self._tree.started else None
+        self._answer(self._tree.exits.pop(pid, unknown))
+
+    def _kill(self, pid: int) -> None:
+        self._tree.reap()
+        if pid in self._tree.started:
+            posix.kill(pid, SIGKILL)
+        self._answer(None)
+
+    def _adopt(self, pid: int) -> None:
+        self._take_signals()
+        self._answer(self._tree.watch_orphan(pid))
+
+    def _tell_signals(self) -> None:
+        self._answer(self._take_signals())
+
+    def _set_cleanup(self, empty: list[bytes], whole: list[bytes]) -> None:
+        self._cleanup = (empty, whole)
+        self._answer(None)
+
+    def _begin_sweep(self, seconds: float) -> None:
+        self._end_sweep()
+        # Without room for the pipe, the agent finds it closed, and the sweep goes on all the same.
+        self._sweep_pipe = next(iter(self._take(1)), -1)
+        self._tree.begin_sweep(seconds)
+
+    def _end_sweep(self) -> None:
+        pipe, self._sweep_pipe = self._sweep_pipe, -1
+        if pipe >= 0:
+            try:  # noqa: SIM105 - contextlib is not built in
+                posix.write(pipe, b"\0")
+            except OSError:  # nobody waits for it any more
+                pass
+            posix.close(pipe)
+
+    def _give_up(self) -> None:
+        self._tree.give_up()
+        self._end_sweep()
+
+    def _close(self) -> None:
+        self._closed = True
+
+    _REQUESTS: dict[str, Any] = {  # noqa: RUF012 - a table, never changed
+        protocol.SPAWN: _spawn,
+        protocol.STATUS: _status,
+        protocol.KILL: _kill,
+        protocol.ADOPT: _adopt,
+        protocol.SIGNALS: _tell_signals,
+        protocol.CLEANUP: _set_cleanup,
+        protocol.SWEEP: _begin_sweep,
+        protocol.GIVE_UP: _give_up,
+        protocol.CLOSE: _close,
+    }
+
+    # Signals
 
     def _take_signals(self) -> list[int]:
         """What this process was sent since this was last called: the kernel keeps it, as all but SIGCHLD is blocked.
@@ -220,11 +221,11 @@ class Reaper:
         self._inherited = wanted
 
 
-def _actions(descriptors: list[int], sent: list[int]) -> list[tuple[int, ...]]:
+def _actions(places: list[int], sent: list[int]) -> list[tuple[int, ...]]:
     """What `posix_spawn` does for descriptors 0, 1 and 2. Those that were sent have higher numbers."""
     return [
         (posix.POSIX_SPAWN_CLOSE, target) if place < 0 else (posix.POSIX_SPAWN_DUP2, sent[place + 1], target)
-        for target, place in enumerate(descriptors)
+        for target, place in enumerate(places)
     ]
 
 
@@ -272,11 +273,11 @@ def _start_on(cpus: list[int], *request: Any) -> int:
 
 
 def run_reaper(link: int, agent: int) -> None:
-    """Be the guardian of the process whose connection and pidfd have these numbers."""
+    """Be the reaper of the process whose connection and pidfd have these numbers."""
     for fd in (link, agent):
         posix.set_inheritable(fd, False)
-    family = ProcessTree(process_setup.sigchld_fd())
-    connection = socket(fileno=link)
-    connection.setblocking(False)
-    Reaper(connection, agent, family).run()
+    tree = ProcessTree(process_setup.sigchld_fd())
+    connection = protocol.Connection(socket(fileno=link))
+    connection.socket.setblocking(False)
+    Reaper(connection, agent, tree).run()
     posix._exit(0)

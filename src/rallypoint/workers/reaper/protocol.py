@@ -1,8 +1,8 @@
-"""What an agent and its guardian say to each other: requests, their frames, and descriptors beside them.
+"""What an agent and its reaper send each other: requests, frames, and descriptors beside them.
 
 Laws:
 
-1. Both ends import this, and the guardian's must be ready fast: built-in modules only.
+1. Both ends import this, and the reaper must be ready fast: built-in modules only.
 2. Frames are `marshal` behind a length: both ends are ours, on one host, under one interpreter.
 """
 
@@ -10,40 +10,43 @@ from __future__ import annotations
 
 import marshal
 import sys
-from _socket import SCM_RIGHTS, SOL_SOCKET
+from _socket import MSG_CMSG_CLOEXEC, SCM_RIGHTS, SOL_SOCKET
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from _socket import socket
+    from collections.abc import Sequence
     from typing import Any
 
-SPAWN, STATUS, KILL, SWEEP, GIVE_UP = "spawn", "status", "kill", "sweep", "give up"
-CLEANUP, SHRINK, CLOSE = "cleanup", "shrink", "close"
-ADOPT, HEARD = "adopt", "heard"
-"""The requests `(number, name, *arguments)`; they are answered by `(number, answer)`, a sweep when it is over.
+SPAWN, STATUS, KILL, ADOPT, SIGNALS = "spawn", "status", "kill", "adopt", "signals"
+SWEEP, GIVE_UP, CLEANUP, CLOSE = "sweep", "give up", "cleanup", "close"
+"""The requests `(name, *arguments)`. Those with an arrow are answered by `(answer,)`, in order.
 
-SPAWN  programs, arguments, environment, descriptors, ignored signals, mask, umask, cpus, kept
-            -> pid and a pidfd, or minus errno; no sweep touches a kept one or what is below it, until it has ended
-STATUS pid  -> exit code (-N for a signal), and forgets it; NOT_YET while it is not reaped, None if it is not known
-KILL   pid  -> nothing; SIGKILL to one worker
-ADOPT  pid  -> whether it is there; from now on it counts as a worker: it will fall to the guardian as an orphan
-HEARD       -> numbers of the signals that the guardian was sent since it last told, or last started a worker
-SWEEP  seconds -> nothing; SIGTERM to all that is below, after so many seconds SIGKILL, again and again until nothing is
-            left; 0 for SIGKILL at once. It takes the place of a sweep before it, and goes on until
-GIVE_UP     it is given up: no answer of its own
+SPAWN   programs, arguments, environment, settings, excluded -> pid and a pidfd, or minus errno. `settings` are places
+            of 0, 1 and 2 among the descriptors sent, ignored signals, mask, umask, processors. No sweep touches an
+            excluded one or what is below it until it has ended
+STATUS  pid -> exit code (-N for a signal), and forgets it; NOT_YET while it is not reaped, None if it is not known
+KILL    pid -> nothing; SIGKILL to one worker
+ADOPT   pid -> whether it is there; from now on it counts as a worker: it will fall to the reaper as an orphan
+SIGNALS -> numbers of the signals that the reaper was sent since it was last asked, or last started a worker
 CLEANUP folders to remove where they are empty, folders to remove whole -> nothing
-SHRINK      no answer; there is time to give memory back
-CLOSE       no answer
+SWEEP   seconds, with the writing end of a pipe: SIGTERM to all that is below, after so many seconds SIGKILL, again and
+            again until nothing is left; 0 for SIGKILL at once. It replaces a sweep before it. When it is over, or
+            given up, a byte goes into the pipe
+GIVE_UP the sweep is given up
+CLOSE   the agent needs the reaper no more
 """
 
 NOT_YET = "not yet"
 
 DENIED = {101: "setsid", 102: "prctl (PR_SET_CHILD_SUBREAPER)"}
-"""Exit codes of a keeper that is denied a system call, which it cannot do without."""
+"""Exit codes of a supervisor that is denied a system call, which it cannot do without."""
 
 CLOSED = -1
-"""In `descriptors` of SPAWN (for 0, 1 and 2, which of the sent ones it shall be): the worker starts without it."""
+"""As the place of 0, 1 or 2: the worker starts without it."""
 
-MAX_DESCRIPTORS = 4
+MAX_DESCRIPTORS = 5
+_ANCILLARY_SIZE = 32 * MAX_DESCRIPTORS
 _HEAD = 4
 
 
@@ -65,16 +68,44 @@ def parse(buffer: bytearray) -> tuple[Any, ...] | None:
     return message
 
 
-def descriptors_in(ancillary: list[tuple[int, int, bytes]]) -> list[int]:
-    """The descriptors that came with a message."""
-    found: list[int] = []
-    for level, kind, data in ancillary:
-        if level == SOL_SOCKET and kind == SCM_RIGHTS:
-            found += [int.from_bytes(data[at : at + 4], sys.byteorder) for at in range(0, len(data) - 3, 4)]
-    return found
+class Connection:
+    """One end of a stream of messages, which owns its socket."""
 
+    def __init__(self, link: socket) -> None:
+        self.socket = link
+        self.buffer = bytearray()
 
-def ancillary_data(descriptors: list[int]) -> list[tuple[int, int, bytes]]:
-    """The ancillary data that carries descriptors."""
-    data = b"".join(fd.to_bytes(4, sys.byteorder) for fd in descriptors)
-    return [(SOL_SOCKET, SCM_RIGHTS, data)] if descriptors else []
+    def fileno(self) -> int:
+        """-1 once it is closed."""
+        return self.socket.fileno()
+
+    def send(self, message: tuple[Any, ...], descriptors: Sequence[int] = ()) -> None:
+        """Send a message, with descriptors beside it. Raises OSError."""
+        data = frame(message)
+        packed = b"".join(fd.to_bytes(4, sys.byteorder) for fd in descriptors)
+        sent = self.socket.sendmsg([data], [(SOL_SOCKET, SCM_RIGHTS, packed)] if descriptors else [])
+        if sent < len(data):
+            self.socket.sendall(memoryview(data)[sent:])
+
+    def receive(self) -> list[int]:
+        """Read once into `buffer`. Returns the descriptors that came along; raises OSError, and EOFError at the end."""
+        data, ancillary, _, _ = self.socket.recvmsg(1 << 18, _ANCILLARY_SIZE, MSG_CMSG_CLOEXEC)
+        if not data:
+            raise EOFError
+        self.buffer += data
+        found: list[int] = []
+        for level, kind, packed in ancillary:
+            if level == SOL_SOCKET and kind == SCM_RIGHTS:
+                found += [int.from_bytes(packed[at : at + 4], sys.byteorder) for at in range(0, len(packed) - 3, 4)]
+        return found
+
+    def read(self) -> tuple[tuple[Any, ...], list[int]]:
+        """The next message, waiting for it, and the descriptors that came along. Raises as `receive` does."""
+        descriptors: list[int] = []
+        while (message := parse(self.buffer)) is None:
+            descriptors += self.receive()
+        return message, descriptors
+
+    def close(self) -> None:
+        """Close the socket. Idempotent."""
+        self.socket.close()

@@ -18,9 +18,9 @@ from rallypoint.failures.failure import ProcessFailure
 from rallypoint.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from rallypoint.logs.std import Std
 from rallypoint.logs.std import to_map as _to_map
-from rallypoint.workers import context
-from rallypoint.workers.context import PContext, RunProcsResult
-from rallypoint.workers.functions import context as functions
+from rallypoint.workers import local
+from rallypoint.workers.context import PContext, ProcessOptions, RunProcsResult
+from rallypoint.workers.functions.context import FunctionContext
 
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
@@ -44,7 +44,7 @@ __all__ = [
 __getattr__ = also(__name__)
 
 
-class _Taking(context.LocalProcessesContext):
+class _Taking(local.LocalProcessesContext):
     """Has the signals of this process from its start to its end."""
 
     _took = False
@@ -64,7 +64,7 @@ class _Taking(context.LocalProcessesContext):
             give_back()
 
 
-class SubprocessContext(_Taking, context.SubprocessContext):
+class SubprocessContext(_Taking, local.SubprocessContext):
     """Workers that are commands, made with torch's arguments; see `start_processes` for what they mean."""
 
     def __init__(
@@ -79,12 +79,28 @@ class SubprocessContext(_Taking, context.SubprocessContext):
         duplicate_stdout_filters: Sequence[str] | None = None,
         duplicate_stderr_filters: Sequence[str] | None = None,
     ) -> None:
-        extras = context.ProcessOptions(numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
-        super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, extras=extras)
+        options = ProcessOptions(numa_options, duplicate_stdout_filters, duplicate_stderr_filters)
+        super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, options=options)
 
 
-class MultiprocessContext(_Taking, functions.MultiprocessContext):
-    """Workers that are functions; see `start_processes` for what the arguments mean."""
+class MultiprocessContext(_Taking, FunctionContext):
+    """Workers that are functions, made with torch's arguments; see `start_processes` for what they mean."""
+
+    def __init__(
+        self,
+        name: str,
+        entrypoint: Callable[..., Any],
+        args: Mapping[int, Sequence[Any]],
+        envs: Mapping[int, Mapping[str, str]],
+        start_method: str,
+        logs_specs: LogsSpecs,
+        log_line_prefixes: Mapping[int, str] | None = None,
+        numa_options: NumaOptions | None = None,
+        duplicate_stdout_filters: Sequence[str] | None = None,
+        duplicate_stderr_filters: Sequence[str] | None = None,
+    ) -> None:
+        options = ProcessOptions(numa_options, duplicate_stdout_filters, duplicate_stderr_filters, start_method)
+        super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, options=options)
 
 
 def start_processes(
@@ -99,7 +115,7 @@ def start_processes(
     duplicate_stdout_filters: Sequence[str] | None = None,
     duplicate_stderr_filters: Sequence[str] | None = None,
 ) -> PContext:
-    """Start one process for each local rank; see `rallypoint.workers.context.start_processes`.
+    """Start one process for each local rank; see `rallypoint.workers.start.make_context`.
 
     Until all are done or `close` is called, a signal to this process raises SignalException in its main thread.
     """

@@ -37,7 +37,7 @@ def take() -> bool:
     """
     global _takers
     if threading.current_thread() is not threading.main_thread():
-        log.warning("signals that end this process will leave its workers to their guardian: a thread cannot take them")
+        log.warning("signals that end this process will leave its workers to their reaper: a thread cannot take them")
         return False
     _takers += 1
     named = os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS) != DEFAULT_SIGNALS

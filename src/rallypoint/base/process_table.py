@@ -1,0 +1,52 @@
+"""What /proc/<pid>/stat says of processes: the one reader of it.
+
+Law: built-in modules only, since the reaper reads it too and must be ready fast (`workers.reaper.supervisor`).
+"""
+
+from __future__ import annotations
+
+import posix
+
+
+class ProcessStat:
+    """The fields of /proc/<pid>/stat (proc(5)) that we use."""
+
+    __slots__ = ("ended", "group", "parent", "pid", "session", "started", "state")
+
+    def __init__(self, pid: int, fields: list[bytes]) -> None:
+        self.pid = pid
+        self.state = fields[0].decode()
+        self.parent = int(fields[1])
+        self.group = int(fields[2])
+        self.session = int(fields[3])
+        self.started = int(fields[19])
+        """Clock ticks after boot: with the pid, it names one process for ever."""
+        # A process whose first thread has ended shows as a zombie while its other threads run.
+        self.ended = self.state in "ZX" and int(fields[17]) <= 1
+
+
+def read_stat(pid: int) -> ProcessStat | None:
+    """One process; None when there is no such process, or none that this user may look at (`hidepid`)."""
+    try:
+        fd = posix.open(f"/proc/{pid}/stat", posix.O_RDONLY | posix.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        line = posix.read(fd, 1024)
+    except OSError:
+        return None
+    finally:
+        posix.close(fd)
+    # The command name stands in parentheses and may itself hold spaces and parentheses: split after the last one.
+    fields = line[line.rfind(b")") + 2 :].split()
+    return ProcessStat(pid, fields) if len(fields) >= 20 else None
+
+
+def process_table() -> dict[int, ProcessStat]:
+    """Every process that can be seen, by pid.
+
+    Raises:
+        OSError: /proc cannot be read at the moment: no descriptor is free, say.
+    """
+    pids = [int(name) for name in posix.listdir("/proc") if name.isdigit()]
+    return {pid: stat for pid in pids if (stat := read_stat(pid)) is not None}

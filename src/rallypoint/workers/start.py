@@ -1,0 +1,43 @@
+"""The one place that knows which context runs what: programs, or functions by each start method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rallypoint.logs.specs import LogsSpecs
+from rallypoint.workers.context import PContext, ProcessOptions
+from rallypoint.workers.local import SubprocessContext
+from rallypoint.workers.reaper.client import ReaperClient
+
+
+def make_context(
+    name: str,
+    entrypoint: Callable[..., Any] | str,
+    args: Mapping[int, Sequence[Any]],
+    envs: Mapping[int, Mapping[str, str]],
+    logs_specs: LogsSpecs,
+    log_line_prefixes: Mapping[int, str] | None = None,
+    options: ProcessOptions | None = None,
+    reaper: ReaperClient | None = None,
+) -> PContext:
+    """One process for each local rank (contract section 6.1). The folders are made; `start` starts the processes.
+
+    Args:
+        name: what messages call the group.
+        entrypoint: a program to run, or a function to call.
+        args: local rank to its arguments; those of a program are made strings by `str`.
+        envs: local rank to what is added to the agent's environment.
+        logs_specs: where output goes.
+        log_line_prefixes: local rank to what stands before each teed line.
+        options: what else is wanted of the processes.
+        reaper: the process that starts them; None for one that ends with the context.
+
+    Raises:
+        UserError: the ranks of `args` or `envs` are not 0 to n-1, or there is no such start method.
+    """
+    if isinstance(entrypoint, str):
+        return SubprocessContext(name, entrypoint, args, envs, logs_specs, log_line_prefixes, reaper, options)
+    from rallypoint.workers.functions.context import FunctionContext
+
+    return FunctionContext(name, entrypoint, args, envs, logs_specs, log_line_prefixes, reaper, options)
