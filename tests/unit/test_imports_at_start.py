@@ -34,7 +34,7 @@ FIRST_WORKER = {
     "rendezvous": 11,
     "store": 2,
     "telemetry": 2,
-    "workers": 10,
+    "workers": 11,
 }
 """The same for a job of one worker on one node, until its process is asked for."""
 

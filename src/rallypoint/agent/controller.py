@@ -30,11 +30,11 @@ from rallypoint.agent.steps import StopWorkers
 from rallypoint.base.log import get_logger
 from rallypoint.protocol.messages import Placement
 from rallypoint.telemetry.lazy import profiled
-from rallypoint.workers.escalation import StopInProgress
 
 if TYPE_CHECKING:
     from rallypoint.agent.grace_period import TerminationGrace
     from rallypoint.ranks.assign import NodeRanks
+    from rallypoint.workers.escalation import StopInProgress
 
 log = get_logger(__name__)
 

@@ -12,6 +12,7 @@ import math
 import os
 from collections.abc import Callable, Iterator
 from signal import Signals
+from typing import TYPE_CHECKING
 
 from rallypoint.agent import steps
 from rallypoint.agent.controller import WorkerController
@@ -27,7 +28,9 @@ from rallypoint.membership.state import Outcome
 from rallypoint.notices import PREEMPTION
 from rallypoint.protocol.errors import RendezvousClosedError, error_of
 from rallypoint.rendezvous.control_plane import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL
-from rallypoint.workers.escalation import StopInProgress
+
+if TYPE_CHECKING:
+    from rallypoint.workers.escalation import StopInProgress
 
 log = get_logger(__name__)
 

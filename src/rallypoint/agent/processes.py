@@ -20,7 +20,6 @@ from rallypoint.logs.specs import LogsDest, LogsSpecs
 from rallypoint.protocol.messages import Placement
 from rallypoint.telemetry.lazy import profiled
 from rallypoint.workers.context import PContext, ProcessOptions, RunProcsResult
-from rallypoint.workers.escalation import StopInProgress
 from rallypoint.workers.macros import macros
 from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
 from rallypoint.workers.reaper.prestart import take_prestarted
@@ -29,6 +28,7 @@ from rallypoint.workers.start import make_context
 if TYPE_CHECKING:
     from rallypoint.watchdog.monitor import WorkerMonitor
     from rallypoint.watchdog.requests import FileTimerRequest
+    from rallypoint.workers.escalation import StopInProgress
     from rallypoint.workers.forwarding import SignalForwarding
     from rallypoint.workers.preload.manager import PreloadManager
 

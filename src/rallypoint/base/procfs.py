@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from rallypoint.base.process_table import read_stat
-
 
 def read_proc_state(pid: int) -> str | None:
     """A process's state (`R`, `S`, `D`, `Z`, ...; contract section 5.12); None if there is no such process."""
+    from rallypoint.base.process_table import read_stat
+
     found = read_stat(pid)
     return None if found is None else found.state
 

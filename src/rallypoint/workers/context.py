@@ -16,11 +16,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
 from rallypoint.base.poll import until_readable
 from rallypoint.logs.specs import LogsDest, LogsSpecs
-from rallypoint.workers.escalation import StopInProgress, run_to_end
 
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions
     from rallypoint.failures.failure import ProcessFailure
+    from rallypoint.workers.escalation import StopInProgress
     from rallypoint.workers.preload.manager import PreloadManager
 
 
@@ -185,6 +185,8 @@ class PContext(ABC):
             timeout: seconds between it and SIGKILL.
             sent: whether somebody else sees to it that the processes get the signal.
         """
+        from rallypoint.workers.escalation import run_to_end
+
         stopping = self.begin_close(death_sig, timeout, sent=sent)
         if death_sig == signal.SIGKILL:
             stopping.kill_now()

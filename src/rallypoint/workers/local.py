@@ -22,14 +22,13 @@ from rallypoint.base.signals import exit_codes_of
 from rallypoint.logs.outputs import Outputs
 from rallypoint.logs.specs import LogsSpecs
 from rallypoint.workers.context import PContext, ProcessOptions, RunProcsResult
-from rallypoint.workers.escalation import Escalation, StopInProgress, SweepInProgress
 from rallypoint.workers.process import AdoptedProcess, ChildProcess, WorkerProcess
 from rallypoint.workers.reaper.client import ReaperClient
-from rallypoint.workers.sweep import Sweep, kill_trees
 
 if TYPE_CHECKING:
     from rallypoint.failures.failure import ProcessFailure
     from rallypoint.failures.out_of_memory import OomKills
+    from rallypoint.workers.escalation import Escalation, StopInProgress, SweepInProgress
 
 log = get_logger(__name__)
 
@@ -74,7 +73,11 @@ class LocalProcessesContext(PContext):
 
     def _sweep(self) -> SweepInProgress | None:
         """What ends all that the workers are and have left; None if nothing was ever started."""
-        return None if self._reaper is None else Sweep(self._reaper, list(self._processes.values()))
+        if self._reaper is None:
+            return None
+        from rallypoint.workers.sweep import Sweep
+
+        return Sweep(self._reaper, list(self._processes.values()))
 
     def _failure_reason(self, rank: int, exitcode: int) -> str:
         """Why a worker has failed, where its exit code does not tell; empty if it does, and for one that has not."""
@@ -199,6 +202,8 @@ class LocalProcessesContext(PContext):
             return []
         orphans = [rank for rank, each in self._processes.items() if each.poll() is None or each.orphaned]
         if orphans and not self._failures:
+            from rallypoint.workers.sweep import kill_trees
+
             log.error("%s", self._reaper.lost_reason)
             kill_trees(self._processes.values())
         return orphans
@@ -232,6 +237,8 @@ class LocalProcessesContext(PContext):
     ) -> StopInProgress:
         """Begin to stop what still runs, and return what sees it through. If it has begun, the same again."""
         if self._closing is None:
+            from rallypoint.workers.escalation import Escalation
+
             sweep = self._sweep()
             processes = list(self._processes.values())
             number = death_sig or signal.SIGTERM
