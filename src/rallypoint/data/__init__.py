@@ -1,1 +1,1 @@
-"""Which samples a worker of an elastic job works on, and in what order. For workers; torch is not needed."""
+"""Layer 1: which samples a worker of an elastic job processes, and in what order. For workers, without torch."""

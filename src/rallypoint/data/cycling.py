@@ -1,4 +1,4 @@
-"""An iterator that goes through some data once for each epoch."""
+"""An iterator over some data, once for each epoch."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ T = TypeVar("T")
 
 
 class CyclingIterator(Generic[T], Iterator[T]):
-    """Goes through what `generator_fn` gives for one epoch after another.
+    """Iterates over what `generator_fn` returns for one epoch after another.
 
     Args:
-        n: the number of epochs in all; the last one is `n - 1`.
-        generator_fn: gives an epoch's items; called when the epoch begins, for the first one at once.
-        start_epoch: the first one, for a job that goes on where it was.
+        n: the number of epochs; the last one is `n - 1`.
+        generator_fn: returns an epoch's items; called when the epoch begins, for the first one at once.
+        start_epoch: the first one, for a job that continues.
     """
 
     def __init__(self, n: int, generator_fn: Callable[[int], Iterable[T]], start_epoch: int = 0) -> None:

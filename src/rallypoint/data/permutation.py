@@ -1,6 +1,6 @@
-"""Shuffled numbers, the same as `torch.randperm` with a generator of the same seed gives on a processor.
+"""Shuffled numbers, the same as of `torch.randperm` with a generator of the same seed on a CPU.
 
-Workers that use torch's sampler and workers that use ours can so share an epoch.
+So workers with torch's sampler and workers with ours can share an epoch.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ def permutation(n: int, seed: int) -> list[int]:
     """The numbers from 0 to `n - 1`, shuffled.
 
     Args:
-        n: how many; fewer than 2**32 / 20, beyond which torch draws differently.
-        seed: of it the lowest 32 bits count, as with torch.
+        n: how many; fewer than 2**32 / 20, from where torch shuffles differently.
+        seed: its lowest 32 bits count, as in torch.
     """
     shuffled = list(range(n))
     draw = _generator(seed).getrandbits
@@ -27,10 +27,7 @@ def permutation(n: int, seed: int) -> list[int]:
 
 
 def _generator(seed: int) -> Random:
-    """Python's Mersenne twister in the state that the algorithm's authors give it for a seed of 32 bits.
-
-    `Random(seed)` starts it differently.
-    """
+    """Python's Mersenne twister, seeded as by the algorithm's authors; `Random(seed)` seeds it differently."""
     words = [seed & _WORD]
     for place in range(1, _STATE_SIZE):
         last = words[-1]

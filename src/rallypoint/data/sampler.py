@@ -15,16 +15,15 @@ from rallypoint.data.permutation import permutation
 class ElasticDistributedSampler:
     """Gives each worker its share of the indices of a dataset from `start_index` on, shuffled anew in each epoch.
 
-    Every worker gets as many as every other: where they do not come out even, some are given twice. The order is that
-    of torch's sampler of the same name. A `DataLoader` takes it as its `sampler`. Where torch's samplers are imported
-    when one is made, it is a `torch.utils.data.DistributedSampler` as well: trainers ask for that before they set the
-    epoch.
+    Every worker gets equally many: if they do not divide evenly, some are given twice. The order is that of torch's
+    sampler of the same name. A `DataLoader` accepts it as its `sampler`. If torch's samplers are imported when one is
+    made, it is a `torch.utils.data.DistributedSampler` too: trainers check that before they set the epoch.
 
     Args:
-        dataset: what has a length.
+        dataset: an object with a length.
         num_replicas: how many workers share it; None for `WORLD_SIZE`.
         rank: which of them this is; None for `RANK`.
-        start_index: the first index that is still to be worked on, for an epoch that goes on where it was.
+        start_index: the first index to process, for an epoch that continues.
 
     Raises:
         UserError: a number out of its bounds, or one that neither the caller nor the environment gives.
@@ -61,7 +60,7 @@ class ElasticDistributedSampler:
         self.total_size = self.num_samples * self.num_replicas
 
     def set_epoch(self, epoch: int) -> None:
-        """Say which epoch it is; every worker must say the same, for the order depends on it."""
+        """Set the epoch, from which the order is derived; every worker must set the same."""
         self.epoch = epoch
 
     def __iter__(self) -> Iterator[int]:
@@ -70,16 +69,16 @@ class ElasticDistributedSampler:
         return islice(cycle(order), self.rank, self.total_size, self.num_replicas)
 
     def __len__(self) -> int:
-        """How many indices this worker gets in an epoch."""
+        """Indices of this worker in an epoch."""
         return self.num_samples
 
 
 _CLASS_WITHOUT_TORCH: dict[type, type] = {}
-"""For each class that is torch's as well the one that it was made from, which others know by name."""
+"""For each class that is torch's too, the class it was made from, by which pickles name it."""
 
 
 def _torch_subclass(kind: type) -> type:
-    """`kind`, or below it and torch's `DistributedSampler`, if that is imported, a class that is both."""
+    """`kind`, or a class of it and torch's `DistributedSampler`, if that is imported."""
     torchs = getattr(sys.modules.get("torch.utils.data.distributed"), "DistributedSampler", None)
     if torchs is None or issubclass(kind, torchs):
         return kind

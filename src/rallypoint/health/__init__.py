@@ -1,7 +1,6 @@
-"""Whether this agent is well, for whoever asks over HTTP (contract section 5.10).
+"""Layer 2: the agent's health, over HTTP (contract section 5.10).
 
-`progress_probe` is what the agent leaves to be seen, `answers` turns a request into a reply (pure), `serving` does
-it on the
-process's loop thread, `server` is what its owner holds, and `check` has the names that torch's users know. The room is
-handed callables and plain data, and knows no agent.
+`progress_probe` is what the agent leaves for it, `http` turns a request into a reply (pure), `http_server` does that on
+the process's loop thread, and `check` has the names that torch's users know. The package takes callables and plain
+data, and knows no agent.
 """

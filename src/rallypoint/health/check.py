@@ -1,11 +1,13 @@
-"""The health check under the names that torch's users know; theirs only logs that there is none (contract 5.10).
+"""The health check under the names that torch's users know; torch's only logs that there is none (contract 5.10).
 
-A port that cannot be had costs a log line, never the job.
+It starts without waiting: asyncio is imported on the loop's thread, and the kernel queues early probes. A port that
+cannot be used is logged.
 """
 
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
@@ -15,31 +17,28 @@ from rallypoint.base.loop import LoopError, LoopThread, shared_loop
 from rallypoint.health.http import HealthView
 
 if TYPE_CHECKING:
-    from rallypoint.health.server import HealthServer
+    import asyncio
+    import socket
 
 log = get_logger(__name__)
 
 VARIABLE = "TORCHELASTIC_HEALTH_CHECK_PORT"
 DEFAULT_TIMEOUT = 60
-
-
-def _no_status() -> Mapping[str, object]:
-    return {}
+_CLOSE_TIMEOUT = 2.0
+"""Seconds that `stop` waits; the loop's thread may be busy."""
 
 
 class HealthCheckServer:
     """Answers `GET /healthz` with 200, or with 503 once the last progress is older than the timeout; `/status` as JSON.
 
-    It answers between `start` and `stop`, on all interfaces of this machine. Both are idempotent, and it can be started
-    again.
+    It answers between `start` and `stop`, on all interfaces of this machine; it can be started again.
 
     Args:
-        alive_callback: when there last was progress, in epoch seconds. Called on the loop's thread; it must return at
-            once.
+        alive_callback: returns the time of the last progress, in epoch seconds, at once; called on the loop's thread.
         port: 0 lets the kernel choose.
         timeout: seconds.
-        status: what `/status` shows beside that; called like the other.
-        loop: where to serve; the process's shared loop if none is given.
+        status: what else `/status` shows; called like the other.
+        loop: where to serve; the process's shared loop by default.
     """
 
     def __init__(
@@ -47,30 +46,24 @@ class HealthCheckServer:
         alive_callback: Callable[[], float],
         port: int,
         timeout: float,
-        status: Callable[[], Mapping[str, object]] = _no_status,
+        status: Callable[[], Mapping[str, object]] = dict,
         loop: LoopThread | None = None,
     ) -> None:
-        self._alive_callback = alive_callback
+        self.alive_callback = alive_callback
         self._port = port
         self._timeout = timeout
         self._status = status
         self._loop = loop
-        self._server: HealthServer | None = None
-        self._listens_on: int | None = None
-
-    @property
-    def alive_callback(self) -> Callable[[], float]:
-        """What is asked for the last progress."""
-        return self._alive_callback
+        self._serving: _Serving | None = None
 
     @property
     def port(self) -> int:
-        """The port on which it answers; that which was asked for while it does not."""
-        return self._port if self._listens_on is None else self._listens_on
+        """The port on which it answers; the requested one while it does not."""
+        return self._port if self._serving is None else self._serving.port
 
     def start(self) -> None:
-        """Begin to answer. Where that cannot be, a warning says so."""
-        if self._server is not None:
+        """Begin to answer; logs a warning if that fails. Idempotent."""
+        if self._serving is not None:
             return
         from rallypoint.base.endpoint import listening_socket
 
@@ -79,43 +72,77 @@ class HealthCheckServer:
         except (OSError, OverflowError) as error:
             log.warning("there is no health check: port %d cannot be listened on (%s)", self._port, error)
             return
-        port = int(listener.getsockname()[1])
-        from rallypoint.health.server import HealthServer
-
         try:
-            self._server = HealthServer(listener, self._look, self._loop or shared_loop())
+            self._serving = _Serving(listener, self._view, self._loop or shared_loop())
         except LoopError as error:
             listener.close()
             log.warning("there is no health check: %s", error)
             return
-        self._listens_on = port
-        log.info("the health check answers on port %d: /healthz and /status", port)
+        log.info("the health check answers on port %d: /healthz and /status", self.port)
 
     def stop(self) -> None:
-        """Answer no more."""
-        server, self._server, self._listens_on = self._server, None, None
-        if server is not None:
-            server.close()
+        """Answer no more. Idempotent."""
+        serving, self._serving = self._serving, None
+        if serving is not None:
+            serving.close()
 
-    def _look(self) -> HealthView:
+    def _view(self) -> HealthView:
         try:
-            return HealthView(max(0.0, time.time() - self._alive_callback()), self._timeout, self._status())
+            return HealthView(max(0.0, time.time() - self.alive_callback()), self._timeout, self._status())
         except Exception as error:
             return HealthView(0.0, self._timeout, {}, f"the agent cannot be asked ({type(error).__name__}: {error})")
+
+
+class _Serving:
+    """One run of the server on a listening socket. LoopError if there is no loop; the socket is then the caller's."""
+
+    def __init__(self, listener: socket.socket, view: Callable[[], HealthView], loop: LoopThread) -> None:
+        self.port = int(listener.getsockname()[1])
+        self._listener = listener
+        self._view = view
+        self._loop = loop
+        self._stop: asyncio.Event | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._ended = threading.Event()
+        loop.call(self._begin)
+
+    def close(self) -> None:
+        """Close the listener and all connections; waits `_CLOSE_TIMEOUT` at most. Not on the loop's thread."""
+        if not self._loop.withdraw(self._begin):
+            self._loop.call(self._end)
+            if not self._ended.wait(_CLOSE_TIMEOUT):
+                log.warning(
+                    "the health server did not close in %.0f s; the loop of this process is stuck", _CLOSE_TIMEOUT
+                )
+        self._ended.set()
+        self._listener.close()
+
+    def _begin(self) -> None:
+        import asyncio
+
+        from rallypoint.health.http_server import serve
+
+        self._stop = asyncio.Event()
+        self._task = asyncio.get_running_loop().create_task(serve(self._listener, self._view, self._stop))
+        self._task.add_done_callback(lambda _task: self._ended.set())
+
+    def _end(self) -> None:
+        if self._stop is not None:
+            self._stop.set()
 
 
 def create_healthcheck_server(
     alive_callback: Callable[[], float],
     port: int,
     timeout: float,
-    status: Callable[[], Mapping[str, object]] = _no_status,
+    status: Callable[[], Mapping[str, object]] = dict,
 ) -> HealthCheckServer:
     """A server that has not been started; the arguments are those of `HealthCheckServer`."""
     return HealthCheckServer(alive_callback, port, timeout, status)
 
 
 def requested_port(environ: Mapping[str, str] = os.environ) -> int | None:
-    """The port that `TORCHELASTIC_HEALTH_CHECK_PORT` asks for; None if it asks for none that can be."""
+    """The port in `TORCHELASTIC_HEALTH_CHECK_PORT`; None if it is not set, or not a port."""
     text = environ.get(VARIABLE, "")
     if not text:
         return None

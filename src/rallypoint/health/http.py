@@ -1,35 +1,27 @@
-"""Requests and replies of the health server: bytes in, bytes out, nothing touched.
+"""Requests and replies of the health server: bytes in, bytes out. Pure.
 
-As little HTTP as a probe needs: one GET or HEAD, no body, and the connection is closed after the reply.
+As little HTTP as a probe needs: one GET or HEAD without a body, and the connection is closed after the reply.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import NamedTuple
 
 MAX_REQUEST = 8192
-"""Of a request's head; who sends more is refused."""
+"""Bytes of a request's head; a larger one is refused."""
 
 _LINE = re.compile(rb"([A-Z]{1,16}) (\S{1,2048}) HTTP/1\.[01]")
-_METHODS = ("GET", "HEAD")
-
-
-class HttpRequest(NamedTuple):
-    """The first line of a request; `path` is without what follows a `?`."""
-
-    method: str
-    path: str
+_METHODS = (b"GET", b"HEAD")
 
 
 class HealthView(NamedTuple):
-    """What is known when a request comes.
+    """The agent's health: `age` is the seconds since its last progress, `timeout` how long that may be.
 
-    `age` is the time in seconds since the agent's last progress, `timeout` how long that may be. `trouble` is a
-    sentence if it could not be found out.
+    `trouble` is a sentence if that could not be found out.
     """
 
     age: float
@@ -39,42 +31,31 @@ class HealthView(NamedTuple):
 
     @property
     def well(self) -> bool:
-        """Whether the agent gets on."""
+        """Whether the agent makes progress."""
         return not self.trouble and self.age <= self.timeout
 
 
-def read_request(head: bytes) -> HttpRequest | None:
-    """The request of a head; None if it is none."""
+def reply(head: bytes, view: Callable[[], HealthView]) -> bytes:
+    """The reply to a request, of which `head` is all up to the blank line; `view` is called if it is not refused."""
     found = _LINE.fullmatch(head.partition(b"\r\n")[0])
     if found is None:
-        return None
-    method, target = (part.decode("latin-1") for part in found.groups())
-    return HttpRequest(method, target.partition("?")[0])
+        return refusal(HTTPStatus.BAD_REQUEST)
+    method, target = found.groups()
+    page = _PAGES.get(target.partition(b"?")[0])
+    if page is None:
+        return refusal(HTTPStatus.NOT_FOUND)
+    if method not in _METHODS:
+        return refusal(HTTPStatus.METHOD_NOT_ALLOWED)
+    return response(*page(view()), bodiless=method == b"HEAD")
 
 
-def refusal_status(request: HttpRequest | None) -> HTTPStatus | None:
-    """Why a request gets no answer; None if it gets one."""
-    if request is None:
-        return HTTPStatus.BAD_REQUEST
-    if request.path not in _PAGES:
-        return HTTPStatus.NOT_FOUND
-    return None if request.method in _METHODS else HTTPStatus.METHOD_NOT_ALLOWED
-
-
-def respond(request: HttpRequest, health: HealthView) -> bytes:
-    """The reply to a request that is not refused."""
-    status, body = _PAGES[request.path](health)
-    return response(status, body, bodiless=request.method == "HEAD")
+def refusal(status: HTTPStatus) -> bytes:
+    """The reply to a request that is refused."""
+    return response(status, {"error": status.phrase})
 
 
 def response(status: HTTPStatus, fields: Mapping[str, object], bodiless: bool = False) -> bytes:
-    """A whole reply, with JSON for a body.
-
-    Args:
-        status: the reply's.
-        fields: of the body.
-        bodiless: leave the body away, but say how long it would be.
-    """
+    """A whole reply with `fields` as JSON; `bodiless` leaves the body out, but not its length."""
     body = json.dumps(fields, default=str).encode() + b"\n"
     head = [
         f"HTTP/1.1 {status.value} {status.phrase}",
@@ -84,13 +65,8 @@ def response(status: HTTPStatus, fields: Mapping[str, object], bodiless: bool = 
         "Connection: close",
     ]
     if status is HTTPStatus.METHOD_NOT_ALLOWED:
-        head.append(f"Allow: {', '.join(_METHODS)}")
+        head.append("Allow: GET, HEAD")
     return "\r\n".join(head).encode() + b"\r\n\r\n" + (b"" if bodiless else body)
-
-
-def refused_response(status: HTTPStatus) -> bytes:
-    """The reply to a request that is refused."""
-    return response(status, {"error": status.phrase})
 
 
 def _healthz(health: HealthView) -> tuple[HTTPStatus, dict[str, object]]:
@@ -111,4 +87,4 @@ def _health_of(health: HealthView) -> dict[str, object]:
     return {**shown, "trouble": health.trouble} if health.trouble else shown
 
 
-_PAGES = {"/healthz": _healthz, "/status": _status}
+_PAGES = {b"/healthz": _healthz, b"/status": _status}

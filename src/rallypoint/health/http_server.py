@@ -1,10 +1,10 @@
-"""The health server's work: probes are answered on the process's loop thread, and can hold up nobody.
+"""The health server: probes are answered on the process's loop thread.
 
 Laws:
 
-- what a connection may cost is bounded: its bytes, its time, and the number of connections, of which the oldest makes
-  room for a new one, so that no crowd keeps a probe out;
-- the callback is called on the loop's thread and must only look;
+- what connections may use is bounded: bytes, time and number; a new one replaces the oldest, so that no number of
+  connections keeps a probe out;
+- the callback is called on the loop's thread and must return at once;
 - nothing that happens here ends the job.
 """
 
@@ -17,21 +17,20 @@ from collections.abc import Callable
 from http import HTTPStatus
 
 from rallypoint.base.log import get_logger
-from rallypoint.health.http import MAX_REQUEST, HealthView, read_request, refusal_status, refused_response, respond
+from rallypoint.health.http import MAX_REQUEST, HealthView, refusal, reply
 
 log = get_logger(__name__)
 
 _MAX_CONNECTIONS = 64
-"""Connections at a time."""
 _REQUEST_TIMEOUT = 5.0
 """Seconds from a connection's beginning to its end."""
 _MAX_DISCARDED = 64 * 1024
-"""Bytes that are read and thrown away after a reply, which might be lost if they were left unread."""
+"""Bytes that are read and discarded after a reply, which could be lost if they were left unread."""
 
 
-async def serve(listener: socket.socket, look: Callable[[], HealthView], stop: asyncio.Event) -> None:
-    """Answer until `stop` is set; all connections have ended then, and the listener is closed."""
-    probes = ProbeConnections(look)
+async def serve(listener: socket.socket, view: Callable[[], HealthView], stop: asyncio.Event) -> None:
+    """Answer until `stop` is set; then all connections and the listener are closed."""
+    probes = ProbeConnections(view)
     server = await asyncio.start_server(probes.connected, sock=listener, limit=MAX_REQUEST, backlog=_MAX_CONNECTIONS)
     try:
         await stop.wait()
@@ -41,19 +40,14 @@ async def serve(listener: socket.socket, look: Callable[[], HealthView], stop: a
 
 
 class ProbeConnections:
-    """The connections of one server.
+    """The connections of one server; `view` returns the agent's health, at once."""
 
-    Args:
-        look: says how the agent is; it must return at once.
-    """
-
-    def __init__(self, look: Callable[[], HealthView]) -> None:
-        self._look = look
-        self._tasks: dict[asyncio.Task[None], None] = {}
-        """The oldest first."""
+    def __init__(self, view: Callable[[], HealthView]) -> None:
+        self._view = view
+        self._tasks: dict[asyncio.Task[None], None] = {}  # the oldest first
 
     async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Somebody has connected: the whole life of the connection."""
+        """Handle a connection, from its beginning to its end."""
         task = asyncio.current_task()
         assert task is not None
         if len(self._tasks) >= _MAX_CONNECTIONS:
@@ -62,7 +56,7 @@ class ProbeConnections:
             oldest.cancel()
         self._tasks[task] = None
         try:
-            # Whoever probes may go in the middle of it, be slow, or make room: the connection ends, and no more.
+            # The client may disconnect or be slow, or a new connection replaces this one.
             with contextlib.suppress(OSError, asyncio.CancelledError):
                 async with asyncio.timeout(_REQUEST_TIMEOUT):
                     await self._serve_one(reader, writer)
@@ -83,7 +77,7 @@ class ProbeConnections:
         except asyncio.IncompleteReadError:
             return
         except asyncio.LimitOverrunError:
-            writer.write(refused_response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
+            writer.write(refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE))
         await writer.drain()
         writer.write_eof()
         left = _MAX_DISCARDED
@@ -91,12 +85,8 @@ class ProbeConnections:
             left -= len(data)
 
     def _reply(self, head: bytes) -> bytes:
-        request = read_request(head)
-        refused = refusal_status(request)
-        if request is None or refused is not None:
-            return refused_response(refused or HTTPStatus.BAD_REQUEST)
         try:
-            return respond(request, self._look())
+            return reply(head, self._view)
         except Exception as error:
             log.warning("the health check cannot answer (%s: %s)", type(error).__name__, error)
-            return refused_response(HTTPStatus.INTERNAL_SERVER_ERROR)
+            return refusal(HTTPStatus.INTERNAL_SERVER_ERROR)

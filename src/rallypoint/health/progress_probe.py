@@ -1,10 +1,10 @@
-"""Whether an agent gets on, told by the agent's own loop in two words: it goes to sleep, it wakes.
+"""Whether an agent makes progress, from two calls of its loop: it goes to sleep, it wakes.
 
-A loop that waits for events may sleep for hours and be well, so the time of its last event says nothing. Laws:
+A loop that waits for events may sleep for hours and be healthy, so the time of its last event says nothing. Laws:
 
-- asleep until a moment that has not come, it gets on; past that moment it has stood still since then;
-- awake, it has stood still since it woke: it is at something that should have taken moments;
-- the loop only replaces one reference, so that nobody who looks can hold it up, and whoever looks sees one moment.
+- a sleeping loop makes progress until the time at which it wakes by itself; after that it has stood still since then;
+- a loop that is awake has stood still since it woke: each of its steps should take moments;
+- the loop only replaces one reference, so that no reader can block it, and each reader sees one moment.
 """
 
 from __future__ import annotations
@@ -18,28 +18,21 @@ from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 
 
 class _Snapshot(NamedTuple):
-    stands_from: float
-    """From this moment of the clock on nothing has moved; in the future while the loop sleeps."""
+    stands_from: float  # no progress from this time of the clock on; in the future while the loop sleeps
     status: Mapping[str, object]
 
 
 class ProgressProbe:
-    """Written by one thread, read by any.
-
-    Args:
-        clock: on which `wake_at` is.
-    """
+    """Written by one thread, read by any; `clock` is the one of `wake_at`."""
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._snapshot = _Snapshot(clock.monotonic(), {})
 
     def going_to_sleep(self, wake_at: float, status: Mapping[str, object]) -> None:
-        """The loop is about to wait for events.
+        """The loop is about to wait for events, until `wake_at` of the clock (maybe infinity) at the latest.
 
-        Args:
-            wake_at: the moment of the clock at which it wakes at the latest; infinity for never by itself.
-            status: what is to be shown of the agent, plain data that nobody changes any more.
+        `status` is shown to who asks: plain data that is not changed any more.
         """
         self._snapshot = _Snapshot(wake_at, status)
 
@@ -48,14 +41,14 @@ class ProgressProbe:
         self._snapshot = _Snapshot(self._clock.monotonic(), self._snapshot.status)
 
     def age(self) -> float:
-        """Seconds for which nothing has moved; 0 if all is well."""
+        """Seconds without progress; 0 while the loop is healthy."""
         stands_from = self._snapshot.stands_from
         return 0.0 if math.isinf(stands_from) else max(0.0, self._clock.monotonic() - stands_from)
 
     def last_progress(self) -> float:
-        """The same as a moment, in epoch seconds: what an `alive_callback` returns."""
+        """The same as a time in epoch seconds, for an `alive_callback`."""
         return time.time() - self.age()
 
     def status(self) -> Mapping[str, object]:
-        """What the agent left to be shown when it last went to sleep."""
+        """The status when the loop last went to sleep."""
         return self._snapshot.status

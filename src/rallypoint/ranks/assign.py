@@ -1,10 +1,10 @@
-"""Which group rank each node gets, and which ranks its workers get from that.
+"""Which group rank each node gets, and the ranks of its workers.
 
 Laws:
 
 1. Group ranks are 0..n-1, each once.
-2. A survivor keeps its group rank while that rank exists in the new round; newcomers take the holes.
-3. A hint is honoured where it is free; of two equal hints the first in order wins.
+2. A survivor keeps its group rank if that exists in the new round; new nodes get the free ones.
+3. A hint is honoured if the rank is free; of two equal hints the first in order wins.
 4. Workers are numbered node by node in group-rank order; roles never reorder them (contract section 3.2).
 """
 
@@ -29,34 +29,30 @@ class NodeRanks(NamedTuple):
 
 
 def assign_group_ranks(
-    nodes: Sequence[N], former: Mapping[N, int] | None = None, hints: Mapping[N, int] | None = None
+    nodes: Sequence[N], previous: Mapping[N, int] | None = None, hints: Mapping[N, int] | None = None
 ) -> dict[N, int]:
-    """Give each of `nodes` a group rank.
+    """Assign each of `nodes` a group rank.
 
     Args:
-        nodes: all participants, in the order in which those without a claim are seated.
-        former: the ranks that survivors held in the round before.
+        nodes: all participants; those without a claim get the free ranks in this order.
+        previous: the ranks that survivors had in the round before.
         hints: ranks that nodes asked for.
     """
-    seats: dict[int, N] = {}
-    for claims in (former or {}, hints or {}):
-        seated = set(seats.values())
+    taken: dict[int, N] = {}
+    for claims in (previous or {}, hints or {}):
+        placed = set(taken.values())
         for node in nodes:
             rank = claims.get(node)
-            if rank is not None and 0 <= rank < len(nodes) and node not in seated:
-                seats.setdefault(rank, node)
-    seated = set(seats.values())
-    holes = (rank for rank in range(len(nodes)) if rank not in seats)
-    unseated = [node for node in nodes if node not in seated]
-    return {node: rank for rank, node in seats.items()} | dict(zip(unseated, holes, strict=False))
+            if rank is not None and 0 <= rank < len(nodes) and node not in placed:
+                taken.setdefault(rank, node)
+    placed = set(taken.values())
+    holes = (rank for rank in range(len(nodes)) if rank not in taken)
+    unplaced = [node for node in nodes if node not in placed]
+    return {node: rank for rank, node in taken.items()} | dict(zip(unplaced, holes, strict=False))
 
 
 def assign_worker_ranks(members: Sequence[tuple[str, int]]) -> list[NodeRanks]:
-    """The ranks of each node's workers.
-
-    Args:
-        members: (role, local world size) of each node, in group-rank order.
-    """
+    """The ranks of each node's workers; `members` are (role, local world size) in group-rank order."""
     world_size = sum(size for _, size in members)
     role_sizes: dict[str, int] = {}
     bases: list[tuple[int, int]] = []

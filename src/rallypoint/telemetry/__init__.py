@@ -1,6 +1,6 @@
-"""What an agent reports to machines about itself: events (things that happened) and metrics (numbers).
+"""Layer 1: an agent's events (things that happened) and metrics (numbers).
 
-`events` are plain data, `handlers` says where they go by name, `recording` sends them there. `metrics` has streams of
-numbers and their handlers. `story` has the events of an agent's run, `numbers` its metrics, and `lazy` is what the
-agent may import at start-up: it costs nothing until somebody uses one of the others.
+`events` are plain data, `handlers` maps names to where they go, `recording` sends them there. `metrics` has streams of
+numbers and their handlers. `event_factory` makes the events of an agent's run, `run_metrics` its metrics, and `lazy` is
+what the agent may import at start-up: it does nothing until somebody uses one of the others.
 """

@@ -1,11 +1,12 @@
-"""The events of an agent's run, with the fields of the contract's section 5.9.
+"""The events of an agent's run, with the fields of contract section 5.9.
 
 Laws:
 
-1. Telling never fails: whatever a handler raises becomes a log line. The agent's own things are taken by their shape,
-   for they belong to rooms above.
-2. Whoever was told as started is told as ended, once, before the next start: by itself (FAILED, SUCCEEDED) or because
-   the agent stopped it (TERMINATED).
+1. Recording never fails: an exception of a handler is logged. The agent's objects are typed by protocols, since they
+   belong to
+   higher layers.
+2. Each worker's START is followed by one end before the next start: its own (FAILED, SUCCEEDED) or the agent's
+   (TERMINATED).
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class WorkerLike(Protocol):
 
 
 class GroupLike(Protocol):
-    """The workers of a node; rank and size are None before the first round."""
+    """The workers of a node; group rank and size are None before the first round."""
 
     @property
     def group_rank(self) -> int | None: ...
@@ -50,7 +51,7 @@ class GroupLike(Protocol):
 
 
 class FailureLike(Protocol):
-    """A worker's failure; the data are those of its error file."""
+    """A worker's failure, with the data of its error file."""
 
     @property
     def exitcode(self) -> int: ...
@@ -61,7 +62,7 @@ class FailureLike(Protocol):
 
 
 class TimerLike(Protocol):
-    """A request for a watchdog's timer."""
+    """A request of a watchdog timer."""
 
     @property
     def worker_pid(self) -> int: ...
@@ -74,17 +75,17 @@ class TimerLike(Protocol):
 
 
 class EventFactory:
-    """Makes the events of one run, and tells them.
+    """Makes and records the events of one run.
 
     Args:
         destination: the name of the handler.
         run_id: the job.
         role: of the workers.
         rdzv_backend: the rendezvous backend's name.
-        entry_point: what the workers run; of a program, the base name goes along.
+        entry_point: what the workers run; the base name of a program is recorded.
         began: when the run began, on `clock`; None for now.
-        clock: what the run is timed with.
-        wall_clock: what events are dated with, in epoch seconds.
+        clock: measures the run.
+        wall_clock: dates events, in epoch seconds.
     """
 
     def __init__(
@@ -108,15 +109,15 @@ class EventFactory:
         self._began = clock.monotonic() if began is None else began
 
     def record(self, event: Event) -> None:
-        """Record an event, whatever becomes of it."""
+        """Record an event. Never raises."""
         logging_errors("events", lambda: record(event, self._destination))
 
     def step_done(self, state: str, group: GroupLike, restarts: int, seconds: float) -> None:
-        """The agent has done what `state` names (RENDEZVOUS, ASSIGN_WORKER_RANKS), and it took so many seconds."""
+        """The agent has done `state` (RENDEZVOUS, ASSIGN_WORKER_RANKS), which took so many seconds."""
         self.record(self.agent_event(state, group, restarts, duration_ms=seconds * 1000))
 
     def workers_started(self, group: GroupLike, restarts: int) -> None:
-        """The workers of the group have been started."""
+        """The workers have been started."""
         for worker in group.workers:
             self.record(self.worker_event("START", group, restarts, worker))
 
@@ -133,9 +134,9 @@ class EventFactory:
         Args:
             state: of the group.
             group: the workers.
-            restarts: how often they were started again before.
+            restarts: restarts before this round.
             failures: by global rank.
-            succeeded: global ranks that had succeeded, in a group that has not; the others were ended.
+            succeeded: global ranks that succeeded, in a group that did not; the others were terminated.
         """
         for worker in group.workers:
             rank = worker.global_rank
@@ -145,7 +146,7 @@ class EventFactory:
             self.record(self.worker_event(own, group, restarts, worker, failure))
 
     def watchdog_event(self, name: str, group: GroupLike, restarts: int, timer: TimerLike | None) -> Event:
-        """An event of the watchdog, with the timer that it is about, if it is about one."""
+        """An event of the watchdog, with its timer if there is one."""
         more = {"watchdog_event": name}
         if timer is not None:
             more["worker_pid"] = str(timer.worker_pid)

@@ -22,7 +22,7 @@ class EventSource(str, Enum):  # noqa: UP042 - its `str` is torch's: with the na
 
 
 class NodeState(str, Enum):  # noqa: UP042 - as above
-    """What a node is at in a rendezvous."""
+    """The state of a node in a rendezvous."""
 
     INIT = "INIT"
     RUNNING = "RUNNING"
@@ -34,11 +34,7 @@ class NodeState(str, Enum):  # noqa: UP042 - as above
 class Event:
     """Something that happened to an agent or a worker.
 
-    Args:
-        name: what happened.
-        source: who it is about.
-        timestamp: whole epoch seconds; 0 where the line that carries the event has its own time.
-        metadata: more of it.
+    `timestamp` is in whole epoch seconds; 0 if the log line that has the event has its own time.
     """
 
     name: str
@@ -55,11 +51,7 @@ class Event:
 
     @staticmethod
     def deserialize(data: str | Event) -> Event:
-        """The event of which `data` is the line; an event is returned as it is.
-
-        Raises:
-            UserError: the line is not that of an event.
-        """
+        """The event of a line; an event is returned unchanged. UserError if the line is not one."""
         if isinstance(data, Event):
             return data
         with _refusing(data, "an event"):
@@ -71,17 +63,9 @@ class Event:
 class RdzvEvent:
     """Something that happened to a node in a rendezvous.
 
-    Args:
-        name: where in the program it was told.
-        run_id: the job.
-        message: what happened, in words.
-        hostname: the node's.
-        pid: of the agent.
-        node_state: what the node is at.
-        master_endpoint: of the worker store, if it is known.
-        rank: of the node, if it has one.
-        local_id: which of a host's agents it is.
-        error_trace: the traceback of a failure.
+    `name` is where in the program it was recorded, `message` says what happened, `pid` is the agent's,
+    `master_endpoint` the worker store's, `local_id` distinguishes a host's agents, and `error_trace` is the traceback
+    of a failure.
     """
 
     name: str
@@ -104,11 +88,7 @@ class RdzvEvent:
 
     @staticmethod
     def deserialize(data: str | RdzvEvent) -> RdzvEvent:
-        """The event of which `data` is the line; an event is returned as it is.
-
-        Raises:
-            UserError: the line is not that of an event.
-        """
+        """The event of a line; an event is returned unchanged. UserError if the line is not one."""
         if isinstance(data, RdzvEvent):
             return data
         with _refusing(data, "a rendezvous event"):
@@ -125,7 +105,7 @@ def _fields(line: str) -> dict[str, Any]:
 
 @contextmanager
 def _refusing(line: str, what: str) -> Iterator[None]:
-    """Make one sentence of all the ways in which a line cannot be read."""
+    """Raise a UserError for all the ways in which a line cannot be read."""
     try:
         yield
     except (ValueError, TypeError, KeyError, RecursionError) as error:

@@ -1,8 +1,8 @@
 """Where events go: handlers of Python's logging, by name.
 
-Ours are in a table to which a program may add its own; other names are looked up among the entry points that installed
-packages offer in the group `rallypoint.event_handlers`. What such an entry point names is a handler, or something that
-makes one when it is called without arguments (a class, say).
+Ours are in a table to which a program may add; other names are looked up among the installed entry points in the group
+`rallypoint.event_handlers`: each is a handler, or something that makes one when it is called without arguments (a
+class, say).
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ from rallypoint.base.log import print_error_line
 from rallypoint.base.plugins import entry_point, entry_point_names
 
 GROUP = "rallypoint.event_handlers"
-"""The entry point group of packages that bring a handler."""
+"""The entry point group of packages with a handler."""
 
 RENDEZVOUS = "dynamic_rendezvous"
-"""Where the events of the rendezvous go. Nobody hears them unless a handler is put into the table under this name: by a
-program, or by the module that an entry point for `--event-log-handler` names."""
+"""The events of the rendezvous go there, and nowhere unless a program, or a plug-in's module, replaces the handler of
+this name.
+"""
 
 
 class ConsoleHandler(logging.Handler):
@@ -36,15 +37,11 @@ log_handlers: dict[str, logging.Handler] = {
     RENDEZVOUS: logging.NullHandler(),
     "null": logging.NullHandler(),
 }
-"""Handlers by name. A program may add to it or replace one, before the first event goes there."""
+"""Handlers by name. A program may add or replace one, before its first event."""
 
 
 def get_logging_handler(destination: str = "null") -> logging.Handler:
-    """The handler of a name; one from an entry point is loaded once.
-
-    Raises:
-        UserError: nobody offers the name, or what is offered cannot be used.
-    """
+    """The handler of a name; one of an entry point is loaded once. UserError if there is none, or it cannot be used."""
     found = log_handlers.get(destination)
     if found is None:
         found = log_handlers[destination] = _plugin_handler(destination)

@@ -1,7 +1,7 @@
-"""What an agent may import at start-up: what costs one look-up in a dictionary until somebody wants it.
+"""What an agent may import at start-up: one look-up in a dictionary, until a handler is configured.
 
-Nobody can have configured a handler in a module that was never imported, so where `telemetry.metrics` or
-`telemetry.handlers` is not loaded there is nothing to do. A handler that fails costs a log line, never the job.
+A handler can only be configured in an imported module, so nothing is done while `telemetry.metrics` or
+`telemetry.handlers` is not loaded. A handler that fails is logged.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ _HANDLERS = "rallypoint.telemetry.handlers"
 
 
 def metrics_wanted() -> bool:
-    """Whether anybody could have set up a handler for metrics."""
+    """Whether a handler for metrics may be configured."""
     return _METRICS in sys.modules
 
 
 def rendezvous_events_wanted() -> bool:
-    """Whether anybody has set up a handler for the events of the rendezvous."""
+    """Whether a handler for the events of the rendezvous is configured."""
     if _HANDLERS not in sys.modules:
         return False
     import logging
@@ -35,7 +35,7 @@ def rendezvous_events_wanted() -> bool:
 
 
 def put_metric_if_wanted(name: str, value: float) -> None:
-    """Put one number into the agents' group, if anybody wants it."""
+    """Put one number into the agents' group, if a handler may be configured."""
     if metrics_wanted():
         from rallypoint.telemetry.metrics import put_metric
 
@@ -44,7 +44,7 @@ def put_metric_if_wanted(name: str, value: float) -> None:
 
 @contextmanager
 def profiled(name: str) -> Iterator[None]:
-    """Count and time the calls of a method under torch's name for it, as `metrics.prof` does, if anybody wants it."""
+    """Count and time calls under torch's name for a method, as `metrics.prof`, if a handler may be configured."""
     if not metrics_wanted():
         yield
         return
@@ -60,9 +60,9 @@ def profiled(name: str) -> Iterator[None]:
         put_metric_if_wanted(f"{name}.duration.ms", int((time.monotonic() - began) * 1000))
 
 
-def logging_errors(what: str, tell: Callable[[], None]) -> None:
-    """Call somebody's handler of `what`; what it raises becomes a log line."""
+def logging_errors(what: str, call: Callable[[], None]) -> None:
+    """Call somebody's handler of `what`; an exception is logged."""
     try:
-        tell()
+        call()
     except Exception as error:
         log.warning("a handler of %s failed (%s: %s); the job goes on", what, type(error).__name__, error)

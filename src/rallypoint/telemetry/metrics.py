@@ -41,11 +41,11 @@ class MetricsConfig:
 
 
 class MetricHandler(ABC):
-    """What is done with metrics."""
+    """Receives metrics."""
 
     @abstractmethod
     def emit(self, metric_data: MetricData) -> None:
-        """Take one number. Called on the thread that put it, which waits for it."""
+        """Handle one number. Called on the thread that put it, which waits."""
 
 
 class ConsoleMetricHandler(MetricHandler):
@@ -56,21 +56,21 @@ class ConsoleMetricHandler(MetricHandler):
 
 
 class NullMetricHandler(MetricHandler):
-    """Does nothing with them."""
+    """Drops them."""
 
     def emit(self, metric_data: MetricData) -> None:
         return
 
 
 class MetricStream:
-    """A group's numbers on their way to the handler that the group had when the stream was made."""
+    """A group's numbers, for the handler that the group had when the stream was made."""
 
     def __init__(self, group_name: str | None, handler: MetricHandler) -> None:
         self.group_name = group_name
         self.handler = handler
 
     def add_value(self, metric_name: str, metric_value: float) -> None:
-        """Give the handler one number, with the time of now."""
+        """Give the handler one number, with the current time."""
         self.handler.emit(MetricData(time.time(), self.group_name, metric_name, metric_value))
 
 
@@ -79,7 +79,7 @@ _handlers: dict[str, MetricHandler] = {}
 
 
 def configure(handler: MetricHandler, group: str | None = None) -> None:
-    """Set the handler of a group, or of all groups that have none of their own."""
+    """Set the handler of a group, or the default of groups without one."""
     global _default_handler
     if group is None:
         _default_handler = handler
@@ -88,11 +88,11 @@ def configure(handler: MetricHandler, group: str | None = None) -> None:
 
 
 def initialize_metrics(cfg: MetricsConfig | None = None) -> None:
-    """Does nothing; there for programs that call torch's, which does nothing."""
+    """Does nothing, as torch's; for programs that call it."""
 
 
 def getStream(group: str | None) -> MetricStream:
-    """A stream to the handler that the group has now."""
+    """A stream to the current handler of a group."""
     handler = _default_handler if group is None else _handlers.get(group, _default_handler)
     return MetricStream(group, handler)
 
@@ -109,7 +109,7 @@ def publish_metric(metric_group: str, metric_name: str, metric_value: float) -> 
 
 
 def get_elapsed_time_ms(start_time_in_seconds: float) -> int:
-    """Whole milliseconds since a moment of `time.time()`."""
+    """Whole milliseconds since a time of `time.time()`."""
     return int((time.time() - start_time_in_seconds) * 1000)
 
 
@@ -122,10 +122,10 @@ def prof(fn: None = None, group: str = DEFAULT_GROUP) -> _Decorator: ...
 
 
 def prof(fn: Callable[P, R] | None = None, group: str = DEFAULT_GROUP) -> Callable[P, R] | _Decorator:
-    """Count the calls of a function, and time them: `@prof`, or `@prof(group="mine")`.
+    """Count and time the calls of a function: `@prof`, or `@prof(group="mine")`.
 
-    Each call puts `<name>.success` or `<name>.failure` (1), and `<name>.duration.ms`. The name is the function's
-    qualified one (`Class.method`), with its module's last name before it where that has no class or function in it.
+    Each call puts `<name>.success` or `<name>.failure` (1), and `<name>.duration.ms`. The name is the qualified one
+    (`Class.method`), behind the last name of its module for a function outside of classes.
     """
 
     def measured(function: Callable[Q, T], /) -> Callable[Q, T]:

@@ -1,7 +1,7 @@
-"""Events are recorded through loggers of Python's logging, one for each destination (contract section 5.9).
+"""Events are recorded by loggers of Python's logging, one for each destination (contract section 5.9).
 
-A logger is named `torchelastic-events-<destination>`, so that what users hang on torch's hangs here too; its level is
-that of `LOGLEVEL`, or INFO.
+A logger is named `torchelastic-events-<destination>`, so that what users attach to torch's is called here too; its
+level is that of `LOGLEVEL`, or INFO.
 """
 
 from __future__ import annotations
@@ -19,11 +19,7 @@ _loggers: dict[str, logging.Logger] = {}
 
 
 def record(event: Event, destination: str = "null") -> None:
-    """Send an event to the handler of a name.
-
-    Raises:
-        UserError: there is no such handler.
-    """
+    """Send an event to the handler `destination`; UserError if there is none."""
     _send(_logger(destination), event)
 
 
@@ -43,18 +39,11 @@ def construct_and_record_rdzv_event(
     local_id: int | None = None,
     rank: int | None = None,
 ) -> None:
-    """Make an event of the rendezvous and record it; nothing is made where nobody would hear it.
+    """Make an event of the rendezvous and record it, if a handler is configured.
 
-    Args:
-        run_id: the job.
-        message: what happened, in words.
-        node_state: what the node is at. With FAILED, the exception that is being handled goes along.
-        name: what stands after the caller's file name in the event's name; by default the caller's function.
-        hostname: by default this host's.
-        pid: by default this process's.
-        master_endpoint: of the worker store, if it is known.
-        local_id: which of a host's agents it is.
-        rank: of the node, if it has one.
+    `name` follows the caller's file name in the event's name; the default is the caller's function. Host and process
+    default to this one. With FAILED, the traceback of the exception that is being handled is added. For the rest see
+    `RdzvEvent`.
     """
     if isinstance(get_logging_handler(RENDEZVOUS), logging.NullHandler):
         return

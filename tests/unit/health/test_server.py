@@ -207,7 +207,7 @@ def test_open_connections_do_not_hold_up_the_end(loop: LoopThread) -> None:
 def test_a_loop_that_is_stuck_does_not_hold_up_the_agent(
     loop: LoopThread, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rallypoint.health.server._CLOSING", 0.1)
+    monkeypatch.setattr("rallypoint.health.check._CLOSE_TIMEOUT", 0.1)
     stuck, free = threading.Event(), threading.Event()
 
     def hang() -> None:
@@ -247,4 +247,4 @@ def test_the_room_is_light_until_it_serves() -> None:
     from tests.unit.test_start_up import HEAVY, imported_by
 
     assert not imported_by("import rallypoint.health.progress_probe") & (HEAVY | {"json"})
-    assert "asyncio" not in imported_by("import rallypoint.health.check, rallypoint.health.server")
+    assert "asyncio" not in imported_by("import rallypoint.health.check")

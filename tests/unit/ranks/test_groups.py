@@ -37,7 +37,7 @@ def test_a_large_group_is_not_listed_in_full() -> None:
 
 
 def test_a_rank_may_be_in_a_group_once_and_not_below_zero() -> None:
-    with pytest.raises(UserError, match="names the global rank 5 twice"):
+    with pytest.raises(UserError, match="has the global rank 5 twice"):
         ProcessGroupRanks([5, 1, 5])
     with pytest.raises(UserError, match="names the global rank -1"):
         ProcessGroupRanks([0, -1])
