@@ -45,10 +45,10 @@ def main(arguments: list[str]) -> int:
             "--dist",
             "worksteal",
         ]
-        patience = {"RALLYPOINT_TEST_PATIENCE": "300", "PYTEST_TIMEOUT": "900"}
+        timeouts = {"RALLYPOINT_TEST_TIMEOUT": "300", "PYTEST_TIMEOUT": "900"}
         done = subprocess.run(
             [*namespaces, "sh", "-c", _NAMED, "-", str(hosts), *tests, str(FOLDER.parent), *arguments],
-            env=os.environ | patience,
+            env=os.environ | timeouts,
             check=False,
         )
         shutil.rmtree(FOLDER, ignore_errors=True)

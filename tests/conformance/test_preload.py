@@ -26,7 +26,7 @@ EVERY = 10
 
 @pytest.mark.parametrize("case", side_by_side.CASES[::EVERY], ids=lambda case: case.name)
 def test_both_leave_the_same(launcher: Launcher, record: Record, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "WARM", "json")
+    monkeypatch.setattr(launching, "PRELOAD", "json")
     side_by_side.test_side_by_side(launcher, record, case)
 
 
@@ -50,7 +50,7 @@ def test_training_ends_with_the_same_loss_whole_and_killed(launcher: Launcher) -
     progress = launcher.folder / "progress"
     folder = f"--checkpoint-dir={launcher.folder / 'checkpoint'}"
     job = launcher(*common, "--preload=torch", *model, folder, f"--progress={progress}", env={"LOGLEVEL": "DEBUG"})
-    deadline = time.monotonic() + launching.PATIENCE
+    deadline = time.monotonic() + launching.TIMEOUT
     while not [each for each in told(progress, "step") if each["step"] >= 25]:
         assert time.monotonic() < deadline, job.err
         time.sleep(0.01)

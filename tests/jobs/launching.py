@@ -21,10 +21,10 @@ from pathlib import Path
 
 from tests.stopped import until_stopped
 
-PATIENCE = float(os.environ.get("RALLYPOINT_TEST_PATIENCE", "60"))
+TIMEOUT = float(os.environ.get("RALLYPOINT_TEST_TIMEOUT", "60"))
 """Seconds that a test waits for what must happen; more where torch is to answer everything at once."""
 _MARK = "RALLYPOINT_TEST_MARK"
-WARM = os.environ.get("RALLYPOINT_TEST_PRELOAD", "")
+PRELOAD = os.environ.get("RALLYPOINT_TEST_PRELOAD", "")
 """What each rallyrun under test is to import ahead (`make conformance-preload`); torchrun does not know the
 variable."""
 RALLYRUN = [sys.executable, "-m", "rallypoint.run"]
@@ -77,23 +77,23 @@ class Job:
     def until(self, holds: Callable[[list[str]], bool], what: str) -> list[str]:
         """Wait until something holds of the lines of standard output."""
         with self._changed:
-            if not self._changed.wait_for(lambda: holds(self._lines["out"]), PATIENCE):
-                raise AssertionError(f"after {PATIENCE:.0f} s still not: {what}\n{self.out}\n{self.err}")
+            if not self._changed.wait_for(lambda: holds(self._lines["out"]), TIMEOUT):
+                raise AssertionError(f"after {TIMEOUT:.0f} s still not: {what}\n{self.out}\n{self.err}")
             return self.out
 
     def until_err(self, text: str) -> None:
         """Wait until standard error holds a text."""
         with self._changed:
-            if not self._changed.wait_for(lambda: any(text in line for line in self._lines["err"]), PATIENCE):
-                raise AssertionError(f"after {PATIENCE:.0f} s standard error is still without {text!r}:\n{self.err}")
+            if not self._changed.wait_for(lambda: any(text in line for line in self._lines["err"]), TIMEOUT):
+                raise AssertionError(f"after {TIMEOUT:.0f} s standard error is still without {text!r}:\n{self.err}")
 
     def until_err_or_end(self, text: str) -> None:
         """Wait until standard error holds a text, or ends."""
         with self._changed:
             if not self._changed.wait_for(
-                lambda: any(text in line for line in self._lines["err"]) or "err" in self._over, PATIENCE
+                lambda: any(text in line for line in self._lines["err"]) or "err" in self._over, TIMEOUT
             ):
-                raise AssertionError(f"after {PATIENCE:.0f} s standard error is still without {text!r}:\n{self.err}")
+                raise AssertionError(f"after {TIMEOUT:.0f} s standard error is still without {text!r}:\n{self.err}")
 
     def signal(self, number: int) -> None:
         """Send a signal to the agent; when this returns after SIGSTOP, it has stopped."""
@@ -103,9 +103,9 @@ class Job:
 
     def ends(self) -> int:
         """Wait for the end; returns the exit code, negative for a signal."""
-        code = self._process.wait(PATIENCE)
+        code = self._process.wait(TIMEOUT)
         for reader in self._readers:
-            reader.join(PATIENCE)
+            reader.join(TIMEOUT)
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self._process.stdout.close()
@@ -140,8 +140,8 @@ class Launcher:
         # torch's compiler may leave a cache in the temporary folder, which is not ours to take away.
         cache = {"TORCHINDUCTOR_CACHE_DIR": str(self.folder / "inductor")}
         own = {_MARK: self.mark, "TMPDIR": str(self._temporary), "OMP_NUM_THREADS": "1", **cache}
-        warm = {"PET_PRELOAD": WARM} if WARM else {}
-        return {**kept, **own, **warm, **(env or {})}
+        preload = {"PET_PRELOAD": PRELOAD} if PRELOAD else {}
+        return {**kept, **own, **preload, **(env or {})}
 
     def __call__(self, *args: str, env: dict[str, str] | None = None) -> Job:
         """Start `rallyrun` with these arguments."""
@@ -173,7 +173,7 @@ class Launcher:
         with suppress(ProcessLookupError):
             fd = os.pidfd_open(pid)
             try:
-                assert select.select([fd], [], [], PATIENCE)[0], f"process {pid} has not ended"
+                assert select.select([fd], [], [], TIMEOUT)[0], f"process {pid} has not ended"
             finally:
                 os.close(fd)
 

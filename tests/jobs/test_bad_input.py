@@ -1,4 +1,4 @@
-"""What a user can get wrong and a stranger can send: one clear sentence, the exit code of the contract, no hanging."""
+"""What a user can get wrong and others can send: one clear sentence, the exit code of the contract, no hanging."""
 
 from __future__ import annotations
 
@@ -202,7 +202,7 @@ def test_a_shared_file_that_cannot_be_written_is_named(rallyrun: Launcher) -> No
     refused(job, str(path), "--rdzv-endpoint")
 
 
-# A stranger's bytes on the ports of a running job
+# The bytes of others on the ports of a running job
 
 GARBAGE = {
     "nothing": b"",
@@ -221,12 +221,12 @@ GARBAGE = {
 
 def throw(port: int, data: bytes) -> None:
     """Send and hang up; or, if the other side hangs up first, so much the better."""
-    with socket.create_connection(("127.0.0.1", port)) as stranger:
-        stranger.settimeout(0.2)
+    with socket.create_connection(("127.0.0.1", port)) as intruder:
+        intruder.settimeout(0.2)
         try:
-            stranger.sendall(data)
-            stranger.shutdown(socket.SHUT_WR)
-            while stranger.recv(4096):
+            intruder.sendall(data)
+            intruder.shutdown(socket.SHUT_WR)
+            while intruder.recv(4096):
                 pass
         except OSError:
             pass
@@ -238,7 +238,7 @@ def throw_everything(port: int) -> None:
 
 
 @pytest.mark.parametrize("backend", ["c10d", "static"])
-def test_a_strangers_bytes_do_not_disturb_a_running_job(rallyrun: Launcher, backend: str) -> None:
+def test_the_bytes_of_an_intruder_do_not_disturb_a_running_job(rallyrun: Launcher, backend: str) -> None:
     if backend == "c10d":
         control = free_port()
         job = Nodes(rallyrun, *at(control))
@@ -257,7 +257,7 @@ def test_a_strangers_bytes_do_not_disturb_a_running_job(rallyrun: Launcher, back
     assert "Traceback" not in nodes[0].job.err + nodes[1].job.err
 
 
-def test_a_strangers_bytes_do_not_disturb_a_rendezvous(rallyrun: Launcher) -> None:
+def test_the_bytes_of_an_intruder_do_not_disturb_a_rendezvous(rallyrun: Launcher) -> None:
     port = free_port()
     job = Nodes(rallyrun, *at(port))
     a = job.host("A")

@@ -159,7 +159,7 @@ def test_a_bus_error_from_full_shared_memory_says_so(rallyrun: Launcher, small_s
     assert "/dev/shm is nearly full (0 MB of 4 MB free)" in root
 
 
-WITNESS = """
+STOPPED = """
 import os, pathlib, signal, sys, time
 from rallypoint import record
 rank = os.environ["RANK"]
@@ -190,7 +190,7 @@ def test_whom_the_launcher_ended_is_listed_and_never_a_cause(rallyrun: Launcher)
         "--standalone",
         "--nproc-per-node=4",
         "--log-dir=logs",
-        rallyrun.script(WITNESS),
+        rallyrun.script(STOPPED),
         env={"TORCHELASTIC_ERROR_FILE": str(file)},
     )
     root = _root(job)

@@ -122,7 +122,7 @@ def test_dev_null_is_named_where_it_is_needed(rallyrun: Launcher, own_mounts: No
     bare = "mount -t tmpfs none /dev &&"
     refused(within(rallyrun, bare, "--nproc-per-node=2", "--local-ranks-filter=0"), "/dev/null", "mknod")
     closed = within(rallyrun, f"{bare} exec <&- &&")
-    refused(closed, "without stdin", "/dev/null", "mknod")
+    refused(closed, "stdin is closed", "/dev/null", "mknod")
 
 
 def test_no_temporary_folder_is_named(rallyrun: Launcher, own_mounts: None) -> None:

@@ -116,9 +116,9 @@ def test_without_the_package_the_sentence_says_what_to_install(rallyrun: Launche
 def _secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[EtcdCluster, Path]]:
     """A member that wants a certificate and a password, and the folder with the files."""
     folder = tmp_path_factory.mktemp("secured")
-    ca, stranger = trustme.CA(), trustme.CA()
+    ca, other = trustme.CA(), trustme.CA()
     ca.cert_pem.write_to_path(str(folder / "ca.pem"))
-    stranger.cert_pem.write_to_path(str(folder / "stranger.pem"))
+    other.cert_pem.write_to_path(str(folder / "other.pem"))
     for name, identity in (("server", "127.0.0.1"), ("client", "agent.example")):
         made = ca.issue_cert(identity, common_name=name)
         made.private_key_pem.write_to_path(str(folder / f"{name}.key"))
@@ -151,7 +151,7 @@ def test_who_is_not_let_in_is_told_at_once(rallyrun: Launcher, secured: tuple[Et
     for given, words in (
         ({"user": "user=job,password=wrong"}, ["authentication failed", "user and password"]),
         ({"user": ""}, ["user"]),
-        ({"ca": "stranger.pem"}, ["cacert"]),
+        ({"ca": "other.pem"}, ["cacert"]),
     ):
         begun.append((rallyrun(*flags(at(cluster), secrets(folder, **given)), script), words))
     for job, words in begun:

@@ -134,7 +134,7 @@ def test_a_job_may_be_without_a_shared_worker_store(rallyrun: Launcher) -> None:
 # Changes of membership
 
 
-def newcomers_join_a_running_job(rallyrun: Launcher) -> None:
+def new_nodes_join_a_running_job(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "1:3", conf=QUICK)
     nodes = [job.start("A")]
     nodes[0].comes_up(1, world_size=1)
@@ -368,11 +368,11 @@ def test_a_secret_lets_in_only_who_knows_it(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "2")
     a = job.host("A", env={"RALLYPOINT_SECRET": "open-sesame-1c9Zq7kW4"})
     wrong = job.start("wrong", env={"RALLYPOINT_SECRET": "open-barley-8d2Xm5vT6"})
-    for stranger in (wrong, job.start("missing")):
-        assert stranger.job.ends() == 1
-        assert stranger.ups == []
-        assert "RALLYPOINT_SECRET" in stranger.job.err
-        assert "Traceback" not in stranger.job.err
+    for intruder in (wrong, job.start("missing")):
+        assert intruder.job.ends() == 1
+        assert intruder.ups == []
+        assert "RALLYPOINT_SECRET" in intruder.job.err
+        assert "Traceback" not in intruder.job.err
     host = socket.gethostname()
     told = re.findall(rf"from 127.0.0.1:\d+ \({host}\) refused: it was told: .*RALLYPOINT_SECRET", a.job.err)
     assert len(told) == 2, a.job.err
@@ -480,7 +480,7 @@ def test_rendezvous_that_wait_for_somebody(at_once: AtOnce) -> None:
 
 def test_last_calls(at_once: AtOnce) -> None:
     at_once(
-        newcomers_join_a_running_job,
+        new_nodes_join_a_running_job,
         a_departure_lets_the_others_regroup,
         spares_park_one_takes_a_lost_place_and_one_ends_unneeded,
         over_a_shared_file_a_silent_node_is_lost,

@@ -1,4 +1,4 @@
-"""Workers that are asked before they are stopped: for newcomers, and before their node is taken away."""
+"""Workers that are asked before they are stopped: for new nodes, and before their node is taken away."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def hears(job: Job, line: str, times: int = 1) -> None:
     job.until(lambda lines: sum(each.startswith(line) for each in lines) == times, f"{times} times {line!r}")
 
 
-def newcomers_are_taken_in_only_after_all_have_acknowledged(rallyrun: Launcher) -> None:
+def new_nodes_are_taken_in_only_after_all_have_acknowledged(rallyrun: Launcher) -> None:
     job = Pair(rallyrun, "1:3", LONG)
     a = job.host()
     hears(a, "up 1")
@@ -107,7 +107,7 @@ def workers_that_never_acknowledge_are_stopped_at_the_deadline(rallyrun: Launche
         assert each.ends() == 0, each.err
 
 
-def a_newcomer_that_goes_away_takes_the_notice_along(rallyrun: Launcher) -> None:
+def a_new_node_that_goes_away_takes_the_notice_along(rallyrun: Launcher) -> None:
     job = Pair(rallyrun, "1:2", LONG)
     a = job.host()
     hears(a, "up 1")
@@ -175,7 +175,7 @@ def by_default_nobody_is_asked_but_a_termination_is_told(rallyrun: Launcher) -> 
     assert job.out[-1] == "done", "it had the grace"
 
 
-def newcomers_restart_the_workers_at_once_by_default(rallyrun: Launcher) -> None:
+def new_nodes_restart_the_workers_at_once_by_default(rallyrun: Launcher) -> None:
     job = Pair(rallyrun, "1:2", "last_call_timeout=1")
     a = job.host()
     hears(a, "up 1")
@@ -201,12 +201,12 @@ def no_notice_outlives_an_agent_that_is_killed(rallyrun: Launcher) -> None:
     assert not settled(lambda: [path for path in rallyrun.left_files() if "rallypoint-notices-" in path])
 
 
-def test_notices_for_newcomers(at_once: AtOnce) -> None:
+def test_notices_for_new_nodes(at_once: AtOnce) -> None:
     at_once(
-        newcomers_are_taken_in_only_after_all_have_acknowledged,
+        new_nodes_are_taken_in_only_after_all_have_acknowledged,
         workers_that_never_acknowledge_are_stopped_at_the_deadline,
-        a_newcomer_that_goes_away_takes_the_notice_along,
-        newcomers_restart_the_workers_at_once_by_default,
+        a_new_node_that_goes_away_takes_the_notice_along,
+        new_nodes_restart_the_workers_at_once_by_default,
     )
 
 

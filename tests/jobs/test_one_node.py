@@ -213,7 +213,7 @@ if __name__ == "__main__":
     assert "KeyError: 'a rare one'" in root
 
 
-def test_the_log_at_info_tells_the_story(rallyrun: Launcher) -> None:
+def test_the_log_at_info_tells_what_happens(rallyrun: Launcher) -> None:
     job = rallyrun("--standalone", rallyrun.script("pass"), env={"LOGLEVEL": "INFO"})
     assert job.ends() == 0
     facts = [

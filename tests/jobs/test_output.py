@@ -67,7 +67,7 @@ sys.exit(attempt != "2")
 
 
 def test_a_round_leaves_the_files_of_the_one_before_it_alone(rallyrun: Launcher) -> None:
-    """A newcomer ends the first round; no restart is counted, so both rounds are attempt 0."""
+    """A new node ends the first round; no restart is counted, so both rounds are attempt 0."""
     script = rallyrun.script(
         SAY
         + """

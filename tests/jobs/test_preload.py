@@ -1,4 +1,4 @@
-"""Warm workers are what cold ones are, whatever a script can ask; and nothing of a zygote outlives its job."""
+"""Preloaded workers are what fresh ones are, whatever a script can ask; and nothing of a zygote outlives its job."""
 
 from __future__ import annotations
 
@@ -97,9 +97,11 @@ def seen(folder: Path, rank: int = 0) -> dict[str, Any]:
     return found
 
 
-def alike(warm: dict[str, Any], cold: dict[str, Any]) -> None:
-    differing = {name: (warm[name], cold[name]) for name in cold if warm[name] != cold[name]}
-    assert not differing, "\n".join(f"{name}:\n  warm {pair[0]}\n  cold {pair[1]}" for name, pair in differing.items())
+def alike(preloaded: dict[str, Any], fresh: dict[str, Any]) -> None:
+    differing = {name: (preloaded[name], fresh[name]) for name in fresh if preloaded[name] != fresh[name]}
+    assert not differing, "\n".join(
+        f"{name}:\n  preloaded {pair[0]}\n  fresh {pair[1]}" for name, pair in differing.items()
+    )
 
 
 def run(rallyrun: Launcher, *args: str, env: dict[str, str] | None = None, code: int = 0) -> Job:
@@ -108,8 +110,8 @@ def run(rallyrun: Launcher, *args: str, env: dict[str, str] | None = None, code:
     return job
 
 
-def cold_and_warm(rallyrun: Launcher, *args: str, env: dict[str, str] | None = None, workers: int = 1) -> Any:
-    """What each worker sees, started cold and started warm; of one worker if there is one."""
+def fresh_and_preloaded(rallyrun: Launcher, *args: str, env: dict[str, str] | None = None, workers: int = 1) -> Any:
+    """What each worker sees, started afresh and preloaded; of one worker if there is one."""
     found = []
     for flags in ((), (f"--preload={MODULES}",)):
         job = run(rallyrun, "--standalone", f"--nproc-per-node={workers}", *flags, *args, env=env)
@@ -118,16 +120,18 @@ def cold_and_warm(rallyrun: Launcher, *args: str, env: dict[str, str] | None = N
     return found if workers > 1 else [each for (each,) in found]
 
 
-def test_a_script_sees_what_it_sees_cold(rallyrun: Launcher) -> None:
+def test_a_script_sees_what_it_sees_fresh(rallyrun: Launcher) -> None:
     """Rank 0 with streams as the agent has them, rank 1 with files, rank 2 with both, rank 3 with one of each."""
     flags = (f"--log-dir={rallyrun.folder}/logs", "--redirects=1:3,3:1", "--tee=2:3,3:2")
-    cold, warm = cold_and_warm(rallyrun, *flags, rallyrun.script(PROBE), "a", "--b", "${local_rank}", workers=4)
-    shown = cold[0]["cmdline"]  # by the kernel, of all copies of the zygote, which was started as rank 0 would be
-    for rank, (of_warm, of_cold) in enumerate(zip(warm, cold, strict=True)):
-        assert of_warm.pop("cmdline") == shown
-        assert of_cold.pop("cmdline").endswith(f"\0a\0--b\0{rank}\0")
-        alike(of_warm, of_cold)
-    files = [[stat.S_ISREG(each["kinds"][fd]) for fd in "12"] for each in cold]
+    fresh, preloaded = fresh_and_preloaded(
+        rallyrun, *flags, rallyrun.script(PROBE), "a", "--b", "${local_rank}", workers=4
+    )
+    shown = fresh[0]["cmdline"]  # by the kernel, of all copies of the zygote, which was started as rank 0 would be
+    for rank, (of_preloaded, of_fresh) in enumerate(zip(preloaded, fresh, strict=True)):
+        assert of_preloaded.pop("cmdline") == shown
+        assert of_fresh.pop("cmdline").endswith(f"\0a\0--b\0{rank}\0")
+        alike(of_preloaded, of_fresh)
+    files = [[stat.S_ISREG(each["kinds"][fd]) for fd in "12"] for each in fresh]
     assert files[:2] == [[False, False], [True, True]]
     assert files[3][0], "and so is its standard output"
 
@@ -137,9 +141,9 @@ def test_a_relative_script_and_its_own_modules(rallyrun: Launcher) -> None:
     rallyrun.script(PROBE + "\nimport beside; assert beside.VALUE == os.path.join(os.getcwd(), 'beside.py')\n")
     job = run(rallyrun, "--standalone", f"--preload={MODULES},beside", "script.py")
     assert "without preloading" not in job.err
-    warm = seen(rallyrun.folder)
+    preloaded = seen(rallyrun.folder)
     run(rallyrun, "--standalone", "script.py")
-    alike(warm, seen(rallyrun.folder))
+    alike(preloaded, seen(rallyrun.folder))
 
 
 def test_a_module(rallyrun: Launcher) -> None:
@@ -147,11 +151,11 @@ def test_a_module(rallyrun: Launcher) -> None:
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "probe.py").write_text(PROBE)
-    cold, warm = cold_and_warm(rallyrun, "-m", "package.probe", "x")
-    alike(warm, cold)
+    fresh, preloaded = fresh_and_preloaded(rallyrun, "-m", "package.probe", "x")
+    alike(preloaded, fresh)
     (package / "__main__.py").write_text(PROBE)
-    cold, warm = cold_and_warm(rallyrun, "package")
-    alike(warm, cold)
+    fresh, preloaded = fresh_and_preloaded(rallyrun, "package")
+    alike(preloaded, fresh)
 
 
 @pytest.mark.parametrize(
@@ -166,8 +170,8 @@ def test_a_module(rallyrun: Launcher) -> None:
 )
 def test_what_the_environment_says(rallyrun: Launcher, env: dict[str, str]) -> None:
     env = {name: value.format(folder=rallyrun.folder) for name, value in env.items()}
-    cold, warm = cold_and_warm(rallyrun, rallyrun.script(PROBE), env=env)
-    alike(warm, cold)
+    fresh, preloaded = fresh_and_preloaded(rallyrun, rallyrun.script(PROBE), env=env)
+    alike(preloaded, fresh)
 
 
 def test_a_sitecustomize_of_the_users(rallyrun: Launcher) -> None:
@@ -175,9 +179,9 @@ def test_a_sitecustomize_of_the_users(rallyrun: Launcher) -> None:
     more.mkdir()
     (more / "sitecustomize.py").write_text("import os\nos.write(1, f'custom {os.environ[\"RANK\"]}\\n'.encode())\n")
     env = {"PYTHONPATH": str(more)}
-    cold, warm = cold_and_warm(rallyrun, rallyrun.script(PROBE), env=env)
-    alike(warm, cold)
-    assert warm["site"] == ["sitecustomize"]
+    fresh, preloaded = fresh_and_preloaded(rallyrun, rallyrun.script(PROBE), env=env)
+    alike(preloaded, fresh)
+    assert preloaded["site"] == ["sitecustomize"]
     assert rallyrun.jobs[-1].out == ["custom 0"]
 
 
@@ -222,7 +226,7 @@ exec(compile(open(path).read(), path, "exec"))
 
 
 def endings(rallyrun: Launcher, texts: Iterable[str], chosen_by: str, *flags: str, code: int) -> list[list[str]]:
-    """Run workers, cold and warm, that end as the texts say. Returns the lines of both runs.
+    """Run workers, fresh and preloaded, that end as the texts say. Returns the lines of both runs.
 
     Args:
         chosen_by: the variable that has the number of a worker's text.
@@ -237,26 +241,26 @@ def endings(rallyrun: Launcher, texts: Iterable[str], chosen_by: str, *flags: st
     return found
 
 
-def test_failures_are_those_of_a_cold_worker(rallyrun: Launcher) -> None:
+def test_failures_are_those_of_a_fresh_worker(rallyrun: Launcher) -> None:
     """One after another, by restarts; the line of each tells its cause, and the report the last."""
     restarts = f"--max-restarts={len(FAILURES) - 1}"
-    cold, warm = endings(rallyrun, FAILURES, "TORCHELASTIC_RESTART_COUNT", restarts, code=1)
-    assert warm == cold
-    exits = re.findall(r"failed \(exitcode: (-?\d+)\)", "\n".join(cold))
+    fresh, preloaded = endings(rallyrun, FAILURES, "TORCHELASTIC_RESTART_COUNT", restarts, code=1)
+    assert preloaded == fresh
+    exits = re.findall(r"failed \(exitcode: (-?\d+)\)", "\n".join(fresh))
     assert [int(each) for each in exits] == list(FAILURES.values())
-    assert cold.count("begun") == len(FAILURES)
+    assert fresh.count("begun") == len(FAILURES)
 
 
-def test_successes_are_those_of_a_cold_worker(rallyrun: Launcher) -> None:
+def test_successes_are_those_of_a_fresh_worker(rallyrun: Launcher) -> None:
     """Side by side; each line names its worker."""
     flags = ("--tee=3", f"--log-dir={rallyrun.folder}/logs", f"--nproc-per-node={len(SUCCESSES)}")
-    cold, warm = endings(rallyrun, SUCCESSES, "RANK", *flags, code=0)
-    assert sorted(warm) == sorted(cold)
+    fresh, preloaded = endings(rallyrun, SUCCESSES, "RANK", *flags, code=0)
+    assert sorted(preloaded) == sorted(fresh)
     for rank, said in enumerate(("begun", "at exit", "thread", "no end of line", "DeprecationWarning: old", "File ")):
-        assert any(line.startswith(f"[default{rank}]:") and said in line for line in cold), (said, cold)
+        assert any(line.startswith(f"[default{rank}]:") and said in line for line in fresh), (said, fresh)
 
 
-def test_a_script_that_is_no_python_ends_as_it_does_cold(rallyrun: Launcher) -> None:
+def test_a_script_that_is_no_python_ends_as_it_does_fresh(rallyrun: Launcher) -> None:
     script, found = rallyrun.script("print('begun')\n1 +\n"), []
     for flags in ((), (f"--preload={MODULES}",)):
         job = run(rallyrun, "--standalone", *flags, script, code=1)
@@ -328,10 +332,10 @@ def test_multiprocessing_in_a_worker(rallyrun: Launcher) -> None:
     assert len(outs[0]) == 3
 
 
-# When workers start cold
+# When workers start without preloading
 
 
-def says_cold(job: Job) -> str:
+def says_not_preloaded(job: Job) -> str:
     (line,) = [line for line in job.err.split("\n") if "start without preloading" in line]
     return line
 
@@ -359,14 +363,14 @@ def test_imports_that_no_copy_can_live_with(rallyrun: Launcher, text: str) -> No
     assert sorted(job.out) == ["0", "1"]
     assert UNFIT[text] in job.err
     if "killed" not in UNFIT[text]:
-        assert UNFIT[text] in says_cold(job)
+        assert UNFIT[text] in says_not_preloaded(job)
 
 
 def test_an_accelerator_that_the_imports_have_initialized(rallyrun: Launcher) -> None:
     (rallyrun.folder / "torch.py").write_text("class cuda:\n    is_initialized = staticmethod(lambda: True)\n")
     job = run(rallyrun, "--standalone", "--preload=torch", rallyrun.script("print('up')"))
     assert job.out == ["up"]
-    assert "torch cannot be preloaded: it initializes torch.cuda; take it out of --preload" in says_cold(job)
+    assert "torch cannot be preloaded: it initializes torch.cuda; take it out of --preload" in says_not_preloaded(job)
 
 
 @pytest.mark.parametrize(
@@ -382,7 +386,7 @@ def test_commands_that_cannot_be_forked(rallyrun: Launcher, args: tuple[str, ...
     job = rallyrun("--standalone", "--preload=json", *args)
     job.ends()
     if why:
-        assert why in says_cold(job)
+        assert why in says_not_preloaded(job)
     else:
         assert "without preloading" not in job.err
 
@@ -394,7 +398,7 @@ def test_an_interpreter_in_a_wrapper_never_runs_the_script_in_no_round(rallyrun:
     script = rallyrun.script("import os\nprint('ran', os.environ.get('RANK'))\n")
     job = run(rallyrun, "--standalone", "--preload=json", script, env={"PYTHON_EXEC": str(wrapper)})
     assert job.out == ["ran 0"]
-    assert "is no Python interpreter itself" in says_cold(job)
+    assert "is no Python interpreter itself" in says_not_preloaded(job)
 
 
 READERS = {
@@ -416,7 +420,7 @@ def test_variables_that_an_import_has_read(rallyrun: Launcher, text: str) -> Non
     script = rallyrun.script("import os, reader\nos.write(1, f'{reader.ALL}\\n'.encode())\n")
     job = run(rallyrun, "--standalone", "--nproc-per-node=2", "--preload=reader,never", script)
     assert sorted(job.out) == ["0", "1"]
-    assert READERS[text] in says_cold(job), "once, and not for each worker"
+    assert READERS[text] in says_not_preloaded(job), "once, and not for each worker"
 
 
 def test_an_import_that_keeps_few_variables_of_all(rallyrun: Launcher) -> None:
@@ -444,10 +448,10 @@ def test_variables_that_libraries_read_unseen(rallyrun: Launcher, workers: int, 
     flags = ("--standalone", f"--nproc-per-node={workers}", "--virtual-local-rank", "--preload=json")
     job = run(rallyrun, *flags, script, env={"CUDA_VISIBLE_DEVICES": "3,4"})
     assert sorted(job.out) == ["3", "4"][:workers]
-    assert f"CUDA reads CUDA_VISIBLE_DEVICES, {why}" in says_cold(job)
+    assert f"CUDA reads CUDA_VISIBLE_DEVICES, {why}" in says_not_preloaded(job)
 
 
-def test_functions_start_cold(rallyrun: Launcher) -> None:
+def test_functions_are_not_preloaded(rallyrun: Launcher) -> None:
     script = rallyrun.script(
         "from rallypoint import LaunchConfig, elastic_launch\n"
         "def f():\n    return 5\n"
@@ -458,7 +462,7 @@ def test_functions_start_cold(rallyrun: Launcher) -> None:
     job = rallyrun.command([sys.executable, script])
     assert job.ends() == 0, job.err
     assert job.out == ["{0: 5}"]
-    assert "they are functions" in says_cold(job)
+    assert "they are functions" in says_not_preloaded(job)
 
 
 @pytest.mark.parametrize("names", ["tor-ch", "a,,b", "1a", "a b"])
@@ -551,7 +555,7 @@ def test_a_killed_reaper_takes_the_zygote_along_and_the_next_has_one_too(rallyru
     assert [words[5] for words in again] == ["True"] * 2
 
 
-def test_a_spare_keeps_its_zygote_warm_while_it_waits(rallyrun: Launcher) -> None:
+def test_a_spare_keeps_its_zygote_ready_while_it_waits(rallyrun: Launcher) -> None:
     conf = "last_call_timeout=1"
     job = c10d(rallyrun, "1:2", "--preload=decimal", conf=conf, env={"LOGLEVEL": "INFO"})
     a, b = job.host("A"), job.start("B")

@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.jobs.launching import PATIENCE, RALLYRUN, Launcher
+from tests.jobs.launching import RALLYRUN, TIMEOUT, Launcher
 
 CHILDREN_IGNORED = "trap '' CHLD; exec "
 
@@ -94,6 +94,6 @@ def until_ended(pid: int) -> None:
     except ProcessLookupError:
         return
     try:
-        assert select.select([fd], [], [], PATIENCE)[0], f"process {pid} still runs"
+        assert select.select([fd], [], [], TIMEOUT)[0], f"process {pid} still runs"
     finally:
         os.close(fd)
