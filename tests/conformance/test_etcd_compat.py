@@ -134,7 +134,7 @@ def test_a_server_ends_with_its_process() -> None:
 
 def test_a_server_without_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHELASTIC_ETCD_BINARY_PATH", "/nowhere/etcd")
-    with pytest.raises(UserError, match="TORCHELASTIC_ETCD_BINARY_PATH='/nowhere/etcd' is no program"):
+    with pytest.raises(UserError, match="TORCHELASTIC_ETCD_BINARY_PATH='/nowhere/etcd' is not a program"):
         EtcdServer().start()
 
 

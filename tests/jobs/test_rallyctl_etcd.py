@@ -1,4 +1,4 @@
-"""`rallyctl etcd`: a throw-away etcd that answers, and of which nothing is left however it ends."""
+"""`rallyctl etcd`: a temporary etcd that answers, and of which nothing is left however it ends."""
 
 from __future__ import annotations
 
@@ -129,7 +129,11 @@ WRONG_VALUES = {"--timeout=0", "--num-retries=-1", "--port=70000"}
         (["--port=70000"], {}, "etcd cannot listen on port 70000"),
         (["--stderr=/nowhere/log"], {}, "--stderr=/nowhere/log cannot be written: No such file"),
         (["--data-dir=/proc/data"], {}, "the folder '/proc/data' for etcd's data cannot be made"),
-        ([], {"TORCHELASTIC_ETCD_BINARY_PATH": "/nowhere"}, "TORCHELASTIC_ETCD_BINARY_PATH='/nowhere' is no program"),
+        (
+            [],
+            {"TORCHELASTIC_ETCD_BINARY_PATH": "/nowhere"},
+            "'/nowhere' is not a program; give it the path",
+        ),
         ([], {"TORCHELASTIC_ETCD_BINARY_PATH": "/bin/true"}, "/bin/true does not say its version as etcd does"),
     ],
 )

@@ -6,7 +6,7 @@
 Laws:
 - nothing is done here: each name is Rallypoint's own, or a thin adapter where torch's signature differs;
 - a name that torch's users subclass is the very class that Rallypoint checks for;
-- nothing else of Rallypoint imports this room.
+- nothing else of Rallypoint imports this package.
 """
 
 from __future__ import annotations

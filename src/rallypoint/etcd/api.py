@@ -1,10 +1,10 @@
-"""What is said to etcd and what it answers, as plain data; and what can go wrong.
+"""Requests to etcd and its answers as plain data, and what can go wrong.
 
     EtcdError                 anything that etcd or the way to it refuses
     ├── EtcdUnreachable       no member answered in time, or none has a leader: trying again later may help
     ├── EtcdRefused           trying again cannot help: password, certificate, permission, another protocol, no space
     ├── EtcdLeaseGone         the lease named in a request has ended or was never granted
-    └── EtcdPackageMissing           the package that carries gRPC is not installed
+    └── EtcdPackageMissing    the package that carries gRPC is not installed
 
 Keys and values are bytes. Revisions are etcd's: one number for the whole cluster, which each change makes larger.
 Nothing here imports more than the standard library.
@@ -134,7 +134,7 @@ class DeleteResult(NamedTuple):
 
 
 class RangeResult(NamedTuple):
-    """The answer to a `NumberRange`: the cluster's revision then, and what was there, by name."""
+    """The answer to a `Range`: the cluster's revision then, and what was there, by name."""
 
     revision: int
     kvs: tuple[KeyValue, ...]
@@ -148,7 +148,7 @@ class TxnResult(NamedTuple):
 
     `succeeded`: whether all comparisons held, so that `then` was done, and not `otherwise`. `revision`: the cluster's
     after it. `responses`: one for each operation done, in order. `sent_again`: whether it had been sent before without
-    an answer; then `succeeded=False` may be the work of its own earlier sending, and what is stored tells.
+    an answer; then `succeeded=False` may be the work of its own earlier sending, which only what is stored shows.
     """
 
     succeeded: bool
@@ -165,7 +165,7 @@ class WatchEvent(NamedTuple):
 
 
 class WatchCompacted(NamedTuple):
-    """A watch ended: changes from before `revision` that it has not told are no longer kept. Read all, watch anew."""
+    """A watch ended: changes from before `revision` that it has not reported are lost. Read all, and watch again."""
 
     revision: int
 

@@ -1,7 +1,7 @@
 """The client that others hold: synchronous, for any thread.
 
-The connections live on the process's loop thread; whoever asks waits for the answer, with a deadline. Watches are told
-on a thread of the client's own, which begins with the first of them. What may be sent again is said in `cluster`.
+The connections live on the process's loop thread; whoever asks waits for the answer, with a deadline. Changes are
+reported on a thread of the client's own, which begins with the first watch. `cluster` says what may be sent again.
 """
 
 from __future__ import annotations
@@ -92,8 +92,7 @@ class EtcdClient:
         """What is stored at `key`, or with `prefix` under all keys that begin with it, by name.
 
         Args:
-            key: the key, or what the keys begin with (empty: all keys).
-            prefix: whether it is the latter.
+            key: the key, or with `prefix` what the keys begin with (empty: all keys).
             limit: how many at most; 0 for all.
             timeout_s: seconds for it, None for the client's.
         """
@@ -117,7 +116,7 @@ class EtcdClient:
             then: the operations if so.
             otherwise: the operations if not.
             repeatable: send it again, to the next member too, when the answer to it was lost. Safe when having been
-                done makes its own comparisons false (the caller is told: `TxnResult.sent_again`), and when doing it
+                done makes its own comparisons false (see `TxnResult.sent_again`), and when doing it
                 twice is as good as once.
             timeout_s: seconds for it, None for the client's.
 
@@ -142,13 +141,13 @@ class EtcdClient:
         return lease
 
     def lease_keep_alive(self, lease: int, *, timeout_s: float | None = None) -> int:
-        """Begin the lease's time anew; returns its seconds, 0 if it is gone."""
+        """Restart the lease's time; returns its seconds, 0 if it is gone."""
         return _read(
             messages.decode_lease, self._request(messages.KEEP_ALIVE, messages.encode_lease(lease), timeout_s)
         )[1]
 
     def lease_revoke(self, lease: int, *, timeout_s: float | None = None) -> None:
-        """End a lease, and delete all keys that hang on it. A lease that is gone already is no error."""
+        """End a lease, and delete all keys attached to it. A lease that is gone already is no error."""
         try:
             self._request(messages.REVOKE, messages.encode_lease(lease), timeout_s)
         except EtcdLeaseGone:
@@ -163,18 +162,17 @@ class EtcdClient:
         *,
         prefix: bool = True,
     ) -> Watch:
-        """Tell each change from `from_revision` on, each once and in order, whatever becomes of single members.
+        """Report each change from `from_revision` on, each once and in order, whatever becomes of single members.
 
         Callbacks come from one thread of the client's own, one at a time over all its watches; they may use the client.
         While no member can be reached, a watch waits.
 
         Args:
-            key: what the keys begin with, or the key.
-            from_revision: the first revision to tell: after a `range`, its revision + 1; 0 for from now on, which is
+            key: the key, or with `prefix` what the keys begin with.
+            from_revision: the first revision to report: after a `range`, its revision + 1; 0 for from now on, which is
                 some moment after this returns.
             on_events: takes all changes of one or more revisions, none of them in part.
             on_lost: the watch is over, and why; nothing comes after it.
-            prefix: whether `key` is what the keys begin with.
         """
         with self._lock:
             self._check_open()
@@ -195,12 +193,12 @@ class EtcdClient:
                 return
             self._closed = True
             watches = list(self._watches)
-            teller = self._callback_thread
+            callbacks = self._callback_thread
         for watch in watches:
             watch.close()
         self._loop.submit(self._close_on_loop()).result(_MARGIN)
-        if teller is not None:
-            teller.stop()
+        if callbacks is not None:
+            callbacks.stop()
 
     async def _close_on_loop(self) -> None:
         self._cluster.close()

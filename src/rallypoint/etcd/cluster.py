@@ -1,7 +1,7 @@
 """All members as one: which of them is asked, and what happens when it does not answer.
 
 One member at a time is used for everything, so that a client costs the cluster one connection. The rule for a request
-that got no answer:
+without an answer:
 
 - if it was certainly not done (nobody was reached; a member said that it has no leader or knows no such token), it is
   sent again, to the next member;
@@ -137,7 +137,7 @@ class Cluster:
                     raise EtcdUnreachable(f"{error_sentence(trouble)}: what was asked for may have been done", True)
                 attempt.unsure = True
         self.switch_from(member)
-        await asyncio.sleep(0 if trouble.ends else _PAUSE)  # not in a circle, where each member says no at once
+        await asyncio.sleep(0 if trouble.ends else _PAUSE)  # no busy loop, where each member refuses at once
 
     async def log_in(self, member: Member) -> None:
         """Fetch a new token for all that goes over `member`; if that fails for now, another member is used next.
@@ -157,7 +157,7 @@ class Cluster:
         """The member that is used, connected to; waits until there is one.
 
         Raises:
-            EtcdRefused: all members are there, and none will ever have us.
+            EtcdRefused: all members are there, and none will ever accept us.
             EtcdUnreachable: this is closed.
         """
         async with self._opening:
@@ -177,7 +177,7 @@ class Cluster:
                 self._last_troubles[endpoint] = trouble
                 if trouble.outcome is RequestOutcome.REFUSED:
                     refusals.append(trouble)
-                    if not trouble.ends:  # by the cluster's own word, which is the same everywhere
+                    if not trouble.ends:  # the cluster's own answer, which is the same everywhere
                         raise refused_error(trouble) from None
                 self._move_to_end(endpoint)
             except asyncio.CancelledError:

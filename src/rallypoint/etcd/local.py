@@ -1,11 +1,11 @@
-"""A throw-away etcd of one member on this machine's loopback, for trials and tests.
+"""A temporary etcd of one member on this machine's loopback, for trials and tests.
 
 Laws:
 
 1. It lives no longer than the process that started it, however that ends, and its data folder goes with it: both are
    the work of `local_supervisor`. Below a folder that the caller gave, it has one of its own.
-2. Ports are the kernel's choice; where somebody is quicker to take one, others are tried.
-3. That what answers is ours, and not somebody else's on the same port, its name says.
+2. Ports are the kernel's choice; where one is taken meanwhile, others are tried.
+3. Its name shows that what answers is ours, and not another etcd on the same port.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def find_binary() -> str:
     named = os.environ.get(BINARY_VARIABLE)
     if named:
         if not os.access(named, os.X_OK) or os.path.isdir(named):
-            text = f"{BINARY_VARIABLE}={named!r} is no program; give it the path of etcd, or unset it"
+            text = f"{BINARY_VARIABLE}={named!r} is not a program; give it the path of etcd, or unset it"
             raise user_error(text, FileNotFoundError)
         return named
     import shutil
@@ -99,7 +99,7 @@ class LocalEtcd:
 
     @property
     def pid(self) -> int | None:
-        """The process that keeps it, and ends when it ends; None while there is none."""
+        """The process that supervises it, and ends when it ends; None while there is none."""
         return None if self._supervisor is None else self._supervisor.pid
 
     @property
@@ -119,8 +119,8 @@ class LocalEtcd:
         Args:
             timeout: seconds for one attempt.
             num_retries: how many more attempts, each on other ports.
-            stderr: where its log goes, as `subprocess` takes it; None for its data folder, where nobody sees it.
-            unwanted: is asked now and then whether to give up.
+            stderr: where its log goes, as `subprocess` takes it; None for a file in its data folder.
+            unwanted: called now and then: whether to give up.
 
         Returns:
             Where clients go.
@@ -131,23 +131,23 @@ class LocalEtcd:
         """
         if not self.ended:
             raise UserError(f"this etcd runs already, at {self._endpoint}; stop it first")
-        words = ""
+        problem = ""
         for attempt in range(num_retries + 1):
             deadline = Deadline.after(timeout)
             try:
                 self._begin(attempt, stderr)
-                words = self._wait(deadline, unwanted)
-                if not words:
+                problem = self._wait(deadline, unwanted)
+                if not problem:
                     assert self._endpoint is not None
                     return self._endpoint
-                words = f"{words}{self._log_tail()}"
+                problem += self._log_tail()
             except BaseException:
                 self.stop()
                 raise
             self.stop()
             if unwanted():
                 break
-        raise RallypointError(f"the etcd {self._binary} did not start: {words}")
+        raise RallypointError(f"the etcd {self._binary} did not start: {problem}")
 
     def stop(self) -> None:
         """End it, and remove its data. Idempotent."""
@@ -173,8 +173,6 @@ class LocalEtcd:
             with contextlib.suppress(OSError):  # somebody else has put something there
                 os.rmdir(self._data_dir)
 
-    # Inside
-
     def _begin(self, attempt: int, stderr: int | IO[Any] | None) -> None:
         from tempfile import mkdtemp
 
@@ -184,10 +182,9 @@ class LocalEtcd:
                 self._made_data_dir = True
             self._folder = mkdtemp(prefix="rallypoint_etcd_", dir=self._data_dir)
         except OSError as error:
-            folder, do = (
-                (f"the folder {error.filename!r}", "") if error.filename else ("a folder", "; set TMPDIR to one")
-            )
-            text = f"{folder} for etcd's data cannot be made: {error.strerror or error}{do}"
+            folder = f"the folder {error.filename!r}" if error.filename else "a folder"
+            remedy = "" if error.filename else "; set TMPDIR to one"
+            text = f"{folder} for etcd's data cannot be made: {error.strerror or error}{remedy}"
             raise user_error(text, error) from None
         self._name = os.path.basename(self._folder)
         self._endpoint = Endpoint(_HOST, self._port or free_port())
@@ -238,7 +235,7 @@ class LocalEtcd:
                 if deadline.expired:
                     return "it does not answer"
                 if unwanted():
-                    return "it is not wanted any more"
+                    return "it is no longer needed"
                 until_readable([gone], _POLL_INTERVAL)
         finally:
             os.close(gone)

@@ -1,4 +1,4 @@
-"""Stands between a throw-away etcd and who wanted it: run as a program, with nothing but the standard library.
+"""Supervises a temporary etcd; run as a program, with nothing but the standard library.
 
     local_supervisor.py PID FOLDER COMMAND...
 
@@ -24,7 +24,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main(owner: int, folder: str, command: list[str]) -> int:
-    """Keep the command; returns its exit code, negative for a signal."""
+    """Run the command; returns its exit code, negative for a signal."""
     asked, ask = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     signal.set_wakeup_fd(ask, warn_on_full_buffer=False)
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):

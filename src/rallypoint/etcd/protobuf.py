@@ -1,7 +1,7 @@
 """Protocol buffers on the wire, as far as etcd's messages need them: numbers, byte strings and messages in messages.
 
-Pure. A field that is zero or empty is left out, as proto3 does. What is read may be a stranger's: whatever is not a
-message raises `DecodingError`, and fields nobody asks for are passed over.
+Pure. A field that is zero or empty is left out, as proto3 does. What is read may be anything: whatever is not a message
+raises `DecodingError`, and fields that nobody asks for are skipped.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def message(field: int, value: bytes) -> bytes:
 
 
 def fields(data: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """Each field of a message with its number, in the order of the wire. Fixed-width fields are passed over.
+    """Each field of a message with its number, in the order of the wire. Fixed-width fields are skipped.
 
     Raises:
         DecodingError: this is no message.

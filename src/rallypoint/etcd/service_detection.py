@@ -1,4 +1,4 @@
-"""What answers at an endpoint where a connection broke: gRPC hides what was said. Asked once, and only then.
+"""What answers at an endpoint where a connection broke: gRPC hides what was sent. Asked once, and only then.
 
 The connection is opened anew with HTTP/2's first words, and the first thing that comes back is looked at.
 """
@@ -29,7 +29,7 @@ _NOT_ETCD = "check the endpoint"
 
 
 async def detect_service(endpoint: Endpoint, tls: ssl.SSLContext | None, timeout_s: float) -> ServiceDiagnosis | None:
-    """Why nobody there will ever speak gRPC with us; None if it looks as it should, or cannot be seen now."""
+    """Why what listens there will never speak gRPC with us; None if nothing is wrong, or cannot be found out now."""
     try:
         async with asyncio.timeout(timeout_s):
             return await _read_greeting(endpoint, tls)

@@ -1,4 +1,4 @@
-"""Watches as others hold them, and the thread on which their callbacks run."""
+"""Watches, and the thread on which their callbacks run."""
 
 from __future__ import annotations
 

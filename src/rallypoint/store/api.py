@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from datetime import timedelta
 
 DEFAULT_TIMEOUT = 300.0
-"""Seconds that a store waits where nobody said otherwise, as torch's do."""
+"""Seconds that a store waits by default, as torch's do."""
 
 S = TypeVar("S", bound="Store")
 
@@ -34,7 +34,7 @@ class Store(ABC):
 
     @property
     def timeout(self) -> timedelta:
-        """How long `get`, `wait`, `multi_get`, `queue_pop` and `barrier` wait where they are not told otherwise."""
+        """How long `get`, `wait`, `multi_get`, `queue_pop` and `barrier` wait where they are given no timeout."""
         from datetime import timedelta
 
         return timedelta(seconds=self._timeout)
@@ -137,7 +137,7 @@ class Store(ABC):
         """Take the oldest value out of a queue; unless `block` is false, waits for one.
 
         Raises:
-            QueueEmptyError: there was none, and `block` is false. (Torch's raises it also when another was quicker.)
+            QueueEmptyError: there was none, and `block` is false. (Torch's raises it also where another was first.)
             StoreTimeoutError: none came within the store's timeout.
             NotImplementedError: the store has no queues.
         """
@@ -208,7 +208,7 @@ class Store(ABC):
         )
         return StoreTimeoutError(
             f"{missing} did not come within {limit:g} s in {self._where()}; "
-            "see whether whoever sets it is alive, or wait longer"
+            "see whether the process that sets it is alive, or wait longer"
         )
 
     def _barrier_timeout(self, key: str, world_size: int, limit: float) -> StoreTimeoutError:

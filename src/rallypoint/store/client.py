@@ -4,8 +4,8 @@ One connection and one lock: whoever uses the store while another thread waits i
 thread of its own takes a `clone`. Laws:
 
 - requests and replies stay in step: whatever ends an operation in the middle of its reply (an error, an exception
-  from a signal handler) ends the connection too, and every later operation says so;
-- a wait that times out or is interrupted is taken back, and the store can be used on.
+  from a signal handler) ends the connection too, and every later operation raises;
+- a wait that times out or is interrupted is cancelled, and the store can still be used.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _ANSWER = 60.0
-"""Seconds that a server has, at least, for an answer that depends on nobody else."""
+"""Seconds that a server has, at least, for an answer that depends on no other client."""
 _CANCEL_ANSWER = 5.0
 """Seconds that a server has to answer CANCEL_WAIT: the caller's own timeout is already over."""
 _POLL = 0.01
@@ -60,7 +60,7 @@ class TCPStore(RequestStore):
 
     Raises:
         StoreConnectionError: no store answered in time, or the port cannot be listened on.
-        StoreProtocolError: something that is no store answered.
+        StoreProtocolError: something else than a store answered.
         StoreTimeoutError: not all clients came.
     """
 
@@ -181,7 +181,7 @@ class TCPStore(RequestStore):
 
     def _is_done(self, answer: bytes) -> bool:
         if answer != wire.DONE:
-            raise StoreProtocolError(f"{self._where()} answered a wait with {answer!r}, which no store does")
+            raise StoreProtocolError(f"{self._where()} answered a wait with {answer!r}, which is not the protocol")
         return True
 
     @contextlib.contextmanager
@@ -195,7 +195,7 @@ class TCPStore(RequestStore):
             except OSError as error:
                 cause = self._end(self._connection, error)
                 raise StoreConnectionError(
-                    f"{self._where()} has gone: {cause}; see what became of its server"
+                    f"{self._where()} is lost: {cause}; see whether its server still runs"
                 ) from error
             except BaseException as error:
                 self._end(self._connection, error)
@@ -209,7 +209,7 @@ class TCPStore(RequestStore):
         return self._broken
 
     def _register_client(self, world_size: int) -> None:
-        """Say that one more client is here; the server's own waits until all are."""
+        """Count this client; the server's own waits until all have come."""
         present = self._exchange(read_number, Op.ADD, _INIT, 1)
         deadline = Deadline.after(self._timeout)
         while self._server is not None and present < world_size:

@@ -1,4 +1,4 @@
-"""What workers do together over a store (contract section 8, `elastic.utils.store`).
+"""Collectives of workers over a store (contract section 8, `elastic.utils.store`).
 
 The keys are those of torch's, so that callers of both kinds can share one store; torch's stores can be given as well.
 Unlike torch's, nothing here leaves the store with another timeout than it had.
@@ -114,7 +114,7 @@ def _arrive(store: Store, world_size: int, key_prefix: str) -> str:
 
 
 def _trace_missing(store: Store, rank: int, world_size: int, key_prefix: str, timeout: float) -> list[int]:
-    """On rank 0 the first of those who did not come to a barrier; the others only say that they did, and wait for it.
+    """On rank 0 the first of those who did not come to a barrier; the others report that they did, and wait for it.
 
     Empty if the store does not answer either.
     """

@@ -1,6 +1,6 @@
 """The store in C (`native/`) in the place of `polling.PollingTransport`: the same laws and the same log lines.
 
-While it works it holds no lock of the interpreter. What Python adds is what is seldom needed: the sentence for a
+While it works it holds no lock of the interpreter. Python adds what is seldom needed: the sentence for a
 connection that is refused or cannot be accepted.
 """
 

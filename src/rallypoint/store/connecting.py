@@ -1,7 +1,7 @@
 """Getting a connection to a store's server: look the name up, connect, greet; again and again until the deadline.
 
 The server may start later than its clients, and its name may resolve later still, so every step is retried. Only an
-answer that no store gives ends it at once: waiting does not turn another service into a store.
+answer that no store gives ends it at once.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def connect(endpoint: Endpoint, timeout: float) -> socket.socket:
 
     Raises:
         StoreConnectionError: no store answered in time; the message has the last reason.
-        StoreProtocolError: something that is no store answered.
+        StoreProtocolError: something else than a store answered.
     """
     deadline = Deadline.after(timeout)
     delay = _FIRST_DELAY
@@ -44,7 +44,7 @@ def connect(endpoint: Endpoint, timeout: float) -> socket.socket:
                 f"no store answered at {endpoint} within {timeout:g} s ({last}); "
                 "see whether host and port are right and its server is running"
             )
-        # A jitter, so that a thousand clients that lost one server do not come back in step.
+        # A jitter, so that a thousand clients of one lost server do not come back at the same moment.
         time.sleep(min(delay * (0.5 + os.urandom(1)[0] / 512), deadline.remaining()))
         delay = min(2 * delay, _MAX_DELAY)
 
@@ -103,7 +103,7 @@ def _greet(connection: socket.socket, endpoint: Endpoint, deadline: Deadline) ->
         raise TimeoutError("the connection was accepted but the greeting never answered") from None
     if answer != wire.U32.pack(nonce):
         raise StoreProtocolError(
-            f"{endpoint} is no store: it answered a store's greeting with {answer!r}; see whether the port is right"
+            f"{endpoint} is not a store: it answered a store's greeting with {answer!r}; see whether the port is right"
         )
 
 

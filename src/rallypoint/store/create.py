@@ -50,9 +50,7 @@ def create_c10d_store(
     if server_port == -1 and world_size > 1:
         raise UserError(f"a store that {world_size} will use needs a port that they all know; give server_port")
     if not is_server and server_port <= 0:
-        raise StoreConnectionError(
-            f"server_port={server_port} is where no server can be; give a client the server's port"
-        )
+        raise StoreConnectionError(f"server_port={server_port} is not a port; give a client the server's port")
     store = TCPStore(
         server_addr,
         max(0, server_port),

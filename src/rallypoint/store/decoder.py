@@ -1,7 +1,7 @@
 """Reads a client's bytes into requests: incremental, bounded and quick.
 
-Pure. `feed` takes what has arrived, however it was split; `next` gives one whole request at a time, as whatever the
-decoder was told to make of it: a table's commands execute it at once, which saves a third of the time that a request
+Pure. `feed` takes what has arrived, however it was split; `next` gives one whole request at a time, made into what
+the `Makers` say: a table's commands execute it at once, which saves a third of the time that a request
 costs in Python. Laws:
 
 - nothing is kept but the bytes that arrived, and nothing is allocated because a length says so: a length beyond the
@@ -36,7 +36,7 @@ from rallypoint.store.wire import (
 
 R = TypeVar("R")
 
-NOT_VALIDATED = "the first message is not VALIDATE, so this is no store client"
+NOT_VALIDATED = "the first message is not VALIDATE, so this is not a store client"
 SECOND_VALIDATE = "VALIDATE came a second time"
 UNKNOWN_OPCODE = "a request with an unknown opcode"
 

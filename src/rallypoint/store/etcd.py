@@ -1,7 +1,7 @@
-"""A store in etcd, for what agents have to tell each other beyond any one machine's life.
+"""A store in etcd, for what agents share beyond any one machine's life.
 
 Each value is one key of etcd, so that `etcdctl` shows it. Waiting is a watch. What one request of etcd cannot do (add,
-append, a queue's end) is read, decided and written under the condition that nobody was quicker, and else done again.
+append, a queue's end) is read, decided and written if nothing has changed meanwhile, and else done again.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _MAX_OPERATIONS = 100
-"""In one transaction; etcd's own limit is 128 unless its keeper has set another."""
+"""In one transaction; etcd's own limit is 128 by default."""
 
 
 class EtcdStore(ReplacingStore):
@@ -46,7 +46,7 @@ class EtcdStore(ReplacingStore):
         client: of etcd; it stays the caller's, who closes it.
         prefix: what all keys of this store begin with.
         lease: of etcd, with which all that is stored goes; 0 for none.
-        timeout: seconds, or a timedelta, that its methods wait where they are not told otherwise.
+        timeout: seconds, or a timedelta, that its methods wait by default.
     """
 
     def __init__(
@@ -115,7 +115,7 @@ class EtcdStore(ReplacingStore):
             if not self._await_change([items], deadline, lambda: bool(self._all(items.key, limit=1))):
                 raise StoreTimeoutError(
                     f"nothing came into the queue {key!r} within {self._timeout:g} s in {self._where()}; "
-                    "see whether the one that fills it is alive, or wait longer"
+                    "see whether the process that fills it is alive, or wait longer"
                 )
 
     def queue_len(self, key: str) -> int:

@@ -35,13 +35,13 @@ class FileStore(ReplacingStore):
     Args:
         path: the file, which is made if it is not there.
         world_size: how many will open it; the last of them to close it removes it. Negative: it stays.
-        timeout: seconds, or a timedelta, that its methods wait where they are not told otherwise.
+        timeout: seconds, or a timedelta, that its methods wait by default.
 
     Raises:
         StoreConnectionError: the file cannot be opened.
         StoreProtocolError: the file holds something else.
 
-    Where torch's differs: its `delete_key` says True also of keys that were not there, its `num_keys` and `list_keys`
+    Where torch's differs: its `delete_key` returns True also for missing keys, its `num_keys` and `list_keys`
     show the record that counts openers, and it closes when it is collected, where this one wants `close`.
     """
 
@@ -174,7 +174,7 @@ class FileStore(ReplacingStore):
             raise StoreConnectionError(
                 f"{self._where()} cannot be opened ({error.strerror}); give the path of a file in a writable folder"
             ) from error
-        if file is None:  # the last of all closed it, and who only reads does not bring it back
+        if file is None:  # the last of all closed it, and reading does not make it again
             self._reset_content(0)
             yield -1
             return
@@ -190,7 +190,7 @@ class FileStore(ReplacingStore):
             self._reset_content(now.st_ino)
         data = b""
         while now.st_size > self._size + len(data):
-            # In pieces: what is no store's file is known by its first ones, however large it is.
+            # In pieces: the first one shows what is no store's file, however large it is.
             at = self._size + len(data)
             piece = os.pread(file, min(max(_PIECE, len(data)), now.st_size - at), at)
             if not piece:
@@ -199,7 +199,7 @@ class FileStore(ReplacingStore):
             data = data[self._apply_records(data, now.st_size - self._size) :]
 
     def _reset_content(self, inode: int) -> None:
-        """Another file, or none, has taken the file's place."""
+        """Another file, or none, has replaced it."""
         self._content.clear()
         self._inode, self._size = inode, 0
 
@@ -225,7 +225,7 @@ def _open_locked(path: str, lock: int) -> int | None:
     flags = os.O_RDONLY if lock == fcntl.LOCK_SH else os.O_RDWR | os.O_CREAT
     while True:
         try:
-            # Without waiting: a named pipe that nobody writes to would hold us for ever.
+            # Without waiting: a named pipe that nobody writes to would block for ever.
             file = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o644)
         except FileNotFoundError:
             if lock == fcntl.LOCK_SH:
@@ -253,6 +253,6 @@ def _write(file: int, at: int, records: bytes) -> None:
         os.ftruncate(file, at)
         if isinstance(error, OSError):
             raise StoreConnectionError(
-                f"the store's file cannot be written ({error.strerror}); see to its disk"
+                f"the store's file cannot be written ({error.strerror}); check its disk"
             ) from error
         raise

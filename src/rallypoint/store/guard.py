@@ -1,7 +1,7 @@
 """Who may connect to a store, and how much of it each connection may have. Pure.
 
-Torch's clients cannot prove who they are, so whoever can connect can read and write all keys: what guards a store is
-the address that a client comes from. The limits bound what one connection can take from the process that serves; what
+Torch's clients cannot prove who they are, so any client can read and write all keys: what guards a store is the address
+that a client comes from. The limits bound what one connection can take from the process that serves; what
 goes beyond them ends that connection with a log line, and no other.
 """
 
@@ -76,7 +76,7 @@ def network(text: str) -> Network:
             raise ValueError
     except (OSError, ValueError):
         raise UserError(
-            f"{text!r} is no address and no network; write one as 10.1.2.3, 10.0.0.0/8, fd00::1 or fd00::/64"
+            f"{text!r} is neither an address nor a network; write one as 10.1.2.3, 10.0.0.0/8, fd00::1 or fd00::/64"
         ) from None
     return Network(packed, count + 128 - most)
 
@@ -101,7 +101,7 @@ def packed_address(text: str) -> bytes:
 
 def out_of_memory_error() -> StoreProtocolError:
     """The process may have no more memory."""
-    return StoreProtocolError("there is no memory for what it asks for; see the limits of this process and its node")
+    return StoreProtocolError("there is no memory for its request; see the limits of this process and its node")
 
 
 def value_too_long_error(size: int, limit: float) -> StoreProtocolError:
@@ -121,13 +121,13 @@ def too_many_bytes_error(size: int, limit: int) -> StoreProtocolError:
 
 def validate_timeout_error(seconds: float) -> StoreProtocolError:
     """A connection has not greeted in time."""
-    return StoreProtocolError(f"it has not greeted within {seconds:g} s, so it is no store client")
+    return StoreProtocolError(f"it has not greeted within {seconds:g} s, so it is not a store client")
 
 
 def peer_refused_error(allowed: Sequence[str]) -> StoreProtocolError:
     """A connection comes from an address that may not."""
     few = ", ".join(allowed[:4]) + (f" and {len(allowed) - 4} more" if len(allowed) > 4 else "")
     return StoreProtocolError(
-        f"its address is none of those that may use this store ({few or 'there are none'}); if it is the job's, give "
-        "--store-peers its network too"
+        f"its address is not among those that may use this store ({few or 'there are none'}); if it is the job's, add "
+        "its network to --store-peers"
     )

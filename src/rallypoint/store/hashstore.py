@@ -55,7 +55,7 @@ class HashStore(RequestStore):
     """A store in memory, for the threads of this process. Clones share the content.
 
     Args:
-        timeout: seconds, or a timedelta, that its methods wait where they are not told otherwise.
+        timeout: seconds, or a timedelta, that its methods wait by default.
     """
 
     def __init__(self, timeout: timedelta | float = DEFAULT_TIMEOUT, *, _shared: _Shared | None = None) -> None:

@@ -1,8 +1,8 @@
 """The table's parts, and lists of all keys that are made part by part while keys come and go. Pure.
 
-A list tells the keys as they were when it was asked for. It holds no names of parts that have not changed since: before
-one does, all lists that have still to tell it are given its names, one copy for all of them. So a thousand lists that
-nobody reads hold next to nothing, and whoever asks for one holds up nobody.
+A list has the keys as they were when it was asked for. It keeps no names of parts that have not changed since: before
+one does, all lists that have still to send it are given its names, one copy for all of them. So a thousand lists that
+nobody reads cost next to nothing, and nobody waits for another's list.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SHARDS = 1024
 MASK = SHARDS - 1
 
 _AT_ONCE, _PIECE = 64, 16 * 1024
-"""Parts, and about how many bytes, that are told in one step; if one part is more, it is told alone."""
+"""Parts, and about how many bytes, that are sent in one step; if one part is more, it is sent alone."""
 
 Shards: TypeAlias = "list[dict[bytes, bytes | bytearray]]"
 """The values; a key is in the part that the lowest bits of its hash say."""
@@ -59,7 +59,7 @@ class KeyListings:
         return kept if kept is not None else _names(self._shards[index])
 
     def keep_snapshot(self, index: int) -> None:
-        """A key comes or goes in this part: whoever has still to tell it is given its names before."""
+        """A key comes or goes in this part: lists that have still to send it are given its names before."""
         last = self._last_snapshot[index]
         if last == self._number:
             return

@@ -4,7 +4,7 @@ The server's speed stands on this. For each request, a transport of asyncio or u
 executing the request; and handling the requests of many clients in three sweeps (read all, execute all, write all)
 keeps the interpreter in the processor's caches, where going to the kernel and back for each of them does not.
 
-Everything here runs on the store's thread. `serving` has the laws of what is served. In each sweep those who have more
+Everything here runs on the store's thread. `serving` has the laws of what is served. In each poll those who have more
 to do than a slice come last, for a few milliseconds.
 """
 
@@ -201,7 +201,7 @@ class PollingTransport:
         """Nobody is accepted for a while: there are no means, or with 0 as many connections as there may be."""
         before, self._descriptors = self._descriptors, raise_descriptor_limit(self._context, error, self._descriptors)
         if self._descriptors != before:
-            return  # whoever waits is told of again
+            return  # those who wait are reported again
         self.served.epoll.unregister(listener)
         self._at_connection_limit = error == 0
         self._accept_again_at = time.monotonic() + self._context.retry
@@ -219,7 +219,7 @@ class PollingTransport:
         try:
             address = packed_address(client.getpeername()[0])
         except OSError:
-            return True  # it has gone already, and reading will say so
+            return True  # it has left already, and reading will show it
         return address in self._addresses or any(address in each for each in self._networks)
 
     def _note_address(self, peers: Sequence[str] | None) -> None:
@@ -231,7 +231,7 @@ class PollingTransport:
     # Time passes
 
     def _pause(self) -> float | None:
-        """How long nothing needs to be done that no event tells of."""
+        """Seconds until something must be done that no event reports."""
         at = self._accept_again_at
         if self.served.unvalidated and self._context.guard.validate_timeout:
             at = min(at, next(iter(self.served.unvalidated.values())) + self._context.guard.validate_timeout)

@@ -1,6 +1,6 @@
 """Every operation of a store, said once in terms of the protocol's requests.
 
-Who subclasses this says only how one request is answered: by a server (`client`) or by a table of this process
+Subclasses say only how one request is answered: by a server (`client`) or by a table of this process
 (`hashstore`).
 """
 
@@ -95,7 +95,7 @@ class RequestStore(Store):
                 return value
             if not block:
                 raise QueueEmptyError(f"the queue {key!r} is empty in {self._where()}")
-            # Another was quicker after both had seen the value: wait for the next one.
+            # Another popped it after both had seen the value: wait for the next one.
 
     def queue_len(self, key: str) -> int:
         return self._exchange(read_number, Op.QUEUE_LEN, _with_slash(key))
@@ -142,11 +142,11 @@ def _read_queue_pop(receive: Receive) -> bytes | None:
 def _flag(receive: Receive) -> bool:
     answer = receive(1)
     if answer not in {DONE, MISSING}:
-        raise StoreProtocolError(f"the store answered CHECK with {answer!r}, which no store does")
+        raise StoreProtocolError(f"the store answered CHECK with {answer!r}, which is not the protocol")
     return answer == DONE
 
 
 def _checked_length(size: int) -> int:
     if size > _MAX_REPLY:
-        raise StoreProtocolError(f"the store's reply claims to be {size} long, so this is no store's reply")
+        raise StoreProtocolError(f"the store's reply claims to be {size} long, so this is not a store's reply")
     return size

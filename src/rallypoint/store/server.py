@@ -1,12 +1,12 @@
 """A store on a thread of its own, and the server: that thread with a listening socket, which is open from the start.
 
-Nothing that a store's clients ask for holds up anything else in this process. `transport` says which of the two stores
+No request of a store's clients delays anything else in this process. `transport` says which of the two stores
 serves, and `serving` has the laws of what happens. Laws of the thread:
 
 - until the first client is there, which the kernel keeps meanwhile, it only sleeps: it imports nothing, and costs the
   start of workers nothing;
-- where means are lacking (descriptors, memory) it says so and tries again, for as long as the store is open;
-- a defect is logged and ends the store: its clients are disconnected at once, and do not wait for answers in vain;
+- where resources are lacking (descriptors, memory) it logs that and tries again, for as long as the store is open;
+- a defect is logged and ends the store: its clients are disconnected at once;
 - when `close` returns, all connections are closed; memory is given back afterwards, which may take longer.
 """
 
@@ -36,7 +36,7 @@ _CLOSE_WAIT = 1.0
 """Seconds that a finalizer waits until a store is closed; a millisecond unless this process is in trouble."""
 
 RETRY = 1.0
-"""Seconds after which it is tried again where there were no means."""
+"""Seconds after which it is tried again where resources were lacking."""
 
 
 class StoreThread:
@@ -46,7 +46,7 @@ class StoreThread:
         name: of the thread, and of the store in log lines.
         listener: a listening socket, closed in the end; without one, connections come by `add_connection` only.
         guard: who may connect, and what each may have; see there for what is granted otherwise.
-        held: whether whoever connects has to wait, in the kernel, until `set_peers` has said who may.
+        held: whether clients have to wait, in the kernel, until `set_peers` has said who may.
 
     Raises:
         OSError: there are no descriptors, or no threads, to be had.
@@ -177,12 +177,12 @@ class StoreThread:
             except (OSError, MemoryError, ImportError) as error:
                 self._log_lines.warning("%s cannot serve yet, and tries again in %g s: %s", self._name, RETRY, error)
                 with contextlib.suppress(BlockingIOError):
-                    os.eventfd_read(self._wake)  # whoever has come has to wait as well
+                    os.eventfd_read(self._wake)  # clients that have connected have to wait as well
                 self._sleep(seconds=RETRY)
         return None
 
     def _apply_requests(self, transport: StoreTransport | None) -> TypeGuard[StoreTransport]:
-        """Hand over who has come and who may come; whether the store is there and still to serve."""
+        """Hand over new connections and peers; whether the store is there and still to serve."""
         if transport is None:
             return False
         with self._lock:

@@ -218,7 +218,7 @@ class StoreConnection:
             sent = self._send(replies)
         except BlockingIOError:
             sent = 0
-        except OSError:  # it is going, and reading will say so
+        except OSError:  # it is closing, and reading will show it
             self._reading_stopped = True
             return
         if sent < len(replies):

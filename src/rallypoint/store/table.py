@@ -12,9 +12,9 @@ some of which may be for other clients. Laws:
 - **BARRIER is a number under a normal key**. Arriving at less than the world size wakes nobody, neither waiters nor
   earlier arrivals; arriving at the world size or beyond wakes all.
 - **Waiters are answered first**, then who has woken them: a client can do both, and reads its replies in that order.
-- **Whoever has left is forgotten**, and gets no more replies.
+- **A client that has left is forgotten**, and gets no more replies.
 - **What takes long is done step by step** (`Work`), and others are served between the steps: a request of many keys
-  looks at some of them now and at others later, as if it had come in pieces. LIST_KEYS alone tells what was there at
+  looks at some of them now and at others later, as if it had come in pieces. LIST_KEYS alone lists what was there at
   one moment (`listing`).
 """
 
@@ -40,7 +40,7 @@ asker alone: nearly every command ends so, and the server's speed lives on it.""
 
 Work: TypeAlias = "Generator[Replies[C], None, None]"
 """The same, step by step. Each step is a few microseconds, whatever there is in the table, and the asker's next request
-is executed after the last one. Whoever gives it up before closes it."""
+is executed after the last one. A caller that does not finish it closes it."""
 
 MERGE_LIMIT = 64 * 1024
 """Bytes up to which a value travels in one piece with its length; a longer one is not copied."""
@@ -146,7 +146,7 @@ class Table(Generic[C]):
         return [*self._wake(key), (client, reply)] if key in self._waiters.lines else reply
 
     def check(self, _client: C, keys: Sequence[bytes]) -> Replies[C] | Work[C]:
-        """The reply tells whether all keys are there, as values or as queues."""
+        """The reply is whether all keys are there, as values or as queues."""
         if len(keys) > _KEYS_PER_STEP:
             return self._check_many(keys)
         return DONE if self._has_all(keys) else MISSING
@@ -197,7 +197,7 @@ class Table(Generic[C]):
         yield from self._listings.names()
 
     def delete_key(self, _client: C, key: bytes) -> Replies[C]:
-        """Remove a value; a queue of that name stays. The reply tells whether it was there."""
+        """Remove a value; a queue of that name stays. The reply is whether it was there."""
         index = hash(key) & MASK
         shard = self._shards[index]
         if key not in shard:

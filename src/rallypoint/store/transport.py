@@ -43,14 +43,14 @@ class StoreTransport(Protocol):
 
 
 def open_transport(context: TransportContext) -> StoreTransport:
-    """A new store that serves where it is told to."""
+    """A new store that serves what the context says."""
     name = "a shared port" if context.listener is None else f"port {context.listener.getsockname()[1]}"
     reason = f"{STORE_VARIABLE}=python"
     if os.environ.get(STORE_VARIABLE) != "python":
         try:
             from rallypoint.store.compiled import CompiledTransport
         except ImportError as error:
-            reason = f"the one in C cannot be had: {error}"
+            reason = f"the one in C is not available: {error}"
         else:
             _logger.debug("the store on %s is served by the one in C", name)
             return CompiledTransport(context)

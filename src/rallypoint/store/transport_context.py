@@ -14,14 +14,14 @@ from rallypoint.base.log import RateLimitedLog
 from rallypoint.store.guard import StoreGuard
 
 ACCEPT_RETRY = 1.0
-"""Seconds without new connections when there were no means for one more."""
+"""Seconds without new connections when resources for one more were lacking."""
 
 
 class TransportContext(NamedTuple):
     """What a store is given by the thread on which it works."""
 
     listener: socket.socket | None
-    """It listens; whoever has connected meanwhile is served first. None: connections come by `add_connection` only."""
+    """It listens; who has connected meanwhile is served first. None: connections come by `add_connection` only."""
     wakeup_fd: int
     """An eventfd, which has `StoreTransport.serve` return; it is then empty again."""
     log_lines: RateLimitedLog
@@ -29,7 +29,7 @@ class TransportContext(NamedTuple):
     guard: StoreGuard = StoreGuard()
     """Who may connect, and what each may have."""
     retry: float = ACCEPT_RETRY
-    """Seconds without new connections when there were no means for one more."""
+    """Seconds without new connections when resources for one more were lacking."""
 
 
 def set_options(made: socket.socket, guard: StoreGuard) -> None:
@@ -66,7 +66,7 @@ NO_RESOURCES = {errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM, errno.E
 
 
 def raise_descriptor_limit(context: TransportContext, error: int, present: int) -> int:
-    """Nobody can be accepted: get more descriptors if it is for want of them, and else say that nobody can for a while.
+    """No connection can be accepted: get more descriptors if those are lacking, and else log it.
 
     Args:
         context: the store's.
@@ -74,7 +74,7 @@ def raise_descriptor_limit(context: TransportContext, error: int, present: int) 
         present: the number from which on descriptors were kept for others in this process.
 
     Returns:
-        What this number is now; another one if somebody can be accepted at once.
+        What this number is now; another one if a connection can be accepted at once.
     """
     if not error:
         context.log_lines.warning(

@@ -1,8 +1,8 @@
 """Who waits for which keys. Pure.
 
 - **One outstanding wait for each client**: a later one takes the place of an earlier one. A client counts the keys that
-  it still misses; a key named twice counts twice. It is told when the count reaches zero, once.
-- What is given up is only marked, for it may stand in the lines of a hundred thousand keys; `clear` takes it out of
+  it still misses; a key named twice counts twice. It gets one reply, when the count reaches zero.
+- What is cancelled is only marked, for it may stand in the lines of a hundred thousand keys; `clear` takes it out of
   them some at a time.
 """
 
@@ -21,7 +21,7 @@ class _Wait(Generic[C]):
     __slots__ = ("client", "keys", "missing")
 
     def __init__(self, client: C) -> None:
-        self.client: C | None = client  # None once it was given up
+        self.client: C | None = client  # None once it was cancelled
         self.missing = 1  # one more until it is settled, lest it be over before all keys were named
         self.keys: list[bytes] = []
 
@@ -60,7 +60,7 @@ class Waiters(Generic[C]):
             self._cancelled.append(wait)
 
     def clear(self, steps: int) -> bool:
-        """Forget so much of what was given up; whether something is left."""
+        """Forget so much of what was cancelled; whether something is left."""
         while self._cancelled:
             keys = self._cancelled[0].keys
             while keys:
@@ -75,7 +75,7 @@ class Waiters(Generic[C]):
         return False
 
     def wake(self, key: bytes) -> list[C]:
-        """The key has changed: whoever waited for it misses it no longer. Who misses nothing now."""
+        """The key has changed: those who waited for it miss it no longer. Returns who misses nothing now."""
         found = [self._found(wait, times) for wait, times in self.lines.pop(key, {}).items()]
         return [client for client in found if client is not None]
 

@@ -169,7 +169,7 @@ def test_c10d_over_a_store(kind: str, tmp_path: Path) -> None:
         ({"store_type": "zoo"}, UserError, "store_type='zoo'"),
         ({"read_timeout": "0"}, UserError, "read_timeout=0"),
         ({"is_host": "perhaps"}, UserError, "is_host='perhaps'"),
-        ({"is_host": "false", "read_timeout": "1"}, RendezvousConnectionError, "out of reach"),
+        ({"is_host": "false", "read_timeout": "1"}, RendezvousConnectionError, "cannot be reached"),
     ],
 )
 def test_a_store_that_cannot_be(options: dict[str, str], error: type[Exception], text: str) -> None:

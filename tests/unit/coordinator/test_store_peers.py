@@ -133,7 +133,7 @@ def test_what_users_write(text: str, policy: PeerPolicy) -> None:
 
 @pytest.mark.parametrize("text", ["everybody", "any,10.0.0.0/8", "10.0.0.0/33", "n1", "members,,any"])
 def test_what_users_cannot_write(text: str) -> None:
-    with pytest.raises(UsageError, match=r"is no address and no network; .* or members, or any alone"):
+    with pytest.raises(UsageError, match=r"is neither an address nor a network; .* or members, or any alone"):
         parse_policy(text)
 
 

@@ -108,7 +108,7 @@ def test_a_foreign_service_is_named_at_once() -> None:
         connection.recv(4096)
         connection.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
 
-    with peer(http) as port, pytest.raises(StoreProtocolError, match=rf"127.0.0.1:{port} is no store: .*b'HTTP'"):
+    with peer(http) as port, pytest.raises(StoreProtocolError, match=rf"127.0.0.1:{port} is not a store: .*b'HTTP'"):
         TCPStore("127.0.0.1", port, timeout=DEADLINE)
 
 
@@ -245,7 +245,7 @@ def test_a_server_that_goes_away_in_the_middle_is_one_sentence(reply: bytes) -> 
         connection.sendall(reply)
 
     with peer(script) as port, TCPStore("127.0.0.1", port) as store:
-        with pytest.raises(StoreConnectionError, match=f"the store at 127.0.0.1:{port} has gone: the server closed"):
+        with pytest.raises(StoreConnectionError, match=f"the store at 127.0.0.1:{port} is lost: the server closed"):
             store.num_keys()
         with pytest.raises(StoreConnectionError, match="cannot be used any more: the server closed the connection"):
             store.set("k", "v")
@@ -268,7 +268,7 @@ def test_replies_that_no_store_gives(reply: bytes, use: Callable[[TCPStore], obj
         _read_to_end(connection)
 
     with peer(script) as port, TCPStore("127.0.0.1", port) as store:
-        with pytest.raises(StoreProtocolError, match="no store"):
+        with pytest.raises(StoreProtocolError, match=r"not the protocol|not a store"):
             use(store)
         with pytest.raises(StoreConnectionError, match="cannot be used any more"):
             store.num_keys()
@@ -353,6 +353,6 @@ def test_a_server_killed_under_many_waits() -> None:
     for thread in threads:
         thread.join(DEADLINE)
     assert len(ended) == 8
-    assert all("has gone: " in text for text in ended)
+    assert all("is lost: " in text for text in ended)
     for store in stores:
         store.close()

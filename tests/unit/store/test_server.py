@@ -450,7 +450,7 @@ def test_without_the_store_in_c_the_one_in_python_serves(
         Raw(server.port) as client,
     ):
         assert client.ping()
-    assert any("the one in Python (the one in C cannot be had: " in line for line in caplog.messages)
+    assert any("the one in Python (the one in C is not available: " in line for line in caplog.messages)
 
 
 def test_who_connects_to_a_held_store_waits_until_it_is_said_who_may() -> None:

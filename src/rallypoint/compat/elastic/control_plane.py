@@ -19,7 +19,7 @@ TORCH_WORKER_SERVER_SOCKET = "TORCH_WORKER_SERVER_SOCKET"
 
 @contextmanager
 def worker_main() -> Iterator[None]:
-    """Put it around a worker's main part: `with worker_main(): ...`. The exception that ends it is told as by `record`.
+    """Put it around a worker's main part: `with worker_main(): ...`. `record` records the exception that ends it.
 
     torch's also serves debugging requests on the socket that `TORCH_WORKER_SERVER_SOCKET` names; this one does not.
     """

@@ -1,6 +1,6 @@
 """In the place of `torch.distributed.elastic.multiprocessing.api`.
 
-Contexts that a program starts by itself take this process's signals, as torch's do: while one of them is open, each
+Contexts that a program starts by itself handle this process's signals, as torch's do: while one of them is open, each
 signal that `TORCHELASTIC_SIGNALS_TO_HANDLE` names raises `SignalException` in the main thread.
 """
 
@@ -12,8 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.errors import SignalException
 from rallypoint.base.poll import until_readable
-from rallypoint.compat.also import also
-from rallypoint.compat.elastic.multiprocessing.taken_signals import bell, give_back, take
+from rallypoint.compat.elastic.multiprocessing.signal_handling import (
+    install_handlers,
+    restore_handlers,
+    signal_wakeup,
+)
+from rallypoint.compat.reexports import reexports_of
 from rallypoint.failures.failure import ProcessFailure
 from rallypoint.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
 from rallypoint.logs.std import Std
@@ -41,30 +45,30 @@ __all__ = [
     "to_map",
 ]
 
-__getattr__ = also(__name__)
+__getattr__ = reexports_of(__name__)
 
 
-class _Taking(local.LocalProcessesContext):
-    """Has the signals of this process from its start to its end."""
+class _HandlingSignals(local.LocalProcessesContext):
+    """Handles the signals of this process from its start to its end."""
 
-    _took = False
+    _handles = False
 
     def start(self) -> None:
-        self._took = self._took or take()
+        self._handles = self._handles or install_handlers()
         super().start()
 
     def _sleep(self, seconds: float) -> None:
-        with bell() as rings:
-            until_readable([*self.exit_fds(), *rings], seconds)
+        with signal_wakeup() as wakeups:
+            until_readable([*self.exit_fds(), *wakeups], seconds)
 
     def _finish(self) -> None:
         super()._finish()
-        if self._took:
-            self._took = False
-            give_back()
+        if self._handles:
+            self._handles = False
+            restore_handlers()
 
 
-class SubprocessContext(_Taking, local.SubprocessContext):
+class SubprocessContext(_HandlingSignals, local.SubprocessContext):
     """Workers that are commands, made with torch's arguments; see `start_processes` for what they mean."""
 
     def __init__(
@@ -83,7 +87,7 @@ class SubprocessContext(_Taking, local.SubprocessContext):
         super().__init__(name, entrypoint, args, envs, logs_specs, log_line_prefixes, options=options)
 
 
-class MultiprocessContext(_Taking, FunctionContext):
+class MultiprocessContext(_HandlingSignals, FunctionContext):
     """Workers that are functions, made with torch's arguments; see `start_processes` for what they mean."""
 
     def __init__(

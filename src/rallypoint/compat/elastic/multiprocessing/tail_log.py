@@ -113,7 +113,7 @@ class TailLog:
         for rank, tail in self._tails.items():
             error = tail.exception()
             if error is not None:
-                log.error("the output of %s%d could not be shown to its end (%s)", self._name, rank, error)
+                log.error("the output of %s%d could not be written to its end (%s)", self._name, rank, error)
         if self._pool is not None:
             self._pool.shutdown()
         self._stopped = True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rallypoint.compat.also import also
+from rallypoint.compat.reexports import reexports_of
 from rallypoint.protocol.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
@@ -35,4 +35,4 @@ __all__ = [
     "rendezvous_handler_registry",
 ]
 
-__getattr__ = also(__name__)
+__getattr__ = reexports_of(__name__)

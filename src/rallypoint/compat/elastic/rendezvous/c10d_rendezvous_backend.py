@@ -12,8 +12,8 @@ from typing import Any
 
 from rallypoint.base.endpoint import is_this_machine, parse_endpoint
 from rallypoint.base.errors import UserError
-from rallypoint.compat.also import also
 from rallypoint.compat.elastic.rendezvous.given_store import given
+from rallypoint.compat.reexports import reexports_of
 from rallypoint.protocol.errors import RendezvousConnectionError
 from rallypoint.rendezvous.backends.store_backend import StoreRendezvousBackend
 from rallypoint.rendezvous.params import C10D_PORT, RendezvousParameters
@@ -24,7 +24,7 @@ from rallypoint.store.filestore import FileStore
 
 __all__ = ["DEFAULT_PORT", "C10dRendezvousBackend", "create_backend"]
 
-__getattr__ = also(__name__)
+__getattr__ = reexports_of(__name__)
 
 DEFAULT_PORT = C10D_PORT
 
@@ -67,15 +67,15 @@ def _tcp(params: RendezvousParameters) -> Store:
     assert timeout is not None
     if timeout <= 0:
         raise UserError(f"rendezvous option read_timeout={timeout} must be positive")
-    told = params.get_as_bool("is_host")
-    attempts = (told,) if told is not None else (True, False) if is_this_machine(host) else (False,)
+    is_host = params.get_as_bool("is_host")
+    attempts = (is_host,) if is_host is not None else (True, False) if is_this_machine(host) else (False,)
     last: StoreError | None = None
-    for is_host in attempts:  # somebody else on this machine may serve already
+    for serves in attempts:  # somebody else on this machine may serve already
         try:
-            return TCPStore(host, port, is_master=is_host, multi_tenant=True, timeout=timeout)
+            return TCPStore(host, port, is_master=serves, multi_tenant=True, timeout=timeout)
         except StoreError as error:
             last = error
-    raise RendezvousConnectionError(f"the store of the rendezvous is out of reach: {last}") from last
+    raise RendezvousConnectionError(f"the store of the rendezvous cannot be reached: {last}") from last
 
 
 _MAKERS = {"tcp": _tcp, "file": _file}

@@ -15,8 +15,8 @@ from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import outward_address
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
-from rallypoint.compat.also import also
 from rallypoint.compat.elastic.rendezvous.given_store import given
+from rallypoint.compat.reexports import reexports_of
 from rallypoint.membership.operations import Close
 from rallypoint.membership.state import Settings, State
 from rallypoint.protocol.errors import RendezvousError, RendezvousTimeoutError
@@ -41,7 +41,7 @@ __all__ = [
     "create_handler",
 ]
 
-__getattr__ = also(__name__)
+__getattr__ = reexports_of(__name__)
 
 log = get_logger(__name__)
 
@@ -225,7 +225,7 @@ class DynamicRendezvousHandler(ElasticHandler):
         return State() if found is None else decode_state(found[0])
 
     def _close_alone(self) -> None:
-        link = self._state_in.open(lambda _notice: None, Deadline.after(self._own_settings.close_timeout))
+        link = self._state_in.open(lambda _notification: None, Deadline.after(self._own_settings.close_timeout))
         link.send(Close())
         link.close()
         if link.broken is not None:
@@ -233,9 +233,9 @@ class DynamicRendezvousHandler(ElasticHandler):
         if link.is_busy:
             raise RendezvousTimeoutError(_not_closed(self._own_settings))
 
-    def _on_notification(self, notice: Notification) -> None:
-        super()._on_notification(notice)
-        if isinstance(notice, JobEnded | JoinRefused | LinkLost):
+    def _on_notification(self, notification: Notification) -> None:
+        super()._on_notification(notification)
+        if isinstance(notification, JobEnded | JoinRefused | LinkLost):
             self._over.set()
 
 

@@ -9,10 +9,10 @@ from __future__ import annotations
 from typing import Any
 
 from rallypoint.base.errors import UserError
-from rallypoint.compat.also import also
 from rallypoint.compat.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler
 from rallypoint.compat.elastic.rendezvous.etcd_rendezvous_backend import EtcdRendezvousBackend
 from rallypoint.compat.elastic.rendezvous.etcd_store import EtcdStore
+from rallypoint.compat.reexports import reexports_of
 from rallypoint.rendezvous.backends.etcd_v2 import client_of
 from rallypoint.rendezvous.params import RendezvousParameters
 
@@ -24,7 +24,7 @@ __all__ = [
     "create_rdzv_handler",
 ]
 
-__getattr__ = also(__name__)
+__getattr__ = reexports_of(__name__)
 
 _DEFAULT_PREFIX = "/torchelastic/p2p"
 _DEFAULT_TIMEOUT, _DEFAULT_LAST_CALL_TIMEOUT = 600, 30
@@ -96,12 +96,12 @@ class EtcdRendezvousHandler(DynamicRendezvousHandler):
         super().__init__(params, self._own_store, self._own_backend)
 
     def shutdown(self) -> bool:
-        """Leave, and hang up. The job goes on without us."""
+        """Leave, and close the connections. The job goes on without this node."""
         self._own_backend.cancel_waits()
-        well = super().shutdown()
+        left = super().shutdown()
         self._own_backend.close()
         self._own_store.close()
-        return well
+        return left
 
 
 def create_rdzv_handler(params: RendezvousParameters) -> EtcdRendezvousHandler:

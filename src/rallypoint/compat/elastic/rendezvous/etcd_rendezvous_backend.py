@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from rallypoint.compat.also import also
 from rallypoint.compat.elastic.rendezvous.etcd_store import EtcdStore
 from rallypoint.compat.elastic.rendezvous.given_client import given_client
+from rallypoint.compat.reexports import reexports_of
 from rallypoint.etcd.api import EtcdError
 from rallypoint.protocol.errors import RendezvousConnectionError
 from rallypoint.rendezvous.backends.etcd_v2 import DEFAULT_PREFIX, DEFAULT_TTL, EtcdV2Backend, client_of
@@ -14,7 +14,7 @@ from rallypoint.rendezvous.params import RendezvousParameters
 
 __all__ = ["EtcdRendezvousBackend", "create_backend"]
 
-__getattr__ = also(__name__)
+__getattr__ = reexports_of(__name__)
 
 _STORE_PREFIX = "/torch/elastic/store"
 

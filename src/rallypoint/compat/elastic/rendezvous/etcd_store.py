@@ -23,7 +23,7 @@ from rallypoint.store.errors import StoreConnectionError, StoreTimeoutError
 __all__ = ["EtcdStore"]
 
 _MOST_DELAY = 0.1
-"""Seconds to wait at most before a lost race is run again."""
+"""Seconds to wait at most before a change that lost a race is tried again."""
 
 
 class EtcdKeyTimeoutError(StoreTimeoutError, LookupError):
@@ -109,11 +109,9 @@ class EtcdStore(ReplacingStore):
         """Close the connection. The store can still be used."""
         self._client.close()
 
-    # Inside
-
     def _path(self, key: str) -> str:
         if not key:
-            raise UserError("a store in etcd has no place for an empty key; give the key a name")
+            raise UserError("a store in etcd cannot have an empty key; give the key a name")
         # Base64 has a slash, which would be a directory here. Torch's keys have none, as far as they can be read again.
         return self.prefix + _text(key_bytes(key)).replace("/", "_")
 
@@ -181,5 +179,5 @@ def _bytes(text: str) -> bytes:
         return base64.b64decode(text, validate=True)
     except (binascii.Error, ValueError):
         raise UserError(
-            f"the store in etcd holds {text[:24]!r}, which no store has written; use another prefix"
+            f"the store in etcd holds {text[:24]!r}, which is not a store's value; use another prefix"
         ) from None

@@ -95,7 +95,7 @@ class _Foreign(Store):
         except StoreError:
             raise
         except (RuntimeError, LookupError) as error:
-            raise _kind(error)(f"the store {type(self._store).__name__} says: {error}") from error
+            raise _kind(error)(f"the store {type(self._store).__name__} raised: {error}") from error
 
 
 def _kind(error: Exception) -> type[StoreError]:

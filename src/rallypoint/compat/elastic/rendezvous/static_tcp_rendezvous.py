@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rallypoint.base.endpoint import Endpoint
-from rallypoint.compat.also import also
+from rallypoint.compat.reexports import reexports_of
 from rallypoint.rendezvous.backends.static import create_handler
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import RendezvousHandler
@@ -11,7 +11,7 @@ from rallypoint.rendezvous.params import RendezvousParameters
 
 __all__ = ["StaticTCPRendezvous", "create_rdzv_handler"]
 
-__getattr__ = also(__name__)
+__getattr__ = reexports_of(__name__)
 
 
 class StaticTCPRendezvous(ElasticHandler):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rallypoint.compat.also import also
+from rallypoint.compat.reexports import reexports_of
 from rallypoint.watchdog.local import LocalTimerClient, LocalTimerServer, MultiprocessingRequestQueue
 
 __all__ = ["LocalTimerClient", "LocalTimerServer", "MultiprocessingRequestQueue"]
 
-__getattr__ = also(__name__)
+__getattr__ = reexports_of(__name__)

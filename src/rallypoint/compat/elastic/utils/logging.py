@@ -6,11 +6,11 @@ import logging
 import sys
 
 from rallypoint.base.log import log_level
-from rallypoint.compat.also import also
+from rallypoint.compat.reexports import reexports_of
 
 __all__ = ["get_logger"]
 
-__getattr__ = also(__name__)
+__getattr__ = reexports_of(__name__)
 
 
 def get_logger(name: str | None = None) -> logging.Logger:

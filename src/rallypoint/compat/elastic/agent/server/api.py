@@ -1,7 +1,7 @@
 """In the place of `torch.distributed.elastic.agent.server.api`: agents as subclasses, over the parts of our own agent.
 
 Third parties override methods of `SimpleElasticAgent`; `OverriddenWorkers` lets our loop call them. Where a method is
-not overridden, our loop goes on as it does without: it hears everything while workers stop, and opens no store.
+not overridden, our loop goes on as it does without: it handles notifications while workers stop, and opens no store.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from rallypoint.agent.spec import DEFAULT_ROLE, RunResult, Worker, WorkerGroup, 
 from rallypoint.agent.steps import StopWorkers
 from rallypoint.base.errors import SignalException
 from rallypoint.base.log import get_logger
-from rallypoint.compat.also import also
 from rallypoint.compat.elastic.agent.server.own_loop import OwnLoop
+from rallypoint.compat.reexports import reexports_of
 from rallypoint.protocol.messages import Placement
 from rallypoint.store.api import Store
 from rallypoint.telemetry.events import Event
@@ -42,13 +42,13 @@ __all__ = [
     "WorkerState",
 ]
 
-__getattr__ = also(__name__)
+__getattr__ = reexports_of(__name__)
 
 log = get_logger(__name__)
 
 
 class ElasticAgent(ABC):
-    """What a launcher holds of an agent."""
+    """An agent as its launcher sees it."""
 
     @abstractmethod
     def run(self, role: str = DEFAULT_ROLE) -> RunResult | None:
@@ -73,7 +73,7 @@ class OverriddenWorkers(WorkerController):
         self.agent._initialize_workers(self.group)
 
     def assign(self, placement: Placement) -> list[Worker]:
-        # An override may want to talk over the round's store. Ours does not, and then none is opened.
+        # An override may use the round's store. Ours does not, and then none is opened.
         store = self.group.store if self.overrides("_assign_worker_ranks") else None
         size = placement.group_world_size
         return self.agent._assign_worker_ranks(store, placement.group_rank, size, self.group.spec)
@@ -88,7 +88,7 @@ class OverriddenWorkers(WorkerController):
         return super().stop(step)
 
     def begin_stop(self, death_sig: signal.Signals, timeout: float) -> StopInProgress | None:
-        # `_stop_workers` asks by SIGTERM. Nothing is heard meanwhile, so that nothing can cut the grace short.
+        # `_stop_workers` asks by SIGTERM. No notification is handled meanwhile: none can shorten the grace period.
         if death_sig == signal.SIGTERM:
             self.agent._stop_workers(self.group)
         else:
@@ -111,8 +111,8 @@ class OverriddenWorkers(WorkerController):
         return self.agent._remaining_restarts
 
 
-def kept_in(owner: Callable[[Any], Any], name: str) -> Any:
-    """A property for an attribute that subclasses read and set, and that one of the parts holds."""
+def attribute_of(owner: Callable[[Any], Any], name: str) -> Any:
+    """A property for an attribute of one of the parts, which subclasses read and set."""
     return property(lambda agent: getattr(owner(agent), name), lambda agent, value: setattr(owner(agent), name, value))
 
 
@@ -121,7 +121,7 @@ class SimpleElasticAgent(ElasticAgent):
 
     Args:
         spec: what to run.
-        exit_barrier_timeout: seconds that a handler which can only be asked waits for other nodes at the end. With ours
+        exit_barrier_timeout: seconds that a handler without notifications waits for other nodes at the end. With ours
             the wait ends with the verdict, however long that takes.
         shutdown_timeout: seconds between the signal that stops workers and SIGKILL. After a failure it is 5, or this if
             it is less.
@@ -154,7 +154,7 @@ class SimpleElasticAgent(ElasticAgent):
         self._most_restarts = 0
         self._failed_with = RunResult(WorkerState.FAILED)
 
-    _shutdown_timeout = kept_in(lambda agent: agent._workers.grace, "stop")
+    _shutdown_timeout = attribute_of(lambda agent: agent._workers.grace, "stop")
 
     # For subclasses
 
@@ -172,7 +172,7 @@ class SimpleElasticAgent(ElasticAgent):
 
     @abstractmethod
     def _shutdown(self, death_sig: signal.Signals = signal.SIGTERM, timeout: int = 30) -> None:
-        """End the workers and let go of everything. Always called at the end; idempotent.
+        """End the workers and release everything. Always called at the end; idempotent.
 
         Args:
             death_sig: the signal that asks the workers.
@@ -183,7 +183,7 @@ class SimpleElasticAgent(ElasticAgent):
 
     @property
     def _remaining_restarts(self) -> int:
-        """How many failures the job would survive yet. It can be set: a loop of a subclass's own counts it down, and
+        """How many failures the job would still survive. It can be set: a loop of a subclass's own counts it down, and
         with ours, a subclass that knows that no restart would help sets it to 0."""
         left = self._workers.events.remaining_restarts
         if self._restarts_left is None:
@@ -246,11 +246,11 @@ class SimpleElasticAgent(ElasticAgent):
         return self._agent.run_loop(role)
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        """Take up a placement: address of the store, group rank, worker ranks.
+        """Apply a placement: address of the store, group rank, worker ranks.
 
         Our loop has been given it by then; for a loop of a subclass's own, this waits until the round is complete.
         """
-        placement = worker_group.placement if self._own_loop is None else self._own_loop.meet()
+        placement = worker_group.placement if self._own_loop is None else self._own_loop.rendezvous()
         assert placement is not None, "no placement before the first round"
         self._workers.enter(placement)
 
@@ -260,18 +260,17 @@ class SimpleElasticAgent(ElasticAgent):
     ) -> list[Worker]:
         """The workers of this node with their ranks.
 
-        The placement holds them, so that the store is not used; only where a subclass has met the others by itself are
-        they exchanged over it.
+        The placement has them; only where a subclass has a rendezvous of its own are they exchanged over the store.
         """
         if self._worker_group.placement is not None:
             return workers_of(self._worker_group.placement.ranks, spec)
-        assert store is not None, "ranks are exchanged over a store where no placement holds them"
+        assert store is not None, "ranks are exchanged over a store where no placement has them"
         ranks = exchange_ranks(store, group_rank, group_world_size, spec.role, spec.local_world_size)
         return workers_of(ranks, spec)
 
     @profiled("SimpleElasticAgent._initialize_workers")
     def _initialize_workers(self, worker_group: WorkerGroup) -> None:
-        """Take up the placement and start the workers."""
+        """Apply the placement and start the workers."""
         self._rendezvous(worker_group)
         self._workers.started(self._start_workers(worker_group))
 
@@ -293,7 +292,7 @@ class SimpleElasticAgent(ElasticAgent):
             self._initialize_workers(worker_group)
 
     def _exit_barrier(self) -> None:
-        """Tell the others that this node is done. The verdict, once all are, ends our loop; any other waits here."""
+        """Report that this node is done. The verdict, once all are, ends our loop; any other waits here."""
         if self._own_loop is None:
             WorkerController.finished(self._workers)
         else:

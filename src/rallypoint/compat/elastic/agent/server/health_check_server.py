@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rallypoint.compat.also import also
+from rallypoint.compat.reexports import reexports_of
 from rallypoint.health.check import HealthCheckServer, create_healthcheck_server
 
 __all__ = ["HealthCheckServer", "create_healthcheck_server"]
 
-__getattr__ = also(__name__)
+__getattr__ = reexports_of(__name__)

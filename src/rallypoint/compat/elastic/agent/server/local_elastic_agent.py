@@ -15,8 +15,8 @@ from rallypoint.agent.processes import (
 )
 from rallypoint.agent.rendezvous_client import membership_of
 from rallypoint.agent.spec import RunResult, WorkerGroup, WorkerSpec
-from rallypoint.compat.also import also
-from rallypoint.compat.elastic.agent.server.api import OverriddenWorkers, SimpleElasticAgent, kept_in
+from rallypoint.compat.elastic.agent.server.api import OverriddenWorkers, SimpleElasticAgent, attribute_of
+from rallypoint.compat.reexports import reexports_of
 from rallypoint.logs.specs import LogsSpecs
 from rallypoint.telemetry.lazy import profiled
 from rallypoint.workers.escalation import StopInProgress
@@ -32,7 +32,7 @@ __all__ = [
     "LocalElasticAgent",
 ]
 
-__getattr__ = also(__name__)
+__getattr__ = reexports_of(__name__)
 
 
 class OverriddenProcesses(OverriddenWorkers, ProcessController):
@@ -79,10 +79,10 @@ class LocalElasticAgent(SimpleElasticAgent):
         health = health_check(health_check_server)
         super().__init__(spec, exit_barrier_timeout, shutdown_timeout, workers, health)
 
-    _pcontext = kept_in(lambda agent: agent._workers, "pcontext")
-    _logs_specs = kept_in(lambda agent: agent._workers, "logs_specs")
-    _start_method = kept_in(lambda agent: agent._workers, "start_method")
-    _log_line_prefix_template = kept_in(lambda agent: agent._workers, "log_line_prefix_template")
+    _pcontext = attribute_of(lambda agent: agent._workers, "pcontext")
+    _logs_specs = attribute_of(lambda agent: agent._workers, "logs_specs")
+    _start_method = attribute_of(lambda agent: agent._workers, "start_method")
+    _log_line_prefix_template = attribute_of(lambda agent: agent._workers, "log_line_prefix_template")
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         if self._own_loop is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rallypoint.compat.also import also
+from rallypoint.compat.reexports import reexports_of
 from rallypoint.failures.failure import ProcessFailure
 from rallypoint.failures.handler import ErrorHandler, get_error_handler
 from rallypoint.failures.record import record
@@ -10,4 +10,4 @@ from rallypoint.failures.report import ChildFailedError
 
 __all__ = ["ChildFailedError", "ErrorHandler", "ProcessFailure", "get_error_handler", "record"]
 
-__getattr__ = also(__name__)
+__getattr__ = reexports_of(__name__)

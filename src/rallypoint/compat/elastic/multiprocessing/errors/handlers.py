@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from rallypoint.compat.also import also
+from rallypoint.compat.reexports import reexports_of
 from rallypoint.failures.handler import get_error_handler
 
 __all__ = ["get_error_handler"]
 
-__getattr__ = also(__name__)
+__getattr__ = reexports_of(__name__)

@@ -1,8 +1,7 @@
 """This process's signals while it has workers: each raises `SignalException` in the main thread.
 
 Laws:
-- the former handlers are back when the last who took the signals gives them back; what somebody else has put in
-  their place meanwhile stays;
+- the previous handlers are restored by the last `restore_handlers`; what others have installed meanwhile stays;
 - what an agent of ours handles at this moment is left to it.
 """
 
@@ -21,53 +20,53 @@ from rallypoint.base.errors import SignalException
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import SignalWakeup, is_posting_handler, signal_name
 
-__all__ = ["bell", "give_back", "take"]
+__all__ = ["install_handlers", "restore_handlers", "signal_wakeup"]
 
 log = get_logger(__name__)
 
-_former: dict[int, Any] = {}
-_takers = 0
+_previous: dict[int, Any] = {}
+_users = 0
 
 
-def take() -> bool:
-    """Take the signals that `TORCHELASTIC_SIGNALS_TO_HANDLE` names; each `take` that did is followed by a `give_back`.
+def install_handlers() -> bool:
+    """Handle the signals that `TORCHELASTIC_SIGNALS_TO_HANDLE` names, until `restore_handlers`.
 
     Returns:
-        Whether they were taken: only the main thread can.
+        Whether they are handled: only the main thread can do that.
     """
-    global _takers
+    global _users
     if threading.current_thread() is not threading.main_thread():
-        log.warning("signals that end this process will leave its workers to their reaper: a thread cannot take them")
+        log.warning("signals to this process leave its workers to their reaper: only the main thread handles signals")
         return False
-    _takers += 1
+    _users += 1
     named = os.environ.get(SIGNALS_VARIABLE, DEFAULT_SIGNALS) != DEFAULT_SIGNALS
     for number in handled_signals():
         if not named and number in FORWARDED_SIGNALS:  # an agent's own idea of what a scheduler sends
             continue
-        if number not in _former and not is_posting_handler(signal.getsignal(number)):
+        if number not in _previous and not is_posting_handler(signal.getsignal(number)):
             try:
-                _former[number] = signal.signal(number, _raise)
+                _previous[number] = signal.signal(number, _raise)
             except OSError as error:
                 log.warning("%s cannot be handled: %s", signal_name(number), error)
     return True
 
 
-def give_back() -> None:
-    """Undo one `take`. In another thread than the main one the handlers stay until the next who can undoes them."""
-    global _takers
-    _takers -= 1
-    if _takers > 0 or threading.current_thread() is not threading.main_thread():
+def restore_handlers() -> None:
+    """Undo one `install_handlers`. Outside the main thread the handlers stay until the next who can undoes them."""
+    global _users
+    _users -= 1
+    if _users > 0 or threading.current_thread() is not threading.main_thread():
         return
-    for number, old in _former.items():
+    for number, old in _previous.items():
         if signal.getsignal(number) is _raise:
             signal.signal(number, old if old is not None else signal.SIG_DFL)
-    _former.clear()
+    _previous.clear()
 
 
 @contextmanager
-def bell() -> Iterator[list[int]]:
-    """Descriptors that wake who sleeps in the main thread when a signal comes to any other; none if none were taken."""
-    if not _takers or threading.current_thread() is not threading.main_thread():
+def signal_wakeup() -> Iterator[list[int]]:
+    """Descriptors that wake the main thread when another gets a signal; none if no signals are handled."""
+    if not _users or threading.current_thread() is not threading.main_thread():
         yield []
         return
     made = SignalWakeup()
@@ -82,11 +81,11 @@ def _raise(number: int, _frame: FrameType | None) -> None:
     raise SignalException(f"Process {os.getpid()} got signal: {asked}", asked)
 
 
-def _begin_anew() -> None:
-    """Those who took them are in the original, not in a copy of the process."""
-    global _takers
-    _takers = 0
-    _former.clear()
+def _reset_after_fork() -> None:
+    """Those who installed them are in the original, not in a copy of the process."""
+    global _users
+    _users = 0
+    _previous.clear()
 
 
-os.register_at_fork(after_in_child=_begin_anew)
+os.register_at_fork(after_in_child=_reset_after_fork)

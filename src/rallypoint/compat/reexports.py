@@ -1,7 +1,7 @@
 """Names that torch's modules have because they import them, and that users import or patch there.
 
-They are looked up when first asked for: a module of ours needs none of them. To put another thing in the place of one
-changes what that module gives out, and not what Rallypoint does.
+They are looked up when first asked for: a module of ours needs none of them. To patch one changes what that module has,
+and not what Rallypoint does.
 """
 
 from __future__ import annotations
@@ -10,14 +10,14 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
-__all__ = ["also"]
+__all__ = ["reexports_of"]
 
 _HERE = "rallypoint.compat."
-_EVENTS, _METRICS, _MEETING = "elastic.events", "elastic.metrics", "elastic.rendezvous.api"
+_EVENTS, _METRICS, _RENDEZVOUS = "elastic.events", "elastic.metrics", "elastic.rendezvous.api"
 _AGENT, _LOCAL = "elastic.agent.server.api", "elastic.agent.server.local_elastic_agent"
 _HEALTH, _PROCESSES = "elastic.agent.server.health_check_server", "elastic.multiprocessing.api"
 _ERRORS, _UTILS, _LOGGING = "elastic.multiprocessing.errors", "elastic.utils.api", "elastic.utils.logging"
-_MEETING_UTILS = "elastic.rendezvous.utils"
+_RENDEZVOUS_UTILS = "elastic.rendezvous.utils"
 
 _HOMES: dict[str, dict[str, str]] = {
     "launcher.api": {
@@ -26,8 +26,8 @@ _HOMES: dict[str, dict[str, str]] = {
         _HEALTH: "HealthCheckServer create_healthcheck_server",
         _PROCESSES: "DefaultLogsSpecs LogsSpecs SignalException",
         _ERRORS: "ChildFailedError",
-        _MEETING: "RendezvousParameters",
-        _MEETING_UTILS: "parse_rendezvous_endpoint",
+        _RENDEZVOUS: "RendezvousParameters",
+        _RENDEZVOUS_UTILS: "parse_rendezvous_endpoint",
         _LOGGING: "get_logger",
         "numa.binding": "NumaOptions",
     },
@@ -35,7 +35,7 @@ _HOMES: dict[str, dict[str, str]] = {
         _EVENTS: "Event EventSource record",
         _METRICS: "prof put_metric",
         _ERRORS: "ProcessFailure",
-        _MEETING: "RendezvousGracefulExitError",
+        _RENDEZVOUS: "RendezvousGracefulExitError",
         _PROCESSES: "SignalException",
         _LOGGING: "get_logger",
         "numa.binding": "NumaOptions",
@@ -50,14 +50,14 @@ _HOMES: dict[str, dict[str, str]] = {
         "elastic.utils.process_state": "is_uninterruptible_state read_proc_state",
     },
     "elastic.rendezvous.dynamic_rendezvous": {
-        _MEETING: (
+        _RENDEZVOUS: (
             "RendezvousClosedError RendezvousError RendezvousGracefulExitError RendezvousHandler RendezvousInfo "
             "RendezvousParameters RendezvousStateError RendezvousStoreInfo RendezvousTimeoutError"
         ),
         _EVENTS: "NodeState construct_and_record_rdzv_event",
     },
     "elastic.rendezvous.registry": {
-        _MEETING: "RendezvousHandler RendezvousParameters",
+        _RENDEZVOUS: "RendezvousHandler RendezvousParameters",
         "elastic.rendezvous.dynamic_rendezvous": "create_handler",
     },
     "elastic.multiprocessing": {"numa.binding": "NumaOptions", _LOGGING: "get_logger"},
@@ -71,28 +71,28 @@ _HOMES: dict[str, dict[str, str]] = {
     _HEALTH: {_LOGGING: "get_logger"},
     _ERRORS: {_LOGGING: "get_logger"},
     "elastic.multiprocessing.errors.handlers": {_ERRORS: "ErrorHandler"},
-    _MEETING: {"elastic.utils.distributed": "get_free_port"},
+    _RENDEZVOUS: {"elastic.utils.distributed": "get_free_port"},
     "elastic.rendezvous.c10d_rendezvous_backend": {
         _EVENTS: "NodeState construct_and_record_rdzv_event",
-        _MEETING: "RendezvousError RendezvousStateError",
+        _RENDEZVOUS: "RendezvousError RendezvousStateError",
         "elastic.rendezvous.dynamic_rendezvous": "RendezvousBackend",
-        _MEETING_UTILS: "parse_rendezvous_endpoint",
+        _RENDEZVOUS_UTILS: "parse_rendezvous_endpoint",
     },
     "elastic.rendezvous.etcd_rendezvous_backend": {
-        _MEETING: "RendezvousStateError",
+        _RENDEZVOUS: "RendezvousStateError",
         "elastic.rendezvous.dynamic_rendezvous": "RendezvousBackend",
-        _MEETING_UTILS: "parse_rendezvous_endpoint",
+        _RENDEZVOUS_UTILS: "parse_rendezvous_endpoint",
     },
     "elastic.rendezvous.etcd_rendezvous": {
-        _MEETING: (
+        _RENDEZVOUS: (
             "RendezvousClosedError RendezvousError RendezvousHandler RendezvousInfo RendezvousStoreInfo "
             "RendezvousTimeoutError"
         ),
-        _MEETING_UTILS: "parse_rendezvous_endpoint",
+        _RENDEZVOUS_UTILS: "parse_rendezvous_endpoint",
     },
     "elastic.rendezvous.static_tcp_rendezvous": {
-        _MEETING: "RendezvousInfo RendezvousStoreInfo",
-        _MEETING_UTILS: "parse_rendezvous_endpoint",
+        _RENDEZVOUS: "RendezvousInfo RendezvousStoreInfo",
+        _RENDEZVOUS_UTILS: "parse_rendezvous_endpoint",
     },
     "elastic.timer.file_based_local_timer": {
         "elastic.timer.api": "TimerClient TimerRequest",
@@ -106,7 +106,7 @@ _HOMES: dict[str, dict[str, str]] = {
 """Module to the modules whose names it has as well."""
 
 
-def also(module: str) -> Callable[[str], Any]:
+def reexports_of(module: str) -> Callable[[str], Any]:
     """The `__getattr__` of a module of ours."""
     homes = {name: home for home, names in _HOMES[module.removeprefix(_HERE)].items() for name in names.split()}
 
