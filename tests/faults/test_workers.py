@@ -11,7 +11,7 @@ from tests.faults.cluster import Cluster, settle
 
 LOADER = """
 import os, sys, tempfile, torch
-tempfile.tempdir = os.getcwd()  # multiprocessing's own temporary files outlive a SIGKILL, and are not ours
+tempfile.tempdir = "/proc/self/cwd"  # multiprocessing leaves files on a SIGKILL, and has little room for their paths
 from torch.utils.data import DataLoader, Dataset
 class Endless(Dataset):
     def __len__(self):
