@@ -21,7 +21,7 @@ demo: $(READY)  ## train with two workers, kill one half-way, finish with the sa
 	@$(BIN)/python examples/demo.py
 
 test: $(READY)  ## every test, on both cores
-	$(BIN)/python -m pytest -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -n 4 --dist worksteal $(ARGS)
 
 record: $(READY)  ## what torch answers, asked anew and written to tests/conformance/records (ARGS="-k signals" for some)
 	@$(BIN)/python -m tests.conformance.renew $(ARGS)
