@@ -158,7 +158,6 @@ TARGETS = {
         (
             "rendezvous/backends/etcd_v2_wire.py",
             "rendezvous/backends/etcd_v2_http.py",
-            "rendezvous/backends/etcd_v2_poll.py",
         ),
     ),
     "etcd-values": Target(values, _value_seeds, ("election/keys.py",)),

@@ -13,7 +13,8 @@ class RendezvousBackend(ABC):
     """A place for the state (contract section 8, `RendezvousBackend`).
 
     A backend that can tell when the state may have changed also has `wait_for_change(timeout: float) -> bool`, which
-    blocks until then or until `timeout` seconds are over; others are read once a second.
+    blocks until then or until `timeout` seconds are over; others are read once a second. If it has `cancel_waits()`,
+    that ends such waits, from any thread, and all later ones.
     """
 
     @property

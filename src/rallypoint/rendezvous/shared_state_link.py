@@ -46,6 +46,8 @@ log = get_logger(__name__)
 
 _POLL_INTERVAL = 1.0
 """Seconds between two looks at a backend that cannot say when it has changed."""
+_CANCELLABLE_WAIT = 10.0
+"""Seconds for which one whose waits can be ended is waited for at a time."""
 _MAX_UNREACHABLE = 60.0
 """Seconds for which a backend may be out of reach when a node that takes part has something to say to it."""
 
@@ -88,6 +90,7 @@ class SharedStateLink:
         self._ending = threading.Event()
         self.broken: Exception | None = None
         """What has ended the link by itself, if anything has."""
+        self._watcher = _BackendWatcher(backend, lambda: self._requests.put(Heartbeat()), self._ending)
         self._thread = threading.Thread(target=self._run, name="rallypoint-shared-state", daemon=True)
         self._thread.start()
 
@@ -101,6 +104,7 @@ class SharedStateLink:
             self._ending.set()
             self._requests.put(LeaveRequest())
             self._requests.put(None)
+        self._watcher.stop()
         self._thread.join(timeout=self._settings.heartbeat_timeout + _POLL_INTERVAL)
 
     @property
@@ -111,7 +115,6 @@ class SharedStateLink:
     # On the thread
 
     def _run(self) -> None:
-        watcher = _BackendWatcher(self._backend, lambda: self._requests.put(Heartbeat()), self._ending)
         while (request := self._next_request()) is not None:
             try:
                 self._step_with_retries(request)
@@ -125,7 +128,7 @@ class SharedStateLink:
                 self._deliver_if_open(LinkLost(f"the rendezvous broke off: {type(error).__name__}: {error}", error))
                 break
         self._ending.set()  # the watcher must not go on where nobody takes what it says
-        watcher.join()
+        self._watcher.stop()
 
     def _step_with_retries(self, request: Request) -> None:
         """A backend out of reach is tried again: what was asked for must not be lost. A damaged state stays damaged."""
@@ -274,6 +277,7 @@ class _BackendWatcher:
 
     def __init__(self, backend: RendezvousBackend, poke: Callable[[], None], ending: threading.Event) -> None:
         self._wait = getattr(backend, "wait_for_change", None)
+        self._cancel = getattr(backend, "cancel_waits", None)
         self._on_change = poke
         self._ending = ending
         self._thread: threading.Thread | None = None
@@ -283,11 +287,14 @@ class _BackendWatcher:
 
     def _run(self) -> None:
         assert self._wait is not None
+        interval = _POLL_INTERVAL if self._cancel is None else _CANCELLABLE_WAIT
         while not self._ending.is_set():
-            if self._wait(_POLL_INTERVAL):
+            if self._wait(interval):
                 self._on_change()
 
-    def join(self) -> None:
-        """Wait until the thread has ended, which takes one look at the backend at most."""
+    def stop(self) -> None:
+        """Wait until the thread has ended, which takes one wait at most. Once it is to end; idempotent."""
+        if self._cancel is not None:
+            self._cancel()
         if self._thread is not None:
             self._thread.join(timeout=2 * _POLL_INTERVAL)

@@ -18,7 +18,7 @@ from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
 from rallypoint.etcd.api import EtcdError, EtcdRefused, EtcdUnreachable
 from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
-from rallypoint.protocol.messages import Deliver, Link, Request
+from rallypoint.protocol.messages import Deliver, Link
 from rallypoint.rendezvous.backend import RendezvousBackend
 from rallypoint.rendezvous.backends.etcd_options import credentials_of, endpoints_of, tls_of
 from rallypoint.rendezvous.backends.options import rank_hint, settings_of, worker_stores
@@ -29,8 +29,7 @@ from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.shared_state_link import SharedStateLink
 
 if TYPE_CHECKING:
-    from rallypoint.rendezvous.backends.etcd_v2_http import EtcdV2Client, V2Read
-    from rallypoint.rendezvous.backends.etcd_v2_poll import LongPoll
+    from rallypoint.rendezvous.backends.etcd_v2_http import EtcdV2Client, LongPoll, V2Read
 
 log = get_logger(__name__)
 
@@ -170,8 +169,6 @@ class EtcdV2Backend(RendezvousBackend):
             self._hurry.wait(timeout)
             return False
         if changed is None:
-            if (self._index or 0) > index:
-                poll.close()  # others have told of more: this connection may be deaf
             return False
         self._warned = changed
         return changed > (self._index or 0)
@@ -279,6 +276,7 @@ class _StateInEtcd(ControlPlane):
         settings, where = settings_of(params, counts_heartbeats=True), f"on etcd at {params.endpoint}"
         super().__init__(settings, where, params.endpoint_flag, rank_hint(params))
         self._client = client
+        self._backend: EtcdV2Backend | None = None
         self._prefix = str(params.get("etcd_prefix", DEFAULT_PREFIX))
         self._local_addr = params.local_addr
         if not params.run_id:
@@ -286,26 +284,12 @@ class _StateInEtcd(ControlPlane):
 
     def open(self, deliver: Deliver, deadline: Deadline) -> Link:
         """Begin; etcd is asked by the link's own thread."""
-        backend = EtcdV2Backend(self._client, self.settings.run_id, self._prefix, deadline=deadline)
+        self._backend = backend = EtcdV2Backend(self._client, self.settings.run_id, self._prefix, deadline=deadline)
         address = self._local_addr or own_address(self._client.endpoint)
         node = own_node(address)
-        return _EtcdV2Link(backend, SharedStateLink(backend, self.settings, node, address, deliver))
-
-
-class _EtcdV2Link:
-    """The shared-state link, which at its end waits for no change and no etcd any more."""
-
-    def __init__(self, backend: EtcdV2Backend, link: SharedStateLink) -> None:
-        self._backend = backend
-        self._link = link
-        self.address: str | None = link.address
-
-    def send(self, request: Request) -> None:
-        """See `Link.send`."""
-        self._link.send(request)
+        return SharedStateLink(backend, self.settings, node, address, deliver)
 
     def close(self) -> None:
-        """See `Link.close`."""
-        self._backend.cancel_waits()
-        self._link.close()
-        self._backend.close()
+        """Hang up."""
+        if self._backend is not None:
+            self._backend.close()

@@ -12,16 +12,19 @@ A client is for one thread; `long_poll` gives something with a connection of its
 
 from __future__ import annotations
 
+import contextlib
 import http.client
-from collections.abc import Sequence
+import socket
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import urlencode
 
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.etcd.api import Credentials, EtcdRefused, EtcdTls, EtcdUnreachable
-from rallypoint.rendezvous.backends.etcd_v2_poll import LongPoll
 from rallypoint.rendezvous.backends.etcd_v2_wire import (
     CONNECTION_ERRORS,
+    EVENT_INDEX_CLEARED,
     KEY_NOT_FOUND,
     NODE_EXISTS,
     TEST_FAILED,
@@ -228,6 +231,84 @@ class EtcdV2Client:
         connection.request(method, path, form, headers)
         response = connection.getresponse()
         return read(endpoint, response, body_of(endpoint, response))
+
+
+class LongPoll:
+    """One thread's wait for changes of a key, by the v2 API's request that is answered only when there is one."""
+
+    def __init__(self, endpoint: Callable[[], Endpoint], dial: V2Dialer, headers: Mapping[str, str]) -> None:
+        self._endpoint = endpoint
+        self._dial = dial
+        self._headers = headers
+        self._lock = threading.Lock()
+        self._stopped = False
+        self._connection: http.client.HTTPConnection | None = None
+        self._socket: socket.socket | None = None
+        self._asked_of: Endpoint | None = None
+
+    def changed(self, key: str, after: int, timeout: float) -> int | None:
+        """Wait for a change of a key that came after the index `after`.
+
+        Returns:
+            The index of the change; if etcd does not remember so far back, its index now. None after `timeout` seconds.
+
+        Raises:
+            EtcdUnreachable: the member does not answer, or has hung up.
+            EtcdRefused: it will not do it.
+        """
+        endpoint = self._endpoint()
+        try:
+            connection = self._connect(endpoint, timeout)
+            try:
+                connection.request("GET", f"{path_of(key)}?wait=true&waitIndex={after + 1}", headers=self._headers)
+                response = connection.getresponse()
+                data = body_of(endpoint, response)
+            except TimeoutError:
+                self.close()
+                return None
+            if not data:
+                raise ConnectionResetError("it has hung up")
+            answer = read(endpoint, response, data)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise error_for(endpoint, error, self._dial.secure, sent=False) from None
+        except BaseException:
+            self.close()
+            raise
+        if answer.code == EVENT_INDEX_CLEARED:
+            return max(after, int(answer.body.get("index", after)))
+        if answer.code:
+            raise answer.refusal(f"watch {key!r}")
+        return node_of(answer.body["node"]).modified
+
+    def close(self) -> None:
+        """Hang up; the next wait connects anew."""
+        with self._lock:
+            self._socket = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def stop(self) -> None:
+        """Have a wait end, and all later ones; for any thread."""
+        with self._lock:
+            self._stopped = True
+            if self._socket is not None:
+                with contextlib.suppress(OSError):
+                    # Of the plain class: over TLS nothing may be taken apart under the thread that waits.
+                    socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def _connect(self, endpoint: Endpoint, timeout: float) -> http.client.HTTPConnection:
+        """A connection to the member, kept from the wait before where there is one; its waits end after `timeout`."""
+        if self._asked_of != endpoint or self._connection is None or self._connection.sock is None:
+            self.close()
+            self._connection, self._asked_of = self._dial(endpoint), endpoint
+        with self._lock:
+            self._socket = self._connection.sock
+            if self._stopped:
+                raise ConnectionAbortedError("it was stopped")
+        self._connection.sock.settimeout(max(0.001, timeout))
+        return self._connection
 
 
 def _outcome_unknown(fault: EtcdUnreachable | EtcdRefused) -> bool:

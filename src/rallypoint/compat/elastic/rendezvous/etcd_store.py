@@ -15,8 +15,7 @@ from rallypoint.base.clock import Deadline
 from rallypoint.base.errors import UserError
 from rallypoint.compat.elastic.rendezvous.given_client import given_client
 from rallypoint.etcd.api import EtcdError
-from rallypoint.rendezvous.backends.etcd_v2_http import EtcdV2Client, V2Read
-from rallypoint.rendezvous.backends.etcd_v2_poll import LongPoll
+from rallypoint.rendezvous.backends.etcd_v2_http import EtcdV2Client, LongPoll, V2Read
 from rallypoint.store.api import DEFAULT_TIMEOUT, ReplacingStore, key_bytes, key_text, seconds, value_bytes
 from rallypoint.store.errors import StoreConnectionError, StoreTimeoutError
 
