@@ -17,7 +17,11 @@ NATIVE = SOURCE / "rallypoint" / "store" / "native"
 FILE_LINES, FUNCTION_LINES, PARAMETERS = 350, 60, 8
 
 TORCHS_SIGNATURES = {
-    "compat/elastic/multiprocessing/api.py": {"start_processes", "SubprocessContext.__init__"},
+    "compat/elastic/multiprocessing/api.py": {
+        "MultiprocessContext.__init__",
+        "SubprocessContext.__init__",
+        "start_processes",
+    },
     "compat/elastic/rendezvous/dynamic_rendezvous.py": {"DynamicRendezvousHandler.from_backend"},
     "store/client.py": {"TCPStore.__init__"},
     "telemetry/recording.py": {"construct_and_record_rdzv_event"},

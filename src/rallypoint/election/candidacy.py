@@ -18,8 +18,6 @@ from rallypoint.election.steps import (
     Procedure,
     Revoke,
     Watched,
-    WriteLog,
-    debug,
     found,
     number_of,
     transact,
@@ -128,9 +126,9 @@ class PredecessorWait:
         name = decode_node(predecessor.value)
         level = DEBUG if name in self.dead else WARNING
         text = "nobody listens any more at the address of the coordinator %s; its lease is ended"
-        self._context.add(WriteLog(level, text, (name,)))
+        self._context.log(level, text, name)
         self.dead |= frozenset() if name is None else frozenset([name])
         try:
             yield Revoke(predecessor.lease)
         except EtcdError as error:
-            self._context.add(debug("its lease could not be ended: %s", error))
+            self._context.log(DEBUG, "its lease could not be ended: %s", error)

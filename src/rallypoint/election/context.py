@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from rallypoint.base.errors import RallypointError
-from rallypoint.election.steps import Effect, EndWatch, EtcdTrouble, Watched, WatchKeys, WriteLog, debug, info, warning
+from rallypoint.election.steps import DEBUG, WARNING, Effect, EndWatch, EtcdTrouble, Watched, WatchKeys, WriteLog
 
 _WARN_INTERVAL = 300.0
 """Seconds until the log says again what is wrong with etcd, for weeks perhaps."""
@@ -31,9 +31,9 @@ class StepContext:
         taken, self._effects = self._effects, []
         return taken
 
-    def info(self, text: str, *args: object) -> None:
-        """A line of the log about what happens."""
-        self.add(info(text, *args))
+    def log(self, level: int, text: str, *args: object) -> None:
+        """A line of the log; `level` as `logging` has it."""
+        self.add(WriteLog(level, text, args))
 
     # Watches: one of each kind at most
 
@@ -77,8 +77,8 @@ class StepContext:
     def warn(self, error: Exception, what: str) -> None:
         """Log what is wrong, once in a while; with a traceback where nobody has foreseen it."""
         if self._warned_of is not None and self._warned_of[0] is type(error) and self.now < self._warned_of[1]:
-            self.add(debug("%s: %s", what, error))
+            self.log(DEBUG, "%s: %s", what, error)
             return
         self._warned_of = type(error), self.now + _WARN_INTERVAL
-        line = warning("%s: %s", what, error)
-        self.add(line if isinstance(error, RallypointError) else WriteLog(line.level, line.text, line.args, error))
+        unforeseen = None if isinstance(error, RallypointError) else error
+        self.add(WriteLog(WARNING, "%s: %s", (what, error), unforeseen))

@@ -18,6 +18,8 @@ from rallypoint.election.context import StepContext
 from rallypoint.election.keys import ElectionKeys, LeaderRecord, encode_leader
 from rallypoint.election.resign import TIMEOUT
 from rallypoint.election.steps import (
+    DEBUG,
+    INFO,
     EndTerm,
     Grant,
     KeepLeaseAlive,
@@ -27,7 +29,6 @@ from rallypoint.election.steps import (
     Revoke,
     StartTerm,
     Watched,
-    debug,
     found,
     number_of,
     transact,
@@ -87,7 +88,7 @@ class Leadership:
         takeover = takeover_from(stored.kvs, presence.nodes, met, keys, self._settings)
         if takeover.forgets:
             text = "what etcd holds of this job is an earlier launch's, of which no node lives; it is not used"
-            self._context.info(text)
+            self._context.log(INFO, text)
         if not takeover.lease:
             takeover = takeover._replace(lease=(yield from number_of(Grant(STATE_TTL))))
         self._terms += 1
@@ -104,7 +105,9 @@ class Leadership:
             yield EndTerm(0.0)
             raise
         self._watch(read)
-        self._context.info("this agent is the coordinator of job %r, on port %d", self._settings.run_id, listening.port)
+        self._context.log(
+            INFO, "this agent is the coordinator of job %r, on port %d", self._settings.run_id, listening.port
+        )
 
     def _announce(self, place: Registration, listening: Listening) -> Procedure[None]:
         record = LeaderRecord(listening.addresses, listening.port, place.lease, listening.secret)
@@ -119,7 +122,7 @@ class Leadership:
             try:
                 yield Revoke(lease, TIMEOUT)
             except EtcdError as error:
-                self._context.add(debug("its own lease could not be ended: %s", error))
+                self._context.log(DEBUG, "its own lease could not be ended: %s", error)
         self._context.unwatch(Watched.NODES)
         yield EndTerm(0.0 if lives else CLOSE_LINGER)
 

@@ -168,7 +168,9 @@ class Election:
         elif kind is Watched.LEADER:
             self._due[Chore.FIND_LEADER] = again
         elif self.leads:
-            self._context.info("the watch over the nodes in etcd has ended (%s); they are read again", event.lost)
+            self._context.log(
+                steps.INFO, "the watch over the nodes in etcd has ended (%s); they are read again", event.lost
+            )
             self._due[Chore.FIND_NODES] = again
 
     # What to do next
@@ -233,7 +235,7 @@ class Election:
         there = yield from candidacy.register(self._keys, name, self._ttl)
         if there.revision < seen:
             text = "etcd has gone back from revision %d to %d and what it held is lost; this agent registers again"
-            self._context.add(steps.warning(text, seen, there.revision))
+            self._context.log(steps.WARNING, text, seen, there.revision)
             self._seen = 0
             self._context.add(steps.ResetRevision())
             self._context.unwatch(Watched.LEADER)
@@ -315,7 +317,7 @@ class Election:
             yield from self._leadership.step_down(self.lease, lives=not for_good)
         if isinstance(why, EtcdLeaseGone):
             if self._place is not None:
-                self._context.add(steps.warning("this agent's place in etcd is lost (%s); it takes another", why))
+                self._context.log(steps.WARNING, "this agent's place in etcd is lost (%s); it takes another", why)
             self._has_ended(PAUSE, for_good=False)
             return
         if isinstance(why, EtcdError | RendezvousStateError):
@@ -325,7 +327,7 @@ class Election:
             text = "this agent's place in etcd is given up for a moment, for a reason not foreseen"
             self._context.warn(why, text)
             self._context.trouble(f"{type(why).__name__}: {why}")
-        yield from leave(self._keys, self.lease, self._link.met, self._context.add, for_good=for_good)
+        yield from leave(self._keys, self.lease, self._link.met, self._context, for_good=for_good)
         self._has_ended(LONG_PAUSE, for_good=for_good)
 
     def _has_ended(self, pause: float, *, for_good: bool) -> None:

@@ -9,10 +9,9 @@ Laws:
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
+from rallypoint.election.context import StepContext
 from rallypoint.election.keys import ElectionKeys, decode_snapshot
-from rallypoint.election.steps import Procedure, Revoke, WriteLog, found, info, transact
+from rallypoint.election.steps import INFO, Procedure, Revoke, found, transact
 from rallypoint.etcd.api import Compare, Delete, EtcdError, EtcdRefused, KeyValue, Operation, Range
 from rallypoint.protocol.errors import RendezvousStateError
 
@@ -20,28 +19,26 @@ TIMEOUT = 2.0
 """Seconds for each of the last requests to etcd."""
 
 
-def leave(
-    keys: ElectionKeys, lease: int, met: str, say: Callable[[WriteLog], None], *, for_good: bool
-) -> Procedure[None]:
+def leave(keys: ElectionKeys, lease: int, met: str, context: StepContext, *, for_good: bool) -> Procedure[None]:
     """Give up our lease; where etcd cannot be reached, the lease runs out.
 
     Args:
         keys: of the job.
         lease: ours, 0 if there is none.
         met: the coordinator that this node was last in a session with, "" for none.
-        say: takes lines of the log.
+        context: takes lines of the log.
         for_good: whether this agent leaves the job: then it may be the last.
     """
     try:
         if for_good and (lease or met):
-            yield from _delete_if_last(keys, lease, met, say)
+            yield from _delete_if_last(keys, lease, met, context)
         if lease:
             yield Revoke(lease, TIMEOUT)
     except EtcdError as error:
-        say(info("this agent cannot give up its lease in etcd, where it will run out: %s", error))
+        context.log(INFO, "this agent cannot give up its lease in etcd, where it will run out: %s", error)
 
 
-def _delete_if_last(keys: ElectionKeys, lease: int, met: str, say: Callable[[WriteLog], None]) -> Procedure[None]:
+def _delete_if_last(keys: ElectionKeys, lease: int, met: str, context: StepContext) -> Procedure[None]:
     """If we are the last, take away what the job has kept."""
     own: tuple[Operation, ...] = (Delete(keys.node(lease)),) if lease else ()
     look = (Range(keys.nodes, prefix=True, limit=1), Range(keys.state))
@@ -50,7 +47,7 @@ def _delete_if_last(keys: ElectionKeys, lease: int, met: str, say: Callable[[Wri
         if not others.kvs and state.kvs and _is_of(keys, state.kvs[0], met):
             yield from _delete_job_keys(keys, state.kvs[0])
     except EtcdRefused as error:  # etcd may refuse to write, and end leases all the same
-        say(info("what the job has written to etcd stays there until its lease ends: %s", error))
+        context.log(INFO, "what the job has written to etcd stays there until its lease ends: %s", error)
 
 
 def _is_of(keys: ElectionKeys, state: KeyValue, met: str) -> bool:

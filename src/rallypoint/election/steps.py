@@ -296,18 +296,3 @@ def number_of(request: Grant | KeepLeaseAlive) -> Procedure[int]:
 def found(result: TxnResult) -> list[RangeResult]:
     """What the ranges of a transaction have found, in their order."""
     return [each for each in result.responses if isinstance(each, RangeResult)]
-
-
-def debug(text: str, *args: object) -> WriteLog:
-    """A line that only developers read."""
-    return WriteLog(DEBUG, text, args)
-
-
-def info(text: str, *args: object) -> WriteLog:
-    """A line about what happens."""
-    return WriteLog(INFO, text, args)
-
-
-def warning(text: str, *args: object) -> WriteLog:
-    """A line that people should read."""
-    return WriteLog(WARNING, text, args)

@@ -275,11 +275,7 @@ def _configures_etcd(variable: str) -> bool:
 
 
 def _version(binary: str) -> tuple[int, int]:
-    """Major and minor version of an etcd program.
-
-    Raises:
-        RallypointError: it does not say.
-    """
+    """Major and minor version of an etcd program. Raises RallypointError if it does not say."""
     import re
 
     try:

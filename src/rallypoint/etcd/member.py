@@ -84,11 +84,7 @@ class Member:
         self._login: asyncio.Task[None] | None = None
 
     async def greet(self) -> None:
-        """Connect, and see that this is a member that can be used.
-
-        Raises:
-            MemberTrouble: it is not.
-        """
+        """Connect, and see that this is a member that can be used. Raises MemberTrouble if it is not."""
         try:
             async with asyncio.timeout(self._connect_timeout):
                 await shielded(self._greet())

@@ -40,11 +40,7 @@ class Store(ABC):
         return timedelta(seconds=self._timeout)
 
     def set_timeout(self, timeout: timedelta | float) -> None:
-        """Set `timeout`.
-
-        Raises:
-            UserError: it is negative, or no number.
-        """
+        """Set `timeout`. Raises UserError if it is negative, or no number."""
         self._timeout = seconds(timeout)
 
     def _seconds(self, timeout: timedelta | float | None) -> float:
@@ -105,11 +101,7 @@ class Store(ABC):
         """
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
-        """Store one value for each key, one by one.
-
-        Raises:
-            UserError: there are not as many values as keys.
-        """
+        """Store one value for each key, one by one. Raises UserError if there are not as many values as keys."""
         for key, value in pairs(keys, values):
             self.set(key, value)
 
@@ -144,11 +136,7 @@ class Store(ABC):
         raise NotImplementedError(_NO_QUEUES.format(self._where()))
 
     def queue_len(self, key: str) -> int:
-        """The number of values in a queue.
-
-        Raises:
-            NotImplementedError: the store has no queues.
-        """
+        """The number of values in a queue. Raises NotImplementedError if the store has no queues."""
         raise NotImplementedError(_NO_QUEUES.format(self._where()))
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
@@ -245,11 +233,7 @@ _NO_QUEUES = "{} has no queues; use a TCPStore or a HashStore"
 
 
 def seconds(timeout: timedelta | float) -> float:
-    """A timeout in seconds.
-
-    Raises:
-        UserError: it is negative, or no number.
-    """
+    """A timeout in seconds. Raises UserError if it is negative, or no number."""
     value = float(timeout) if isinstance(timeout, int | float) else timeout.total_seconds()
     if not value >= 0:
         raise UserError(f"a store's timeout cannot be {value:g} s; give 0 or more seconds")

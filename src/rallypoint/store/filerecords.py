@@ -21,11 +21,7 @@ _REMOVED = b"-"
 
 
 def setting(key: bytes, value: bytes) -> bytes:
-    """The record that sets a key.
-
-    Raises:
-        StoreProtocolError: the value is longer than its length field can say.
-    """
+    """The record that sets a key. Raises StoreProtocolError if the value is longer than its length field can say."""
     if len(value) > _MAX_LENGTH:
         raise StoreProtocolError(
             f"a value of {len(value)} bytes is too long for a file; at most {_MAX_LENGTH} are allowed"

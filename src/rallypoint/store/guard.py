@@ -60,11 +60,7 @@ class Network(NamedTuple):
 
 
 def network(text: str) -> Network:
-    """An address, or a network as `address/bits`.
-
-    Raises:
-        UserError: it is neither.
-    """
+    """An address, or a network as `address/bits`. Raises UserError if it is neither."""
     address, slash, bits = text.strip().partition("/")
     try:
         if not slash:
@@ -82,11 +78,7 @@ def network(text: str) -> Network:
 
 
 def networks(texts: Iterable[str] | None) -> tuple[Network, ...] | None:
-    """All of them; None stays None.
-
-    Raises:
-        UserError: one is none.
-    """
+    """All of them; None stays None. Raises UserError if one is none."""
     return None if texts is None else tuple(map(network, texts))
 
 
