@@ -7,11 +7,9 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
-from rallypoint.agent.policy import Phase, PolicyState, decide
+from rallypoint.agent.policy import decide
+from rallypoint.agent.policy_state import Phase, PolicyState
 from rallypoint.agent.steps import (
-    AnnounceFailure,
-    AnnouncePreemption,
-    AnnounceSuccess,
     AwaitSignal,
     EndBySignal,
     EndInSuccess,
@@ -26,9 +24,7 @@ from rallypoint.agent.steps import (
     PostNotice,
     PostStopNotice,
     QueryStanding,
-    RequestDrain,
     RequestJoin,
-    RequestLeave,
     SignalArrived,
     StartWorkers,
     Step,
@@ -42,9 +38,10 @@ from rallypoint.agent.steps import (
 from rallypoint.base.clock import Deadline
 from rallypoint.election.leader_resolver import LeaderResolver
 from rallypoint.failures.cause import Cause
+from rallypoint.membership.operations import Drain, Fail, Preempt, Succeed
 from rallypoint.membership.state import NodeId, Outcome, Settings
 from rallypoint.protocol.handshake import PROTOCOL_VERSION, Hello
-from rallypoint.protocol.messages import Deliver, JobEnded, Link, Placed
+from rallypoint.protocol.messages import Deliver, JobEnded, LeaveRequest, Link, Placed, ProgressRequest
 from rallypoint.rendezvous.control_plane import ControlPlane
 from rallypoint.rendezvous.elastic import ElasticHandler
 from tests.sim.election import SimCandidate
@@ -210,7 +207,9 @@ class Agent:
         if ended is None or ended is self._told:
             return
         self._told = ended
-        self._take(WorkersSucceeded() if ended.succeeded else WorkersFailed(self._cause(ended)))
+        limit = self.job.scenario.max_restarts
+        failed = WorkersFailed(self._cause(ended), max_restarts=limit)
+        self._take(WorkersSucceeded() if ended.succeeded else failed)
 
     def _cause(self, ended: Exit) -> Cause:
         # The failure's number is its pid: so everybody can be asked which failure he means.
@@ -232,7 +231,7 @@ class Agent:
 
     def _ask_progress(self) -> None:
         if self.status.phase is Phase.FORMING and self.fate is None:
-            self.handler.ask_progress()
+            self.handler.send(ProgressRequest())
             self._ask_every = min(2 * self._ask_every, 60.0)
             self._ask_again()
 
@@ -257,17 +256,8 @@ class Agent:
             self._stop.cancel()
             self._stop = self.process.later(0.01, self._stopped)
 
-    def _do_announce_failure(self, step: AnnounceFailure) -> None:
-        self.handler.report_failure(self.status.round, step.cause, self.job.scenario.max_restarts)
-
-    def _do_announce_success(self, _step: AnnounceSuccess) -> None:
-        self.handler.report_success(self.status.round)
-
-    def _do_announce_departure(self, step: AnnouncePreemption) -> None:
-        self.handler.preempt(self.status.round, step.seconds)
-
-    def _do_drain(self, _step: RequestDrain) -> None:
-        self.handler.drain(self.status.round)
+    def _do_send(self, step: Fail | Succeed | Drain | Preempt | LeaveRequest) -> None:
+        self.handler.send(step)
 
     def _do_ask(self, step: PostNotice) -> None:
         self._end_notice()
@@ -286,9 +276,6 @@ class Agent:
     def _do_withdraw(self, _step: WithdrawNotice) -> None:
         self._end_notice()
 
-    def _do_leave(self, _step: RequestLeave) -> None:
-        self.handler.leave()
-
     def _do_ask_others(self, _step: QueryStanding) -> None:
         for number in range(5):
             self.process.later(0.2 * number, self._ask_others)
@@ -296,7 +283,7 @@ class Agent:
 
     def _ask_others(self) -> None:
         if self.fate is None:
-            self.handler.leave(asks=True)
+            self.handler.send(LeaveRequest(wants_reply=True))
 
     def _do_nothing(self, _step: Step) -> None:
         pass
@@ -318,17 +305,17 @@ class Agent:
         StartWorkers: _do_start,
         StopWorkers: _do_stop,
         KillWorkers: _do_kill,
-        AnnounceFailure: _do_announce_failure,
-        AnnounceSuccess: _do_announce_success,
-        AnnouncePreemption: _do_announce_departure,
-        RequestDrain: _do_drain,
+        Fail: _do_send,
+        Succeed: _do_send,
+        Drain: _do_send,
+        Preempt: _do_send,
+        LeaveRequest: _do_send,
         PostNotice: _do_ask,
         WithdrawNotice: _do_withdraw,
         PostStopNotice: _do_nothing,
         ForwardSignal: _do_nothing,
         AwaitSignal: _do_nothing,
         LogLine: _do_nothing,
-        RequestLeave: _do_leave,
         QueryStanding: _do_ask_others,
         EndWithVerdict: _do_end,
         EndWithError: _do_give_up,

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from rallypoint.agent.policy import Phase, PolicyState
+from rallypoint.agent.policy_state import Phase, PolicyState
 from rallypoint.agent.steps import (
     EndInSuccess,
     EndWithError,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, NamedTuple
 
-from rallypoint.agent.policy import Phase
+from rallypoint.agent.policy_state import Phase
 from rallypoint.coordinator.dispatcher import RestoredState
 from rallypoint.coordinator.recovery import recovery_timeout
 from rallypoint.membership.state import Settings, State

@@ -28,6 +28,7 @@ from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.agent.steps import StopWorkers
 from rallypoint.base.log import get_logger
+from rallypoint.membership.operations import Succeed
 from rallypoint.protocol.messages import Placement
 from rallypoint.telemetry.lazy import profiled
 
@@ -173,7 +174,7 @@ class WorkerController(ABC):
     def finished(self) -> None:
         """All workers have succeeded: tell the other nodes."""
         assert self.group.placement is not None, "no placement before the first round"
-        self.membership.report_success(self.group.placement.round)
+        self.membership.send(Succeed(self.group.placement.round))
 
     def exit_fds(self) -> list[int] | None:
         """Descriptors that become readable when a worker ends; None if workers must be asked every so often."""

@@ -24,9 +24,11 @@ from rallypoint.base.errors import NodeLeftInOrder, SignalException
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_name
 from rallypoint.failures.cause import Cause
+from rallypoint.membership.operations import Drain, Fail, Preempt, Succeed
 from rallypoint.membership.state import Outcome
 from rallypoint.notices import PREEMPTION
 from rallypoint.protocol.errors import RendezvousClosedError, error_of
+from rallypoint.protocol.messages import LeaveRequest, ProgressRequest
 from rallypoint.rendezvous.control_plane import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL
 
 if TYPE_CHECKING:
@@ -123,14 +125,14 @@ class StepExecutor:
             yield steps.LeaveTimedOut()
         else:
             self.ask_at = min(self.ask_at + _LEAVING_EVERY, self._leave_by)
-            self._membership.leave(asks=True)
+            self._membership.send(LeaveRequest(wants_reply=True))
 
     def ask_progress(self) -> None:
         """Where this node waits for others: ask how far they are, if that is due."""
         if self._clock.monotonic() >= self.ask_at:
             self._ask_every = min(2 * self._ask_every, MAX_PROGRESS_INTERVAL)
             self.ask_at = self._clock.monotonic() + self._ask_every
-            self._membership.ask_progress()
+            self._membership.send(ProgressRequest())
 
     def leave_nothing(self, number: int) -> None:
         """End whatever runs by this signal, and return when it is gone."""
@@ -172,7 +174,7 @@ class StepExecutor:
         self.last, self._held = None, self.last
         self._signal_by = self._clock.monotonic() + _SIGNAL_COMES
 
-    def _do_announce_failure(self, step: steps.AnnounceFailure) -> None:
+    def _do_fail(self, step: Fail) -> None:
         spec, cause = self._workers.group.spec, step.cause
         self.last = self._held or self.last
         if cause.rank >= 0:
@@ -184,31 +186,19 @@ class StepExecutor:
                 spec.get_entrypoint_name(),
             )
         log.info("[%s] Worker group %s; telling the other agents", spec.role, self._workers.group.state.value)
-        self._announced = step.cause
-        self._membership.report_failure(self._round, step.cause, self._workers.allowed())
+        self._announced = cause
+        self._membership.send(step)
 
-    def _do_announce_success(self, _step: steps.AnnounceSuccess) -> None:
+    def _do_succeed(self, _step: Succeed) -> None:
         self._finished_at = self._clock.monotonic()
         state = self._workers.group.state.value
         log.info("Local worker group finished (%s). Waiting for the other agents.", state)
         self._workers.finished()
 
-    def _do_announce_departure(self, step: steps.AnnouncePreemption) -> None:
-        self._membership.preempt(self._round, step.seconds)
+    def _do_send(self, step: Drain | Preempt | LeaveRequest) -> None:
+        self._membership.send(step)
 
-    def _do_drain(self, step: steps.RequestDrain) -> None:
-        if step.waiting:
-            log.info(
-                "[%s] Detected %d new node%s from group_rank=%s; will restart worker group%s",
-                self._workers.group.spec.role,
-                step.waiting,
-                "" if step.waiting == 1 else "s",
-                self._workers.group.group_rank,
-                f" with {step.names}" if step.names else "",
-            )
-        self._membership.drain(self._round)
-
-    def _do_tell(self, step: steps.LogLine) -> None:
+    def _do_log(self, step: steps.LogLine) -> None:
         (log.warning if step.warning else log.info)("[%s] %s", self._workers.group.spec.role, step.text)
 
     # Steps: the workers
@@ -225,30 +215,26 @@ class StepExecutor:
         if self.stopping is not None:
             self.stopping.kill_now()
 
-    def _do_pass_on(self, step: steps.ForwardSignal) -> None:
+    def _do_forward(self, step: steps.ForwardSignal) -> None:
         log.info("Received %s for the workers", signal_name(step.signal))
         self._workers.forward(step.signal)
 
-    def _do_ask(self, step: steps.PostNotice) -> None:
+    def _do_post_notice(self, step: steps.PostNotice) -> None:
         self._notices.post(step.reason, step.node, self._round, step.seconds, waits=True)
 
-    def _do_withdraw(self, _step: steps.WithdrawNotice) -> None:
+    def _do_withdraw_notice(self, _step: steps.WithdrawNotice) -> None:
         self._notices.withdraw()
 
-    def _do_forewarn(self, _step: steps.PostStopNotice) -> None:
+    def _do_post_stop_notice(self, _step: steps.PostStopNotice) -> None:
         self._notices.post(PREEMPTION, "", self._round, self._workers.grace.of(failed=False), waits=False)
 
     # Steps: the end
 
-    def _do_leave(self, step: steps.RequestLeave) -> None:
-        log.warning("Received %s; ending the workers and leaving the job", signal_name(step.signal))
-        self._membership.leave()
-
-    def _do_ask_others(self, _step: steps.QueryStanding) -> None:
+    def _do_query_standing(self, _step: steps.QueryStanding) -> None:
         self.ask_at = self._clock.monotonic()
         self._leave_by = self.ask_at + _LEAVING
 
-    def _do_end(self, step: steps.EndWithVerdict) -> None:
+    def _do_end_with_verdict(self, step: steps.EndWithVerdict) -> None:
         verdict, group = step.verdict.verdict, self._workers.group
         last = self.last or RunResult(group.state)
         if verdict.outcome is Outcome.SUCCEEDED:
@@ -269,12 +255,12 @@ class StepExecutor:
         else:
             raise RendezvousClosedError("the job was ended on request before its workers had finished")
 
-    def _do_give_up(self, step: steps.EndWithError) -> None:
+    def _do_end_with_error(self, step: steps.EndWithError) -> None:
         error = error_of(step.notification)
         assert error is not None
         raise error
 
-    def _do_depart(self, step: steps.EndBySignal) -> None:
+    def _do_end_by_signal(self, step: steps.EndBySignal) -> None:
         name = signal_name(step.signal)
         if step.standing:
             raise NodeLeftInOrder(
@@ -282,7 +268,7 @@ class StepExecutor:
             )
         raise SignalException(f"Process {os.getpid()} got signal {name}", Signals(step.signal))
 
-    def _do_finish(self, _step: steps.EndInSuccess) -> None:
+    def _do_end_in_success(self, _step: steps.EndInSuccess) -> None:
         self._succeed(self.last or RunResult(WorkerState.SUCCEEDED))
 
     def _succeed(self, last: RunResult) -> None:
@@ -294,21 +280,21 @@ class StepExecutor:
         steps.RequestJoin: _do_join,
         steps.StartWorkers: _do_start,
         steps.AwaitSignal: _do_await_signal,
-        steps.AnnounceFailure: _do_announce_failure,
-        steps.AnnounceSuccess: _do_announce_success,
-        steps.AnnouncePreemption: _do_announce_departure,
-        steps.RequestDrain: _do_drain,
-        steps.LogLine: _do_tell,
+        Fail: _do_fail,
+        Succeed: _do_succeed,
+        Drain: _do_send,
+        Preempt: _do_send,
+        LeaveRequest: _do_send,
+        steps.LogLine: _do_log,
         steps.StopWorkers: _do_stop,
         steps.KillWorkers: _do_kill,
-        steps.ForwardSignal: _do_pass_on,
-        steps.PostNotice: _do_ask,
-        steps.WithdrawNotice: _do_withdraw,
-        steps.PostStopNotice: _do_forewarn,
-        steps.RequestLeave: _do_leave,
-        steps.QueryStanding: _do_ask_others,
-        steps.EndWithVerdict: _do_end,
-        steps.EndWithError: _do_give_up,
-        steps.EndBySignal: _do_depart,
-        steps.EndInSuccess: _do_finish,
+        steps.ForwardSignal: _do_forward,
+        steps.PostNotice: _do_post_notice,
+        steps.WithdrawNotice: _do_withdraw_notice,
+        steps.PostStopNotice: _do_post_stop_notice,
+        steps.QueryStanding: _do_query_standing,
+        steps.EndWithVerdict: _do_end_with_verdict,
+        steps.EndWithError: _do_end_with_error,
+        steps.EndBySignal: _do_end_by_signal,
+        steps.EndInSuccess: _do_end_in_success,
     }

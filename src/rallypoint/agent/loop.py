@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING
 
 from rallypoint.agent.controller import WorkerController
 from rallypoint.agent.executor import StepExecutor
-from rallypoint.agent.policy import Phase, PolicyState, decide
+from rallypoint.agent.policy import decide
+from rallypoint.agent.policy_state import Phase, PolicyState
 from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.spec import RunResult, WorkerState
 from rallypoint.agent.steps import Event, RequestJoin, SignalArrived, WorkersFailed, WorkersSucceeded
@@ -159,7 +160,7 @@ class AgentLoop:
                 yield from self._drain_mailbox()
                 if self._watches and self._state.round == round_:
                     self._executor.last = result
-                    yield WorkersFailed(cause, reached)
+                    yield WorkersFailed(cause, reached, self._workers.allowed())
             case WorkerState.HEALTHY:
                 pass
             case lost:

@@ -18,16 +18,19 @@ from typing import TYPE_CHECKING
 from rallypoint.agent.rank_exchange import exchange, wait_at_exit_barrier
 from rallypoint.base.log import get_logger
 from rallypoint.failures.cause import Cause, Restarts
+from rallypoint.membership.operations import Drain, Fail, Succeed
 from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict
 from rallypoint.protocol.messages import (
     Deliver,
     JobEnded,
     LeaveReply,
+    LeaveRequest,
     LinkLost,
     NodesWaiting,
     Notification,
     Placed,
     Placement,
+    Request,
     RoundEnded,
 )
 from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousStoreInfo
@@ -81,41 +84,34 @@ class PollingRendezvousClient:
         assert self._info is not None
         return self._info
 
-    def report_failure(self, round_: int, cause: Cause, max_restarts: int) -> None:
-        """Use up one restart of this agent's own budget, or end."""
-        self._execute(lambda: self._count_failure(round_, cause, max_restarts))
+    def send(self, request: Request) -> None:
+        """Do what the request means without a coordinator.
 
-    def report_success(self, round_: int) -> None:
-        """Meet the others at the barrier; a barrier that fails does not turn success into failure."""
-        self._execute(self._barrier)
+        A failure uses up one restart of this agent's own budget, or ends the job here. Success waits for the others at
+        the barrier. Whoever drains ends its own part of the round; the others find the new nodes as it did. Such a
+        handler cannot notify the others of anything else, nor answer how the job stands without this node.
+        """
+        match request:
+            case Fail(round_, cause, max_restarts):
+                self._execute(lambda: self._count_failure(round_, cause, max_restarts))
+            case Succeed():
+                self._execute(self._barrier)
+            case Drain(round_):
+                self._execute(lambda: self._end_round(RoundEnd(round_, Reason.DRAINED, "new nodes")))
+            case LeaveRequest(wants_reply=True):
+                self._notify(LeaveReply(False, 0))
+            case _:
+                pass
 
     @property
     def notice_timeout(self) -> float:
         """Such a handler cannot carry the consent of all, so workers are not asked."""
         return 0.0
 
-    def preempt(self, round_: int, seconds: float) -> None:
-        """Such a handler knows nobody to tell."""
-
     @property
     def hosts_coordinator(self) -> bool:
         """There is none: each agent knows of its own failures only, and reports those."""
         return False
-
-    def drain(self, round_: int) -> None:
-        """End this agent's part of the round; the others find the new nodes as it did."""
-        self._execute(lambda: self._end_round(RoundEnd(round_, Reason.DRAINED, "new nodes")))
-
-    def leave(self, asks: bool = False) -> None:
-        """Such a handler knows no way to leave short of closing the job for all, which leaving must not.
-
-        How the job stands without this node it cannot tell either.
-        """
-        if asks:
-            self._notify(LeaveReply(False, 0))
-
-    def ask_progress(self) -> None:
-        """Such a handler does not say how far it is."""
 
     def shutdown(self) -> bool:
         """Shut the handler down, unless it is busy for longer than a moment."""

@@ -1,4 +1,4 @@
-"""What an agent needs of a rendezvous: to ask without waiting, and to be told.
+"""What an agent needs of a rendezvous: to send requests without waiting, and to be notified.
 
 `ElasticHandler` offers it by itself. For any other handler `agent.polling_client` makes it.
 """
@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Protocol
 
-from rallypoint.failures.cause import Cause
-from rallypoint.protocol.messages import Deliver, Placement
+from rallypoint.protocol.messages import Deliver, Placement, Request
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import RendezvousInfo
 
@@ -20,7 +19,7 @@ class RendezvousClient(Protocol):
     """See `rendezvous.elastic.ElasticHandler` for what each method means. None of them waits for other nodes."""
 
     def listen(self, deliver: Deliver | None) -> None:
-        """Hand every notice to `deliver`."""
+        """Hand every notification to `deliver`; None ends that."""
 
     def join(self, role: str, local_world_size: int, max_restarts: int = -1, program: str = "") -> None:
         """Ask for a place in the next round."""
@@ -31,11 +30,8 @@ class RendezvousClient(Protocol):
     def info(self, placement: Placement) -> RendezvousInfo:
         """A placement as torch's users know it."""
 
-    def report_failure(self, round_: int, cause: Cause, max_restarts: int) -> None:
-        """A worker has failed."""
-
-    def report_success(self, round_: int) -> None:
-        """All workers of this node have succeeded."""
+    def send(self, request: Request) -> None:
+        """Send the coordinator a request other than a join."""
 
     @property
     def notice_timeout(self) -> float:
@@ -44,19 +40,6 @@ class RendezvousClient(Protocol):
     @property
     def hosts_coordinator(self) -> bool:
         """Whether the coordinator of the job is in this agent at the moment."""
-
-    def drain(self, round_: int) -> None:
-        """End the round in order; where workers are asked first, this node's consent to that."""
-
-    def preempt(self, round_: int, seconds: float) -> None:
-        """This node will be taken away in so many seconds: the others are to save before that."""
-
-    def leave(self, asks: bool = False) -> None:
-        """Take no part any more. With `asks`, have a `LeaveReply` notice sent, whenever and however often this is
-        called."""
-
-    def ask_progress(self) -> None:
-        """Have a `WriteProgress` notice sent."""
 
     def shutdown(self) -> bool:
         """Release everything; the job goes on without this node. Returns whether that went well."""

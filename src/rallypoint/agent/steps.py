@@ -7,7 +7,8 @@ from signal import SIGTERM
 from typing import NamedTuple
 
 from rallypoint.failures.cause import Cause
-from rallypoint.protocol.messages import JobEnded, Notification, Placement
+from rallypoint.membership.operations import Drain, Fail, Preempt, Succeed
+from rallypoint.protocol.messages import JobEnded, LeaveRequest, Notification, Placement
 
 # Events
 
@@ -19,11 +20,13 @@ class WorkersSucceeded(NamedTuple):
 class WorkersFailed(NamedTuple):
     """A worker of this node has failed; `cause` is the first of them.
 
-    `reached` are the signals that all processes of this node's part of the job were sent a moment before.
+    `shared_signals` are those that all processes of this node's part of the job were sent a moment before, and
+    `max_restarts` is how many failures the job may survive as far as this node is concerned.
     """
 
     cause: Cause
     shared_signals: frozenset[int] = frozenset()
+    max_restarts: int = 0
 
 
 class WorkersStopped(NamedTuple):
@@ -71,7 +74,7 @@ Event = (
 )
 
 
-# Steps, to be taken in order. None of them waits.
+# Steps, to be taken in order; requests to the coordinator are steps as they are. None of them waits.
 
 
 class StartWorkers(NamedTuple):
@@ -87,9 +90,9 @@ class RequestJoin(NamedTuple):
 class StopWorkers(NamedTuple):
     """Begin to stop the workers; `WorkersStopped` follows.
 
-    `again`: they are to be started again. `failed`: their round has ended by a failure, so that there is nothing to
-    save beyond what they are at, and the grace is the short one. `shared`: whoever made this agent
-    stop them may have sent the signal to them too.
+    `restarts`: they are to be started again. `failed`: their round has ended by a failure, so that there is nothing to
+    save beyond what they are at, and the grace period is the short one. `shared`: whoever made this agent stop them may
+    have sent the signal to them too.
     """
 
     signal: int = SIGTERM
@@ -112,22 +115,6 @@ class AwaitSignal(NamedTuple):
     """Wait a moment for the signal that has ended a worker: `SignalArrived` or `SignalTimedOut` follows."""
 
 
-class AnnounceFailure(NamedTuple):
-    """Tell all of the failure."""
-
-    cause: Cause
-
-
-class AnnounceSuccess(NamedTuple):
-    """Tell all that this node is done."""
-
-
-class AnnouncePreemption(NamedTuple):
-    """Tell all that this node will be taken away, so that they save before that."""
-
-    seconds: float
-
-
 class PostNotice(NamedTuple):
     """Post a notice to the workers of this node and wait for their acknowledgements; `WorkersReady` follows.
 
@@ -147,27 +134,11 @@ class PostStopNotice(NamedTuple):
     """Post a notice to the workers that they are being stopped; the time that it gives is the grace of the stop."""
 
 
-class RequestDrain(NamedTuple):
-    """End the round in order; where workers are asked first, this node's consent.
-
-    `waiting`: how many nodes are to be taken in, `names`: what they are called.
-    """
-
-    waiting: int = 0
-    names: str = ""
-
-
 class LogLine(NamedTuple):
     """Say something to the person who watches; `warning` makes it a warning."""
 
     text: str
     warning: bool = False
-
-
-class RequestLeave(NamedTuple):
-    """Leave the job to the others, because this signal came."""
-
-    signal: int
 
 
 class QueryStanding(NamedTuple):
@@ -190,8 +161,7 @@ class EndWithError(NamedTuple):
 
 
 class EndBySignal(NamedTuple):
-    """End as the signal asked. `job` says in words how the job stands without this node, which was not the end of it;
-    it is empty if the job does not go on."""
+    """End as the signal asked. `standing` says in words how the job goes on without this node; empty if it does not."""
 
     signal: int
     standing: str = ""
@@ -204,21 +174,21 @@ class EndInSuccess(NamedTuple):
 FinalStep = EndWithVerdict | EndWithError | EndBySignal | EndInSuccess
 
 Step = (
-    StartWorkers
+    Fail
+    | Succeed
+    | Drain
+    | Preempt
+    | LeaveRequest
+    | StartWorkers
     | RequestJoin
     | StopWorkers
     | KillWorkers
     | ForwardSignal
     | AwaitSignal
-    | AnnounceFailure
-    | AnnounceSuccess
-    | AnnouncePreemption
     | PostNotice
     | WithdrawNotice
     | PostStopNotice
-    | RequestDrain
     | LogLine
-    | RequestLeave
     | QueryStanding
     | FinalStep
 )

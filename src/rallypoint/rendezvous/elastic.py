@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
 from rallypoint.base.errors import RallypointError
-from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Close, Drain, Fail, Preempt, Succeed
+from rallypoint.membership.operations import Close, Drain
 from rallypoint.membership.state import NodeInfo, Outcome, Verdict
 from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousStateError, error_of
 from rallypoint.protocol.messages import (
@@ -34,6 +33,7 @@ from rallypoint.protocol.messages import (
     Placement,
     Progress,
     ProgressRequest,
+    Request,
     RoundEnded,
     StorePeers,
 )
@@ -118,7 +118,7 @@ class ElasticHandler(RendezvousHandler):
 
     def set_closed(self) -> None:
         """End the job for all, on request."""
-        self._send(Close())
+        self.send(Close())
 
     def num_nodes_waiting(self) -> int:
         """How many nodes wait for the next round, as last told; asks nobody.
@@ -156,9 +156,9 @@ class ElasticHandler(RendezvousHandler):
             self.begin_round(placement)
             return with_torch_store(self.info(placement))
         if self._placement is not None:
-            self._send(Drain(self._placement.round))
+            self.send(Drain(self._placement.round))
         self.join("default", 1)
-        for notification in incoming_notifications(self._inbox, self.ask_progress):
+        for notification in incoming_notifications(self._inbox, lambda: self.send(ProgressRequest())):
             if isinstance(notification, Placed):
                 self.begin_round(notification.placement)
                 return with_torch_store(self.info(notification.placement))
@@ -257,13 +257,14 @@ class ElasticHandler(RendezvousHandler):
             RendezvousStoreInfo(placement.store_address, placement.store_port),
         )
 
-    def report_failure(self, round_: int, cause: Cause, max_restarts: int) -> None:
-        """A worker has failed: all are told, and either the round or the job ends."""
-        self._send(Fail(round_, cause, max_restarts))
-
-    def report_success(self, round_: int) -> None:
-        """All workers of this node have succeeded; `JobEnded` follows when all nodes' have."""
-        self._send(Succeed(round_))
+    def send(self, request: Request) -> None:
+        """Send the coordinator a request. Whoever leaves wants no place any more, and opens no link for that."""
+        if not isinstance(request, LeaveRequest):
+            self._ensure_link().send(request)
+            return
+        self._swap_wanted(None)
+        if self._link is not None:
+            self._link.send(request)
 
     @property
     def notice_timeout(self) -> float:
@@ -275,34 +276,12 @@ class ElasticHandler(RendezvousHandler):
         """Whether the coordinator of the job is in this agent at the moment."""
         return self._control.hosts_coordinator()
 
-    def drain(self, round_: int) -> None:
-        """End the round in order, so that those who wait can be taken in; where workers are asked, agree to that."""
-        self._send(Drain(round_, needs_consent=self.notice_timeout > 0))
-
-    def preempt(self, round_: int, seconds: float) -> None:
-        """Tell all that this node will be taken away in so many seconds."""
-        self._send(Preempt(round_, seconds))
-
-    def leave(self, asks: bool = False) -> None:
-        """Take no part any more; the others go on. With `asks`, a `LeaveReply` notification says how the job stands
-        without us."""
-        self._swap_wanted(None)
-        if self._link is not None:
-            self._link.send(LeaveRequest(asks))
-
-    def ask_progress(self) -> None:
-        """Have a `Progress` notification sent."""
-        self._send(ProgressRequest())
-
     # Inside
 
     def _ensure_link(self) -> Link:
         if self._link is None:
             self._link = self._control.open(self._on_notification, Deadline.after(self._settings.join_timeout))
         return self._link
-
-    def _send(self, request: JoinRequest | Fail | Succeed | Drain | Preempt | Close | ProgressRequest) -> None:
-        self._ensure_link().send(request)
 
     def _on_placed(self, placement: Placement) -> None:
         if placement.group_rank == 0:

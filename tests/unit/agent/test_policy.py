@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.agent.policy import Phase, PolicyState, PostedNotice, decide
+from rallypoint.agent.policy import decide
+from rallypoint.agent.policy_state import Phase, PolicyState, PostedNotice
 from rallypoint.agent.steps import (
-    AnnounceFailure,
-    AnnouncePreemption,
-    AnnounceSuccess,
     AwaitSignal,
     EndBySignal,
     EndInSuccess,
@@ -29,9 +27,7 @@ from rallypoint.agent.steps import (
     PostNotice,
     PostStopNotice,
     QueryStanding,
-    RequestDrain,
     RequestJoin,
-    RequestLeave,
     SignalArrived,
     SignalTimedOut,
     StartWorkers,
@@ -44,6 +40,7 @@ from rallypoint.agent.steps import (
     WorkersSucceeded,
 )
 from rallypoint.failures.cause import Cause
+from rallypoint.membership.operations import Drain, Fail, Preempt, Succeed
 from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict
 from rallypoint.notices import PREEMPTION, SCALE
 from rallypoint.protocol.messages import (
@@ -51,6 +48,7 @@ from rallypoint.protocol.messages import (
     JobEnded,
     JoinRefused,
     LeaveReply,
+    LeaveRequest,
     LinkDown,
     LinkLost,
     LinkUp,
@@ -97,9 +95,14 @@ def after(*events: Event, notice: float = 0) -> tuple[PolicyState, list[Step]]:
     return status, steps
 
 
+def acts(*events: Event, notice: float = 0) -> list[Step]:
+    """The steps that follow from the events, without what is only logged."""
+    return [step for step in after(*events, notice=notice)[1] if not isinstance(step, LogLine)]
+
+
 def kinds(*events: Event, notice: float = 0) -> list[type]:
-    """The steps that follow from the events, without what is only said."""
-    return [type(step) for step in after(*events, notice=notice)[1] if not isinstance(step, LogLine)]
+    """Their types."""
+    return [type(step) for step in acts(*events, notice=notice)]
 
 
 # Rounds
@@ -107,7 +110,7 @@ def kinds(*events: Event, notice: float = 0) -> list[type]:
 
 def test_one_failure_from_the_exit_to_the_new_workers() -> None:
     steps = kinds(placed(0), WorkersFailed(CAUSE), ended(0), STOPPED, placed(1))
-    assert steps == [StartWorkers, AnnounceFailure, RequestJoin, StopWorkers, StartWorkers]
+    assert steps == [StartWorkers, Fail, RequestJoin, StopWorkers, StartWorkers]
 
 
 def test_a_place_that_comes_while_workers_stop_is_taken_when_they_are_gone() -> None:
@@ -127,11 +130,11 @@ def test_a_place_whose_round_ends_while_workers_stop_is_never_taken() -> None:
 
 
 def test_success_waits_for_the_verdict() -> None:
-    assert kinds(placed(0), WorkersSucceeded()) == [StartWorkers, AnnounceSuccess]
-    assert kinds(placed(0), WorkersSucceeded(), SUCCEEDED) == [StartWorkers, AnnounceSuccess, StopWorkers]
+    assert kinds(placed(0), WorkersSucceeded()) == [StartWorkers, Succeed]
+    assert kinds(placed(0), WorkersSucceeded(), SUCCEEDED) == [StartWorkers, Succeed, StopWorkers]
     assert kinds(placed(0), WorkersSucceeded(), SUCCEEDED, STOPPED) == [
         StartWorkers,
-        AnnounceSuccess,
+        Succeed,
         StopWorkers,
         EndWithVerdict,
     ]
@@ -139,7 +142,7 @@ def test_success_waits_for_the_verdict() -> None:
 
 def test_a_failure_elsewhere_takes_a_finished_node_back_in() -> None:
     steps = kinds(placed(0), WorkersSucceeded(), ended(0), STOPPED, placed(1))
-    assert steps == [StartWorkers, AnnounceSuccess, RequestJoin, StopWorkers, StartWorkers]
+    assert steps == [StartWorkers, Succeed, RequestJoin, StopWorkers, StartWorkers]
 
 
 def test_a_round_that_went_by_unseen_is_followed_by_another_join() -> None:
@@ -168,7 +171,7 @@ def test_the_end_of_a_round_is_told_by_the_names_of_nodes(end: RoundEnd, words: 
 
 
 def test_new_nodes_drain_the_round_that_they_wait_behind() -> None:
-    assert isinstance(after(placed(2), NodesWaiting(2, 1))[1][-1], RequestDrain)
+    assert isinstance(after(placed(2), NodesWaiting(2, 1))[1][-1], Drain)
     assert kinds(placed(2), NodesWaiting(1, 1), NodesWaiting(2, 0)) == [StartWorkers]
 
 
@@ -243,15 +246,15 @@ def test_without_workers_the_end_is_at_once(ending: Event) -> None:
 
 
 def test_the_leave_is_requested_at_once_and_the_signal_is_the_workers_too() -> None:
-    assert after(placed(0), HUP)[1][1:] == [RequestLeave(SIGHUP), StopWorkers(SIGHUP, shared=True)]
-    assert after(placed(0), TERM)[1][1:] == [RequestLeave(SIGTERM), PostStopNotice(), StopWorkers(SIGTERM, shared=True)]
-    assert after(HUP)[1] == [RequestLeave(SIGHUP), EndBySignal(SIGHUP)]
-    assert after(TERM)[1] == [RequestLeave(SIGTERM), QueryStanding()]
+    assert acts(placed(0), HUP)[1:] == [LeaveRequest(), StopWorkers(SIGHUP, shared=True)]
+    assert acts(placed(0), TERM)[1:] == [LeaveRequest(), PostStopNotice(), StopWorkers(SIGTERM, shared=True)]
+    assert acts(HUP) == [LeaveRequest(), EndBySignal(SIGHUP)]
+    assert acts(TERM) == [LeaveRequest(), QueryStanding()]
 
 
 def test_a_signal_during_a_restart_adds_to_the_stop_that_runs() -> None:
-    assert after(placed(0), ended(0), placed(1), INT)[1][-2:] == [RequestLeave(SIGINT), ForwardSignal(SIGINT)]
-    assert after(placed(0), ended(0), TERM)[1][-1:] == [RequestLeave(SIGTERM)], "that one they have had"
+    assert after(placed(0), ended(0), placed(1), INT)[1][-2:] == [LeaveRequest(), ForwardSignal(SIGINT)]
+    assert after(placed(0), ended(0), TERM)[1][-1:] == [LeaveRequest()], "that one they have had"
     assert after(placed(0), ended(0), placed(1), INT, STOPPED)[1][-1:] == [EndBySignal(SIGINT)], (
         "the place is not taken"
     )
@@ -267,7 +270,7 @@ def test_a_second_interrupt_kills(first: Event) -> None:
 
 
 def test_other_signals_said_again_shorten_nothing() -> None:
-    assert kinds(placed(0), TERM, TERM, HUP, TERM) == [StartWorkers, RequestLeave, PostStopNotice, StopWorkers]
+    assert kinds(placed(0), TERM, TERM, HUP, TERM) == [StartWorkers, LeaveRequest, PostStopNotice, StopWorkers]
 
 
 @pytest.mark.parametrize("before", [(), (placed(0),), (placed(0), ended(0)), (placed(0), TERM)])
@@ -330,15 +333,13 @@ def test_who_ends_by_a_signal_that_comes_here_too_has_not_failed() -> None:
     status, steps = after(placed(0), by(SIGTERM, SIGTERM))
     assert steps[1:] == [AwaitSignal()]
     assert decide(status, by(SIGTERM, SIGTERM))[1] == (), "it is judged once"
-    assert decide(status, TERM)[1] == (RequestLeave(SIGTERM), PostStopNotice(), StopWorkers(SIGTERM, shared=True))
+    assert decide(status, TERM)[1][1:] == (LeaveRequest(), PostStopNotice(), StopWorkers(SIGTERM, shared=True))
     assert kinds(placed(0), by(SIGTERM, SIGTERM), TERM, STOPPED, SignalTimedOut())[-1] is EndBySignal
-    assert AnnounceFailure not in kinds(
-        placed(0), by(SIGTERM, SIGTERM), TERM, SignalTimedOut(), STOPPED, SignalTimedOut()
-    )
+    assert Fail not in kinds(placed(0), by(SIGTERM, SIGTERM), TERM, SignalTimedOut(), STOPPED, SignalTimedOut())
     assert kinds(placed(0), by(SIGTERM, SIGTERM), TERM, notice=30) == [
         StartWorkers,
         AwaitSignal,
-        RequestLeave,
+        LeaveRequest,
         PostStopNotice,
         StopWorkers,
     ]
@@ -346,12 +347,12 @@ def test_who_ends_by_a_signal_that_comes_here_too_has_not_failed() -> None:
 
 def test_a_handler_that_ends_its_worker_is_no_failure_either() -> None:
     told = WorkersFailed(CAUSE._replace(exitcode=1), frozenset({SIGTERM, SIGCONT}))
-    assert kinds(placed(0), told, TERM) == [StartWorkers, AwaitSignal, RequestLeave, PostStopNotice, StopWorkers]
+    assert kinds(placed(0), told, TERM) == [StartWorkers, AwaitSignal, LeaveRequest, PostStopNotice, StopWorkers]
 
 
 def test_a_signal_that_does_not_come_leaves_a_failure() -> None:
     status, steps = after(placed(0), by(SIGTERM, SIGTERM), SignalTimedOut())
-    assert steps[-1] == AnnounceFailure(by(SIGTERM).cause)
+    assert steps[-1] == Fail(0, by(SIGTERM).cause, 0)
     assert (status.phase, status.held_failure) == (Phase.BROKEN, None)
     assert kinds(placed(0), by(SIGTERM, SIGTERM), ended(0), SignalTimedOut()) == [
         StartWorkers,
@@ -365,15 +366,15 @@ def test_a_signal_that_does_not_come_leaves_a_failure() -> None:
 
 @pytest.mark.parametrize("failed", [by(SIGTERM), by(SIGUSR1, SIGUSR1), by(SIGTERM, SIGCONT), WorkersFailed(CAUSE)])
 def test_a_failure_of_its_own_is_told_at_once(failed: WorkersFailed) -> None:
-    assert after(placed(0), failed)[1][1:] == [AnnounceFailure(failed.cause)]
+    assert after(placed(0), failed)[1][1:] == [Fail(0, failed.cause, 0)]
 
 
 def test_workers_that_end_by_the_signal_of_a_notice_have_not_failed() -> None:
-    notice: list[type] = [StartWorkers, AnnouncePreemption, PostNotice]
-    assert kinds(placed(0), TERM, by(SIGTERM), notice=30) == [*notice, RequestLeave, PostStopNotice, StopWorkers]
+    notice: list[type] = [StartWorkers, Preempt, PostNotice]
+    assert kinds(placed(0), TERM, by(SIGTERM), notice=30) == [*notice, LeaveRequest, PostStopNotice, StopWorkers]
     handled = WorkersFailed(CAUSE._replace(exitcode=128 + SIGTERM))
-    assert kinds(placed(0), TERM, handled, notice=30) == [*notice, RequestLeave, PostStopNotice, StopWorkers]
-    assert kinds(placed(0), TERM, WorkersFailed(CAUSE), notice=30) == [*notice, AnnounceFailure]
+    assert kinds(placed(0), TERM, handled, notice=30) == [*notice, LeaveRequest, PostStopNotice, StopWorkers]
+    assert kinds(placed(0), TERM, WorkersFailed(CAUSE), notice=30) == [*notice, Fail]
 
 
 def test_what_comes_first_settles_the_end() -> None:
@@ -388,9 +389,9 @@ def test_new_nodes_are_taken_in_when_the_workers_agree() -> None:
     status, steps = after(placed(2), NodesWaiting(2, 1), NodesWaiting(2, 2), notice=30)
     assert status.posted_notice == PostedNotice(SCALE)
     assert steps[-1] == PostNotice(SCALE, "", 30)
-    assert RequestDrain not in map(type, steps)
+    assert Drain not in map(type, steps)
     status, now = decide(status, WorkersReady())
-    assert now == (RequestDrain(),)
+    assert now == (Drain(2, needs_consent=True),)
     assert decide(status, WorkersReady())[1] == ()
     assert decide(status, NodesWaiting(2, 1))[1] == ()
 
@@ -403,34 +404,34 @@ def test_new_nodes_that_go_away_leave_no_notice() -> None:
 
 
 def test_workers_that_are_done_need_no_asking() -> None:
-    assert kinds(placed(2), WorkersSucceeded(), NodesWaiting(2, 1), notice=30)[-1] is RequestDrain
-    assert kinds(placed(2), WorkersSucceeded(), Preempted(2, "b", 9), notice=30)[-1] is RequestDrain
-    assert kinds(placed(2), NodesWaiting(2, 1), WorkersSucceeded(), notice=30)[-2:] == [AnnounceSuccess, RequestDrain]
+    assert kinds(placed(2), WorkersSucceeded(), NodesWaiting(2, 1), notice=30)[-1] is Drain
+    assert kinds(placed(2), WorkersSucceeded(), Preempted(2, "b", 9), notice=30)[-1] is Drain
+    assert kinds(placed(2), NodesWaiting(2, 1), WorkersSucceeded(), notice=30)[-2:] == [Succeed, Drain]
 
 
 def test_a_node_that_is_taken_away_asks_all_and_goes_when_the_round_is_over() -> None:
     status, steps = after(placed(0), TERM, notice=30)
     assert [step for step in steps[1:] if not isinstance(step, LogLine)] == [
-        AnnouncePreemption(30),
+        Preempt(0, 30),
         PostNotice(PREEMPTION, "", 30),
     ]
     assert status.phase is Phase.RUNNING
     events = (placed(0), TERM, TERM, WorkersReady(), drained(0))
-    assert kinds(*events, notice=30)[-4:] == [RequestDrain, RequestLeave, PostStopNotice, StopWorkers]
+    assert kinds(*events, notice=30)[-4:] == [Drain, LeaveRequest, PostStopNotice, StopWorkers]
     assert kinds(*events, STOPPED, notice=30)[-1] is EndBySignal
 
 
 def test_a_node_that_is_taken_away_does_not_wait_for_ever() -> None:
     steps = kinds(placed(0), TERM, WorkersReady(), NoticeExpired(), STOPPED, notice=30)
-    assert steps[-5:] == [RequestDrain, RequestLeave, PostStopNotice, StopWorkers, EndBySignal]
-    assert kinds(placed(0), TERM, WorkersFailed(CAUSE), NoticeExpired(), notice=30)[-2:] == [RequestLeave, StopWorkers]
-    assert kinds(placed(0), NodesWaiting(0, 1), WorkersReady(), NoticeExpired(), notice=30)[-1] is RequestDrain, (
+    assert steps[-5:] == [Drain, LeaveRequest, PostStopNotice, StopWorkers, EndBySignal]
+    assert kinds(placed(0), TERM, WorkersFailed(CAUSE), NoticeExpired(), notice=30)[-2:] == [LeaveRequest, StopWorkers]
+    assert kinds(placed(0), NodesWaiting(0, 1), WorkersReady(), NoticeExpired(), notice=30)[-1] is Drain, (
         "only that one"
     )
 
 
 def test_an_interrupt_ends_the_time_of_the_notice() -> None:
-    assert kinds(placed(0), TERM, INT, notice=30)[-2:] == [RequestLeave, StopWorkers]
+    assert kinds(placed(0), TERM, INT, notice=30)[-2:] == [LeaveRequest, StopWorkers]
     assert kinds(placed(0), TERM, INT, INT, notice=30)[-1] is KillWorkers
 
 
@@ -438,7 +439,7 @@ def test_the_others_save_before_a_node_is_taken_away() -> None:
     steps = after(placed(0), Preempted(0, "b", 9), WorkersReady(), notice=30)[1]
     assert [step for step in steps[1:] if not isinstance(step, LogLine)] == [
         PostNotice(PREEMPTION, "b", 9),
-        RequestDrain(),
+        Drain(0, needs_consent=True),
     ]
     steps = after(placed(0), NodesWaiting(0, 1), Preempted(0, "b", 9), NodesWaiting(0, 0), notice=30)[1]
     assert steps[-1] == PostNotice(PREEMPTION, "b", 9), "the new node's notice is not the one to take back"
@@ -546,7 +547,7 @@ class World:
             case KillWorkers():
                 assert self.stopping, "killed without having asked"
                 assert len(self.killed_by) >= 2, "killed without a second interrupt"
-            case PostNotice() | WithdrawNotice() | PostStopNotice() | AnnouncePreemption():
+            case PostNotice() | WithdrawNotice() | PostStopNotice() | Preempt():
                 assert self.running, "asked nobody"
                 assert not self.stopping, "asked those that stop"
             case EndWithVerdict() | EndWithError() | EndBySignal() | EndInSuccess():

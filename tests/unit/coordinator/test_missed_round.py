@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 
 from rallypoint.base.clock import Deadline
+from rallypoint.membership.operations import Fail
 from rallypoint.membership.state import NodeId, Settings
 from rallypoint.protocol.messages import Deliver, Link, Notification, Placed, RoundEnded
 from rallypoint.protocol.state_codec import decode_state
@@ -99,7 +100,7 @@ def test_a_node_that_missed_its_round_joins_anew_with_a_new_worker_store() -> No
         b.handler.join("default", 1)
         first = b.placed().placement
         assert (first.round, first.group_rank) == (0, 1), "a hosts the store of the round that it does not see"
-        b.handler.report_failure(0, CAUSE, 3)
+        b.handler.send(Fail(0, CAUSE, 3))
         assert b.round_ended() == 0
         b.handler.join("default", 1)
         until(memory, lambda count: count == 1)
@@ -122,7 +123,7 @@ def test_who_only_waits_for_a_place_joins_anew_by_itself() -> None:
         a.backend.lags = True
         b.handler.join("default", 1)
         first = b.placed().placement
-        b.handler.report_failure(0, CAUSE, 3)
+        b.handler.send(Fail(0, CAUSE, 3))
         assert b.round_ended() == 0
         a.backend.lags = False
         b.handler.join("default", 1)

@@ -13,8 +13,9 @@ import pytest
 
 from rallypoint.base.endpoint import free_port
 from rallypoint.base.errors import UserError
+from rallypoint.membership.operations import Drain, Succeed
 from rallypoint.protocol.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
-from rallypoint.protocol.messages import Notification, Placed, RoundEnded
+from rallypoint.protocol.messages import Notification, Placed, ProgressRequest, RoundEnded
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import RendezvousInfo
 from rallypoint.rendezvous.params import RendezvousParameters
@@ -98,7 +99,7 @@ def test_a_static_job_has_a_new_store_before_the_next_round_can_be_complete() ->
         old.set("of round 0", "x")
         told: queue.SimpleQueue[Notification] = queue.SimpleQueue()
         made[0].listen(told.put)
-        made[1].drain(0)
+        made[1].send(Drain(0))
         assert isinstance(told.get(timeout=20), RoundEnded)
         made[0].join("default", 1)  # an agent asks for the next round first, and stops its workers then
         made[1].next_rendezvous()
@@ -119,9 +120,9 @@ def test_a_job_that_has_ended_is_not_joined(tmp_path: Path) -> None:
     file = str(tmp_path / "state")
     with handlers("c10d", file, 1, store_type="file") as made:
         meet(made)
-        made[0].report_success(0)
+        made[0].send(Succeed(0))
         while not made[0].is_closed():
-            made[0].ask_progress()
+            made[0].send(ProgressRequest())
             made[0]._inbox.get(timeout=20)
     with (
         handlers("c10d", file, 1, store_type="file") as later,

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 from rallypoint.base.endpoint import free_port
+from rallypoint.membership.operations import Drain
 from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousTimeoutError
 from rallypoint.telemetry import recording
 from rallypoint.telemetry.events import NodeState, RdzvEvent
@@ -115,7 +116,7 @@ def test_a_round_that_is_over_leaves_no_way_but_to_the_next() -> None:
         assert first.num_nodes_waiting() == second.num_nodes_waiting() == 0
         over = threading.Event()
         second.listen(lambda _notice: over.set())
-        first.drain(0)
+        first.send(Drain(0))
         assert over.wait(30)
         assert second.num_nodes_waiting() == 1
         second.listen(None)

@@ -27,6 +27,7 @@ from rallypoint.base.log import get_logger
 from rallypoint.base.signals import post_signals, signal_name
 from rallypoint.failures.cause import NO_LIMIT
 from rallypoint.health.progress_probe import ProgressProbe
+from rallypoint.membership.operations import Drain, Fail, Succeed
 from rallypoint.protocol.errors import error_of
 from rallypoint.protocol.messages import (
     ConfigDiffers,
@@ -37,6 +38,7 @@ from rallypoint.protocol.messages import (
     Notification,
     Placed,
     Placement,
+    ProgressRequest,
     ProgressText,
     RoundEnded,
 )
@@ -96,7 +98,7 @@ class OwnLoop:
         if self._has_place:
             self.end_round(None)
         self._join()
-        incoming = incoming_notifications(self._inbox, self._membership.ask_progress)
+        incoming = incoming_notifications(self._inbox, lambda: self._membership.send(ProgressRequest()))
         while True:
             notification = next(incoming)
             if isinstance(notification, Placed):
@@ -114,9 +116,9 @@ class OwnLoop:
             return
         self._has_place = False
         if failed is None:
-            self._membership.drain(self._round)
-        else:  # unlimited, since the agent has decided that there is a restart left
-            self._membership.report_failure(self._round, failed.first_cause(exitcode=1), NO_LIMIT)
+            self._membership.send(Drain(self._round, needs_consent=self._membership.notice_timeout > 0))
+        else:  # unlimited, since it has said that there is a restart left
+            self._membership.send(Fail(self._round, failed.first_cause(exitcode=1), NO_LIMIT))
 
     def finish(self, timeout: float) -> None:
         """Report that all workers of this node have succeeded, and wait for the job's end.
@@ -133,7 +135,7 @@ class OwnLoop:
             return
         self._finished = True
         self._has_place = False
-        self._membership.report_success(self._round)
+        self._membership.send(Succeed(self._round))
         ending = self._wait_for_the_end(timeout)
         if ending is None:
             log.error("the other agents did not finish within %g s; this node's workers had all succeeded", timeout)
@@ -150,8 +152,10 @@ class OwnLoop:
         if result.state == WorkerState.SUCCEEDED:
             self.finish(timeout)
         elif result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
-            self._membership.report_failure(self._round, result.first_cause(exitcode=1), 0)
+            self._membership.send(Fail(self._round, result.first_cause(exitcode=1), 0))
             self._wait_for_the_end(_VERDICT_TIMEOUT)
+
+    # Inside
 
     def _on_signal(self, number: int) -> None:
         if number not in FORWARDED_SIGNALS:

@@ -1,0 +1,114 @@
+"""Where an agent stands, and the transitions that several of the policy's rules take. Pure; see `policy`."""
+
+from __future__ import annotations
+
+from enum import Enum, auto
+from signal import SIGINT, SIGQUIT, SIGTERM
+from typing import NamedTuple
+
+from rallypoint.agent.steps import (
+    EndBySignal,
+    FinalStep,
+    ForwardSignal,
+    LogLine,
+    PostStopNotice,
+    QueryStanding,
+    StartWorkers,
+    Step,
+    StopWorkers,
+    WorkersFailed,
+)
+from rallypoint.base.signals import signal_name
+from rallypoint.failures.cause import Cause
+from rallypoint.protocol.messages import LeaveRequest, Placement
+
+INTERRUPTS = frozenset({SIGINT, SIGQUIT})
+"""What a person types; typed again, it means now."""
+
+
+class Phase(Enum):
+    """Where an agent stands."""
+
+    FORMING = auto()
+    RUNNING = auto()
+    BROKEN = auto()
+    FINISHED = auto()
+    ENDING = auto()
+    LEAVING = auto()
+    ENDED = auto()
+
+
+class PostedNotice(NamedTuple):
+    """A notice is out. `ready`: the workers have acknowledged or had their time, and the consent is given."""
+
+    reason: str
+    ready: bool = False
+
+
+class PolicyState(NamedTuple):
+    """All that the agent knows of itself.
+
+    `round` is the one it holds a place in, `group_rank` its rank there; -1 before the first. `notice_timeout` is how
+    many seconds workers are given before the round is drained; 0 drains at once. It is the same for the whole run.
+    """
+
+    phase: Phase = Phase.FORMING
+    round: int = -1
+    group_rank: int = -1
+    notice_timeout: float = 0.0
+    stopping: int = 0
+    """The signal with which the workers were asked to stop, while they do; else 0."""
+    pending_placement: Placement | None = None
+    """The place that waits for the workers of the round before to be gone."""
+    final_step: FinalStep | None = None
+    """The step to end with, in ENDING."""
+    failure: Cause | None = None
+    """Why this node's workers have failed, in BROKEN."""
+    held_failure: WorkersFailed | None = None
+    """The same in RUNNING, while the signal that may have ended them is awaited."""
+    posted_notice: PostedNotice | None = None
+    leave_signal: int = 0
+    """The signal after which this node departs when the round ends or the time of the notice is over; else 0."""
+    interrupted: bool = False
+    """Whether an interrupt has come."""
+    link_down: bool = False
+    """Whether the control plane is out of reach."""
+
+
+Decision = tuple[PolicyState, tuple[Step, ...]]
+
+
+def start_workers(status: PolicyState, placement: Placement) -> Decision:
+    """Start the workers of a round in which this node has a place; none is left of the one before."""
+    running = PolicyState(
+        Phase.RUNNING, placement.round, placement.group_rank, status.notice_timeout, link_down=status.link_down
+    )
+    return running, (StartWorkers(placement),)
+
+
+def end(status: PolicyState, last: FinalStep, *before: Step, by: int = SIGTERM, failed: bool = False) -> Decision:
+    """Settle the end: first the workers are stopped, with the signal `by` unless they have been asked already."""
+    if status.phase is not Phase.FORMING:
+        stop = StopWorkers(by, failed=failed, shared=isinstance(last, EndBySignal))
+        return status._replace(phase=Phase.ENDING, final_step=last, stopping=by), (*before, stop)
+    if status.stopping:
+        return status._replace(phase=Phase.ENDING, final_step=last, pending_placement=None), before
+    return take_final_step(status, last, *before, in_order=True)
+
+
+def take_final_step(status: PolicyState, last: FinalStep, *before: Step, in_order: bool) -> Decision:
+    """No worker is left."""
+    if isinstance(last, EndBySignal) and last.signal == SIGTERM and in_order and not status.link_down:
+        return status._replace(phase=Phase.LEAVING, stopping=0, final_step=last), (*before, QueryStanding())
+    return status._replace(phase=Phase.ENDED, stopping=0), (*before, last)
+
+
+def leave_job(status: PolicyState, number: int) -> Decision:
+    """Leave the job to the others, because this signal came."""
+    text = f"Received {signal_name(number)}; ending the workers and leaving the job"
+    before: list[Step] = [LogLine(text, warning=True), LeaveRequest()]
+    if status.phase is Phase.RUNNING and number == SIGTERM:
+        before.append(PostStopNotice())
+    if status.stopping and number != status.stopping:
+        before.append(ForwardSignal(number))
+    return end(status, EndBySignal(number), *before, by=number)
