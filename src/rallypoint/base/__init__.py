@@ -1,1 +1,1 @@
-"""Layer 0: what every package builds on. Nothing here knows what a job, a node or a worker is."""
+"""What every package builds on. Nothing here knows what a job, a node or a worker is."""

@@ -40,13 +40,14 @@ def parse_endpoint(text: str | None, default_port: int | None) -> Endpoint:
     host, port_text = _split(endpoint) if endpoint else ("localhost", None)
     if port_text is None and default_port is None:
         raise UserError(f"endpoint {endpoint!r} has no port; write it as host:port")
-    port = default_port if port_text is None else _port(port_text, endpoint)
-    if not _HOST.fullmatch(host) or not _has_labels(host):
+    if port_text is not None and (not _PORT.fullmatch(port_text) or int(port_text) > 65535):
+        raise UserError(f"endpoint {endpoint!r} has the port {port_text!r}; a port is a number from 0 to 65535")
+    labels = host.removesuffix(".").split(".")  # 1 to 63 characters each; a dot at the end is allowed (RFC 1035)
+    if not _HOST.fullmatch(host) or not all(0 < len(label) < 64 for label in labels):
         raise UserError(
             f"endpoint {endpoint!r} has the host {host!r}, which is not a host name or address; write it as host:port"
         )
-    assert port is not None
-    return Endpoint(host, port)
+    return Endpoint(host, int(port_text or default_port or 0))
 
 
 def _split(endpoint: str) -> tuple[str, str | None]:
@@ -57,17 +58,6 @@ def _split(endpoint: str) -> tuple[str, str | None]:
         return host, rest[1:] if rest else None
     host, colon, port = endpoint.rpartition(":")
     return (host, port) if colon else (endpoint, None)
-
-
-def _has_labels(host: str) -> bool:
-    """Whether each part between dots has 1 to 63 characters; a dot at the end is allowed (RFC 1035)."""
-    return all(0 < len(label) < 64 for label in host.removesuffix(".").split("."))
-
-
-def _port(text: str, endpoint: str) -> int:
-    if not _PORT.fullmatch(text) or int(text) > 65535:
-        raise UserError(f"endpoint {endpoint!r} has the port {text!r}; a port is a number from 0 to 65535")
-    return int(text)
 
 
 def resolve(host: str, port: int = 0) -> list[str]:

@@ -32,7 +32,8 @@ def interface_addresses() -> tuple[str, ...] | None:
     try:
         with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as kernel:
             kernel.settimeout(_TIMEOUT)
-            up = {_LINK.unpack_from(each)[2] for each in _parse_dump(kernel, _GETLINK, _NEWLINK) if _is_up(each)}
+            links = [_LINK.unpack_from(each) for each in _parse_dump(kernel, _GETLINK, _NEWLINK)]
+            up = {interface for _, _, interface, flags, _ in links if flags & _UP}
             found = [_address(each, up) for each in _parse_dump(kernel, _GETADDR, _NEWADDR)]
     except (OSError, struct.error):
         return None
@@ -55,10 +56,6 @@ def _parse_dump(kernel: socket.socket, request: int, answer: int) -> Iterator[by
             if kind == answer:
                 yield data[at + _HEADER.size : at + size]
             at += (size + 3) & ~3
-
-
-def _is_up(message: bytes) -> bool:
-    return bool(_LINK.unpack_from(message)[3] & _UP)
 
 
 def _address(message: bytes, up: set[int]) -> str:

@@ -79,15 +79,15 @@ class ControlTls:
 
 def _state(files: TlsFiles) -> list[tuple[int, int, int] | None]:
     """Identifies a state of the files: a renewal replaces a file or writes to it."""
-    return [_state_of(path) for path in files[:3]]
-
-
-def _state_of(path: str) -> tuple[int, int, int] | None:
-    try:
-        status = os.stat(path)
-    except OSError:
-        return None
-    return status.st_ino, status.st_mtime_ns, status.st_size
+    state: list[tuple[int, int, int] | None] = []
+    for path in files[:3]:
+        try:
+            status = os.stat(path)
+        except OSError:
+            state.append(None)
+        else:
+            state.append((status.st_ino, status.st_mtime_ns, status.st_size))
+    return state
 
 
 def _load(files: TlsFiles) -> tuple[SSLContext, SSLContext]:

@@ -46,7 +46,8 @@ def read_topology(mode: AffinityMode, gpus: Sequence[str], root: Path = Path("/"
         UserError: the kernel does not show it.
     """
     cpu_folder = root / "sys/devices/system/cpu"
-    gpu_nodes = [_gpu_node(root / "sys/bus/pci/devices" / address) for address in gpus]
+    devices = [root / "sys/bus/pci/devices" / address for address in gpus]
+    gpu_nodes = [max(0, int(_text(device / "numa_node"))) for device in devices]  # -1 on machines with one node
     nodes = {int(path.parent.name[4:]): _cpus(path) for path in root.glob("sys/devices/system/node/node[0-9]*/cpulist")}
     if not nodes:  # a kernel without NUMA
         nodes = {0: _cpus(cpu_folder / "online")}
@@ -82,10 +83,6 @@ def _addresses(environ: Mapping[str, str], root: Path) -> list[str]:
     if not all(gpu.address for gpu in gpus):
         raise UserError(f"the driver does not show where the GPUs are on the PCI bus{seen}")
     return [gpu.address for gpu in gpus]
-
-
-def _gpu_node(device: Path) -> int:
-    return max(0, int(_text(device / "numa_node")))  # -1 on machines with one node
 
 
 def _packages(cpu_folder: Path, nodes: Mapping[int, Cpus]) -> dict[int, int]:

@@ -8,14 +8,13 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Mapping, MutableMapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.errors import UserError, user_error
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_number
-from rallypoint.cli.parse import Options
+from rallypoint.cli.parse import Options, naming
 from rallypoint.cli.rendezvous_choice import choose_rendezvous
 from rallypoint.cli.sizes import local_world_size, parse_nnodes
 from rallypoint.launch.config import LaunchConfig
@@ -138,7 +137,7 @@ def _check_backend(options: Options) -> None:
         return
     from rallypoint.rendezvous.registry import rendezvous_handler_registry
 
-    with _naming_flag(options, "rdzv_backend", f"={options.rdzv_backend}"):
+    with naming(f"{options.source('rdzv_backend')}={options.rdzv_backend}"):
         rendezvous_handler_registry.find(options.rdzv_backend)
 
 
@@ -157,7 +156,7 @@ def _check_devices(options: Options, environ: Mapping[str, str], workers: int) -
     if options.virtual_local_rank:
         from rallypoint.base.devices import one_gpu_per_worker
 
-        with _naming_flag(options, "virtual_local_rank"):
+        with naming(options.source("virtual_local_rank")):
             one_gpu_per_worker(environ, workers)
 
 
@@ -167,7 +166,7 @@ def _numa_options(options: Options, environ: Mapping[str, str], workers: int) ->
     from rallypoint.base.numa import NumaOptions
     from rallypoint.base.topology import worker_cpus
 
-    with _naming_flag(options, "numa_binding", f"={options.numa_binding}"):
+    with naming(f"{options.source('numa_binding')}={options.numa_binding}"):
         wanted = NumaOptions(options.numa_binding)
         worker_cpus(wanted, workers, environ)
     return wanted
@@ -178,7 +177,7 @@ def _check_event_handler(options: Options) -> None:
         return
     from rallypoint.telemetry.handlers import get_logging_handler
 
-    with _naming_flag(options, "event_log_handler"):
+    with naming(options.source("event_log_handler")):
         get_logging_handler(options.event_log_handler)
 
 
@@ -196,7 +195,7 @@ def _logs_specs(options: Options) -> LogsSpecs:
         return DefaultLogsSpecs(**arguments)
     from rallypoint.logs.plugins import plugin_specs
 
-    with _naming_flag(options, "logs_specs", f"={options.logs_specs}"):
+    with naming(f"{options.source('logs_specs')}={options.logs_specs}"):
         return plugin_specs(options.logs_specs, **arguments)
 
 
@@ -209,19 +208,10 @@ def _check_filters(options: Options) -> None:
             )
 
 
-@contextmanager
-def _naming_flag(options: Options, dest: str, value: str = "") -> Iterator[None]:
-    """Put the flag's name before the text of an error inside the block."""
-    try:
-        yield
-    except UserError as error:
-        raise user_error(f"{options.source(dest)}{value}: {error}", error) from error
-
-
 def _streams(options: Options, dest: str) -> Std | dict[int, Std]:
     from rallypoint.logs.std import Std
 
-    with _naming_flag(options, dest):
+    with naming(options.source(dest)):
         return Std.from_str(getattr(options, dest))
 
 

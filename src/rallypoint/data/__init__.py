@@ -1,1 +1,1 @@
-"""Layer 1: which samples a worker of an elastic job processes, and in what order. For workers, without torch."""
+"""Which samples a worker of an elastic job processes, and in what order. For workers, without torch."""

@@ -1,1 +1,1 @@
-"""Layer 1: where the output of workers goes: log folders, redirection, tee, prefixes and the relay to the console."""
+"""Where the output of workers goes: log folders, redirection, tee, prefixes and the relay to the console."""

@@ -60,7 +60,9 @@ class LineScheduler(Generic[S]):
         """What may be written at `now`. Call it when `deadline` has passed."""
         out: list[tuple[S, bytes]] = []
         while self._waiting:
-            if self._holder is None or (self._holder not in self._waiting and self._must_yield(now)):
+            deadline = self.deadline()
+            yields = deadline is not None and now >= deadline
+            if self._holder is None or (self._holder not in self._waiting and yields):
                 self._holder = next(iter(self._waiting))
                 self._held_since = now
             if self._holder not in self._waiting:
@@ -88,10 +90,6 @@ class LineScheduler(Generic[S]):
         for first in self._waiting.values():
             return min(self._last_bytes + MAX_SILENCE, max(first.since, self._held_since) + MAX_WAIT)
         return None
-
-    def _must_yield(self, now: float) -> bool:
-        deadline = self.deadline()
-        return deadline is not None and now >= deadline
 
     def _take_output(self, source: S, now: float) -> bytes:
         """Take the output that `source` may write now, and pass the console on if a line ends."""

@@ -197,7 +197,9 @@ class DefaultLogsSpecs(LogsSpecs):
         if self._root_log_dir is None:
             self._root_log_dir = make_unique(temporary_folder(), "torchelastic_")
         if self._run_log_dir is None:
-            self._run_log_dir = make_unique(self._root_log_dir, _run_folder(run_id, os.uname().nodename))
+            node = _safe_name(os.uname().nodename, _MAX_HOST)
+            run = _safe_name(run_id, _MAX_NAME - len(os.fsencode(node)))
+            self._run_log_dir = make_unique(self._root_log_dir, f"{run}_{node}_")
         return make_next(self._run_log_dir, f"attempt_{attempt}")
 
     def _drop_missing_folders(self) -> None:
@@ -230,12 +232,6 @@ class DefaultLogsSpecs(LogsSpecs):
             env[ERROR_FILE_VARIABLE] = ""
         nowhere = dict.fromkeys(envs, "")
         return LogsDest(stdouts=dict(nowhere), stderrs=dict(nowhere), error_files=dict(nowhere))
-
-
-def _run_folder(run_id: str, host: str) -> str:
-    """The prefix of the name of a run's folder."""
-    node = _safe_name(host, _MAX_HOST)
-    return f"{_safe_name(run_id, _MAX_NAME - len(os.fsencode(node)))}_{node}_"
 
 
 def _safe_name(name: str, limit: int) -> str:

@@ -71,7 +71,8 @@ class Tail:
                 self._filtered.feed(bytes(view[: end or got]))
             if not end:
                 self._read += got
-                self._note_progress_bar(buffer, got, now)
+                if self._progress_bar_since is None and buffer.find(b"\r", 0, got) >= 0:
+                    self._progress_bar_since = now
                 continue
             yield from self._unfinished_line(self._read, len(buffer))
             parts: list[Buffer] = [] if self._shown < self._read else [self._prefix]
@@ -145,7 +146,3 @@ class Tail:
         """The lines up to `end`, copied, with the prefix between them; `got` bytes are in the buffer."""
         text = (buffer if got == len(buffer) else buffer[:got]).replace(b"\n", self._between)
         return [memoryview(text)[: len(text) - len(self._prefix) - (got - end)]]
-
-    def _note_progress_bar(self, buffer: bytearray, got: int, now: float) -> None:
-        if self._progress_bar_since is None and buffer.find(b"\r", 0, got) >= 0:
-            self._progress_bar_since = now

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from enum import Enum
-from typing import Any, TypeAlias
+from typing import ClassVar, Self, TypeAlias
 
 from rallypoint.base.errors import user_error
 
@@ -31,42 +29,59 @@ class NodeState(str, Enum):  # noqa: UP042 - as above
 
 
 @dataclass
-class Event:
-    """Something that happened to an agent or a worker.
+class _JsonEvent:
+    """A dataclass with a form as JSON on one line; `_ENUM` is the name and type of its field that is an enum."""
 
-    `timestamp` is in whole epoch seconds; 0 if the log line that has the event has its own time.
-    """
-
-    name: str
-    source: EventSource
-    timestamp: int = 0
-    metadata: dict[str, EventMetadataValue] = field(default_factory=dict)
+    _ENUM: ClassVar[tuple[str, type[Enum]]]
 
     def __str__(self) -> str:
         return self.serialize()
 
     def serialize(self) -> str:
         """The event as JSON on one line."""
-        return json.dumps(asdict(self) | {"source": self.source.name})
+        return json.dumps(asdict(self))
 
-    @staticmethod
-    def deserialize(data: str | Event) -> Event:
+    @classmethod
+    def deserialize(cls, data: str | Self) -> Self:
         """The event of a line; an event is returned unchanged. UserError if the line is not one."""
-        if isinstance(data, Event):
+        if isinstance(data, cls):
             return data
-        with _refusing(data, "an event"):
-            fields = _fields(data)
-            return Event(**{**fields, "source": EventSource[fields["source"]]})
+        line, (name, kind) = str(data), cls._ENUM
+        try:
+            fields = json.loads(line)
+            if not isinstance(fields, dict):
+                raise TypeError(f"a {type(fields).__name__}, where an object should be")
+            return cls(**{**fields, name: kind[fields[name]]})
+        except (ValueError, TypeError, KeyError, RecursionError) as error:
+            reason = f"{type(error).__name__}: {error}"
+            raise user_error(f"{line[:200]!r} is not an event as JSON on one line ({reason})", error) from None
 
 
 @dataclass
-class RdzvEvent:
+class Event(_JsonEvent):
+    """Something that happened to an agent or a worker.
+
+    `timestamp` is in whole epoch seconds; 0 if the log line that has the event has its own time.
+    """
+
+    _ENUM = "source", EventSource
+
+    name: str
+    source: EventSource
+    timestamp: int = 0
+    metadata: dict[str, EventMetadataValue] = field(default_factory=dict)
+
+
+@dataclass
+class RdzvEvent(_JsonEvent):
     """Something that happened to a node in a rendezvous.
 
     `name` is where in the program it was recorded, `message` says what happened, `pid` is the agent's,
     `master_endpoint` the worker store's, `local_id` distinguishes a host's agents, and `error_trace` is the traceback
     of a failure.
     """
+
+    _ENUM = "node_state", NodeState
 
     name: str
     run_id: str
@@ -78,36 +93,3 @@ class RdzvEvent:
     rank: int | None = None
     local_id: int | None = None
     error_trace: str = ""
-
-    def __str__(self) -> str:
-        return self.serialize()
-
-    def serialize(self) -> str:
-        """The event as JSON on one line."""
-        return json.dumps(asdict(self) | {"node_state": self.node_state.name})
-
-    @staticmethod
-    def deserialize(data: str | RdzvEvent) -> RdzvEvent:
-        """The event of a line; an event is returned unchanged. UserError if the line is not one."""
-        if isinstance(data, RdzvEvent):
-            return data
-        with _refusing(data, "a rendezvous event"):
-            fields = _fields(data)
-            return RdzvEvent(**{**fields, "node_state": NodeState[fields["node_state"]]})
-
-
-def _fields(line: str) -> dict[str, Any]:
-    found = json.loads(line)
-    if not isinstance(found, dict):
-        raise TypeError(f"a {type(found).__name__}, where an object should be")
-    return found
-
-
-@contextmanager
-def _refusing(line: str, what: str) -> Iterator[None]:
-    """Raise a UserError for all the ways in which a line cannot be read."""
-    try:
-        yield
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise user_error(f"{line[:200]!r} is not {what} as JSON on one line ({reason})", error) from None

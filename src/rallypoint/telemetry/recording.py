@@ -10,6 +10,7 @@ import logging
 import os
 import socket
 import sys
+import traceback
 
 from rallypoint.base.log import log_level
 from rallypoint.telemetry.events import Event, NodeState, RdzvEvent
@@ -59,15 +60,9 @@ def construct_and_record_rdzv_event(
             master_endpoint=master_endpoint,
             rank=rank,
             local_id=local_id,
-            error_trace=_trace() if node_state is NodeState.FAILED else "",
+            error_trace=traceback.format_exc() if node_state is NodeState.FAILED else "",
         )
     )
-
-
-def _trace() -> str:
-    import traceback
-
-    return traceback.format_exc()
 
 
 def _logger(destination: str) -> logging.Logger:

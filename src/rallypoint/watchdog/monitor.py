@@ -56,7 +56,14 @@ class WorkerMonitor:
         self._stuck_watch = SleepMonitor(stuck_after) if stuck_after > 0 else None
         self._watchdog: Watchdog | None = None
         if path is not None:
-            self._watchdog = Watchdog(path, self._is_worker, run_id=run_id, grace=grace, report=report, clock=clock)
+            self._watchdog = Watchdog(
+                path,
+                lambda pid: is_descendant(pid, self._pids),
+                run_id=run_id,
+                grace=grace,
+                report=report,
+                clock=clock,
+            )
 
     @property
     def environment(self) -> dict[str, str]:
@@ -116,9 +123,6 @@ class WorkerMonitor:
         self._pids = ()
         if self._watchdog is not None:
             self._watchdog.close()
-
-    def _is_worker(self, pid: int) -> bool:
-        return is_descendant(pid, self._pids)
 
 
 def monitor_for(

@@ -121,7 +121,9 @@ class Watchdog:
         self._escalations = {pid: each for pid, each in self._escalations.items() if not each.step()}
         now = self._clock.monotonic()
         self._read_requests()
-        return self._enforce(now) if self._enforcing else []
+        if not self._enforcing or now < self._timers.due:
+            return []
+        return [each for pid, timers in self._timers.expired(now).items() for each in self._expire(pid, timers)]
 
     def stop_enforcing(self) -> None:
         """The workers are being stopped: from now on requests are read and no timer expires."""
@@ -144,8 +146,9 @@ class Watchdog:
         now, wall = self._clock.monotonic(), self._wall()
         for request in requests:
             self.client_seen = True
-            wanted = request.expiration_time < 0 or self._admitted(request.worker_pid)
-            if wanted and not self._timers.register(request, now, wall):
+            pid = request.worker_pid
+            enforced = request.expiration_time < 0 or (pid not in self._escalations and self._clients.admit(pid))
+            if enforced and not self._timers.register(request, now, wall):
                 complaints.append(f"too many timers; {request.scope_id[:80]!r} is not enforced")
         for complaint in complaints[: max(0, _MAX_WARNINGS - self._warnings)]:
             log.warning("the watchdog's pipe: %s", complaint)
@@ -158,20 +161,12 @@ class Watchdog:
             except Exception:  # whatever a user's handler does, timers are enforced
                 log.exception("the watchdog's %r could not be reported", name)
 
-    def _admitted(self, pid: int) -> bool:
-        return pid not in self._escalations and self._clients.admit(pid)
-
     def _is_needed(self, pid: int) -> bool:
         return pid in self._escalations or self._timers.has_timer(pid)
 
     def _on_gone(self, pid: int) -> None:
         self._timers.drop_worker(pid)
         self._escalations.pop(pid, None)
-
-    def _enforce(self, now: float) -> list[TimerExpiry]:
-        if now < self._timers.due:
-            return []
-        return [each for pid, timers in self._timers.expired(now).items() for each in self._expire(pid, timers)]
 
     def _expire(self, pid: int, timers: list[Timer[FileTimerRequest]]) -> list[TimerExpiry]:
         process = self._clients.running(pid)
