@@ -53,9 +53,10 @@ def a_checkpoint_is_whole(rallyrun: Launcher, *, how: str) -> None:
 
 
 def test_a_helper_that_outlives_its_worker_may_write_to_the_end(rallyrun: Launcher) -> None:
-    helper = "import os, signal, time; signal.signal(15, lambda *_: (write(), os._exit(0))); print(flush=True)\n"
+    helper = "import os, signal, time\n"
     helper += "def write():\n    with open('records', 'w') as file:\n"
     helper += "        for _ in range(4): time.sleep(0.02); print('record', file=file, flush=True)\n"
+    helper += "signal.signal(15, lambda *_: (write(), os._exit(0))); print(flush=True)\n"
     helper += "while True: time.sleep(0.01)\n"  # a signal right before a pause would not end it
     script = rallyrun.script(
         "import os, subprocess, sys\n"

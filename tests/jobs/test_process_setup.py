@@ -83,9 +83,9 @@ def test_a_worker_that_ends_well_in_the_hands_of_a_debugger(rallyrun: Launcher) 
 
 INTERRUPTED = """
 import os, signal, sys
-import rallypoint.cli.process_setup as birth
+import rallypoint.cli.process_setup as setup
 from rallypoint.cli.rallyrun import main
-count, moment, ready = 0, int(sys.argv.pop(1)), birth.set_up_process
+count, moment, ready = 0, int(sys.argv.pop(1)), setup.set_up_process
 def hook(event, _):
     global count
     count += event == "import"
@@ -94,7 +94,7 @@ def hook(event, _):
 def set_up_process():
     ready()
     sys.addaudithook(hook)
-birth.set_up_process = set_up_process
+setup.set_up_process = set_up_process
 sys.exit(main())
 """
 

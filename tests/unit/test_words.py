@@ -91,7 +91,6 @@ OPEN = (
     "tests/conformance/",
     "tests/faults/",
     "tests/frameworks/",
-    "tests/jobs/",
     "tests/sim/",
     "tests/unit/rendezvous/",
     "tests/unit/workers/",
