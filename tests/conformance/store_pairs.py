@@ -15,7 +15,7 @@ from rallypoint.store.client import TCPStore
 from tests.unit.store.both import choose
 
 HOST = "127.0.0.1"
-PATIENCE = timedelta(seconds=60)
+TIMEOUT = timedelta(seconds=60)
 """How long anything may take before a test fails."""
 
 
@@ -43,7 +43,7 @@ def serving(kind: str) -> Iterator[int]:
     for the answer, which no Python server in the same process could then give.
     """
     if kind == "torch":
-        server = torch_stores().TCPStore(HOST, 0, is_master=True, timeout=PATIENCE, use_libuv=True)
+        server = torch_stores().TCPStore(HOST, 0, is_master=True, timeout=TIMEOUT, use_libuv=True)
         yield server.port
         del server
         return
@@ -56,11 +56,11 @@ def serving(kind: str) -> Iterator[int]:
     with process:
         assert process.stdout is not None
         yield int(process.stdout.readline())
-        process.communicate(timeout=PATIENCE.total_seconds())
+        process.communicate(timeout=TIMEOUT.total_seconds())
     assert process.returncode == 0
 
 
 def client(kind: str, port: int, **options: Any) -> Any:
     """A client of torch's or of ours. Both have the methods of contract section 9.5."""
     make = TCPStore if kind == "ours" else torch_stores().TCPStore
-    return make(HOST, port, **{"is_master": False, "timeout": PATIENCE, **options})
+    return make(HOST, port, **{"is_master": False, "timeout": TIMEOUT, **options})

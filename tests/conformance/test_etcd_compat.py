@@ -42,7 +42,7 @@ from tests.etcd_cluster import binary
 
 pytestmark = pytest.mark.etcd
 
-PATIENCE = 20.0
+TIMEOUT = 20.0
 T = TypeVar("T")
 
 
@@ -58,7 +58,7 @@ def server() -> Iterator[EtcdServer]:
 
 @pytest.fixture
 def store(server: EtcdServer, request: pytest.FixtureRequest) -> Iterator[EtcdStore]:
-    with closing(EtcdStore(server.get_client(), f"/{request.node.name}", timedelta(seconds=PATIENCE))) as made:
+    with closing(EtcdStore(server.get_client(), f"/{request.node.name}", timedelta(seconds=TIMEOUT))) as made:
         yield made
 
 
@@ -72,7 +72,7 @@ def side_by_side(*works: Callable[[], T]) -> list[T]:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE)
+        thread.join(TIMEOUT)
     assert len(results) == len(works)
     return [results[place] for place in range(len(works))]
 
@@ -122,14 +122,14 @@ def test_a_server_ends_with_its_process() -> None:
         [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment
     ) as process:
         assert process.stdout is not None
-        keeper = int(process.stdout.readline())
-        gone = os.pidfd_open(keeper)
+        supervisor = int(process.stdout.readline())
+        gone = os.pidfd_open(supervisor)
         process.send_signal(signal.SIGKILL)
-        process.wait(PATIENCE)
+        process.wait(TIMEOUT)
     began = time.monotonic()
-    until_readable([gone], PATIENCE)
+    until_readable([gone], TIMEOUT)
     os.close(gone)
-    assert time.monotonic() - began < PATIENCE
+    assert time.monotonic() - began < TIMEOUT
 
 
 def test_a_server_without_a_program(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +180,7 @@ def test_waiting(store: EtcdStore) -> None:
     assert store.multi_get(["three", "one", "two"]) == [b"3", b"1", b"2"]
     store.wait(["one", "two"])
     store.wait([])
-    thread.join(PATIENCE)
+    thread.join(TIMEOUT)
     assert store.check(["one", "two"])
     assert store.check([])
     assert not store.check(["one", "missing"])
@@ -195,7 +195,7 @@ def test_what_does_not_come_in_time(store: EtcdStore) -> None:
     store.set_timeout(timedelta(seconds=0.2))
     with pytest.raises(LookupError):
         store.get("missing")
-    assert 0.6 <= time.monotonic() - began < PATIENCE
+    assert 0.6 <= time.monotonic() - began < TIMEOUT
     assert store.timeout == timedelta(seconds=0.2)
 
 
@@ -298,7 +298,7 @@ def test_two_nodes_meet_by_torchs_names(server: EtcdServer) -> None:
         assert handler.use_agent_store
         told = (info.rank, info.world_size, met, handler.get_backend(), handler.get_run_id())
         assert (handler.is_closed(), handler.num_nodes_waiting()) == (False, 0)
-        done.wait(PATIENCE)
+        done.wait(TIMEOUT)
         assert handler.shutdown()
         return told
 

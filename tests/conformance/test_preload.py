@@ -1,4 +1,4 @@
-"""Real torch in warm workers: the same loss, whole and after a kill; and the differential suite under `--preload`."""
+"""Real torch in preloaded workers: the same loss, whole and after a kill; the differential suite under `--preload`."""
 
 from __future__ import annotations
 
@@ -90,8 +90,8 @@ def test_torch_computes_what_it_computes_without_preloading(launcher: Launcher, 
     flags = ("--standalone", *(("--nproc-per-node=2",) if threads else ()))
     # Tensors of a data loader pass through sockets in the temporary folder, on paths that must be short.
     env = {"TMPDIR": "/tmp", **({"OMP_NUM_THREADS": threads} if threads else {})}
-    for warm in ((), ("--preload=torch,numpy,networkx,fsspec",)):  # the last two go through all variables
-        job = launcher.command([*launching.RALLYRUN, *flags, *warm, script], env)
+    for preload in ((), ("--preload=torch,numpy,networkx,fsspec",)):  # the last two go through all variables
+        job = launcher.command([*launching.RALLYRUN, *flags, *preload, script], env)
         assert job.ends() == 0, job.err
         assert "without preloading" not in job.err, job.err
         outs.append(job.out)

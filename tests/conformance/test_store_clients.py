@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.store_pairs import PATIENCE, client, serving, torch_stores
+from tests.conformance.store_pairs import TIMEOUT, client, serving, torch_stores
 
 pytestmark = pytest.mark.torch
 
@@ -86,12 +86,12 @@ def test_waiting(pair: tuple[Any, Any]) -> None:
 
 def test_barriers(pair: tuple[Any, Any]) -> None:
     one, two = pair
-    passed = in_thread(lambda: two.barrier("b", 2, PATIENCE))
-    one.barrier("b", 2, PATIENCE)
+    passed = in_thread(lambda: two.barrier("b", 2, TIMEOUT))
+    one.barrier("b", 2, TIMEOUT)
     assert passed() is None
     with pytest.raises(RuntimeError, match=r"barrier|timeout"):
         one.barrier("c", 2, SHORT)
-    two.barrier("c", 2, PATIENCE)
+    two.barrier("c", 2, TIMEOUT)
     assert one.get("c") == b"2"
 
 
@@ -139,7 +139,7 @@ def test_64_clients_at_once(kind: str, server: str) -> None:
         for _ in range(20):
             store.add("total", 1)
         store.set(f"rank{rank}", str(rank))
-        store.barrier("all", world, PATIENCE)
+        store.barrier("all", world, TIMEOUT)
         found: bytes = store.get(f"rank{(rank + 1) % world}")
         return found
 
@@ -156,7 +156,7 @@ def in_thread(function: Callable[[], Any]) -> Callable[[], Any]:
     thread.start()
 
     def result() -> Any:
-        thread.join(PATIENCE.total_seconds())
+        thread.join(TIMEOUT.total_seconds())
         return results[0]
 
     return result

@@ -12,7 +12,7 @@ import pytest
 from rallypoint.store.filestore import FileStore
 from rallypoint.store.hashstore import HashStore
 from rallypoint.store.prefix import PrefixStore
-from tests.conformance.store_pairs import PATIENCE, torch_stores
+from tests.conformance.store_pairs import TIMEOUT, torch_stores
 
 pytestmark = pytest.mark.torch
 
@@ -24,8 +24,8 @@ def _path(tmp_path: Path) -> str:
 
 def both_ways(path: str) -> list[tuple[Any, Any]]:
     """A store of each kind on the same file: as (writer, reader), and the other way round."""
-    theirs, ours = torch_stores().FileStore(path), FileStore(path, timeout=PATIENCE)
-    theirs.set_timeout(PATIENCE)
+    theirs, ours = torch_stores().FileStore(path), FileStore(path, timeout=TIMEOUT)
+    theirs.set_timeout(TIMEOUT)
     return [(theirs, ours), (ours, theirs)]
 
 
@@ -58,7 +58,7 @@ def test_deletes_from_both_sides_at_once(path: str) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(PATIENCE.total_seconds())
+        thread.join(TIMEOUT.total_seconds())
     assert theirs.add("n", 0) == ours.add("n", 0) == 200
     assert sorted(key for key in theirs.list_keys() if key.startswith("kept")) == ["kept0", "kept1"]
     assert sorted(ours.list_keys()) == ["kept0", "kept1", "n"]
@@ -78,12 +78,12 @@ def test_one_waits_for_the_other(path: str) -> None:
         thread = threading.Thread(target=lambda: got.append(reader.get(f"late{turn}")))  # noqa: B023 - joined below
         thread.start()
         writer.set(f"late{turn}", "v")
-        thread.join(PATIENCE.total_seconds())
+        thread.join(TIMEOUT.total_seconds())
         assert got == [b"v"]
-        thread = threading.Thread(target=reader.barrier, args=[f"b{turn}", 2, PATIENCE])
+        thread = threading.Thread(target=reader.barrier, args=[f"b{turn}", 2, TIMEOUT])
         thread.start()
-        writer.barrier(f"b{turn}", 2, PATIENCE)
-        thread.join(PATIENCE.total_seconds())
+        writer.barrier(f"b{turn}", 2, TIMEOUT)
+        thread.join(TIMEOUT.total_seconds())
         assert not thread.is_alive()
 
 

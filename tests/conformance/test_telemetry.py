@@ -173,23 +173,23 @@ def test_a_run_is_told_with_the_same_fields(script: str, restarts: int, failed: 
     }
     assert not failed or json.dumps(data) in told
 
-    story = EventFactory("null", "job", "trainer", "c10d", "/bin/sh")
-    ours = [story.agent_event(state, BEFORE, 0, duration_ms=1.0) for state in ("RENDEZVOUS", "ASSIGN_WORKER_RANKS")]
+    factory = EventFactory("null", "job", "trainer", "c10d", "/bin/sh")
+    ours = [factory.agent_event(state, BEFORE, 0, duration_ms=1.0) for state in ("RENDEZVOUS", "ASSIGN_WORKER_RANKS")]
     for attempt in range(restarts + 1):
         if attempt:
             ours += [
-                story.agent_event(state, group, attempt, duration_ms=1.0)
+                factory.agent_event(state, group, attempt, duration_ms=1.0)
                 for state in ("RENDEZVOUS", "ASSIGN_WORKER_RANKS")
             ]
-        ours += [story.worker_event("START", group, attempt, worker) for worker in group.workers]
+        ours += [factory.worker_event("START", group, attempt, worker) for worker in group.workers]
     for worker in group.workers:
         failure = None
         if failed:
             more = failures[worker.global_rank]
             signalled = more["exit_code"][0] < 0
             failure = Failure(more["exit_code"][0], more["worker_pid"][0], {"message": "<NONE>"} if signalled else data)
-        ours.append(story.worker_event("FAILED" if failed else "SUCCEEDED", group, restarts, worker, failure))
-    ours.append(story.agent_event("SUCCEEDED", group, restarts))
+        ours.append(factory.worker_event("FAILED" if failed else "SUCCEEDED", group, restarts, worker, failure))
+    ours.append(factory.agent_event("SUCCEEDED", group, restarts))
     assert list(map(comparable, ours)) == list(map(comparable, theirs))
     assert {each.timestamp for each in theirs} == {0}
     assert all(each.timestamp > 0 for each in ours)

@@ -27,7 +27,7 @@ LEASE = 1.0
 SOON = 1.0
 """Seconds that a regroup may take once the loss is known."""
 PORT = 29400
-_PATIENCE = 60.0
+_TIMEOUT = 60.0
 
 SCRIPT = f"""
 import fcntl, json, os, signal, sys, time
@@ -177,11 +177,11 @@ class Cluster:
             assert ours not in agent.job.err, (agent.name, agent.job.err)
 
 
-def settle(holds: Callable[[], bool], what: str, patience: float = _PATIENCE) -> None:
+def settle(holds: Callable[[], bool], what: str, timeout: float = _TIMEOUT) -> None:
     """Wait until something holds that nobody announces."""
-    deadline = time.monotonic() + patience
+    deadline = time.monotonic() + timeout
     while not holds():
-        assert time.monotonic() < deadline, f"after {patience:.1f} s still not: {what}"
+        assert time.monotonic() < deadline, f"after {timeout:.1f} s still not: {what}"
         threading.Event().wait(0.01)
 
 

@@ -1,4 +1,4 @@
-"""A third host that is no member: sockets in its network namespace, and a stranger's half of a control connection."""
+"""A third host that is no member: sockets in its network namespace, and an intruder's half of a control connection."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rallypoint.protocol.handshake import Challenge, ClientHandshake, HandshakeR
 from rallypoint.protocol.signing import transcript_of
 from tests.faults.network import Host
 
-PATIENCE = 20.0
+TIMEOUT = 20.0
 _NETWORK = 0x40000000  # CLONE_NEWNET
 
 T = TypeVar("T")
@@ -49,12 +49,12 @@ def dial(host: Host | None, address: tuple[str, int]) -> socket.socket:
     """A connection from a host; from this machine's own loopback where it is None."""
 
     def make() -> socket.socket:
-        return socket.create_connection(address, timeout=PATIENCE)
+        return socket.create_connection(address, timeout=TIMEOUT)
 
     return make() if host is None else on(host, make)
 
 
-class Stranger:
+class Intruder:
     """A connection to a control plane, by somebody who has the program and may not have the secret."""
 
     def __init__(self, host: Host | None, address: tuple[str, int]) -> None:
@@ -62,7 +62,7 @@ class Stranger:
         self._frames = FrameReader()
         self._unread: list[bytes] = []
 
-    def __enter__(self) -> Stranger:
+    def __enter__(self) -> Intruder:
         return self
 
     def __exit__(self, *_error: object) -> None:
@@ -83,7 +83,7 @@ class Stranger:
             try:
                 data = self.socket.recv(65536)
             except TimeoutError:
-                raise AssertionError(f"nothing was said for {PATIENCE:.0f} s, and nobody has hung up") from None
+                raise AssertionError(f"nothing was said for {TIMEOUT:.0f} s, and nobody has hung up") from None
             except OSError:
                 return None
             if not data:
@@ -114,7 +114,7 @@ class Stranger:
             The welcome, or why there is none.
         """
         handshake = ClientHandshake(settings.run_id, key, os.urandom(16), settings)
-        hello = codec.encode(handshake.hello("10.77.0.9", 4711, 0, host="stranger"))
+        hello = codec.encode(handshake.hello("10.77.0.9", 4711, 0, host="intruder"))
         self.says(MAGIC + frame(hello))
         challenge = self.hears()
         if challenge is None:

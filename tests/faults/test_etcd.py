@@ -49,8 +49,8 @@ def test_agents_listen_at_their_own_address_and_a_third_host_uses_no_store(clust
     assert coordinator.host.listening()
     coordinator.is_killed()
     cluster.all_up(others, starts=2)
-    stranger = cluster.host("stranger")
-    served = [uses_store(host, store_of(others[0])) for host in (*(each.host for each in others), stranger)]
+    outsider = cluster.host("outsider")
+    served = [uses_store(host, store_of(others[0])) for host in (*(each.host for each in others), outsider)]
     assert served == ["served", "served", "refused"]
     assert not [agent.name for agent in agents if "without a secret" in agent.job.err or ANYBODY in agent.job.err]
     cluster.finish(others)

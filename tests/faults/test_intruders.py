@@ -22,14 +22,14 @@ from rallypoint.protocol.frames import MAGIC, FrameReader, frame
 from rallypoint.protocol.handshake import PROTOCOL_VERSION, Challenge, Hello, Welcome
 from rallypoint.protocol.messages import Heartbeat, JoinRequest, LeaveRequest, ResumeRequest
 from tests.faults.cluster import PORT, Agent, Cluster, settle
-from tests.faults.intruder import PATIENCE, Stranger, dial, on
+from tests.faults.intruder import TIMEOUT, Intruder, dial, on
 from tests.faults.network import Host, ip
 
 WORD = new_secret()
 SECRET = Secret((WORD,))
 KEY = SECRET.keys("job")[0]
 MEMBER = NodeInfo("default", 1, "10.77.0.9", 7000)
-CAUSE = Cause(0, 0, "stranger", 1, 1, "not so", "", 0.0, "")
+CAUSE = Cause(0, 0, "intruder", 1, 1, "not so", "", 0.0, "")
 SETTINGS = Settings("job", 2, 2)
 DEEDS = (
     Close(),
@@ -57,8 +57,8 @@ class Job(NamedTuple):
     def control(self) -> tuple[str, int]:
         return self.agents[0].host.address, PORT
 
-    def stranger(self) -> Stranger:
-        return Stranger(self.host, self.control)
+    def intruder(self) -> Intruder:
+        return Intruder(self.host, self.control)
 
     def is_as_it_was(self) -> None:
         """Its only round is the first one; a failure of its own is still its first; then it succeeds."""
@@ -102,7 +102,7 @@ def resident(pid: int) -> int:
 
 
 def hello(**changes: object) -> bytes:
-    made = Hello(PROTOCOL_VERSION, "job", b"n" * 16, "10.77.0.9", 4711, 0, False, SETTINGS, "", "stranger")
+    made = Hello(PROTOCOL_VERSION, "job", b"n" * 16, "10.77.0.9", 4711, 0, False, SETTINGS, "", "intruder")
     return MAGIC + frame(codec.encode(made._replace(**changes)))  # type: ignore[arg-type]
 
 
@@ -134,11 +134,11 @@ def nonsense() -> Iterator[bytes]:
 def test_nonsense_costs_log_lines_and_nothing_else(job: Job) -> None:
     before = resident(job.agents[0].job.pid)
     for data in nonsense():
-        with job.stranger() as stranger:
-            stranger.says(data)
+        with job.intruder() as intruder:
+            intruder.says(data)
             with contextlib.suppress(OSError):  # it may have been refused already
-                stranger.socket.shutdown(socket.SHUT_WR)
-            assert stranger.is_hung_up_on()
+                intruder.socket.shutdown(socket.SHUT_WR)
+            assert intruder.is_hung_up_on()
     assert resident(job.agents[0].job.pid) - before < 16 << 20
     assert sum("refused" in line for line in job.agents[0].job.err.splitlines()) < 40
     job.is_as_it_was()
@@ -162,19 +162,19 @@ HOSTILE = (
 def test_numbers_that_cannot_be_end_the_connection_of_who_sends_them(open_job: Job) -> None:
     before = resident(open_job.agents[0].job.pid)
     for message in HOSTILE:
-        with open_job.stranger() as stranger:
-            assert isinstance(stranger.greets(SETTINGS), Welcome)
-            stranger.sends(message)
-            assert stranger.is_hung_up_on()
+        with open_job.intruder() as intruder:
+            assert isinstance(intruder.greets(SETTINGS), Welcome)
+            intruder.sends(message)
+            assert intruder.is_hung_up_on()
     assert resident(open_job.agents[0].job.pid) - before < 16 << 20
     open_job.is_as_it_was()
 
 
-def test_without_a_secret_a_stranger_ends_the_job(open_job: Job) -> None:
+def test_without_a_secret_an_intruder_ends_the_job(open_job: Job) -> None:
     """What a secret is for: if this fails, the tests below prove nothing."""
-    with open_job.stranger() as stranger:
-        assert isinstance(stranger.greets(SETTINGS), Welcome)
-        stranger.sends(Close())
+    with open_job.intruder() as intruder:
+        assert isinstance(intruder.greets(SETTINGS), Welcome)
+        intruder.sends(Close())
         for agent in open_job.agents:
             agent.job.ends()
             assert len(agent.ups) == 1
@@ -183,15 +183,15 @@ def test_without_a_secret_a_stranger_ends_the_job(open_job: Job) -> None:
 def test_who_has_no_secret_can_do_nothing(secret_job: Job) -> None:
     name = NodeId(secret_job.agents[1].host.address, int(secret_job.agents[1].job.pid), 0)
     for message in (*DEEDS, ResumeRequest("", name, MEMBER)):
-        with secret_job.stranger() as stranger:  # in the place of the greeting
-            stranger.says(MAGIC)
-            stranger.sends(message)
-            assert stranger.is_hung_up_on()
-        with secret_job.stranger() as stranger:  # after a greeting without a proof
-            stranger.says(hello(has_secret=True))
-            assert stranger.hears() is not None
-            stranger.sends(message)
-            assert stranger.is_hung_up_on()
+        with secret_job.intruder() as intruder:  # in the place of the greeting
+            intruder.says(MAGIC)
+            intruder.sends(message)
+            assert intruder.is_hung_up_on()
+        with secret_job.intruder() as intruder:  # after a greeting without a proof
+            intruder.says(hello(has_secret=True))
+            assert intruder.hears() is not None
+            intruder.sends(message)
+            assert intruder.is_hung_up_on()
     secret_job.is_as_it_was()
 
 
@@ -206,50 +206,50 @@ def test_who_cannot_prove_the_secret_is_told_so_and_no_more(secret_job: Job) -> 
         "a long proof": (KEY, b"p" * 200),
     }
     for what, (key, proves) in guesses.items():
-        with secret_job.stranger() as stranger:
-            refusal = stranger.greets(SETTINGS, key, proves)
+        with secret_job.intruder() as intruder:
+            refusal = intruder.greets(SETTINGS, key, proves)
             assert isinstance(refusal, str), what
             assert "RALLYPOINT_SECRET" in refusal, (what, refusal)
             for message in DEEDS:
-                stranger.sends(message)
-            assert stranger.is_hung_up_on()
-    with secret_job.stranger() as stranger:  # and so that the above proves something
-        assert isinstance(stranger.greets(SETTINGS, KEY), Welcome)
+                intruder.sends(message)
+            assert intruder.is_hung_up_on()
+    with secret_job.intruder() as intruder:  # and so that the above proves something
+        assert isinstance(intruder.greets(SETTINGS, KEY), Welcome)
     secret_job.is_as_it_was()
 
 
 def test_what_was_heard_once_opens_no_second_session(secret_job: Job) -> None:
     """All that a node with the secret has said, said again by somebody who has listened."""
-    with secret_job.stranger() as node:
+    with secret_job.intruder() as node:
         sent = _recorded(node)
         assert isinstance(node.greets(SETTINGS, KEY), Welcome)
         node.sends(LeaveRequest())
     for data in (b"".join(sent), b"".join(sent) + frame(codec.encode(Close()))):
-        with secret_job.stranger() as stranger:
-            stranger.says(data)
-            assert stranger.is_hung_up_on()
+        with secret_job.intruder() as intruder:
+            intruder.says(data)
+            assert intruder.is_hung_up_on()
     secret_job.is_as_it_was()
 
 
-def _recorded(stranger: Stranger) -> list[bytes]:
+def _recorded(intruder: Intruder) -> list[bytes]:
     sent: list[bytes] = []
-    says = stranger.says
+    says = intruder.says
 
     def record(data: bytes) -> None:
         sent.append(data)
         says(data)
 
-    stranger.says = record  # type: ignore[method-assign]
+    intruder.says = record  # type: ignore[method-assign]
     return sent
 
 
 def test_unsigned_and_wrongly_signed_words_end_a_session_and_do_nothing(secret_job: Job) -> None:
     for message in DEEDS:
         for signature in (b"", bytes(16)):
-            with secret_job.stranger() as stranger:
-                assert isinstance(stranger.greets(SETTINGS, KEY), Welcome)
-                stranger.says(frame(signature + codec.encode(message)))
-                assert stranger.is_hung_up_on()
+            with secret_job.intruder() as intruder:
+                assert isinstance(intruder.greets(SETTINGS, KEY), Welcome)
+                intruder.says(frame(signature + codec.encode(message)))
+                assert intruder.is_hung_up_on()
     secret_job.is_as_it_was()
 
 
@@ -274,11 +274,11 @@ def _welcoming_all(job: Job, visitors: int) -> bytes:
     welcome = codec.encode(Welcome(NodeId("10.77.0.99", 1, 0), 1.0, "server-0"))
     heard = b""
     with on(job.host, lambda: socket.create_server(job.control)) as listener:
-        listener.settimeout(PATIENCE)
+        listener.settimeout(TIMEOUT)
         while visitors:
             node, _ = listener.accept()
             with node:
-                node.settimeout(PATIENCE)
+                node.settimeout(TIMEOUT)
                 node.sendall(MAGIC + frame(codec.encode(Challenge(b"n" * 16))))
                 frames, got = FrameReader(), 0
                 while got < 2 and (data := node.recv(65536)):

@@ -17,7 +17,7 @@ from rallypoint.base.endpoint import free_port
 from rallypoint.base.secrets import new_secret
 from rallypoint.membership.operations import Close
 from rallypoint.membership.state import Settings
-from tests.faults.intruder import Stranger
+from tests.faults.intruder import Intruder
 from tests.faults.other_user import NOBODY, allowed, as_other_user, openings
 from tests.jobs.launching import Job, Launcher, launching
 from tests.jobs.test_protection import family
@@ -114,7 +114,7 @@ def test_no_process_of_a_job_can_be_looked_into_or_touched(rallyrun: Launcher) -
 
 
 def test_no_process_of_a_job_has_a_socket_with_a_name(rallyrun: Launcher) -> None:
-    """A name would be a door, in the file system or in the abstract namespace."""
+    """A name would be a way in, through the file system or in the abstract namespace."""
     for flags in WAYS[1:]:
         (rallyrun.folder / "finish").unlink(missing_ok=True)
         job = running(rallyrun, *flags)
@@ -144,10 +144,10 @@ def test_the_control_plane_of_this_machine_is_open_to_its_users_without_a_secret
     )
 
     def attack() -> bool:
-        with Stranger(None, ("127.0.0.1", port)) as stranger:
-            welcome = stranger.greets(Settings("job", 1, 1))
-            stranger.sends(Close())
-            return not isinstance(welcome, str) and stranger.is_hung_up_on()
+        with Intruder(None, ("127.0.0.1", port)) as intruder:
+            welcome = intruder.greets(Settings("job", 1, 1))
+            intruder.sends(Close())
+            return not isinstance(welcome, str) and intruder.is_hung_up_on()
 
     assert as_other_user(attack) is not protected
     if protected:

@@ -41,21 +41,21 @@ def second_address(host: Host, number: int) -> str:
 @pytest.mark.parametrize("secret", [False, True])
 def test_the_control_plane_listens_at_the_endpoint_s_address_alone(cluster: Cluster, secret: bool) -> None:
     env = {"RALLYPOINT_SECRET": new_secret()} if secret else {}
-    first, stranger = cluster.host("A"), cluster.host("stranger")
+    first, outsider = cluster.host("A"), cluster.host("outsider")
     other = second_address(first, 1)
-    second_address(stranger, 9)
+    second_address(outsider, 9)
     cluster.nnodes = "2"
     agents = [cluster.start(name, env=env) for name in "AB"]
     cluster.all_up(agents)
-    assert knock(stranger, first.address, PORT) == "connected"
-    assert knock(stranger, other, PORT) == "refused"
+    assert knock(outsider, first.address, PORT) == "connected"
+    assert knock(outsider, other, PORT) == "refused"
     assert [agent.job.err.count(WITHOUT) for agent in agents] == [0 if secret else 1, 0]
     cluster.finish(agents)
 
 
 @pytest.mark.parametrize("backend", ["c10d", "static"])
 def test_a_job_of_one_host_cannot_be_reached_from_others(cluster: Cluster, backend: str) -> None:
-    first, stranger = cluster.host("A"), cluster.host("stranger")
+    first, outsider = cluster.host("A"), cluster.host("outsider")
     cluster.where, cluster.backend, cluster.nnodes = f"127.0.0.1:{PORT}", backend, "2"
     agents = [cluster.start("A", "--node-rank=0")]
     agents[0].job.until_err(f"at 127.0.0.1:{PORT} (which other machines cannot reach): 1 of 2 nodes are in")
@@ -64,7 +64,7 @@ def test_a_job_of_one_host_cannot_be_reached_from_others(cluster: Cluster, backe
     places = first.listening()
     assert places
     assert {place.partition(":")[0] for place in places} == {"0100007F"}, "127.0.0.1, in the machine's byte order"
-    assert knock(stranger, first.address, PORT) == "refused"
+    assert knock(outsider, first.address, PORT) == "refused"
     assert "without a secret" not in agents[0].job.err
     cluster.finish(agents)
 
@@ -88,14 +88,14 @@ def test_where_the_first_node_says_only_that_it_is_itself_others_reach_it(cluste
     ("conf", "answer"), [("listen=any", "connected"), ("listen=10.88.0.1", "connected"), ("", "refused")]
 )
 def test_where_it_listens_can_be_chosen(cluster: Cluster, conf: str, answer: str) -> None:
-    first, stranger = cluster.host("A"), cluster.host("stranger")
+    first, outsider = cluster.host("A"), cluster.host("outsider")
     other = second_address(first, 1)
-    second_address(stranger, 9)
+    second_address(outsider, 9)
     cluster.nnodes, cluster.conf = "1:2", f"last_call_timeout=1{conf and ','}{conf}"
     agent = cluster.start("A")
     cluster.all_up([agent])
-    assert knock(stranger, other, PORT) == answer
-    assert knock(stranger, first.address, PORT) == ("refused" if conf.endswith("10.88.0.1") else "connected")
+    assert knock(outsider, other, PORT) == answer
+    assert knock(outsider, first.address, PORT) == ("refused" if conf.endswith("10.88.0.1") else "connected")
     cluster.finish([agent])
 
 
@@ -108,13 +108,13 @@ def test_what_is_no_address_of_this_machine_is_refused(cluster: Cluster) -> None
 
 
 def test_the_address_that_a_node_is_given_is_listened_at_too(cluster: Cluster) -> None:
-    first, stranger = cluster.host("A"), cluster.host("stranger")
+    first, outsider = cluster.host("A"), cluster.host("outsider")
     other = second_address(first, 1)
-    second_address(stranger, 9)
+    second_address(outsider, 9)
     cluster.nnodes, cluster.conf = "1:2", "last_call_timeout=1"
     agent = cluster.start("A", f"--local-addr={other}")
     cluster.all_up([agent])
-    assert knock(stranger, other, PORT) == knock(stranger, first.address, PORT) == "connected"
+    assert knock(outsider, other, PORT) == knock(outsider, first.address, PORT) == "connected"
     cluster.finish([agent])
 
 
@@ -123,7 +123,7 @@ import sys
 from datetime import timedelta
 from rallypoint.store.client import TCPStore
 try:
-    TCPStore(sys.argv[1], int(sys.argv[2]), timeout=timedelta(seconds=2)).set("of a stranger", "x")
+    TCPStore(sys.argv[1], int(sys.argv[2]), timeout=timedelta(seconds=2)).set("of an outsider", "x")
 except Exception:
     print("refused")
 else:
@@ -148,14 +148,14 @@ def uses_store(host: Host, store: tuple[str, int]) -> str:
 @pytest.mark.parametrize("kind", ["c", "python"])
 @pytest.mark.parametrize("backend", ["c10d", "static"])
 def test_only_the_members_of_a_round_use_its_store(cluster: Cluster, backend: str, kind: str) -> None:
-    first, second, stranger = (cluster.host(name) for name in ("A", "B", "stranger"))
+    first, second, outsider = (cluster.host(name) for name in ("A", "B", "outsider"))
     cluster.backend, cluster.nnodes = backend, "2"
     env = {"RALLYPOINT_STORE": kind}
     agents = [cluster.start(name, f"--node-rank={rank}", env=env) for rank, name in enumerate("AB")]
     cluster.all_up(agents)
     store = store_of(agents[0])
-    assert [uses_store(host, store) for host in (first, second, stranger)] == ["served", "served", "refused"]
-    agents[0].job.until_err(f"the store closes the connection from {stranger.address}:")
+    assert [uses_store(host, store) for host in (first, second, outsider)] == ["served", "served", "refused"]
+    agents[0].job.until_err(f"the store closes the connection from {outsider.address}:")
     assert not [agent.name for agent in agents if ANYBODY in agent.job.err]
     cluster.finish(agents)
 
@@ -175,16 +175,16 @@ def test_who_takes_a_lost_member_s_place_may_use_the_next_store_and_the_lost_one
 
 def test_a_member_may_come_from_another_of_its_interfaces(cluster: Cluster) -> None:
     """The control plane is in one network, and the store is known by its address in another one."""
-    first, second, stranger = (cluster.host(name) for name in ("A", "B", "stranger"))
+    first, second, outsider = (cluster.host(name) for name in ("A", "B", "outsider"))
     other = second_address(first, 1)
     second_address(second, 2)
-    second_address(stranger, 9)
+    second_address(outsider, 9)
     cluster.nnodes = "2"
     agents = [cluster.start("A", "--node-rank=0", f"--local-addr={other}"), cluster.start("B", "--node-rank=1")]
     cluster.all_up(agents)
     store = store_of(agents[0])
     assert store[0] == other
-    assert [uses_store(host, store) for host in (first, second, stranger)] == ["served", "served", "refused"]
+    assert [uses_store(host, store) for host in (first, second, outsider)] == ["served", "served", "refused"]
     cluster.finish(agents)
 
 
@@ -193,11 +193,11 @@ def test_a_member_may_come_from_another_of_its_interfaces(cluster: Cluster) -> N
     [("any", "served"), ("10.77.0.0/24", "served"), ("members,10.77.0.3", "served"), ("10.77.0.2", "refused")],
 )
 def test_who_may_connect_can_be_chosen(cluster: Cluster, peers: str, answer: str) -> None:
-    _, _, stranger = (cluster.host(name) for name in ("A", "B", "stranger"))
+    _, _, outsider = (cluster.host(name) for name in ("A", "B", "outsider"))
     cluster.nnodes = "2"
     agents = [cluster.start("A", "--node-rank=0", f"--store-peers={peers}"), cluster.start("B", "--node-rank=1")]
     cluster.all_up(agents)
-    assert uses_store(stranger, store_of(agents[0])) == answer
+    assert uses_store(outsider, store_of(agents[0])) == answer
     assert uses_store(agents[1].host, store_of(agents[0])) == "served"
     assert ANYBODY not in agents[0].job.err
     cluster.finish(agents)
@@ -226,7 +226,7 @@ def test_behind_address_translation_nobody_is_refused_and_one_line_says_so(clust
 
 
 def test_hosts_that_have_ipv6_alone_meet_and_use_the_store(cluster: Cluster) -> None:
-    hosts = [cluster.host(name) for name in ("A", "B", "stranger")]
+    hosts = [cluster.host(name) for name in ("A", "B", "outsider")]
     for number, host in enumerate(hosts, 1):
         ip("-n", host.namespace, "-6", "address", "add", f"fd77::{number}/64", "dev", "eth0", "nodad")
         ip("-n", host.namespace, "-4", "address", "flush", "dev", "eth0")
@@ -243,7 +243,7 @@ def test_hosts_that_have_ipv6_alone_meet_and_use_the_store(cluster: Cluster) -> 
 @pytest.mark.parametrize("names", ["::1 localhost", "127.0.0.1 localhost\n::1 localhost", "127.0.1.1 localhost"])
 @pytest.mark.parametrize("nnodes", ["1", "1:2"])
 def test_whatever_localhost_stands_for_a_job_meets_there(cluster: Cluster, names: str, nnodes: str) -> None:
-    first, stranger = cluster.host("A"), cluster.host("stranger")
+    first, outsider = cluster.host("A"), cluster.host("outsider")
     file = cluster.launcher.folder / "hosts"
     file.write_text(f"{names}\n")
     entry = ["unshare", "-m", "sh", "-c", 'mount --bind "$0" /etc/hosts && exec "$@"', str(file)]
@@ -251,6 +251,6 @@ def test_whatever_localhost_stands_for_a_job_meets_there(cluster: Cluster, names
     agent = cluster.alone("A", [*flags, "--rdzv-conf=last_call_timeout=1"], entry)
     cluster.all_up([agent])
     assert uses_store(first, store_of(agent)) == "served"
-    assert knock(stranger, first.address, PORT) == ("refused" if nnodes == "1" else "connected")
+    assert knock(outsider, first.address, PORT) == ("refused" if nnodes == "1" else "connected")
     assert (WITHOUT in agent.job.err) == (nnodes != "1")
     cluster.finish([agent])

@@ -1,4 +1,4 @@
-"""Agents of a third party with a loop of their own in place of torch's: `own_loop.py <story>`."""
+"""Agents of a third party with a loop of their own in place of torch's: `own_loop.py <program>`."""
 
 import json
 import os
@@ -28,10 +28,10 @@ from torch.distributed.elastic.rendezvous.registry import get_rendezvous_handler
 
 
 class Loop:
-    """In place of torch's: the same methods, called by nobody else; what happened is told in `story`."""
+    """In place of torch's: the same methods, called by nobody else; what happened is in `history`."""
 
     def _invoke_run(self: Any, role: str = "default") -> RunResult:
-        self.story: list[Any] = []
+        self.history: list[Any] = []
         group, spec = self._worker_group, self._worker_group.spec
         self._initialize_workers(group)
         self.note("started")
@@ -53,14 +53,14 @@ class Loop:
                 self._restart_workers(group)
                 self.note("started")
             elif spec.rdzv_handler.num_nodes_waiting() > 0:
-                self.note("newcomers")
+                self.note("new nodes")
                 self._restart_workers(group)
                 self.note("started")
 
     def note(self: Any, what: str) -> None:
         group = self._worker_group
         ranks = [[each.local_rank, each.global_rank, each.role_rank, each.world_size] for each in group.workers]
-        self.story.append([what, group.state.value, group.group_rank, group.group_world_size, ranks])
+        self.history.append([what, group.state.value, group.group_rank, group.group_world_size, ranks])
 
 
 class ByHand(Loop):
@@ -188,7 +188,7 @@ def of_threads(agent_class: Any, rendezvous: str, fails: int, max_restarts: int)
     agent = agent_class(spec, fails)
     result = agent.run()
     told = [result.state.value, sorted(result.return_values.items()), sorted(result.failures)]
-    return [told, agent.story, agent.starts, agent.ends[:1], agent.ends[-1], agent.get_worker_group().state.value]
+    return [told, agent.history, agent.starts, agent.ends[:1], agent.ends[-1], agent.get_worker_group().state.value]
 
 
 WORKER = """
@@ -218,7 +218,7 @@ def of_processes(meeting: Any, folder: str, fails: int, max_restarts: int, size:
     agent = ProcessesInALoop(spec, DefaultLogsSpecs(log_dir=f"{folder}/logs"), start_method="spawn")
     result = agent.run()
     codes = {each.exitcode for each in result.failures.values() if each.exitcode > 0}
-    return [result.state.value, sorted(codes), [each[:4] for each in agent.story]]
+    return [result.state.value, sorted(codes), [each[:4] for each in agent.history]]
 
 
 def written(folder: str, restarts: int) -> dict[str, str]:
@@ -294,7 +294,7 @@ def signalled() -> list[Any]:
         return ["it was not heard"]
 
 
-STORIES: dict[str, Callable[..., list[Any]]] = {
+PROGRAMS: dict[str, Callable[..., list[Any]]] = {
     "counting": lambda *_: alone("counting"),
     "c10d": lambda *_: alone("c10d"),
     "node": node,
@@ -307,7 +307,7 @@ STORIES: dict[str, Callable[..., list[Any]]] = {
 
 
 def main() -> None:
-    print(json.dumps(STORIES[sys.argv[1]](*sys.argv[2:]), sort_keys=True))
+    print(json.dumps(PROGRAMS[sys.argv[1]](*sys.argv[2:]), sort_keys=True))
 
 
 main()
