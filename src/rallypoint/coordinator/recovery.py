@@ -139,26 +139,19 @@ def _adopt_round(state: State, node: NodeId, request: ResumeRequest, settings: S
 
 def _add_participant(state: State, node: NodeId, request: ResumeRequest) -> State:
     """One more node of the round that runs."""
-    placeholder = NodeId.placeholder(request.group_rank)
-    if placeholder not in state.participants:
-        return state
     participants = dict(state.participants)
-    del participants[placeholder]
+    if participants.pop(NodeId.placeholder(request.group_rank), None) is None:
+        return state
     participants[node] = Participant(request.node_info, request.group_rank)
     after = state._replace(participants=participants)
-    if request.round_over:
-        return end_round(after, RoundEnd(request.round, Reason.FORGOTTEN, ""))
-    return after
+    return end_round(after, RoundEnd(request.round, Reason.FORGOTTEN, "")) if request.round_over else after
 
 
 def _add_survivor(state: State, node: NodeId, request: ResumeRequest) -> State:
     """One more node of the round that is over."""
-    placeholder = NodeId.placeholder(request.group_rank)
-    if placeholder not in state.survivors:
-        return state
     survivors = dict(state.survivors)
-    survivors[node] = survivors.pop(placeholder)
-    return state._replace(survivors=survivors)
+    rank = survivors.pop(NodeId.placeholder(request.group_rank), None)
+    return state if rank is None else state._replace(survivors={**survivors, node: rank})
 
 
 def _without(state: State, node: NodeId) -> State:

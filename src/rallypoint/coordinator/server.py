@@ -62,6 +62,8 @@ class ControlServer:
         self._fallback = fallback
         self._has_local_nodes = home
         self._listeners = (listener,) if isinstance(listener, socket.socket) else tuple(listener)
+        self.host: str
+        self.port: int
         self.host, self.port = self._listeners[0].getsockname()[:2]
         self.connections: set[Connection] = set()
         self._context: ConnectionContext

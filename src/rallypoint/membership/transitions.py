@@ -43,6 +43,13 @@ _MAX_REMOVED = 4
 """How many of those who are gone are kept in mind."""
 _MAX_ROLES = 16
 """Of how many roles it is known what they run."""
+_LEDGER_FIELDS = {
+    Reason.FAILURE: "failures",
+    Reason.LOST: "lost",
+    Reason.DEPARTED: "departed",
+    Reason.DRAINED: "drained",
+}
+"""Where the end of a round for a reason is counted; others are not."""
 
 
 def apply(action: Action, state: State, node: NodeId, settings: Settings) -> State:
@@ -76,7 +83,8 @@ def _add_to_participants(action: Action, state: State, node: NodeId, settings: S
     )
     if len(participants) == settings.min_nodes:
         after = after._replace(last_call=state.last_calls + 1, last_calls=state.last_calls + 1)
-    return _complete(after, settings) if len(participants) == settings.max_nodes and not state.restart_delay else after
+    full = len(participants) == settings.max_nodes
+    return _complete(action, after, node, settings) if full and not state.restart_delay else after
 
 
 def _with_program(programs: Mapping[str, str], node_info: NodeInfo) -> Mapping[str, str]:
@@ -156,10 +164,6 @@ def _abandon(action: Action, state: State, node: NodeId, settings: Settings) -> 
     )
 
 
-def _mark_complete(_action: Action, state: State, _node: NodeId, settings: Settings) -> State:
-    return _complete(state, settings)
-
-
 def _mark_closed(_action: Action, state: State, _node: NodeId, _settings: Settings) -> State:
     return state._replace(closed=True, verdict=state.verdict or Verdict(Outcome.STOPPED))
 
@@ -190,14 +194,10 @@ def _mark_round_ended(action: Action, state: State, node: NodeId, settings: Sett
     return _end_round(action, state, name_of(state, node), settings)
 
 
-def _complete(state: State, settings: Settings) -> State:
-    nodes = sorted(state.participants)
-    previous = {node: each.previous_rank for node, each in state.participants.items() if each.previous_rank is not None}
-    hints = {
-        node: each.node_info.rank_hint
-        for node, each in state.participants.items()
-        if each.node_info.rank_hint is not None
-    }
+def _complete(_action: Action, state: State, _node: NodeId, settings: Settings) -> State:
+    nodes, entries = sorted(state.participants), state.participants.items()
+    previous = {node: each.previous_rank for node, each in entries if each.previous_rank is not None}
+    hints = {node: hint for node, each in entries if (hint := each.node_info.rank_hint) is not None}
     ranks = assign_group_ranks(nodes, None if settings.fixed_ranks else previous, hints)
     return state._replace(
         complete=True,
@@ -266,17 +266,8 @@ def _end_job_if_all_succeeded(state: State) -> State:
 
 
 def _ledger_with(ledger: Ledger, reason: Reason) -> Ledger:
-    match reason:
-        case Reason.FAILURE:
-            return ledger._replace(failures=ledger.failures + 1)
-        case Reason.LOST:
-            return ledger._replace(lost=ledger.lost + 1)
-        case Reason.DEPARTED:
-            return ledger._replace(departed=ledger.departed + 1)
-        case Reason.DRAINED:
-            return ledger._replace(drained=ledger.drained + 1)
-        case Reason.GAVE_UP | Reason.FORGOTTEN:
-            return ledger
+    field = _LEDGER_FIELDS.get(reason)
+    return ledger if field is None else ledger._replace(**{field: getattr(ledger, field) + 1})
 
 
 def _without(mapping: Mapping[NodeId, V], node: NodeId) -> Mapping[NodeId, V]:
@@ -296,7 +287,7 @@ _EFFECTS: dict[ActionKind, Callable[[Action, State, NodeId, Settings], State]] =
     ActionKind.REMOVE_FROM_WAIT_LIST: _remove_from_wait_list,
     ActionKind.REMOVE_FROM_REDUNDANCY_LIST: _remove_from_redundancy_list,
     ActionKind.REMOVE_FROM_SURVIVORS: _remove_from_survivors,
-    ActionKind.MARK_RENDEZVOUS_COMPLETE: _mark_complete,
+    ActionKind.MARK_RENDEZVOUS_COMPLETE: _complete,
     ActionKind.MARK_RENDEZVOUS_CLOSED: _mark_closed,
     ActionKind.MARK_SUCCEEDED: _mark_succeeded,
     ActionKind.MARK_CONSENT: _mark_consent,

@@ -100,16 +100,13 @@ class ElasticHandler(RendezvousHandler):
     # What torch's handlers have
 
     def get_backend(self) -> str:
-        """The name that the handler was registered under."""
         return self._backend
 
     @property
     def use_agent_store(self) -> bool:
-        """Whether the agent of group rank 0 hosts the workers' store."""
         return self._stores.hosted_by_agent
 
     def get_run_id(self) -> str:
-        """The job's id."""
         return self._settings.run_id
 
     def is_closed(self) -> bool:

@@ -59,9 +59,12 @@ class RendezvousInfo:
         bootstrap_store_info: RendezvousStoreInfo | None,
     ) -> None:
         self._store = store
-        self._rank = rank
-        self._world_size = world_size
-        self._bootstrap_store_info = bootstrap_store_info
+        self.rank = rank
+        """This node's group rank."""
+        self.world_size = world_size
+        """How many nodes take part."""
+        self.bootstrap_store_info = bootstrap_store_info
+        """Where workers find their store, if the handler knows."""
 
     @property
     def store(self) -> Store:
@@ -69,21 +72,6 @@ class RendezvousInfo:
         if callable(self._store):
             self._store = self._store()
         return self._store
-
-    @property
-    def rank(self) -> int:
-        """This node's group rank."""
-        return self._rank
-
-    @property
-    def world_size(self) -> int:
-        """How many nodes take part."""
-        return self._world_size
-
-    @property
-    def bootstrap_store_info(self) -> RendezvousStoreInfo | None:
-        """Where workers find their store, if the handler knows."""
-        return self._bootstrap_store_info
 
 
 class RendezvousHandler(ABC):

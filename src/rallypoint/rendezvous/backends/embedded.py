@@ -114,14 +114,7 @@ class _EmbeddedControl(ControlPlane):
             listeners = self._listeners()
         except OSError:  # somebody else listens, perhaps the server that was out of reach
             return
-        from rallypoint.base.descriptors import allow_nodes
-        from rallypoint.coordinator.server import ControlServer
-
-        allow_nodes(self.settings.max_nodes)
-        self._server = ControlServer(
-            Dispatcher(self.settings), listeners, keys=accepted_keys(), tls=self._tls, home=True
-        )
-        port = self._server.port
+        port = self._serve(Dispatcher(self.settings), listeners, home=True)
         if lost:
             log.warning("the control plane's former host is gone; this agent hosts it now, on port %d", port)
         else:
@@ -144,9 +137,8 @@ class _EmbeddedControl(ControlPlane):
         address = self._local_addr or own_address(self._endpoint)
         if self.settings.max_nodes == 1 and self._endpoint.port == 0:
             self._standalone = True
-            dispatcher = Dispatcher(
-                self.settings
-            )  # nobody else can come, nor know the port: no socket, and no thread if none waits
+            # Nobody else can come, nor know the port: no socket, and no thread if none waits.
+            dispatcher = Dispatcher(self.settings)
             if self.settings.restart_backoff:
                 self._timer_thread = TimerThread(dispatcher)
         else:
@@ -159,13 +151,17 @@ class _EmbeddedControl(ControlPlane):
                         "choose another port, or port 0 for a free one"
                     ) from None
                 return None
-            from rallypoint.base.descriptors import allow_nodes
-            from rallypoint.coordinator.server import ControlServer
-
-            # The workers keep the limit that they would have had: their reaper was started before.
-            allow_nodes(self.settings.max_nodes)
             dispatcher = Dispatcher(self.settings)
-            self._server = ControlServer(dispatcher, listeners, keys=accepted_keys(), tls=self._tls)
-            log.info("control plane listens on port %d", self._server.port)
+            log.info("control plane listens on port %d", self._serve(dispatcher, listeners))
         record_hosting(self.settings.run_id)
         return LocalLink(dispatcher, own_node(address), deliver, address)
+
+    def _serve(self, dispatcher: Dispatcher, listeners: list[socket.socket], *, home: bool = False) -> int:
+        """Open the server; returns its port."""
+        from rallypoint.base.descriptors import allow_nodes
+        from rallypoint.coordinator.server import ControlServer
+
+        # The workers keep the limit that they would have had: their reaper was started before.
+        allow_nodes(self.settings.max_nodes)
+        self._server = ControlServer(dispatcher, listeners, keys=accepted_keys(), tls=self._tls, home=home)
+        return self._server.port

@@ -41,7 +41,6 @@ class StoreRendezvousBackend(RendezvousBackend):
         return "c10d"
 
     def get_state(self) -> tuple[bytes, bytes] | None:
-        """See `RendezvousBackend.get_state`."""
         try:
             text = self._store.get(self._key)
         except StoreError as error:
@@ -49,7 +48,6 @@ class StoreRendezvousBackend(RendezvousBackend):
         return self._decoded(text)
 
     def set_state(self, state: bytes, token: object = None) -> tuple[bytes, bytes, bool] | None:
-        """See `RendezvousBackend.set_state`."""
         expected = _NO_STATE if token is None else token
         if not isinstance(expected, bytes):
             found = self.get_state()
