@@ -59,9 +59,7 @@ class Journal:
         """Begin.
 
         Args:
-            keys: of the job.
-            fence: what shows that we are the coordinator.
-            incarnation: the name that the coordinator goes by.
+            keys, fence, incarnation: of the job, of this agent's candidacy, and of the coordinator.
             takeover: how the state stands in etcd. It is attached to a lease, so that a job whose agents all die at
                 once is forgotten one day.
         """

@@ -65,8 +65,7 @@ class Election:
         """Nothing is asked before the first step.
 
         Args:
-            keys: of the job.
-            settings: what the job asks of its rendezvous.
+            keys, settings: of the job.
             own: what this node calls itself; its address is looked up.
             rng: for pauses that differ from other agents'.
         """
@@ -168,9 +167,7 @@ class Election:
         elif kind is Watched.LEADER:
             self._due[Chore.FIND_LEADER] = again
         elif self.leads:
-            self._context.log(
-                steps.INFO, "the watch over the nodes in etcd has ended (%s); they are read again", event.lost
-            )
+            self._context.log(steps.INFO, "the watch over the nodes has ended (%s); they are read again", event.lost)
             self._due[Chore.FIND_NODES] = again
 
     # What to do next

@@ -49,8 +49,7 @@ class Candidate:
 
         Args:
             connect: makes the client; called on the candidate's thread, since it costs imports.
-            keys: of the job.
-            settings: what the job asks of its rendezvous.
+            keys, settings: of the job.
             resolver: what this node knows of the coordinator, shared with its link.
             find_addresses: those of this machine as others may reach it, the likeliest first; may look up names.
             listen: opens sockets at these addresses, all on one port.

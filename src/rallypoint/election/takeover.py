@@ -50,8 +50,7 @@ def takeover_from(
         stored: what stands under the state's key.
         nodes: those that have a key.
         met: the coordinator that this node was last in a session with.
-        keys: of the job.
-        settings: what the job asks of its rendezvous.
+        keys, settings: of the job.
 
     Raises:
         RendezvousStateError: what is kept there is not ours to read.

@@ -137,8 +137,7 @@ def start_term(
 
     Args:
         client: to write the journal with.
-        keys: of the job.
-        settings: what the job asks of its rendezvous.
+        keys, settings: of the job.
         request: what the term begins with.
         deposed: called once, from any thread, with the reason, when nothing can be written any more.
         listen: opens sockets at these addresses, all on one port.

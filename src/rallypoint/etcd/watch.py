@@ -47,10 +47,10 @@ class Watch:
             following.cancel()
 
     async def _follow(self, cluster: Cluster, key: bytes, prefix: bool, from_revision: int) -> None:
-        from rallypoint.etcd.watch_stream import stream_changes
+        from rallypoint.etcd.watch_stream import WatchStream
 
         try:
-            lost = await stream_changes(cluster, key, prefix, from_revision, self._call_on_events)
+            lost = await WatchStream(cluster, key, prefix, from_revision, self._call_on_events).run()
         except Exception as error:
             log.exception("a watch of etcd broke")
             lost = WatchCancelled(f"the watch broke: {type(error).__name__}: {error}")

@@ -28,25 +28,9 @@ _PAUSE = 0.1
 _PERMISSION_DENIED = 7
 
 
-async def stream_changes(
-    cluster: Cluster,
-    key: bytes,
-    prefix: bool,
-    from_revision: int,
-    on_events: Callable[[Sequence[WatchEvent]], None],
-) -> WatchEnd:
-    """Report all changes from `from_revision` on (0: from now on) until that is no longer possible, and return why."""
-    watch = _WatchStream(cluster, key, prefix, from_revision, on_events)
-    while True:
-        try:
-            lost = await shielded(watch.on_one_member())
-        except (EtcdRefused, EtcdUnreachable) as error:
-            return WatchCancelled(str(error))
-        if lost is not None:
-            return lost
+class WatchStream:
+    """Reports all changes from `from_revision` on; 0 for from now on."""
 
-
-class _WatchStream:
     def __init__(
         self,
         cluster: Cluster,
@@ -62,7 +46,17 @@ class _WatchStream:
         self._on_events = on_events
         self._denied = 0
 
-    async def on_one_member(self) -> WatchEnd | None:
+    async def run(self) -> WatchEnd:
+        """Report changes until that is no longer possible, and return why."""
+        while True:
+            try:
+                lost = await shielded(self._on_one_member())
+            except (EtcdRefused, EtcdUnreachable) as error:
+                return WatchCancelled(str(error))
+            if lost is not None:
+                return lost
+
+    async def _on_one_member(self) -> WatchEnd | None:
         """Follow until this member is of no further use (None), or the watch is over."""
         member = await self._cluster.member()
         try:

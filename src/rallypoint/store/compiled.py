@@ -55,7 +55,6 @@ class CompiledTransport:
         self.set_peers(granted.peers)
 
     def add_connection(self, client: socket.socket, data: bytes = b"") -> None:
-        """Serve a socket that is connected already, and from which this has been read."""
         set_options(client, self._context.guard)
         try:
             self._sockets.add_connection(client.fileno(), data)
@@ -67,7 +66,6 @@ class CompiledTransport:
             client.detach()
 
     def set_peers(self, peers: Sequence[str] | None) -> None:
-        """From now on only these may be connected; None: all may."""
         found = networks(peers)
         self._peers = peers
         packed = None

@@ -247,17 +247,15 @@ def _key_number(make: Callable[..., R]) -> _Reader[R]:
 
 def _key_two_values(make: Callable[..., R]) -> _Reader[R]:
     def read(decoder: Decoder[R], data: bytes, at: int) -> R | None:
-        first = decoder._string(data, at, MAX_KEY)
-        if first < 0:
-            return None
-        second = decoder._string(data, first, MAX_PAYLOAD)
-        if second < 0:
-            return None
-        end = decoder._string(data, second, MAX_PAYLOAD)
-        if end < 0:
-            return None
-        decoder._at = end
-        return make(decoder._client, data[at + 8 : first], data[first + 8 : second], data[second + 8 : end])
+        strings = []
+        for limit in (MAX_KEY, MAX_PAYLOAD, MAX_PAYLOAD):
+            end = decoder._string(data, at, limit)
+            if end < 0:
+                return None
+            strings.append(data[at + 8 : end])
+            at = end
+        decoder._at = at
+        return make(decoder._client, *strings)
 
     return read
 

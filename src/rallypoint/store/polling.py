@@ -74,17 +74,14 @@ class PollingTransport:
             self.served.epoll.register(context.listener, IN)
 
     def serve(self) -> None:
-        """Serve until somebody writes to the eventfd."""
         self._wakeup_seen = False
         while not self._wakeup_seen:
             self._poll_once(self._pause())
 
     def run_once(self) -> bool:
-        """Do some of what there is to do, without waiting; whether there was anything."""
         return self._poll_once(0)
 
     def add_connection(self, client: socket.socket, data: bytes = b"") -> None:
-        """Serve a socket that is connected already, and from which this has been read."""
         set_options(client, self._context.guard)
         if not self._may_connect(client):
             return
@@ -93,14 +90,12 @@ class PollingTransport:
             self._execute([(connection, data)])
 
     def set_peers(self, peers: Sequence[str] | None) -> None:
-        """From now on only these may be connected; None: all may."""
         self._note_address(peers)
         for connection in list(self.served.connections.values()):
             if not self._is_peer(connection.socket):
                 connection.refuse(peer_refused_error(peers or ()))
 
     def close(self) -> None:
-        """End all connections."""
         self.served.close()
 
     def release_memory(self) -> None:

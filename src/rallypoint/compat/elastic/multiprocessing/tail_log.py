@@ -36,6 +36,11 @@ def tail_logfile(
         interval_sec: seconds between two looks.
         log_line_filter: which lines are written; without one, none are, as with torch.
     """
+
+    def write(line: str) -> None:
+        if log_line_filter is not None and log_line_filter(line):
+            dst.write(header + line)
+
     while not os.path.exists(file):
         if finished.wait(interval_sec) and not os.path.exists(file):
             return
@@ -46,22 +51,13 @@ def tail_logfile(
             for piece in lines:
                 rest += piece
                 if rest.endswith("\n"):
-                    _show(header, rest, dst, log_line_filter)
+                    write(rest)
                     rest = ""
             if over:
                 break
             finished.wait(interval_sec)
     if rest:
-        _show(header, rest, dst, log_line_filter)
-
-
-def _show(header: str, line: str, dst: TextIO, wanted: Callable[[str], bool] | None) -> None:
-    if wanted is not None and wanted(line):
-        dst.write(header + line)
-
-
-def _any(_line: str) -> bool:
-    return True
+        write(rest)
 
 
 class TailLog:
@@ -83,7 +79,7 @@ class TailLog:
         dst: TextIO,
         log_line_prefixes: Mapping[int, str] | None = None,
         interval_sec: float = 0.1,
-        log_line_filter: Callable[[str], bool] = _any,
+        log_line_filter: Callable[[str], bool] = lambda _line: True,
     ) -> None:
         self._name = name
         self._log_files = dict(log_files)
@@ -92,7 +88,6 @@ class TailLog:
         self._interval_sec = interval_sec
         self._log_line_filter = log_line_filter
         self._finished = threading.Event()
-        self._stopped = False
         self._pool: ThreadPoolExecutor | None = None
         self._tails: dict[int, Future[None]] = {}
 
@@ -116,8 +111,7 @@ class TailLog:
                 log.error("the output of %s%d could not be written to its end (%s)", self._name, rank, error)
         if self._pool is not None:
             self._pool.shutdown()
-        self._stopped = True
 
     def stopped(self) -> bool:
         """Whether `stop` was called."""
-        return self._stopped
+        return self._finished.is_set()
