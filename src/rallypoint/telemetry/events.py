@@ -30,9 +30,9 @@ class NodeState(str, Enum):  # noqa: UP042 - as above
 
 @dataclass
 class _JsonEvent:
-    """A dataclass with a form as JSON on one line; `_ENUM` is the name and type of its field that is an enum."""
+    """A dataclass with a form as JSON on one line; `_FORM` is what it is, and the name and type of its enum."""
 
-    _ENUM: ClassVar[tuple[str, type[Enum]]]
+    _FORM: ClassVar[tuple[str, str, type[Enum]]]
 
     def __str__(self) -> str:
         return self.serialize()
@@ -46,7 +46,7 @@ class _JsonEvent:
         """The event of a line; an event is returned unchanged. UserError if the line is not one."""
         if isinstance(data, cls):
             return data
-        line, (name, kind) = str(data), cls._ENUM
+        line, (what, name, kind) = str(data), cls._FORM
         try:
             fields = json.loads(line)
             if not isinstance(fields, dict):
@@ -54,7 +54,7 @@ class _JsonEvent:
             return cls(**{**fields, name: kind[fields[name]]})
         except (ValueError, TypeError, KeyError, RecursionError) as error:
             reason = f"{type(error).__name__}: {error}"
-            raise user_error(f"{line[:200]!r} is not an event as JSON on one line ({reason})", error) from None
+            raise user_error(f"{line[:200]!r} is not {what} as JSON on one line ({reason})", error) from None
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Event(_JsonEvent):
     `timestamp` is in whole epoch seconds; 0 if the log line that has the event has its own time.
     """
 
-    _ENUM = "source", EventSource
+    _FORM = "an event", "source", EventSource
 
     name: str
     source: EventSource
@@ -81,7 +81,7 @@ class RdzvEvent(_JsonEvent):
     of a failure.
     """
 
-    _ENUM = "node_state", NodeState
+    _FORM = "a rendezvous event", "node_state", NodeState
 
     name: str
     run_id: str
