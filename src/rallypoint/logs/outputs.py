@@ -21,12 +21,12 @@ import contextlib
 import errno
 import os
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.errors import UserError, user_error
 from rallypoint.base.log import get_logger
-from rallypoint.logs.console import Console, ConsoleSink, ConsoleStream
+from rallypoint.logs.console import Console, ConsoleStream
 from rallypoint.logs.pump import Pump
 from rallypoint.logs.relay import CAPACITY, TAIL_SIZE, Relay, without_long_middles
 from rallypoint.logs.specs import LogsDest
@@ -39,29 +39,6 @@ CLOSE_TIMEOUT = 5.0
 """Seconds that `Outputs.close` waits for a console that blocks."""
 
 _logger = get_logger(__name__)
-
-
-class _SinkInputs(NamedTuple):
-    """What is shown on one sink."""
-
-    sink: ConsoleSink
-    relays: list[Relay]
-    tails: list[tuple[Tail, str, ConsoleStream]]
-    line_filters: list[LineFilter]
-
-    def pump(self) -> Pump | None:
-        """A pump, which owns all this from now on; None if there is nothing to read."""
-        return Pump(*self) if self.relays or self.tails else None
-
-    def close(self) -> None:
-        """Close what no pump owns."""
-        for tail, _, _ in self.tails:
-            tail.close()
-        for relay in self.relays:
-            relay.close()
-        for line_filter in self.line_filters:
-            line_filter.close()
-        self.sink.close()
 
 
 class Outputs:
@@ -98,20 +75,21 @@ class Outputs:
         self._relays: dict[int, Relay] = {}
         self._teed_errors: dict[int, Tail] = {}
         self._console = Console(1 if stdout is None else stdout, 2 if stderr is None else stderr)
-        self._inputs = [_SinkInputs(sink, [], [], []) for sink in self._console.sinks]
         self._pumps: list[Pump] = []
         try:
-            out_filter = self._open_line_filter(self._inputs[0], dest.filtered_stdout, stdout_filters)
-            err_filter = self._open_line_filter(self._inputs[-1], dest.filtered_stderr, stderr_filters)
+            for sink in self._console.sinks:
+                self._pumps.append(Pump(sink))
+            out_filter = self._open_line_filter(self._pumps[0], dest.filtered_stdout, stdout_filters)
+            err_filter = self._open_line_filter(self._pumps[-1], dest.filtered_stderr, stderr_filters)
             for rank in range(nprocs):
                 self._open_stdout(rank, prefixes.get(rank, ""), out_filter)
                 self._open_stderr(rank, prefixes.get(rank, ""), err_filter)
-            for inputs in list(self._inputs):
-                if (pump := inputs.pump()) is not None:
-                    self._pumps.append(pump)
-                    self._inputs.remove(inputs)
+            for pump in self._pumps:
+                pump.start()
         except BaseException as error:
             self.close()
+            for sink in self._console.sinks[len(self._pumps) :]:
+                sink.close()
             if isinstance(error, OSError) and not isinstance(error, UserError):
                 raise _refused(error) from error
             raise
@@ -160,8 +138,6 @@ class Outputs:
         """Show all that dead workers have written, then release everything. Idempotent."""
         for rank in list(self._worker_ends):
             self.started(rank)
-        while self._inputs:
-            self._inputs.pop().close()
         for pump in self._pumps:
             pump.stop()
         deadline = Deadline.after(CLOSE_TIMEOUT)
@@ -172,7 +148,7 @@ class Outputs:
         ends, path = self._worker_ends[rank], self._dest.stdouts.get(rank, "")
         if path:
             ends[0] = _open_log(path)
-            self._follow(self._inputs[0], rank, self._dest.tee_stdouts, prefix, self._console.out(), line_filter)
+            self._follow(self._pumps[0], rank, self._dest.tee_stdouts, prefix, self._console.out(), line_filter)
         elif rank in self._file_only:
             ends[0] = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
@@ -180,20 +156,18 @@ class Outputs:
         ends, path = self._worker_ends[rank], self._dest.stderrs.get(rank, "")
         if path and path != os.devnull:
             ends[1] = _open_log(path)
-            tail = self._follow(
-                self._inputs[-1], rank, self._dest.tee_stderrs, prefix, self._console.err(), line_filter
-            )
+            tail = self._follow(self._pumps[-1], rank, self._dest.tee_stderrs, prefix, self._console.err(), line_filter)
             if tail is not None:
                 self._teed_errors[rank] = tail
         else:
             hidden = rank in self._file_only or path == os.devnull
             self._relays[rank] = relay = Relay(None if hidden else self._console.err())
-            self._inputs[-1].relays.append(relay)
+            self._pumps[-1].add_relay(relay)
             ends[1] = relay.worker_end
 
     def _follow(
         self,
-        inputs: _SinkInputs,
+        pump: Pump,
         rank: int,
         teed: Mapping[int, str],
         prefix: str,
@@ -204,16 +178,17 @@ class Outputs:
         if not path or path == os.devnull or rank in self._file_only:
             return None
         tail = Tail(path, os.fsencode(prefix), line_filter)
-        inputs.tails.append((tail, path, stream))
+        pump.add_tail(tail, path, stream)
         return tail
 
-    def _open_line_filter(self, inputs: _SinkInputs, path: str, texts: Sequence[str] | None) -> LineFilter | None:
+    def _open_line_filter(self, pump: Pump, path: str, texts: Sequence[str] | None) -> LineFilter | None:
         if not path or not texts:
             return None
         from rallypoint.logs.line_filter import LineFilter
 
-        inputs.line_filters.append(LineFilter(path, texts))
-        return inputs.line_filters[-1]
+        line_filter = LineFilter(path, texts)
+        pump.add_line_filter(line_filter)
+        return line_filter
 
 
 _OPEN_ERRORS = {

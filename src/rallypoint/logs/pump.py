@@ -17,7 +17,7 @@ import os
 import select
 import stat
 import threading
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
@@ -43,44 +43,56 @@ _logger = get_logger(__name__)
 
 
 class Pump:
-    """The thread, and all that it reads. It owns and closes the relays, the tails, the line filters and the sink.
+    """The thread, and all that it reads; it owns and closes all that it is given.
 
-    Args:
-        sink: where everything goes.
-        relays: standard errors of workers, shown or not.
-        tails: followed files, each with its path and stream.
-        line_filters: where the tails' matching lines go.
+    Add relays (standard errors of workers), followed files and line filters, then call `start`.
     """
 
-    def __init__(
-        self,
-        sink: ConsoleSink,
-        relays: Iterable[Relay],
-        tails: Iterable[tuple[Tail, str, ConsoleStream]],
-        line_filters: Iterable[LineFilter] = (),
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
+    def __init__(self, sink: ConsoleSink, clock: Clock = SYSTEM_CLOCK) -> None:
         self._sink = sink
-        self._line_filters = list(line_filters)
         self._clock = clock
         self._epoll = select.epoll()
         self._wakeup = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._thread: threading.Thread | None = None
         self._stopping = False
         self._closed = False
         self._lock = threading.Lock()  # for the two above and for calls after the end
-        self._relays = set(relays)
+        self._relays: set[Relay] = set()
         self._listening: dict[int, Relay] = {}
+        self._pipes: set[int] = set()
+        self._line_filters: list[LineFilter] = []
         self._streams: dict[Tail, ConsoleStream] = {}
+        self._paths: list[tuple[str, Tail]] = []
         self._watches: dict[int, Tail] = {}
         self._unread_tails: dict[Tail, None] = {}  # in the order of their changes
+        self._buffer = bytearray()
         self._inotify: Inotify | None = None
-        followed = list(tails)
-        self._buffer = bytearray(READ_SIZE if followed else 0)
-        self._pipes = self._watch_readers()
-        self._add_tails(followed)
+
+    def add_relay(self, relay: Relay) -> None:
+        """Forward a worker's standard error, to its stream if it has one."""
+        self._relays.add(relay)
+
+    def add_tail(self, tail: Tail, path: str, stream: ConsoleStream) -> None:
+        """Show a followed file on a stream."""
+        self._streams[tail] = stream
+        self._unread_tails[tail] = None
+        self._paths.append((path, tail))
+
+    def add_line_filter(self, line_filter: LineFilter) -> None:
+        """Close this filter of some tails at the end."""
+        self._line_filters.append(line_filter)
+
+    def start(self) -> None:
+        """Start the thread, if there is anything to read."""
+        if not self._relays and not self._streams:
+            return
+        self._watch_readers()
+        if self._streams:
+            self._watch_files()
         self._epoll.register(self._wakeup, select.EPOLLIN)
-        self._thread = threading.Thread(target=self._run, name="rallypoint-output", daemon=True)
-        self._thread.start()
+        thread = threading.Thread(target=self._run, name="rallypoint-output", daemon=True)
+        thread.start()
+        self._thread = thread
 
     def wake(self) -> None:
         """Forward what another thread has read from a relay. Safe from any thread, also after the end."""
@@ -89,36 +101,33 @@ class Pump:
                 os.eventfd_write(self._wakeup, 1)
 
     def stop(self) -> None:
-        """Have it forward what is left, close everything and end. Does not wait."""
+        """Have it forward what is left, close everything and end. Does not wait. Idempotent."""
         self._stopping = True
-        self.wake()
+        if self._thread is None:
+            self._close()
+        else:
+            self.wake()
 
     def join(self, seconds: float) -> bool:
-        """Wait up to `seconds` for the end; returns whether it came. If not, a console blocks, and the thread goes on
-        alone.
-        """
-        self._thread.join(seconds)
-        return not self._thread.is_alive()
+        """Wait up to `seconds` for the end; returns whether it came. If not, a console blocks the thread."""
+        if self._thread is not None:
+            self._thread.join(seconds)
+        return self._thread is None or not self._thread.is_alive()
 
-    def _watch_readers(self) -> set[int]:
+    def _watch_readers(self) -> None:
         """Have epoll report pipes of relays that nobody reads any more (EPOLLERR, which is always on)."""
         fds = {relay.stream.fd for relay in self._relays if relay.stream is not None and relay.stream.fd is not None}
-        pipes = {fd for fd in fds if _is_pipe(fd)}
-        for fd in pipes:
+        self._pipes = {fd for fd in fds if _is_pipe(fd)}
+        for fd in self._pipes:
             self._epoll.register(fd, 0)
-        return pipes
 
-    def _add_tails(self, tails: list[tuple[Tail, str, ConsoleStream]]) -> None:
-        for tail, _, stream in tails:
-            self._streams[tail] = stream
-            self._unread_tails[tail] = None
-        if not tails:
-            return
+    def _watch_files(self) -> None:
         from rallypoint.base.inotify import Inotify
 
+        self._buffer = bytearray(READ_SIZE)
         try:
             self._inotify = Inotify()
-            self._watches = {self._inotify.watch(path): tail for tail, path, _ in tails}
+            self._watches = {self._inotify.watch(path): tail for path, tail in self._paths}
         except OSError as error:
             _logger.warning("log files are polled every %s s: %s", POLL, error)
             self._clear_inotify()
@@ -277,6 +286,8 @@ class Pump:
 
     def _close(self) -> None:
         with self._lock:
+            if self._closed:
+                return
             self._closed = True
             os.close(self._wakeup)
         closers: list[Callable[[], None]] = [tail.close for tail in self._streams]

@@ -620,7 +620,9 @@ def test_where_the_kernel_tells_no_news_files_are_looked_at(tmp_path: Path, out:
     path = tmp_path / "log"
     path.touch()
     console = console_module.Console(out.fd, out.fd)
-    pump = Pump(console.sinks[0], [], [(Tail(str(path), b"[0]:"), str(tmp_path / "missing"), console.out())])
+    pump = Pump(console.sinks[0])
+    pump.add_tail(Tail(str(path), b"[0]:"), str(tmp_path / "missing"), console.out())
+    pump.start()
     with path.open("ab", buffering=0) as file:
         file.write(b"one\n")
         out.wait_for(lambda got: got == b"[0]:one\n")
@@ -638,7 +640,10 @@ def test_a_file_that_cannot_be_read_costs_its_own_output_only(tmp_path: Path, ou
     console = console_module.Console(out.fd, out.fd)
     # A folder can be opened like a file, and says EISDIR when it is read.
     lost, good = Tail(str(tmp_path), b"lost"), Tail(str(path), b"[0]:")
-    pump = Pump(console.sinks[0], [], [(lost, str(tmp_path), console.out()), (good, str(path), console.out())])
+    pump = Pump(console.sinks[0])
+    pump.add_tail(lost, str(tmp_path), console.out())
+    pump.add_tail(good, str(path), console.out())
+    pump.start()
     path.write_bytes(b"one\n")
     out.wait_for(lambda got: got == b"[0]:one\n")
     pump.stop()
