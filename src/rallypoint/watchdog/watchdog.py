@@ -28,7 +28,7 @@ from rallypoint.base.signals import signal_name
 from rallypoint.watchdog.clients import TimerClients
 from rallypoint.watchdog.requests import FileTimerRequest, RequestReader
 from rallypoint.watchdog.table import Timer, TimerTable
-from rallypoint.workers.escalation import STACKS_TIMEOUT, Escalation
+from rallypoint.workers.escalation import STACKS_TIMEOUT, Escalation, NoSweep
 
 log = get_logger(__name__)
 
@@ -185,7 +185,7 @@ class Watchdog:
         log.error("Reaping worker_pid=[%d] by %s: %s", pid, signal_name(number), _expiry(deadly).why)
         if number == SIGKILL and catches(pid, SIGABRT):  # faulthandler does, and shows the stacks of all threads
             number, grace = SIGABRT, STACKS_TIMEOUT
-        self._escalations[pid] = Escalation([process], _NoSweep(), number, grace, clock=self._clock)
+        self._escalations[pid] = Escalation([process], NoSweep(), number, grace, clock=self._clock)
         self._timers.drop_worker(pid)
         self._report_event(KILLED, deadly.request)
         return [_expiry(deadly), *(_expiry(each) for each in timers if each is not deadly)]
@@ -194,24 +194,6 @@ class Watchdog:
 def _expiry(timer: Timer[FileTimerRequest]) -> TimerExpiry:
     request = timer.request
     return TimerExpiry(request.worker_pid, request.scope_id, timer.seconds, request.signal)
-
-
-class _NoSweep:
-    """What a process has started stays: if it is a worker, the agent sweeps when it stops the workers."""
-
-    cannot_find_all = False
-
-    def begin(self, seconds: float) -> None:
-        return
-
-    def fds(self) -> list[int]:
-        return []
-
-    def done(self) -> bool:
-        return True
-
-    def give_up(self) -> list[int]:
-        return []
 
 
 class _NamedPipe:

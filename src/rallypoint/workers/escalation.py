@@ -1,29 +1,28 @@
-"""The stop escalation: ask, give time, show the stacks, then end all that is left (contract section 5.6).
+"""The escalation by which workers end (contract section 5.6).
 
-    ASKED     the signal has gone to each worker itself, not to what it has started: a data loader that hears SIGTERM
-              too takes away what its trainer needs to save. `grace` seconds
-    SHOWING   who did not end and catches SIGABRT (Python's faulthandler does) has been sent it, so that the stacks of
-              all its threads are in its standard error. `STACKS_TIMEOUT` seconds
-    KILLED    SIGKILL has gone to the workers that were left. `KILL_TIMEOUT` seconds
-    SWEEPING  no worker is left: whatever they have spawned, wherever it went, is sent SIGTERM, and after
-    `SWEEP_GRACE_PERIOD`
-              seconds SIGKILL
-    DONE      nothing is left, or what is left does not end even on SIGKILL
+    SIGNALLED  the signal has gone to each worker itself, not to what it has started: a data loader that gets SIGTERM
+               too takes away what its trainer needs to save. For the grace period
+    STACKS     who did not end and catches SIGABRT (Python's faulthandler does) has been sent it, so that the stacks of
+               all its threads are in its standard error. `STACKS_TIMEOUT` seconds
+    KILLED     SIGKILL has gone to the workers that were left. `KILL_TIMEOUT` seconds
+    SWEEPING   no worker is left: whatever they have spawned, in whatever session, is sent SIGTERM, and after
+               `SWEEP_GRACE_PERIOD` seconds SIGKILL
+    DONE       nothing is left, or what is left does not end even on SIGKILL
 
 Laws:
 
 1. Nothing here blocks: a loop waits on `fds` until `wake_at` and calls `step`.
-2. SWEEPING is never left out. It asks, unless somebody is in a hurry, and takes no time where nothing is left.
-3. Whatever the sweep comes to, the workers are sent SIGKILL.
-4. What was given up once costs no later stop its grace, and no sweep goes on that was given up.
-5. A worker that is seen to write a file is not cut off: the signal that would end it at once waits until it is done,
-   and so does SIGKILL after another; but for `limit` seconds at most. The others are asked without delay.
+2. SWEEPING is never left out. It begins with SIGTERM, unless there is no time, and takes none where nothing is left.
+3. Whatever becomes of the sweep, the workers are sent SIGKILL.
+4. What was given up once costs no later stop its grace period, and no sweep goes on that was given up.
+5. A worker that is found to write a file is not cut off: the signal that would end it at once waits until it is done,
+   and so does SIGKILL after another; but for `limit` seconds at most. The others are signalled without delay.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from enum import Enum
 from signal import SIGABRT, SIGKILL
 from typing import TYPE_CHECKING, Protocol
@@ -46,11 +45,9 @@ KILL_TIMEOUT = 1.0
 SWEEP_GRACE_PERIOD = 1.0
 """Seconds that what a worker has left gets between SIGTERM and SIGKILL."""
 _POLL_INTERVAL = 0.05
-"""Seconds between looks at a worker that may be writing."""
+"""Seconds between checks of a worker that may be writing, or that a debugger holds: nothing wakes us then."""
 _REMINDER = 2.0
-"""Seconds until it is said who has not ended yet. Each time after that is twice as far away."""
-_HELD_POLL_INTERVAL = 0.1
-"""Seconds between looks at a worker that has ended and is held by a debugger: nothing tells when it detaches."""
+"""Seconds until the workers are logged that have not ended yet; each interval is twice the one before."""
 
 
 class StopInProgress(Protocol):
@@ -58,19 +55,15 @@ class StopInProgress(Protocol):
 
     def fds(self) -> list[int]:
         """Descriptors that become readable when there is something to do."""
-        ...
 
     def wake_at(self) -> float:
         """When there is something to do by itself, in seconds on the monotonic clock; infinite for never."""
-        ...
 
     def step(self) -> bool:
         """Do what is due. Returns whether all workers, and whatever they have spawned, are gone."""
-        ...
 
     def kill_now(self) -> None:
         """Give no more time: SIGKILL to all that is left."""
-        ...
 
 
 class StoppableProcess(Protocol):
@@ -80,19 +73,16 @@ class StoppableProcess(Protocol):
     held_by_debugger: bool
     """Whether it has ended and a debugger holds it still: its descriptor is readable, and it counts as running."""
     signalled: bool
-    """Whether it was asked to end while it ran."""
+    """Whether it was sent a signal to end while it ran."""
 
     def fileno(self) -> int:
         """Becomes readable when the worker has ended."""
-        ...
 
     def poll(self) -> int | None:
         """The exit code, or None while it runs."""
-        ...
 
     def signal(self, number: int) -> None:
         """Send a signal to it alone."""
-        ...
 
 
 class SweepInProgress(Protocol):
@@ -101,45 +91,61 @@ class SweepInProgress(Protocol):
     @property
     def cannot_find_all(self) -> bool:
         """Whether it can no longer find all, so that there is no time to lose."""
-        ...
 
     def begin(self, seconds: float) -> None:
         """Begin to end all, in the place of what was begun before: SIGTERM, and SIGKILL after so many seconds."""
-        ...
 
     def fds(self) -> list[int]:
-        """Descriptors that become readable when `cannot_find_all` or `done` may have changed; none if it is done."""
-        ...
+        """Readable when `cannot_find_all` or `done` may have changed; none if it is done."""
 
     def done(self) -> bool:
         """Whether nothing is left of what could be found."""
-        ...
 
     def give_up(self) -> list[int]:
         """Wait no longer for what is left, now or in a later sweep. Returns its pids, for a message."""
-        ...
+
+
+class NoSweep:
+    """Ends nothing: nothing was started, or somebody else ends it."""
+
+    cannot_find_all = False
+
+    def begin(self, seconds: float) -> None: ...
+
+    def fds(self) -> list[int]:
+        return []
+
+    def done(self) -> bool:
+        return True
+
+    def give_up(self) -> list[int]:
+        return []
 
 
 class _Stage(Enum):
-    SIGNALLED = "asked"
-    STACKS = "showing"
+    SIGNALLED = "signalled"
+    STACKS = "stacks"
     KILLED = "killed"
     SWEEPING = "sweeping"
     DONE = "done"
 
 
+_STAGES_OF_WORKERS = (_Stage.SIGNALLED, _Stage.STACKS, _Stage.KILLED)
+
+
 class Escalation:
-    """One stop of some workers. The signal goes out when the escalation is made, but to those that law 5 spares.
+    """One stop of some workers. The signal goes out when this is made, but to those that law 5 spares.
 
     Args:
         processes: some of which may have ended already.
         sweep: what ends all that they have left.
-        death_sig: the signal that asks.
-        grace: seconds between asking and the next stage.
+        death_sig: the first signal.
+        grace: seconds between it and the next stage.
         limit: seconds for which one that writes a file is spared, at least `grace`; also, but one at least, between
             SIGKILL and giving up.
         clock: on which `wake_at` tells the time.
-        sent: whether somebody else sees to it that the processes get the signal.
+        sent: whether somebody else sends the processes the signal.
+        finish: called once nothing is left.
     """
 
     def __init__(
@@ -152,7 +158,10 @@ class Escalation:
         clock: Clock = SYSTEM_CLOCK,
         *,
         sent: bool = False,
+        finish: Callable[[], None] = lambda: None,
     ) -> None:
+        self._finish = finish
+        self._finished = False
         self._running = [each for each in processes if each.poll() is None]
         self._sweep = sweep
         self._death_sig = death_sig
@@ -166,10 +175,10 @@ class Escalation:
         self._deferred: list[StoppableProcess] = []
         """Those that were not sent the signal yet, since they write."""
         self._logged: list[StoppableProcess] = []
-        """Those of whom it was said that they write."""
+        """Those that were logged as writing."""
         self._remind_at, self._remind_every = began + _REMINDER, _REMINDER
         self._terminates_rest = False
-        """Whether a sweep runs that asks before it kills."""
+        """Whether the sweep sends SIGTERM before it kills."""
         self.stuck: list[StoppableProcess] = []
         """When done: those that even SIGKILL has not ended."""
         for each in self._running:
@@ -191,22 +200,19 @@ class Escalation:
     def wake_at(self) -> float:
         """When there is something to do by itself, in seconds on the clock; infinite when done."""
         if self._stage is _Stage.DONE:
-            return math.inf
+            return math.inf if self._finished else 0.0
         if self._stage is _Stage.SWEEPING and not self._running and not self._sweep.fds():
             return 0.0
-        times = [self._until]
-        if any(each.held_by_debugger for each in self._running):
-            times.append(self._clock.monotonic() + _HELD_POLL_INTERVAL)
-        if self._stage is _Stage.SIGNALLED:
-            times.append(self._remind_at)
-            if self._deferred:
-                times.append(self._clock.monotonic() + _POLL_INTERVAL)
+        signalled = self._stage is _Stage.SIGNALLED
+        times = [self._until, *([self._remind_at] if signalled else [])]
+        if (signalled and self._deferred) or any(each.held_by_debugger for each in self._running):
+            times.append(self._clock.monotonic() + _POLL_INTERVAL)
         return min(times)
 
     def step(self) -> bool:
         """Do what is due. Returns whether the stop is done."""
         self._running = [each for each in self._running if each.poll() is None]
-        if self._stage in (_Stage.SIGNALLED, _Stage.STACKS, _Stage.KILLED):
+        if self._stage in _STAGES_OF_WORKERS:
             if not self._running:
                 self._start_sweep(SWEEP_GRACE_PERIOD)
             elif self._sweep.cannot_find_all:
@@ -223,20 +229,23 @@ class Escalation:
                 self._stage = _Stage.DONE
             elif self._clock.monotonic() >= self._until:
                 self._give_up()
-        return self._stage is _Stage.DONE
+        if self._stage is _Stage.DONE and not self._finished:
+            self._finish()
+            self._finished = True
+        return self._finished
 
     def shorten(self, until: float) -> None:
-        """The grace, also of one that writes a file, is over at this moment on the clock, if it is not earlier."""
+        """The grace period, also of one that writes a file, ends at this moment on the clock, if not earlier."""
         self._deferred_until = min(self._deferred_until, until)
         if self._stage is _Stage.SIGNALLED:
             self._until = min(self._until, until)
 
     def kill_now(self) -> None:
         """Give no more time: SIGKILL to all that is left."""
-        if self._stage in (_Stage.SIGNALLED, _Stage.STACKS, _Stage.KILLED) or self._terminates_rest:
+        if self._stage in _STAGES_OF_WORKERS or (self._stage is _Stage.SWEEPING and self._terminates_rest):
             self._kill()
 
-    # Asking
+    # The signal
 
     def _signal_or_defer(self, process: StoppableProcess) -> None:
         if self._death_sig != SIGKILL and self._is_writing(process) and is_ended_by(process.pid, self._death_sig):
@@ -250,7 +259,7 @@ class Escalation:
             process.signal(self._death_sig)
 
     def _wait(self, now: float) -> None:
-        """Give the workers the time that is theirs."""
+        """The grace period."""
         self._deferred = [each for each in self._deferred if each in self._running]
         for each in list(self._deferred):
             if not self._is_deferred(each, now):
@@ -266,7 +275,7 @@ class Escalation:
             self._log_remaining(now)
 
     def _is_deferred(self, process: StoppableProcess, now: float) -> bool:
-        """Whether this one is not to be cut off yet; says so once, when it is sure."""
+        """Whether this one is not to be cut off yet; logged once, when it is certain."""
         left = self._deferred_until - now
         if left <= 0 or not self._is_writing(process):
             return False
@@ -286,7 +295,7 @@ class Escalation:
     def _log_remaining(self, now: float) -> None:
         self._remind_every *= 2
         self._remind_at = now + self._remind_every
-        left = self._until - now  # to the last stage, or to the next look at one that writes, who was told of
+        left = self._until - now  # to the next stage, or to the next check of one that writes
         for each in self._running:
             if each not in self._deferred and left >= 1:
                 log.warning("worker %d has not ended, SIGKILL in %.0f s", each.pid, left)
@@ -307,7 +316,7 @@ class Escalation:
             each.signal(SIGABRT)
 
     def _kill_workers(self) -> None:
-        """SIGKILL to those that were asked in vain. What they have started is asked when they are gone."""
+        """SIGKILL to those that did not end. What they have started is swept when they are gone."""
         self._until = self._clock.monotonic() + KILL_TIMEOUT
         for each in self._running:
             each.signal(SIGKILL)
@@ -322,7 +331,7 @@ class Escalation:
                 each.signal(SIGKILL)
 
     def _start_sweep(self, seconds: float) -> None:
-        # The stage last, so that whoever is cut short in here can begin again.
+        # The stage last, so that an exception in here lets the next call begin again.
         self._until = self._clock.monotonic() + seconds + max(self._limit, 1.0)
         self._sweep.begin(seconds)
         self._stage, self._terminates_rest = _Stage.SWEEPING, seconds > 0

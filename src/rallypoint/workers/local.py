@@ -9,7 +9,6 @@ Laws:
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 from abc import abstractmethod
@@ -60,7 +59,7 @@ class LocalProcessesContext(PContext):
         self._outputs: Outputs | None = None
         self._failures: dict[int, ProcessFailure] = {}
         self._oom_kills: OomKills | None = None
-        self._closing: _ContextClose | None = None
+        self._closing: Escalation | None = None
         self._closed = False
 
     @abstractmethod
@@ -71,10 +70,12 @@ class LocalProcessesContext(PContext):
         """Make ready what `_start_one` needs."""
         self._reaper = self._reaper or ReaperClient()
 
-    def _sweep(self) -> SweepInProgress | None:
-        """What ends all that the workers are and have left; None if nothing was ever started."""
-        if self._reaper is None:
-            return None
+    def _sweep(self) -> SweepInProgress:
+        """What ends all that the workers are and have left."""
+        if self._reaper is None:  # nothing was ever started
+            from rallypoint.workers.escalation import NoSweep
+
+            return NoSweep()
         from rallypoint.workers.sweep import Sweep
 
         return Sweep(self._reaper, list(self._processes.values()))
@@ -88,7 +89,6 @@ class LocalProcessesContext(PContext):
         return None
 
     def start(self) -> None:
-        """Start all. If one cannot be started, those that were are ended, and the error goes on."""
         if self._outputs is not None:
             raise ValueError(f"the processes of {self.name!r} have been started before; make a new context")
         try:
@@ -113,20 +113,17 @@ class LocalProcessesContext(PContext):
             raise
 
     def pids(self) -> dict[int, int]:
-        """Local rank to process id."""
         return {rank: process.pid for rank, process in self._processes.items()}
 
     def exit_fds(self) -> list[int]:
-        """Descriptors of processes that had not ended at the last `poll`, and of their reaper."""
         waited = [] if self._closed else [each for each in self._processes.values() if not each.seen_ended]
         running = [each.fileno() for each in waited if not each.held_by_debugger]
-        if waited and self._reaper is not None:  # also one that is lost: the next `poll` shall come at once
+        if waited and self._reaper is not None:  # also one that is lost: `poll` shall come at once
             running.append(self._reaper.fileno())
         return running
 
     def poll(self) -> RunProcsResult | None:
-        """Look, without waiting: None while all is well, else how it ended. Stops nothing."""
-        # One look for all questions: who ended between two would be a failure to neither, and a success to none.
+        # Each is polled once: who ended between two polls would be neither a failure nor a success.
         exitcodes = {rank: process.poll() for rank, process in self._processes.items()}
         if self._closing is None:
             self._record_failures(exitcodes)
@@ -140,39 +137,32 @@ class LocalProcessesContext(PContext):
 
     @property
     def stopped(self) -> tuple[int, ...]:
-        """Local ranks that were sent a signal to stop while they still ran."""
         return tuple(rank for rank, process in self._processes.items() if process.signalled)
 
     @property
     def succeeded(self) -> tuple[int, ...]:
-        """Local ranks that have succeeded without being asked to stop."""
         well = (rank for rank, process in self._processes.items() if process.poll() == 0 and not process.signalled)
         return tuple(rank for rank in well if rank not in self._failures)
 
     @property
     def running(self) -> tuple[int, ...]:
-        """Local ranks that have not ended."""
         return () if self._closed else tuple(rank for rank, each in self._processes.items() if each.poll() is None)
 
     @property
     def ended_in_order(self) -> bool:
-        """Whether all processes have ended with success or by SIGTERM."""
         return all(each.poll() in (0, *exit_codes_of(signal.SIGTERM)) for each in self._processes.values())
 
     @property
     def must_be_polled(self) -> bool:
-        """Whether a debugger holds a process that has ended."""
         return not self._closed and any(
             each.held_by_debugger and not each.seen_ended for each in self._processes.values()
         )
 
     def forward_signal(self, number: int) -> None:
-        """Send each process that runs a signal that means something to it."""
         for process in self._processes.values():
             process.forward_signal(number)
 
     def announce_stacks(self, pid: int) -> None:
-        """A process is about to write the stacks of its threads: say whose they are, there or before each line."""
         rank = next((rank for rank, each in self._processes.items() if each.pid == pid), None)
         if rank is None or self._outputs is None:
             return
@@ -183,7 +173,7 @@ class LocalProcessesContext(PContext):
         self._outputs.label(rank, f"[{name}] ")
 
     def _record_failures(self, exitcodes: Mapping[int, int | None]) -> None:
-        """Remember who has failed by itself. The exits of those whom the escalation stops are never looked at here."""
+        """Remember who has failed by itself. Those that are being stopped are never looked at here."""
         orphans = self._orphans()
         for rank, process in self._processes.items():
             exitcode = -signal.SIGKILL if rank in orphans else exitcodes[rank]
@@ -235,24 +225,20 @@ class LocalProcessesContext(PContext):
         *,
         sent: bool = False,
     ) -> StopInProgress:
-        """Begin to stop what still runs, and return what sees it through. If it has begun, the same again."""
         if self._closing is None:
             from rallypoint.workers.escalation import Escalation
 
+            processes, number = list(self._processes.values()), death_sig or signal.SIGTERM
             sweep = self._sweep()
-            processes = list(self._processes.values())
-            number = death_sig or signal.SIGTERM
-            escalation = None if sweep is None else Escalation(processes, sweep, number, timeout, limit, sent=sent)
-            self._closing = _ContextClose(escalation, self._finish)
+            self._closing = Escalation(processes, sweep, number, timeout, limit, sent=sent, finish=self._finish)
         return self._closing
 
     def shorten_close(self, until: float) -> None:
-        """If stopping has begun: from this moment on, on the monotonic clock, no process has time left."""
         if self._closing is not None:
             self._closing.shorten(until)
 
     def _finish(self) -> None:
-        """Carry all output through, and release everything."""
+        """Write all output to its end, and release everything."""
         if self._outputs is not None:
             self._outputs.close()
         for process in self._processes.values():
@@ -274,37 +260,3 @@ class SubprocessContext(LocalProcessesContext):
         if started is not None:
             return AdoptedProcess(self._reaper, started)
         return WorkerProcess(self._reaper, argv, environ, stdout, stderr, cpus)
-
-
-class _ContextClose:
-    """The escalation, and what is to be done once it is done."""
-
-    def __init__(self, escalation: Escalation | None, finish: Callable[[], None]) -> None:
-        self._escalation = escalation
-        self._finish = finish
-        self._done = False
-
-    def fds(self) -> list[int]:
-        """See `StopInProgress`."""
-        return [] if self._escalation is None else self._escalation.fds()
-
-    def wake_at(self) -> float:
-        """See `StopInProgress`."""
-        return math.inf if self._escalation is None else self._escalation.wake_at()
-
-    def step(self) -> bool:
-        """See `StopInProgress`; the step that ends the last worker also carries its output through."""
-        if not self._done and (self._escalation is None or self._escalation.step()):
-            self._finish()
-            self._done = True
-        return self._done
-
-    def shorten(self, until: float) -> None:
-        """From this moment on nobody has time left."""
-        if self._escalation is not None:
-            self._escalation.shorten(until)
-
-    def kill_now(self) -> None:
-        """See `StopInProgress`."""
-        if self._escalation is not None and not self._done:
-            self._escalation.kill_now()

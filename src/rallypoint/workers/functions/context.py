@@ -108,18 +108,15 @@ class FunctionContext(LocalProcessesContext):
             return AdoptedProcess(self._reaper, self._server.fork(channel, out, err))
 
     def start(self) -> None:
-        """Start all. If one cannot be started, those that were are ended, and the error goes on."""
         try:
             super().start()
         finally:
             if self._server is not None:
                 self._server.close()
 
-    def _sweep(self) -> SweepInProgress | None:
+    def _sweep(self) -> SweepInProgress:
         if not self._forking:
             return super()._sweep()
-        if not self._processes:
-            return None
         from rallypoint.workers.functions.forked import ForkedSweep
 
         return ForkedSweep(list(self._processes.values()))
