@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.base.endpoint import free_port
 from tests.jobs.launching import Job, Launcher
+from tests.ports import free_port
 
 pytestmark = pytest.mark.torch
 

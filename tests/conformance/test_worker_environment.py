@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.base.endpoint import free_port
 from rallypoint.notices import VARIABLE as NOTICES
 from tests.conformance.record import Record
 from tests.jobs.launching import RALLYRUN, Job, Launcher
+from tests.ports import free_port
 
 pytestmark = pytest.mark.torch
 

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.base.endpoint import free_port
 from rallypoint.base.secrets import new_secret
 from rallypoint.membership.operations import Close
 from rallypoint.membership.state import Settings
@@ -21,6 +20,7 @@ from tests.faults.intruder import Intruder
 from tests.faults.other_user import NOBODY, allowed, as_other_user, openings
 from tests.jobs.launching import Job, Launcher, launching
 from tests.jobs.test_protection import family
+from tests.ports import free_port
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be a second user")
 

@@ -14,10 +14,10 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from rallypoint.base.endpoint import free_port
 from tests.conformance.side_by_side.case import Case, Side
 from tests.conformance.side_by_side.stderr import facts_of_stderr
 from tests.jobs.launching import Job, Launcher
+from tests.ports import free_port
 
 Facts = dict[str, object]
 

@@ -10,12 +10,12 @@ from collections.abc import Iterator
 import pytest
 
 from rallypoint.base.descriptors import RESERVED, allow_descriptors, for_connections
-from rallypoint.base.endpoint import free_port
 from rallypoint.protocol.messages import Notification, Placed
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler
 from rallypoint.rendezvous.worker_stores import AgentStoreSupply
+from tests.ports import free_port
 
 
 @pytest.fixture(autouse=True, name="hard")

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 import pytest
 
 from rallypoint.base.clock import Deadline
-from rallypoint.base.endpoint import Endpoint, free_port, listening_socket
+from rallypoint.base.endpoint import Endpoint, listening_socket
 from rallypoint.client import dialing
 from rallypoint.client.dialing import Dialer
 from rallypoint.client.endpoint_resolver import DialTarget, FixedEndpoint
@@ -24,6 +24,7 @@ from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.server import ControlServer
 from rallypoint.membership.state import Settings
 from rallypoint.protocol.messages import Notification
+from tests.ports import free_port
 
 T = TypeVar("T")
 SETTINGS = Settings("job", 1, 1)

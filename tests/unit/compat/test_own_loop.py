@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.agent.spec import RunResult, WorkerSpec, WorkerState
-from rallypoint.base.endpoint import free_port, host_name
+from rallypoint.base.endpoint import host_name
 from rallypoint.compat.elastic.agent.server.local_elastic_agent import LocalElasticAgent
 from rallypoint.logs.specs import DefaultLogsSpecs
 from rallypoint.protocol.errors import RendezvousClosedError, RendezvousTimeoutError
@@ -23,6 +23,7 @@ from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler
 from rallypoint.store.hashstore import HashStore
+from tests.ports import free_port
 from tests.unit.agent.third_party import CountingHandler, outcome
 
 pytestmark = pytest.mark.process

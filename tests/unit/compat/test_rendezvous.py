@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.base.endpoint import free_port
 from rallypoint.base.errors import UserError
 from rallypoint.compat import FileStore, HashStore, TCPStore
 from rallypoint.compat.elastic.agent.server import RunResult, WorkerSpec, WorkerState
@@ -32,6 +31,7 @@ from rallypoint.compat.elastic.rendezvous.dynamic_rendezvous import (
     create_handler,
 )
 from rallypoint.compat.elastic.rendezvous.static_tcp_rendezvous import StaticTCPRendezvous, create_rdzv_handler
+from tests.ports import free_port
 
 WORKER = """
 import os, sys

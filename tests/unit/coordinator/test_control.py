@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 import pytest
 
 from rallypoint.base.clock import Deadline
-from rallypoint.base.endpoint import Endpoint, free_port, listening_socket
+from rallypoint.base.endpoint import Endpoint, listening_socket
 from rallypoint.client.endpoint_resolver import DialTarget, FixedEndpoint
 from rallypoint.client.tcp_link import TcpLink
 from rallypoint.coordinator.dispatcher import Dispatcher
@@ -44,6 +44,7 @@ from rallypoint.protocol.messages import (
     SessionEnded,
 )
 from rallypoint.protocol.messages import ProgressRequest as InquireRequest
+from tests.ports import free_port
 from tests.unit.rendezvous.listening import Heard
 
 TIMEOUT = 10.0

@@ -8,10 +8,11 @@ from collections.abc import Callable
 
 import pytest
 
-from rallypoint.base.endpoint import Endpoint, free_port
+from rallypoint.base.endpoint import Endpoint
 from rallypoint.etcd.api import Compare, EtcdUnreachable, Put
 from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import EtcdCluster, Member
+from tests.ports import free_port
 
 WELL_BEFORE = 10.0
 """Seconds, far more than a silent member may cost, and far fewer than the clients' deadline of 20 s."""

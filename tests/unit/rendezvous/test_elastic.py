@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.base.endpoint import free_port
 from rallypoint.base.errors import UserError
 from rallypoint.membership.operations import Drain, Succeed
 from rallypoint.protocol.errors import RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError
@@ -22,6 +21,7 @@ from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler
 from rallypoint.store.client import TCPStore
 from rallypoint.store.errors import StoreError
+from tests.ports import free_port
 
 
 def handler(backend: str, endpoint: str, nodes: int, /, **options: object) -> ElasticHandler:

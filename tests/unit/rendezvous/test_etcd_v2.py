@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.clock import Deadline
-from rallypoint.base.endpoint import Endpoint, free_port, listening_socket
+from rallypoint.base.endpoint import Endpoint, listening_socket
 from rallypoint.base.errors import UserError
 from rallypoint.etcd.api import EtcdRefused, EtcdUnreachable
 from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousError, RendezvousStateError
@@ -22,6 +22,7 @@ from rallypoint.rendezvous.backends.etcd_v2 import EtcdV2Backend, client_of
 from rallypoint.rendezvous.backends.etcd_v2_http import EtcdV2Client
 from rallypoint.rendezvous.params import RendezvousParameters
 from tests.etcd_cluster import EtcdCluster, running
+from tests.ports import free_port
 from tests.relay import Relay
 
 TIMEOUT = 20.0

@@ -8,12 +8,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from rallypoint.base.endpoint import free_port
 from rallypoint.membership.operations import Drain
 from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousTimeoutError
 from rallypoint.telemetry import recording
 from rallypoint.telemetry.events import NodeState, RdzvEvent
 from rallypoint.telemetry.handlers import RENDEZVOUS, log_handlers
+from tests.ports import free_port
 from tests.unit.rendezvous.test_elastic import handler, handlers, meet
 
 

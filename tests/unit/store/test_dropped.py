@@ -9,10 +9,10 @@ import threading
 
 import pytest
 
-from rallypoint.base.endpoint import free_port
 from rallypoint.store.client import TCPStore
 from rallypoint.store.errors import StoreConnectionError
 from rallypoint.store.server import StoreServer
+from tests.ports import free_port
 
 
 def test_a_dropped_store_leaves_its_port() -> None:
