@@ -57,6 +57,13 @@ def test_sections_that_a_page_links_to_in_itself_are_there() -> None:
         assert [each for each in re.findall(r"\]\(#([^)]+)\)", text) if each not in headings] == [], path.name
 
 
+def test_files_that_a_package_lists_are_there() -> None:
+    for init in [*SOURCE.rglob("__init__.py"), *(ROOT / "tests").rglob("__init__.py")]:
+        listed = re.findall(r"^(?:    )?(\w+/?)  +\S", ast.get_docstring(ast.parse(init.read_text())) or "", re.M)
+        there = {path.stem for path in init.parent.iterdir()}
+        assert [name for name in listed if name.rstrip("/") not in there] == [], init.relative_to(ROOT)
+
+
 def test_the_table_of_packages_has_the_layers_that_are_held() -> None:
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     layers = next(each["layers"] for each in contracts if each["type"] == "layers")

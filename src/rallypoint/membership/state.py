@@ -202,7 +202,7 @@ class State(NamedTuple):
     """How the last round ended."""
     verdict: Verdict | None = None
     removed: tuple[RemovedNode, ...] = ()
-    """Who has gone since the last round was complete, without another in its place: the first few."""
+    """The first few nodes that have left since the last round was complete, without another in their place."""
     abandoned: AbandonedRendezvous = AbandonedRendezvous()
     max_restarts: int = -1
     """How many failures the job survives, as its first node was started; -1 if that was not said."""

@@ -6,7 +6,7 @@ Laws:
    that is open, and what the process has written at all; not the file.
 2. A file counts if it is open for writing and can be a checkpoint: it is named, is no device, no shared memory, not the
    standard output, and is not opened to append, as logs are.
-3. It is being written if it moves. At first sight it has `DETECTION_TIME` seconds for that, and
+3. It is being written if it moves. At first it has `DETECTION_TIME` seconds for that, and
    `LOCK_DETECTION_TIME` where all that is
    open looks like a lock file; after each move `QUIET` seconds go by until the process counts as done, since a
    checkpoint is often several files, one after another.

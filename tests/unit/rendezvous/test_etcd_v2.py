@@ -442,7 +442,7 @@ def test_endpoints() -> None:
         ({"ssl_cert_key": "/x"}, "key='/x' is the key of no certificate"),
         ({"ca_cert": "/nowhere"}, "the CA certificates in '/nowhere' cannot be used"),
         ({"ssl_cert": "/nowhere"}, "the certificate and key in /nowhere cannot be used"),
-        ({"password": "secret"}, "password is of no user"),
+        ({"password": "secret"}, "password is given without a user"),
         ({"read_timeout": "0"}, "read_timeout=0 must be positive"),
         ({"read_timeout": "soon"}, "read_timeout='soon' is not a whole number"),
     ],

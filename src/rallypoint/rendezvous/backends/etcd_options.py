@@ -59,7 +59,7 @@ def credentials_of(params: RendezvousParameters) -> Credentials | None:
     user, password = params.get("user"), params.get("password")
     if user is None:
         if password is not None:
-            raise UsageError("rendezvous option password is of no user; give user too")
+            raise UsageError("rendezvous option password is given without a user; give user too")
         return None
     if password is not None:
         log.warning(

@@ -8,7 +8,7 @@
 enum { FIRST_BUCKETS = 4, SHARD_SHIFT = 64 - 10 };
 _Static_assert(SHARDS == 1 << (64 - SHARD_SHIFT), "a name's part is told by the highest bits of its hash");
 
-/* SipHash-1-3 with a secret: a stranger cannot choose keys that all fall into one bucket. */
+/* SipHash-1-3 with a secret: a client cannot choose keys that all fall into one bucket. */
 #define ROTATE(x, b) (((x) << (b)) | ((x) >> (64 - (b))))
 #define ROUND                                                                                                          \
     do {                                                                                                               \

@@ -1,21 +1,21 @@
 """Preloaded workers: a zygote imports what is slow to import once, and restarted workers are forked from it.
 
-    command      which worker commands can be forked, and where they find their modules (pure)
-    environment  which variables an import may have seen, so that a worker with others is not forked (pure)
-    client       the agent's end of one zygote
-    starts       the zygotes of one agent, one after the other, and the word whether a start is forked or not
-    hook/        what an interpreter that is to become a zygote finds as its `sitecustomize`
-    zygote       what that interpreter does from there: import, check, fork
-    imports      what it imports, and what that would import later
-    recording    what the imports read of the environment and changed in it
-    filters      what a loop over all variables keeps of them
-    checks       whether a process may be forked after the imports
-    threads      whose the threads are that keep it from that
-    birth        what a fork does to be like a fresh interpreter
-    late         what workers import after the fork, for those who debug
+    command           which worker commands can be forked, and where they find their modules (pure)
+    environment       which variables an import may have seen, so that a worker with others is not forked (pure)
+    zygote_client     the agent's end of one zygote
+    manager           the zygotes of one agent, one after the other, and whether a worker is forked or not
+    hook/             what an interpreter that is to become a zygote finds as its `sitecustomize`
+    zygote            what that interpreter does from there: import, check, fork
+    imports           what it imports, and what that would import later
+    environ_recorder  what the imports read of the environment and changed in it
+    loop_filters      what a loop over all variables keeps of them
+    fork_checks       whether a process may be forked after the imports
+    threads           whose the threads are that keep it from that
+    child_init        what a fork does to be like a fresh interpreter
+    late_imports      what workers import after the fork, for those who debug
 
-The last nine run in the zygote, whose modules nobody but the worker may see: they use built-in modules and their own
-folder's files, and leave nothing in `sys.modules`.
+Those from `hook/` on run in the zygote, whose modules only the worker may see: they use built-in modules and their
+own folder's files, and leave nothing in `sys.modules`.
 
 Laws:
 

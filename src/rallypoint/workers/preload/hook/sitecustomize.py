@@ -11,7 +11,7 @@ import sys
 
 def _serve():
     # type: () -> None
-    rooms = ("rallypoint", "rallypoint.workers", "rallypoint.workers.preload", "rallypoint.workers.reaper")
+    packages = ("rallypoint", "rallypoint.workers", "rallypoint.workers.preload", "rallypoint.workers.reaper")
     hook = os.path.dirname(os.path.abspath(__file__))
     top = os.path.dirname(os.path.dirname(os.path.dirname(hook)))
     sys.path[:] = [each for each in sys.path if each != hook]
@@ -19,7 +19,7 @@ def _serve():
     del finders[hook]
     there = _take_ours()
     # The packages are empty here: to load them takes long, and nothing of them may be seen by the worker.
-    for name in rooms:
+    for name in packages:
         package = type(sys)(name)
         package.__path__ = [os.path.join(top, *name.split(".")[1:])]
         sys.modules[name] = package
