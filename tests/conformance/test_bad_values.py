@@ -67,7 +67,7 @@ BAD = [
     *[value("--nnodes", text, "write 2 or 1:4") for text in ("1:2:3", "a", "", "1:", "2.5")],
     *[value("--nnodes", text, "smallest is 1") for text in ("0", "2:1", "0:1", "-1")],
     *[value("--nproc-per-node", text, "smallest number is 1") for text in ("0", "-1")],
-    *[value("--nproc-per-node", text, "cpu, gpu, xpu and auto") for text in ("GPU", "mps", "", "1.5")],
+    *[value("--nproc-per-node", text, "cpu, gpu, xpu or auto") for text in ("GPU", "mps", "", "1.5")],
     bad(["--nproc-per-node=gpu"], "--nproc-per-node=gpu", "cpu or auto", CUDA_VISIBLE_DEVICES=""),
     bad(["--nproc-per-node=xpu"], "--nproc-per-node=xpu", "cpu or auto", ZE_AFFINITY_MASK="x"),
     *[bad([f"--rdzv-backend={text}", "--nnodes=2"], "rendezvous backend", "c10d", text) for text in ("zookeeper", "")],
@@ -77,7 +77,7 @@ BAD = [
     *[value("--rdzv-conf", text, "=value") for text in ("foo", "a=1,b")],
     value("--rdzv-conf", "=x"),
     *[
-        bad([f"--rdzv-conf={key}=x"], "--rdzv-conf", repr(key), "leave it out")
+        bad([f"--rdzv-conf={key}=x"], "--rdzv-conf", repr(key), "flag of its own")
         for key in ("backend", "endpoint", "run_id", "local_addr")
     ],
     *[bad([f"--rdzv-conf=join_timeout={text}", "--standalone"], "join_timeout=", text, "=30") for text in ("abc", "0")],

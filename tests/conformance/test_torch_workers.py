@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-from pathlib import Path
 
 import pytest
 
@@ -12,8 +11,6 @@ from tests.jobs.launching import Job, Launcher
 from tests.ports import free_port
 
 pytestmark = pytest.mark.torch
-
-ALLREDUCE = str(Path(__file__).parents[2] / "examples" / "allreduce.py")
 
 REDUCES_UNTIL_TOLD = """
 import os, sys, time
@@ -48,39 +45,20 @@ def wait_for(job: Job, number: int) -> None:
     job.until(lambda lines: sum(line.startswith("up ") for line in lines) >= number, f"{number} workers have reduced")
 
 
-def test_standalone(launcher: Launcher) -> None:
-    job = launcher("--standalone", "--nproc-per-node=2", ALLREDUCE)
-    assert job.ends() == 0, job.err
-    assert sorted(job.out) == ["rank 0 of 2: sum 3", "rank 1 of 2: sum 3"]
-
-
 @pytest.mark.parametrize("backend", ["c10d", "static"])
-def test_two_nodes_with_two_and_one_workers(launcher: Launcher, backend: str) -> None:
-    place = [f"--rdzv-backend={backend}", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=job", "--nnodes=2"]
-    jobs = [
-        launcher(*place, "--nproc-per-node=2", "--node-rank=0", ALLREDUCE),
-        launcher(*place, "--node-rank=1", ALLREDUCE),
-    ]
-    for job in jobs:
-        assert job.ends() == 0, job.err
-    assert [len(job.out) for job in jobs] == [2, 1]
-    assert sorted(jobs[0].out + jobs[1].out) == [f"rank {rank} of 3: sum 6" for rank in range(3)]
-
-
-@pytest.mark.parametrize("backend", ["c10d", "static"])
-def test_a_killed_worker_and_its_peers_meet_again(launcher: Launcher, backend: str) -> None:
+def test_two_and_one_workers_meet_and_meet_again_when_one_is_killed(launcher: Launcher, backend: str) -> None:
     place = [f"--rdzv-backend={backend}", f"--rdzv-endpoint=127.0.0.1:{free_port()}", "--rdzv-id=job", "--nnodes=2"]
     script = launcher.script(REDUCES_UNTIL_TOLD)
-    a = launcher(*place, "--max-restarts=1", "--node-rank=0", script)
+    a = launcher(*place, "--max-restarts=1", "--nproc-per-node=2", "--node-rank=0", script)
     b = launcher(*place, "--max-restarts=1", "--node-rank=1", script)
-    for job in (a, b):
-        wait_for(job, 1)
+    for job, workers in ((a, 2), (b, 1)):
+        wait_for(job, workers)
     os.kill(ups(b)[0][3], signal.SIGKILL)
-    for job in (a, b):
-        wait_for(job, 2)
+    for job, workers in ((a, 2), (b, 1)):
+        wait_for(job, 2 * workers)
     (launcher.folder / "finish").touch()
     for job in (a, b):
         assert job.ends() == 0, job.err
-    assert sorted(up[:3] for up in ups(a) + ups(b)) == [(0, 0, 2), (0, 1, 2), (1, 0, 2), (1, 1, 2)]
+    assert sorted(up[:3] for up in ups(a) + ups(b)) == [(rank, count, 3) for rank in range(3) for count in range(2)]
     for job in (a, b):
         assert "SIGKILL" in job.err

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import without_compiler
 from tests.faults.cluster import Cluster
 from tests.faults.network import network, why_not
 from tests.jobs.launching import RALLYRUN, launching
@@ -33,7 +34,11 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> float:
     from tests.faults.test_training import MODEL, final_loss
 
     folder = tmp_path_factory.mktemp("undisturbed")
-    env = {"TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"), "GLOO_SOCKET_IFNAME": "lo"}
+    env = {
+        **without_compiler.ENVIRONMENT,
+        "TORCHINDUCTOR_CACHE_DIR": str(folder / "inductor"),
+        "GLOO_SOCKET_IFNAME": "lo",
+    }
     with launching(folder) as launcher:
         job = launcher.command([*RALLYRUN, "--standalone", *MODEL], env)
         assert job.ends() == 0, job.err

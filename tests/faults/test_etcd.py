@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import without_compiler
 from tests.faults.cluster import LEASE, SOON, Agent, Cluster, settle, stays
 from tests.faults.etcd import cut_from, endpoints, etcd_on, joined_to
 from tests.faults.network import Host
@@ -121,7 +122,11 @@ def test_training_goes_on_when_the_host_of_group_rank_0_is_lost_with_its_member(
     cluster: Cluster, tmp_path: Path, undisturbed: float
 ) -> None:
     """Each host has an agent and a member of etcd; the host whose agent has group rank 0 dies as a whole."""
-    env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "GLOO_SOCKET_IFNAME": "eth0"}
+    env = {
+        **without_compiler.ENVIRONMENT,
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+        "GLOO_SOCKET_IFNAME": "eth0",
+    }
     hosts = [cluster.host(name) for name in "ABC"]
     members = etcd_on(cluster, hosts, tmp_path)
     on_etcd(cluster, hosts)

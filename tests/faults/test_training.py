@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import without_compiler
 from tests.faults.cluster import Cluster, settle
 
 pytestmark = pytest.mark.torch
@@ -36,9 +37,12 @@ def reached(progress: Path, event: str, step: int, times: int = 1) -> bool:
 @pytest.mark.timeout(200)
 def test_survivors_resume_and_finish_with_the_same_loss(cluster: Cluster, tmp_path: Path, undisturbed: float) -> None:
     """One agent is killed, then one host is cut off: each time those that are left go on from the last checkpoint."""
-    # What torch leaves in the temporary folder is not ours. And a real host finds its own address by its name: these
-    # share the machine's name.
-    env = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "GLOO_SOCKET_IFNAME": "eth0"}
+    # A real host finds its own address by its name: these share the machine's name.
+    env = {
+        **without_compiler.ENVIRONMENT,
+        "TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"),
+        "GLOO_SOCKET_IFNAME": "eth0",
+    }
     progress = tmp_path / "progress"
     command = ["--max-restarts=3", *MODEL, f"--checkpoint-dir={tmp_path / 'checkpoint'}", f"--progress={progress}"]
     cluster.nnodes = "1:3"

@@ -1,0 +1,5 @@
+"""A folder that `ENVIRONMENT` puts in the way of torch's compiler; see `sitecustomize`."""
+
+from pathlib import Path
+
+ENVIRONMENT = {"PYTHONPATH": str(Path(__file__).parent)}

@@ -1,0 +1,28 @@
+"""Workers under test do not import torch's compiler, which they do not use.
+
+`DistributedDataParallel()` and every optimizer import it, only to tell it what not to compile: 1.7 s of a processor
+for each worker. Where this folder is in PYTHONPATH, they find a module that has what they ask of it. Real jobs have the
+real one, and so have the tests of `--preload`, whose point it is.
+"""
+
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+
+class _Nothing(MetaPathFinder, Loader):
+    """Finds the compiler, and gives a module that compiles nothing."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> Any:
+        return ModuleSpec(fullname, self, is_package=True) if fullname == "torch._dynamo" else None
+
+    def exec_module(self, module: Any) -> None:
+        module.disable = lambda function, *_given, **_named: function
+        module.graph_break = lambda *_given, **_named: None
+        module.utils = SimpleNamespace(get_optimize_ddp_mode=lambda: "ddp_optimizer")
+
+
+sys.meta_path.insert(0, _Nothing())
