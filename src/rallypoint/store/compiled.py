@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import errno
 import socket
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from rallypoint.store import _native, decoder, guard, table, wire
-from rallypoint.store.errors import StoreProtocolError
-from rallypoint.store.guard import SINGLE_ADDRESS_BITS, networks
+from rallypoint.store import _native, wire
+from rallypoint.store.guard import SINGLE_ADDRESS_BITS, networks, shown_peers
+from rallypoint.store.refusals import Reason, refusal
 from rallypoint.store.transport_context import (
     TransportContext,
     log_refusal,
@@ -24,12 +24,6 @@ from rallypoint.store.transport_context import (
 
 if getattr(_native, "INTERFACE", 0) != 4:
     raise ImportError("it was built from other sources; install again, or run `python build_native.py`")
-
-# `Reason` in native/store.h.
-_LONG_KEY, _LONG_VALUE, _MANY_KEYS, _WRONG_MAGIC, _NO_GREETING, _GREETED_AGAIN, _UNKNOWN_OPCODE, _NO_NUMBER = range(
-    1, 9
-)
-_NO_MEMORY, _LONG_REQUEST, _GROWN_VALUE, _KEYS_OF_ONE, _BYTES_OF_ONE, _SILENT, _NOT_A_PEER = range(9, 16)
 
 
 class CompiledTransport:
@@ -77,46 +71,28 @@ class CompiledTransport:
     def _refused(self, descriptor: int, reason: int, number: int, first: bytes, second: bytes) -> None:
         client = socket.socket(fileno=descriptor)
         try:
-            error = self._refusal(reason, number, first, second)
+            error = refusal(Reason(reason), number, self._limit(Reason(reason)), first, second)
             log_refusal(self._context.log_lines, peer_of(client), error)
         finally:
             client.detach()
 
-    def _refusal(self, reason: int, number: int, first: bytes, second: bytes) -> StoreProtocolError:
-        """The error for a reason; `first` and `second` are the bytes that it is about."""
-        limits = self._context.guard
-        strange = {
-            _NO_GREETING: decoder.NOT_VALIDATED,
-            _GREETED_AGAIN: decoder.SECOND_VALIDATE,
-            _UNKNOWN_OPCODE: decoder.UNKNOWN_OPCODE,
+    def _limit(self, reason: Reason) -> float | str:
+        """What is allowed, for the sentence of a refusal."""
+        guard = self._context.guard
+        limits: dict[Reason, float | str] = {
+            Reason.LONG_KEY: wire.MAX_KEY,
+            Reason.LONG_VALUE: wire.MAX_PAYLOAD,
+            Reason.MANY_KEYS: wire.MAX_KEYS,
+            Reason.WRONG_MAGIC: wire.MAGIC,
+            Reason.LONG_REQUEST: guard.request,
+            Reason.GROWN_VALUE: guard.value,
+            Reason.KEYS_OF_ONE: guard.keys,
+            Reason.BYTES_OF_ONE: guard.bytes,
+            Reason.SILENT: guard.validate_timeout,
+            Reason.NOT_A_PEER: shown_peers(self._peers),
         }
-        if reason in strange:
-            return decoder.unexpected_request_error(strange[reason], first)
-        errors: dict[int, Callable[[], StoreProtocolError]] = {
-            _LONG_KEY: lambda: _error_raised_by(wire.check_key, number),
-            _LONG_VALUE: lambda: _error_raised_by(wire.check_payload, number),
-            _MANY_KEYS: lambda: _error_raised_by(wire.check_count, number),
-            _LONG_REQUEST: lambda: _error_raised_by(wire.check_request, number, limits.request),
-            _WRONG_MAGIC: lambda: decoder.wrong_magic_error(number),
-            _NO_NUMBER: lambda: table.not_a_number_error(second, first),
-            _NO_MEMORY: guard.out_of_memory_error,
-            _GROWN_VALUE: lambda: guard.value_too_long_error(number, limits.value),
-            _KEYS_OF_ONE: lambda: guard.too_many_keys_error(number, limits.keys),
-            _BYTES_OF_ONE: lambda: guard.too_many_bytes_error(number, limits.bytes),
-            _SILENT: lambda: guard.validate_timeout_error(limits.validate_timeout),
-            _NOT_A_PEER: lambda: guard.peer_refused_error(self._peers or ()),
-        }
-        return errors[reason]()
+        return limits.get(reason, 0)
 
     def _on_cannot_accept(self, error: int) -> int:
         self._descriptors = raise_descriptor_limit(self._context, error, self._descriptors)
         return self._descriptors
-
-
-def _error_raised_by(check: Callable[..., None], *numbers: int) -> StoreProtocolError:
-    """What a check raises that finds something beyond a limit."""
-    try:
-        check(*numbers)
-    except StoreProtocolError as error:
-        return error
-    raise AssertionError(f"{numbers} was refused and is within the limit of {check}")

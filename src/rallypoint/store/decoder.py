@@ -18,27 +18,10 @@ from collections.abc import Callable, Mapping
 from struct import Struct
 from typing import Generic, TypeAlias, TypeVar
 
-from rallypoint.store.errors import StoreProtocolError
-from rallypoint.store.wire import (
-    FIELDS,
-    I64,
-    MAGIC,
-    MAX_KEY,
-    MAX_PAYLOAD,
-    U32,
-    U64,
-    Op,
-    check_count,
-    check_key,
-    check_payload,
-    check_request,
-)
+from rallypoint.store.refusals import Reason, refusal
+from rallypoint.store.wire import FIELDS, I64, MAGIC, MAX_KEY, MAX_KEYS, MAX_PAYLOAD, U32, U64, Op, check
 
 R = TypeVar("R")
-
-NOT_VALIDATED = "the first message is not VALIDATE, so this is not a store client"
-SECOND_VALIDATE = "VALIDATE came a second time"
-UNKNOWN_OPCODE = "a request with an unknown opcode"
 
 _u32 = U32.unpack_from
 _u64 = U64.unpack_from
@@ -134,7 +117,7 @@ class Decoder(Generic[R]):
             return -1
         end: int = start + _u64(data, at)[0]
         if end > start + limit:
-            check_key(end - start) if limit == MAX_KEY else check_payload(end - start)
+            raise refusal(Reason.LONG_KEY if limit == MAX_KEY else Reason.LONG_VALUE, end - start, limit)
         if end > len(data):
             self._needed = end
             return -1
@@ -146,7 +129,8 @@ class Decoder(Generic[R]):
         while left:
             end = self._string(data, at, MAX_KEY)
             if end < 0:
-                check_request(taken + self._needed, self._limit)
+                if taken + self._needed > self._limit:
+                    raise refusal(Reason.LONG_REQUEST, taken + self._needed, self._limit)
                 break
             keys.append(data[at + 8 : end])
             left -= 1
@@ -188,9 +172,9 @@ class OpcodeReaders(Generic[R]):
             op: _SHAPES[fields](makers[op]) for op, fields in FIELDS.items() if fields in _SHAPES and op in makers
         }
         known[Op.MULTI_SET] = _pairs(makers[Op.SET], makers[Op.MULTI_SET])
-        known[Op.VALIDATE] = _refuse(SECOND_VALIDATE)
-        self.before_validate: tuple[_Reader[R], ...] = _by_opcode({Op.VALIDATE: _validate}, _refuse(NOT_VALIDATED))
-        self.requests = _by_opcode(known, _refuse(UNKNOWN_OPCODE))
+        known[Op.VALIDATE] = _refuse(Reason.GREETED_AGAIN)
+        self.before_validate: tuple[_Reader[R], ...] = _by_opcode({Op.VALIDATE: _validate}, _refuse(Reason.NO_GREETING))
+        self.requests = _by_opcode(known, _refuse(Reason.UNKNOWN_OPCODE))
 
 
 def _by_opcode(known: Mapping[Op, _Reader[R]], unknown: _Reader[R]) -> tuple[_Reader[R], ...]:
@@ -272,7 +256,7 @@ def _keys(make: Callable[..., R]) -> _Reader[R]:
         if decoder._needs_more(at + 8):
             return None
         (count,) = _u64(data, at)
-        check_count(count)
+        check(count, MAX_KEYS, Reason.MANY_KEYS)
         decoder._keys = []
         decoder._consumed = 9
         decoder._make = make
@@ -287,7 +271,7 @@ def _pairs(make: Callable[..., R], make_empty: Callable[..., R]) -> _Reader[R]:
         if decoder._needs_more(at + 8):
             return None
         (count,) = _u64(data, at)
-        check_count(count)
+        check(count, MAX_KEYS, Reason.MANY_KEYS)
         if not count:
             decoder._at = at + 8
             return make_empty(decoder._client, ())
@@ -313,25 +297,15 @@ def _validate(decoder: Decoder[R], data: bytes, at: int) -> R | None:
         return None
     (magic,) = _u32(data, at)
     if magic != MAGIC:
-        raise wrong_magic_error(magic)
+        raise refusal(Reason.WRONG_MAGIC, magic, MAGIC)
     decoder._at = at + 4
     decoder._readers = decoder._known
     return decoder.next()
 
 
-def wrong_magic_error(magic: int) -> StoreProtocolError:
-    """The greeting is not that of this protocol."""
-    return StoreProtocolError(f"VALIDATE has the magic number {magic:#x} instead of {MAGIC:#x}")
-
-
-def unexpected_request_error(text: str, data: bytes) -> StoreProtocolError:
-    """A request that cannot stand where it stands; `data` are its first bytes."""
-    return StoreProtocolError(f"{text} (it begins with {data!r})")
-
-
-def _refuse(text: str) -> _Reader[R]:
+def _refuse(reason: Reason) -> _Reader[R]:
     def read(_decoder: Decoder[R], data: bytes, at: int) -> R | None:
-        raise unexpected_request_error(text, data[at - 1 : at + 15])
+        raise refusal(reason, first=data[at - 1 : at + 15])
 
     return read
 

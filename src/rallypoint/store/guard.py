@@ -12,7 +12,6 @@ from socket import AF_INET, AF_INET6, inet_pton
 from typing import NamedTuple
 
 from rallypoint.base.errors import UserError
-from rallypoint.store.errors import StoreProtocolError
 
 _IPV4_MAPPED = bytes(10) + b"\xff\xff"
 """Before an IPv4 address this is how a socket for both kinds shows it."""
@@ -91,35 +90,8 @@ def packed_address(text: str) -> bytes:
     return inet_pton(AF_INET6, text.partition("%")[0]) if ":" in text else _IPV4_MAPPED + inet_pton(AF_INET, text)
 
 
-def out_of_memory_error() -> StoreProtocolError:
-    """The process may have no more memory."""
-    return StoreProtocolError("there is no memory for its request; see the limits of this process and its node")
-
-
-def value_too_long_error(size: int, limit: float) -> StoreProtocolError:
-    """A value was to grow beyond what it may."""
-    return StoreProtocolError(f"a value would grow to {size} bytes; this store allows {limit:.0f}")
-
-
-def too_many_keys_error(count: int, limit: int) -> StoreProtocolError:
-    """A connection has added more keys than one may."""
-    return StoreProtocolError(f"it has added {count} keys and deleted too few; this store allows {limit} a connection")
-
-
-def too_many_bytes_error(size: int, limit: int) -> StoreProtocolError:
-    """A connection has added more bytes than one may."""
-    return StoreProtocolError(f"it has added {size} bytes and deleted too few; this store allows {limit} a connection")
-
-
-def validate_timeout_error(seconds: float) -> StoreProtocolError:
-    """A connection has not greeted in time."""
-    return StoreProtocolError(f"it has not greeted within {seconds:g} s, so it is not a store client")
-
-
-def peer_refused_error(allowed: Sequence[str]) -> StoreProtocolError:
-    """A connection comes from an address that may not."""
+def shown_peers(allowed: Sequence[str] | None) -> str:
+    """Who may connect, for a sentence; not all of a thousand."""
+    allowed = allowed or ()
     few = ", ".join(allowed[:4]) + (f" and {len(allowed) - 4} more" if len(allowed) > 4 else "")
-    return StoreProtocolError(
-        f"its address is not among those that may use this store ({few or 'there are none'}); if it is the job's, add "
-        "its network to --store-peers"
-    )
+    return few or "there are none"

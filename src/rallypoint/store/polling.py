@@ -20,14 +20,8 @@ import time
 from collections.abc import Sequence
 
 from rallypoint.base.log import get_logger
-from rallypoint.store.guard import (
-    SINGLE_ADDRESS_BITS,
-    Network,
-    networks,
-    packed_address,
-    peer_refused_error,
-    validate_timeout_error,
-)
+from rallypoint.store.guard import SINGLE_ADDRESS_BITS, Network, networks, packed_address, shown_peers
+from rallypoint.store.refusals import Reason, refusal
 from rallypoint.store.serving import IN, OUT, ServedTable, StoreConnection
 from rallypoint.store.transport_context import (
     NO_RESOURCES,
@@ -93,7 +87,7 @@ class PollingTransport:
         self._note_address(peers)
         for connection in list(self.served.connections.values()):
             if not self._is_peer(connection.socket):
-                connection.refuse(peer_refused_error(peers or ()))
+                connection.refuse(refusal(Reason.NOT_A_PEER, limit=shown_peers(peers)))
 
     def close(self) -> None:
         self.served.close()
@@ -204,7 +198,9 @@ class PollingTransport:
     def _may_connect(self, client: socket.socket) -> bool:
         if self._is_peer(client):
             return True
-        log_refusal(self._context.log_lines, peer_of(client), peer_refused_error(self._peers or ()))
+        log_refusal(
+            self._context.log_lines, peer_of(client), refusal(Reason.NOT_A_PEER, limit=shown_peers(self._peers))
+        )
         client.close()
         return False
 
@@ -241,7 +237,7 @@ class PollingTransport:
                 break
             del self.served.unvalidated[oldest]
             if not oldest.validated:
-                oldest.refuse(validate_timeout_error(greeting))
+                oldest.refuse(refusal(Reason.SILENT, limit=greeting))
         room = self._at_connection_limit and len(self.served.connections) < self._context.guard.connections
         if room or now >= self._accept_again_at:
             self._resume_accepting(now)

@@ -26,7 +26,8 @@ from collections.abc import Sequence
 from rallypoint.base.log import RateLimitedLog
 from rallypoint.store.decoder import Decoder, OpcodeReaders
 from rallypoint.store.errors import StoreProtocolError
-from rallypoint.store.guard import StoreGuard, out_of_memory_error, too_many_bytes_error, too_many_keys_error
+from rallypoint.store.guard import StoreGuard
+from rallypoint.store.refusals import Reason, refusal
 from rallypoint.store.table import MERGE_LIMIT, Replies, Reply, Table, Work
 from rallypoint.store.transport_context import log_refusal, peer_of
 
@@ -67,7 +68,7 @@ class ServedTable:
             try:
                 connection.write(replies)
             except MemoryError:
-                connection.refuse(out_of_memory_error())
+                connection.refuse(refusal(Reason.NO_MEMORY))
 
     def close(self) -> None:
         """End all connections at once; what was not yet sent is dropped."""
@@ -126,7 +127,7 @@ class StoreConnection:
         except StoreProtocolError as error:
             self.refuse(error)
         except MemoryError:
-            self.refuse(out_of_memory_error())
+            self.refuse(refusal(Reason.NO_MEMORY))
         else:
             if table.keys != keys or table.bytes != size:
                 self._account(table.keys - keys, table.bytes - size)
@@ -198,9 +199,9 @@ class StoreConnection:
         self._keys = max(0, self._keys + keys)
         self._bytes = max(0, self._bytes + size)
         if self._keys > self._served.guard.keys:
-            self.refuse(too_many_keys_error(self._keys, self._served.guard.keys))
+            self.refuse(refusal(Reason.KEYS_OF_ONE, self._keys, self._served.guard.keys))
         elif self._bytes > self._served.guard.bytes:
-            self.refuse(too_many_bytes_error(self._bytes, self._served.guard.bytes))
+            self.refuse(refusal(Reason.BYTES_OF_ONE, self._bytes, self._served.guard.bytes))
 
     def _queue_replies(self, mine: bytes, replies: Sequence[Reply[StoreConnection]]) -> None:
         """Put replies in line, and write them if they are many bytes."""

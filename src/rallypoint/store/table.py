@@ -25,9 +25,9 @@ from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from rallypoint.store.errors import StoreProtocolError
-from rallypoint.store.guard import ENTRY_OVERHEAD, value_too_long_error
+from rallypoint.store.guard import ENTRY_OVERHEAD
 from rallypoint.store.listing import MASK, SHARDS, KeyListings, Shards
+from rallypoint.store.refusals import Reason, refusal
 from rallypoint.store.waiters import Waiters
 from rallypoint.store.wire import CANCELLED, DONE, I64, MISSING, U32, U64, Op
 
@@ -107,7 +107,7 @@ class Table(Generic[C]):
         """Lengthen a value. No reply. Raises StoreProtocolError if it were to become longer than it may."""
         present = self._shards[hash(key) & MASK].get(key, b"")
         if len(present) + len(value) > self._value_limit:
-            raise value_too_long_error(len(present) + len(value), self._value_limit)
+            raise refusal(Reason.GROWN_VALUE, len(present) + len(value), self._value_limit)
         if isinstance(present, bytes):
             present = bytearray(present)
             self._put(key, present)
@@ -320,13 +320,8 @@ def _number(key: bytes, text: bytes | bytearray) -> int:
         number = int(found[1] + b"0" + found[2])
         if _LOWEST <= number <= _HIGHEST:
             return number
-    raise not_a_number_error(key, bytes(text[:40]))
+    raise refusal(Reason.NO_NUMBER, first=bytes(text[:40]), second=key[:200])
 
 
 def _in_steps(keys: Sequence[bytes]) -> Iterator[Sequence[bytes]]:
     return (keys[start : start + _KEYS_PER_STEP] for start in range(0, len(keys), _KEYS_PER_STEP))
-
-
-def not_a_number_error(key: bytes, text: bytes) -> StoreProtocolError:
-    """Something was to be added to what is there; `text` are its first bytes."""
-    return StoreProtocolError(f"the value {text!r} of key {key[:200]!r} is not a number, so nothing can be added to it")

@@ -12,7 +12,7 @@ from enum import IntEnum
 from struct import Struct
 from typing import Any
 
-from rallypoint.store.errors import StoreProtocolError
+from rallypoint.store.refusals import Reason, refusal
 
 MAGIC = 0x3C85F7CE
 MAX_KEY = 8192
@@ -106,51 +106,29 @@ def greeting() -> bytes:
     return encode(Op.VALIDATE, MAGIC)
 
 
-def check_key(size: int) -> None:
-    """Raises StoreProtocolError if a key of `size` bytes is longer than the protocol allows."""
-    if size > MAX_KEY:
-        raise StoreProtocolError(f"a key of {size} bytes is too long for the store; at most {MAX_KEY} are allowed")
-
-
-def check_payload(size: int) -> None:
-    """Raises StoreProtocolError if a value of `size` bytes is longer than the protocol allows."""
-    if size > MAX_PAYLOAD:
-        raise StoreProtocolError(
-            f"a value of {size} bytes is too long for the store; at most {MAX_PAYLOAD} are allowed"
-        )
-
-
-def check_count(count: int) -> None:
-    """Raises StoreProtocolError if `count` keys are more than the protocol allows in one request."""
-    if count > MAX_KEYS:
-        raise StoreProtocolError(
-            f"{count} keys in one request are too many for the store; at most {MAX_KEYS} are allowed"
-        )
-
-
-def check_request(size: float, limit: float) -> None:
-    """Raises StoreProtocolError if a request of `size` bytes is longer than the store allows."""
+def check(size: int, limit: int, reason: Reason) -> None:
+    """Raises StoreProtocolError for this reason if `size` is beyond the limit."""
     if size > limit:
-        raise StoreProtocolError(f"a request of {size:.0f} bytes or more is too long; this store allows {limit:.0f}")
+        raise refusal(reason, size, limit)
 
 
 def _key(key: bytes) -> bytes:
-    check_key(len(key))
+    check(len(key), MAX_KEY, Reason.LONG_KEY)
     return string(key)
 
 
 def _value(value: bytes) -> bytes:
-    check_payload(len(value))
+    check(len(value), MAX_PAYLOAD, Reason.LONG_VALUE)
     return string(value)
 
 
 def _keys(keys: Sequence[bytes]) -> bytes:
-    check_count(len(keys))
+    check(len(keys), MAX_KEYS, Reason.MANY_KEYS)
     return U64.pack(len(keys)) + b"".join(map(_key, keys))
 
 
 def _pairs(pairs: Sequence[tuple[bytes, bytes]]) -> bytes:
-    check_count(len(pairs))
+    check(len(pairs), MAX_KEYS, Reason.MANY_KEYS)
     return U64.pack(len(pairs)) + b"".join([_key(key) + _value(value) for key, value in pairs])
 
 

@@ -64,7 +64,7 @@ typedef struct {
     size_t at, size;
 } Segment;
 
-/* Why a connection is refused; `compiled.py` has the sentences. */
+/* Why a connection is refused; `refusals.py` has the sentences. */
 typedef enum {
     REFUSE_NOTHING, LONG_KEY, LONG_VALUE, MANY_KEYS, WRONG_MAGIC, NO_GREETING, GREETED_AGAIN, UNKNOWN_OPCODE, NO_NUMBER,
     NO_MEMORY, LONG_REQUEST, GROWN_VALUE, KEYS_OF_ONE, BYTES_OF_ONE, SILENT, NOT_A_PEER
