@@ -529,8 +529,7 @@ def test_a_zygote_that_is_killed_is_followed_by_another(rallyrun: Launcher) -> N
     zygote = job.zygote()
     os.kill(zygote, signal.SIGKILL)
     job.job.until_err("is lost: it was killed by SIGKILL")
-    while job.zygote() == zygote:
-        os.sched_yield()
+    job.job.until(lambda _: job.zygote() != zygote, "another zygote is ready")
     job.finish()
     os.kill(int(job.up(1)[0][3]), signal.SIGKILL)
     again = job.up(2)
@@ -546,8 +545,7 @@ def test_a_killed_reaper_takes_the_zygote_along_and_the_next_has_one_too(rallyru
     os.kill(int(first[0][4]), signal.SIGKILL)
     job.up(2)
     until_ended(zygote)
-    while job.zygote() == zygote:
-        os.sched_yield()
+    job.job.until(lambda _: job.zygote() != zygote, "another zygote is ready")
     job.finish()
     os.kill(int(job.up(2)[0][3]), signal.SIGKILL)
     again = job.up(3)
@@ -593,11 +591,11 @@ def test_an_agent_ended_while_the_modules_are_imported(rallyrun: Launcher) -> No
     (rallyrun.folder / "slow.py").write_text(
         "import os, time\nopen('importing', 'w').write(str(os.getpid()))\ntime.sleep(60)\n"
     )
-    job = rallyrun("--standalone", "--preload=slow", rallyrun.script("print('never')"))
     path = rallyrun.folder / "importing"
-    while not path.exists() or not path.read_text():
-        os.sched_yield()
+    os.mkfifo(path)
+    job = rallyrun("--standalone", "--preload=slow", rallyrun.script("print('never')"))
+    importing = int(path.read_text())  # which waits for it
     job.signal(signal.SIGTERM)
     assert job.ends() == 1
     assert job.out == []
-    until_ended(int(path.read_text()))
+    until_ended(importing)

@@ -8,7 +8,6 @@ import os
 import signal
 import socket
 import sys
-import time
 from functools import partial
 from pathlib import Path
 
@@ -88,13 +87,13 @@ def etcd_ends_where_its_supervisor_does(rallyrun: Launcher) -> None:
 
 def a_signal_while_it_starts(rallyrun: Launcher) -> None:
     """An etcd that never answers, and says when it has been started."""
-    program = rallyrun.folder / "etcd"
-    program.write_text('#!/bin/sh\n[ "$1" = --version ] && echo "etcd Version: 3.5.1" && exit\nexec sleep 1000\n')
+    program, started = rallyrun.folder / "etcd", rallyrun.folder / "started"
+    os.mkfifo(started)
+    version = '[ "$1" = --version ] && echo "etcd Version: 3.5.1" && exit'
+    program.write_text(f"#!/bin/sh\n{version}\necho started >{started}\nexec sleep 1000\n")
     program.chmod(0o755)
     job = etcd(rallyrun, env={"TORCHELASTIC_ETCD_BINARY_PATH": str(program)})
-    deadline = time.monotonic() + 20
-    while not any("sleep 1000" in each for each in rallyrun.left()):
-        assert time.monotonic() < deadline
+    assert started.read_text() == "started\n"  # which waits for it
     job.signal(signal.SIGTERM)
     assert job.ends() == 0
     assert job.out == []
