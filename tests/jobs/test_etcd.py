@@ -173,7 +173,7 @@ def all_of_etcd_is_away_for_longer_than_a_lease_and_no_worker_notices(rallyrun: 
     for member in etcd.members:
         member.pause()
     nodes.say("fail-B-0")  # nobody can be told of it, and nobody does anything rash
-    three[1].job.until_err("telling the other agents")
+    three[1].job.until_err("notifying the other agents")
     threading.Event().wait(2 * LEASE)
     assert [len(node.ups) for node in three] == [1, 1, 1]
     for member in etcd.members:

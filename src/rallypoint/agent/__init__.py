@@ -1,1 +1,1 @@
-"""The agent: one per node. It takes part in the rendezvous, runs the node's workers, and tells what happens to them."""
+"""The agent, one per node: takes part in the rendezvous, runs the node's workers, and reports their ends."""

@@ -1,4 +1,4 @@
-"""The agent of one node, put together: a loop that asks the policy, the node's workers, its membership in the job.
+"""The agent of one node, put together: its loop, its workers, its rendezvous client.
 
 Agents that are written for torch, as subclasses, are the matter of `compat.elastic.agent.server`, which drives the same
 parts.
@@ -34,7 +34,7 @@ class Agent:
 
     Args:
         workers: of this node; they know the membership.
-        health: entered for the time of the run; gives what the loop leaves to be seen, if anybody looks.
+        health: entered for the time of the run; gives the progress probe, if there is a health check.
     """
 
     def __init__(
@@ -57,12 +57,12 @@ class Agent:
         Raises:
             RendezvousError: no round could be agreed on.
             Exception: what a third party's rendezvous has raised, as it is.
-            SignalException: this agent was asked to end; its workers have been.
+            SignalException: a signal has ended this agent; its workers are gone.
         """
         with ignore_signals_at_exit():
             try:
                 result = (loop or self.run_loop)(role)
-                self.workers.events.ended(result)
+                self.workers.events.run_ended(result)
                 return result
             except RendezvousGracefulExitError as ending:
                 log.info("%s", ending)

@@ -1,16 +1,15 @@
 """The workers of one node, as the agent's loop sees them.
 
-What a stop goes through, from the policy's word to the kernel; each layer knows only the next one:
+What a stop goes through; each layer knows only the next one:
 
-    agent/policy      Stop                      one at a time; `WorkersStopped` follows
-    agent/executor    WorkerController.stop     waits on the `StopInProgress`'s `fds` until its `wake_at`, beside all
-    else agent/processes   PContext.begin_close
-    workers/context   _Closing                  the escalation, then outputs carried through and descriptors given back
-    workers/stop      Escalation                    signal, grace, stacks, SIGKILL, giving up
-      Writing         who is spared, since it is in the middle of a file
-      WorkerProcess   a signal to the worker alone, through its pidfd
-      workers/sweep   all that workers have left: asks the reaper, or, where that is lost, looks into /proc
-    workers/reaper  SIGTERM, then SIGKILL to all below it, until nothing is left; its supervisor kills what it has left
+    agent/policy      StopWorkers               one at a time; `WorkersStopped` follows
+    agent/executor    WorkerController.stop     waits on the stop's `fds` until its `wake_at`, beside all else
+    agent/processes   PContext.begin_close
+    workers/local     Escalation                signal, grace period, stacks, SIGKILL, sweep; then all output is written
+      WriteDetector   who is spared, since it writes a file
+      ChildProcess    a signal to the worker alone, through its pidfd
+      workers/sweep   all that workers have left: by the reaper, or, where that is lost, as /proc shows it
+    workers/reaper    SIGTERM, then SIGKILL to all below it, until nothing is left; its supervisor kills what it leaves
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 FAILURE_GRACE = 5.0
-"""Seconds between SIGTERM and SIGKILL after a failure, where nothing says otherwise (decision 26)."""
+"""Seconds between SIGTERM and SIGKILL after a failure, by default (decision 26)."""
 
 
 class Monitor(Protocol):
@@ -53,7 +52,7 @@ class Monitor(Protocol):
         """When there is something to do by itself, in seconds on the monotonic clock; infinite for never."""
 
     def step(self) -> None:
-        """Do what is due; `look` tells what came of it."""
+        """Do what is due; `poll` returns what came of it."""
 
 
 class GracePeriods:
@@ -90,7 +89,7 @@ class GracePeriods:
 
     @property
     def notice(self) -> float:
-        """For how many seconds the workers may be asked to save before they are stopped; infinite before SIGTERM."""
+        """Seconds that the workers may be given to save before they are stopped; infinite before SIGTERM."""
         return math.inf if self._times is None else self._times.notice
 
     def of(self, failed: bool) -> float:
@@ -123,18 +122,18 @@ class WorkerController(ABC):
 
     @abstractmethod
     def start(self, placement: Placement) -> None:
-        """Take up a placement and start the workers."""
+        """Begin a round and start its workers."""
 
     @abstractmethod
-    def look(self) -> RunResult:
+    def poll(self) -> RunResult:
         """How the workers are: state, return values and failures by global rank. Does not wait."""
 
     @abstractmethod
     def begin_stop(self, death_sig: Signals, timeout: float) -> StopInProgress | None:
-        """Begin to end the workers; the loop sees the stop through and hears everything else meanwhile.
+        """Begin to end the workers; the loop drives the stop and handles everything else meanwhile.
 
         Args:
-            death_sig: the signal that asks the workers.
+            death_sig: the first signal.
             timeout: seconds between it and SIGKILL.
 
         Returns:
@@ -154,12 +153,12 @@ class WorkerController(ABC):
     def stop(self, step: StopWorkers) -> StopInProgress | None:
         """Begin to stop the workers as the step says; None if they are gone already."""
         if step.restarts:
-            self.events.restarts()
+            self.events.workers_restarting()
             log.info("[%s] Stopping worker group", self.group.spec.role)
         return self.begin_stop(Signals(step.signal), self.grace.of(step.failed))
 
     def terminated(self) -> float:
-        """This agent was sent SIGTERM. Returns for how many seconds the workers may be asked to save."""
+        """This agent was sent SIGTERM. Returns the seconds that the workers may be given to save."""
         until = self.grace.terminated()
         if until is not None:
             self.shorten_stop(until)
@@ -171,13 +170,13 @@ class WorkerController(ABC):
     def forward(self, number: int) -> None:  # noqa: B027 - most have nothing to do
         """Hand a signal that this agent was sent to each worker that runs and was not sent it too."""
 
-    def finished(self) -> None:
-        """All workers have succeeded: tell the other nodes."""
+    def on_succeeded(self) -> None:
+        """All workers have succeeded: announce it."""
         assert self.group.placement is not None, "no placement before the first round"
         self.membership.send(Succeed(self.group.placement.round))
 
     def exit_fds(self) -> list[int] | None:
-        """Descriptors that become readable when a worker ends; None if workers must be asked every so often."""
+        """Descriptors that become readable when a worker ends; None if workers must be polled at intervals."""
         return None
 
     def monitors(self) -> Sequence[Monitor]:
@@ -192,29 +191,29 @@ class WorkerController(ABC):
         """Local ranks of the workers that have not ended, as far as is known."""
         return range(self.group.spec.local_world_size)
 
-    def reached(self) -> frozenset[int]:
-        """The signals that all processes of this node's job were sent a moment ago, as far as that can be told."""
+    def shared_signals(self) -> frozenset[int]:
+        """The signals that all processes of this node's job were sent a moment ago, as far as is known."""
         return frozenset()
 
-    def in_order(self) -> bool:
-        """Whether the workers, if there were any, have ended with success or by the SIGTERM that asked them."""
+    def ended_in_order(self) -> bool:
+        """Whether the workers, if there were any, have ended with success or by SIGTERM."""
         return False
 
     def stopped(self) -> tuple[int, ...]:
-        """Global ranks of the workers that this agent ended while they ran, for the report; none if it cannot tell."""
+        """Global ranks of the workers that this agent ended while they ran, for the report; none if unknown."""
         return ()
 
     def succeeded(self) -> tuple[int, ...]:
-        """Global ranks of the workers that had succeeded before anything stopped them; none if it cannot tell."""
+        """Global ranks of the workers that had succeeded before anything stopped them; none if that is not known."""
         return ()
 
-    def allowed(self) -> int:
+    def restart_limit(self) -> int:
         """How many failures the job may survive as far as this node is concerned."""
         return self.group.spec.max_restarts
 
     def remaining(self) -> int:
         """How many failures the job would survive yet."""
-        return max(0, self.allowed() - self.group.restarts)
+        return max(0, self.restart_limit() - self.group.restarts)
 
     def status(self) -> Mapping[str, object]:
         """What the health check shows of this agent."""
@@ -236,14 +235,14 @@ class WorkerController(ABC):
 
     # Parts of `start`
 
-    def enter(self, placement: Placement) -> None:
-        """Take up a placement: address of the store, group rank, worker ranks."""
+    def enter_round(self, placement: Placement) -> None:
+        """Begin a round: address of the store, group rank, worker ranks."""
         group, spec = self.group, self.group.spec
         group.placement, group.restarts = placement, placement.restarts
         self.membership.begin_round(placement)
         if placement.max_restarts >= 0:  # the first node's value is the job's
             spec.max_restarts = placement.max_restarts
-        self.events.met()
+        self.events.round_complete()
         info = self.membership.info(placement)
         group.store = None
         group.open_store = lambda: info.store
@@ -264,7 +263,7 @@ class WorkerController(ABC):
         """The workers have been started; by local rank, these are their ids."""
         for local_rank, worker_id in ids.items():
             self.group.workers[local_rank].id = worker_id
-        self.events.started()
+        self.events.workers_started()
         self.group.state = WorkerState.HEALTHY
 
 

@@ -1,4 +1,4 @@
-"""What an agent tells of its run as events and metrics; nothing is made, or even imported, unless somebody wants it."""
+"""The events and metrics of an agent's run; nothing is made, or even imported, unless somebody wants it."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class EventEmitter:
     def __init__(self, group: WorkerGroup) -> None:
         self._group = group
         self._began = time.monotonic()
-        self._told: EventFactory | None = None
+        self._factory: EventFactory | None = None
         self._stop_began: float | None = None
         self._restart_began: float | None = None
         self._running = False
-        """Whether workers were told as started and not yet as ended."""
+        """Whether the start of workers was recorded and not yet their end."""
 
     @property
     def remaining_restarts(self) -> int:
@@ -44,13 +44,13 @@ class EventEmitter:
         error = traceback.format_exc()
         return self._event_factory().agent_event("FAILED", self._group, self._group.restarts, raw_error=error)
 
-    def tell(self, make: Callable[[], Event]) -> None:
+    def record(self, make: Callable[[], Event]) -> None:
         """Record an event."""
         if self._wanted:
             self._event_factory().record(make())
 
-    def took(self, state: str, began: float) -> None:
-        """What `state` names is done; it began at that moment of `time.monotonic`."""
+    def step_done(self, state: str, began: float) -> None:
+        """The step that `state` names is done; it began at this `time.monotonic`."""
         if self._wanted:
             self._event_factory().step_done(state, self._group, self._group.restarts, time.monotonic() - began)
 
@@ -61,25 +61,25 @@ class EventEmitter:
         try:
             yield
         finally:
-            self.took(state, began)
+            self.step_done(state, began)
 
-    def met(self) -> None:
-        """The nodes have come together."""
+    def round_complete(self) -> None:
+        """The round is complete."""
         began = self._group.join_requested_at
         _put_step("SimpleElasticAgent._rendezvous", began)
-        self.took("RENDEZVOUS", began)
+        self.step_done("RENDEZVOUS", began)
 
-    def stops(self) -> None:
+    def workers_stopping(self) -> None:
         """The workers are being stopped, though they have not all succeeded."""
         if metrics_wanted() and self._group.state != WorkerState.SUCCEEDED:
             self._stop_began = time.monotonic()
 
-    def restarts(self) -> None:
+    def workers_restarting(self) -> None:
         """The workers are being stopped, to be started again."""
         if metrics_wanted():
             self._restart_began = time.monotonic()
 
-    def started(self) -> None:
+    def workers_started(self) -> None:
         """The workers have been started."""
         began, self._restart_began = self._restart_began, None
         _put_step("SimpleElasticAgent._restart_workers", began)
@@ -88,7 +88,7 @@ class EventEmitter:
             self._event_factory().workers_started(self._group, self._group.restarts)
 
     def workers_ended(self, result: RunResult | None, succeeded: Collection[int] = ()) -> None:
-        """The workers of a round are gone; nothing happens if that was told before.
+        """The workers of a round are gone. Idempotent.
 
         Args:
             result: how they were found; None if they ran until the agent stopped them.
@@ -102,19 +102,19 @@ class EventEmitter:
             self._event_factory().workers_ended(state, self._group, self._group.restarts, failures, succeeded)
 
     def watched(self, name: str, timer: FileTimerRequest | None) -> None:
-        """The watchdog has done what `name` says, to the worker of a timer if it is about one."""
+        """The watchdog has done what `name` says, to the worker of this timer if there is one."""
         if self._wanted:
             factory = self._event_factory()
             factory.record(factory.watchdog_event(name, self._group, self._group.restarts, timer))
 
-    def looked(self, result: RunResult) -> None:
-        """The workers have been looked at."""
+    def workers_polled(self, result: RunResult) -> None:
+        """The workers have been polled."""
         if metrics_wanted():
             from rallypoint.telemetry.run_metrics import put_worker_state
 
             put_worker_state(self._group.spec.role, result.state, self.remaining_restarts)
 
-    def ended(self, result: RunResult) -> None:
+    def run_ended(self, result: RunResult) -> None:
         """The run is over."""
         spec = self._group.spec
         if metrics_wanted():
@@ -128,18 +128,18 @@ class EventEmitter:
         return self._group.spec.event_log_handler != "null"
 
     def _event_factory(self) -> EventFactory:
-        if self._told is None:
+        if self._factory is None:
             from rallypoint.telemetry.event_factory import EventFactory
 
             spec = self._group.spec
             run_id, backend = spec.rdzv_handler.get_run_id(), spec.rdzv_handler.get_backend()
             name = spec.get_entrypoint_name()
-            self._told = EventFactory(spec.event_log_handler, run_id, spec.role, backend, name, self._began)
-        return self._told
+            self._factory = EventFactory(spec.event_log_handler, run_id, spec.role, backend, name, self._began)
+        return self._factory
 
 
 def _put_step(name: str, began: float | None) -> None:
-    """Tell of a step that torch takes in one method, and our loop in several events. None: it never began."""
+    """Record a step that torch takes in one method, and our loop in several events. None: it never began."""
     if began is not None:
         put_metric_if_wanted(f"{name}.success", 1)
         put_metric_if_wanted(f"{name}.duration.ms", int((time.monotonic() - began) * 1000))

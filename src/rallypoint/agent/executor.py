@@ -46,7 +46,7 @@ ends a whole job on many nodes may reach the last of them so much later."""
 
 
 class StepExecutor:
-    """The hands of one agent's loop.
+    """Carries out steps for one agent's loop.
 
     Args:
         workers: of this node.
@@ -66,9 +66,9 @@ class StepExecutor:
         self._round = -1
         self.stopping: StopInProgress | None = None
         self.starting: steps.StartWorkers | None = None
-        """What is to start as soon as what the workers are forked from is ready."""
+        """What is to start as soon as preloading is done."""
         self.ask_at = 0.0
-        """When others are to be asked next, in the phases in which they are."""
+        """When to ask for progress or standing next, in the phases that do."""
         self.result: RunResult | None = None
         """How the run ends, once it does."""
         self.last: RunResult | None = None
@@ -105,7 +105,7 @@ class StepExecutor:
             yield self._stopped()
 
     def start_once_ready(self) -> None:
-        """Start the workers, if they are to start; but not while what they are forked from gets ready."""
+        """Start the workers, if they are to start; but not while modules are preloaded for them."""
         if self.starting is not None and not self._workers.preparing():
             step, self.starting = self.starting, None
             self._workers.start(step.placement)
@@ -118,7 +118,7 @@ class StepExecutor:
         yield from self._notices.poll(self._workers.running)
 
     def leave_events(self) -> Iterator[steps.Event]:
-        """Where this node leaves: ask once more how the job stands without it, or be content with what was heard."""
+        """Where this node leaves: query again how the job stands without it, until the time is over."""
         if self._clock.monotonic() < self.ask_at:
             return
         if self.ask_at >= self._leave_by:
@@ -128,7 +128,7 @@ class StepExecutor:
             self._membership.send(LeaveRequest(wants_reply=True))
 
     def ask_progress(self) -> None:
-        """Where this node waits for others: ask how far they are, if that is due."""
+        """Where this node waits for others: request the progress, if that is due."""
         if self._clock.monotonic() >= self.ask_at:
             self._ask_every = min(2 * self._ask_every, MAX_PROGRESS_INTERVAL)
             self.ask_at = self._clock.monotonic() + self._ask_every
@@ -138,7 +138,7 @@ class StepExecutor:
         """End whatever runs by this signal, and return when it is gone."""
         try:
             self._workers.shutdown(number)
-        except BaseException:  # a ^C that nobody handles, say: it must not cost us what it interrupted
+        except BaseException:  # an unhandled ^C, say, must not cut the shutdown short
             self._workers.shutdown(Signals.SIGKILL)
             raise
         finally:
@@ -147,7 +147,7 @@ class StepExecutor:
     def _stopped(self) -> steps.WorkersStopped:
         self._workers.group.state = WorkerState.STOPPED
         self._ended()
-        return steps.WorkersStopped(self._workers.in_order())
+        return steps.WorkersStopped(self._workers.ended_in_order())
 
     def _ended(self) -> None:
         self._notices.clear()
@@ -185,7 +185,7 @@ class StepExecutor:
                 cause.pid,
                 spec.get_entrypoint_name(),
             )
-        log.info("[%s] Worker group %s; telling the other agents", spec.role, self._workers.group.state.value)
+        log.info("[%s] Worker group %s; notifying the other agents", spec.role, self._workers.group.state.value)
         self._announced = cause
         self._membership.send(step)
 
@@ -193,7 +193,7 @@ class StepExecutor:
         self._finished_at = self._clock.monotonic()
         state = self._workers.group.state.value
         log.info("Local worker group finished (%s). Waiting for the other agents.", state)
-        self._workers.finished()
+        self._workers.on_succeeded()
 
     def _do_send(self, step: Drain | Preempt | LeaveRequest) -> None:
         self._membership.send(step)

@@ -1,7 +1,7 @@
 """How long the workers have when a scheduler ends their node: it gives a grace period of its own, then SIGKILL to all.
 
-Between SIGTERM and SIGKILL the workers may be asked to save (`notice_timeout`), then they are stopped; the last
-`MARGIN` seconds belong to their stacks, to what they have left and to the report. Whose word counts:
+Between SIGTERM and SIGKILL the workers may be given time to save (`notice_timeout`), then they are stopped; the last
+`MARGIN` seconds belong to their stacks, to the sweep and to the report. Where the value comes from:
 
     RALLYPOINT_TERMINATION_GRACE   seconds; it bounds notice and stop, whatever else was chosen
     Slurm                          KillWait of its slurm.conf, where that can be read, else 30, its default
@@ -30,14 +30,14 @@ _SLURM_CONFS = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
 
 
 class TerminationGrace(NamedTuple):
-    """Seconds from SIGTERM: `total` until the workers' time is over (infinite if nobody said so), `stop` for a stop."""
+    """Seconds from SIGTERM: `total` until the workers' time is over (infinite if not stated), `stop` for a stop."""
 
     total: float
     stop: float
 
     @property
     def notice(self) -> float:
-        """How long the workers may be asked to save, so that there is time to stop them."""
+        """How long the workers may save, so that there is time to stop them."""
         return self.total - min(self.stop, self.total / 2)
 
     def left(self, elapsed: float) -> float:
@@ -54,7 +54,7 @@ def termination_grace(shutdown_timeout: float, *, chosen: bool, environ: Mapping
         environ: of the agent.
 
     Raises:
-        UsageError: see `stated`.
+        UsageError: see `stated_grace_period`.
     """
     grace = stated_grace_period(environ)
     if grace is not None:
@@ -67,7 +67,7 @@ def termination_grace(shutdown_timeout: float, *, chosen: bool, environ: Mapping
 
 
 def stated_grace_period(environ: Mapping[str, str]) -> float | None:
-    """What the user says; None if nothing.
+    """What the user states; None if nothing.
 
     Raises:
         UsageError: it is no number of seconds above 0.

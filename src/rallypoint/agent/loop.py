@@ -1,7 +1,7 @@
-"""The agent's loop: everything that happens becomes one event, and the policy says what to do about it.
+"""The agent's loop: everything that happens becomes one event, and the policy decides what to do about it.
 
-One thread waits for mail (notices of the rendezvous, signals), for exits of workers, for their acknowledgements and for
-a stop that is under way, and does nothing else between events. What the steps mean is up to the `StepExecutor`.
+One thread waits for mail (notifications of the rendezvous, signals), exits of workers, their acknowledgements and a
+stop that is under way, and does nothing else between events. What the steps mean is up to the `StepExecutor`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from rallypoint.health.progress_probe import ProgressProbe
 
 _SAFETY_CHECK = 60.0
-"""Seconds between looks at workers whose ends wake us, in case one did not; longer if the monitor interval is."""
+"""Seconds between polls of workers whose ends wake us, in case one did not; longer if the monitor interval is."""
 
 
 class AgentLoop:
@@ -57,10 +57,10 @@ class AgentLoop:
 
         Raises:
             RendezvousError: no round could be agreed on.
-            SignalException: one of `signals` came that asks this agent to end.
+            SignalException: one of `signals` came that ends this agent.
         """
         try:
-            # The handlers stay until the workers are gone: a further signal must not end us in the middle of that.
+            # The handlers stay until the workers are gone: a further signal must not end us before.
             with post_signals(lambda number: self._mailbox.post(SignalArrived(number)), signals) as self._signal_wakeup:
                 number = SIGTERM
                 try:
@@ -141,8 +141,8 @@ class AgentLoop:
 
     def _poll_workers(self) -> Iterator[Event]:
         group = self._workers.group
-        result = self._workers.look()
-        self._workers.events.looked(result)
+        result = self._workers.poll()
+        self._workers.events.workers_polled(result)
         every = group.spec.monitor_interval
         if self._workers.exit_fds() is not None:
             every = max(every, _SAFETY_CHECK)
@@ -154,13 +154,13 @@ class AgentLoop:
                 yield WorkersSucceeded()
             case WorkerState.FAILED | WorkerState.UNHEALTHY:
                 cause = result.first_cause()
-                reached = frozenset[int]() if cause.exitcode == -SIGKILL else self._workers.reached()
+                reached = frozenset[int]() if cause.exitcode == -SIGKILL else self._workers.shared_signals()
                 # A signal that came since the mail was read is older than what it has done to the workers.
                 round_ = self._state.round
                 yield from self._drain_mailbox()
                 if self._watches and self._state.round == round_:
                     self._executor.last = result
-                    yield WorkersFailed(cause, reached, self._workers.allowed())
+                    yield WorkersFailed(cause, reached, self._workers.restart_limit())
             case WorkerState.HEALTHY:
                 pass
             case lost:

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 log = get_logger(__name__)
 
 _POLL = 1.0
-"""Seconds between looks where the kernel brings no news of the folder."""
+"""Seconds between polls where inotify cannot be had."""
 
 
 class NoticeDirectory:
@@ -53,10 +53,10 @@ class NoticeDirectory:
         """The number of the first notice whose acknowledgements count."""
 
     def reset(self) -> str:
-        """Begin with workers that know of nothing yet.
+        """Begin with new workers.
 
         Returns:
-            The folder that they are to look into; empty if there is no place for one.
+            The folder where they find notices; empty if there is no room for one.
         """
         self.clear()
         try:
@@ -74,7 +74,7 @@ class NoticeDirectory:
             node: which will be taken away; empty for this one.
             round_: that is to end.
             seconds: that the workers have. Among notices for the same reason the one that ends first holds.
-            waits: whether `look` is to tell of acknowledgements and of the end of the time.
+            waits: whether `poll` returns acknowledgements and the end of the time.
         """
         over_at = self._clock.monotonic() + seconds
         if waits and reason == self._reason:
@@ -92,7 +92,7 @@ class NoticeDirectory:
         self._poll_at = self._clock.monotonic() if waits else math.inf  # they may have acknowledged another one before
 
     def withdraw(self) -> None:
-        """Take the notice down, and what was acknowledged with it."""
+        """Remove the notice, and what was acknowledged with it."""
         self._awaits_acknowledgements, self._reason = False, ""
         self._first = self._number + 1
         self._expires_at = self._poll_at = math.inf
@@ -119,11 +119,11 @@ class NoticeDirectory:
         return [self._inotify.fileno()] if self._awaits_acknowledgements and self._inotify is not None else []
 
     def wake_at(self) -> float:
-        """When to look even without news, on the clock; infinite for never."""
+        """When to poll even without news, on the clock; infinite for never."""
         return min(self._expires_at, self._poll_at)
 
     def poll(self, running: Callable[[], Collection[int]]) -> Iterator[WorkersReady | NoticeExpired]:
-        """What has come of the notice since the last look.
+        """What has come of the notice since the last poll.
 
         Args:
             running: gives the local ranks of the workers that have not ended: only they need to acknowledge.
@@ -173,7 +173,7 @@ class NoticeDirectory:
         return news
 
     def _acknowledged(self) -> set[int]:
-        """Local ranks of those who have answered the notice."""
+        """Local ranks that have acknowledged the notice."""
         try:
             names = os.listdir(self._folder) if self._created else []
         except OSError:

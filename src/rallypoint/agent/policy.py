@@ -1,30 +1,30 @@
 """What an agent does about what happens. Pure: where it stands and an event in, steps and where it stands next out.
 
-    FORMING   waits for a place in a round; the workers of the round before may still be stopping
+    FORMING   waits for a placement; the workers of the round before may still be stopping
     RUNNING   its workers run
-    BROKEN    its workers have failed, all have been told; waits to hear whether the round or the job ends
+    BROKEN    its workers have failed, which was announced; waits for the end of the round or the job
     FINISHED  its workers have all succeeded; waits for the others (the exit barrier)
     ENDING    how it ends is settled; its workers are being stopped
-    LEAVING   it was told to end, and its workers have ended in order; asks whether the job goes on without it
+    LEAVING   a signal ends it, and its workers have ended in order; queries whether the job goes on without it
     ENDED     nothing more happens
 
 Laws:
 
 1. A failure is announced before anything is stopped, so that all nodes stop side by side.
-2. The next round is asked for before the workers of the last one are stopped: it forms while they stop.
+2. The next round is requested before the workers of the last one are stopped: it forms while they stop.
 3. Workers are started only for a placement, and only after those of the round before are gone: a placement that comes
    while they stop is kept until then, and forgotten if its round ends first.
-4. Only a verdict, a signal or the loss of the rendezvous ends the agent. A departure of others never does.
-5. Notices of rounds that are over change nothing; but a round of ours that went by unseen is followed by another join.
+4. Only a verdict, a signal or the loss of the rendezvous ends the agent. That others leave never does.
+5. Notifications of rounds that are over change nothing; a round of ours that was missed is followed by another join.
 6. One stop at a time: whatever comes while workers stop adds a leave request or a signal to it, never another stop.
 7. The last step is taken when no worker is left. What it will be is settled once, by whatever came first.
-8. A signal that asks this agent to end is a departure at any moment, announced at once; only where workers are
-   asked first, SIGTERM gives them the time of the notice before that. A second interrupt kills.
-9. After a failure, or the loss of a node, workers are given the short grace, unless a notice has asked them to save.
-10. Workers are asked while all of them run, and the round is drained with their consent or when their time is over.
+8. A signal that ends this agent makes it leave at any moment, announced at once; only where workers are given notice,
+   SIGTERM gives them its time before that. A second interrupt kills.
+9. After a failure, or the loss of a node, workers have the short grace period, unless a notice told them to save.
+10. Workers are given notice while all of them run; the round is drained with their consent or when their time is over.
 11. Who ends by a signal that this agent was sent too was stopped and has not failed, whichever is seen first.
-12. Who leaves by SIGTERM a job that goes on elsewhere, with workers that end in order, has done what it was asked: that
-    end is a success. That the job goes on must hold for a moment, for all its nodes may be ending.
+12. To leave by SIGTERM a job that goes on elsewhere, with workers that end in order, is a success. That the job goes on
+    must hold for a moment, for all its nodes may be ending.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def _on_workers_stopped(status: PolicyState, _event: WorkersStopped) -> Decision
 def _on_round_ended(status: PolicyState, event: RoundEnded) -> Decision:
     over = event.end.round
     if status.phase is Phase.FORMING:
-        # Our own round came and went before we heard of our place in it, or could take it: ask for one in the next.
+        # Our own round came and went before we knew our place in it, or could take it: join the next.
         missed = over > status.round if status.pending_placement is None else over >= status.pending_placement.round
         return (status._replace(round=over, pending_placement=None), (RequestJoin(),)) if missed else (status, ())
     if over != status.round:
@@ -133,11 +133,11 @@ def _on_round_ended(status: PolicyState, event: RoundEnded) -> Decision:
         stopping=SIGTERM,
         link_down=status.link_down,
     )
-    told = LogLine(_log_round_end(event, _next_round(event.end)), warning=True)
+    line = LogLine(_log_round_end(event, _next_round(event.end)), warning=True)
     failed = event.end.reason in (Reason.FAILURE, Reason.LOST) and status.posted_notice is None
-    # Where one node has been told to leave, all may be about to be.
+    # Where a signal makes one node leave, it may have been sent to all.
     shared = event.end.reason is Reason.DEPARTED
-    return forming, (told, RequestJoin(), StopWorkers(SIGTERM, restarts=True, failed=failed, shared=shared))
+    return forming, (line, RequestJoin(), StopWorkers(SIGTERM, restarts=True, failed=failed, shared=shared))
 
 
 def _log_round_end(event: RoundEnded, then: str) -> str:
@@ -162,7 +162,7 @@ _REASONS: dict[Reason, Callable[[RoundEnd], str]] = {
     Reason.DRAINED: lambda end: end.detail or end.reason.value,
     Reason.FORGOTTEN: lambda end: end.reason.value,
 }
-"""Why a round ended, for people; the failures of workers are told in other words."""
+"""Why a round ended, where no worker failed."""
 
 # Changes of membership
 
@@ -180,8 +180,8 @@ def _on_waiting(status: PolicyState, event: NodesWaiting) -> Decision:
         return status, ()
     who = join_names(event.names) or f"{event.waiting} more"
     wait = "waits" if event.waiting == 1 else "wait"
-    told = LogLine(f"{who} {wait} to be taken in; the workers have {status.notice_timeout:g} s to save and acknowledge")
-    return status._replace(posted_notice=PostedNotice(SCALE)), (told, PostNotice(SCALE, "", status.notice_timeout))
+    line = LogLine(f"{who} {wait} to be taken in; the workers have {status.notice_timeout:g} s to save and acknowledge")
+    return status._replace(posted_notice=PostedNotice(SCALE)), (line, PostNotice(SCALE, "", status.notice_timeout))
 
 
 def _log_new_nodes(event: NodesWaiting, group_rank: int) -> str:
@@ -191,7 +191,7 @@ def _log_new_nodes(event: NodesWaiting, group_rank: int) -> str:
 
 
 def _drain(status: PolicyState) -> Drain:
-    """End the round in order; where workers are asked first, this is the node's consent."""
+    """End the round in order; where workers are given notice, this is the node's consent."""
     return Drain(status.round, needs_consent=status.notice_timeout > 0)
 
 
@@ -200,11 +200,11 @@ def _on_preempted(status: PolicyState, event: Preempted) -> Decision:
         return status, ()
     if status.phase is not Phase.RUNNING or (status.posted_notice is not None and status.posted_notice.ready):
         return status._replace(posted_notice=PostedNotice(PREEMPTION, ready=True)), (_drain(status),)
-    told = LogLine(
+    line = LogLine(
         f"{event.node} will be taken away; the workers have {event.seconds:g} s to save and acknowledge", warning=True
     )
     return status._replace(posted_notice=PostedNotice(PREEMPTION)), (
-        told,
+        line,
         PostNotice(PREEMPTION, event.node, event.seconds),
     )
 
@@ -269,8 +269,8 @@ def _on_link_lost(status: PolicyState, event: LinkLost) -> Decision:
         )
     failure = status.failure or (status.held_failure and status.held_failure.cause)
     if failure is not None:  # the failure of the line must not hide that of the workers
-        told = LogLine(f"{event.detail}; the job ends here with the failure of this node's workers", warning=True)
-        return end(status, EndWithVerdict(JobEnded(Verdict(Outcome.FAILED, failure))), told, failed=True)
+        line = LogLine(f"{event.detail}; the job ends here with the failure of this node's workers", warning=True)
+        return end(status, EndWithVerdict(JobEnded(Verdict(Outcome.FAILED, failure))), line, failed=True)
     return end(status, EndWithError(event))
 
 
@@ -282,9 +282,9 @@ def _on_signal(status: PolicyState, event: SignalArrived) -> Decision:
         return status, ()
     if number == SIGTERM and status.notice_timeout and status.phase is Phase.RUNNING and status.held_failure is None:
         seconds = min(status.notice_timeout, event.notice)
-        told = LogLine(f"Received SIGTERM; the workers have {seconds:g} s to save and acknowledge", warning=True)
-        asked = (told, Preempt(status.round, seconds), PostNotice(PREEMPTION, "", seconds))
-        return status._replace(posted_notice=PostedNotice(PREEMPTION), leave_signal=number), asked
+        line = LogLine(f"Received SIGTERM; the workers have {seconds:g} s to save and acknowledge", warning=True)
+        steps = (line, Preempt(status.round, seconds), PostNotice(PREEMPTION, "", seconds))
+        return status._replace(posted_notice=PostedNotice(PREEMPTION), leave_signal=number), steps
     return leave_job(status._replace(interrupted=number in INTERRUPTS), number)
 
 
@@ -312,8 +312,8 @@ def _on_progress_text(status: PolicyState, event: ProgressText) -> Decision:
 
 
 def _on_differs(status: PolicyState, event: ConfigDiffers) -> Decision:
-    told = (f"{each.sentence('this node')}; give all nodes of a job the same" for each in event.differences)
-    return status, tuple(LogLine(each, warning=True) for each in told)
+    lines = (f"{each.sentence('this node')}; give all nodes of a job the same" for each in event.differences)
+    return status, tuple(LogLine(each, warning=True) for each in lines)
 
 
 _RULES: dict[type, Callable[..., Decision]] = {

@@ -27,7 +27,7 @@ def _on_final_stop(status: PolicyState, event: WorkersStopped) -> Decision:
 
 
 def _on_left(status: PolicyState, event: LeaveReply) -> Decision:
-    assert isinstance(status.final_step, EndBySignal), "only who departs asks that"
+    assert isinstance(status.final_step, EndBySignal), "only who leaves queries that"
     if event.goes_on:
         more = f"goes on on {event.others} other node{'s' if event.others > 1 else ''}"
         return status._replace(final_step=EndBySignal(status.final_step.signal, more)), ()
@@ -41,8 +41,8 @@ def _on_leave_timed_out(status: PolicyState, _event: LeaveTimedOut) -> Decision:
 
 
 def _leave_without_answer(status: PolicyState, _event: Event) -> Decision:
-    """Nobody can say any more how the job stands, or nobody wants to wait for that."""
-    assert isinstance(status.final_step, EndBySignal), "only who departs asks that"
+    """How the job stands cannot be known any more, or nobody waits for it."""
+    assert isinstance(status.final_step, EndBySignal), "only who leaves queries that"
     return status._replace(phase=Phase.ENDED), (EndBySignal(status.final_step.signal),)
 
 

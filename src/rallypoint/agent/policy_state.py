@@ -57,9 +57,9 @@ class PolicyState(NamedTuple):
     group_rank: int = -1
     notice_timeout: float = 0.0
     stopping: int = 0
-    """The signal with which the workers were asked to stop, while they do; else 0."""
+    """The signal that the workers were sent to stop, while they do; else 0."""
     pending_placement: Placement | None = None
-    """The place that waits for the workers of the round before to be gone."""
+    """The placement that waits for the workers of the round before to be gone."""
     final_step: FinalStep | None = None
     """The step to end with, in ENDING."""
     failure: Cause | None = None
@@ -87,7 +87,7 @@ def start_workers(status: PolicyState, placement: Placement) -> Decision:
 
 
 def end(status: PolicyState, last: FinalStep, *before: Step, by: int = SIGTERM, failed: bool = False) -> Decision:
-    """Settle the end: first the workers are stopped, with the signal `by` unless they have been asked already."""
+    """Settle the end: first the workers are stopped, with the signal `by` unless they are stopping already."""
     if status.phase is not Phase.FORMING:
         stop = StopWorkers(by, failed=failed, shared=isinstance(last, EndBySignal))
         return status._replace(phase=Phase.ENDING, final_step=last, stopping=by), (*before, stop)

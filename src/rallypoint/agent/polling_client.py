@@ -1,11 +1,11 @@
-"""Handlers that can only be asked (those of third parties), made into something that tells.
+"""Handlers of third parties, which cannot notify, made into a `RendezvousClient` that does.
 
-One thread asks, so that the loop never waits. What such a handler cannot do is done here as torch does it: ranks
-are exchanged over the round's store, each agent has a restart budget of its own, new nodes are found by asking every
+One thread polls, so that the loop never waits. What such a handler cannot do is done here as torch does it: ranks are
+exchanged over the round's store, each agent has a restart budget of its own, new nodes are found by polling every
 monitor interval, and the end is a barrier on the store (contract sections 3.2, 5.2, 5.3, 5.5).
 
-Unlike torch's, the number of restarts that workers are told is the round's: the same on all nodes, and greater than in
-every round before, so that workers who scope their keys by it share none, whatever store those rounds have in common.
+Unlike torch's, the restart count that workers see is the round's: the same on all nodes, and greater than in every
+round before, so that workers who scope their keys by it share none, whatever store those rounds have in common.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ _SHUTDOWN_TIMEOUT = 5.0
 class PollingRendezvousClient:
     """A `RendezvousClient` over any `RendezvousHandler`.
 
-    Whatever is asked of it is done on the asking thread, which alone touches the handler (but for what never changes,
-    such as its run id) and all that is remembered here.
+    Every request is executed on the polling thread, which alone touches the handler (but for what never changes,
+    such as its run id) and the state here.
     """
 
     def __init__(self, spec: WorkerSpec, exit_barrier_timeout: float = 300) -> None:
@@ -65,15 +65,15 @@ class PollingRendezvousClient:
         self._restarts = 0
         self._info: RendezvousInfo | None = None
         self.polls_waiting_nodes = True
-        """Whether to ask every so often if nodes wait. An agent with a loop of its own asks the handler itself, on its
-        own thread; as it waits for all else that is done here, the two never meet."""
+        """Whether to poll for waiting nodes. An agent with a loop of its own does so on its own thread; as it waits for
+        all else that is done here, the two never meet."""
 
     def listen(self, deliver: Deliver | None) -> None:
         """Hand every notice to `deliver`; None ends that."""
         self._deliver = deliver
 
     def join(self, role: str, local_world_size: int, max_restarts: int = -1, program: str = "") -> None:
-        """Ask for a place in the next round. Such a handler cannot carry what the node was started with."""
+        """Take part in the next round. Such a handler cannot carry what the node was started with."""
         self._execute(lambda: self._next_rendezvous(role, local_world_size))
 
     def begin_round(self, placement: Placement) -> None:
@@ -105,7 +105,7 @@ class PollingRendezvousClient:
 
     @property
     def notice_timeout(self) -> float:
-        """Such a handler cannot carry the consent of all, so workers are not asked."""
+        """0: such a handler cannot collect the consent of all."""
         return 0.0
 
     @property
@@ -124,7 +124,7 @@ class PollingRendezvousClient:
             log.warning("the rendezvous handler %r is busy and is left as it is", self._handler.get_backend())
             return False
 
-    # On the asking thread
+    # On the polling thread
 
     def _shut_down_handler(self) -> bool:
         try:
@@ -182,8 +182,8 @@ class PollingRendezvousClient:
     def _run(self) -> None:
         while True:
             try:
-                looks = self._runs and self.polls_waiting_nodes
-                work = self._requests.get(timeout=self._interval if looks else None)
+                polls = self._runs and self.polls_waiting_nodes
+                work = self._requests.get(timeout=self._interval if polls else None)
             except queue.Empty:
                 if self._runs and self.polls_waiting_nodes:
                     self._poll_waiting_nodes()
@@ -192,7 +192,7 @@ class PollingRendezvousClient:
                 return
             try:
                 work()
-            except BaseException as error:  # a thread that ends unheard would leave the agent waiting for ever
+            except BaseException as error:  # a thread that ends silently would leave the agent waiting for ever
                 log.error("the rendezvous handler %s has raised %r", type(self._handler).__name__, error)
                 self._runs = False
                 self._notify(_notification_of(error))

@@ -1,4 +1,4 @@
-"""Preloading for the workers of a spec, where it asks for them."""
+"""Preloading for the workers of a spec."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ class ProcessController(WorkerController):
         logs_specs: where their output goes.
         start_method: how workers that are functions are started.
         log_line_prefix_template: what stands before each teed line (contract section 6.5).
-        stuck_after: seconds that a worker may be stuck in the kernel; the environment's word if not given, and 0 for
+        stuck_after: seconds that a worker may be stuck in the kernel; what the environment says if not given; 0: for
             ever.
     """
 
@@ -73,7 +73,7 @@ class ProcessController(WorkerController):
         self._preload: PreloadManager | None = None
         self._watchdog: WorkerMonitor | None = None
         self._output_paths_logged = False
-        """Whether it was said where output goes that no console shows."""
+        """Whether the paths of output that no console shows were logged."""
         self._forwarding: SignalForwarding | None = None
         self._forwarded: set[int] = set()
 
@@ -88,7 +88,7 @@ class ProcessController(WorkerController):
 
     @profiled("SimpleElasticAgent._initialize_workers")
     def start(self, placement: Placement) -> None:
-        self.enter(placement)
+        self.enter_round(placement)
         self.started(self.start_workers())
 
     @profiled("LocalElasticAgent._start_workers")
@@ -133,7 +133,7 @@ class ProcessController(WorkerController):
         return dict(pids)
 
     def _log_output_paths(self, dest: LogsDest) -> None:
-        """Say once where to look for output that no console shows."""
+        """Log once the paths of output that no console shows."""
         if self._output_paths_logged or not (paths := dest.only_in_files):
             return
         self._output_paths_logged = True
@@ -142,7 +142,7 @@ class ProcessController(WorkerController):
         log.warning("[%s] output of workers goes to files only: %s in %s", self.group.spec.role, names, folder)
 
     def _register_cleanup(self, reaper: ReaperClient) -> None:
-        """Have removed what this run makes, should this process end without doing so."""
+        """Have removed what this run creates, should this process end without doing so."""
         temporary = self.logs_specs.temporary
         pipes = [] if self._watchdog is None else self._watchdog.files
         whole = [*([self.group.notices] if self.group.notices else []), *pipes]
@@ -157,7 +157,7 @@ class ProcessController(WorkerController):
         return self._reaper
 
     def close(self) -> None:
-        # Until here the reaper would have taken away what we leave, should we be killed while we leave.
+        # Until here the reaper would remove what we leave behind if we were killed.
         if self._preload is not None:
             self._preload.close()
         reaper, self._reaper = self._reaper, None
@@ -170,9 +170,9 @@ class ProcessController(WorkerController):
     # The watchdog
 
     def _make_watchdog(self) -> WorkerMonitor | None:
-        """What watches the workers that are to start, if the environment or our maker asks for any."""
-        asked = (TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT)
-        if not self._uninterruptible_timeout and not any(os.environ.get(name) for name in asked):
+        """What watches the workers that are to start, if anything shall."""
+        variables = (TORCHELASTIC_ENABLE_FILE_TIMER, TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT)
+        if not self._uninterruptible_timeout and not any(os.environ.get(name) for name in variables):
             return None
         from rallypoint.logs.folders import temporary_folder
         from rallypoint.watchdog.monitor import monitor_for
@@ -187,7 +187,7 @@ class ProcessController(WorkerController):
         )
 
     def _watched(self, name: str, timer: FileTimerRequest | None) -> None:
-        """The watchdog has done what `name` says; whoever ends by its timer shows its stacks before."""
+        """The watchdog has done what `name` says; whoever ends by its timer writes its stacks before."""
         if timer is not None and timer.signal > 0 and self.pcontext is not None:
             self.pcontext.announce_stacks(timer.worker_pid)
         self.events.watched(name, timer)
@@ -200,7 +200,7 @@ class ProcessController(WorkerController):
     # How the workers are
 
     @profiled("LocalElasticAgent._monitor_workers")
-    def look(self) -> RunResult:
+    def poll(self) -> RunResult:
         group = self.group
         if self.pcontext is None:
             return RunResult(WorkerState.UNKNOWN)
@@ -221,10 +221,10 @@ class ProcessController(WorkerController):
         return RunResult(state, return_values=values)
 
     def _blame(self, result: RunProcsResult) -> None:
-        """Say of each failure what the watchdog did, or that a signal was not meant to end the worker."""
+        """Add to each failure what the watchdog did, or that a signal was not meant to end the worker."""
         for failure in result.failures.values():
             why = "" if self._watchdog is None else self._watchdog.expiry_reason(failure.pid)
-            if why and not failure.reason.startswith(why):  # this may be the second look at it
+            if why and not failure.reason.startswith(why):  # it may have been polled before
                 failure.set_reason(f"{why} ({failure.text})")
             elif not failure.reason and self._was_only_forwarded(-failure.exitcode):
                 failure.set_reason(f"{failure.text}, which was meant for the workers; this one has no handler for it")
@@ -242,8 +242,8 @@ class ProcessController(WorkerController):
                 failure.set_reason(stuck[pid].why)
         return RunResult(WorkerState.UNHEALTHY, failures=failures)
 
-    def allowed(self) -> int:
-        return 0 if self.beyond_help else super().allowed()
+    def restart_limit(self) -> int:
+        return 0 if self.beyond_help else super().restart_limit()
 
     def exit_fds(self) -> list[int] | None:
         if self.pcontext is None:
@@ -256,7 +256,7 @@ class ProcessController(WorkerController):
     def running(self) -> Collection[int]:
         return () if self.pcontext is None else self.pcontext.running
 
-    def in_order(self) -> bool:
+    def ended_in_order(self) -> bool:
         return self.pcontext is None or self.pcontext.ended_in_order
 
     def stopped(self) -> tuple[int, ...]:
@@ -276,12 +276,12 @@ class ProcessController(WorkerController):
         if self.pcontext is not None and self.pcontext.running and not self._signals().forward(number):
             self.pcontext.forward_signal(number)
 
-    def reached(self) -> frozenset[int]:
+    def shared_signals(self) -> frozenset[int]:
         return self._signals().shared_signals()
 
     def _was_only_forwarded(self, number: int) -> bool:
-        """Whether a signal, by which a worker has ended, was to tell the workers something."""
-        return number in FORWARDED_SIGNALS and (number in self._forwarded or number in self.reached())
+        """Whether a signal by which a worker has ended was meant to inform the workers."""
+        return number in FORWARDED_SIGNALS and (number in self._forwarded or number in self.shared_signals())
 
     def _signals(self) -> SignalForwarding:
         """What knows which signals the workers have been sent, made when there is one."""
@@ -314,7 +314,7 @@ class ProcessController(WorkerController):
             self._watchdog.stop_enforcing()
         if self.pcontext is None:
             return None
-        self.events.stops()
+        self.events.workers_stopping()
         limit = self.grace.within(self.grace.stop)
         stopping = self.pcontext.begin_close(death_sig, timeout, limit, sent=self._workers_have_signal(death_sig))
         return None if stopping.step() else stopping
@@ -330,7 +330,7 @@ class ProcessController(WorkerController):
         """End the processes, and return when they are gone. Idempotent.
 
         Args:
-            death_sig: the signal that asks them.
+            death_sig: the first signal.
             timeout: seconds between it and SIGKILL.
         """
         if self.pcontext is not None:

@@ -1,4 +1,4 @@
-"""What agents tell one another over a round's store, where the rendezvous itself does not carry it.
+"""What agents exchange over a round's store, where the rendezvous itself does not carry it.
 
 Only for handlers of third parties, which give a store, a rank and a size. Keys and values are those of the contract's
 sections 3.2 and 5.5, so that agents of both kinds can share such a round. What is ours goes into keys of our own.
@@ -45,7 +45,7 @@ def exchange(
         restarts: this node's proposal: more than in any round that it knows of.
 
     Raises:
-        StoreTimeoutError: a node said nothing in the store's time.
+        StoreTimeoutError: a node is missing after the store's timeout.
     """
     if _identical():
         return exchange_ranks(store, group_rank, group_world_size, role, local_world_size), restarts
@@ -73,10 +73,10 @@ def exchange_ranks(
     local_world_size: int,
     before_answering: Callable[[], None] = lambda: None,
 ) -> NodeRanks:
-    """This node's ranks; waits until every node has said what it brings. See `exchange`.
+    """This node's ranks; waits for every node's role and size. See `exchange`.
 
     Args:
-        before_answering: called on group rank 0 when all have said what they bring, before it gives the ranks out.
+        before_answering: called on group rank 0 when all roles and sizes are there, before the ranks are assigned.
     """
     if _identical():
         return assign_worker_ranks([("", local_world_size)] * group_world_size)[group_rank]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class RendezvousClient(Protocol):
-    """See `rendezvous.elastic.ElasticHandler` for what each method means. None of them waits for other nodes."""
+    """See `rendezvous.elastic.ElasticHandler`. No method waits for other nodes."""
 
     def listen(self, deliver: Deliver | None) -> None:
         """Hand every notification to `deliver`; None ends that."""
@@ -35,7 +35,7 @@ class RendezvousClient(Protocol):
 
     @property
     def notice_timeout(self) -> float:
-        """Seconds that workers are given to acknowledge a notice before the round is drained; 0: they are not asked."""
+        """Seconds that workers are given to acknowledge a notice before the round is drained; 0: they get none."""
 
     @property
     def hosts_coordinator(self) -> bool:
@@ -50,7 +50,7 @@ def membership_of(spec: WorkerSpec, exit_barrier_timeout: float = 300) -> Rendez
 
     Args:
         spec: what the node runs.
-        exit_barrier_timeout: seconds that a handler which can only be asked waits for other nodes at the end. With ours
+        exit_barrier_timeout: seconds that a handler that cannot notify waits for other nodes at the end. With ours
             the wait ends with the verdict, however long that takes.
     """
     if isinstance(spec.rdzv_handler, ElasticHandler):

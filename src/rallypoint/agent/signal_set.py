@@ -14,7 +14,7 @@ DEFAULT_SIGNALS = "SIGTERM,SIGINT,SIGHUP,SIGQUIT"
 FORWARDED_SIGNALS = frozenset(
     {signal.SIGUSR1, signal.SIGUSR2, signal.SIGCONT, signal.SIGWINCH, signal.SIGURG, signal.SIGIO}
 )
-"""Signals that tell something and ask nobody to end."""
+"""Signals that inform workers and end nobody."""
 
 SCHEDULERS = {"SLURM_JOB_ID": "Slurm", "PBS_JOBID": "PBS", "LSB_JOBID": "LSF"}
 """By which variable a scheduler is known that sends signals as notices, to the agent or to all processes of a job."""

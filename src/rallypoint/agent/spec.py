@@ -57,8 +57,8 @@ class WorkerSpec:
         entrypoint: a program to run, or a function to call.
         args: its arguments; `${local_rank}` in them is replaced for each worker.
         max_restarts: how many failures the job survives.
-        monitor_interval: seconds between looks at workers that cannot wake the agent by themselves. The others are
-            looked at once a minute to be safe, or every monitor interval if that is longer.
+        monitor_interval: seconds between polls of workers that cannot wake the agent by themselves. The others are
+            polled once a minute to be safe, or every monitor interval if that is longer.
         master_port: overrides the workers' MASTER_PORT.
         master_addr: overrides the workers' MASTER_ADDR.
         local_addr: this node's address as others reach it.
@@ -166,13 +166,13 @@ class WorkerGroup:
         self.notices = ""
         """The folder where these workers find notices (`rallypoint.notices`); empty if there is none."""
         self.join_requested_at = 0.0
-        """When the present round was asked for, on the clock of the agent's loop."""
+        """When the present round was requested, on the clock of the agent's loop."""
         self.open_store: Callable[[], Store] | None = None
         self._store: Store | None = None
 
     @property
     def store(self) -> Store | None:
-        """The round's store, connected when first asked for; None before the first round."""
+        """The round's store, connected when first used; None before the first round."""
         if self._store is None and self.open_store is not None:
             self._store = self.open_store()
         return self._store

@@ -1,4 +1,4 @@
-"""What can happen to an agent besides the notices of the rendezvous, and what it can be told to do. Plain data."""
+"""Events of an agent besides the notifications of the rendezvous, and the steps that its policy takes. Plain data."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class WorkersFailed(NamedTuple):
 class WorkersStopped(NamedTuple):
     """The stop that was begun is done: no worker of this node is left, nor anything that one has started.
 
-    `ended_in_order`: all workers have ended by themselves, with success or by the signal that asked them.
+    `ended_in_order`: all workers have ended by themselves, with success or by the signal of the stop.
     """
 
     ended_in_order: bool = False
@@ -47,7 +47,7 @@ class NoticeExpired(NamedTuple):
 
 
 class SignalArrived(NamedTuple):
-    """This agent was sent a signal that it handles. `notice`: the workers may be asked for so many seconds at most."""
+    """This agent was sent a signal that it handles. `notice`: seconds that the workers may be given at most."""
 
     number: int
     notice: float = math.inf
@@ -58,7 +58,7 @@ class SignalTimedOut(NamedTuple):
 
 
 class LeaveTimedOut(NamedTuple):
-    """A moment has passed since it was asked how the job stands without this node."""
+    """A moment has passed since the standing was queried."""
 
 
 Event = (
@@ -135,7 +135,7 @@ class PostStopNotice(NamedTuple):
 
 
 class LogLine(NamedTuple):
-    """Say something to the person who watches; `warning` makes it a warning."""
+    """Log a line."""
 
     text: str
     warning: bool = False
@@ -168,7 +168,7 @@ class EndBySignal(NamedTuple):
 
 
 class EndInSuccess(NamedTuple):
-    """End in success although the verdict cannot be heard any more."""
+    """End in success although the verdict cannot arrive any more."""
 
 
 FinalStep = EndWithVerdict | EndWithError | EndBySignal | EndInSuccess

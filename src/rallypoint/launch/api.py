@@ -71,7 +71,7 @@ def launch_agent(
         UserError: something in the config cannot work.
         ChildFailedError: workers failed; it carries the first failure of the job.
         RendezvousError: the nodes did not come together.
-        SignalException: this agent was asked to end; a `NodeLeftInOrder` if the job goes on without this node.
+        SignalException: a signal ended this agent; a `NodeLeftInOrder` if the job goes on without this node.
     """
     if entrypoint is None:
         from rallypoint.base.errors import user_error
@@ -105,19 +105,19 @@ def _warn_of_shared_host(parameters: RendezvousParameters) -> AbstractContextMan
 
 
 def _run(agent: Agent, role: str, name: str) -> dict[int, Any]:
-    """Run the agent, and tell how it ended: a failed job is no success of its agent."""
+    """Run the agent, and record how it ended: a failed job is no success of its agent."""
     events = agent.workers.events
     try:
         result = agent.run(role)
         if result is not None and result.is_failed():
             raise _failure(result, name)
     except NodeLeftInOrder:
-        events.tell(events.succeeded)
+        events.record(events.succeeded)
         raise
     except Exception:
-        events.tell(events.failed)
+        events.record(events.failed)
         raise
-    events.tell(events.succeeded)
+    events.record(events.succeeded)
     return {} if result is None else result.return_values
 
 

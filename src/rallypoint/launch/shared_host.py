@@ -1,7 +1,7 @@
 """Whether several agents of one job share this machine's processors, which `OMP_NUM_THREADS` should then divide.
 
 Each agent holds an abstract socket while it runs: the first the one of place 0, the second that of place 1, all others
-none. So just one of them finds itself the second, and says it for all. The socket's name has the job, the port where
+none. So just one of them finds itself the second, and warns for all. The socket's name has the job, the port where
 its nodes meet, and the processors that the agent may use: agents that a scheduler has bound apart do not meet.
 """
 

@@ -117,34 +117,34 @@ class PContext(ABC):
 
     @abstractmethod
     def poll(self) -> RunProcsResult | None:
-        """Look, without waiting: None while all is well, else how it ended. Stops nothing.
+        """Without waiting: None while all is well, else how it ended. Stops nothing.
 
-        After `close` it tells what was known before; `return_values` holds those that had succeeded or did so still.
+        After `close` it returns what was known before; `return_values` holds those that had succeeded or did so still.
         """
 
     @property
     def stopped(self) -> tuple[int, ...]:
-        """Local ranks that were sent a signal to stop while they still ran; none for contexts that do not tell."""
+        """Local ranks that were sent a signal to stop while they still ran; none by default."""
         return ()
 
     @property
     def succeeded(self) -> tuple[int, ...]:
-        """Local ranks that have succeeded without being asked to stop; none for contexts that do not tell."""
+        """Local ranks that have succeeded without being asked to stop; none by default."""
         return ()
 
     @property
     def running(self) -> tuple[int, ...]:
-        """Local ranks that have not ended; all for contexts that do not tell."""
+        """Local ranks that have not ended; all by default."""
         return tuple(range(self.nprocs))
 
     @property
     def ended_in_order(self) -> bool:
-        """Whether all processes have ended with success or by SIGTERM; False for contexts that do not tell."""
+        """Whether all processes have ended with success or by SIGTERM; False by default."""
         return False
 
     @property
     def must_be_polled(self) -> bool:
-        """Whether the end of a process can come that no descriptor tells of (see `WorkerProcess.held`)."""
+        """Whether the end of a process can come that no descriptor tells of (see `ChildProcess.held_by_debugger`)."""
         return False
 
     def forward_signal(self, number: int) -> None:
@@ -152,7 +152,7 @@ class PContext(ABC):
         return
 
     def announce_stacks(self, pid: int) -> None:
-        """A process is about to write the stacks of its threads: say whose they are. Does nothing here."""
+        """A process is about to write the stacks of its threads: log whose they are. Does nothing here."""
         return
 
     @abstractmethod
@@ -167,10 +167,10 @@ class PContext(ABC):
         """Begin to do what `close` does, and return what sees it through. If it has begun, the same again.
 
         Args:
-            death_sig: the signal that asks; SIGTERM if not given.
+            death_sig: the first signal; SIGTERM if not given.
             timeout: seconds between it and SIGKILL.
             limit: seconds for which one that writes a file is spared, if that is more.
-            sent: whether somebody else sees to it that the processes get the signal.
+            sent: whether somebody else sends the processes the signal.
         """
 
     def shorten_close(self, until: float) -> None:
@@ -178,12 +178,12 @@ class PContext(ABC):
         return
 
     def close(self, death_sig: signal.Signals | None = None, timeout: float = 30, *, sent: bool = False) -> None:
-        """Stop what still runs, carry all output through, and release everything. Idempotent.
+        """Stop what still runs, write all output to its end, and release everything. Idempotent.
 
         Args:
-            death_sig: the signal that asks; SIGTERM if not given. SIGKILL also hurries a stop that has begun.
+            death_sig: the first signal; SIGTERM if not given. SIGKILL also hurries a stop that has begun.
             timeout: seconds between it and SIGKILL.
-            sent: whether somebody else sees to it that the processes get the signal.
+            sent: whether somebody else sends the processes the signal.
         """
         from rallypoint.workers.escalation import run_to_end
 
@@ -200,8 +200,8 @@ class PContext(ABC):
         """Wait until all have succeeded or one has failed, and stop the others then.
 
         Args:
-            timeout: seconds; 0 looks once, negative waits for ever.
-            period: seconds between looks where a debugger holds a process; else exits wake us by themselves.
+            timeout: seconds; 0 polls once, negative waits for ever.
+            period: seconds between polls where a debugger holds a process; else exits wake us.
 
         Returns:
             None if the time is up and all is well.

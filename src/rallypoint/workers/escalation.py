@@ -143,7 +143,7 @@ class Escalation:
         grace: seconds between it and the next stage.
         limit: seconds for which one that writes a file is spared, at least `grace`; also, but one at least, between
             SIGKILL and giving up.
-        clock: on which `wake_at` tells the time.
+        clock: of `wake_at`.
         sent: whether somebody else sends the processes the signal.
         finish: called once nothing is left.
     """

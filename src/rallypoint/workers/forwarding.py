@@ -1,7 +1,7 @@
 """Signals that the agent was sent, on their way to workers that were not sent them too.
 
 A scheduler signals the agent alone, or every process of a job on this node; which of the two depends on the
-scheduler, on its settings (Slurm: `ProctrackType`) and on how it was asked. The reaper tells them apart: it is below
+scheduler, on its settings (Slurm: `ProctrackType`) and on the command. The reaper distinguishes them: it is below
 the agent in a session of its own, as each worker is, and keeps what it is sent. That the workers were sent too.
 
 Laws:
@@ -10,9 +10,9 @@ Laws:
 2. Where a scheduler is known, the sender may still be at it: what has not reached the reaper is sent on after
    `SETTLE_TIME` seconds. Elsewhere it is sent on at once.
 3. Workers are sent nothing that came before they were started.
-4. The same signal within `BURST` seconds after it has reached all counts as the same: schedulers say things twice.
+4. The same signal within `BURST` seconds after it has reached all counts as the same: schedulers repeat signals.
 
-Whoever signals the reaper alone deceives us: nothing of ours does, and it is nobody's business.
+A signal to the reaper alone would be misread; nothing of ours sends one.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ class SignalForwarding:
     """What has become of the signals of one agent. Nothing here waits.
 
     Args:
-        heard: gives the signals that the reaper was sent since it was last asked.
+        received: gives the signals that the reaper was sent since the last call.
         send: sends a signal to each worker that runs.
         scheduled: whether this process was started by a scheduler that may signal all processes of a job.
-        clock: on which `wake_at` tells the time.
+        clock: of `wake_at`.
     """
 
     def __init__(
         self,
-        heard: Callable[[], Collection[int]],
+        received: Callable[[], Collection[int]],
         send: Callable[[int], None],
         scheduled: bool,
         clock: Clock = SYSTEM_CLOCK,
     ) -> None:
-        self._reaper_signals = heard
+        self._reaper_signals = received
         self._send = send
         self._scheduled = scheduled
         self._clock = clock
@@ -90,7 +90,7 @@ class SignalForwarding:
         return number in self._due or number in self.shared_signals()
 
     def fds(self) -> list[int]:
-        """None: nothing tells us that the reaper was sent a signal."""
+        """None: no descriptor shows that the reaper was sent a signal."""
         return []
 
     def wake_at(self) -> float:

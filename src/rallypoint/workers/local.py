@@ -2,7 +2,7 @@
 
 Laws:
 
-1. From the moment that stopping begins, nobody is found to have failed: those who end then were asked to.
+1. From the moment that stopping begins, nobody is found to have failed: those that end then were stopped.
 2. If the reaper is lost, the workers that were not known to have ended have failed; they are killed with all that can
    be found, as far as the reaper's supervisor has not done that already.
 """
@@ -81,7 +81,7 @@ class LocalProcessesContext(PContext):
         return Sweep(self._reaper, list(self._processes.values()))
 
     def _failure_reason(self, rank: int, exitcode: int) -> str:
-        """Why a worker has failed, where its exit code does not tell; empty if it does, and for one that has not."""
+        """Why a worker has failed, where its exit code does not say; empty if it does, and for one that has not."""
         return ""
 
     def _value(self, rank: int) -> Any:
@@ -173,7 +173,7 @@ class LocalProcessesContext(PContext):
         self._outputs.label(rank, f"[{name}] ")
 
     def _record_failures(self, exitcodes: Mapping[int, int | None]) -> None:
-        """Remember who has failed by itself. Those that are being stopped are never looked at here."""
+        """Record who has failed by itself. Those that are being stopped are never looked at here."""
         orphans = self._orphans()
         for rank, process in self._processes.items():
             exitcode = -signal.SIGKILL if rank in orphans else exitcodes[rank]

@@ -1,16 +1,16 @@
-"""Whether a process is in the middle of writing a file, as far as /proc tells, so that no signal of ours cuts it off.
+"""Whether a process is in the middle of writing a file, as far as /proc shows, so that no signal of ours cuts it off.
 
 Laws:
 
-1. No file system but /proc is touched: one that hangs must not hang the agent. So what tells is the position in a file
-   that is open, and what the process has written at all; not the file.
+1. No file system but /proc is touched: one that hangs must not hang the agent. So the evidence is the position in an
+   open file, and what the process has written at all; not the file.
 2. A file counts if it is open for writing and can be a checkpoint: it is named, is no device, no shared memory, not the
    standard output, and is not opened to append, as logs are.
 3. It is being written if it moves. At first it has `DETECTION_TIME` seconds for that, and
    `LOCK_DETECTION_TIME` where all that is
    open looks like a lock file; after each move `QUIET` seconds go by until the process counts as done, since a
    checkpoint is often several files, one after another.
-4. Whoever says so itself (`rallypoint.notices.saving`) is believed, for as long as it says so.
+4. A process that announces it (`rallypoint.notices.saving`) counts as long as it does.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _DELETED = " (deleted)"
 class WriteProgress(NamedTuple):
     """How far a process is: `positions` in the files that it holds open, by descriptor and path, and what it wrote.
 
-    `said` is whether it says itself that it is saving, `locks` whether all of the files look like lock files.
+    `announced` is whether it announces that it is saving, `locks` whether all of the files look like lock files.
     """
 
     positions: dict[tuple[int, str], int]
@@ -58,10 +58,10 @@ class WriteProgress(NamedTuple):
 
 
 class WriteDetector:
-    """One process, looked at again and again.
+    """Checks one process again and again.
 
     Args:
-        pid: of the process. The worst that another process in its place can do is to be looked at.
+        pid: of the process. Another process in its place would only be read.
         clock: on which `DETECTION_TIME` and `QUIET` are counted.
     """
 
@@ -92,7 +92,7 @@ class WriteDetector:
 
 
 def write_progress(pid: int) -> WriteProgress:
-    """How far a process is now; nothing where it has ended or cannot be looked at."""
+    """How far a process is now; nothing where it has ended or cannot be read."""
     targets = _open_files(pid)
     output = {targets.get(1), targets.get(2)}
     found = {

@@ -30,7 +30,7 @@ class ThreadWorkers(WorkerController):
 
     def start(self, placement: Placement) -> None:
         self.calls.append("start")
-        self.enter(placement)
+        self.enter_round(placement)
         self._told_to_stop = threading.Event()
         self._result = RunResult(WorkerState.HEALTHY)
         self._thread = threading.Thread(target=self._work, args=(placement.restarts, self._told_to_stop))
@@ -45,7 +45,7 @@ class ThreadWorkers(WorkerController):
             failure = ProcessFailure(0, 1, 1, "")
             self._result = RunResult(WorkerState.FAILED, failures={0: failure})
 
-    def look(self) -> RunResult:
+    def poll(self) -> RunResult:
         return self._result
 
     def begin_stop(self, death_sig: signal.Signals, timeout: float) -> StopInProgress | None:

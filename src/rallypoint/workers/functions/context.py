@@ -146,8 +146,8 @@ class FunctionContext(LocalProcessesContext):
 
 def _command(module: str, *arguments: object) -> list[str]:
     """A command that runs the main function of a file of this folder, in the interpreter multiprocessing would take."""
-    path, room = list(map(str, sys.path)), __name__.rpartition(".")[0]
-    program = f"import sys; sys.path[:] = {path!r}; from {room}.{module} import main; main{arguments!r}"
+    path, package = list(map(str, sys.path)), __name__.rpartition(".")[0]
+    program = f"import sys; sys.path[:] = {path!r}; from {package}.{module} import main; main{arguments!r}"
     flags: list[str] = getattr(util, "_args_from_interpreter_flags", list)()
     return [os.fsdecode(spawn.get_executable()), *flags, "-u", "-c", program]
 

@@ -1,10 +1,10 @@
 """What a function's worker is handed, and what it gives back.
 
 A payload is a file in memory, which the worker has too. The agent writes into it what is to be called; the worker takes
-that, and in its place writes the return value and, behind that, a seal. So a value of any size is there when the worker
+that, and in its place writes the return value and then a footer. So a value of any size is there when the worker
 ends, nobody waits for anybody, and there is no file to remove.
 
-Law: what has no seal was not returned.
+Law: what has no footer was not returned.
 """
 
 from __future__ import annotations

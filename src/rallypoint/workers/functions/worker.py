@@ -67,7 +67,7 @@ def apply_environment(environ: dict[str, str] | None, cpus: Sequence[int]) -> No
 
 def prepare_main_module(preparation: dict[str, Any]) -> None:
     """Have the main module and paths of whoever launched us, as multiprocessing does it."""
-    # Whoever starts processes at the top of the main module is told so by multiprocessing while this is set.
+    # Whoever starts processes at the top of the main module is refused by multiprocessing while this is set.
     me: Any = process.current_process()
     me._inheriting = True
     try:

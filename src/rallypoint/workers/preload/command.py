@@ -27,7 +27,7 @@ class NotForkable(Exception):
 
     Args:
         text: the words.
-        about: what it is about, where that is told once although the words may be others the next time.
+        about: what it is about, where it is logged once although the text may differ the next time.
     """
 
     def __init__(self, text: str, about: str = "") -> None:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 class EnvironRecorder:
-    """While it is entered, each variable that Python code asks `os.environ` for is noted.
+    """While it is entered, each variable that Python code reads from `os.environ` is recorded.
 
     `read` holds names, there or not, and `beginnings` how the names begin that a loop over all variables has kept; each
     with the file and line of who read it first. `changed` is what the imports have set (None: taken away), known at
@@ -87,7 +87,7 @@ class EnvironRecorder:
                 self._refuse(where, f"reads all environment variables that begin with {beginning!r}, as {own[0]} does")
 
     def _reader(self) -> FrameType:
-        """Who asks: the first frame that is neither here nor in the modules that `os.environ` is made of."""
+        """Who reads: the first frame that is neither here nor in the modules that `os.environ` is made of."""
         frame = sys._getframe(2)
         while frame.f_back is not None and frame.f_code.co_filename in (*self._theirs, __file__):
             frame = frame.f_back

@@ -1,4 +1,4 @@
-"""Imports what is to be preloaded, and says at once what keeps this process from being forked, and whose doing it is.
+"""Imports what is to be preloaded, and reports at once which module keeps this process from being forked, and why.
 
 Laws:
 
@@ -51,7 +51,7 @@ class Imports:
     """The imports of one process.
 
     Args:
-        modules: what was asked for.
+        modules: what `--preload` names.
         left_out: what is not imported ahead, for it has been found unforkable before.
         path0: what the interpreter will put first on `sys.path`.
         main_file: what `__main__.__file__` will be, if that is known.
@@ -127,7 +127,7 @@ class Imports:
             raise Unforkable(modules[-1] if modules else self.importing, why)
 
     def packages(self) -> list[str]:
-        """What was imported, and not asked for, of which it is known that preloading it is worth while."""
+        """What was imported without being named, of which it is known that preloading it is worth while."""
         return [name for name in ALSO_IMPORTED if name in sys.modules and name not in self._asked]
 
     def _modules(self) -> Iterator[str]:

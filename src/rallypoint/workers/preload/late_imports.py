@@ -45,7 +45,7 @@ def report(path: str) -> None:
 
 
 def _importer(name: str, frame: FrameType | None) -> tuple[str, str]:
-    """The outermost module that is being imported, and who has asked for it."""
+    """The outermost module that is being imported, and who imports it."""
     where = ""
     while frame is not None:
         file = frame.f_code.co_filename

@@ -7,7 +7,7 @@ for each worker. Workers that are to start while a later zygote imports are not 
 Laws:
 
 1. Nothing here blocks, but for the milliseconds that a copy takes.
-2. Whatever goes wrong with a zygote, workers start without preloading, and a line says why, once.
+2. Whatever goes wrong with a zygote, workers start without preloading, and one log line says why.
 3. A zygote that has ended is followed by another in the background, unless several in a row were of no use.
 4. One that can never be used is closed at once; another follows it if that has something left to import.
 """
@@ -45,7 +45,7 @@ class PreloadManager:
         environ: the environment that all workers have in common.
         own: names of the variables that each worker has of its own.
         workers: how many start at a time.
-        clock: on which `wake_at` tells the time.
+        clock: of `wake_at`.
     """
 
     def __init__(
@@ -109,7 +109,7 @@ class PreloadManager:
         return self._progress_at + IMPORT_TIMEOUT if waits else math.inf
 
     def step(self) -> None:
-        """Take notice of what has happened to the zygote."""
+        """Handle what has happened to the zygote."""
         zygote = self._zygote
         if zygote is None or zygote.phase in (ZygotePhase.UNFORKABLE, ZygotePhase.LOST):
             return

@@ -1,6 +1,6 @@
 """The threads that the imports have left, for people: whose each is, and what switches it off.
 
-Law: nothing here can fail or wait; what the kernel does not tell is left out.
+Law: nothing here can fail or wait; what the kernel does not show is left out.
 """
 
 from __future__ import annotations

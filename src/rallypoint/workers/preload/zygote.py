@@ -1,4 +1,4 @@
-"""The zygote: imports, checks, and then makes a copy of itself for each worker that it is asked for.
+"""The zygote: imports, checks, and then makes a copy of itself for each worker that is requested.
 
 It is an interpreter with a worker's own command line, held in its `site` phase (see `hook/sitecustomize`); its standard
 input is the connection to the agent, its standard output and standard error are files in memory. Messages, in frames of

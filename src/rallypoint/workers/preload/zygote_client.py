@@ -2,9 +2,9 @@
 
 Laws:
 
-1. Making one does not wait for it. What it says is read by `look`, which does not wait either.
+1. Making one does not wait for it. `poll` reads its messages, which does not wait either.
 2. A request that does not come to its end breaks the connection: the zygote ends, and so does the worker that it may
-   have made, which nobody has told to go on.
+   have made, which nobody has released.
 3. It lives below one reaper, and is spared by that reaper's sweeps.
 """
 
@@ -51,9 +51,9 @@ class ZygotePhase(Enum):
     IMPORTING = "importing"
     READY = "ready"
     UNFORKABLE = "unforkable"
-    """It must not be forked; `why` tells what the imports did."""
+    """It must not be forked; `reason` says what the imports did."""
     LOST = "lost"
-    """It has ended, or cannot be spoken to; `why` tells how, as far as that is known."""
+    """It has ended, or does not answer; `reason` says how, as far as that is known."""
 
 
 class PreloadSpec(NamedTuple):
@@ -137,11 +137,11 @@ class ZygoteClient:
         return started.pid
 
     def fds(self) -> list[int]:
-        """Descriptors that become readable when there is something to `look` at."""
+        """Descriptors that become readable when there is something to `poll`."""
         return [] if self._link.fileno() < 0 else [self._link.fileno()]
 
     def poll(self) -> ZygotePhase:
-        """Take notice of what it has said, or of its end. Returns what it is at now."""
+        """Read its messages, or its end. Returns its phase now."""
         while self._link.fileno() >= 0 and (self._link.buffer or readable(self._link.fileno())):
             try:
                 message, _ = self._link.read()
@@ -219,7 +219,7 @@ class ZygoteClient:
                 os.close(fd)
 
     def _disconnect(self, silent: bool = False) -> None:
-        """It is gone, or as good as gone: break the connection, and say why."""
+        """It has ended or does not answer: break the connection, and record why."""
         if self.phase is ZygotePhase.LOST:
             return
         importing = self.phase is ZygotePhase.IMPORTING

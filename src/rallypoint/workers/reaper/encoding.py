@@ -1,4 +1,4 @@
-"""What a worker starts with, in the form in which requests to the reaper and to forking processes carry it."""
+"""What a worker starts with, as requests to the reaper and to forking processes carry it."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ _prestarted: ReaperClient | None = None
 
 
 def prestart() -> None:
-    """Start one for the next `take`. A failure is not told here: the agent will try again, and tell."""
+    """Start one for the next `take`. A failure is not reported here: the agent tries again, and reports it."""
     global _prestarted
     if _prestarted is None:
         try:

@@ -51,7 +51,7 @@ def sigchld_fd() -> int:
 
 
 def close_inherited(kept: set[int]) -> None:
-    """Close what the agent had inherited and is none of ours; 0 and 1 lead nowhere, 2 stays for a last word."""
+    """Close what the agent had inherited and is none of ours; 0 and 1 lead nowhere, 2 stays, for error messages."""
     # By name: where the kernel has no close_range(2), `closerange` tries every number there could be.
     for fd in map(int, posix.listdir("/proc/self/fd")):
         if fd > 2 and fd not in kept:

@@ -5,7 +5,7 @@ Laws:
 1. A child that has ended is reaped at once.
 2. A pid is killed by a pidfd, once it is known that this still names a process of ours.
 3. A sweep kills nothing that is started after it was begun, and what has once outlived SIGKILL is not waited for again.
-   It may ask first, by one SIGTERM to each process.
+   It may begin with one SIGTERM to each process.
 4. What is excluded, with all below it, is spared by every sweep, but not by the end.
 """
 
@@ -178,7 +178,7 @@ class ProcessTree:
 
     def _terminate(self, victims: set[tuple[int, int]]) -> None:
         for pid, _ in victims - self._terminated:
-            self._send(pid, SIGTERM, SIGCONT)  # one that was stopped hears it only when it goes on
+            self._send(pid, SIGTERM, SIGCONT)  # one that is stopped handles it only when it continues
         self._terminated |= victims
 
     @staticmethod

@@ -39,7 +39,7 @@ def _take_ours():
 
 
 try:
-    if sys.version_info < (3, 10):  # noqa: UP036 - nobody has asked yet which one this is
+    if sys.version_info < (3, 10):  # noqa: UP036 - any interpreter may come here
         raise RuntimeError("this interpreter is older than Python 3.10")
     _serve()
 except BaseException as error:
@@ -50,4 +50,4 @@ except BaseException as error:
 
 # From here on this is a worker. What stands in `sys.modules` under our name when this ends is what is imported.
 del sys.modules["sitecustomize"]
-__import__("sitecustomize")  # the real one; `site` hears the ImportError if there is none
+__import__("sitecustomize")  # the real one; `site` gets the ImportError if there is none

@@ -78,7 +78,7 @@ class OverriddenWorkers(WorkerController):
         size = placement.group_world_size
         return self.agent._assign_worker_ranks(store, placement.group_rank, size, self.group.spec)
 
-    def look(self) -> RunResult:
+    def poll(self) -> RunResult:
         return self.agent._monitor_workers(self.group)
 
     def stop(self, step: StopWorkers) -> StopInProgress | None:
@@ -98,10 +98,10 @@ class OverriddenWorkers(WorkerController):
     def shutdown(self, number: int) -> None:
         self.agent._shutdown(signal.Signals(number), self.agent._shutdown_timeout)
 
-    def finished(self) -> None:
+    def on_succeeded(self) -> None:
         self.agent._exit_barrier()
 
-    def allowed(self) -> int:
+    def restart_limit(self) -> int:
         most, left = self.group.spec.max_restarts, self.agent._restarts_left
         if left is None:
             return most
@@ -252,7 +252,7 @@ class SimpleElasticAgent(ElasticAgent):
         """
         placement = worker_group.placement if self._own_loop is None else self._own_loop.rendezvous()
         assert placement is not None, "no placement before the first round"
-        self._workers.enter(placement)
+        self._workers.enter_round(placement)
 
     @profiled("SimpleElasticAgent._assign_worker_ranks")
     def _assign_worker_ranks(
@@ -294,6 +294,6 @@ class SimpleElasticAgent(ElasticAgent):
     def _exit_barrier(self) -> None:
         """Report that this node is done. The verdict, once all are, ends our loop; any other waits here."""
         if self._own_loop is None:
-            WorkerController.finished(self._workers)
+            WorkerController.on_succeeded(self._workers)
         else:
             self._own_loop.finish(self._exit_barrier_timeout)

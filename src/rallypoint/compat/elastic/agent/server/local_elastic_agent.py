@@ -92,7 +92,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         if self._own_loop is not None:
             self._own_loop.step()
-        result = ProcessController.look(self._workers)
+        result = ProcessController.poll(self._workers)
         if result.is_failed():
             self._failed_with = result
         if self._workers.beyond_help:
