@@ -1,4 +1,4 @@
-"""What a worker can know of a stop before it comes: the job is about to change, so save and say when that is done.
+"""Tells a worker of a stop before it comes: the job is about to change, so save and acknowledge.
 
     from rallypoint import notices
 
@@ -9,26 +9,26 @@
             save(step)
             notices.acknowledge()
 
-Workers of different nodes see a notice at different steps, and no rank may save alone where saving is collective. So
-all ranks must agree on the step: reduce the flag over all of them, and save in the step in which anybody saw it.
+Workers of different nodes see a notice at different steps, and no rank may save alone if saving is collective. So all
+ranks must agree on the step: reduce the flag over all of them, and save in the step in which any of them saw it.
 
-Nothing has to be acknowledged: whoever does not is stopped at the deadline, with the usual signal and grace. After the
-acknowledgement a worker may go on; what it does then is done again from the checkpoint.
+Nothing has to be acknowledged: a worker that does not is stopped at the deadline, with the usual signal and grace
+period. After the acknowledgement a worker may go on; what it does then is repeated from the checkpoint.
 
 Any language can do the same. The variable `RALLYPOINT_NOTICES` names a folder. A notice is the file `notice.json` in it
-(it is there whole or not at all), an object with `reason`, `node`, `round`, `deadline` (seconds on CLOCK_MONOTONIC,
-which is the same for all processes of a host) and `number`, another one for each notice. An acknowledgement is an empty
-file `ack.<LOCAL_RANK>.<number>` beside it: so one that comes late answers no later notice. The folder is there only
-while there is, or was, a notice.
+(written atomically), an object with `reason`, `node`, `round`, `deadline` (seconds on CLOCK_MONOTONIC, which is the
+same for all processes of a host) and `number`, a different one for each notice. An acknowledgement is an empty file
+`ack.<LOCAL_RANK>.<number>` beside it, so that a late one answers no later notice. The folder exists only while there
+is, or was, a notice.
 
-A save that has to come to its end is put under `saving`: the stop of a worker waits for it, as long as its grace goes.
+A save that must not be interrupted goes into `saving`: the stop of a worker waits for it, within its grace period.
 
     with notices.saving():
         torch.save(state, path)
 
-In another language, hold open a `memfd_create(2)` of the name "rallypoint-saving" for that time.
+In another language, keep a `memfd_create(2)` of the name "rallypoint-saving" open meanwhile.
 
-Nothing here raises, and outside of Rallypoint there is never a notice. Nothing of the rest of Rallypoint is imported.
+Nothing here raises, and outside of Rallypoint there is never a notice. Nothing else of Rallypoint is imported.
 """
 
 from __future__ import annotations
@@ -45,18 +45,18 @@ NOTICE_FILE = "notice.json"
 ACK_PREFIX = "ack."
 
 SAVING = "rallypoint-saving"
-"""The name of the memory file that a worker holds open while it saves."""
+"""The name of the memory file that a worker has open while it saves."""
 
 SCALE, PREEMPTION = "scale", "preemption"
-"""The reasons: nodes are to be taken in, or one will be taken away."""
+"""The reasons: nodes will be added, or one will be taken away."""
 
 
 class Notice(NamedTuple):
     """The workers will soon be stopped.
 
-    `reason` is "scale" (to be started again with more nodes) or "preemption" (`node` will be taken away; empty where it
-    is this one). `node` is a name for people: host and group rank, as in "n3 (rank 2)". `round` is the round that is to
-    end. `deadline` is in seconds on CLOCK_MONOTONIC. `number` is what `acknowledge` answers to.
+    `reason` is "scale" (to be restarted with more nodes) or "preemption" (`node` will be taken away; empty if it is
+    this one). `node` is a name for people: host and group rank, as in "n3 (rank 2)". `round` is the round that will
+    end. `deadline` is in seconds on CLOCK_MONOTONIC. `number` identifies the notice to `acknowledge`.
     """
 
     reason: str
@@ -66,7 +66,7 @@ class Notice(NamedTuple):
     number: int
 
     def remaining(self) -> float:
-        """Seconds until nobody waits any longer, never negative."""
+        """Seconds until the workers are stopped, never negative."""
         return max(0.0, self.deadline - time.monotonic())
 
 
@@ -74,23 +74,22 @@ _NoticeRead = tuple[tuple[int, int], Notice | None]
 _last_read: _NoticeRead = ((0, 0), None)
 """The last notice read, by number and time of its file."""
 _last_returned: Notice | None = None
-"""What `pending` gave last."""
+"""What `pending` returned last."""
 
 
 def pending() -> Notice | None:
-    """The notice that is out for this worker, if there is one. Cheap enough for every step."""
+    """The current notice for this worker, if there is one. Cheap enough for every step."""
     global _last_returned
-    _last_returned = _look()
+    _last_returned = _poll()
     return _last_returned
 
 
 def acknowledge() -> None:
-    """Say that this worker has saved what it wants to keep. Idempotent; nothing happens while no notice is out.
+    """Report that this worker has saved what it wants to keep. Idempotent; without a notice nothing happens.
 
-    It answers the notice that `pending` gave last, since what was saved was saved for that one; if it gave none, the
-    one that is out.
+    It answers the notice that `pending` returned last, since that was the reason to save; else the current one.
     """
-    folder, rank, out = os.environ.get(VARIABLE), os.environ.get("LOCAL_RANK"), _look()
+    folder, rank, out = os.environ.get(VARIABLE), os.environ.get("LOCAL_RANK"), _poll()
     if not folder or not rank or out is None:
         return
     path = os.path.join(folder, f"{ACK_PREFIX}{rank}.{(_last_returned or out).number}")
@@ -102,11 +101,11 @@ def acknowledge() -> None:
 
 @contextmanager
 def saving() -> Iterator[None]:
-    """What is done inside shall not be cut off by a stop: SIGTERM waits until it is over, and the agent for that.
+    """Defer a stop of this worker until the block has ended: SIGTERM waits, and so does the agent.
 
-    It waits as long as `--shutdown-timeout` (or `failure_grace`, if that is longer) goes, then comes SIGKILL. On the
-    main thread, where the program has no handler of its own for SIGTERM, nothing can come in between; elsewhere the
-    agent finds the mark when it looks, just before it sends the signal.
+    They wait for `--shutdown-timeout` (or `failure_grace`, if that is longer) at most, then comes SIGKILL. On the main
+    thread, if the program has no handler of its own for SIGTERM, the block is never interrupted; elsewhere the agent
+    finds the mark when it checks for it, just before it sends the signal.
     """
     mark = -1
     with suppress(AttributeError, OSError):  # no such call here, or no descriptor is free
@@ -121,7 +120,7 @@ def saving() -> Iterator[None]:
 
 @contextmanager
 def _sigterm_deferred() -> Iterator[None]:
-    """SIGTERM comes at the end, where it would end this process at once."""
+    """SIGTERM is delivered at the end of the block, if it would end this process at once."""
     import signal
     import threading
 
@@ -143,7 +142,7 @@ def _sigterm_deferred() -> Iterator[None]:
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _look() -> Notice | None:
+def _poll() -> Notice | None:
     global _last_read
     folder = os.environ.get(VARIABLE)
     if not folder:

@@ -100,8 +100,8 @@ def _gpus(root: Path) -> list[Gpu]:
     if nodes or (root / "dev/dxg").exists():  # a sandbox that hides the driver's /proc, or Windows's Linux
         from rallypoint.base.nvml import nvml_devices
 
-        told = [Gpu(address, uuid) for address, uuid in nvml_devices()] if root == Path("/") else []
-        return told or [Gpu("", "")] * len(nodes)
+        found_by_nvml = [Gpu(address, uuid) for address, uuid in nvml_devices()] if root == Path("/") else []
+        return found_by_nvml or [Gpu("", "")] * len(nodes)
     return []
 
 

@@ -77,21 +77,11 @@ def _refusal(call: Callable[[], object]) -> OSError | None:
     return None
 
 
-def _pipe() -> None:
-    for end in os.pipe2(os.O_CLOEXEC):
-        os.close(end)
-
-
-def _socketpair() -> None:
-    for end in socket.socketpair():
-        end.close()
-
-
 _CALLS: dict[str, Callable[[], object]] = {
     "eventfd2": lambda: os.close(os.eventfd(0)),
     "epoll_create1": lambda: select.epoll().close(),
-    "pipe2": _pipe,
-    "socketpair": _socketpair,
+    "pipe2": lambda: [os.close(end) for end in os.pipe2(os.O_CLOEXEC)],
+    "socketpair": lambda: [end.close() for end in socket.socketpair()],
 }
 """What an event loop needs too."""
 

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from importlib import import_module
 from typing import Any
+
+from rallypoint.base.errors import UserError, user_error
+from rallypoint.base.log import get_logger
+
+_log = get_logger(__name__)
 
 
 def load(target: str) -> Any:
@@ -32,3 +38,24 @@ def entry_point_names(group: str) -> list[str]:
     from importlib.metadata import entry_points
 
     return sorted(entry_points(group=group).names)
+
+
+def plugin(group: str, name: str, what: str, known: Iterable[str], make: Callable[[Any], Any]) -> Any:
+    """What `make` makes of the entry point `name`; `what` and the `known` names of ours are for messages.
+
+    Raises:
+        UserError: no package offers the name (also a KeyError), or what it offers fails.
+    """
+    try:
+        offer = entry_point(group, name)
+        made = None if offer is None else make(offer)
+    except Exception as error:  # somebody else's code, which may fail in any way
+        _log.info("the %s %r failed", what, name, exc_info=True)
+        raise UserError(
+            f"the {what} {name!r} cannot be made ({type(error).__name__}: {error}); look at the package that offers it "
+            f"in the entry-point group {group}, LOGLEVEL=INFO shows the traceback"
+        ) from error
+    if offer is None:
+        names = ", ".join(sorted({*known, *entry_point_names(group)}))
+        raise user_error(f"no installed package offers the {what} {name!r}; use one of {names}", KeyError)
+    return made

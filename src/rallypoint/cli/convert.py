@@ -182,7 +182,7 @@ def _check_event_handler(options: Options) -> None:
 
 
 def _logs_specs(options: Options) -> LogsSpecs:
-    from rallypoint.logs.specs import DefaultLogsSpecs
+    from rallypoint.logs.specs import DefaultLogsSpecs, plugin_specs
 
     arguments: dict[str, Any] = {
         "log_dir": options.log_dir or None,
@@ -193,8 +193,6 @@ def _logs_specs(options: Options) -> LogsSpecs:
     if options.logs_specs in (None, "default"):
         _check_filters(options)
         return DefaultLogsSpecs(**arguments)
-    from rallypoint.logs.plugins import plugin_specs
-
     with naming(f"{options.source('logs_specs')}={options.logs_specs}"):
         return plugin_specs(options.logs_specs, **arguments)
 

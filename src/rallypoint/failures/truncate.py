@@ -58,22 +58,20 @@ def first_line(text: str) -> str:
 def _without_middle(lines: list[str], excess: int, limit: int, known: str) -> list[str]:
     """The first lines and, twice as much, the last ones, with a note between them on what is missing."""
     mark = f"{TRUNCATION_MARK} at least {max(1, excess // 1024)} kB are cut here{known}"
-    room = limit - len(mark.encode()) - 2
-    head = _lines_that_fit(lines, room // 3)
-    tail = _lines_that_fit(lines[: len(head) - 1 : -1] if head else lines[::-1], room - _size(head))
+    space = limit - len(mark.encode()) - 2
+    head = _lines_that_fit(lines, space // 3)
+    tail = _lines_that_fit(
+        lines[: len(head) - 1 : -1] if head else lines[::-1], space - sum(len(line.encode()) + 1 for line in head)
+    )
     return [*head, mark, *reversed(tail)]
 
 
-def _lines_that_fit(lines: list[str], room: int) -> list[str]:
-    """As many of the lines, each with its newline, as fit into `room` bytes."""
+def _lines_that_fit(lines: list[str], space: int) -> list[str]:
+    """As many of the lines, each with its newline, as fit into `space` bytes."""
     taken: list[str] = []
     for line in lines:
-        room -= len(line.encode()) + 1
-        if room < 0:
+        space -= len(line.encode()) + 1
+        if space < 0:
             break
         taken.append(line)
     return taken
-
-
-def _size(lines: list[str]) -> int:
-    return sum(len(line.encode()) + 1 for line in lines)

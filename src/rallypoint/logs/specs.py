@@ -18,8 +18,9 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-from rallypoint.base.errors import user_error
+from rallypoint.base.errors import UserError, user_error
 from rallypoint.logs.folders import make_all, make_next, make_unique, remove_empty, temporary_folder
 from rallypoint.logs.std import Std, to_map
 
@@ -99,6 +100,22 @@ class LogsSpecs(ABC):
     def temporary(self) -> str | None:
         """The folder from which `clean_up` would remove what is empty; None if there is none."""
         return None
+
+
+PLUGIN_GROUP = "torchrun.logs_specs"
+
+
+def plugin_specs(name: str, **arguments: Any) -> LogsSpecs:
+    """Log specs of an installed package's class, called with `arguments` (contract section 1.11); UserError if it fails."""
+    from rallypoint.base.plugins import plugin
+
+    specs = plugin(PLUGIN_GROUP, name, "log specs", ["default"], lambda offer: offer(**arguments))
+    if not isinstance(specs, LogsSpecs):
+        raise UserError(
+            f"the log specs {name!r} are a {type(specs).__module__}.{type(specs).__qualname__}, and not a LogsSpecs of "
+            "Rallypoint; if they were written for torch, have them import it from Rallypoint"
+        )
+    return specs
 
 
 class DefaultLogsSpecs(LogsSpecs):

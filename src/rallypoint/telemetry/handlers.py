@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 
-from rallypoint.base.errors import UserError, user_error
+from rallypoint.base.errors import UserError
 from rallypoint.base.log import print_error_line
-from rallypoint.base.plugins import entry_point, entry_point_names
+from rallypoint.base.plugins import plugin
 
 GROUP = "rallypoint.event_handlers"
 """The entry point group of packages with a handler."""
@@ -49,17 +49,9 @@ def get_logging_handler(destination: str = "null") -> logging.Handler:
 
 
 def _plugin_handler(destination: str) -> logging.Handler:
-    try:
-        offer = entry_point(GROUP, destination)
-        made = offer() if callable(offer) else offer
-    except Exception as error:  # somebody else's code, which may fail in any way
-        raise UserError(
-            f"the event handler {destination!r} cannot be loaded ({type(error).__name__}: {error}); "
-            f"look at the package that offers it in the entry point group {GROUP}"
-        ) from error
-    if made is None and offer is None:
-        known = ", ".join(sorted({*log_handlers, *entry_point_names(GROUP)}))
-        raise user_error(f"there is no event handler {destination!r}; use one of {known}", KeyError)
+    made = plugin(
+        GROUP, destination, "event handler", log_handlers, lambda offer: offer() if callable(offer) else offer
+    )
     if not isinstance(made, logging.Handler):
         raise UserError(
             f"the event handler {destination!r} is a {type(made).__name__}; its entry point must name a "

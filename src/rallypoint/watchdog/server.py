@@ -75,8 +75,8 @@ class FileTimerServer:
 
     def get_last_progress_time(self) -> int:
         """Epoch seconds of the last step once a client has written, else of now."""
-        heard = self._running is not None and self._running[0].client_seen
-        return int(self._stepped_at if heard else time.time())
+        client_seen = self._running is not None and self._running[0].client_seen
+        return int(self._stepped_at if client_seen else time.time())
 
     def _run(self, watchdog: Watchdog, ending: int) -> None:
         while True:
