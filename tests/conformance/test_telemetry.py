@@ -212,13 +212,13 @@ def comparable(event: Event) -> tuple[object, ...]:
 )
 def test_the_numbers_of_a_run_are_the_same(script: str, remaining: int, failed: bool) -> None:
     from rallypoint.telemetry import run_metrics
-    from tests.unit.telemetry.test_metrics import Kept
+    from tests.unit.telemetry.test_metrics import MemoryHandler
 
     done = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", RUN, script], capture_output=True, text=True, check=True
     )
     theirs = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("METRIC")]
-    kept = Kept()
+    kept = MemoryHandler()
     metrics.configure(kept)
     try:
         run_metrics.put_worker_state("trainer", "FAILED" if failed else "SUCCEEDED", remaining)
@@ -247,12 +247,12 @@ def use_metrics(of: Any) -> list[tuple[object, ...]]:
     """Put metrics in all ways; what came out."""
     seen: list[tuple[object, ...]] = []
 
-    class Kept(of.MetricHandler):
+    class MemoryHandler(of.MetricHandler):
         def emit(self, metric_data: Any) -> None:
             seen.append((metric_data.group_name, metric_data.name, type(metric_data.value)))
 
     early = of.getStream("early")
-    of.configure(Kept())
+    of.configure(MemoryHandler())
 
     class Some:
         @of.prof

@@ -85,7 +85,7 @@ def test_an_unknown_handler_starts_nothing(rallyrun: Launcher) -> None:
     job = rallyrun("--standalone", "--event-log-handler=zz", *SH, "echo up")
     assert job.ends() == 1
     assert job.out == []
-    assert "there is no event handler 'zz'; use one of console" in job.err
+    assert "no installed package offers the event handler 'zz'; use one of console" in job.err
 
 
 def ask(port: int, path: str) -> tuple[int, dict[str, object]]:

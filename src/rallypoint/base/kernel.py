@@ -77,11 +77,16 @@ def _refusal(call: Callable[[], object]) -> OSError | None:
     return None
 
 
+def _close(*fds: int) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
 _CALLS: dict[str, Callable[[], object]] = {
     "eventfd2": lambda: os.close(os.eventfd(0)),
     "epoll_create1": lambda: select.epoll().close(),
-    "pipe2": lambda: [os.close(end) for end in os.pipe2(os.O_CLOEXEC)],
-    "socketpair": lambda: [end.close() for end in socket.socketpair()],
+    "pipe2": lambda: _close(*os.pipe2(os.O_CLOEXEC)),
+    "socketpair": lambda: _close(*(end.detach() for end in socket.socketpair())),
 }
 """What an event loop needs too."""
 

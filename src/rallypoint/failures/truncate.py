@@ -60,9 +60,8 @@ def _without_middle(lines: list[str], excess: int, limit: int, known: str) -> li
     mark = f"{TRUNCATION_MARK} at least {max(1, excess // 1024)} kB are cut here{known}"
     space = limit - len(mark.encode()) - 2
     head = _lines_that_fit(lines, space // 3)
-    tail = _lines_that_fit(
-        lines[: len(head) - 1 : -1] if head else lines[::-1], space - sum(len(line.encode()) + 1 for line in head)
-    )
+    space -= sum(len(line.encode()) + 1 for line in head)
+    tail = _lines_that_fit(lines[: len(head) - 1 : -1] if head else lines[::-1], space)
     return [*head, mark, *reversed(tail)]
 
 

@@ -106,7 +106,7 @@ PLUGIN_GROUP = "torchrun.logs_specs"
 
 
 def plugin_specs(name: str, **arguments: Any) -> LogsSpecs:
-    """Log specs of an installed package's class, called with `arguments` (contract section 1.11); UserError if it fails."""
+    """Log specs of an installed package, made with `arguments` (contract section 1.11); UserError if that fails."""
     from rallypoint.base.plugins import plugin
 
     specs = plugin(PLUGIN_GROUP, name, "log specs", ["default"], lambda offer: offer(**arguments))

@@ -90,7 +90,7 @@ def test_never_more_than_there_are(visible: str) -> None:
         (None, ["0000:00:00.0", "0000:01:00.0", "0000:02:00.0"]),
         ("2,0", ["0000:02:00.0", "0000:00:00.0"]),
         ("MIG-GPU-cccc3333-0000/1/0", ["0000:02:00.0"]),
-        ("MIG-0b4c3a2f", [""]),  # a name that tells of no GPU
+        ("MIG-0b4c3a2f", [""]),  # a name that has no GPU
     ],
 )
 def test_where_the_visible_devices_are(tmp_path: Path, visible: str | None, addresses: list[str]) -> None:

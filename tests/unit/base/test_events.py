@@ -57,20 +57,20 @@ def test_many_writers_lose_nothing() -> None:
 
 def test_a_signal_becomes_a_letter_and_the_old_handler_comes_back() -> None:
     mailbox: Mailbox[int] = Mailbox()
-    former = signal.getsignal(signal.SIGUSR1)
+    previous = signal.getsignal(signal.SIGUSR1)
     with post_signals(mailbox.post, [signal.SIGUSR1]) as wakeup:
         assert wakeup is not None
         os.kill(os.getpid(), signal.SIGUSR1)
         assert select.select([mailbox.fileno()], [], [], 30)[0]
         assert list(mailbox.drain()) == [signal.SIGUSR1]
-    assert signal.getsignal(signal.SIGUSR1) == former
+    assert signal.getsignal(signal.SIGUSR1) == previous
     mailbox.close()
 
 
 def test_signals_mean_nothing_between_the_end_of_the_handlers_and_that_of_the_block() -> None:
     heard: list[int] = []
     before: list[int] = []
-    former = signal.signal(signal.SIGUSR1, lambda number, _: before.append(number))
+    previous = signal.signal(signal.SIGUSR1, lambda number, _: before.append(number))
     try:
         with ignore_signals_at_exit():
             os.kill(os.getpid(), signal.SIGUSR1)
@@ -80,7 +80,7 @@ def test_signals_mean_nothing_between_the_end_of_the_handlers_and_that_of_the_bl
                 os.kill(os.getpid(), signal.SIGUSR1)
         os.kill(os.getpid(), signal.SIGUSR1)
     finally:
-        signal.signal(signal.SIGUSR1, former)
+        signal.signal(signal.SIGUSR1, previous)
     assert heard == [signal.SIGUSR1] * 2
     assert before == [signal.SIGUSR1] * 2, "the first and the last"
 
@@ -95,10 +95,10 @@ def test_in_other_threads_nobody_is_deaf() -> None:
     thread = threading.Thread(target=work)
     thread.start()
     assert entered.wait(30)
-    former = signal.getsignal(signal.SIGUSR1)
+    previous = signal.getsignal(signal.SIGUSR1)
     with post_signals(lambda _: None, [signal.SIGUSR1]):
         pass
-    assert signal.getsignal(signal.SIGUSR1) == former
+    assert signal.getsignal(signal.SIGUSR1) == previous
     leave.set()
     thread.join()
 
@@ -204,9 +204,9 @@ def test_a_loop_that_cannot_be_made_holds_up_nobody() -> None:
 @contextmanager
 def no_descriptors() -> Iterator[None]:
     """In the block this process can open nothing."""
-    former = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (0, former[1]))
+    previous = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (0, previous[1]))
     try:
         yield
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, former)
+        resource.setrlimit(resource.RLIMIT_NOFILE, previous)

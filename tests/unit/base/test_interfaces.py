@@ -1,4 +1,4 @@
-"""The addresses of this machine's interfaces, beside what `ip` tells of them."""
+"""The addresses of this machine's interfaces, beside those that `ip` shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sleeping for longer than the kernel can be told."""
+"""Sleeping for longer than the kernel's calls allow."""
 
 from __future__ import annotations
 

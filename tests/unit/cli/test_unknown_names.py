@@ -1,4 +1,4 @@
-"""Names that nobody reads are told of, with the name that was likely meant."""
+"""Names that nothing reads get a warning, with the name that was likely meant."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_nearest_name(name: str, meant: str) -> None:
     assert closest_match(name, ()) == ""
 
 
-def told(caplog: pytest.LogCaptureFixture) -> list[str]:
+def warnings_in(caplog: pytest.LogCaptureFixture) -> list[str]:
     assert all(record.levelno == logging.WARNING for record in caplog.records)
     return [record.getMessage() for record in caplog.records]
 
@@ -51,7 +51,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 )
 def test_an_unknown_option(arguments: list[str], words: list[str], caplog: pytest.LogCaptureFixture) -> None:
     choose_rendezvous(parse([*arguments, "s.py"], {}), 1)
-    (said,) = told(caplog)
+    (said,) = warnings_in(caplog)
     assert [word for word in words if word not in said] == []
 
 
@@ -66,7 +66,7 @@ def test_an_unknown_option(arguments: list[str], words: list[str], caplog: pytes
 )
 def test_options_that_mean_something_to_somebody(arguments: list[str], caplog: pytest.LogCaptureFixture) -> None:
     choose_rendezvous(parse([*arguments, "s.py"], {}), 1)
-    assert told(caplog) == []
+    assert warnings_in(caplog) == []
 
 
 @pytest.mark.parametrize("backend", sorted(KNOWN))
@@ -89,7 +89,7 @@ def test_the_table_knows_what_each_backend_reads(backend: str, monkeypatch: pyte
 
 def test_unknown_variables(caplog: pytest.LogCaptureFixture) -> None:
     warn_of_variables({"PET_NNODE": "2", "PET_NUMA_BINDING": "node", "PET_XYZ": "", "HOME": "/", "NNODE": "3"})
-    nnode, numa, other = told(caplog)
+    nnode, numa, other = warnings_in(caplog)
     assert nnode == "PET_NNODE has no effect: no flag reads it; did you mean PET_NNODES?"
     assert numa.startswith("PET_NUMA_BINDING has no effect: --numa-binding is read from the command line only")
     assert other == "PET_XYZ has no effect: no flag reads it"
@@ -97,7 +97,7 @@ def test_unknown_variables(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_variable_that_is_almost_one_of_ours(caplog: pytest.LogCaptureFixture) -> None:
     warn_of_variables(dict.fromkeys(["RALLYPOINT_SECRETS", "RALLYPOINT_TERMINATON_GRACE"], "1"))
-    assert told(caplog) == [
+    assert warnings_in(caplog) == [
         "RALLYPOINT_SECRETS has no effect: nothing reads it; did you mean RALLYPOINT_SECRET?",
         "RALLYPOINT_TERMINATON_GRACE has no effect: nothing reads it; did you mean RALLYPOINT_TERMINATION_GRACE?",
     ]
@@ -106,7 +106,7 @@ def test_a_variable_that_is_almost_one_of_ours(caplog: pytest.LogCaptureFixture)
 def test_variables_of_ours_and_of_others_are_fine(caplog: pytest.LogCaptureFixture) -> None:
     kubernetes = [f"RALLYPOINT_{service}{what}" for service in ("", "CONTROL_") for what in ("SERVICE_HOST", "PORT")]
     warn_of_variables(dict.fromkeys([*OURS, *kubernetes, "RALLYPOINT_TEST_MARK"], "1"))
-    assert told(caplog) == []
+    assert warnings_in(caplog) == []
 
 
 def test_the_table_has_each_variable_that_is_read() -> None:
@@ -118,4 +118,4 @@ def test_the_table_has_each_variable_that_is_read() -> None:
 
 def test_variables_of_flags_are_fine(caplog: pytest.LogCaptureFixture) -> None:
     warn_of_variables({flag.variable: "" for flag in FLAGS if flag.from_environment})
-    assert told(caplog) == []
+    assert warnings_in(caplog) == []

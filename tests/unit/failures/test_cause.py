@@ -1,4 +1,4 @@
-"""Cause: what is told of a failure elsewhere."""
+"""Cause: a failure as others see it."""
 
 from __future__ import annotations
 

@@ -190,15 +190,15 @@ def test_whatever_a_failure_holds_the_report_is_given(name: str, value: object) 
         odd = value
     else:
         setattr(odd, name, value)
-    told = str(ChildFailedError("job", {3: odd, 7: _failure(1, 5, 2.0, b"last words\n")}))
-    assert "job FAILED" in told
-    assert "last words" in told
-    assert "3" in told
+    text = str(ChildFailedError("job", {3: odd, 7: _failure(1, 5, 2.0, b"last words\n")}))
+    assert "job FAILED" in text
+    assert "last words" in text
+    assert "3" in text
     assert str(ChildFailedError("job", {3: odd}, reported_elsewhere=True)).startswith("job FAILED")
 
 
 def test_whatever_the_cause_is_the_report_is_given() -> None:
     cause: Any = Unprintable()
-    told = str(ChildFailedError("job", {7: _failure(1, 5, 2.0, b"last words\n")}, cause))
-    assert "job FAILED" in told
-    assert "last words" in told
+    text = str(ChildFailedError("job", {7: _failure(1, 5, 2.0, b"last words\n")}, cause))
+    assert "job FAILED" in text
+    assert "last words" in text

@@ -91,9 +91,9 @@ def test_where_no_group_counts_the_machine_does(machine: Machine) -> None:
     assert kills.reason(77, 1) == f"perhaps {KILLER} (the machine's oom_kill rose from 5 to 6)"
 
 
-@pytest.mark.parametrize("told", ["", "nonsense", "0::/gone\n", "4:memory:\n", "4:cpu:/x\n"])
-def test_where_nothing_is_told_nothing_is_claimed(machine: Machine, told: str) -> None:
-    machine.write(machine.proc / "self/cgroup", told)
+@pytest.mark.parametrize("text", ["", "nonsense", "0::/gone\n", "4:memory:\n", "4:cpu:/x\n"])
+def test_without_counters_nothing_is_claimed(machine: Machine, text: str) -> None:
+    machine.write(machine.proc / "self/cgroup", text)
     kills = machine.kills()
     assert kills.reason(77, 1) == ""
 
@@ -160,7 +160,7 @@ def test_who_ended_by_itself_is_told_of_others_that_were_killed(machine: Machine
         assert failure.context == ""
         machine.first("/x", "x", kills=2)
         explain_signal(failure, kills)
-        told = "killer has killed other processes (control group /x, limit 512 MB)"
-        assert Cause.of(failure, 0, "here").traceback.endswith(told)
+        text = "killer has killed other processes (control group /x, limit 512 MB)"
+        assert Cause.of(failure, 0, "here").traceback.endswith(text)
         assert failure.reason == ""
         machine.first("/x", "x", kills=0)

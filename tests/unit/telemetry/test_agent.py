@@ -17,8 +17,8 @@ from rallypoint.telemetry.events import Event, EventSource
 from rallypoint.telemetry.handlers import log_handlers
 from rallypoint.telemetry.lazy import profiled, put_metric_if_wanted
 from tests.unit.health.test_progress_probe import HandClock
-from tests.unit.telemetry.test_events import Kept as KeptEvents
-from tests.unit.telemetry.test_metrics import Kept as KeptNumbers
+from tests.unit.telemetry.test_events import MemoryHandler
+from tests.unit.telemetry.test_metrics import MemoryHandler as MemoryMetrics
 
 
 class Worker(NamedTuple):
@@ -45,8 +45,8 @@ GROUP = Group(1, 2, (Worker(0, 2, 2, 4, 70), Worker(1, 3, 3, 4, 71)))
 
 
 @pytest.fixture(name="events")
-def _events() -> Iterator[KeptEvents]:
-    kept = log_handlers["kept"] = KeptEvents()
+def _events() -> Iterator[MemoryHandler]:
+    kept = log_handlers["kept"] = MemoryHandler()
     yield kept
     del log_handlers["kept"]
     recording._loggers.pop("kept", None)
@@ -54,8 +54,8 @@ def _events() -> Iterator[KeptEvents]:
 
 
 @pytest.fixture(name="seen")
-def _seen() -> Iterator[KeptNumbers]:
-    kept = KeptNumbers()
+def _seen() -> Iterator[MemoryMetrics]:
+    kept = MemoryMetrics()
     metrics.configure(kept)
     yield kept
     metrics.configure(metrics.NullMetricHandler())
@@ -73,12 +73,12 @@ def an_event_factory(clock: HandClock | None = None, destination: str = "kept") 
     )
 
 
-def told(events: KeptEvents) -> list[tuple[str, str, object]]:
+def recorded(events: MemoryHandler) -> list[tuple[str, str, object]]:
     found = map(Event.deserialize, events.lines)
     return [(each.source, str(each.metadata["state"]), each.metadata["global_rank"]) for each in found]
 
 
-def test_the_fields_of_an_agents_event(events: KeptEvents) -> None:
+def test_the_fields_of_an_agents_event(events: MemoryHandler) -> None:
     clock = HandClock()
     factory = an_event_factory(clock)
     clock.now += 7.9
@@ -90,14 +90,14 @@ def test_the_fields_of_an_agents_event(events: KeptEvents) -> None:
     assert event.metadata["metadata"] == json.dumps({"group_world_size": None, "entry_point": "python3"})
 
 
-def test_the_end_of_workers(events: KeptEvents) -> None:
+def test_the_end_of_workers(events: MemoryHandler) -> None:
     factory = an_event_factory()
     factory.workers_started(GROUP, 0)
     factory.workers_ended("SUCCEEDED", GROUP, 0, {})
     factory.workers_ended("FAILED", GROUP, 0, {3: Failure(-9, 71, {"message": "é"})})
     factory.workers_ended("", GROUP, 0, {}, succeeded=[2])
     factory.record(factory.agent_event("SUCCEEDED", GROUP, 0))
-    assert told(events) == [
+    assert recorded(events) == [
         ("WORKER", "START", 2),
         ("WORKER", "START", 3),
         ("WORKER", "SUCCEEDED", 2),
@@ -114,7 +114,7 @@ def test_the_end_of_workers(events: KeptEvents) -> None:
     assert (more["exit_code"], more["worker_pid"], more["local_rank"]) == ([-9], [71], [1])
 
 
-def test_a_handler_that_fails_costs_a_log_line(events: KeptEvents, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_handler_that_fails_costs_a_log_line(events: MemoryHandler, caplog: pytest.LogCaptureFixture) -> None:
     class Broken(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
             raise OSError("full")
@@ -135,7 +135,7 @@ class Agent:
         return 5
 
 
-def test_the_lazy_gate_counts_calls_and_puts_numbers(seen: KeptNumbers) -> None:
+def test_the_lazy_gate_counts_calls_and_puts_numbers(seen: MemoryMetrics) -> None:
     assert Agent().run(False) == 5
     with pytest.raises(KeyError):
         Agent().run(True)
@@ -178,7 +178,7 @@ def test_flakiness(failed: bool, remaining: int, most: int, percent: int) -> Non
     assert run_metrics.flakiness(failed, remaining, most) == percent
 
 
-def test_the_numbers_of_a_run(seen: KeptNumbers) -> None:
+def test_the_numbers_of_a_run(seen: MemoryMetrics) -> None:
     run_metrics.put_worker_state("trainer", "HEALTHY", 2)
     run_metrics.put_run_result("trainer", True, 2, 3)
     assert [(name, value) for _, name, value in seen.seen] == [

@@ -17,7 +17,7 @@ from rallypoint.telemetry.handlers import RENDEZVOUS, get_logging_handler, log_h
 from rallypoint.telemetry.recording import construct_and_record_rdzv_event, record, record_rdzv_event
 
 
-class Kept(logging.Handler):
+class MemoryHandler(logging.Handler):
     """Keeps the lines."""
 
     def __init__(self) -> None:
@@ -79,14 +79,15 @@ def test_loglevel_is_the_threshold(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 def test_a_program_adds_its_own_handler() -> None:
-    log_handlers["mine"] = kept = Kept()
+    log_handlers["mine"] = kept = MemoryHandler()
     record(Event("n", EventSource.AGENT), "mine")
     assert [Event.deserialize(line).name for line in kept.lines] == ["n"]
 
 
 def test_an_unknown_handler_is_one_sentence() -> None:
     with pytest.raises(
-        UserError, match=r"^there is no event handler 'zz'; use one of console, dynamic_rendezvous, nul"
+        UserError,
+        match=r"^no installed package offers the event handler 'zz'; use one of console, dynamic",
     ):
         record(Event("n", EventSource.AGENT), "zz")
 
@@ -119,8 +120,8 @@ def test_handlers_of_installed_packages() -> None:
     ("name", "sentence"),
     [
         ("number", r"'number' is a int; its entry point must name a logging.Handler"),
-        ("broken", r"'broken' cannot be loaded \(OSError: no\)"),
-        ("gone", r"'gone' cannot be loaded \(AttributeError"),
+        ("broken", r"'broken' cannot be made \(OSError: no\)"),
+        ("gone", r"'gone' cannot be made \(AttributeError"),
         ("zz", r"use one of a_class, broken, console, dynamic_rendezvous, gone, made, null, number$"),
     ],
 )
@@ -135,7 +136,7 @@ def test_events_of_the_rendezvous_are_not_even_made_where_nobody_hears_them() ->
 
 
 def test_events_of_the_rendezvous() -> None:
-    log_handlers[RENDEZVOUS] = kept = Kept()
+    log_handlers[RENDEZVOUS] = kept = MemoryHandler()
     construct_and_record_rdzv_event("id", "joined", NodeState.RUNNING, rank=3, master_endpoint="h:1", local_id=2)
     try:
         raise ValueError("boom")

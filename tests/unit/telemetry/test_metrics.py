@@ -24,7 +24,7 @@ from rallypoint.telemetry.metrics import (
 )
 
 
-class Kept(MetricHandler):
+class MemoryHandler(MetricHandler):
     """Keeps what it is given, without times."""
 
     def __init__(self) -> None:
@@ -36,15 +36,17 @@ class Kept(MetricHandler):
 
 
 @pytest.fixture(name="kept", autouse=True)
-def _kept() -> Iterator[Kept]:
-    kept = Kept()
+def _kept() -> Iterator[MemoryHandler]:
+    kept = MemoryHandler()
     configure(kept)
     yield kept
     configure(NullMetricHandler())
     metrics._handlers.clear()
 
 
-def test_a_group_has_its_own_handler_or_the_one_for_all(kept: Kept, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_group_has_its_own_handler_or_the_one_for_all(
+    kept: MemoryHandler, capsys: pytest.CaptureFixture[str]
+) -> None:
     configure(ConsoleMetricHandler(), "mine")
     put_metric("a", 1)
     put_metric("b", 2, "mine")
@@ -55,7 +57,7 @@ def test_a_group_has_its_own_handler_or_the_one_for_all(kept: Kept, capsys: pyte
     assert line.endswith("][mine]: b=2\n")
 
 
-def test_a_stream_keeps_the_handler_that_it_was_made_with(kept: Kept) -> None:
+def test_a_stream_keeps_the_handler_that_it_was_made_with(kept: MemoryHandler) -> None:
     stream = getStream("g")
     configure(NullMetricHandler())
     stream.add_value("x", 1)
@@ -63,7 +65,7 @@ def test_a_stream_keeps_the_handler_that_it_was_made_with(kept: Kept) -> None:
     assert kept.seen == [("g", "x", 1)]
 
 
-def test_calls_are_counted_and_timed(kept: Kept) -> None:
+def test_calls_are_counted_and_timed(kept: MemoryHandler) -> None:
     class Some:
         @prof
         def works(self, number: int) -> int:
@@ -92,12 +94,12 @@ def alone() -> None:
     """A function that is in no other."""
 
 
-def test_a_function_of_a_module_goes_by_the_last_of_the_modules_names(kept: Kept) -> None:
+def test_a_function_of_a_module_goes_by_the_last_of_the_modules_names(kept: MemoryHandler) -> None:
     alone()
     assert kept.seen[0] == ("torchelastic", "test_metrics.alone.success", 1)
 
 
-def test_deprecated_names_warn_and_work(kept: Kept) -> None:
+def test_deprecated_names_warn_and_work(kept: MemoryHandler) -> None:
     with pytest.warns(FutureWarning, match="use put_metric"):
         publish_metric("g", "n", 4)
     with pytest.warns(FutureWarning, match="use prof"):

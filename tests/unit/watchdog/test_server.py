@@ -18,11 +18,11 @@ pytestmark = pytest.mark.process
 
 
 def test_it_ends_who_is_late_and_stays_alive_itself(tmp_path: Path) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     stopped = threading.Event()
 
     def note(name: str, _request: FileTimerRequest | None) -> None:
-        told.append(name)
+        reported.append(name)
         if name == "kill worker process":
             stopped.set()
 
@@ -39,7 +39,7 @@ def test_it_ends_who_is_late_and_stays_alive_itself(tmp_path: Path) -> None:
     finally:
         server.stop()
         server.stop()
-    assert told == ["watchdog started", "timer expired", "kill worker process", "watchdog stopped"]
+    assert reported == ["watchdog started", "timer expired", "kill worker process", "watchdog stopped"]
     assert not os.path.exists(path)
 
 
@@ -69,5 +69,5 @@ def test_an_error_of_who_hears_of_it_saves_nobody(tmp_path: Path, caplog: pytest
             assert late.ends()[0] < 0
     finally:
         server.stop()
-    told = [line for line in caplog.messages if "could not be reported" in line]
-    assert len(told) == 4
+    reported = [line for line in caplog.messages if "could not be reported" in line]
+    assert len(reported) == 4

@@ -42,10 +42,10 @@ class HandClock:
 
 
 class Run:
-    """A watchdog and what it has told."""
+    """A watchdog and what it has reported."""
 
     def __init__(self, path: str, may_kill: Callable[[int], bool], grace: float) -> None:
-        self.told: list[tuple[str, FileTimerRequest | None]] = []
+        self.reported: list[tuple[str, FileTimerRequest | None]] = []
         self.clock = HandClock()
         self.wall_ahead = 0.0
         self.watchdog = Watchdog(
@@ -53,7 +53,7 @@ class Run:
             may_kill,
             run_id="job",
             grace=grace,
-            report=lambda name, request: self.told.append((name, request)),
+            report=lambda name, request: self.reported.append((name, request)),
             clock=self.clock,
             wall=lambda: time.time() + self.wall_ahead,
         )
@@ -70,7 +70,7 @@ class Run:
         until(self.watchdog, stepped, *also)
 
     def names(self) -> list[str]:
-        return [name for name, _ in self.told]
+        return [name for name, _ in self.reported]
 
 
 @contextmanager
@@ -111,9 +111,9 @@ def test_who_is_late_leaves_its_stacks_and_is_killed(tmp_path: Path) -> None:
         assert 0 < run.expired[0].seconds <= 0.2
         assert run.expired[0].why == "its timer 'scope' of 0.2 s ran out"
         assert run.names() == [STARTED, EXPIRED, KILLED]
-        told = run.told[-1][1]
-        assert told is not None
-        assert (told.worker_pid, told.signal) == (late.pid, 9)
+        reported = run.reported[-1][1]
+        assert reported is not None
+        assert (reported.worker_pid, reported.signal) == (late.pid, 9)
 
 
 def test_who_has_no_faulthandler_is_killed_at_once(tmp_path: Path) -> None:
@@ -126,8 +126,8 @@ def test_who_has_no_faulthandler_is_killed_at_once(tmp_path: Path) -> None:
 
 
 def test_stacks_that_take_too_long_cost_nobody_the_end(tmp_path: Path) -> None:
-    deaf = HANGS.replace("faulthandler.enable()", "signal.signal(signal.SIGABRT, lambda *_: time.sleep(1000))")
-    with running(tmp_path) as run, holder(deaf, run.watchdog.path, 0.1, 9) as late:
+    stays = HANGS.replace("faulthandler.enable()", "signal.signal(signal.SIGABRT, lambda *_: time.sleep(1000))")
+    with running(tmp_path) as run, holder(stays, run.watchdog.path, 0.1, 9) as late:
         run.until(late.ended)
         assert late.ends()[0] == -signal.SIGKILL
 
@@ -170,11 +170,13 @@ def test_a_signal_of_the_workers_own_choice_and_what_follows_if_it_does_not_help
     gentle = HOLDS.replace(
         "import faulthandler", "import signal; signal.signal(15, lambda *_: os._exit(7))\nimport faulthandler"
     )
-    deaf = HOLDS.replace("import faulthandler", "import signal; signal.signal(15, signal.SIG_IGN)\nimport faulthandler")
+    stays = HOLDS.replace(
+        "import faulthandler", "import signal; signal.signal(15, signal.SIG_IGN)\nimport faulthandler"
+    )
     with (
         running(tmp_path, grace=0.2) as run,
         holder(gentle + "hangs_here()", run.watchdog.path, 0.1, 15) as one,
-        holder(deaf + "hangs_here()", run.watchdog.path, 0.1, 15) as other,
+        holder(stays + "hangs_here()", run.watchdog.path, 0.1, 15) as other,
     ):
         run.until(lambda: one.ended() and other.ended())
         assert one.ends()[0] == 7
@@ -184,13 +186,13 @@ def test_a_signal_of_the_workers_own_choice_and_what_follows_if_it_does_not_help
 
 
 def test_a_signal_of_zero_only_tells(tmp_path: Path) -> None:
-    with running(tmp_path) as run, holder(HANGS, run.watchdog.path, 0.1, 0) as told:
-        told.is_up()
+    with running(tmp_path) as run, holder(HANGS, run.watchdog.path, 0.1, 0) as reported:
+        reported.is_up()
         run.until(lambda: bool(run.expired))
         assert run.expired[0].signal == 0
         assert run.names() == [STARTED, EXPIRED]
         assert run.watchdog.wake_at() == math.inf
-        assert not told.ended()
+        assert not reported.ended()
 
 
 def test_the_first_deadly_timer_of_a_process_counts(tmp_path: Path) -> None:
