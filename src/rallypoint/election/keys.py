@@ -55,11 +55,7 @@ class ElectionKeys(NamedTuple):
 
     @classmethod
     def of(cls, prefix: str, run_id: str) -> ElectionKeys:
-        """The keys of the job `run_id` under `prefix`, which may begin and end with any number of slashes.
-
-        Raises:
-            UserError: the prefix is no text.
-        """
+        """The keys of the job `run_id` under `prefix`, with any slashes around it. Raises UserError if that is no text."""
         try:
             prefix.encode()
         except UnicodeEncodeError:

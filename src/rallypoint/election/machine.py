@@ -32,10 +32,9 @@ from typing import TypeAlias
 
 from rallypoint.election import candidacy, steps
 from rallypoint.election.candidacy import Predecessor, Registration
-from rallypoint.election.context import StepContext
+from rallypoint.election.context import Runner, StepContext
 from rallypoint.election.keys import ElectionKeys
 from rallypoint.election.leadership import STATE_TTL, Leadership
-from rallypoint.election.procedures import Runner
 from rallypoint.election.resign import leave
 from rallypoint.election.steps import (
     CandidatePhase,

@@ -225,10 +225,8 @@ class Cluster:
 
 
 class _Attempt:
-    """A request on its way.
-
-    `unsure`: an earlier sending may have been done; `sent`: the present one may be, and has `limit` seconds.
-    """
+    """A request under way. `unsure`: an earlier sending may have been done; `sent`: the present one may be, and has
+    `limit` seconds."""
 
     def __init__(self, request: ClusterRequest) -> None:
         self.request = request

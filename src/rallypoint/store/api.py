@@ -25,8 +25,9 @@ S = TypeVar("S", bound="Store")
 class Store(ABC):
     """A key-value store with waiting, counting, queues and barriers.
 
-    Every method raises StoreConnectionError if the store has gone, StoreTimeoutError if it does not answer within the
-    store's timeout, and StoreProtocolError if a key or a value is beyond its bounds.
+    Every method raises StoreConnectionError if the store is lost, StoreTimeoutError if it does not answer, or what is
+    waited for does not come, within the store's timeout or the one given, and StoreProtocolError if a key or a value is
+    beyond its bounds. Methods of queues raise NotImplementedError where the store has none.
     """
 
     def __init__(self, timeout: timedelta | float = DEFAULT_TIMEOUT) -> None:
@@ -51,11 +52,7 @@ class Store(ABC):
         """Store a value."""
 
     def get(self, key: str) -> bytes:
-        """The value; waits until the key is there.
-
-        Raises:
-            StoreTimeoutError: it did not come within the store's timeout.
-        """
+        """The value; waits until the key is there."""
         return self.multi_get([key])[0]
 
     @abstractmethod
@@ -82,11 +79,7 @@ class Store(ABC):
 
     @abstractmethod
     def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
-        """Wait until all keys are there.
-
-        Raises:
-            StoreTimeoutError: they did not come within the timeout, by default the store's.
-        """
+        """Wait until all keys are there."""
 
     @abstractmethod
     def append(self, key: str, value: str | bytes) -> None:
@@ -94,11 +87,7 @@ class Store(ABC):
 
     @abstractmethod
     def multi_get(self, keys: Sequence[str]) -> list[bytes]:
-        """The values; waits until all keys are there.
-
-        Raises:
-            StoreTimeoutError: they did not come within the store's timeout.
-        """
+        """The values; waits until all keys are there."""
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         """Store one value for each key, one by one. Raises UserError if there are not as many values as keys."""
@@ -118,11 +107,7 @@ class Store(ABC):
         """The names of all keys, in no order."""
 
     def queue_push(self, key: str, value: str | bytes) -> None:
-        """Put a value at the end of a queue. Queues and values of the same name have nothing to do with each other.
-
-        Raises:
-            NotImplementedError: the store has no queues.
-        """
+        """Put a value at the end of a queue. Queues and values of the same name have nothing to do with each other."""
         raise NotImplementedError(_NO_QUEUES.format(self._where()))
 
     def queue_pop(self, key: str, block: bool = True) -> bytes:
@@ -130,21 +115,16 @@ class Store(ABC):
 
         Raises:
             QueueEmptyError: there was none, and `block` is false. (Torch's raises it also where another was first.)
-            StoreTimeoutError: none came within the store's timeout.
-            NotImplementedError: the store has no queues.
         """
         raise NotImplementedError(_NO_QUEUES.format(self._where()))
 
     def queue_len(self, key: str) -> int:
-        """The number of values in a queue. Raises NotImplementedError if the store has no queues."""
+        """The number of values in a queue."""
         raise NotImplementedError(_NO_QUEUES.format(self._where()))
 
     def barrier(self, key: str, world_size: int, timeout: timedelta | float | None = None) -> None:
-        """Wait until `world_size` callers have come to this barrier. One that has opened stays open.
-
-        Raises:
-            StoreTimeoutError: they did not come within the timeout, by default the store's. The caller stays counted.
-        """
+        """Wait until `world_size` callers have come to this barrier. One that has opened stays open; after a timeout,
+        the caller stays counted."""
         # A server has barriers of its own; elsewhere members are counted, by torch's names for the keys.
         limit = self._seconds(timeout)
         opened = f"{key}/last_member"

@@ -25,8 +25,7 @@ from rallypoint.store.api import DEFAULT_TIMEOUT
 from rallypoint.store.connecting import connect, error_reason, receive
 from rallypoint.store.errors import StoreConnectionError, StoreError, StoreProtocolError, StoreTimeoutError
 from rallypoint.store.request_store import Receive, RequestStore, read_number, read_value
-from rallypoint.store.server import StoreServer
-from rallypoint.store.shared_servers import acquire_server, release_server
+from rallypoint.store.server import StoreServer, acquire_server, release_server
 from rallypoint.store.torch_adapter import torch_module
 from rallypoint.store.wire import Op
 

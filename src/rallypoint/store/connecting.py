@@ -22,11 +22,7 @@ _MAX_BLOCK = 1e6
 
 
 def connect(endpoint: Endpoint, timeout: float) -> socket.socket:
-    """A socket connected to the store at `endpoint`, greeted and answered.
-
-    Args:
-        endpoint: where the server listens.
-        timeout: seconds until it must have answered.
+    """A socket connected to the store at `endpoint`, greeted and answered within `timeout` seconds.
 
     Raises:
         StoreConnectionError: no store answered in time; the message has the last reason.

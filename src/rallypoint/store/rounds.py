@@ -58,11 +58,7 @@ class RoundStores:
                 self._current = None
 
     def set_peers(self, peers: Sequence[str] | None) -> None:
-        """From now on only these addresses and networks may be connected, in later rounds too; None: all may.
-
-        Raises:
-            UserError: one of them is neither an address nor a network.
-        """
+        """As `StoreThread.set_peers`, for later rounds too."""
         from rallypoint.store.guard import networks
 
         networks(peers)

@@ -76,12 +76,7 @@ class StoreThread:
             raise OSError(errno.EAGAIN, "no more threads; raise the limit of processes (`ulimit -u`)") from None
 
     def add_connection(self, client: socket.socket, data: bytes) -> None:
-        """Serve a connection that somebody else has accepted; it is closed if the store has ended. On any thread.
-
-        Args:
-            client: the connected socket.
-            data: what has already been read from it.
-        """
+        """Serve a connection from which `data` was read already; it is closed if the store has ended. On any thread."""
         with self._lock:
             if not self._over:
                 self._new_connections.append((client, data))
@@ -90,13 +85,8 @@ class StoreThread:
         client.close()
 
     def set_peers(self, peers: Sequence[str] | None) -> None:
-        """From now on only these addresses and networks may be connected; None: all may. On any thread.
-
-        Others are disconnected.
-
-        Raises:
-            UserError: one of them is neither.
-        """
+        """From now on only these addresses and networks may be connected; None: all may. Others are disconnected. On any
+        thread. Raises UserError if one of them is neither."""
         from rallypoint.store.guard import networks
 
         networks(peers)
@@ -246,3 +236,45 @@ class StoreServer(StoreThread):
 
     def __exit__(self, *_error: object) -> None:
         self.close()
+
+
+# Servers that several stores of this process share by their port (`multi_tenant`, contract section 9.5).
+
+_lock = threading.RLock()  # a finalizer may come in between, and release one
+_servers: dict[int, list[StoreServer]] = {}  # for each port its server, once for each store that uses it
+
+
+def acquire_server(port: int) -> StoreServer:
+    """The shared server on `port`, started if there is none; 0 always starts one.
+
+    Raises:
+        OSError: the port is taken by somebody else.
+    """
+    with _lock:
+        users = _servers.get(port)
+        server = users[0] if users else StoreServer(port=port)
+        _servers.setdefault(server.port, []).append(server)
+        return server
+
+
+def release_server(server: StoreServer) -> bool:
+    """One store less uses `server`. Whether it is now the caller's, to be closed: nobody else uses it."""
+    with _lock:
+        users = _servers.get(server.port, [])
+        if server not in users:
+            return True
+        users.pop()
+        if users:
+            return False
+        del _servers[server.port]
+        return True
+
+
+def _reset_after_fork() -> None:
+    """In a copy of this process nobody serves; what listens is the original's."""
+    global _lock
+    _lock = threading.RLock()
+    _servers.clear()
+
+
+os.register_at_fork(after_in_child=_reset_after_fork)

@@ -73,7 +73,7 @@ class EtcdServer:
         return f"{self._host}:{self._port}"
 
     def get_client(self) -> EtcdV2Client:
-        """A client of its v2 API. Raises RallypointError if it has never been started."""
+        """A client of its v2 API. Raises RallypointError if it was never started."""
         if self._port < 0:
             raise RallypointError("this etcd was never started; call start first")
         return EtcdV2Client([Endpoint(self._host, self._port)], timeout=10.0)
