@@ -85,7 +85,7 @@ class StoreThread:
         client.close()
 
     def set_peers(self, peers: Sequence[str] | None) -> None:
-        """From now on only these addresses and networks may be connected; None: all may. Others are disconnected. On any
+        """From now on only these addresses and networks may be connected (None: all); others are disconnected. On any
         thread. Raises UserError if one of them is neither."""
         from rallypoint.store.guard import networks
 
