@@ -28,18 +28,6 @@ TORCHS_SIGNATURES = {
 }
 """Functions whose parameters are those of torch's functions of that name."""
 
-OPEN = frozenset(
-    {
-        *("rallypoint.workers.context", "rallypoint.workers.functions.context", "rallypoint/agent/policy.py"),
-        *("rallypoint/workers/context.py", "rallypoint/workers/reaper/client.py"),
-        "rallypoint.workers.context: start_processes",
-        "rallypoint.workers.functions.context: MultiprocessContext.__init__",
-        "rallypoint.workers.process: WorkerProcess.__init__",
-        "rallypoint.workers.reaper.program: Reaper._spawn",
-    }
-)
-"""What is still to be brought into shape. Nothing is ever added."""
-
 
 @cache
 def modules() -> dict[str, tuple[Path, ast.Module]]:
@@ -93,12 +81,7 @@ def lines_of(path: Path) -> int:
 
 
 def test_no_import_circle() -> None:
-    assert [
-        name
-        for circle in circles({name: imports_of(name) for name in modules()})
-        for name in circle
-        if name not in OPEN
-    ] == []
+    assert circles({name: imports_of(name) for name in modules()}) == []
 
 
 def test_a_circle_is_found() -> None:
@@ -119,7 +102,7 @@ def test_no_circle_among_the_files_of_the_store_in_c() -> None:
 def test_no_file_is_longer_than_a_reader_can_hold() -> None:
     files = [*(path for path, _ in modules().values()), *NATIVE.glob("*.[ch]")]
     long = {str(path.relative_to(SOURCE)): lines for path in files if (lines := lines_of(path)) > FILE_LINES}
-    assert {name: size for name, size in long.items() if name not in OPEN} == {}
+    assert long == {}
 
 
 def test_functions_fit_a_screen() -> None:
@@ -129,7 +112,7 @@ def test_functions_fit_a_screen() -> None:
         for name, node in functions(tree)
         if (size := (node.end_lineno or node.lineno) - node.lineno + 1) > FUNCTION_LINES
     }
-    assert {name: size for name, size in long.items() if name not in OPEN} == {}
+    assert long == {}
 
 
 def test_no_long_list_of_parameters() -> None:
@@ -141,4 +124,4 @@ def test_no_long_list_of_parameters() -> None:
             count = len(given) - (bool(given) and given[0].arg in ("self", "cls"))
             if count > PARAMETERS and name not in allowed:
                 long[f"{module}: {name}"] = count
-    assert {name: size for name, size in long.items() if name not in OPEN} == {}
+    assert long == {}

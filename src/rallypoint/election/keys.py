@@ -55,7 +55,7 @@ class ElectionKeys(NamedTuple):
 
     @classmethod
     def of(cls, prefix: str, run_id: str) -> ElectionKeys:
-        """The keys of the job `run_id` under `prefix`, with any slashes around it. Raises UserError if it is not text."""
+        """The keys of the job `run_id` under `prefix`, with any slashes. Raises UserError if that is not text."""
         try:
             prefix.encode()
         except UnicodeEncodeError:
