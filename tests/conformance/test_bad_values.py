@@ -17,6 +17,7 @@ from typing import NamedTuple
 import pytest
 
 from rallypoint.cli.flags import FLAGS
+from tests.conformance.record import From, Record
 from tests.jobs.launching import RALLYRUN
 
 pytestmark = pytest.mark.torch
@@ -180,20 +181,23 @@ def test_one_sentence_and_the_exit_code_and_no_worker(tmp_path: Path) -> None:
     assert not mark.exists()
 
 
-def test_torchrun_ends_with_the_same_code(tmp_path: Path) -> None:
-    mark, script = tmp_path / "a worker ran", tmp_path / "script.py"
-    script.write_text(f"open({str(mark)!r}, 'w')")
-    cases = [("run", case.arguments(str(script)), case.environ) for case in BAD]
-    done = subprocess.run(
-        [sys.executable, str(Path(__file__).with_name("torch_cli.py"))],
-        input=json.dumps(cases),
-        env=clean({"TMPDIR": str(tmp_path)}),
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=True,
-    )
-    theirs = [answer.get("exit", answer) for answer in json.loads(done.stdout)]
+def test_torchrun_ends_with_the_same_code(tmp_path: Path, record: Record) -> None:
+    (tmp_path / "script.py").write_text("")
+    cases = [("run", case.arguments("script.py"), case.environ) for case in BAD]
+
+    def ask() -> list[object]:
+        done = subprocess.run(
+            [sys.executable, str(Path(__file__).with_name("torch_cli.py"))],
+            input=json.dumps(cases),
+            env=clean({"TMPDIR": str(tmp_path)}),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=True,
+        )
+        return [answer.get("exit", answer) for answer in json.loads(done.stdout)]
+
+    theirs = record.answer("bad_values", "exit codes", cases, ask, From.PYTHON)
     different = [(case, code) for case, code in zip(BAD, theirs, strict=True) if code != case.code]
     assert not different, different

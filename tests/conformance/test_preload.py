@@ -27,7 +27,7 @@ EVERY = 10
 @pytest.mark.parametrize("case", side_by_side.CASES[::EVERY], ids=lambda case: case.name)
 def test_both_leave_the_same(launcher: Launcher, record: Record, case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launching, "PRELOAD", "json")
-    side_by_side.test_side_by_side(launcher, record, case)
+    side_by_side.test_side_by_side(launcher, record.at_rest(), case)
 
 
 def loss(job: Job) -> str:

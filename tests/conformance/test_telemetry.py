@@ -28,6 +28,7 @@ from rallypoint.telemetry import events, metrics, recording
 from rallypoint.telemetry.event_factory import EventFactory
 from rallypoint.telemetry.events import Event
 from rallypoint.telemetry.handlers import log_handlers
+from tests.conformance.record import From, Record
 from tests.conformance.store_pairs import client, serving, torch_stores
 
 pytestmark = pytest.mark.torch
@@ -88,23 +89,26 @@ IMPORTS = {
 
 
 @pytest.mark.parametrize("level", [None, "DEBUG", "WARNING"])
-def test_what_the_console_shows(tmp_path: Path, level: str | None) -> None:
+def test_what_the_console_shows(tmp_path: Path, record: Record, level: str | None) -> None:
     environ = {name: value for name, value in os.environ.items() if name != "LOGLEVEL"}
     if level is not None:
         environ["LOGLEVEL"] = level
-    shown = {}
-    for kind, imports in IMPORTS.items():
+
+    def shown(kind: str) -> str:
         script = tmp_path / kind / "script.py"
         script.parent.mkdir()
-        script.write_text(RECORDING.replace("{imports}", imports))
+        script.write_text(RECORDING.replace("{imports}", IMPORTS[kind]))
         done = subprocess.run(
             [sys.executable, "-W", "ignore", str(script)], capture_output=True, text=True, check=True, env=environ
         )
         lines = [json.loads(line) for line in done.stderr.splitlines() if line.startswith("{")]
-        shown[kind] = re.sub(r'File \\"[^"]*\\", line \d+', "FILE", json.dumps(lines))
         assert done.stdout == ""
-    assert shown["ours"] == shown["torch"]
-    assert ("boom" in shown["ours"]) == (level != "WARNING")
+        return re.sub(r'File \\"[^"]*\\", line \d+', "FILE", json.dumps(lines))
+
+    question = [RECORDING, IMPORTS["torch"], level]
+    ours = shown("ours")
+    assert ours == record.answer("telemetry", f"console {level}", question, lambda: shown("torch"), From.PYTHON)
+    assert ("boom" in ours) == (level != "WARNING")
 
 
 # The events and metrics of a run
@@ -155,12 +159,20 @@ BEFORE = Group(None, None, ())
     ("script", "restarts", "failed"),
     [("exit 0", 0, False), ("exit $((1 - TORCHELASTIC_RESTART_COUNT))", 1, False), ("exit 3", 1, True)],
 )
-def test_a_run_is_told_with_the_same_fields(script: str, restarts: int, failed: bool) -> None:
-    """Real torch runs; what it tells is told again by ours from the same facts, and is the same but for durations."""
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", RUN, script], capture_output=True, text=True, check=True
-    )
-    theirs = [Event.deserialize(line) for line in done.stderr.splitlines() if line.startswith('{"name"')]
+def test_a_run_is_told_and_measured_alike(script: str, restarts: int, failed: bool) -> None:
+    """Real torch runs; what it tells is told again by ours from the same facts, and so are its numbers."""
+    command = [sys.executable, "-W", "ignore", "-c", RUN, script]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    check_events(done.stderr, restarts, failed)
+    check_numbers(done.stdout, 1 - restarts, failed)
+    ours = [sys.executable, "-c", RUN.replace("torch.distributed", "rallypoint.compat"), script]
+    again = subprocess.run(ours, capture_output=True, text=True, check=True)
+    assert profiled(again.stdout) == profiled(done.stdout)
+
+
+def check_events(written: str, restarts: int, failed: bool) -> None:
+    """What torch has written on standard error is what ours tells, but for durations."""
+    theirs = [Event.deserialize(line) for line in written.splitlines() if line.startswith('{"name"')]
     pids = [each.metadata["worker_id"] for each in theirs if each.metadata["state"] == "START"][-2:]
     group = Group(0, 1, tuple(Worker(rank, rank, rank, 2, pids[rank]) for rank in range(2)))
     data: dict[str, object] = {"message": "<NONE>"}
@@ -206,18 +218,12 @@ def comparable(event: Event) -> tuple[object, ...]:
     return event.name, event.source.value, list(metadata.items()), type(duration)
 
 
-@pytest.mark.parametrize(
-    ("script", "remaining", "failed"),
-    [("exit 0", 1, False), ("exit $((1 - TORCHELASTIC_RESTART_COUNT))", 0, False), ("exit 3", 0, True)],
-)
-def test_the_numbers_of_a_run_are_the_same(script: str, remaining: int, failed: bool) -> None:
+def check_numbers(printed: str, remaining: int, failed: bool) -> None:
+    """The metrics of the run that torch has printed end with those that ours puts."""
     from rallypoint.telemetry import run_metrics
     from tests.unit.telemetry.test_metrics import MemoryHandler
 
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", RUN, script], capture_output=True, text=True, check=True
-    )
-    theirs = [line.split()[1:] for line in done.stdout.splitlines() if line.startswith("METRIC")]
+    theirs = [line.split()[1:] for line in printed.splitlines() if line.startswith("METRIC")]
     kept = MemoryHandler()
     metrics.configure(kept)
     try:
@@ -228,9 +234,6 @@ def test_the_numbers_of_a_run_are_the_same(script: str, remaining: int, failed: 
     ours = [[str(part) for part in each] for each in kept.seen]
     of_run = [each for each in theirs if each[1].startswith("workers.")]
     assert of_run[-len(ours) :] == ours
-    run = [sys.executable, "-c", RUN.replace("torch.distributed", "rallypoint.compat"), script]
-    again = subprocess.run(run, capture_output=True, text=True, check=True)
-    assert profiled(again.stdout) == profiled(done.stdout)
 
 
 def profiled(output: str) -> Counter[str]:
