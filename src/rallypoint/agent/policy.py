@@ -32,6 +32,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from signal import SIGTERM
 
+from rallypoint.agent import steps
 from rallypoint.agent.policy_state import (
     INTERRUPTS,
     Decision,
@@ -41,50 +42,19 @@ from rallypoint.agent.policy_state import (
     end,
     leave_job,
     start_workers,
+    warning,
 )
 from rallypoint.agent.signal_set import FORWARDED_SIGNALS
-from rallypoint.agent.steps import (
-    AwaitSignal,
-    EndInSuccess,
-    EndWithError,
-    EndWithVerdict,
-    Event,
-    ForwardSignal,
-    LogLine,
-    NoticeExpired,
-    PostNotice,
-    RequestJoin,
-    SignalArrived,
-    SignalTimedOut,
-    StopWorkers,
-    WithdrawNotice,
-    WorkersFailed,
-    WorkersReady,
-    WorkersStopped,
-    WorkersSucceeded,
-)
 from rallypoint.base.signals import exit_codes_of
 from rallypoint.membership.operations import Drain, Fail, Preempt, Succeed
 from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict, join_names
 from rallypoint.notices import PREEMPTION, SCALE
-from rallypoint.protocol.messages import (
-    ConfigDiffers,
-    JobEnded,
-    JoinRefused,
-    LinkDown,
-    LinkLost,
-    LinkUp,
-    NodesWaiting,
-    Placed,
-    Preempted,
-    ProgressText,
-    RoundEnded,
-)
+from rallypoint.protocol import messages
 
 _STARTED = frozenset({Phase.RUNNING, Phase.BROKEN, Phase.FINISHED})
 
 
-def decide(status: PolicyState, event: Event) -> Decision:
+def decide(status: PolicyState, event: steps.Event) -> Decision:
     """What follows from `event` for an agent that stands at `status`: where it stands then, and the steps to take."""
     if status.phase is Phase.ENDED:
         return status, ()
@@ -100,7 +70,7 @@ def decide(status: PolicyState, event: Event) -> Decision:
 # The rounds
 
 
-def _on_placed(status: PolicyState, event: Placed) -> Decision:
+def _on_placed(status: PolicyState, event: messages.Placed) -> Decision:
     if status.phase is not Phase.FORMING:
         return status, ()
     if not status.stopping:
@@ -108,24 +78,24 @@ def _on_placed(status: PolicyState, event: Placed) -> Decision:
     return status._replace(pending_placement=event.placement), ()
 
 
-def _on_workers_stopped(status: PolicyState, _event: WorkersStopped) -> Decision:
+def _on_workers_stopped(status: PolicyState, _event: steps.WorkersStopped) -> Decision:
     gone = status._replace(stopping=0, pending_placement=None)
     if not status.stopping or status.pending_placement is None:
         return gone, ()
     return start_workers(gone, status.pending_placement)
 
 
-def _on_round_ended(status: PolicyState, event: RoundEnded) -> Decision:
+def _on_round_ended(status: PolicyState, event: messages.RoundEnded) -> Decision:
     over = event.end.round
     if status.phase is Phase.FORMING:
         # Our own round came and went before we knew our place in it, or could take it: join the next.
         missed = over > status.round if status.pending_placement is None else over >= status.pending_placement.round
-        return (status._replace(round=over, pending_placement=None), (RequestJoin(),)) if missed else (status, ())
+        return (status._replace(round=over, pending_placement=None), (steps.RequestJoin(),)) if missed else (status, ())
     if over != status.round:
         return status, ()
     if status.leave_signal:
-        ending, steps = leave_job(status, status.leave_signal)
-        return ending, (LogLine(_log_round_end(event, "this node leaves"), warning=True), *steps)
+        ending, then = leave_job(status, status.leave_signal)
+        return ending, (warning(_log_round_end(event, "this node leaves")), *then)
     forming = PolicyState(
         Phase.FORMING,
         status.round,
@@ -133,14 +103,14 @@ def _on_round_ended(status: PolicyState, event: RoundEnded) -> Decision:
         stopping=SIGTERM,
         link_down=status.link_down,
     )
-    line = LogLine(_log_round_end(event, _next_round(event.end)), warning=True)
+    line = warning(_log_round_end(event, _next_round(event.end)))
     failed = event.end.reason in (Reason.FAILURE, Reason.LOST) and status.posted_notice is None
     # Where a signal makes one node leave, it may have been sent to all.
     shared = event.end.reason is Reason.DEPARTED
-    return forming, (line, RequestJoin(), StopWorkers(SIGTERM, restarts=True, failed=failed, shared=shared))
+    return forming, (line, steps.RequestJoin(), steps.StopWorkers(SIGTERM, restarts=True, failed=failed, shared=shared))
 
 
-def _log_round_end(event: RoundEnded, then: str) -> str:
+def _log_round_end(event: messages.RoundEnded, then: str) -> str:
     over = event.end
     why = _REASONS[over.reason](over) if over.cause is None else over.cause.headline
     return f"round {over.round} is over: {why}; {then}"
@@ -167,24 +137,29 @@ _REASONS: dict[Reason, Callable[[RoundEnd], str]] = {
 # Changes of membership
 
 
-def _on_waiting(status: PolicyState, event: NodesWaiting) -> Decision:
+def _on_waiting(status: PolicyState, event: messages.NodesWaiting) -> Decision:
     if status.phase not in _STARTED or event.round != status.round:
         return status, ()
     if not event.waiting:
         if status.posted_notice is None or status.posted_notice.reason != SCALE:
             return status, ()
-        return status._replace(posted_notice=None), (WithdrawNotice(),)
+        return status._replace(posted_notice=None), (steps.WithdrawNotice(),)
     if not status.notice_timeout or status.phase is not Phase.RUNNING:
-        return status, (LogLine(_log_new_nodes(event, status.group_rank)), _drain(status))
+        return status, (steps.LogLine(_log_new_nodes(event, status.group_rank)), _drain(status))
     if status.posted_notice is not None:
         return status, ()
     who = join_names(event.names) or f"{event.waiting} more"
     wait = "waits" if event.waiting == 1 else "wait"
-    line = LogLine(f"{who} {wait} to be taken in; the workers have {status.notice_timeout:g} s to save and acknowledge")
-    return status._replace(posted_notice=PostedNotice(SCALE)), (line, PostNotice(SCALE, "", status.notice_timeout))
+    line = steps.LogLine(
+        f"{who} {wait} to be taken in; the workers have {status.notice_timeout:g} s to save and acknowledge"
+    )
+    return status._replace(posted_notice=PostedNotice(SCALE)), (
+        line,
+        steps.PostNotice(SCALE, "", status.notice_timeout),
+    )
 
 
-def _log_new_nodes(event: NodesWaiting, group_rank: int) -> str:
+def _log_new_nodes(event: messages.NodesWaiting, group_rank: int) -> str:
     nodes = f"{event.waiting} new node{'' if event.waiting == 1 else 's'}"
     names = f" with {join_names(event.names)}" if event.names else ""
     return f"Detected {nodes} from group_rank={group_rank}; will restart worker group{names}"
@@ -195,34 +170,34 @@ def _drain(status: PolicyState) -> Drain:
     return Drain(status.round, needs_consent=status.notice_timeout > 0)
 
 
-def _on_preempted(status: PolicyState, event: Preempted) -> Decision:
+def _on_preempted(status: PolicyState, event: messages.Preempted) -> Decision:
     if status.phase not in _STARTED or event.round != status.round or status.leave_signal:
         return status, ()
     if status.phase is not Phase.RUNNING or (status.posted_notice is not None and status.posted_notice.ready):
         return status._replace(posted_notice=PostedNotice(PREEMPTION, ready=True)), (_drain(status),)
-    line = LogLine(
+    line = steps.LogLine(
         f"{event.node} will be taken away; the workers have {event.seconds:g} s to save and acknowledge", warning=True
     )
     return status._replace(posted_notice=PostedNotice(PREEMPTION)), (
         line,
-        PostNotice(PREEMPTION, event.node, event.seconds),
+        steps.PostNotice(PREEMPTION, event.node, event.seconds),
     )
 
 
-def _on_workers_ready(status: PolicyState, _event: WorkersReady) -> Decision:
+def _on_workers_ready(status: PolicyState, _event: steps.WorkersReady) -> Decision:
     if status.phase is not Phase.RUNNING or status.posted_notice is None or status.posted_notice.ready:
         return status, ()
     return status._replace(posted_notice=status.posted_notice._replace(ready=True)), (_drain(status),)
 
 
-def _on_notice_expired(status: PolicyState, _event: NoticeExpired) -> Decision:
+def _on_notice_expired(status: PolicyState, _event: steps.NoticeExpired) -> Decision:
     return leave_job(status, status.leave_signal) if status.leave_signal else (status, ())
 
 
 # The workers
 
 
-def _on_workers_succeeded(status: PolicyState, _event: WorkersSucceeded) -> Decision:
+def _on_workers_succeeded(status: PolicyState, _event: steps.WorkersSucceeded) -> Decision:
     if status.phase is not Phase.RUNNING:
         return status, ()
     # Workers that are done need no asking.
@@ -230,110 +205,117 @@ def _on_workers_succeeded(status: PolicyState, _event: WorkersSucceeded) -> Deci
     return status._replace(phase=Phase.FINISHED, posted_notice=None), (Succeed(status.round), *consent)
 
 
-def _on_workers_failed(status: PolicyState, event: WorkersFailed) -> Decision:
+def _on_workers_failed(status: PolicyState, event: steps.WorkersFailed) -> Decision:
     if status.phase is not Phase.RUNNING or status.held_failure is not None:
         return status, ()
     if status.leave_signal and event.cause.exitcode in exit_codes_of(status.leave_signal):
         return leave_job(status, status.leave_signal)
     if event.shared_signals - FORWARDED_SIGNALS and not status.leave_signal:
-        return status._replace(held_failure=event), (AwaitSignal(),)
+        return status._replace(held_failure=event), (steps.AwaitSignal(),)
     return _fail(status, event)
 
 
-def _fail(status: PolicyState, event: WorkersFailed) -> Decision:
+def _fail(status: PolicyState, event: steps.WorkersFailed) -> Decision:
     broken = status._replace(phase=Phase.BROKEN, failure=event.cause, held_failure=None)
     return broken, (Fail(status.round, event.cause, event.max_restarts),)
 
 
-def _on_signal_timed_out(status: PolicyState, _event: SignalTimedOut) -> Decision:
+def _on_signal_timed_out(status: PolicyState, _event: steps.SignalTimedOut) -> Decision:
     return (status, ()) if status.held_failure is None else _fail(status, status.held_failure)
 
 
 # The end
 
 
-def _on_job_ended(status: PolicyState, event: JobEnded) -> Decision:
+def _on_job_ended(status: PolicyState, event: messages.JobEnded) -> Decision:
     return end(
-        status, EndWithVerdict(event), failed=event.verdict.outcome is Outcome.FAILED and status.posted_notice is None
+        status,
+        steps.EndWithVerdict(event),
+        failed=event.verdict.outcome is Outcome.FAILED and status.posted_notice is None,
     )
 
 
-def _on_refused(status: PolicyState, event: JoinRefused) -> Decision:
-    return end(status, EndWithError(event)) if status.phase is Phase.FORMING else (status, ())
+def _on_refused(status: PolicyState, event: messages.JoinRefused) -> Decision:
+    return end(status, steps.EndWithError(event)) if status.phase is Phase.FORMING else (status, ())
 
 
-def _on_link_lost(status: PolicyState, event: LinkLost) -> Decision:
+def _on_link_lost(status: PolicyState, event: messages.LinkLost) -> Decision:
     if status.phase is Phase.FINISHED:
         return end(
-            status, EndInSuccess(), LogLine(f"{event.detail}; this node's workers had all succeeded", warning=True)
+            status,
+            steps.EndInSuccess(),
+            warning(f"{event.detail}; this node's workers had all succeeded"),
         )
     failure = status.failure or (status.held_failure and status.held_failure.cause)
     if failure is not None:  # the failure of the line must not hide that of the workers
-        line = LogLine(f"{event.detail}; the job ends here with the failure of this node's workers", warning=True)
-        return end(status, EndWithVerdict(JobEnded(Verdict(Outcome.FAILED, failure))), line, failed=True)
-    return end(status, EndWithError(event))
+        line = warning(f"{event.detail}; the job ends here with the failure of this node's workers")
+        return end(status, steps.EndWithVerdict(messages.JobEnded(Verdict(Outcome.FAILED, failure))), line, failed=True)
+    return end(status, steps.EndWithError(event))
 
 
-def _on_signal(status: PolicyState, event: SignalArrived) -> Decision:
+def _on_signal(status: PolicyState, event: steps.SignalArrived) -> Decision:
     number = event.number
     if number in FORWARDED_SIGNALS:
-        return status, (ForwardSignal(number),)
+        return status, (steps.ForwardSignal(number),)
     if number == SIGTERM and status.leave_signal:
         return status, ()
     if number == SIGTERM and status.notice_timeout and status.phase is Phase.RUNNING and status.held_failure is None:
         seconds = min(status.notice_timeout, event.notice)
-        line = LogLine(f"Received SIGTERM; the workers have {seconds:g} s to save and acknowledge", warning=True)
-        steps = (line, Preempt(status.round, seconds), PostNotice(PREEMPTION, "", seconds))
-        return status._replace(posted_notice=PostedNotice(PREEMPTION), leave_signal=number), steps
+        line = warning(f"Received SIGTERM; the workers have {seconds:g} s to save and acknowledge")
+        then = (line, Preempt(status.round, seconds), steps.PostNotice(PREEMPTION, "", seconds))
+        return status._replace(posted_notice=PostedNotice(PREEMPTION), leave_signal=number), then
     return leave_job(status._replace(interrupted=number in INTERRUPTS), number)
 
 
 # The link to the others
 
 
-def _on_link_down(status: PolicyState, event: LinkDown) -> Decision:
+def _on_link_down(status: PolicyState, event: messages.LinkDown) -> Decision:
     if status.link_down:
         return status, ()
     then = "this node waits for it to come back" if status.phase is Phase.FORMING else "what runs here runs on"
-    return status._replace(link_down=True), (LogLine(f"{event.detail}; {then}", warning=True),)
+    return status._replace(link_down=True), (warning(f"{event.detail}; {then}"),)
 
 
-def _on_link_up(status: PolicyState, event: LinkUp) -> Decision:
-    again = (RequestJoin(),) if event.join_lost and status.phase is Phase.FORMING else ()
+def _on_link_up(status: PolicyState, event: messages.LinkUp) -> Decision:
+    again = (steps.RequestJoin(),) if event.join_lost and status.phase is Phase.FORMING else ()
     if not status.link_down:
         return status, again
-    return status._replace(link_down=False), (LogLine("the control plane is in reach again", warning=True), *again)
+    return status._replace(link_down=False), (
+        warning("the control plane is in reach again"),
+        *again,
+    )
 
 
-def _on_progress_text(status: PolicyState, event: ProgressText) -> Decision:
+def _on_progress_text(status: PolicyState, event: messages.ProgressText) -> Decision:
     if status.phase is not Phase.FORMING or status.stopping:  # what this node waits for then is its own workers
         return status, ()
-    return status, (LogLine(event.text, warning=event.warning),)
+    return status, (steps.LogLine(event.text, warning=event.warning),)
 
 
-def _on_differs(status: PolicyState, event: ConfigDiffers) -> Decision:
+def _on_differs(status: PolicyState, event: messages.ConfigDiffers) -> Decision:
     lines = (f"{each.sentence('this node')}; give all nodes of a job the same" for each in event.differences)
-    return status, tuple(LogLine(each, warning=True) for each in lines)
+    return status, tuple(warning(each) for each in lines)
 
 
 _RULES: dict[type, Callable[..., Decision]] = {
-    Placed: _on_placed,
-    WorkersStopped: _on_workers_stopped,
-    RoundEnded: _on_round_ended,
-    NodesWaiting: _on_waiting,
-    Preempted: _on_preempted,
-    WorkersReady: _on_workers_ready,
-    NoticeExpired: _on_notice_expired,
-    WorkersSucceeded: _on_workers_succeeded,
-    WorkersFailed: _on_workers_failed,
-    SignalTimedOut: _on_signal_timed_out,
-    JobEnded: _on_job_ended,
-    JoinRefused: _on_refused,
-    LinkLost: _on_link_lost,
-    SignalArrived: _on_signal,
-    LinkDown: _on_link_down,
-    LinkUp: _on_link_up,
-    ConfigDiffers: _on_differs,
-    ProgressText: _on_progress_text,
+    messages.Placed: _on_placed,
+    steps.WorkersStopped: _on_workers_stopped,
+    messages.RoundEnded: _on_round_ended,
+    messages.NodesWaiting: _on_waiting,
+    messages.Preempted: _on_preempted,
+    steps.WorkersReady: _on_workers_ready,
+    steps.NoticeExpired: _on_notice_expired,
+    steps.WorkersSucceeded: _on_workers_succeeded,
+    steps.WorkersFailed: _on_workers_failed,
+    steps.SignalTimedOut: _on_signal_timed_out,
+    messages.JobEnded: _on_job_ended,
+    messages.JoinRefused: _on_refused,
+    messages.LinkLost: _on_link_lost,
+    steps.SignalArrived: _on_signal,
+    messages.LinkDown: _on_link_down,
+    messages.LinkUp: _on_link_up,
+    messages.ConfigDiffers: _on_differs,
+    messages.ProgressText: _on_progress_text,
 }
 """Events that are not named here change nothing."""

@@ -5,73 +5,64 @@ from __future__ import annotations
 from collections.abc import Callable
 from signal import SIGTERM
 
+from rallypoint.agent import steps
 from rallypoint.agent.policy_state import INTERRUPTS, Decision, Phase, PolicyState, take_final_step
 from rallypoint.agent.signal_set import FORWARDED_SIGNALS
-from rallypoint.agent.steps import (
-    EndBySignal,
-    Event,
-    ForwardSignal,
-    KillWorkers,
-    LeaveTimedOut,
-    LogLine,
-    SignalArrived,
-    WorkersStopped,
-)
 from rallypoint.membership.state import Outcome
 from rallypoint.protocol.messages import LeaveReply, LinkDown, LinkLost
 
 
-def _on_final_stop(status: PolicyState, event: WorkersStopped) -> Decision:
+def _on_final_stop(status: PolicyState, event: steps.WorkersStopped) -> Decision:
     assert status.final_step is not None, "an agent that ends knows how"
     return take_final_step(status, status.final_step, in_order=event.ended_in_order)
 
 
 def _on_left(status: PolicyState, event: LeaveReply) -> Decision:
-    assert isinstance(status.final_step, EndBySignal), "only who leaves queries that"
+    assert isinstance(status.final_step, steps.EndBySignal), "only who leaves queries that"
     if event.goes_on:
         more = f"goes on on {event.others} other node{'s' if event.others > 1 else ''}"
-        return status._replace(final_step=EndBySignal(status.final_step.signal, more)), ()
+        return status._replace(final_step=steps.EndBySignal(status.final_step.signal, more)), ()
     succeeded = "has succeeded" if event.outcome is Outcome.SUCCEEDED else ""
-    return status._replace(phase=Phase.ENDED), (EndBySignal(status.final_step.signal, succeeded),)
+    return status._replace(phase=Phase.ENDED), (steps.EndBySignal(status.final_step.signal, succeeded),)
 
 
-def _on_leave_timed_out(status: PolicyState, _event: LeaveTimedOut) -> Decision:
+def _on_leave_timed_out(status: PolicyState, _event: steps.LeaveTimedOut) -> Decision:
     assert status.final_step is not None, "an agent that leaves knows how"
     return status._replace(phase=Phase.ENDED), (status.final_step,)
 
 
-def _leave_without_answer(status: PolicyState, _event: Event) -> Decision:
+def _leave_without_answer(status: PolicyState, _event: steps.Event) -> Decision:
     """How the job stands cannot be known any more, or nobody waits for it."""
-    assert isinstance(status.final_step, EndBySignal), "only who leaves queries that"
-    return status._replace(phase=Phase.ENDED), (EndBySignal(status.final_step.signal),)
+    assert isinstance(status.final_step, steps.EndBySignal), "only who leaves queries that"
+    return status._replace(phase=Phase.ENDED), (steps.EndBySignal(status.final_step.signal),)
 
 
-def _on_signal_when_ending(status: PolicyState, event: SignalArrived) -> Decision:
+def _on_signal_when_ending(status: PolicyState, event: steps.SignalArrived) -> Decision:
     if event.number in FORWARDED_SIGNALS:
-        return status, (ForwardSignal(event.number),)
+        return status, (steps.ForwardSignal(event.number),)
     if event.number not in INTERRUPTS:
         return status, ()
     if status.interrupted:
-        return status, (KillWorkers(),)
+        return status, (steps.KillWorkers(),)
     return status._replace(interrupted=True), (
-        LogLine("the workers are being stopped; once more kills them", warning=True),
+        steps.LogLine("the workers are being stopped; once more kills them", warning=True),
     )
 
 
-def _on_signal_when_leaving(status: PolicyState, event: SignalArrived) -> Decision:
+def _on_signal_when_leaving(status: PolicyState, event: steps.SignalArrived) -> Decision:
     return (status, ()) if event.number in FORWARDED_SIGNALS | {SIGTERM} else _leave_without_answer(status, event)
 
 
 _RULES_WHEN_ENDING: dict[type, Callable[..., Decision]] = {
-    WorkersStopped: _on_final_stop,
-    SignalArrived: _on_signal_when_ending,
+    steps.WorkersStopped: _on_final_stop,
+    steps.SignalArrived: _on_signal_when_ending,
 }
 """While the workers are stopped."""
 
 _RULES_WHEN_LEAVING: dict[type, Callable[..., Decision]] = {
     LeaveReply: _on_left,
-    LeaveTimedOut: _on_leave_timed_out,
-    SignalArrived: _on_signal_when_leaving,
+    steps.LeaveTimedOut: _on_leave_timed_out,
+    steps.SignalArrived: _on_signal_when_leaving,
     LinkDown: _leave_without_answer,
     LinkLost: _leave_without_answer,
 }

@@ -6,18 +6,7 @@ from enum import Enum, auto
 from signal import SIGINT, SIGQUIT, SIGTERM
 from typing import NamedTuple
 
-from rallypoint.agent.steps import (
-    EndBySignal,
-    FinalStep,
-    ForwardSignal,
-    LogLine,
-    PostStopNotice,
-    QueryStanding,
-    StartWorkers,
-    Step,
-    StopWorkers,
-    WorkersFailed,
-)
+from rallypoint.agent import steps
 from rallypoint.base.signals import signal_name
 from rallypoint.failures.cause import Cause
 from rallypoint.protocol.messages import LeaveRequest, Placement
@@ -60,11 +49,11 @@ class PolicyState(NamedTuple):
     """The signal that the workers were sent to stop, while they do; else 0."""
     pending_placement: Placement | None = None
     """The placement that waits for the workers of the round before to be gone."""
-    final_step: FinalStep | None = None
+    final_step: steps.FinalStep | None = None
     """The step to end with, in ENDING."""
     failure: Cause | None = None
     """Why this node's workers have failed, in BROKEN."""
-    held_failure: WorkersFailed | None = None
+    held_failure: steps.WorkersFailed | None = None
     """The same in RUNNING, while the signal that may have ended them is awaited."""
     posted_notice: PostedNotice | None = None
     leave_signal: int = 0
@@ -75,7 +64,12 @@ class PolicyState(NamedTuple):
     """Whether the control plane is out of reach."""
 
 
-Decision = tuple[PolicyState, tuple[Step, ...]]
+Decision = tuple[PolicyState, tuple[steps.Step, ...]]
+
+
+def warning(text: str) -> steps.LogLine:
+    """The step that logs a warning."""
+    return steps.LogLine(text, warning=True)
 
 
 def start_workers(status: PolicyState, placement: Placement) -> Decision:
@@ -83,32 +77,34 @@ def start_workers(status: PolicyState, placement: Placement) -> Decision:
     running = PolicyState(
         Phase.RUNNING, placement.round, placement.group_rank, status.notice_timeout, link_down=status.link_down
     )
-    return running, (StartWorkers(placement),)
+    return running, (steps.StartWorkers(placement),)
 
 
-def end(status: PolicyState, last: FinalStep, *before: Step, by: int = SIGTERM, failed: bool = False) -> Decision:
+def end(
+    status: PolicyState, last: steps.FinalStep, *before: steps.Step, by: int = SIGTERM, failed: bool = False
+) -> Decision:
     """Settle the end: first the workers are stopped, with the signal `by` unless they are stopping already."""
     if status.phase is not Phase.FORMING:
-        stop = StopWorkers(by, failed=failed, shared=isinstance(last, EndBySignal))
+        stop = steps.StopWorkers(by, failed=failed, shared=isinstance(last, steps.EndBySignal))
         return status._replace(phase=Phase.ENDING, final_step=last, stopping=by), (*before, stop)
     if status.stopping:
         return status._replace(phase=Phase.ENDING, final_step=last, pending_placement=None), before
     return take_final_step(status, last, *before, in_order=True)
 
 
-def take_final_step(status: PolicyState, last: FinalStep, *before: Step, in_order: bool) -> Decision:
+def take_final_step(status: PolicyState, last: steps.FinalStep, *before: steps.Step, in_order: bool) -> Decision:
     """No worker is left."""
-    if isinstance(last, EndBySignal) and last.signal == SIGTERM and in_order and not status.link_down:
-        return status._replace(phase=Phase.LEAVING, stopping=0, final_step=last), (*before, QueryStanding())
+    if isinstance(last, steps.EndBySignal) and last.signal == SIGTERM and in_order and not status.link_down:
+        return status._replace(phase=Phase.LEAVING, stopping=0, final_step=last), (*before, steps.QueryStanding())
     return status._replace(phase=Phase.ENDED, stopping=0), (*before, last)
 
 
 def leave_job(status: PolicyState, number: int) -> Decision:
     """Leave the job to the others, because this signal came."""
     text = f"Received {signal_name(number)}; ending the workers and leaving the job"
-    before: list[Step] = [LogLine(text, warning=True), LeaveRequest()]
+    before: list[steps.Step] = [warning(text), LeaveRequest()]
     if status.phase is Phase.RUNNING and number == SIGTERM:
-        before.append(PostStopNotice())
+        before.append(steps.PostStopNotice())
     if status.stopping and number != status.stopping:
-        before.append(ForwardSignal(number))
-    return end(status, EndBySignal(number), *before, by=number)
+        before.append(steps.ForwardSignal(number))
+    return end(status, steps.EndBySignal(number), *before, by=number)

@@ -20,19 +20,7 @@ from rallypoint.base.log import get_logger
 from rallypoint.failures.cause import Cause, Restarts
 from rallypoint.membership.operations import Drain, Fail, Succeed
 from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict
-from rallypoint.protocol.messages import (
-    Deliver,
-    JobEnded,
-    LeaveReply,
-    LeaveRequest,
-    LinkLost,
-    NodesWaiting,
-    Notification,
-    Placed,
-    Placement,
-    Request,
-    RoundEnded,
-)
+from rallypoint.protocol import messages
 from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousStoreInfo
 
 if TYPE_CHECKING:
@@ -56,7 +44,7 @@ class PollingRendezvousClient:
         self._local_addr = spec.local_addr
         self._interval = spec.monitor_interval
         self._exit_barrier_timeout = exit_barrier_timeout
-        self._deliver: Deliver | None = None
+        self._deliver: messages.Deliver | None = None
         self._requests: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
         self._round = -1
@@ -68,7 +56,7 @@ class PollingRendezvousClient:
         """Whether to poll for waiting nodes. An agent with a loop of its own does so on its own thread; as it waits for
         all else that is done here, the two never meet."""
 
-    def listen(self, deliver: Deliver | None) -> None:
+    def listen(self, deliver: messages.Deliver | None) -> None:
         """Hand every notice to `deliver`; None ends that."""
         self._deliver = deliver
 
@@ -76,15 +64,15 @@ class PollingRendezvousClient:
         """Take part in the next round. Such a handler cannot carry what the node was started with."""
         self._execute(lambda: self._next_rendezvous(role, local_world_size))
 
-    def begin_round(self, placement: Placement) -> None:
+    def begin_round(self, placement: messages.Placement) -> None:
         """This round's workers begin."""
 
-    def info(self, placement: Placement) -> RendezvousInfo:
+    def info(self, placement: messages.Placement) -> RendezvousInfo:
         """What the handler itself gave."""
         assert self._info is not None
         return self._info
 
-    def send(self, request: Request) -> None:
+    def send(self, request: messages.Request) -> None:
         """Do what the request means without a coordinator.
 
         A failure uses up one restart of this agent's own budget, or ends the job here. Success waits for the others at
@@ -98,8 +86,8 @@ class PollingRendezvousClient:
                 self._execute(self._barrier)
             case Drain(round_):
                 self._execute(lambda: self._end_round(RoundEnd(round_, Reason.DRAINED, "new nodes")))
-            case LeaveRequest(wants_reply=True):
-                self._notify(LeaveReply(False, 0))
+            case messages.LeaveRequest(wants_reply=True):
+                self._notify(messages.LeaveReply(False, 0))
             case _:
                 pass
 
@@ -136,7 +124,9 @@ class PollingRendezvousClient:
     def _count_failure(self, round_: int, cause: Cause, max_restarts: int) -> None:
         if self._failures >= max_restarts:
             self._runs = False
-            self._notify(JobEnded(Verdict(Outcome.FAILED, cause, restarts=Restarts(self._failures, max_restarts))))
+            self._notify(
+                messages.JobEnded(Verdict(Outcome.FAILED, cause, restarts=Restarts(self._failures, max_restarts)))
+            )
             return
         self._failures += 1
         restarts = Restarts(self._failures, max_restarts)
@@ -144,7 +134,7 @@ class PollingRendezvousClient:
 
     def _end_round(self, end: RoundEnd) -> None:
         self._runs = False
-        self._notify(RoundEnded(end))
+        self._notify(messages.RoundEnded(end))
 
     def _next_rendezvous(self, role: str, local_world_size: int) -> None:
         try:
@@ -160,14 +150,14 @@ class PollingRendezvousClient:
         self._restarts = restarts
         self._runs = True
         address, port = where.master_addr, where.master_port
-        placement = Placement(self._round, info.rank, info.world_size, ranks, address, port, restarts)
-        self._notify(Placed(placement))
+        placement = messages.Placement(self._round, info.rank, info.world_size, ranks, address, port, restarts)
+        self._notify(messages.Placed(placement))
 
     def _barrier(self) -> None:
         assert self._info is not None
         self._runs = False
         wait_at_exit_barrier(self._info.store, self._info.world_size, self._exit_barrier_timeout)
-        self._notify(JobEnded(Verdict(Outcome.SUCCEEDED)))
+        self._notify(messages.JobEnded(Verdict(Outcome.SUCCEEDED)))
 
     def _poll_waiting_nodes(self) -> None:
         try:
@@ -177,7 +167,7 @@ class PollingRendezvousClient:
             self._notify(_notification_of(error))
             return
         if waiting > 0:
-            self._notify(NodesWaiting(self._round, waiting))
+            self._notify(messages.NodesWaiting(self._round, waiting))
 
     def _run(self) -> None:
         while True:
@@ -203,10 +193,10 @@ class PollingRendezvousClient:
             self._thread.start()
         self._requests.put(work)
 
-    def _notify(self, notice: Notification) -> None:
+    def _notify(self, notice: messages.Notification) -> None:
         if self._deliver is not None:
             self._deliver(notice)
 
 
-def _notification_of(error: BaseException) -> Notification:
-    return LinkLost(f"the rendezvous handler failed: {type(error).__name__}: {error}", error)
+def _notification_of(error: BaseException) -> messages.Notification:
+    return messages.LinkLost(f"the rendezvous handler failed: {type(error).__name__}: {error}", error)

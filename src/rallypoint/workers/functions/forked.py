@@ -23,9 +23,10 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from multiprocessing import get_context
 from multiprocessing.process import BaseProcess
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 from rallypoint.failures.record import record
 from rallypoint.workers.functions.worker import apply_environment, call
@@ -35,19 +36,6 @@ from rallypoint.workers.sweep import kill_trees
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None, use_errno=True)  # here, since to load it in a copy of a process with threads may hang
-
-
-class _ForkSetup(NamedTuple):
-    """What the copy does before it calls the function."""
-
-    agent: int
-    pidfd: int
-    from_main_thread: bool
-    mask: Collection[int]
-    stdout: int | None
-    stderr: int | None
-    environ: dict[str, str]
-    cpus: Sequence[int]
 
 
 class ForkedProcess(ChildProcess):
@@ -81,17 +69,16 @@ class ForkedProcess(ChildProcess):
         # No handler of ours may run in the copy.
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         try:
-            start = _ForkSetup(
-                os.getpid(),
-                mine,
-                threading.current_thread() is threading.main_thread(),
-                [int(each) for each in mask],
-                stdout,
-                stderr,
-                dict(environ),
-                sorted(cpus),
-            )
-            self._process = get_context("fork").Process(target=_run_child, args=(start, function, args, payload))
+            guard = partial(_die_with_agent, mine)
+            if threading.current_thread() is threading.main_thread():
+                guard = partial(_die_with_main_thread, os.getpid())
+
+            def run() -> None:
+                _become_worker(guard, [int(each) for each in mask], stdout, stderr)
+                apply_environment(dict(environ), sorted(cpus))
+                record(call)(function, args, payload)
+
+            self._process = get_context("fork").Process(target=run)
             self._process.start()
             pidfd = _pidfd(self._process)
         except OSError as error:
@@ -160,21 +147,19 @@ def _pidfd(process: BaseProcess) -> int:
         raise
 
 
-def _run_child(start: _ForkSetup, function: Callable[..., Any], args: Sequence[Any], payload: int) -> None:
-    """The life of the copy."""
+def _become_worker(guard: Callable[[], None], mask: Sequence[int], stdout: int | None, stderr: int | None) -> None:
+    """What a copy does first; `guard` has it killed when the agent is gone."""
     os.setsid()
-    _die_with_agent(start)
+    guard()
     signal.set_wakeup_fd(-1)
     for number in signal.valid_signals():
         if callable(signal.getsignal(number)):
             default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
             signal.signal(number, default)
-    signal.pthread_sigmask(signal.SIG_SETMASK, start.mask)
-    sys.stdout = _redirect(1, start.stdout, sys.stdout)
-    sys.stderr = _redirect(2, start.stderr, sys.stderr)
+    signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    sys.stdout = _redirect(1, stdout, sys.stdout)
+    sys.stderr = _redirect(2, stderr, sys.stderr)
     _close_stdin()
-    apply_environment(start.environ, start.cpus)
-    record(call)(function, args, payload)
 
 
 def _redirect(target: int, fd: int | None, stream: TextIO) -> TextIO:
@@ -206,15 +191,14 @@ def _close_stdin() -> None:
         os.close(null)
 
 
-def _die_with_agent(start: _ForkSetup) -> None:
-    """Be killed when the agent is gone."""
-    if start.from_main_thread:
-        _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        if os.getppid() != start.agent:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return
-    waiter = threading.Thread(target=_wait_for_the_end, args=(start.pidfd,), daemon=True)
-    waiter.start()
+def _die_with_main_thread(agent: int) -> None:
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != agent:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _die_with_agent(pidfd: int) -> None:
+    threading.Thread(target=_wait_for_the_end, args=(pidfd,), daemon=True).start()
 
 
 def _wait_for_the_end(pidfd: int) -> None:

@@ -152,21 +152,16 @@ def job_spec(
 
 def write_all(fd: int, *pieces: bytes) -> None:
     """Put this in the place of what the file holds."""
-    os.ftruncate(fd, 0)
-    at = 0
-    for piece in pieces:
-        rest = memoryview(piece)
-        while rest:
-            written = os.pwrite(fd, rest, at)
-            rest, at = rest[written:], at + written
+    with open(fd, "wb", closefd=False) as file:
+        file.seek(0)
+        file.truncate()
+        file.writelines(pieces)
 
 
 def _read_all(fd: int) -> bytes:
-    size, pieces, at = os.fstat(fd).st_size, [], 0
-    while at < size and (piece := os.pread(fd, size - at, at)):
-        pieces.append(piece)
-        at += len(piece)
-    return b"".join(pieces)
+    with open(fd, "rb", closefd=False) as file:
+        file.seek(0)
+        return file.read()
 
 
 class ReceivedDescriptor(popen_spawn_posix._DupFd):
