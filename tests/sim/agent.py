@@ -97,15 +97,15 @@ class Agent:
         self.wall_skew = self.process.rng.uniform(-0.2, 0.2)
         self.status = PolicyState(notice_timeout=job.settings.notice_timeout)
         self.fate: SimOutcome | None = None
-        self.crew = SimWorkers(
+        self.workers = SimWorkers(
             job.world,
-            job.scenario.stream(f"crew {plan.number}"),
+            job.scenario.stream(f"worker group {plan.number}"),
             job.scenario.temper,
             job.scenario.grace,
             job.scenario.calm,
             job.yard,
         )
-        self.crew.on_exit = lambda: self.process.hears(self._look_at_workers)
+        self.workers.on_exit = lambda: self.process.hears(self._look_at_workers)
         self.server: Server | None = None
         self.candidate: SimCandidate | None = None
         """Its standing in etcd, where there is one."""
@@ -152,7 +152,7 @@ class Agent:
             connection = self.link.connection
             if not self.job.network.silent(self.process):
                 connection.close(0)
-        self.job.world.after(self.process.rng.uniform(0.0, 1.0), self.crew.gone)
+        self.job.world.after(self.process.rng.uniform(0.0, 1.0), self.workers.gone)
 
     def signal(self, number: int) -> None:
         """A signal for the agent."""
@@ -203,7 +203,7 @@ class Agent:
     def _look_at_workers(self) -> None:
         if self.fate is not None or self.status.phase is not Phase.RUNNING:
             return
-        ended = self.crew.exit
+        ended = self.workers.exit
         if ended is None or ended is self._told:
             return
         self._told = ended
@@ -240,14 +240,14 @@ class Agent:
         self._end_notice()
         self.handler.begin_round(step.placement)
         self._told = None
-        self.crew.start(self.job.audit.names[self.number, step.placement.round])
+        self.workers.start(self.job.audit.names[self.number, step.placement.round])
 
     def _do_stop(self, step: StopWorkers) -> None:
-        self._stop = self.process.later(self.crew.stop_time(), self._stopped)
+        self._stop = self.process.later(self.workers.stop_time(), self._stopped)
 
     def _stopped(self) -> None:
         self._stop = None
-        self.crew.gone()
+        self.workers.gone()
         self._end_notice()
         self._post(WorkersStopped(ended_in_order=True))
 

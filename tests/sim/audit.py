@@ -1,7 +1,7 @@
 """What must always be true, checked as things happen.
 
 The audit knows the truth: which failure happened in which round, whose workers have succeeded, who was disturbed. What
-the arbiter and the agents believe is held against that.
+the coordinator and the agents believe is held against that.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Audit:
         kinds = {fault.kind for fault in job.scenario.faults}
         self._only_etcd_fails = job.scenario.etcd and kinds <= OUTAGES
 
-    # The arbiter
+    # The coordinator
 
     def attached(self, server: Server, node: int) -> None:
         """A node has opened a session."""
@@ -89,11 +89,11 @@ class Audit:
                 self._drains.add((node, name))
 
     def after(self, server: Server, node: int | None, request: Request | None, number: int) -> None:
-        """The arbiter has dealt with something; hold the state before against the one after.
+        """The coordinator has dealt with something; hold the state before against the one after.
 
         Where states are kept before anybody is told of them, only a step that was kept is one that the job has taken.
         """
-        history = server.arbiter.history
+        history = server.coordinator.history
         if (len(history) == 1 and not isinstance(request, Fail)) or server.ending:
             return
         step = AuditStep(number, tuple(history), node, request, self._facts(server, history))
@@ -106,10 +106,10 @@ class Audit:
         self._check_lists(server, history[-1])
 
     def takes_over(self, server: Server, fence: Fence) -> None:
-        """An arbiter was elected, and has read what the one before it had kept."""
+        """A coordinator was elected, and has read what the one before it had kept."""
         if not self._holds(fence):
             return  # what it has read may be old by now, and nobody will hear of it
-        kept, found = self._book(server).kept, server.arbiter.state
+        kept, found = self._book(server).kept, server.coordinator.state
         # One that begins anew may hold its first round back, for nodes of an earlier one that might live after all.
         known = State(restart_delay=found.restart_delay) if kept is None else kept
         if known != found:
@@ -118,7 +118,7 @@ class Audit:
     def kept(self, server: Server, number: int, fence: Fence) -> None:
         """The server's state of that number is kept from this moment on."""
         if not self._holds(fence):
-            raise Violation("a deposed arbiter wrote", f"{server.process}, state {number}")
+            raise Violation("a deposed coordinator wrote", f"{server.process}, state {number}")
         server.kept = number
         book = self._book(server)
         while server.steps and server.steps[0].number <= number:
@@ -132,7 +132,7 @@ class Audit:
             raise Violation("a node was told before it was kept", f"state {number}, kept {server.kept}: {notice}")
 
     def _holds(self, fence: Fence) -> bool:
-        """Whether who has this fence is the arbiter."""
+        """Whether who has this fence is the coordinator."""
         key, created = fence
         etcd = self._job.etcd
         return etcd is not None and key in etcd.stored and etcd.stored[key].create_revision == created
@@ -149,8 +149,8 @@ class Audit:
         now, process = self._job.world.now, server.process
         return Facts(
             frozenset(number for number in self._job.plans if self.excused(number)),
-            # Of a single node the arbiter cannot tell whether it or everybody is cut off.
-            alone=now < self._job.cut_all_until + _RECOVERY and not server.arbiter.present(),
+            # Of a single node the coordinator cannot tell whether it or everybody is cut off.
+            alone=now < self._job.cut_all_until + _RECOVERY and not server.coordinator.present(),
             # A server that slept may find only now what happened to a connection meanwhile, and a node that took
             # it for lost needs some time to come back.
             woke=process.resumed_at > now - 2 * self._job.settings.lease,
@@ -162,7 +162,7 @@ class Audit:
         for before, after in pairwise(step.states):
             if before is not after:
                 self._check_step(server, book, before, after, step)
-        self._check_seats(book, step.states[-1])
+        self._check_ranks(book, step.states[-1])
 
     def _check_step(self, server: Server, book: RoundBook, before: State, after: State, step: AuditStep) -> None:
         node, request = step.node, step.request
@@ -233,27 +233,29 @@ class Audit:
             raise Violation("more restarts than failures", f"{after.ledger} for failures in {sorted(self._counted)}")
 
     def _check_lists(self, server: Server, after: State) -> None:
-        present = server.arbiter.present()
+        present = server.coordinator.present()
         running = after.participants if after.complete else after.survivors
         for node in (*after.participants, *after.wait_list, *after.redundancy_list, *after.survivors):
-            let_go = (node in running or server.keeps) and server.arbiter.awaits_some
-            if not node.is_placeholder and node not in present and not let_go:
+            released = (node in running or server.keeps) and server.coordinator.awaits_some
+            if not node.is_placeholder and node not in present and not released:
                 raise Violation("a node without a session takes part", f"{node} in round {after.round}")
 
-    def _check_seats(self, book: RoundBook, after: State) -> None:
+    def _check_ranks(self, book: RoundBook, after: State) -> None:
         name = book.names.get(after.round) if after.complete else None
         if name is not None:
             members = self.rounds[name].members
             for node, each in after.participants.items():
                 if not node.is_placeholder and members.get(number_of(node)) != each.rank:
-                    raise Violation("a node holds a seat that it was not given", f"{node}: {each} in round {name}")
+                    raise Violation(
+                        "a node holds a group rank that it was not given", f"{node}: {each} in round {name}"
+                    )
 
     def _check_members(self, book: RoundBook, before: State, after: State) -> None:
-        """Who comes into a complete round must have had that very seat in it before."""
+        """Who comes into a complete round must have had that very group rank in it before."""
         name = book.names.get(after.round)
-        seats = self.rounds[name].members if name is not None else {}
+        placed = self.rounds[name].members if name is not None else {}
         for node, each in after.participants.items():
-            if node not in before.participants and seats.get(number_of(node)) != each.rank:
+            if node not in before.participants and placed.get(number_of(node)) != each.rank:
                 raise Violation("a complete round was joined late", f"{node} in round {after.round}")
 
     def _complete(self, server: Server, book: RoundBook, state: State) -> None:
@@ -261,7 +263,7 @@ class Audit:
         members = {number_of(node): each.rank for node, each in state.participants.items()}
         name = book.names[state.round] = (server.number, state.round)
         if len(members) != len(state.participants):
-            raise Violation("one agent has two seats", f"{sorted(state.participants)} in round {name}")
+            raise Violation("one agent has two places", f"{sorted(state.participants)} in round {name}")
         if not settings.min_nodes <= len(members) <= settings.max_nodes:
             raise Violation("a round of a wrong size completed", f"{len(members)} nodes in round {name}")
         if sorted(members.values()) != list(range(len(state.participants))):
@@ -336,7 +338,7 @@ class Audit:
         heard = self._job.world.now - end.arrived_at
         process = server.process
         if process.resumed_at == self._job.world.now and process.resumed_at - process.paused_at < lease / 2:
-            return  # too short a pause to be noticed, with a beat that waits to be read
+            return  # too short a pause to be noticed, with a heartbeat that waits to be read
         if heard < lease - 1e-6 and not end.blackhole and end.open:
             raise Violation("a node that was beating was dropped", f"node {holder.node}, heard {heard:.3f} s ago")
 
@@ -378,7 +380,7 @@ class Audit:
 
     def starts(self, agent: Agent, placement: Placement) -> None:
         """A node is about to start its workers."""
-        if agent.crew.running is not None:
+        if agent.workers.running is not None:
             raise Violation("workers were started beside others", f"node {agent.number}: {placement}")
         if self._placed.get(agent.number) != placement:
             raise Violation("workers were started for an old place", f"node {agent.number}: {placement}")
@@ -431,7 +433,7 @@ class Audit:
     def _check_forgotten(self, agent: Agent, name: RoundName | None, source: int) -> None:
         """A server that knows nothing of a round may end it only if there was something wrong with its nodes.
 
-        Or if newcomers found a server first, now or before: they cannot tell it of a job that runs, and give the
+        Or if new nodes found a server first, now or before: they cannot tell it of a job that runs, and give the
         numbers of its rounds to other rounds.
         """
         round_ = self.rounds[name] if name is not None else None

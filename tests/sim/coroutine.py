@@ -67,7 +67,7 @@ class SimEvent:
             self._process.later(0.0, resume)
 
     def wait(self, seconds: float = inf) -> Begin:
-        """Wait for the bell, or for so many seconds."""
+        """Wait for the event, or for so many seconds."""
 
         def begin(resume: Resume) -> None:
             self._waiting.append(resume)

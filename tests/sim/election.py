@@ -151,7 +151,7 @@ class SimTerm:
         self._incarnation = takeover.incarnation or job.new_incarnation()
         self._journal = Journal(KEYS, request.fence, self._incarnation, takeover)
         self._deposed = deposed
-        self._bell = SimEvent(process)
+        self._event = SimEvent(process)
         self._closed = False
         self._strand = SimThread(process, self._writes())
 
@@ -163,22 +163,22 @@ class SimTerm:
 
     def nodes_lost(self, nodes: Collection[NodeId], detail: str) -> None:
         """These nodes are no more."""
-        self.server.hub.nodes_lost(nodes, detail)
+        self.server.dispatcher.nodes_lost(nodes, detail)
 
     def append(self, number: int, state: State) -> None:
         """See `dispatcher.JournalSink.append`."""
         self._journal.append(number, state)
-        self._bell.set()
+        self._event.set()
 
     def end(self, linger: float) -> Steps[None]:
         """See `LeaderTerm.close`."""
         until = self._process.clock() + (_LAST_WRITES if linger else 0.0)
         while not self._closed and not self._journal.is_idle and self._process.clock() < until:
-            yield self._bell.wait(until - self._process.clock())
+            yield self._event.wait(until - self._process.clock())
         self._closed = True
-        self._bell.set()
+        self._event.set()
         while self._strand.running:
-            yield self._bell.wait(0.05)
+            yield self._event.wait(0.05)
         over = SimEvent(self._process)
         self.server.finish(over.set, linger)
         while not self.server.finished:
@@ -188,17 +188,17 @@ class SimTerm:
         while not self._closed:
             write = self._journal.next_write()
             if write is None:
-                yield self._bell.wait()
+                yield self._event.wait()
                 continue
             outcome = yield from self._make(write, self._journal.writing)
-            self._bell.set()
+            self._event.set()
             if isinstance(outcome, Written):
-                self.server.hub.journal_written(outcome.number)
+                self.server.dispatcher.journal_written(outcome.number)
             elif isinstance(outcome, CannotWrite):
                 self._closed = True
                 self._deposed(outcome.why)
             else:
-                yield self._bell.wait(_PAUSE)
+                yield self._event.wait(_PAUSE)
 
     def _make(self, write: steps.Txn, number: int) -> Steps[Outcome]:
         try:

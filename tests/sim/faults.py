@@ -36,16 +36,16 @@ def strike(job: Job, fault: Fault) -> None:
 def _cut_all(job: Job, fault: Fault) -> None:
     # A server without a node in its own process knows that it is cut off when all of several nodes are silent, unless
     # a moment between two cuts was enough for some of them.
-    several = _host(job) is None and sum(_beats(job, agent) for agent in job.agents.values()) >= 2
+    several = _host(job) is None and sum(_sends_heartbeats(job, agent) for agent in job.agents.values()) >= 2
     again = job.world.now < job.cut_all_until + 2 * job.settings.lease
     job.cut_all_until = max(job.cut_all_until, job.world.now + fault.length)
     for number in job.plans:
         agent = job.agents.get(number)
-        late = agent is not None and not _beats(job, agent)
+        late = agent is not None and not _sends_heartbeats(job, agent)
         _cut(job, number, fault.length, disturbs=again or late or not several)
 
 
-def _beats(job: Job, agent: Agent) -> bool:
+def _sends_heartbeats(job: Job, agent: Agent) -> bool:
     """Whether the server has heard of the node as lately as it should."""
     if not (agent.alive and agent.connected and isinstance(agent.link, SimLink)) or agent.link.connection is None:
         return False
@@ -53,7 +53,7 @@ def _beats(job: Job, agent: Agent) -> bool:
 
 
 def _worker_failure(_job: Job, agent: Agent, _fault: Fault) -> None:
-    agent.crew.fail()
+    agent.workers.fail()
 
 
 def _agent_kill(job: Job, agent: Agent, _fault: Fault) -> None:

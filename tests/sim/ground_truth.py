@@ -45,13 +45,13 @@ class Facts(NamedTuple):
     excused: frozenset[int]
     """Nodes that may be taken for lost."""
     alone: bool
-    """Whether the arbiter cannot tell who is cut off, it or everybody."""
+    """Whether the coordinator cannot tell who is cut off, it or everybody."""
     woke: bool
-    """Whether the arbiter slept just now."""
+    """Whether the coordinator slept just now."""
 
 
 class AuditStep(NamedTuple):
-    """One step of an arbiter: its states one after another, and who has said what. `facts` where a round ended."""
+    """One step of a coordinator: its states one after another, and who has said what. `facts` where a round ended."""
 
     number: int
     states: tuple[State, ...]

@@ -119,7 +119,7 @@ class Job:
         for fault in scenario.faults:
             world.at(fault.at, strike, self, fault)
         world.at(scenario.calm, self._look)
-        world.run(scenario.calm + self._patience())
+        world.run(scenario.calm + self._join_allowance())
         left = [str(agent.process) for agent in self.agents.values() if agent.alive]
         if left:
             raise Violation("agents are left", f"{', '.join(left)} after {world.now:.1f} s")
@@ -139,7 +139,7 @@ class Job:
         return self.server
 
     def new_incarnation(self) -> str:
-        """A name for an arbiter that knows nothing of any before it."""
+        """A name for a coordinator that knows nothing of any before it."""
         self.servers += 1
         return f"server-{self.servers - 1}"
 
@@ -198,7 +198,7 @@ class Job:
     def _start(self, plan: NodePlan) -> None:
         self.agents[plan.number] = Agent(self, plan)
 
-    def _patience(self) -> float:
+    def _join_allowance(self) -> float:
         """Seconds after the calm in which everybody must have come to an end."""
         scenario = self.scenario
         return 3 * scenario.join_timeout + 4 * (scenario.temper.longest + scenario.grace) + 12 * scenario.lease + 60
@@ -216,7 +216,7 @@ class Job:
 
     def _check_stuck(self, living: list[Agent]) -> None:
         server = self.server if self.server is not None and self.server.alive else None
-        state = server.arbiter.state if server is not None else State()
+        state = server.coordinator.state if server is not None else State()
         able = [agent for agent in living if agent.status.phase not in (Phase.ENDING, Phase.ENDED)]
         if server is not None:
             able = [agent for agent in able if agent.connected]
@@ -237,6 +237,6 @@ class Job:
         if self.etcd is not None:
             bound += 2 * recovery_timeout(
                 self.settings
-            )  # each new arbiter of a job that was forgotten waits for as long
+            )  # each new coordinator of a job that was forgotten waits for as long
         if self._stuck_since is not None and self.world.now - self._stuck_since > bound:
             raise Violation("enough nodes are there and no round completes", f"for {bound:.1f} s: {state}")

@@ -1,4 +1,4 @@
-"""A node's line to the control server: what `rendezvous.client` does over TCP, in virtual time.
+"""A node's connection to the control server: what `client.tcp_link` does over TCP, in virtual time.
 
 The handshake, the codec and what is held and said again are the production ones.
 """
@@ -39,8 +39,8 @@ from tests.sim.world import Process, Timer
 
 _FIRST_DELAY, _LONGEST_DELAY = 0.05, 1.0
 _CONNECT_FIRST, _CONNECT_AGAIN, _SILENCE = 5.0, 1.5, 3.0
-_PATIENT_LEASES = 1.5
-_BEAT = codec.encode(Heartbeat())
+_SILENT_LEASES = 1.5
+_HEARTBEAT = codec.encode(Heartbeat())
 
 
 class SimLink:
@@ -92,7 +92,7 @@ class SimLink:
         self._handshaking = True
         self._lease = settings.lease
         self._heard_at = 0.0
-        self._patience: Timer | None = None
+        self._timeout: Timer | None = None
         self._handshake = ClientHandshake(settings.run_id, None, b"node", settings)
         if where is not None:
             where.on_move = self._follow_soon
@@ -118,7 +118,7 @@ class SimLink:
         self._held = held
 
     def close(self) -> None:
-        """Say goodbye and hang up. Idempotent."""
+        """Leave and hang up. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -155,15 +155,15 @@ class SimLink:
                 return
             port = self._place.endpoint.port
             self._handshake = ClientHandshake(self._settings.run_id, self._place.key, b"node", self._settings)
-        patience = _CONNECT_AGAIN if self._ever else _CONNECT_FIRST
-        self._wait(min(patience, max(0.1, self._remaining())), self._failed, self._attempts)
+        timeout = _CONNECT_AGAIN if self._ever else _CONNECT_FIRST
+        self._wait(min(timeout, max(0.1, self._remaining())), self._failed, self._attempts)
         self._network.connect(self, self.node, self._rng, self._connected(self._attempts), port)
 
     def _follow_soon(self) -> None:
         self.process.later(0.0, self._follow)
 
     def _follow(self) -> None:
-        """The arbiter may be elsewhere by now."""
+        """The coordinator may be elsewhere by now."""
         if self._closed or self._where is None:
             return
         self._moved = True
@@ -171,7 +171,7 @@ class SimLink:
             self._pause.cancel()
             self._attempt()
         elif self._open and self.connection is not None and self._where.resolve() != self._place:
-            self._lose(self.connection, "the arbiter is elsewhere")
+            self._lose(self.connection, "the coordinator is elsewhere")
 
     def _connected(self, attempt: int) -> Callable[[Connection | None], None]:
         def done(connection: Connection | None) -> None:
@@ -212,12 +212,12 @@ class SimLink:
 
     def _wait(self, seconds: float, call: Callable[..., None], *args: object) -> None:
         self._stop_waiting()
-        self._patience = self.process.later(seconds, call, *args)
+        self._timeout = self.process.later(seconds, call, *args)
 
     def _stop_waiting(self) -> None:
-        if self._patience is not None:
-            self._patience.cancel()
-            self._patience = None
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None
 
     # In a session
 
@@ -231,7 +231,7 @@ class SimLink:
             return
         while self._silent:
             self._silent.pop().close(0)
-        if payload != _BEAT:
+        if payload != _HEARTBEAT:
             notice = codec.decode_notification(payload)
             self._hold(after_notification(self._held, notice))
             self._deliver(notice)
@@ -265,27 +265,27 @@ class SimLink:
         for request in again:
             self.process.world.note(self.process, "says again %s", request)
             connection.send(0, codec.encode(request))
-        self._listen_for(connection)
+        self._check_silence(connection)
         if self.address is None:
             self.address = self._address
             self._deliver(LinkOpened())
-        self.process.later(self._lease / 3, self._beat, connection)
+        self.process.later(self._lease / 3, self._send_heartbeat, connection)
 
-    def _listen_for(self, connection: Connection) -> None:
+    def _check_silence(self, connection: Connection) -> None:
         """Look whether the server has been silent for too long, and look again when it could have been."""
         if connection is not self.connection:
             return
-        patience, silent = _PATIENT_LEASES * self._lease, self.process.clock() - self._heard_at
-        if silent >= patience:
+        timeout, silent = _SILENT_LEASES * self._lease, self.process.clock() - self._heard_at
+        if silent >= timeout:
             self._silent.append(connection)
             self._lose(connection, "silent for too long")
         else:
-            self.process.later(patience - silent + 1e-6, self._listen_for, connection)
+            self.process.later(timeout - silent + 1e-6, self._check_silence, connection)
 
-    def _beat(self, connection: Connection) -> None:
+    def _send_heartbeat(self, connection: Connection) -> None:
         if connection is self.connection and self._open:
-            self.process.later(self._lease / 3, self._beat, connection)
-            connection.send(0, _BEAT)
+            self.process.later(self._lease / 3, self._send_heartbeat, connection)
+            connection.send(0, _HEARTBEAT)
 
     def on_end(self, connection: Connection, *, reset: bool) -> None:
         """The server has hung up, or the connection is broken."""

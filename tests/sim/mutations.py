@@ -80,7 +80,7 @@ def _wall_clock() -> AbstractContextManager[object]:
 
 
 def _without_round() -> AbstractContextManager[object]:
-    """Nothing that is said names its round: the link cannot tell when that is over, the arbiter not what is meant."""
+    """No message names its round: the link cannot know when it is over, nor the coordinator which one is meant."""
 
     def runs(state: State, node: NodeId, _round: int) -> bool:
         return state.complete and not state.closed and node in state.participants
@@ -113,8 +113,8 @@ def _counted_twice() -> AbstractContextManager[object]:
     """A failure that is reported when its round has just ended, by another's failure, is counted as well."""
     fail = decisions._fail
 
-    def bad(operation: Fail, state: State, node: NodeId, sight: ClockView, settings: Settings) -> Action:
-        action = fail(operation, state, node, sight, settings)
+    def bad(operation: Fail, state: State, node: NodeId, view: ClockView, settings: Settings) -> Action:
+        action = fail(operation, state, node, view, settings)
         ended = state.ended
         if action is FINISH and node in state.survivors and ended is not None and ended.round == operation.round:
             return Action(ActionKind.END_ROUND, reason=Reason.FAILURE, cause=operation.cause)
@@ -152,7 +152,7 @@ def _without_fence() -> AbstractContextManager[object]:
     return patch.object(Fence, "comparison", lambda _self: api.Compare(b"/nowhere", "create_revision", "==", 0))
 
 
-def _no_patience() -> AbstractContextManager[object]:
+def _no_recovery_timeout() -> AbstractContextManager[object]:
     """Who has lost its key while etcd was out of reach for all is lost at once."""
     return patch.object(takeover, "recovery_timeout", lambda _settings: 0.0)
 
@@ -207,5 +207,5 @@ BUGS = (
     Mutation("a new coordinator forgets what the one before knew", _forgets),
     Mutation("who goes last leaves the job's state in etcd", _leaves_all),
     Mutation("nobody takes the place of a coordinator that is gone", _deaf_to_rivals),
-    Mutation("nobody is waited for whose lease ended while etcd was away", _no_patience, found_by=350),
+    Mutation("nobody is waited for whose lease ended while etcd was away", _no_recovery_timeout, found_by=350),
 )

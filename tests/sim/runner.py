@@ -13,8 +13,8 @@ from tests.sim.scenario import generate
 from tests.sim.shrink import shrink, trace
 
 _CHUNK = 100
-_MOST_STORIES = 3
-"""So many broken rules are told with their whole story."""
+_MOST_TRACES = 3
+"""So many broken rules are shown with their whole trace."""
 
 
 class Tally(NamedTuple):
@@ -40,7 +40,7 @@ def add(tally: Tally, result: Result) -> Tally:
         tally.steps + result.steps,
         tally.seconds + result.seconds,
         tally.rounds + result.rounds,
-        tally.faults + Counter(fault.kind for fault in scenario.faults) + Counter({"newcomer": late}),
+        tally.faults + Counter(fault.kind for fault in scenario.faults) + Counter({"late node": late}),
         tally.verdicts + Counter({result.verdict: 1}),
         tally.fates + result.fates,
         tally.broken if violation is None else (*tally.broken, (violation[0], scenario.seed)),
@@ -103,14 +103,14 @@ def summary(tally: Tally, elapsed: float) -> str:
 
 
 def traces(tally: Tally) -> str:
-    """The smallest story of the first seed for each of a few rules."""
+    """The smallest trace of the first seed for each of a few rules."""
     first: dict[str, int] = {}
     for rule, seed in tally.broken:
         first.setdefault(rule, seed)
     told = [
         f"\n=== {rule}\nreplay: python -m tests.sim --seed {seed}; cut down, it goes like this:\n"
         + trace(shrink(run(generate(seed))))
-        for rule, seed in list(first.items())[:_MOST_STORIES]
+        for rule, seed in list(first.items())[:_MOST_TRACES]
     ]
     return "\n".join(told)
 

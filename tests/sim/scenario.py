@@ -137,10 +137,10 @@ _MAKERS: dict[str, Callable[[_Draw], Fault]] = {
     "close": _sudden("close"),
 }
 _ETCD_MAKERS: dict[str, Callable[[_Draw], Fault]] = _MAKERS | {
-    "arbiter-cut": _at_server("cut"),
-    "arbiter-etcd-cut": _at_server("etcd-cut"),
-    "arbiter-isolate": _at_server("isolate"),
-    "arbiter-lease-end": lambda draw: Fault(draw.at, "lease-end", SERVER),
+    "coordinator-cut": _at_server("cut"),
+    "coordinator-etcd-cut": _at_server("etcd-cut"),
+    "coordinator-isolate": _at_server("isolate"),
+    "coordinator-lease-end": lambda draw: Fault(draw.at, "lease-end", SERVER),
     "etcd-away": _at_server("etcd-away"),
     "etcd-cut-all": _at_server("etcd-cut-all"),
     "etcd-cut": _lasting("etcd-cut"),
@@ -150,7 +150,7 @@ _ETCD_MAKERS: dict[str, Callable[[_Draw], Fault]] = _MAKERS | {
     "lease-end": _sudden("lease-end"),
     "watch-lost": _sudden("watch-lost"),
 }
-"""What makes a fault of each kind. Newcomers are nodes that start late."""
+"""What makes a fault of each kind. Late nodes are nodes that start late."""
 
 _THEMES: tuple[dict[str, int], ...] = (
     dict.fromkeys(_MAKERS, 2) | {"close": 0, "worker-failure": 6, "cut": 4},
@@ -165,10 +165,18 @@ _OUTAGES = {"etcd-away": 3, "etcd-cut-all": 3, "etcd-cut": 3, "etcd-losing": 3, 
 _ETCD_THEMES: tuple[dict[str, int], ...] = (
     dict.fromkeys(_ETCD_MAKERS, 2) | {"close": 0, "worker-failure": 8, "cut-all": 1},
     _OUTAGES,
-    _OUTAGES | {"worker-failure": 6, "lease-end": 2, "arbiter-lease-end": 3, "arbiter-etcd-cut": 3},
+    _OUTAGES | {"worker-failure": 6, "lease-end": 2, "coordinator-lease-end": 3, "coordinator-etcd-cut": 3},
     _OUTAGES | {"server-kill": 6, "server-power-off": 4, "server-pause": 4, "worker-failure": 8, "agent-kill": 2},
     {"server-kill": 4, "agent-kill": 3, "terminate": 2, "worker-failure": 5, "server-pause": 3, "lease-end": 2},
-    {"arbiter-isolate": 4, "isolate": 2, "cut": 2, "arbiter-cut": 2, "worker-failure": 4, "etcd-losing": 2, "reset": 1},
+    {
+        "coordinator-isolate": 4,
+        "isolate": 2,
+        "cut": 2,
+        "coordinator-cut": 2,
+        "worker-failure": 4,
+        "etcd-losing": 2,
+        "reset": 1,
+    },
 )
 """The same, where the control plane is in etcd."""
 _ETCD_SHARE = 0.3

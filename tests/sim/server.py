@@ -1,4 +1,4 @@
-"""The control server's process: the production arbiter, hub and handshake, and a shell as thin as `connection`.
+"""The control server's process: production coordinator, dispatcher and handshake; a shell as thin as `connection`.
 
 It lives in a process of its own, or in that of the node that hosts it or was elected.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 LINGER = 2.0
 """Seconds that nodes have to read the last notices once the server ends."""
 
-_BEAT = codec.encode(Heartbeat())
+_HEARTBEAT = codec.encode(Heartbeat())
 
 
 class ProcessClock:
@@ -44,7 +44,7 @@ class ProcessClock:
 
 
 class AuditedCoordinator(Coordinator):
-    """The production arbiter, and each state that it has had since it was last looked at."""
+    """The production coordinator, and each state that it has had since it was last looked at."""
 
     def __init__(self, settings: Settings, incarnation: str) -> None:
         self.history: list[State] = []
@@ -66,16 +66,16 @@ class AuditedCoordinator(Coordinator):
 
 
 class AuditedDispatcher(Dispatcher):
-    """The production hub: what goes wrong in it ends the run, and the server sees all that it does."""
+    """The production dispatcher: what goes wrong in it ends the run, and the server sees all that it does."""
 
     def __init__(self, server: Server, settings: Settings, former: RestoredState, memory: JournalSink | None) -> None:
         clock = ProcessClock(server.process)
         super().__init__(settings, clock, restored=former, journal=memory)
-        self.arbiter = AuditedCoordinator(settings, former.incarnation)
-        self.arbiter.restore(former.state, clock.monotonic())
-        del self.arbiter.history[:-1]
-        self._coordinator = self.arbiter
-        self._numbered = self.arbiter.state
+        self.coordinator = AuditedCoordinator(settings, former.incarnation)
+        self.coordinator.restore(former.state, clock.monotonic())
+        del self.coordinator.history[:-1]
+        self._coordinator = self.coordinator
+        self._numbered = self.coordinator.state
         self._server = server
         self._numbers_due: deque[int] = deque()
 
@@ -103,7 +103,7 @@ class AuditedDispatcher(Dispatcher):
 
 
 class Server:
-    """One life of the control server: at the endpoint, or for one term of an elected arbiter."""
+    """One life of the control server: at the endpoint, or for one term of an elected coordinator."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class Server:
         self.process = process
         self.home = home
         self.number = number
-        """Of its incarnation, which the terms of elected arbiters share."""
+        """Of its incarnation, which the terms of elected coordinators share."""
         self.audit = audit
         self.sessions: dict[int, SimSession | SimLocalSession] = {}
         self.ending = self.finished = False
@@ -132,7 +132,7 @@ class Server:
         self.kept = 0
         """The number of the newest state that is kept."""
         self.keeps = memory is not None
-        self._strangers: list[SimSession] = []
+        self._unauthenticated: list[SimSession] = []
         """Connections that have not become sessions, and some that have."""
         self._network = network
         self._settings = settings
@@ -140,15 +140,17 @@ class Server:
         self._ticking = False
         self._timer: Timer | None = None
         self._timer_at = inf
-        self.hub = AuditedDispatcher(self, settings, former or RestoredState(f"server-{number}", State()), memory)
-        self.hub.on_change = self._arm
-        self.incarnation = self.hub.incarnation
+        self.dispatcher = AuditedDispatcher(
+            self, settings, former or RestoredState(f"server-{number}", State()), memory
+        )
+        self.dispatcher.on_change = self._arm
+        self.incarnation = self.dispatcher.incarnation
         self.port = network.listen(self, host)
 
     @property
-    def arbiter(self) -> AuditedCoordinator:
-        """The arbiter in the hub."""
-        return self.hub.arbiter
+    def coordinator(self) -> AuditedCoordinator:
+        """The coordinator in the dispatcher."""
+        return self.dispatcher.coordinator
 
     @property
     def alive(self) -> bool:
@@ -157,16 +159,16 @@ class Server:
 
     def on_connect(self, connection: Connection) -> SimSession:
         """A connection has come in."""
-        stranger = SimSession(self, connection, self._settings)
-        self._strangers.append(stranger)
-        return stranger
+        session = SimSession(self, connection, self._settings)
+        self._unauthenticated.append(session)
+        return session
 
     def attach(
         self, holder: SimSession | SimLocalSession, hello: Hello, server_address: str, *, leased: bool
     ) -> NodeId:
         """Open a session; returns the name that the node goes by."""
         self.audit.attached(self, holder.node)
-        holder.number, name = self.hub.attach(
+        holder.number, name = self.dispatcher.attach(
             holder.deliver,
             SessionRecord(
                 NodeId(hello.address, hello.pid, hello.local_id, hello.host),
@@ -182,10 +184,10 @@ class Server:
 
     def receive(self, number: int, node: int, request: Request) -> bool:
         """A request of a session. Returns whether the session is still one."""
-        if not isinstance(request, Heartbeat) and self.arbiter.sessions.get(number) is not None:
+        if not isinstance(request, Heartbeat) and self.coordinator.sessions.get(number) is not None:
             self.audit.hears(self, node, request)
         before, self._speaking = self._speaking, (node, request)
-        known = self.hub.receive(number, request)
+        known = self.dispatcher.receive(number, request)
         self._speaking = before
         return known
 
@@ -193,29 +195,29 @@ class Server:
         """A session has ended."""
         self.sessions.pop(number, None)
         before, self._speaking = self._speaking, (None, None)
-        self.hub.detach(number, reason)
+        self.dispatcher.detach(number, reason)
         self._speaking = before
 
     def finish(self, done: Callable[[], None], linger: float = LINGER) -> None:
         """End in order: take no more nodes, let the last notices arrive; `done` when that is over."""
         self.ending = True
-        self.hub.on_change = do_nothing
+        self.dispatcher.on_change = do_nothing
         self._network.listen_no_more(self)
-        for holder in (*self.sessions.values(), *self._strangers):
+        for holder in (*self.sessions.values(), *self._unauthenticated):
             holder.finish()
-        self._await_goodbyes(self.process.clock() + linger, done)
+        self._await_closes(self.process.clock() + linger, done)
 
     def stepped(self, number: int) -> None:
-        """The arbiter has taken a step, after which its state has this number."""
+        """The coordinator has taken a step, after which its state has this number."""
         self.audit.after(self, *self._speaking, number)
 
     def tells(self, number: int, notice: Notification) -> None:
         """A node is about to be told what follows from the state of that number."""
         self.audit.tells(self, number, notice)
 
-    def _await_goodbyes(self, until: float, done: Callable[[], None]) -> None:
+    def _await_closes(self, until: float, done: Callable[[], None]) -> None:
         if self.sessions and self.process.clock() < until:
-            self.process.later(0.1, self._await_goodbyes, until, done)
+            self.process.later(0.1, self._await_closes, until, done)
             return
         for holder in list(self.sessions.values()):
             holder.hang_up()
@@ -230,7 +232,7 @@ class Server:
             return
         self._ticking = True
         try:
-            self.hub.tick()
+            self.dispatcher.tick()
         finally:
             self._ticking = False
 
@@ -241,7 +243,7 @@ class Server:
         holder.hang_up()
 
     def _arm(self) -> None:
-        at = self.hub.wake_at()
+        at = self.dispatcher.wake_at()
         if at == self._timer_at or self.ending:
             return
         if self._timer is not None:
@@ -271,7 +273,7 @@ class SimSession:
         if self._done:
             return
         if self.number:
-            self._on_request(_BEAT_REQUEST if payload == _BEAT else codec.decode_request(payload))
+            self._on_request(_HEARTBEAT_REQUEST if payload == _HEARTBEAT else codec.decode_request(payload))
         elif self._handshake.greeted is None:
             answer = self._handshake.hello(codec.decode(payload, Hello))
             assert isinstance(answer, Challenge), answer
@@ -303,7 +305,7 @@ class SimSession:
     def deliver(self, notice: Notification) -> None:
         """Send the node a notice."""
         if isinstance(notice, Heartbeat):
-            self.connection.send(1, _BEAT)
+            self.connection.send(1, _HEARTBEAT)
             return
         self.process.world.note(self.process, "to node %d: %s", self.node, notice)
         self.connection.send(1, codec.encode(notice))
@@ -330,7 +332,7 @@ class SimSession:
             self._server.detach(number, Reason.DEPARTED if self._leaving else Reason.LOST)
 
 
-_BEAT_REQUEST = Heartbeat()
+_HEARTBEAT_REQUEST = Heartbeat()
 
 
 class SimLocalSession:
@@ -350,7 +352,7 @@ class SimLocalSession:
             self.process.later(0.0, self._deliver, notice)
 
     def send(self, request: Request) -> None:
-        """Say something to the arbiter."""
+        """Say something to the coordinator."""
         self._server.receive(self.number, self.node, request)
 
     def close(self) -> None:

@@ -1,6 +1,6 @@
 """Ten thousand nodes: they meet, lose some of them, regroup and finish, at a constant number of messages for each.
 
-The arbiter, the policy and the handler are the production ones, as in every simulated job. The audit looks at all
+The coordinator, the policy and the handler are the production ones, as in every simulated job. The audit looks at all
 nodes only where a round begins or ends, and now and then: for each step of each node that would be a hundred million
 looks.
 """
@@ -42,7 +42,7 @@ class _Sampled(Audit):
 
     def after(self, server: Server, node: int | None, request: Request | None, number: int) -> None:
         """As the audit's own, where a round begins or ends, or it is time for a look."""
-        history = server.arbiter.history
+        history = server.coordinator.history
         first, last = history[0], history[-1]
         self._steps += 1
         same = (first.round, first.complete, first.closed) == (last.round, last.complete, last.closed)
@@ -63,12 +63,12 @@ class _Sampled(Audit):
 
 
 class _SimWorkersWithoutProcesses(WorkerProcesses):
-    """Crews that do not feel what happens to others."""
+    """Workers that do not feel what happens to others."""
 
-    def enter(self, name: RoundName, crew: SimWorkers) -> None:
+    def enter(self, name: RoundName, workers: SimWorkers) -> None:
         """Nobody is told."""
 
-    def leave(self, name: RoundName, crew: SimWorkers) -> None:
+    def leave(self, name: RoundName, workers: SimWorkers) -> None:
         """Nobody is told."""
 
 
@@ -100,7 +100,7 @@ def _scenario(nodes: int, lost: int) -> Scenario:
 
 
 class _Played:
-    """A job that was played to its end, and what was sent in it besides beats."""
+    """A job that was played to its end, and what was sent in it besides heartbeats."""
 
     def __init__(self, nodes: int, lost: int, patch: pytest.MonkeyPatch) -> None:
         self.sent = 0
@@ -147,7 +147,7 @@ def test_ten_thousand_nodes_meet_regroup_and_finish(monkeypatch: pytest.MonkeyPa
     sizes = [len(each.members) for each in job.audit.rounds.values()]
     assert (sizes[0], sizes[-1]) == (many, many - lost)
     assert job.server is not None
-    ledger = job.server.arbiter.state.ledger
+    ledger = job.server.coordinator.state.ledger
     assert ledger == Ledger(lost=ledger.lost)
     assert 1 <= ledger.lost <= lost
     per_round = played.each / len(sizes)

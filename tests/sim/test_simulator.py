@@ -1,4 +1,4 @@
-"""Fresh seeds keep every rule; the same seed tells the same story; planted bugs are found; a story can be cut down."""
+"""Fresh seeds keep every rule; the same seed has the same trace; planted bugs are found; a scenario can be cut down."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_planted_bugs_are_found(bug: Mutation) -> None:
 
 
 @pytest.mark.process
-def test_a_seed_tells_the_same_story_whatever_the_hash_seed() -> None:
+def test_a_seed_has_the_same_trace_whatever_the_hash_seed() -> None:
     seeds = range(40)
     told = [trace(generate(seed)) for seed in seeds]
     assert told == [trace(generate(seed)) for seed in seeds]

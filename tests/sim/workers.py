@@ -92,22 +92,22 @@ class SimWorkers:
 
 
 class WorkerProcesses:
-    """All crews of the job: what happens to one is felt by those of its round."""
+    """The workers of all nodes of the job: what happens to one is felt by those of its round."""
 
     def __init__(self) -> None:
         self.failures = 0
-        self._crews: dict[RoundName, list[SimWorkers]] = {}
+        self._groups: dict[RoundName, list[SimWorkers]] = {}
 
-    def enter(self, name: RoundName, crew: SimWorkers) -> None:
-        """The crew runs in the round."""
-        self._crews.setdefault(name, []).append(crew)
+    def enter(self, name: RoundName, workers: SimWorkers) -> None:
+        """The workers run in the round."""
+        self._groups.setdefault(name, []).append(workers)
 
-    def leave(self, name: RoundName, crew: SimWorkers) -> None:
-        """The crew is no longer there for the others."""
-        crews = self._crews.get(name, [])
-        if crew in crews:
-            crews.remove(crew)
-            for each in crews:
+    def leave(self, name: RoundName, workers: SimWorkers) -> None:
+        """The workers are no longer there for the others."""
+        groups = self._groups.get(name, [])
+        if workers in groups:
+            groups.remove(workers)
+            for each in groups:
                 each.has_failure()
 
     def failed(self) -> int:
