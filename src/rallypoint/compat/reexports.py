@@ -91,7 +91,7 @@ _HOMES: dict[str, dict[str, str]] = {
         _RENDEZVOUS_UTILS: "parse_rendezvous_endpoint",
     },
     "elastic.rendezvous.static_tcp_rendezvous": {
-        _RENDEZVOUS: "RendezvousInfo RendezvousStoreInfo",
+        _RENDEZVOUS: "RendezvousHandler RendezvousInfo RendezvousStoreInfo",
         _RENDEZVOUS_UTILS: "parse_rendezvous_endpoint",
     },
     "elastic.timer.file_based_local_timer": {

@@ -37,7 +37,7 @@ from rallypoint.etcd.watch import CallbackThread, Watch
 
 if TYPE_CHECKING:
     from rallypoint.base.endpoint import Endpoint
-    from rallypoint.etcd.cluster import Cluster, ClusterRequest, ClusterResponse
+    from rallypoint.etcd.cluster import Cluster, ClusterResponse
 
 
 T = TypeVar("T")
@@ -219,18 +219,14 @@ class EtcdClient:
         from rallypoint.etcd.cluster import ClusterRequest
 
         self._check_open()
-        return self._wait(
-            ClusterRequest(method, body, repeatable, changes), self._timeout if timeout_s is None else timeout_s
-        )
-
-    def _wait(self, request: ClusterRequest, timeout_s: float) -> ClusterResponse:
-        asked = self._loop.submit(self._cluster.ask(request, timeout_s))
+        limit = self._timeout if timeout_s is None else timeout_s
+        asked = self._loop.submit(self._cluster.ask(ClusterRequest(method, body, repeatable, changes), limit))
         try:
-            return asked.result(timeout_s + _MARGIN)
+            return asked.result(limit + _MARGIN)
         except concurrent.futures.CancelledError:
-            raise EtcdUnreachable("this client of etcd was closed meanwhile", request.changes) from None
+            raise EtcdUnreachable("this client of etcd was closed meanwhile", changes) from None
         except concurrent.futures.TimeoutError:
-            raise EtcdUnreachable("the event loop of this process is stuck", request.changes) from None
+            raise EtcdUnreachable("the event loop of this process is stuck", changes) from None
         finally:
             asked.cancel()  # an exception from a signal handler, say: nobody waits for it any more
 
@@ -243,4 +239,4 @@ def _read(decode: Callable[[bytes], T], answer: ClusterResponse) -> T:
     try:
         return decode(answer.body)
     except DecodingError as error:
-        raise EtcdRefused(f"etcd answered what is no message of its own ({error}); check the endpoints") from None
+        raise EtcdRefused(f"etcd's answer is not a message of etcd ({error}); check the endpoints") from None

@@ -87,15 +87,10 @@ class LocalEtcd:
         self._port = port
         self._data_dir = data_dir
         self._supervisor: subprocess.Popen[bytes] | None = None
-        self._folder: str | None = None
         self._log: BinaryIO | None = None
-        self._made_data_dir = False
-        self._endpoint: Endpoint | None = None
-
-    @property
-    def endpoint(self) -> Endpoint | None:
+        self._cleanup = contextlib.ExitStack()
+        self.endpoint: Endpoint | None = None
         """Where clients go; None while it does not run."""
-        return self._endpoint
 
     @property
     def pid(self) -> int | None:
@@ -130,16 +125,15 @@ class LocalEtcd:
             RallypointError: it does not start, or does not answer in time.
         """
         if not self.ended:
-            raise UserError(f"this etcd runs already, at {self._endpoint}; stop it first")
+            raise UserError(f"this etcd runs already, at {self.endpoint}; stop it first")
         problem = ""
-        for attempt in range(num_retries + 1):
+        for _ in range(num_retries + 1):
             deadline = Deadline.after(timeout)
             try:
-                self._begin(attempt, stderr)
-                problem = self._wait(deadline, unwanted)
+                endpoint = self._begin(stderr)
+                problem = self._wait(endpoint, deadline, unwanted)
                 if not problem:
-                    assert self._endpoint is not None
-                    return self._endpoint
+                    return endpoint
                 problem += self._log_tail()
             except BaseException:
                 self.stop()
@@ -152,7 +146,7 @@ class LocalEtcd:
     def stop(self) -> None:
         """End it, and remove its data. Idempotent."""
         supervisor, self._supervisor = self._supervisor, None
-        self._endpoint = None
+        self.endpoint = None
         if supervisor is not None:
             supervisor.terminate()
             try:
@@ -160,39 +154,31 @@ class LocalEtcd:
             except subprocess.TimeoutExpired:
                 supervisor.kill()
                 supervisor.wait()
-        if self._log is not None:
-            self._log.close()
-            self._log = None
-        if self._folder is not None:
-            import shutil
+        self._log = None
+        self._cleanup.close()
 
-            shutil.rmtree(self._folder, ignore_errors=True)
-            self._folder = None
-        if self._made_data_dir and self._data_dir is not None:
-            self._made_data_dir = False
-            with contextlib.suppress(OSError):  # somebody else has put something there
-                os.rmdir(self._data_dir)
-
-    def _begin(self, attempt: int, stderr: int | IO[Any] | None) -> None:
+    def _begin(self, stderr: int | IO[Any] | None) -> Endpoint:
+        from shutil import rmtree
         from tempfile import mkdtemp
 
         try:
             if self._data_dir is not None and not os.path.isdir(self._data_dir):
                 os.makedirs(self._data_dir)
-                self._made_data_dir = True
-            self._folder = mkdtemp(prefix="rallypoint_etcd_", dir=self._data_dir)
+                self._cleanup.callback(_remove_if_empty, self._data_dir)
+            folder = mkdtemp(prefix="rallypoint_etcd_", dir=self._data_dir)
+            self._cleanup.callback(rmtree, folder, ignore_errors=True)
         except OSError as error:
-            folder = f"the folder {error.filename!r}" if error.filename else "a folder"
+            where = f"the folder {error.filename!r}" if error.filename else "a folder"
             remedy = "" if error.filename else "; set TMPDIR to one"
-            text = f"{folder} for etcd's data cannot be made: {error.strerror or error}{remedy}"
+            text = f"{where} for etcd's data cannot be made: {error.strerror or error}{remedy}"
             raise user_error(text, error) from None
-        self._name = os.path.basename(self._folder)
-        self._endpoint = Endpoint(_HOST, self._port or free_port())
+        self._name = os.path.basename(folder)
+        self.endpoint = Endpoint(_HOST, self._port or free_port())
         supervisor = str(Path(__file__).with_name("local_supervisor.py"))
-        command = [sys.executable, "-I", "-S", supervisor, str(os.getpid()), self._folder, *self._command()]
+        command = [sys.executable, "-I", "-S", supervisor, str(os.getpid()), folder, *self._command(folder)]
         environment = {name: value for name, value in os.environ.items() if not _configures_etcd(name)}
         if stderr is None:
-            stderr = self._log = open(os.path.join(self._folder, "log"), "w+b")  # noqa: SIM115 - `stop` closes it
+            stderr = self._log = self._cleanup.enter_context(open(os.path.join(folder, "log"), "w+b"))  # noqa: SIM115
         self._supervisor = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -201,15 +187,16 @@ class LocalEtcd:
             env=environment,
             start_new_session=True,
         )
+        return self.endpoint
 
-    def _command(self) -> list[str]:
-        client = f"http://{self._endpoint}"
+    def _command(self, folder: str) -> list[str]:
+        client = f"http://{self.endpoint}"
         peer = f"http://{_HOST}:{free_port()}"
         version = _version(self._binary)
         command = [
             self._binary,
             f"--name={self._name}",
-            f"--data-dir={self._folder}/data",
+            f"--data-dir={folder}/data",
             f"--listen-client-urls={client}",
             f"--advertise-client-urls={client}",
             f"--listen-peer-urls={peer}",
@@ -222,13 +209,13 @@ class LocalEtcd:
             command.append("--unsafe-no-fsync")  # nobody will read the data after a power cut
         return command
 
-    def _wait(self, deadline: Deadline, unwanted: Callable[[], bool]) -> str:
+    def _wait(self, endpoint: Endpoint, deadline: Deadline, unwanted: Callable[[], bool]) -> str:
         """Until it answers; returns what is wrong if it does not."""
         assert self._supervisor is not None
         gone = os.pidfd_open(self._supervisor.pid)
         try:
             while True:
-                if self._answers():
+                if self._answers(endpoint):
                     return ""
                 if self._supervisor.poll() is not None:
                     return f"it ended with exit code {self._supervisor.returncode}"
@@ -240,9 +227,8 @@ class LocalEtcd:
         finally:
             os.close(gone)
 
-    def _answers(self) -> bool:
-        assert self._endpoint is not None
-        connection = http.client.HTTPConnection(self._endpoint.host, self._endpoint.port, timeout=2.0)
+    def _answers(self, endpoint: Endpoint) -> bool:
+        connection = http.client.HTTPConnection(endpoint.host, endpoint.port, timeout=2.0)
         try:
             connection.request("POST", "/v3/cluster/member/list", "{}")
             response = connection.getresponse()
@@ -267,6 +253,11 @@ class LocalEtcd:
             if entry.get("level") in ("error", "fatal", "panic"):
                 return f" ({entry.get('error') or entry.get('msg')})"
         return f" ({lines[-1]})" if lines else ""
+
+
+def _remove_if_empty(folder: str) -> None:
+    with contextlib.suppress(OSError):  # others have put something there
+        os.rmdir(folder)
 
 
 def _configures_etcd(variable: str) -> bool:

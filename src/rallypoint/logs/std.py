@@ -40,8 +40,8 @@ class Std(IntFlag):
         )
 
 
-def to_map(value_or_map: Std | Mapping[int, Std], local_world_size: int) -> dict[int, Std]:
+def to_map(val_or_map: Std | Mapping[int, Std], local_world_size: int) -> dict[int, Std]:
     """One value for each local rank: a single value for all, and `Std.NONE` for ranks that a mapping does not name."""
-    if isinstance(value_or_map, Std):
-        return dict.fromkeys(range(local_world_size), value_or_map)
-    return {rank: value_or_map.get(rank, Std.NONE) for rank in range(local_world_size)}
+    if isinstance(val_or_map, Std):
+        return dict.fromkeys(range(local_world_size), val_or_map)
+    return {rank: val_or_map.get(rank, Std.NONE) for rank in range(local_world_size)}

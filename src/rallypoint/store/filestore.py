@@ -47,7 +47,7 @@ class FileStore(ReplacingStore):
 
     def __init__(self, path: str, world_size: int = -1, timeout: timedelta | float = DEFAULT_TIMEOUT) -> None:
         super().__init__(timeout)
-        self._path = path
+        self.path = path
         self._world_size = world_size
         self._mutex = threading.Lock()  # a file's lock does not keep out this process's own threads
         self._content: dict[bytes, bytes] = {}
@@ -56,11 +56,6 @@ class FileStore(ReplacingStore):
         self._closed = False
         with self._locked() as append:
             append(self._counted(REFCOUNT, 1))
-
-    @property
-    def path(self) -> str:
-        """Where the file is."""
-        return self._path
 
     def set(self, key: str, value: str | bytes) -> None:
         with self._locked() as append:
@@ -96,14 +91,14 @@ class FileStore(ReplacingStore):
 
     def clone(self) -> FileStore:
         """Another one that has the file open; it counts as one of the world size."""
-        return FileStore(self._path, self._world_size, self._timeout)
+        return FileStore(self.path, self._world_size, self._timeout)
 
     def has_extended_api(self) -> bool:
         """False: there are no queues."""
         return False
 
     def to_torch(self) -> Any:
-        return torch_module().FileStore(self._path, -1)
+        return torch_module().FileStore(self.path, -1)
 
     def close(self) -> None:
         """Close the file, and remove it if all of the world size have. Idempotent."""
@@ -114,11 +109,11 @@ class FileStore(ReplacingStore):
             append(self._counted(REFCOUNT, -1))
             all_closed = 0 <= self._world_size <= int(self._content[CLEANUP])
             if all_closed and self._content[REFCOUNT] == b"0":
-                os.unlink(self._path)
+                os.unlink(self.path)
         self._closed = True
 
     def _where(self) -> str:
-        return f"the store in {self._path}"
+        return f"the store in {self.path}"
 
     def _wait_for(self, keys: Sequence[str], timeout: float) -> list[bytes]:
         """The values of all keys, as soon as they are there."""
@@ -135,7 +130,7 @@ class FileStore(ReplacingStore):
 
     def _changed(self) -> bool:
         try:
-            now = os.stat(self._path)
+            now = os.stat(self.path)
         except FileNotFoundError:
             return self._inode != 0
         return (now.st_ino, now.st_size) != (self._inode, self._size)
@@ -169,7 +164,7 @@ class FileStore(ReplacingStore):
         if self._closed:
             raise StoreConnectionError(f"{self._where()} cannot be used any more: it was closed; open a new one")
         try:
-            file = _open_locked(self._path, lock)
+            file = _open_locked(self.path, lock)
         except OSError as error:
             raise StoreConnectionError(
                 f"{self._where()} cannot be opened ({error.strerror}); give the path of a file in a writable folder"
@@ -208,7 +203,7 @@ class FileStore(ReplacingStore):
         try:
             taken = replay(records, self._content, size)
         except StoreProtocolError as error:
-            raise StoreProtocolError(f"{self._path} cannot be read as a store ({error}); give another path") from None
+            raise StoreProtocolError(f"{self.path} cannot be read as a store ({error}); give another path") from None
         self._size += taken
         return taken
 

@@ -32,10 +32,10 @@ class TimerClient(ABC):
 _configured: TimerClient | None = None
 
 
-def configure(client: TimerClient) -> None:
+def configure(timer_client: TimerClient) -> None:
     """Set the client of `expires` calls that give none."""
     global _configured
-    _configured = client
+    _configured = timer_client
 
 
 def expires(after: float, scope: str | None = None, client: TimerClient | None = None) -> AbstractContextManager[None]:

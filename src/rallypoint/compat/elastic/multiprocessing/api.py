@@ -20,8 +20,7 @@ from rallypoint.compat.elastic.multiprocessing.signal_handling import (
 from rallypoint.compat.reexports import reexports_of
 from rallypoint.failures.failure import ProcessFailure
 from rallypoint.logs.specs import DefaultLogsSpecs, LogsDest, LogsSpecs
-from rallypoint.logs.std import Std
-from rallypoint.logs.std import to_map as _to_map
+from rallypoint.logs.std import Std, to_map
 from rallypoint.workers import local
 from rallypoint.workers.context import PContext, ProcessOptions, RunProcsResult
 from rallypoint.workers.functions.context import FunctionContext
@@ -131,11 +130,6 @@ def start_processes(
         made = MultiprocessContext(name, entrypoint, args, envs, start_method, logs_specs, log_line_prefixes, *extras)
     made.start()
     return made
-
-
-def to_map(val_or_map: Std | Mapping[int, Std], local_world_size: int) -> dict[int, Std]:
-    """One value for each local rank; see `rallypoint.logs.std.to_map`."""
-    return _to_map(val_or_map, local_world_size)
 
 
 def get_std_cm(std_rd: str, redirect_fn: Callable[[str], AbstractContextManager[Any]]) -> AbstractContextManager[Any]:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.compat.reexports import reexports_of
-from rallypoint.rendezvous.backends.static import create_handler
+from rallypoint.rendezvous.backends.static import create_handler as create_rdzv_handler
 from rallypoint.rendezvous.elastic import ElasticHandler
-from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.rendezvous.params import RendezvousParameters
 
 __all__ = ["StaticTCPRendezvous", "create_rdzv_handler"]
@@ -33,12 +32,7 @@ class StaticTCPRendezvous(ElasticHandler):
         self, master_addr: str, master_port: int, rank: int, world_size: int, run_id: str, timeout: int
     ) -> None:
         endpoint = str(Endpoint(master_addr, master_port))
-        made = create_handler(
+        made = create_rdzv_handler(
             RendezvousParameters("static", endpoint, run_id, world_size, world_size, rank=rank, timeout=timeout)
         )
         vars(self).update(vars(made))
-
-
-def create_rdzv_handler(params: RendezvousParameters) -> RendezvousHandler:
-    """The handler for `static` parameters. Raises UserError where they cannot work."""
-    return create_handler(params)
