@@ -54,7 +54,7 @@ def test_a_notice_is_seen_replaced_and_taken_back(folder: Path) -> None:
     assert notices.pending() is None
 
 
-def test_an_acknowledgement_is_a_file_and_saying_it_again_changes_nothing(folder: Path) -> None:
+def test_an_acknowledgement_is_a_file_and_idempotent(folder: Path) -> None:
     notices.acknowledge()
     assert not folder.exists(), "nobody has asked"
     folder.mkdir()

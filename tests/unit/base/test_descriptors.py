@@ -33,7 +33,7 @@ def test_the_soft_limit_is_raised_where_that_is_needed(hard: int) -> None:
     assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)
 
 
-def test_it_says_once_where_the_hard_limit_is_too_low(
+def test_it_warns_once_if_the_hard_limit_is_too_low(
     hard: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(logging.getLogger("rallypoint"), "propagate", True)
@@ -51,7 +51,7 @@ def test_some_are_never_for_connections() -> None:
     assert for_connections(40) == 30
 
 
-def test_the_host_of_a_round_has_room_for_its_workers_and_not_only_for_its_nodes(hard: int) -> None:
+def test_the_host_of_a_round_has_descriptors_for_its_workers_too(hard: int) -> None:
     stores = AgentStoreSupply("127.0.0.1")
     stores.prepare("127.0.0.1")
     stores.begin_round(is_host=False, clients=1200)
@@ -62,7 +62,7 @@ def test_the_host_of_a_round_has_room_for_its_workers_and_not_only_for_its_nodes
     stores.close()
 
 
-def test_who_hosts_coordinator_and_store_has_room_for_nodes_and_workers_together(hard: int) -> None:
+def test_a_host_of_coordinator_and_store_has_descriptors_for_nodes_and_workers(hard: int) -> None:
     params = RendezvousParameters("c10d", f"127.0.0.1:{free_port()}", "job", 1, 200, last_call_timeout=1)
     handler = get_rendezvous_handler(params)
     assert isinstance(handler, ElasticHandler)

@@ -95,7 +95,7 @@ def test_the_source_address_towards_an_endpoint() -> None:
         source_address(Endpoint("no-such-host.invalid", 80))
 
 
-def test_a_listening_socket_takes_both_families_and_says_when_the_port_is_taken() -> None:
+def test_a_listening_socket_has_both_families_and_fails_if_the_port_is_taken() -> None:
     with listening_socket("", 0) as server:
         port = server.getsockname()[1]
         for address in ("127.0.0.1", "::1"):

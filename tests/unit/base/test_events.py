@@ -22,7 +22,7 @@ def readable(mailbox: Mailbox[int]) -> bool:
     return bool(select.select([mailbox.fileno()], [], [], 0)[0])
 
 
-def test_letters_come_out_in_order_and_wake_the_reader() -> None:
+def test_events_come_out_in_order_and_wake_the_reader() -> None:
     mailbox: Mailbox[int] = Mailbox()
     assert not readable(mailbox)
     mailbox.post(1)
@@ -55,7 +55,7 @@ def test_many_writers_lose_nothing() -> None:
     assert sorted(seen) == sorted(list(range(1000)) * 4)
 
 
-def test_a_signal_becomes_a_letter_and_the_old_handler_comes_back() -> None:
+def test_a_signal_becomes_an_event_and_the_previous_handler_is_restored() -> None:
     mailbox: Mailbox[int] = Mailbox()
     previous = signal.getsignal(signal.SIGUSR1)
     with post_signals(mailbox.post, [signal.SIGUSR1]) as wakeup:
@@ -85,7 +85,7 @@ def test_signals_mean_nothing_between_the_end_of_the_handlers_and_that_of_the_bl
     assert before == [signal.SIGUSR1] * 2, "the first and the last"
 
 
-def test_in_other_threads_nobody_is_deaf() -> None:
+def test_other_threads_install_no_handlers() -> None:
     def work() -> None:
         with ignore_signals_at_exit():
             entered.set()

@@ -41,6 +41,6 @@ def test_where_the_kernel_does_not_say_they_are_unknown(monkeypatch: pytest.Monk
     assert interface_addresses() is None
 
 
-def test_a_machine_with_too_many_is_as_one_that_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_with_too_many_counts_as_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(interfaces, "MAX_ADDRESSES", -1)
     assert interface_addresses() is None

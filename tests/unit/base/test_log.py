@@ -10,7 +10,7 @@ from rallypoint.base.log import STDERR_LOCK, OutputLock, print_error_line
 from rallypoint.logs.console import ConsoleSink
 
 
-def test_a_line_that_a_worker_has_begun_is_not_gone_on_with(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_that_a_worker_has_begun_is_not_continued(capsys: pytest.CaptureFixture[str]) -> None:
     STDERR_LOCK.line_unfinished = True
     print_error_line("ours")
     print_error_line("ours again")

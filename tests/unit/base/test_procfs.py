@@ -21,7 +21,7 @@ def test_a_process_that_is_there() -> None:
     assert process_table()[os.getpid()].parent == os.getppid()
 
 
-def test_a_process_that_cannot_be_looked_at_is_as_none() -> None:
+def test_a_process_that_cannot_be_read_counts_as_none() -> None:
     """As under `hidepid`, whatever the kernel's reason."""
     assert read_stat(1 << 22) is None
     former = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -49,7 +49,7 @@ def test_what_we_hand_on_is_known_without_proc_too() -> None:
     assert {number for number in with_proc.ignored if number < 32} == without.ignored
 
 
-def test_a_kernel_that_does_not_tell_the_umask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_kernel_without_the_umask_in_proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(procfs, "_status", lambda _pid: {"SigIgn": "0"})
     before = os.umask(0o022)
     os.umask(before)

@@ -35,7 +35,7 @@ def test_the_first_argument_is_the_local_rank(
     assert options._replace(training_script_args=()) == parse(plain, environ)._replace(training_script_args=())
 
 
-def test_it_says_that_it_is_deprecated(capsys: pytest.CaptureFixture[str]) -> None:
+def test_it_warns_that_it_is_deprecated(capsys: pytest.CaptureFixture[str]) -> None:
     read(["s.py"], {})
     assert "FutureWarning: python -m rallypoint.launch is deprecated" in capsys.readouterr().err
 

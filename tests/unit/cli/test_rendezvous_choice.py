@@ -37,7 +37,7 @@ def test_standalone_for_two_nodes_stays_standalone() -> None:
     assert _place("--standalone", max_nodes=2).endpoint == "localhost:0"
 
 
-def test_standalone_says_where_it_is(caplog: pytest.LogCaptureFixture) -> None:
+def test_standalone_logs_its_endpoint(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, logger="rallypoint"):
         place = _place("--standalone")
         _place()

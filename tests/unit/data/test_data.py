@@ -83,7 +83,7 @@ def test_without_torch_a_sampler_is_a_plain_one() -> None:
     assert subprocess.check_output([sys.executable, "-c", program], text=True) == "True True False\n"
 
 
-def test_the_environment_says_who_one_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_has_rank_and_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "4")
     sampler = ElasticDistributedSampler(range(8))

@@ -20,7 +20,7 @@ def _of(exitcode: int, last_lines: bytes, error_file: str = "") -> Cause:
     return Cause.of(failure, 5, "node7")
 
 
-def test_the_error_file_tells_most(tmp_path: Path) -> None:
+def test_the_error_file_has_precedence(tmp_path: Path) -> None:
     path = str(tmp_path / "e")
     write_error_file(path, error_data("KeyError: 'a'", "Traceback (most recent call last):\nKeyError: 'a'\n", 1000.0))
     cause = _of(1, TRACE.encode(), path)
@@ -53,7 +53,7 @@ def test_then_the_last_lines_and_then_nothing() -> None:
     assert _of(3, b"").traceback == ""
 
 
-def test_a_damaged_error_file_is_told_with_its_text(tmp_path: Path) -> None:
+def test_a_damaged_error_file_is_reported_with_its_text(tmp_path: Path) -> None:
     (tmp_path / "e").write_text('{"message": half')
     cause = _of(1, b"words\n", str(tmp_path / "e"))
     assert cause.error_file == ""
@@ -102,7 +102,7 @@ def test_it_is_bounded_and_can_be_encoded(words: str, more: str, times: int) -> 
     assert Cause(**json.loads(json.dumps(cause._asdict()))) == cause
 
 
-def test_a_reason_is_the_message_whatever_the_worker_s_end_and_words_tell() -> None:
+def test_a_reason_is_the_message_whatever_else_is_known() -> None:
     for exitcode, last_lines in ((0, b""), (3, f"{TRACE}\n".encode()), (-9, b"words\n")):
         failure = ProcessFailure(1, 77, exitcode, "", last_lines=last_lines, noticed_at=1000.5)
         failure.set_reason("")
@@ -130,7 +130,7 @@ def test_a_crash_of_many_threads_shows_the_one_that_died() -> None:
     assert shown[-1] == "[...]"
 
 
-def test_a_launcher_that_failed_is_told_by_its_report() -> None:
+def test_a_launcher_that_failed_is_explained_by_its_report() -> None:
     report = """Traceback (most recent call last):
   File "/bin/torchrun", line 8, in <module>
     sys.exit(main())

@@ -54,7 +54,7 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
     assert [each.name for each in tmp_path.iterdir()] == ["error.json"]
 
 
-def test_a_file_time_far_from_the_timestamp_tells_nothing(tmp_path: Path) -> None:
+def test_a_file_time_far_from_the_timestamp_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     write_error_file(str(path), error_data("m", "", 1000.5))
     reply = read_error_file(str(path))
@@ -154,7 +154,7 @@ def test_a_time_that_no_clock_shows_is_that_of_the_file(tmp_path: Path, timestam
     assert failure.timestamp_isoformat()
 
 
-def test_a_file_from_the_far_future_can_be_told_of(tmp_path: Path) -> None:
+def test_a_file_from_the_far_future_can_be_reported(tmp_path: Path) -> None:
     path = tmp_path / "error.json"
     write_error_file(str(path), error_data("boom", "", 1000.0))
     path.write_text(path.read_text().replace("1000", "x"))

@@ -52,7 +52,7 @@ def test_a_damaged_file_counts_as_absent_and_keeps_its_text(tmp_path: Path) -> N
     assert '{"message": {"mess' in failure.damaged
 
 
-def test_the_time_of_noticing_is_now_unless_told() -> None:
+def test_the_time_of_noticing_is_now_unless_given() -> None:
     before = time.time()
     failure = ProcessFailure(0, 1, 1, "")
     assert before <= failure.noticed_at <= time.time()

@@ -88,7 +88,7 @@ def test_exit_with_code_0_is_swallowed_and_other_exits_are_not(own: Path) -> Non
     assert not own.exists()
 
 
-def test_an_exception_that_cannot_be_told_is_not_hidden(own: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_exception_without_a_text_is_not_hidden(own: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Mute(Exception):
         def __str__(self) -> str:
             raise RuntimeError("no words")
@@ -134,7 +134,7 @@ def test_without_a_child_s_file_the_cause_is_written(own: Path) -> None:
     assert json.loads(own.read_text()) == {"message": message}
 
 
-def test_another_node_s_cause_is_written_and_its_path_not_looked_up_here(own: Path, tmp_path: Path) -> None:
+def test_another_nodes_cause_is_written_and_its_path_not_read_here(own: Path, tmp_path: Path) -> None:
     here = str(tmp_path / "same_name.json")
     write_error_file(here, error_data("of another worker", "", 12.0))
     cause = Cause(9, 1, "node7", 4242, 1, "ValueError: there", "Traceback\n", 12.0, here)
@@ -143,7 +143,7 @@ def test_another_node_s_cause_is_written_and_its_path_not_looked_up_here(own: Pa
     assert json.loads(own.read_text())["message"]["message"] == "ValueError: there"
 
 
-def test_a_former_file_is_replaced_and_said_so(own: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_previous_file_is_replaced_with_a_warning(own: Path, caplog: pytest.LogCaptureFixture) -> None:
     own.write_text("old")
     with pytest.raises(ChildFailedError):
         _failing(ChildFailedError("x", {0: ProcessFailure(0, 1, 1, "")}))

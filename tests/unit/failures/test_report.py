@@ -65,7 +65,7 @@ Root Cause (first observed failure):
     )
 
 
-def test_a_cause_of_another_node_is_the_root_and_says_where() -> None:
+def test_a_cause_of_another_node_is_the_root_with_its_host() -> None:
     text = str(ChildFailedError("x.py", {0: _failure(0, -6, 1.0)}, ELSEWHERE))
     others, root = text.split("Root Cause (first observed failure):")
     assert "exitcode  : -6 (pid: 100)  (SIGABRT)" in others

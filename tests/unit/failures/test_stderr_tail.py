@@ -110,7 +110,7 @@ def test_a_marked_message_goes_on_behind_a_blank_line() -> None:
     assert last_traceback(clean_lines(stderr)) == "Traceback (most recent call last):\n  File\nE: one\n\ntwo"
 
 
-def test_colours_and_drawn_over_text_are_gone() -> None:
+def test_colours_and_overwritten_text_are_left_out() -> None:
     stderr = b"\n\x1b[1;31mred\x1b[0m\r\n 10%\r 20%\r\n\x1b]0;title\x07plain\n\n"
     assert clean_lines(stderr) == ["red", " 20%", "plain"]
     coloured = b"\x1b[35mTraceback (most recent call last):\x1b[0m\n  File\n\x1b[1mE\x1b[0m: x\n"

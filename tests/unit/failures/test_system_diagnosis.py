@@ -149,7 +149,7 @@ def test_what_is_known_goes_behind_the_contract_s_words(tmp_path: Path) -> None:
     assert recorded.text == "ValueError: boom"
 
 
-def test_who_ended_by_itself_is_told_of_others_that_were_killed(machine: Machine, tmp_path: Path) -> None:
+def test_a_worker_that_ended_by_itself_mentions_others_that_were_killed(machine: Machine, tmp_path: Path) -> None:
     machine.first("/x", "x", kills=0)
     kills = machine.kills()
     path = str(tmp_path / "e")

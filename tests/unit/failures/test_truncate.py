@@ -20,7 +20,7 @@ def test_it_is_bounded_and_keeps_both_ends(words: list[str], times: int, limit: 
         assert short == text
 
 
-def test_a_long_line_keeps_both_ends_and_says_where_it_is_whole() -> None:
+def test_a_long_line_keeps_both_ends_and_names_its_source() -> None:
     text = "Traceback:\nValueError: " + "x" * 300_000 + "end"
     heading, word, line = truncate(text, LIMIT, "/logs/stderr.log on n3").split("\n")
     assert heading == "Traceback:"
@@ -54,7 +54,7 @@ def test_half_a_surrogate_pair_becomes_a_question_mark() -> None:
     assert truncate("\ud800a", LIMIT) == "?a"
 
 
-def test_a_headline_is_the_first_line_that_says_something() -> None:
+def test_a_headline_is_the_first_line_that_is_not_blank() -> None:
     assert first_line("\n  ValueError: a\nb\n") == "ValueError: a"
     assert first_line("") == ""
     assert len(first_line("x" * 5000)) == MAX_LINE

@@ -89,7 +89,7 @@ def test_an_old_progress_is_503(loop: LoopThread) -> None:
         assert get(port, "/status")[0] == 200
 
 
-def test_a_callback_that_fails_is_503_and_says_why(loop: LoopThread) -> None:
+def test_a_callback_that_fails_is_503_with_the_reason(loop: LoopThread) -> None:
     def broken() -> float:
         raise OSError("no watchdog")
 
@@ -180,7 +180,7 @@ def test_resets_and_floods_cost_nothing(loop: LoopThread, caplog: pytest.LogCapt
     assert caplog.records == []
 
 
-def test_a_crowd_that_says_nothing_keeps_no_probe_out(loop: LoopThread) -> None:
+def test_many_silent_connections_keep_no_probe_out(loop: LoopThread) -> None:
     """The oldest make way: with more silent connections than there is space for, a probe is answered all the same."""
     with serving_on(loop) as port, contextlib.ExitStack() as crowd:
         silent = [crowd.enter_context(dial(port)) for _ in range(3 * http_server._MAX_CONNECTIONS)]
@@ -243,7 +243,7 @@ def test_the_factory_starts_nothing() -> None:
 
 
 @pytest.mark.process
-def test_the_room_is_light_until_it_serves() -> None:
+def test_the_package_is_light_until_it_serves() -> None:
     from tests.unit.test_start_up import HEAVY, imported_by
 
     assert not imported_by("import rallypoint.health.progress_probe") & (HEAVY | {"json"})

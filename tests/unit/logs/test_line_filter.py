@@ -46,7 +46,7 @@ def test_lines_pass_whole_and_prefixed(
     assert kept.read_bytes() == expected
 
 
-def test_an_emptied_file_is_sifted_from_its_start(tmp_path: Path) -> None:
+def test_a_truncated_file_is_filtered_from_its_start(tmp_path: Path) -> None:
     path, kept = tmp_path / "log", tmp_path / "kept"
     path.write_bytes(b"half a line")
     line_filter = LineFilter(str(kept), ["a"])

@@ -569,7 +569,7 @@ def _wakeups(thread: threading.Thread) -> int:
 
 
 @pytest.mark.usefixtures("no_grace")
-def test_both_streams_on_one_console_share_the_turn(tmp_path: Path, out: Console) -> None:
+def test_both_streams_on_one_console_share_the_scheduler(tmp_path: Path, out: Console) -> None:
     files = {1: str(tmp_path / "1")}
     outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), 2, {1: "[1]:"}, stdout=out.fd, stderr=out.fd)
     stdout, stderr = outputs.stdio(0)
@@ -616,7 +616,7 @@ def test_our_own_log_lines_stand_between_the_lines_of_workers(tmp_path: Path) ->
     assert [line.partition("] ")[2] for line in ours] == [f"word {number} of ours" for number in range(300)]
 
 
-def test_where_the_kernel_tells_no_news_files_are_looked_at(tmp_path: Path, out: Console) -> None:
+def test_without_inotify_files_are_polled(tmp_path: Path, out: Console) -> None:
     path = tmp_path / "log"
     path.touch()
     console = console_module.Console(out.fd, out.fd)

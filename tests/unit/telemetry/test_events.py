@@ -130,7 +130,7 @@ def test_handlers_that_cannot_be_used(name: str, sentence: str) -> None:
         get_logging_handler(name)
 
 
-def test_events_of_the_rendezvous_are_not_even_made_where_nobody_hears_them() -> None:
+def test_events_of_the_rendezvous_are_not_made_without_a_handler() -> None:
     construct_and_record_rdzv_event("id", "m", NodeState.INIT)
     assert not recording._loggers
 

@@ -85,7 +85,7 @@ def test_a_line_without_an_end_is_not_kept() -> None:
     assert reader.feed(line(request)) == ([request], [])
 
 
-def test_the_longest_request_there_is_counts_behind_rubbish() -> None:
+def test_the_longest_request_counts_behind_invalid_bytes() -> None:
     spare = MAX_LINE - len(line(FileTimerRequest(1, "", 1.5, 9)))
     request = FileTimerRequest(1, "s" * spare, 1.5, 9)
     assert len(line(request)) == MAX_LINE

@@ -57,7 +57,7 @@ def test_it_never_ends_itself(tmp_path: Path) -> None:
         server.stop()
 
 
-def test_an_error_of_who_hears_of_it_saves_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_of_the_reporter_saves_nobody(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     def broken(_name: str, _request: FileTimerRequest | None) -> None:
         raise ValueError("a handler of the user's")
 

@@ -86,7 +86,7 @@ def test_a_jump_of_the_wall_clock_moves_no_timer(wall: float, jumped: float, sec
     assert set(table.expired(50.0 + seconds + 1e-3)) == {"worker"}
 
 
-def test_those_that_are_not_dropped_are_told_of_again_but_wake_nobody() -> None:
+def test_those_that_are_not_dropped_expire_again_but_wake_nobody() -> None:
     table: TimerTable[TimerRequest] = TimerTable()
     table.register(TimerRequest(1, "scope", 10.0), 0.0, 0.0)
     assert list(table.expired(11.0)) == [1]

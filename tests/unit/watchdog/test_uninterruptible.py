@@ -42,7 +42,7 @@ def test_another_sleep_begins_again(other: UninterruptibleSleep | None) -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 5), st.booleans()), max_size=30))
-def test_who_is_switched_to_between_looks_is_never_stuck(looks: list[tuple[int, bool]]) -> None:
+def test_a_process_that_ran_between_polls_is_never_stuck(looks: list[tuple[int, bool]]) -> None:
     """However often it is seen asleep."""
     sleepers, now = SleepTracker(1), 0
     for number, (seconds, sleeps) in enumerate(looks):

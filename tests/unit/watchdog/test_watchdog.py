@@ -185,7 +185,7 @@ def test_a_signal_of_the_workers_own_choice_and_what_follows_if_it_does_not_help
         assert "hangs_here" in errors
 
 
-def test_a_signal_of_zero_only_tells(tmp_path: Path) -> None:
+def test_a_signal_of_zero_is_only_reported(tmp_path: Path) -> None:
     with running(tmp_path) as run, holder(HANGS, run.watchdog.path, 0.1, 0) as reported:
         reported.is_up()
         run.until(lambda: bool(run.expired))
@@ -249,7 +249,7 @@ def test_those_that_have_ended_are_forgotten(tmp_path: Path) -> None:
         assert run.watchdog.wake_at() == math.inf
 
 
-def test_rubbish_in_the_pipe_costs_some_lines_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_lines_in_the_pipe_cost_some_lines_in_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with running(tmp_path) as run, holder(HANGS, run.watchdog.path, 0.5, 9) as late:
         late.is_up()
         write(run, b"\xff" * 3000)
