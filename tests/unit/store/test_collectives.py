@@ -9,8 +9,8 @@ from datetime import timedelta
 import pytest
 
 from rallypoint.base.errors import UserError
+from rallypoint.compat.elastic.utils.distributed import create_c10d_store
 from rallypoint.store.collectives import barrier, get_all, store_timeout, synchronize
-from rallypoint.store.create import create_c10d_store
 from rallypoint.store.errors import StoreConnectionError, StoreError, StoreTimeoutError
 from rallypoint.store.hashstore import HashStore
 

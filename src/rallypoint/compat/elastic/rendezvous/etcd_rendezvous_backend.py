@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rallypoint.compat.elastic.rendezvous.etcd_store import EtcdStore
-from rallypoint.compat.elastic.rendezvous.given_client import given_client
+from rallypoint.compat.elastic.rendezvous.etcd_store import EtcdStore, given_client
 from rallypoint.compat.reexports import reexports_of
 from rallypoint.etcd.api import EtcdError
 from rallypoint.protocol.errors import RendezvousConnectionError

@@ -10,11 +10,13 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from typing import Any
+from urllib.parse import urlsplit
 
 from rallypoint.base.clock import Deadline
+from rallypoint.base.endpoint import Endpoint
 from rallypoint.base.errors import UserError
-from rallypoint.compat.elastic.rendezvous.given_client import given_client
-from rallypoint.etcd.api import EtcdError
+from rallypoint.etcd.api import Credentials, EtcdError, EtcdTls
+from rallypoint.rendezvous.backends.etcd_options import DEFAULT_PORT
 from rallypoint.rendezvous.backends.etcd_v2_http import EtcdV2Client, LongPoll, V2Read
 from rallypoint.store.api import DEFAULT_TIMEOUT, ReplacingStore, key_bytes, key_text, seconds, value_bytes
 from rallypoint.store.errors import StoreConnectionError, StoreTimeoutError
@@ -27,6 +29,32 @@ _MOST_DELAY = 0.1
 
 class EtcdKeyTimeoutError(StoreTimeoutError, LookupError):
     """A key did not come in time. Also a LookupError, as torch's is."""
+
+
+def given_client(client: Any) -> EtcdV2Client:
+    """A client of Rallypoint's own for the etcd that `client` is of, which may be python-etcd's.
+
+    Args:
+        client: Rallypoint's own, or any object with python-etcd's `base_uri`, and where it needs them its `username`,
+            `password`, and the certificates in its connection pool.
+
+    Raises:
+        UserError: it does not say where its etcd is.
+    """
+    if isinstance(client, EtcdV2Client):
+        return client.clone()
+    place = urlsplit(str(getattr(client, "base_uri", "")))
+    if not place.hostname:
+        raise UserError(f"{client!r} does not say where its etcd is; give what `EtcdServer.get_client` returns")
+    files = getattr(getattr(client, "http", None), "connection_pool_kw", {})
+    tls = EtcdTls(files.get("ca_certs"), files.get("cert_file"), files.get("key_file"))
+    user = getattr(client, "username", None)
+    return EtcdV2Client(
+        [Endpoint(place.hostname, place.port or DEFAULT_PORT)],
+        tls if place.scheme == "https" else None,
+        Credentials(user, getattr(client, "password", None) or "") if user else None,
+        float(getattr(client, "read_timeout", None) or 60),
+    )
 
 
 class EtcdStore(ReplacingStore):

@@ -2,10 +2,70 @@
 
 from __future__ import annotations
 
+import os
+
+from rallypoint.base.errors import UserError
+from rallypoint.base.log import get_logger
 from rallypoint.base.ports import get_free_port, get_socket_with_port
 from rallypoint.compat.reexports import reexports_of
-from rallypoint.store.create import create_c10d_store
+from rallypoint.store.client import TCPStore
+from rallypoint.store.collectives import barrier
+from rallypoint.store.errors import StoreConnectionError
 
 __all__ = ["create_c10d_store", "get_free_port", "get_socket_with_port"]
 
 __getattr__ = reexports_of(__name__)
+
+log = get_logger(__name__)
+
+_ALL_WORKERS_JOINED = "_tcp_store/num_members"
+"""The prefix of torch's own keys for this barrier: some of those who come may be torch's."""
+
+
+def create_c10d_store(
+    is_server: bool,
+    server_addr: str,
+    server_port: int = -1,
+    world_size: int = 1,
+    timeout: float = 600,
+    wait_for_workers: bool = True,
+    retries: int = 3,
+    use_libuv: bool | None = None,
+) -> TCPStore:
+    """A store on a server, and with `is_server` the server too.
+
+    Args:
+        is_server: whether this process serves.
+        server_addr: the server's name or address.
+        server_port: the server's port; for the only one to use the store, -1 lets the kernel choose, and for a server
+            0 does (see the store's `port`).
+        world_size: how many will use the store, the server's process included.
+        timeout: seconds for connecting and wherever the store waits.
+        wait_for_workers: return only when all have come.
+        retries: accepted as torch's callers give it, and without effect: what the kernel chooses is free.
+        use_libuv: accepted as torch's callers give it, and without effect; `USE_LIBUV` says what the store's
+            `libuvBackend` is.
+
+    Raises:
+        UserError: there is no port, and others are to come.
+        StoreConnectionError: no store answered in time, the port cannot be listened on, or a client was given none.
+        StoreTimeoutError: not all came in time.
+    """
+    if use_libuv is not None:
+        log.warning("use_libuv=%s has no effect; set USE_LIBUV to 0 or 1 instead", use_libuv)
+    if server_port == -1 and world_size > 1:
+        raise UserError(f"a store that {world_size} will use needs a port that they all know; give server_port")
+    if not is_server and server_port <= 0:
+        raise StoreConnectionError(f"server_port={server_port} is not a port; give a client the server's port")
+    store = TCPStore(
+        server_addr,
+        max(0, server_port),
+        world_size=world_size,
+        is_master=is_server,
+        timeout=timeout,
+        wait_for_workers=wait_for_workers,
+        use_libuv=os.environ.get("USE_LIBUV", "1") == "1",
+    )
+    if wait_for_workers:
+        barrier(store, world_size, _ALL_WORKERS_JOINED, barrier_timeout=timeout)
+    return store
