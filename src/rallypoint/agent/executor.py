@@ -111,7 +111,7 @@ class StepExecutor:
             self._workers.start(step.placement)
 
     def notice_events(self) -> Iterator[steps.Event]:
-        """The signal that did not come, and what has come of the notice to the workers."""
+        """The signal that did not come, and acknowledgements of the notice to the workers."""
         if self._clock.monotonic() >= self._signal_by:
             self._signal_by = math.inf
             yield steps.SignalTimedOut()

@@ -57,7 +57,7 @@ class PollingRendezvousClient:
         all else that is done here, the two never meet."""
 
     def listen(self, deliver: messages.Deliver | None) -> None:
-        """Hand every notice to `deliver`; None ends that."""
+        """Hand every notification to `deliver`; None ends that."""
         self._deliver = deliver
 
     def join(self, role: str, local_world_size: int, max_restarts: int = -1, program: str = "") -> None:
@@ -193,9 +193,9 @@ class PollingRendezvousClient:
             self._thread.start()
         self._requests.put(work)
 
-    def _notify(self, notice: messages.Notification) -> None:
+    def _notify(self, notification: messages.Notification) -> None:
         if self._deliver is not None:
-            self._deliver(notice)
+            self._deliver(notification)
 
 
 def _notification_of(error: BaseException) -> messages.Notification:

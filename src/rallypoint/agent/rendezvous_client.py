@@ -22,7 +22,7 @@ class RendezvousClient(Protocol):
         """Hand every notification to `deliver`; None ends that."""
 
     def join(self, role: str, local_world_size: int, max_restarts: int = -1, program: str = "") -> None:
-        """Ask for a place in the next round."""
+        """Request a place in the next round."""
 
     def begin_round(self, placement: Placement) -> None:
         """The workers of the round before are gone; this round's begin."""

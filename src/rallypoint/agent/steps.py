@@ -78,13 +78,13 @@ Event = (
 
 
 class StartWorkers(NamedTuple):
-    """Take the place and start the workers."""
+    """Begin the round of this placement and start its workers."""
 
     placement: Placement
 
 
 class RequestJoin(NamedTuple):
-    """Ask for a place in the next round."""
+    """Request a place in the next round."""
 
 
 class StopWorkers(NamedTuple):
@@ -106,7 +106,7 @@ class KillWorkers(NamedTuple):
 
 
 class ForwardSignal(NamedTuple):
-    """Hand a signal to the workers that run; nothing ends by that."""
+    """Send a signal to the workers that run; nothing ends by that."""
 
     signal: int
 
@@ -131,7 +131,7 @@ class WithdrawNotice(NamedTuple):
 
 
 class PostStopNotice(NamedTuple):
-    """Post a notice to the workers that they are being stopped; the time that it gives is the grace of the stop."""
+    """Post a notice to the workers that they are being stopped; its deadline is the end of the grace period."""
 
 
 class LogLine(NamedTuple):
@@ -142,7 +142,7 @@ class LogLine(NamedTuple):
 
 
 class QueryStanding(NamedTuple):
-    """Ask how the job stands without this node, for a moment; `LeaveReply` notices and `LeaveTimedOut` follow."""
+    """Query for a moment how the job stands without this node; `LeaveReply` and `LeaveTimedOut` follow."""
 
 
 # Last steps: the workers are gone, and after one of these nothing more happens.
@@ -155,7 +155,7 @@ class EndWithVerdict(NamedTuple):
 
 
 class EndWithError(NamedTuple):
-    """End with the error that this notice means."""
+    """End with the error that this notification means."""
 
     notification: Notification
 

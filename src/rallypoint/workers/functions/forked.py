@@ -29,6 +29,7 @@ from multiprocessing.process import BaseProcess
 from typing import Any, TextIO
 
 from rallypoint.failures.record import record
+from rallypoint.workers.escalation import NoSweep
 from rallypoint.workers.functions.worker import apply_environment, call
 from rallypoint.workers.process import ChildProcess, process_start_error
 from rallypoint.workers.reaper.process_setup import open_null
@@ -106,10 +107,8 @@ class ForkedProcess(ChildProcess):
             self._process.close()
 
 
-class ForkedSweep:
-    """Ends what forked workers are and have left, as far as /proc shows it; see `escalation.SweepInProgress`."""
-
-    cannot_find_all = False
+class ForkedSweep(NoSweep):
+    """Ends what forked workers are and have left, as far as /proc shows it; nothing is left to wait for then."""
 
     def __init__(self, processes: Sequence[ChildProcess]) -> None:
         self._processes = processes
@@ -117,18 +116,6 @@ class ForkedSweep:
     def begin(self, seconds: float = 0.0) -> None:
         """End it, with so many seconds between SIGTERM and SIGKILL; all that can be found is gone on return."""
         kill_trees(self._processes, [each.pid for each in self._processes if each.fileno() >= 0], seconds)
-
-    def fds(self) -> list[int]:
-        """None: nothing is waited for."""
-        return []
-
-    def done(self) -> bool:
-        """Always: `begin` waits."""
-        return True
-
-    def give_up(self) -> list[int]:
-        """Nothing is waited for."""
-        return []
 
 
 def _pid(process: BaseProcess) -> int:

@@ -66,7 +66,7 @@ class Imports:
         main_file: str | None,
         ours: Collection[int],
     ) -> None:
-        self._asked = modules
+        self._named = modules
         self._left_out = left_out
         self._path0 = path0
         self._main_file = main_file
@@ -87,7 +87,7 @@ class Imports:
             imported: called after each module.
 
         Raises:
-            Unfit: this process must not be forked.
+            Unforkable: this process must not be forked.
         """
         recording = EnvironRecorder(own, lambda where, what: refused(Unforkable(self.importing, _reading(where, what))))
         main = sys.modules["__main__"]
@@ -118,7 +118,7 @@ class Imports:
         """Check what a fork would lose: call this when what the imports have written has been taken.
 
         Raises:
-            Unfit: this process must not be forked.
+            Unforkable: this process must not be forked.
         """
         why = fork_checks.thread_obstacle()
         if why:
@@ -128,10 +128,10 @@ class Imports:
 
     def packages(self) -> list[str]:
         """What was imported without being named, of which it is known that preloading it is worth while."""
-        return [name for name in ALSO_IMPORTED if name in sys.modules and name not in self._asked]
+        return [name for name in ALSO_IMPORTED if name in sys.modules and name not in self._named]
 
     def _modules(self) -> Iterator[str]:
-        yield from self._asked
+        yield from self._named
         for package, more in ALSO_IMPORTED.items():
             if package in sys.modules:
                 yield from (each for each in more if each not in self._left_out)
@@ -140,7 +140,7 @@ class Imports:
         try:
             __import__(module)
         except BaseException as error:
-            if isinstance(error, ModuleNotFoundError) and error.name == module and module not in self._asked:
+            if isinstance(error, ModuleNotFoundError) and error.name == module and module not in self._named:
                 return  # this version of the package is without it
             raise Unforkable(module, f"it raises {type(error).__name__}: {error}") from None
         why = fork_checks.fork_obstacle(self._ours)
