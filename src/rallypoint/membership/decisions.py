@@ -157,13 +157,18 @@ def _give_up(operation: Join, state: State, node: NodeId, view: ClockView, setti
     """torch lets a node stay in the lists that is late by more than five seconds; here none does that gives up."""
     if state.knows(node) and needs_all(state, settings):
         return Action(ActionKind.ABANDON, seconds=view.now - operation.asked_at)
+    return _removal(state, node, Reason.GAVE_UP) or Action(ActionKind.ERROR_TIMEOUT)
+
+
+def _removal(state: State, node: NodeId, reason: Reason, detail: str = "") -> Action | None:
+    """What takes a node out of the list that it stands in; None if it stands in none."""
     if node in state.participants:
-        return Action(ActionKind.REMOVE_FROM_PARTICIPANTS, reason=Reason.GAVE_UP)
+        return Action(ActionKind.REMOVE_FROM_PARTICIPANTS, reason=reason, detail=detail)
     if node in state.wait_list:
         return Action(ActionKind.REMOVE_FROM_WAIT_LIST)
-    if node in state.survivors:
-        return Action(ActionKind.REMOVE_FROM_SURVIVORS, reason=Reason.GAVE_UP)
-    return Action(ActionKind.ERROR_TIMEOUT)
+    if node in state.redundancy_list:
+        return Action(ActionKind.REMOVE_FROM_REDUNDANCY_LIST)
+    return Action(ActionKind.REMOVE_FROM_SURVIVORS, reason=reason) if node in state.survivors else None
 
 
 def _wait_for_next(operation: Join, state: State, node: NodeId, view: ClockView, settings: Settings) -> Action:
@@ -194,17 +199,10 @@ def _rank_is_taken(operation: Join, state: State) -> bool:
 
 
 def _exit(operation: Exit, state: State, node: NodeId, view: ClockView) -> Action:
-    if not state.knows(node):
+    removal = _removal(state, node, operation.reason, operation.detail)
+    if removal is None:
         return FINISH
-    if view.now >= operation.deadline:
-        return Action(ActionKind.ERROR_TIMEOUT)
-    if node in state.participants:
-        return Action(ActionKind.REMOVE_FROM_PARTICIPANTS, reason=operation.reason, detail=operation.detail)
-    if node in state.wait_list:
-        return Action(ActionKind.REMOVE_FROM_WAIT_LIST)
-    if node in state.redundancy_list:
-        return Action(ActionKind.REMOVE_FROM_REDUNDANCY_LIST)
-    return Action(ActionKind.REMOVE_FROM_SURVIVORS, reason=operation.reason)
+    return Action(ActionKind.ERROR_TIMEOUT) if view.now >= operation.deadline else removal
 
 
 def _is_running_participant(state: State, node: NodeId, round_: int) -> bool:
