@@ -8,31 +8,20 @@ import socket
 from typing import TYPE_CHECKING
 
 from rallypoint.base.endpoint import shorten_retransmission, unmapped_address, usable_address
-from rallypoint.base.log import get_logger, printable
+from rallypoint.base.log import get_logger
+from rallypoint.coordinator.server_session import HEARTBEAT, ServerSession
 from rallypoint.coordinator.session_registry import SessionRecord
-from rallypoint.membership.state import NodeId, Reason
+from rallypoint.membership.state import NodeId
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, TLS_HANDSHAKE, FrameError, FrameReader, frame
-from rallypoint.protocol.handshake import (
-    PROTOCOL_VERSION,
-    Challenge,
-    HandshakeError,
-    HandshakeRefused,
-    Hello,
-    Proof,
-    ServerHandshake,
-    Welcome,
-    version_error,
-)
-from rallypoint.protocol.messages import Heartbeat, JoinRequest, LeaveRequest, Notification, Request, SessionEnded
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rallypoint.base.tls import TlsChannel
     from rallypoint.coordinator.connection_context import ConnectionContext
-    from rallypoint.coordinator.dispatcher import Dispatcher
-    from rallypoint.protocol.signing import Signers
+    from rallypoint.protocol.handshake import Hello
+    from rallypoint.protocol.messages import Notification
 
 log = get_logger(__name__)
 
@@ -42,12 +31,9 @@ HANDSHAKE_TIMEOUT = 10.0
 _WRITE_BUFFER_LIMIT = 4 * 1024 * 1024
 """Bytes of notifications that a node may leave unread before it counts as gone."""
 
-_HEARTBEAT = codec.encode(Heartbeat())
-_HEARTBEAT_FRAME = frame(_HEARTBEAT)
-"""A heartbeat as it comes and goes where nothing is signed: nearly all that is ever said in a large job, and the same
-bytes each time."""
-
-_HEARTBEAT_REQUEST = Heartbeat()
+_HEARTBEAT_FRAME = frame(HEARTBEAT)
+"""A heartbeat as it comes where nothing is signed: nearly all that is ever said in a large job, and the same bytes each
+time."""
 
 _MANY_SESSIONS = 256
 """Where a server has more connections, it answers every second heartbeat of each. That it lives can be told from
@@ -66,19 +52,13 @@ class ControlConnection(asyncio.Protocol):
     def __init__(self, context: ConnectionContext) -> None:
         self._context = context
         self._reader = FrameReader()
-        self._handshake = ServerHandshake(context.jobs.job, context.keys, context.nonce())
-        self._signers: Signers | None = None
+        self._session: ServerSession
+        """From `connection_made` on."""
         self._channel: TlsChannel | None = None
         self._kind_known = False
         """Whether the first byte has come."""
-        self._transcript = b""
-        self._dispatcher: Dispatcher | None = None
-        self._session = 0
-        self._leaving = False
-        self._answered = False
-        """Whether the last heartbeat was."""
+        self._magic_sent = False
         self._done = False
-        self._end_reason = "its session has ended"
 
     # asyncio's side
 
@@ -88,7 +68,9 @@ class ControlConnection(asyncio.Protocol):
         self._loop = asyncio.get_running_loop()
         peer = transport.get_extra_info("peername")
         self._peer_host = unmapped_address(str(peer[0])) if isinstance(peer, tuple) else ""
-        self._peer = f"{self._peer_host}:{peer[1]}" if self._peer_host else _UNKNOWN
+        self._peer_address = f"{self._peer_host}:{peer[1]}" if self._peer_host else _UNKNOWN
+        context, host = self._context, self._peer_host.partition("%")[0] or _UNKNOWN
+        self._session = ServerSession(context.jobs, context.keys, context.nonce(), self, host)
         shorten_retransmission(transport.get_extra_info("socket"))
         self._context.opened(self)
         self._timeout = self._loop.call_later(HANDSHAKE_TIMEOUT, self._on_handshake_timeout)
@@ -103,15 +85,16 @@ class ControlConnection(asyncio.Protocol):
             data = self._decrypted(self._channel, data)
         if self._done:
             return
-        if data == _HEARTBEAT_FRAME and self._dispatcher is not None and not self._reader.has_partial_frame:
-            self._on_heartbeat(self._dispatcher)
-            return
+        session = self._session
         try:
+            if data == _HEARTBEAT_FRAME and session.is_open and not self._reader.has_partial_frame:
+                self._close_for(session.heartbeat())
+                return
             for payload in self._reader.feed(data):
-                if not self._on_frame(payload):
+                if self._close_for(session.receive(payload)):
                     return
         except (FrameError, codec.CodecError) as error:
-            self._close_unauthenticated(str(error))
+            self._close(str(error))
         except Exception:
             log.exception("control connection from %s: a message could not be handled; it is closed", self._peer)
             self.abort()
@@ -119,10 +102,8 @@ class ControlConnection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         """The other side, or we, have hung up."""
         self._timeout.cancel()
-        dispatcher, self._dispatcher = self._dispatcher, None
-        if dispatcher is not None:
-            how = "its connection was closed before it left" if error is None else f"its connection broke: {error}"
-            dispatcher.detach(self._session, Reason.DEPARTED if self._leaving else Reason.LOST, how)
+        how = "its connection was closed before it left" if error is None else f"its connection broke: {error}"
+        self._session.detach(how)
         self._context.closed(self)
 
     # The handshake, then the session
@@ -153,7 +134,7 @@ class ControlConnection(asyncio.Protocol):
             plain = channel.receive(data)
         except TlsError as error:
             self._transport.write(channel.to_send())  # the alert that says why
-            self._close_unauthenticated(str(error))
+            self._close(str(error))
             return b""
         self._transport.write(channel.to_send())
         if channel.objection is not None:
@@ -169,132 +150,64 @@ class ControlConnection(asyncio.Protocol):
             own = socket.socket(fileno=os.dup(self._transport.get_extra_info("socket").fileno()))
             fallback(own, data)
         except OSError as error:  # no descriptors, or no threads
-            self._close_unauthenticated(f"what else is served on this port cannot take it over: {error}")
+            self._close(f"what else is served on this port cannot take it over: {error}")
         else:
             self._transport.abort()  # which closes our descriptor, and not the connection
 
-    def _on_frame(self, payload: bytes) -> bool:
-        """Deal with one message; returns whether the connection goes on."""
-        if self._dispatcher is not None:
-            if self._signers is not None:
-                payload = self._signers.incoming.verify(payload)
-            self._on_request(
-                self._dispatcher, _HEARTBEAT_REQUEST if payload == _HEARTBEAT else codec.decode_request(payload)
-            )
-            return True
-        if self._handshake.greeted is None:
-            version = codec.version_of(payload)
-            answer = (
-                self._answer_to(payload) if version == PROTOCOL_VERSION else HandshakeRefused(version_error(version))
-            )
-            self.write(MAGIC)
-            return self._send_or_refuse(answer)
-        refused = self._handshake.proof(codec.decode(payload, Proof), self._transcript)
-        if refused is not None:
-            return self._send_or_refuse(refused)
-        try:
-            self._open(self._handshake.greeted)
-        except HandshakeError as error:
-            return self._send_or_refuse(HandshakeRefused(str(error)))
-        return True
-
-    def _answer_to(self, payload: bytes) -> Challenge | HandshakeRefused:
-        try:
-            hello = codec.decode(payload, Hello)
-        except codec.CodecError as error:
-            return HandshakeRefused(str(error))
-        self._peer = f"{self._peer} ({printable(hello.host or hello.address, 64)})"
-        answer = self._handshake.hello(hello)
-        if self._context.keys is not None:
-            from rallypoint.protocol.signing import transcript_of
-
-            self._transcript = transcript_of(payload, codec.encode(answer))
-        return answer
-
     def _refuse(self, sentence: str) -> None:
-        self.write(MAGIC)
-        self._send_or_refuse(HandshakeRefused(sentence))
+        self._close(self._session.refuse(sentence))
 
-    def _send_or_refuse(self, answer: Challenge | HandshakeRefused) -> bool:
-        self._send_message(answer)
-        if isinstance(answer, HandshakeRefused):
-            self._close_unauthenticated(f"it was told: {answer.sentence}")
-            return False
-        return True
+    # What its session asks of it: see `SessionOutput`
 
-    def _open(self, hello: Hello) -> None:
-        dispatcher = self._context.jobs.dispatcher_for(hello, self._peer_host.partition("%")[0] or _UNKNOWN)
-        self._signers = self._handshake.signers
+    def describe(self, hello: Hello) -> SessionRecord:
+        """The handshake is done."""
         self._timeout.cancel()
         self._context.limiter.remove(self)
         own = usable_address(unmapped_address(str(self._transport.get_extra_info("sockname")[0])))
         here = hello.pid == os.getpid() and hello.address == own
-        # The welcome must be the session's first frame: the name is known only after attaching, so notifications of
-        # this session cannot precede it (they are only sent in answer to what the node says).
-        self._session, name = dispatcher.attach(
-            self._deliver,
-            SessionRecord(
-                NodeId(hello.address, hello.pid, hello.local_id, hello.host),
-                hello.address,
-                own,
-                self._peer_host and usable_address(self._peer_host),
-                hello.settings,
-                in_this_process=here,
-                local=here and self._context.has_local_nodes,
-            ),
-            self._hang_up,
-        )
-        self._dispatcher = dispatcher
-        self._send_message(
-            Welcome(name, dispatcher.settings.lease, dispatcher.incarnation, self._context.jobs.job is not None)
+        return SessionRecord(
+            NodeId(hello.address, hello.pid, hello.local_id, hello.host),
+            hello.address,
+            own,
+            self._peer_host and usable_address(self._peer_host),
+            hello.settings,
+            in_this_process=here,
+            local=here and self._context.has_local_nodes,
         )
 
-    def _on_heartbeat(self, dispatcher: Dispatcher) -> None:
-        if not dispatcher.heartbeat(self._session):
-            self._close_unauthenticated(self._end_reason)
-            return
-        self._answered = not self._answered or len(self._context.connections) <= _MANY_SESSIONS
-        if self._answered:
-            # At once: an answer may overtake what else is told, and means only that we live and have heard all so far.
-            if self._signers is None:
-                self.write(_HEARTBEAT_FRAME)
-            else:
-                self.send(_HEARTBEAT)
+    @property
+    def answers_all(self) -> bool:
+        """Whether there are few enough connections for that."""
+        return len(self._context.connections) <= _MANY_SESSIONS
 
-    def _on_request(self, dispatcher: Dispatcher, request: Request) -> None:
-        if isinstance(request, Heartbeat):
-            self._on_heartbeat(dispatcher)
-            return
-        if isinstance(request, LeaveRequest):
-            self._leaving = True
-        elif isinstance(request, JoinRequest):
-            self._leaving = False
-        if not dispatcher.receive(self._session, request):
-            self._close_unauthenticated(self._end_reason)
-
-    def _deliver(self, notification: Notification) -> None:
+    def post(self, notification: Notification) -> None:
+        """Have a notification sent; from any thread."""
         self._context.post(self, notification)
 
-    def _hang_up(self, why: str) -> None:
+    def hang_up(self, why: str) -> None:
+        """The coordinator has ended the session; from any thread."""
         log.warning("control connection from %s is closed: %s", self._peer, why)
-        self._end_reason = why
         self._loop.call_soon_threadsafe(self._end_session)
 
     def _end_session(self) -> None:
         if not self._done:
-            self._send_message(SessionEnded(self._end_reason))
+            self._session.end(self._session.end_reason)
         self.abort()
 
     # Sending and ending
 
-    def _send_message(self, message: object) -> None:
-        self.send(codec.encode(message))
+    @property
+    def _peer(self) -> str:
+        name = self._session.node_name
+        return f"{self._peer_address} ({name})" if name else self._peer_address
 
     def send(self, payload: bytes) -> None:
         """Send a frame, signed where the session's are. On the loop's thread."""
-        if self._signers is not None:
-            payload = self._signers.outgoing.sign(payload)
-        self.write(frame(payload))
+        signers = self._session.signers
+        if signers is not None:
+            payload = signers.outgoing.sign(payload)
+        self.write(frame(payload) if self._magic_sent else MAGIC + frame(payload))
+        self._magic_sent = True
 
     def write(self, data: bytes) -> None:
         """Send bytes, unless it was said that nothing more comes. On the loop's thread."""
@@ -310,13 +223,13 @@ class ControlConnection(asyncio.Protocol):
 
     def finish(self, why: str) -> None:
         """Send what is left and why nothing more comes; take no more requests, which nobody would stand for."""
-        if why and self._dispatcher is not None and not self._done:
-            self._send_message(SessionEnded(why))
+        if why and not self._done:
+            self._session.end(why)
         self._done = True
         if self._channel is not None and not self._transport.is_closing():
             self._channel.close_notify()
             self._transport.write(self._channel.to_send())
-        if self._dispatcher is None:
+        if not self._session.is_open:
             self._transport.close()
         elif self._transport.can_write_eof():
             self._transport.write_eof()
@@ -325,20 +238,24 @@ class ControlConnection(asyncio.Protocol):
         """Hang up at once."""
         self._transport.abort()
 
-    def _close_unauthenticated(self, why: str) -> None:
+    def _close_for(self, why: str | None) -> bool:
+        """Close if there is a reason to; returns whether there is."""
+        if why is not None:
+            self._close(why)
+        return why is not None
+
+    def _close(self, why: str) -> None:
         self._done = True
-        if self._dispatcher is None:
+        if not self._session.is_open:
             self._context.limiter.log_refusal("control connection from %s refused: %s", self._peer, why)
         else:
             log.warning("control connection from %s is closed: %s", self._peer, why)
         self._transport.close()
 
     def _on_handshake_timeout(self) -> None:
-        self._close_unauthenticated(f"it said nothing that opens a session within {HANDSHAKE_TIMEOUT:.0f} s")
+        self._close(f"it said nothing that opens a session within {HANDSHAKE_TIMEOUT:.0f} s")
 
     def evict(self) -> None:
         """End a connection that has not become a session, for the sake of newer ones."""
-        self._close_unauthenticated(
-            "too many connections are open that said nothing that opens a session; newer ones take its place"
-        )
+        self._close("too many connections are open that said nothing that opens a session; newer ones take its place")
         self.abort()

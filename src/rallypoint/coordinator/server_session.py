@@ -1,0 +1,192 @@
+"""What a control connection says and does once its bytes are messages: the handshake, then the session of a node.
+
+It knows no socket: its connection sends for it. The simulator drives the same class.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from rallypoint.base.log import printable
+from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.membership.state import Reason
+from rallypoint.protocol import codec
+from rallypoint.protocol.handshake import (
+    PROTOCOL_VERSION,
+    Challenge,
+    HandshakeError,
+    HandshakeRefused,
+    Hello,
+    Proof,
+    ServerHandshake,
+    Welcome,
+    version_error,
+)
+from rallypoint.protocol.messages import Heartbeat, JoinRequest, LeaveRequest, Notification, SessionEnded
+
+if TYPE_CHECKING:
+    from rallypoint.coordinator.dispatcher import Dispatcher
+    from rallypoint.protocol.handshake import Keys
+    from rallypoint.protocol.signing import Signers
+
+HEARTBEAT = codec.encode(Heartbeat())
+
+
+class SessionOutput(Protocol):
+    """The connection of a session."""
+
+    def send(self, payload: bytes) -> None:
+        """Send a message, signed where the session's are."""
+        ...
+
+    def post(self, notification: Notification) -> None:
+        """Have a notification sent; from any thread, in the order of the calls."""
+        ...
+
+    def hang_up(self, why: str) -> None:
+        """The coordinator has ended the session; from any thread."""
+        ...
+
+    def describe(self, hello: Hello) -> SessionRecord:
+        """The handshake is done: what there is to know of the session of a node that greets so."""
+        ...
+
+    @property
+    def answers_all(self) -> bool:
+        """Whether every heartbeat is answered, and not only every second one."""
+        ...
+
+
+class JobOf(Protocol):
+    """Which job a node belongs to. See `connection_context.JobDirectory`."""
+
+    @property
+    def job(self) -> str | None: ...
+    def dispatcher_for(self, hello: Hello, peer: str) -> Dispatcher: ...
+
+
+class ServerSession:
+    """One connection, from its first message on."""
+
+    def __init__(self, jobs: JobOf, keys: Keys | None, nonce: bytes, output: SessionOutput, peer: str) -> None:
+        """Wait for the greeting.
+
+        Args:
+            jobs: whose nodes may come.
+            keys: what nodes must prove to hold one of; None if there are none.
+            nonce: bytes that no other handshake has had.
+            output: the connection.
+            peer: the address that it comes from.
+        """
+        self._jobs = jobs
+        self._handshake = ServerHandshake(jobs.job, keys, nonce)
+        self._transcript = b""
+        self._output = output
+        self._peer = peer
+        self._dispatcher: Dispatcher | None = None
+        self._leaving = False
+        self._answered = False
+        """Whether the last heartbeat was."""
+        self.node_name = ""
+        """What the node calls its host, once it has greeted."""
+        self.number = 0
+        self.signers: Signers | None = None
+        self.end_reason = "its session has ended"
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the handshake is done."""
+        return self._dispatcher is not None
+
+    def receive(self, payload: bytes) -> str | None:
+        """Deal with one message. Returns why the connection is to be closed; None if it goes on.
+
+        Raises:
+            CodecError: it is no message, or has no place here.
+            SignatureError: it is not signed as it has to be.
+        """
+        if self._dispatcher is not None:
+            if self.signers is not None:
+                payload = self.signers.incoming.verify(payload)
+            return self.heartbeat() if payload == HEARTBEAT else self._on_request(self._dispatcher, payload)
+        greeted = self._handshake.greeted
+        if greeted is None:
+            return self._answer(self._answer_to_hello(payload))
+        refused = self._handshake.proof(codec.decode(payload, Proof), self._transcript)
+        if refused is None:
+            try:
+                self._open(greeted)
+            except HandshakeError as error:
+                refused = HandshakeRefused(str(error))
+        return None if refused is None else self._answer(refused)
+
+    def refuse(self, sentence: str) -> str:
+        """Tell the other side why it is refused. Returns why the connection is to be closed."""
+        self._output.send(codec.encode(HandshakeRefused(sentence)))
+        return f"it was told: {sentence}"
+
+    def heartbeat(self) -> str | None:
+        """A heartbeat has come. Returns as `receive` does."""
+        assert self._dispatcher is not None
+        if not self._dispatcher.heartbeat(self.number):
+            return self.end_reason
+        self._answered = not self._answered or self._output.answers_all
+        if self._answered:
+            # At once: an answer may overtake what else is told, and means only that we live and have heard all so far.
+            self._output.send(HEARTBEAT)
+        return None
+
+    def end(self, why: str) -> None:
+        """Say that the session ends, and why; nothing if there is none."""
+        if self._dispatcher is not None:
+            self._output.send(codec.encode(SessionEnded(why)))
+
+    def detach(self, how: str) -> None:
+        """The connection has ended, in the way that `how` says. Idempotent."""
+        dispatcher, self._dispatcher = self._dispatcher, None
+        if dispatcher is not None:
+            dispatcher.detach(self.number, Reason.DEPARTED if self._leaving else Reason.LOST, how)
+
+    def _answer(self, answer: Challenge | HandshakeRefused) -> str | None:
+        if isinstance(answer, HandshakeRefused):
+            return self.refuse(answer.sentence)
+        self._output.send(codec.encode(answer))
+        return None
+
+    def _answer_to_hello(self, payload: bytes) -> Challenge | HandshakeRefused:
+        version = codec.version_of(payload)
+        if version != PROTOCOL_VERSION:
+            return HandshakeRefused(version_error(version))
+        try:
+            hello = codec.decode(payload, Hello)
+        except codec.CodecError as error:
+            return HandshakeRefused(str(error))
+        self.node_name = printable(hello.host or hello.address, 64)
+        answer = self._handshake.hello(hello)
+        if self._handshake.keys is not None:
+            from rallypoint.protocol.signing import transcript_of
+
+            self._transcript = transcript_of(payload, codec.encode(answer))
+        return answer
+
+    def _open(self, hello: Hello) -> None:
+        dispatcher = self._jobs.dispatcher_for(hello, self._peer)
+        self.signers = self._handshake.signers
+        # The welcome must be the session's first frame: the name is known only after attaching, so notifications of
+        # this session cannot precede it (they are only sent in answer to what the node says).
+        self.number, name = dispatcher.attach(self._output.post, self._output.describe(hello), self._on_hang_up)
+        self._dispatcher = dispatcher
+        welcome = Welcome(name, dispatcher.settings.lease, dispatcher.incarnation, self._jobs.job is not None)
+        self._output.send(codec.encode(welcome))
+
+    def _on_request(self, dispatcher: Dispatcher, payload: bytes) -> str | None:
+        request = codec.decode_request(payload)
+        if isinstance(request, LeaveRequest):
+            self._leaving = True
+        elif isinstance(request, JoinRequest):
+            self._leaving = False
+        return None if dispatcher.receive(self.number, request) else self.end_reason
+
+    def _on_hang_up(self, why: str) -> None:
+        self.end_reason = why
+        self._output.hang_up(why)
