@@ -217,6 +217,11 @@ def tls_channel(data: bytes) -> None:
 
 TARGETS = {
     "tls": Target(tls_channel, lambda: [_tls()[1], b"\x16\x03\x01\x00\x05abcde"], ("base/tls.py",), executions=300),
-    "plane": Target(plane, _plane_seeds, ("coordinator/connection.py", "coordinator/server.py", "coordinator/server_session.py"), executions=600),
+    "plane": Target(
+        plane,
+        _plane_seeds,
+        ("coordinator/connection.py", "coordinator/server.py", "coordinator/server_session.py"),
+        executions=600,
+    ),
     "link": Target(link, _link_seeds, ("client/dialing.py", "client/tcp_link.py"), executions=40),
 }

@@ -352,12 +352,11 @@ class Agent:
     def _open_link(self, deliver: Deliver, _deadline: Deadline) -> Link:
         if self.plan.hosts and self.job.network.listener is None:
             self.server = self.job.new_server(self.process, self.pid)
-            local = SimLocalSession(self.server, self.number, deliver)
             settings = self.job.settings
             hello = Hello(
                 PROTOCOL_VERSION, settings.run_id, b"", self.address, self.pid, 0, False, settings, "", self.host
             )
-            self.server.attach(local, hello, "", leased=False)
+            local = SimLocalSession(self.server, self.number, hello, deliver)
             self.link = local
             return local
         posted = None

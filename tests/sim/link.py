@@ -34,6 +34,7 @@ from rallypoint.protocol.resume_state import (
     session_opened,
     without_foreign_join,
 )
+from rallypoint.protocol.signing import transcript_of
 from tests.sim.network import Connection, Network
 from tests.sim.world import Process, Timer
 
@@ -90,6 +91,7 @@ class SimLink:
         """Connections that are kept until the server has spoken in the next one."""
         self._attempts = 0
         self._handshaking = True
+        self._hello = b""
         self._lease = settings.lease
         self._heard_at = 0.0
         self._timeout: Timer | None = None
@@ -108,7 +110,7 @@ class SimLink:
         self._hold(after_request(self._held, request, self.process.clock()))
         if self._open and self.connection is not None:
             self.process.world.note(self.process, "says %s", request)
-            self.connection.send(0, codec.encode(request))
+            self._write(self.connection, codec.encode(request))
         elif not isinstance(request, ProgressRequest):
             self.process.world.note(self.process, "holds %s", request)
 
@@ -124,11 +126,15 @@ class SimLink:
         self._closed = True
         if self.connection is not None:
             if self._open:
-                self.connection.send(0, codec.encode(LeaveRequest()))
+                self._write(self.connection, codec.encode(LeaveRequest()))
             self.connection.close(0)
         while self._silent:
             self._silent.pop().close(0)
         self._open = False
+
+    def _write(self, connection: Connection, payload: bytes) -> None:
+        signers = self._handshake.signers
+        connection.send(0, payload if signers is None else signers.outgoing.sign(payload))
 
     # Dialing
 
@@ -186,7 +192,8 @@ class SimLink:
                 self._wait(min(_SILENCE, max(0.1, self._remaining())), self._failed, attempt)
                 host = f"host-{self.node}"
                 hello = self._handshake.hello(self._address, self._pid, 0, last_incarnation(self._held), host)
-                connection.send(0, codec.encode(hello))
+                self._hello = codec.encode(hello)
+                connection.send(0, self._hello)
 
         return done
 
@@ -226,6 +233,8 @@ class SimLink:
         if connection is not self.connection or self._closed:
             return
         self._heard_at = self.process.clock()
+        if self._handshake.signers is not None:
+            payload = self._handshake.signers.incoming.verify(payload)
         if not self._open:
             self._greet(connection, payload)
             return
@@ -243,7 +252,8 @@ class SimLink:
         if self._handshaking:
             assert isinstance(answer, Challenge), answer
             self._handshaking = False
-            connection.send(0, codec.encode(self._handshake.prove()))
+            transcript = b"" if self._handshake.key is None else transcript_of(self._hello, payload)
+            connection.send(0, codec.encode(self._handshake.prove(transcript)))
             return
         assert isinstance(answer, Welcome), answer
         self._stop_waiting()
@@ -264,7 +274,7 @@ class SimLink:
         self.process.world.note(self.process, "is %s to %s", answer.node, answer.incarnation)
         for request in again:
             self.process.world.note(self.process, "says again %s", request)
-            connection.send(0, codec.encode(request))
+            self._write(connection, codec.encode(request))
         self._check_silence(connection)
         if self.address is None:
             self.address = self._address
@@ -285,7 +295,7 @@ class SimLink:
     def _send_heartbeat(self, connection: Connection) -> None:
         if connection is self.connection and self._open:
             self.process.later(self._lease / 3, self._send_heartbeat, connection)
-            connection.send(0, _HEARTBEAT)
+            self._write(connection, _HEARTBEAT)
 
     def on_end(self, connection: Connection, *, reset: bool) -> None:
         """The server has hung up, or the connection is broken."""

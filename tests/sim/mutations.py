@@ -9,7 +9,6 @@ from unittest.mock import patch
 
 from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.coordinator.job_state import OutgoingNotification
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.election import leadership, resign, takeover
 from rallypoint.election.machine import Election
@@ -65,18 +64,17 @@ def _departure_closes() -> AbstractContextManager[object]:
 
 def _wall_clock() -> AbstractContextManager[object]:
     """The lease counts from when the node says that it spoke, on its own wall clock."""
-    receive = Coordinator.receive
+    node_heard = Coordinator._node_heard
 
-    def bad(self: Coordinator, session: int, request: Request, now: float) -> list[OutgoingNotification]:
-        sends = receive(self, session, request, now)
+    def bad(self: Coordinator, session: int, now: float) -> None:
+        node_heard(self, session, now)
         speaker, running = self.sessions.get(session), job.running()
         heard = self.sessions.liveness._heard
         if speaker is not None and session in heard:
             sender = running.agents[int(speaker.node.addr.rpartition(".")[2])]
             heard[session] = now - (running.world.now - sender.wall_clock())
-        return sends
 
-    return patch.object(Coordinator, "receive", bad)
+    return patch.object(Coordinator, "_node_heard", bad)
 
 
 def _without_round() -> AbstractContextManager[object]:

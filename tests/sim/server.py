@@ -6,18 +6,20 @@ It lives in a process of its own, or in that of the node that hosts it or was el
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
 from math import inf
 from typing import TYPE_CHECKING
 
 from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.dispatcher import Dispatcher, JournalSink, RestoredState, do_nothing
 from rallypoint.coordinator.job_state import OutgoingNotification
+from rallypoint.coordinator.server_session import ServerSession
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.state import NodeId, Reason, Settings, State
 from rallypoint.protocol import codec
-from rallypoint.protocol.handshake import Challenge, HandshakeRefused, Hello, Keys, Proof, ServerHandshake, Welcome
-from rallypoint.protocol.messages import Heartbeat, JoinRequest, LeaveRequest, Notification, Request
+from rallypoint.protocol.handshake import Hello, Keys
+from rallypoint.protocol.messages import Heartbeat, Notification, Request
 from tests.sim.coroutine import SOON
 from tests.sim.ground_truth import AuditStep
 from tests.sim.network import Connection, Network
@@ -28,8 +30,6 @@ if TYPE_CHECKING:
 
 LINGER = 2.0
 """Seconds that nodes have to read the last notices once the server ends."""
-
-_HEARTBEAT = codec.encode(Heartbeat())
 
 
 class ProcessClock:
@@ -86,6 +86,22 @@ class AuditedDispatcher(Dispatcher):
             hang_ups = self._pop_hang_ups()
         self._flush(hang_ups)
 
+    @property
+    def job(self) -> str | None:
+        """The one job that nodes must be of; None for a control plane outside of all jobs."""
+        return super().job if self._server.home >= 0 else None
+
+    def receive(self, session: int, request: Request) -> bool:
+        """A request of a session."""
+        with self._server.hearing(session, request):
+            return super().receive(session, request)
+
+    def detach(self, session: int, reason: Reason = Reason.LOST, detail: str = "") -> None:
+        """A session has ended."""
+        self._server.sessions.pop(session, None)
+        with self._server.hearing(session, None):
+            super().detach(session, reason, detail)
+
     def _enqueue(self, sends: Iterable[OutgoingNotification]) -> None:
         sends = list(sends)
         super()._enqueue(sends)
@@ -135,7 +151,6 @@ class Server:
         self._unauthenticated: list[SimSession] = []
         """Connections that have not become sessions, and some that have."""
         self._network = network
-        self._settings = settings
         self._speaking: tuple[int | None, Request | None] = (None, None)
         self._ticking = False
         self._timer: Timer | None = None
@@ -159,44 +174,38 @@ class Server:
 
     def on_connect(self, connection: Connection) -> SimSession:
         """A connection has come in."""
-        session = SimSession(self, connection, self._settings)
+        session = SimSession(self, connection)
         self._unauthenticated.append(session)
         return session
 
-    def attach(
-        self, holder: SimSession | SimLocalSession, hello: Hello, server_address: str, *, leased: bool
-    ) -> NodeId:
-        """Open a session; returns the name that the node goes by."""
-        self.audit.attached(self, holder.node)
-        holder.number, name = self.dispatcher.attach(
-            holder.deliver,
-            SessionRecord(
-                NodeId(hello.address, hello.pid, hello.local_id, hello.host),
-                hello.address,
-                server_address=server_address,
-                leased=leased,
-                local=hello.pid == self.home,
-            ),
-            hang_up=lambda _why: self._hang_up(holder),
+    def record(self, hello: Hello, *, leased: bool) -> SessionRecord:
+        """What there is to know of the session of a node that greets so."""
+        node, here = NodeId(hello.address, hello.pid, hello.local_id, hello.host), hello.pid == self.home
+        return SessionRecord(
+            node,
+            hello.address,
+            "10.0.0.254" if leased else "",
+            leased=leased,
+            in_this_process=here,
+            local=here,
         )
+
+    def attached(self, holder: SimSession | SimLocalSession) -> None:
+        """A session is open."""
+        self.audit.attached(self, holder.node)
         self.sessions[holder.number] = holder
-        return name
 
-    def receive(self, number: int, node: int, request: Request) -> bool:
-        """A request of a session. Returns whether the session is still one."""
-        if not isinstance(request, Heartbeat) and self.coordinator.sessions.get(number) is not None:
-            self.audit.hears(self, node, request)
-        before, self._speaking = self._speaking, (node, request)
-        known = self.dispatcher.receive(number, request)
-        self._speaking = before
-        return known
-
-    def detach(self, number: int, reason: Reason) -> None:
-        """A session has ended."""
-        self.sessions.pop(number, None)
-        before, self._speaking = self._speaking, (None, None)
-        self.dispatcher.detach(number, reason)
-        self._speaking = before
+    @contextmanager
+    def hearing(self, number: int, request: Request | None) -> Iterator[None]:
+        """What the coordinator does inside, it does for a request of that session; None if that has ended."""
+        holder = None if request is None else self.sessions.get(number)
+        if holder is not None and request is not None and not isinstance(request, Heartbeat):
+            self.audit.hears(self, holder.node, request)
+        before, self._speaking = self._speaking, (None if holder is None else holder.node, request)
+        try:
+            yield
+        finally:
+            self._speaking = before
 
     def finish(self, done: Callable[[], None], linger: float = LINGER) -> None:
         """End in order: take no more nodes, let the last notices arrive; `done` when that is over."""
@@ -220,7 +229,7 @@ class Server:
             self.process.later(0.1, self._await_closes, until, done)
             return
         for holder in list(self.sessions.values()):
-            holder.hang_up()
+            holder.abort()
         self.finished = True
         done()
 
@@ -236,11 +245,12 @@ class Server:
         finally:
             self._ticking = False
 
-    def _hang_up(self, holder: SimSession | SimLocalSession) -> None:
+    def hung_up(self, holder: SimSession | SimLocalSession) -> None:
+        """The coordinator has ended a session."""
         self.sessions.pop(holder.number, None)
         if self._ticking:
             self.audit.found_silent(self, holder)
-        holder.hang_up()
+        holder.abort()
 
     def _arm(self) -> None:
         at = self.dispatcher.wake_at()
@@ -255,114 +265,110 @@ class Server:
 
 
 class SimSession:
-    """One connection, seen from the server: greeting, handshake, session."""
+    """One connection, seen from the server: the production session, and a connection that carries its messages."""
 
-    def __init__(self, server: Server, connection: Connection, settings: Settings) -> None:
+    answers_all = True
+
+    def __init__(self, server: Server, connection: Connection) -> None:
         self.process = server.process
         self.node = connection.node
         self.connection = connection
-        self.number = 0
         self._server = server
-        self._lease = settings.lease
-        self._handshake = ServerHandshake(settings.run_id, server.keys, b"server")
-        self._leaving = False
-        self._done = False
+        self._session = ServerSession(server.dispatcher, server.keys, b"server", self, "")
+        self._registered = self._done = False
+
+    @property
+    def number(self) -> int:
+        """Of the session."""
+        return self._session.number
 
     def on_bytes(self, connection: Connection, payload: bytes) -> None:
         """One frame has come."""
         if self._done:
             return
-        if self.number:
-            self._on_request(_HEARTBEAT_REQUEST if payload == _HEARTBEAT else codec.decode_request(payload))
-        elif self._handshake.greeted is None:
-            answer = self._handshake.hello(codec.decode(payload, Hello))
-            assert isinstance(answer, Challenge), answer
-            connection.send(1, codec.encode(answer))
-        else:
-            refused = self._handshake.proof(codec.decode(payload, Proof))
-            assert not isinstance(refused, HandshakeRefused), refused
-            greeted = self._handshake.greeted
-            assert greeted is not None
-            name = self._server.attach(self, greeted, "10.0.0.254", leased=True)
-            welcome = Welcome(name, self._lease, self._server.incarnation, self._server.home >= 0)
-            connection.send(1, codec.encode(welcome))
-
-    def _on_request(self, request: Request) -> None:
-        if isinstance(request, LeaveRequest):
-            self._leaving = True
-        elif isinstance(request, JoinRequest):
-            self._leaving = False
-        if not self._server.receive(self.number, self.node, request):
+        why = self._session.receive(payload)
+        if self._session.is_open and not self._registered:
+            self._registered = True
+            self._server.attached(self)
+        if why is not None:
+            assert self._session.is_open, why
             self._done = True
-            self.connection.close(1)
+            connection.close(1)
+
+    def describe(self, hello: Hello) -> SessionRecord:
+        """The handshake is done."""
+        return self._server.record(hello, leased=True)
+
+    def send(self, payload: bytes) -> None:
+        """Send a message."""
+        if not self._done:
+            signers = self._session.signers
+            self.connection.send(1, payload if signers is None else signers.outgoing.sign(payload))
 
     def on_end(self, connection: Connection, *, reset: bool) -> None:
         """The node has hung up, or the connection is broken."""
         self.process.world.note(self.process, "loses node %d, %s", self.node, "reset" if reset else "hung up")
         connection.close(1)
-        self._detach()
+        self._detach("its connection has ended")
 
-    def deliver(self, notice: Notification) -> None:
-        """Send the node a notice."""
-        if isinstance(notice, Heartbeat):
-            self.connection.send(1, _HEARTBEAT)
-            return
-        self.process.world.note(self.process, "to node %d: %s", self.node, notice)
-        self.connection.send(1, codec.encode(notice))
+    def post(self, notification: Notification) -> None:
+        """Send the node a notification."""
+        self.process.world.note(self.process, "to node %d: %s", self.node, notification)
+        self.send(codec.encode(notification))
+
+    def hang_up(self, why: str = "") -> None:
+        """The coordinator has ended the session."""
+        self._server.hung_up(self)
 
     def finish(self) -> None:
         """Send what is left and say that nothing more comes; take no more requests."""
         self._done = True
         self.connection.close(1)
 
-    def hang_up(self) -> None:
+    def abort(self) -> None:
         """Hang up at once."""
         self.process.world.note(self.process, "hangs up on node %d", self.node)
         self.connection.abort(1)
-        self._detach()
+        self._detach("the server has hung up")
 
     def break_off(self) -> None:
         """Its process is killed; the kernel ends the connection."""
         self.connection.abort(1)
 
-    def _detach(self) -> None:
+    def _detach(self, how: str) -> None:
         self._done = True
-        if self.number:
-            number, self.number = self.number, 0
-            self._server.detach(number, Reason.DEPARTED if self._leaving else Reason.LOST)
-
-
-_HEARTBEAT_REQUEST = Heartbeat()
+        self._session.detach(how)
 
 
 class SimLocalSession:
     """The session of the node that hosts the server: no connection, no lease."""
 
-    def __init__(self, server: Server, node: int, deliver: Callable[[Notification], None]) -> None:
+    def __init__(self, server: Server, node: int, hello: Hello, deliver: Callable[[Notification], None]) -> None:
         self.node = node
-        self.number = 0
         self.process = server.process
         self.address: str | None = f"10.0.0.{node}"
         self._server = server
         self._deliver = deliver
+        self.number, _ = server.dispatcher.attach(self._post, server.record(hello, leased=False))
+        server.attached(self)
 
-    def deliver(self, notice: Notification) -> None:
-        """Hand the notice to the node's mailbox: another thread takes it from there."""
+    def _post(self, notice: Notification) -> None:
+        # To the node's mailbox: another thread takes it from there.
         if not isinstance(notice, Heartbeat):
             self.process.later(0.0, self._deliver, notice)
 
     def send(self, request: Request) -> None:
         """Say something to the coordinator."""
-        self._server.receive(self.number, self.node, request)
+        self._server.dispatcher.receive(self.number, request)
 
     def close(self) -> None:
         """End the session."""
-        self._server.detach(self.number, Reason.DEPARTED)
+        self._server.dispatcher.detach(self.number, Reason.DEPARTED)
 
     def finish(self) -> None:
         """Nothing is under way here."""
 
-    def hang_up(self) -> None:
+    def abort(self) -> None:
         """It ends with its process."""
 
     def break_off(self) -> None:
