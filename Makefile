@@ -14,7 +14,7 @@ export PYTHONDONTWRITEBYTECODE :=
 
 check: $(DEV)  ## in a minute, without torch: lint, all tests that start no process, with fewer examples, and 200 simulated jobs
 	@$(MAKE) --no-print-directory lint
-	@$(BIN)/python -m pytest -q -n 2 --dist worksteal --quick -m "not (process or torch or etcd or root)" $(PURE) $(ARGS)
+	@$(BIN)/python -m pytest -q -n 3 --dist worksteal --quick -m "not (process or torch or etcd or root)" $(PURE) $(ARGS)
 	@$(BIN)/python -m tests.sim --seeds 200
 
 demo: $(READY)  ## train with two workers, kill one half-way, finish with the same loss

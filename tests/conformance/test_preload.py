@@ -86,7 +86,7 @@ if os.environ["RANK"] == "0":
 def test_torch_computes_what_it_computes_without_preloading(launcher: Launcher, threads: str) -> None:
     script = launcher.script("import torch\ntorch.manual_seed(7)\n" + NUMBERS)
     outs = []
-    flags = ("--standalone", *(("--nproc-per-node=2",) if threads else ()))
+    flags = ("--standalone", *(("--nproc-per-node=2",) if threads == "1" else ()))
     # Tensors of a data loader pass through sockets in the temporary folder, on paths that must be short.
     env = {"TMPDIR": "/tmp", **({"OMP_NUM_THREADS": threads} if threads else {})}
     for preload in ((), ("--preload=torch,numpy,networkx,fsspec",)):  # the last two go through all variables
