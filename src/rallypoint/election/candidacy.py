@@ -125,7 +125,7 @@ class PredecessorWait:
             return
         name = decode_node(predecessor.value)
         level = DEBUG if name in self.dead else WARNING
-        text = "nobody listens any more at the address of the coordinator %s; its lease is ended"
+        text = "no process listens any more at the address of the coordinator %s; its lease is ended"
         self._context.log(level, text, name)
         self.dead |= frozenset() if name is None else frozenset([name])
         try:

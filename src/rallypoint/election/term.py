@@ -121,7 +121,7 @@ class LeaderTerm:
         """Coordinate no more; nodes have `linger` seconds to read the last notifications and disconnect."""
         # Nodes disconnect when the server ends, and that must not be taken for their departure.
         self._writer.close(_LAST_WRITES if linger else 0.0)
-        self._server.close(linger, f"{host_name()} hosts it no more")
+        self._server.close(linger, f"{host_name()} no longer hosts it")
 
 
 def start_term(

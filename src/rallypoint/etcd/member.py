@@ -114,7 +114,7 @@ class Member:
             MemberTrouble: the user is refused, or the member is gone.
         """
         if self._credentials is None:
-            raise self._trouble(RequestOutcome.REFUSED, "wants a user and a password", "give both", ends=False)
+            raise self._trouble(RequestOutcome.REFUSED, "requires a user and a password", "give both", ends=False)
         if self._login is None or self._login.done():
             self._login = start_task(self._log_in(self._credentials))
         await self._until(self._login)
@@ -269,7 +269,7 @@ class Member:
         """The connection broke before it was of any use: a reason that waiting will not change, if there is one."""
         found = await service_detection.detect_service(self.endpoint, self._tls, self._connect_timeout)
         if found is None:
-            remedy = "see whether it wants TLS" if self._tls is None and trouble.ends else trouble.diagnosis.remedy
+            remedy = "see whether it requires TLS" if self._tls is None and trouble.ends else trouble.diagnosis.remedy
             return self._trouble(RequestOutcome.NOT_DONE, trouble.diagnosis.problem, remedy)
         return self._trouble(RequestOutcome.REFUSED, found.problem, found.remedy)
 

@@ -58,7 +58,7 @@ async def _read_greeting(endpoint: Endpoint, tls: ssl.SSLContext | None) -> Serv
     if first[3] == _SETTINGS:
         return None
     if first[0] == _TLS_ALERT:
-        return ServiceDiagnosis("wants TLS", "give protocol=https, and `cacert`")
+        return ServiceDiagnosis("requires TLS", "give protocol=https, and `cacert`")
     if first.startswith(b"HTTP/1"):
         return ServiceDiagnosis("speaks HTTP/1, and not the v3 API of etcd", _NOT_ETCD)
     return ServiceDiagnosis(f"does not speak the v3 API of etcd (its first bytes: {first!r})", _NOT_ETCD)

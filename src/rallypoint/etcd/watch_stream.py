@@ -87,7 +87,7 @@ class WatchStream:
                 self._on_events(answer.events)
 
     async def _handle_trouble(self, member: Member, trouble: MemberTrouble) -> WatchEnd | None:
-        log.debug("a watch moves on: %s", trouble)
+        log.debug("a watch moves to another member: %s", trouble)
         if trouble.outcome in (RequestOutcome.LOGIN, RequestOutcome.REFUSED) and not trouble.ends:
             # etcd says "permission denied" also where only the token is too old.
             self._denied += 1

@@ -46,14 +46,14 @@ def replay(data: bytes, content: dict[bytes, bytes], size: int | None = None) ->
         Where in `data` the first record begins that is not whole.
 
     Raises:
-        StoreProtocolError: it is no store's file, or does not end with a record's end.
+        StoreProtocolError: it is not a store's file, or does not end with a record's end.
     """
     size = len(data) if size is None else size
     at = 0
     while (found := _string(data, at, size)) is not None:
         key, middle = found
         if not key:
-            raise StoreProtocolError("it holds a key without a name: it is no store's file")
+            raise StoreProtocolError("it holds a key without a name: it is not a store's file")
         found = _string(data, middle, size)
         if found is None:
             break
@@ -76,5 +76,5 @@ def _string(data: bytes, at: int, size: int) -> tuple[bytes, int] | None:
             return data[start:end], end
         start = end
     if start > size:
-        raise StoreProtocolError("it ends in the middle of a record: it is no store's file, or a writer died over it")
+        raise StoreProtocolError("it ends within a record: it is not a store's file, or a writer died while writing")
     return None

@@ -228,7 +228,7 @@ def _open_locked(path: str, lock: int) -> int | None:
             raise
         try:
             if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise OSError(errno.EINVAL, "it is no regular file")
+                raise OSError(errno.EINVAL, "it is not a regular file")
             fcntl.flock(file, lock)
             if os.fstat(file).st_nlink:
                 return file

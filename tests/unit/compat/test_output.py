@@ -91,7 +91,7 @@ def test_output_comes_back_after_an_exception(tmp_path: Path, capfd: pytest.Capt
 
 
 def test_a_stream_that_is_none_is_named(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="'stdlog' is no output stream"), redirect("stdlog", str(tmp_path / "out")):
+    with pytest.raises(UserError, match="'stdlog' is not an output stream"), redirect("stdlog", str(tmp_path / "out")):
         pass
 
 

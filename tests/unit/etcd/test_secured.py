@@ -171,7 +171,7 @@ def test_a_certificate_of_another_authority(secured: Secured) -> None:
 
 def test_no_tls_where_it_is_wanted(secured: Secured) -> None:
     client = secured.client(None, JOB, timeout_s=1.0)
-    with pytest.raises(EtcdUnreachable, match="see whether it wants TLS"):
+    with pytest.raises(EtcdUnreachable, match="see whether it requires TLS"):
         client.range(b"k")
     client.close()
 

@@ -38,7 +38,7 @@ def redirect(std: str, to_file: str) -> Iterator[None]:
         UserError: `std` is neither.
     """
     if std not in _DESCRIPTORS:
-        raise UserError(f"{std!r} is no output stream; redirect one of {', '.join(_DESCRIPTORS)}")
+        raise UserError(f"{std!r} is not an output stream; redirect one of {', '.join(_DESCRIPTORS)}")
     fd = _DESCRIPTORS[std]
     with open(to_file, "wb") as file:
         before = os.dup(fd)
