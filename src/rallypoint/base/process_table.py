@@ -24,6 +24,38 @@ class ProcessStat:
         # A process whose first thread has ended shows as a zombie while its other threads run.
         self.ended = self.state in "ZX" and int(fields[17]) <= 1
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """What no other process will ever have."""
+        return self.pid, self.started
+
+    def is_running(self) -> bool:
+        """Whether this process is still there and has not ended."""
+        now = read_stat(self.pid)
+        return now is not None and now.started == self.started and not now.ended
+
+
+def signal_process(stat: ProcessStat, *numbers: int) -> int | None:
+    """Send a process signals, whatever its pid means by now.
+
+    Returns:
+        Its pidfd, which is readable when it has ended; None if it has already, or runs as somebody whom we may not
+        signal.
+    """
+    try:
+        fd = posix.pidfd_open(stat.pid)
+    except OSError:
+        return None
+    try:
+        if stat.is_running():  # only now the number can no longer pass to another process
+            for number in numbers:
+                __import__("_signal").pidfd_send_signal(fd, number)
+            return fd
+    except OSError:
+        pass
+    posix.close(fd)
+    return None
+
 
 def read_stat(pid: int) -> ProcessStat | None:
     """One process; None when there is no such process, or none that this user may look at (`hidepid`)."""

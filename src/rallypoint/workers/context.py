@@ -164,13 +164,11 @@ class PContext(ABC):
         *,
         sent: bool = False,
     ) -> StopInProgress:
-        """Begin to do what `close` does, and return what sees it through. If it has begun, the same again.
+        """Begin to do what `close` does, and return what drives it to its end. If it has begun, the same again.
 
         Args:
-            death_sig: the first signal; SIGTERM if not given.
-            timeout: seconds between it and SIGKILL.
-            limit: seconds for which one that writes a file is spared, if that is more.
-            sent: whether somebody else sends the processes the signal.
+            death_sig, timeout, sent: see `close`.
+            limit: seconds for which one that writes a file is spared, if that is more than `timeout`.
         """
 
     def shorten_close(self, until: float) -> None:

@@ -149,17 +149,7 @@ class WorkerProcess(AdoptedProcess):
         stdin: int | None = None,
         blocked: Collection[int] = (),
     ) -> None:
-        """Start it.
-
-        Args:
-            reaper: the process that starts it, and ends what it leaves.
-            argv: the program and its arguments; the program is looked up on PATH.
-            env: its whole environment.
-            stdout: the descriptor to write to; None to hand on ours.
-            stderr: the same for standard error.
-            cpus: the processors that it may run on; none named means all that we may use.
-            stdin: the descriptor to read from; None to hand on ours.
-            blocked: signals that it blocks at first, beside those that we block.
+        """Start it; the arguments are those of `ReaperClient.spawn`.
 
         Raises:
             UserError: there is no such program, it cannot be executed, or its arguments are too long.

@@ -24,12 +24,8 @@ def make_context(
     """One process for each local rank (contract section 6.1). The folders are made; `start` starts the processes.
 
     Args:
-        name: what messages call the group.
+        name, args, envs, logs_specs, log_line_prefixes: see `PContext`; a program's arguments are made strings.
         entrypoint: a program to run, or a function to call.
-        args: local rank to its arguments; those of a program are made strings by `str`.
-        envs: local rank to what is added to the agent's environment.
-        logs_specs: where output goes.
-        log_line_prefixes: local rank to what stands before each teed line.
         options: what else is wanted of the processes.
         reaper: the process that starts them; None for one that ends with the context.
 

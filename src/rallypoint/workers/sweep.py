@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from rallypoint.base.log import get_logger
 from rallypoint.base.poll import until_readable
-from rallypoint.base.process_table import ProcessStat, process_table, read_stat
+from rallypoint.base.process_table import ProcessStat, process_table, signal_process
 from rallypoint.workers.process import ChildProcess
 from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, readable
 
@@ -107,9 +107,10 @@ def kill_trees(processes: Iterable[ChildProcess], unreaped: Collection[int] = ()
     until = time.monotonic() + _KILL_TREES_TIMEOUT
     while known and time.monotonic() < until:
         for stat in known.values():
-            _kill(stat)
+            if (fd := signal_process(stat, signal.SIGKILL)) is not None:
+                os.close(fd)
         known.update((stat.pid, stat) for stat in _descendants(set(known)))
-        known = {pid: stat for pid, stat in known.items() if _is_running(stat)}
+        known = {pid: stat for pid, stat in known.items() if stat.is_running()}
         os.sched_yield()
 
 
@@ -124,39 +125,12 @@ def _descendants(roots: set[int]) -> list[ProcessStat]:
     return [stat for stat in stats if stat.pid in found]
 
 
-def _is_running(stat: ProcessStat) -> bool:
-    now = read_stat(stat.pid)
-    return now is not None and now.started == stat.started and not now.ended
-
-
 def _terminate(stats: Iterable[ProcessStat], seconds: float) -> None:
     """SIGTERM, and the time to act on it; SIGCONT for those that were stopped."""
     deadline = time.monotonic() + seconds
     with contextlib.ExitStack() as stack:
-        asked = [fd for each in stats if (fd := _signal(each, signal.SIGTERM, signal.SIGCONT)) is not None]
-        for fd in asked:
+        fds = [fd for each in stats if (fd := signal_process(each, signal.SIGTERM, signal.SIGCONT)) is not None]
+        for fd in fds:
             stack.callback(os.close, fd)
-        for fd in asked:
+        for fd in fds:
             until_readable([fd], deadline - time.monotonic())
-
-
-def _kill(stat: ProcessStat) -> None:
-    fd = _signal(stat, signal.SIGKILL)
-    if fd is not None:
-        os.close(fd)
-
-
-def _signal(stat: ProcessStat, *numbers: int) -> int | None:
-    """Send a process signals, and return a descriptor that is readable when it has ended; None if it has already."""
-    fd = -1
-    try:
-        fd = os.pidfd_open(stat.pid)
-        if _is_running(stat):
-            for number in numbers:
-                signal.pidfd_send_signal(fd, number)
-            return fd
-    except OSError:
-        pass
-    if fd >= 0:
-        os.close(fd)
-    return None

@@ -46,12 +46,7 @@ class ForkServerClient:
             raise
 
     def fork(self, channel: socket, stdout: int, stderr: int) -> StartedWorker:
-        """Start a worker.
-
-        Args:
-            channel: where its payload comes from.
-            stdout: the descriptor to write to.
-            stderr: the same for standard error.
+        """Start a worker that takes its payload from `channel`.
 
         Raises:
             RallypointError: it could not be started, or the server is gone.

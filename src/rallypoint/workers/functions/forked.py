@@ -52,16 +52,7 @@ class ForkedProcess(ChildProcess):
         stderr: int | None,
         cpus: Collection[int],
     ) -> None:
-        """Start it.
-
-        Args:
-            function: what it calls.
-            args: with these.
-            environ: its whole environment.
-            payload: where it puts what the function returns.
-            stdout: the descriptor to write to; None to hand on ours.
-            stderr: the same for standard error.
-            cpus: the processors that it may run on; none for all that we may use.
+        """Start it, to put what `function(*args)` returns into the payload; the rest as in `ReaperClient.spawn`.
 
         Raises:
             RallypointError: this machine has no room for another process.

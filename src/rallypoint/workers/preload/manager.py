@@ -88,15 +88,18 @@ class PreloadManager:
     @property
     def importing(self) -> bool:
         """Whether workers that are to start now shall wait."""
-        zygote = self._zygote
-        waits = self._first and zygote is not None and zygote.phase is ZygotePhase.IMPORTING
+        waits = self._first_imports
         if waits and self._clock.monotonic() >= self._progress_at + IMPORT_TIMEOUT:
             self._first = waits = False
             self._warn_not_forked(
-                f"{self._module_names()} is not imported, and has not got on for {IMPORT_TIMEOUT:.0f} s; "
+                f"{self._module_names()} is not imported, and has made no progress for {IMPORT_TIMEOUT:.0f} s; "
                 "later workers may be forked"
             )
         return waits
+
+    @property
+    def _first_imports(self) -> bool:
+        return self._first and self._zygote is not None and self._zygote.phase is ZygotePhase.IMPORTING
 
     def fds(self) -> list[int]:
         """Descriptors that become readable when there is something to do."""
@@ -104,9 +107,7 @@ class PreloadManager:
 
     def wake_at(self) -> float:
         """When `importing` ends at the latest, on the monotonic clock; infinite if it is over."""
-        zygote = self._zygote
-        waits = self._first and zygote is not None and zygote.phase is ZygotePhase.IMPORTING
-        return self._progress_at + IMPORT_TIMEOUT if waits else math.inf
+        return self._progress_at + IMPORT_TIMEOUT if self._first_imports else math.inf
 
     def step(self) -> None:
         """Handle what has happened to the zygote."""

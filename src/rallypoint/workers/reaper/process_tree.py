@@ -3,7 +3,7 @@
 Laws:
 
 1. A child that has ended is reaped at once.
-2. A pid is killed by a pidfd, once it is known that this still names a process of ours.
+2. A process is killed by its pidfd, once it is known that this still names the one that was found.
 3. A sweep kills nothing that is started after it was begun, and what has once outlived SIGKILL is not waited for again.
    It may begin with one SIGTERM to each process.
 4. What is excluded, with all below it, is spared by every sweep, but not by the end.
@@ -15,8 +15,8 @@ import posix
 import select
 import time
 
-from rallypoint.base.process_table import ProcessStat, process_table, read_stat
-from rallypoint.workers.reaper.process_setup import SIGCONT, SIGKILL, SIGTERM, signals
+from rallypoint.base.process_table import ProcessStat, process_table, read_stat, signal_process
+from rallypoint.workers.reaper.process_setup import SIGCONT, SIGKILL, SIGTERM
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -102,19 +102,18 @@ class ProcessTree:
 
     def sweep(self) -> bool:
         """One pass: the signal to all that is below. Returns whether there was anything, but the stuck."""
-        if (
-            not self.reap() or self._only_excluded()
-        ):  # no child at all: then nothing is below us, and nothing has to be searched
+        if not self.reap() or self._only_excluded():  # without other children nothing is below us
             return False
         try:
-            found = process_table()
-            victims = self._own_descendants({pid: each for pid, each in found.items() if not each.ended})
-            if time.monotonic() >= self._kill_at:
-                for pid in victims:
-                    self._send(pid, SIGKILL)
-            else:
-                self._terminate({(pid, found[pid].started) for pid in victims})
-            if any((pid, found[pid].started) not in self._stuck for pid in victims):
+            victims = self._own_descendants({pid: each for pid, each in process_table().items() if not each.ended})
+            kills = time.monotonic() >= self._kill_at
+            for each in victims:
+                if kills:
+                    _send(each, SIGKILL)
+                elif each.key not in self._terminated:
+                    self._terminated.add(each.key)
+                    _send(each, SIGTERM, SIGCONT)  # one that is stopped handles it only when it continues
+            if any(each.key not in self._stuck for each in victims):
                 return True
             return self.reap() and self._has_other_children()
         except OSError:  # no descriptor is free, say: try again
@@ -123,11 +122,9 @@ class ProcessTree:
     def give_up(self) -> None:
         """Do not wait again for what is left now."""
         try:
-            found = process_table()
+            self._stuck = {each.key for each in self._own_descendants(process_table())}
         except OSError:
             return
-        left = self._own_descendants(found)
-        self._stuck = {(pid, found[pid].started) for pid in left}
 
     def end(self, seconds: float) -> None:
         """Kill all, and stay so long for what does not end at once."""
@@ -139,11 +136,11 @@ class ProcessTree:
         while self.sweep() and time.monotonic() < until:
             poller.poll(SWEEP_INTERVAL * 1000)
 
-    def _own_descendants(self, found: dict[int, ProcessStat]) -> set[int]:
+    def _own_descendants(self, found: dict[int, ProcessStat]) -> list[ProcessStat]:
         """What is below us and not excluded. What was adopted may still be below what is excluded, for a moment."""
         me = posix.getpid()
         parents = {pid: me if pid in self.started else each.parent for pid, each in found.items()}
-        return descendants(me, parents, self._excluded)
+        return [found[pid] for pid in descendants(me, parents, self._excluded)]
 
     def _has_other_children(self) -> bool:
         """Whether there is a child that is neither stuck nor excluded, where it is known that there is one."""
@@ -151,9 +148,7 @@ class ProcessTree:
             return True
         me = posix.getpid()
         return any(
-            (each.parent == me or pid in self.started)
-            and pid not in self._excluded
-            and (pid, each.started) not in self._stuck
+            (each.parent == me or pid in self.started) and pid not in self._excluded and each.key not in self._stuck
             for pid, each in process_table().items()
         )
 
@@ -176,32 +171,8 @@ class ProcessTree:
         finally:
             posix.close(fd)
 
-    def _terminate(self, victims: set[tuple[int, int]]) -> None:
-        for pid, _ in victims - self._terminated:
-            self._send(pid, SIGTERM, SIGCONT)  # one that is stopped handles it only when it continues
-        self._terminated |= victims
 
-    @staticmethod
-    def _send(pid: int, *numbers: int) -> None:
-        try:
-            fd = posix.pidfd_open(pid)
-        except OSError:
-            return
-        try:
-            # Only now the number can no longer pass to another process: is it still one of ours?
-            if _is_own_descendant(pid):
-                for number in numbers:
-                    signals().pidfd_send_signal(fd, number)
-        except OSError:  # it has ended, or runs as somebody whom we may not signal
-            pass
-        finally:
-            posix.close(fd)
-
-
-def _is_own_descendant(pid: int) -> bool:
-    root = posix.getpid()
-    while pid > 1 and (process := read_stat(pid)) is not None:
-        pid = process.parent
-        if pid == root:
-            return True
-    return False
+def _send(stat: ProcessStat, *numbers: int) -> None:
+    fd = signal_process(stat, *numbers)
+    if fd is not None:
+        posix.close(fd)
