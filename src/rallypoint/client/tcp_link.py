@@ -170,7 +170,7 @@ class TcpLink:
                 if self._closed or self._resume_state.ended:
                     return
                 if self._resume_state.refused:  # so the server may go; it matters to us only if we ask again
-                    await self._requests_to_repeat()
+                    await self._rejoin_request()
                 self._deliver(LinkDown(f"the control plane at {self._resolver} was lost ({why})"))
                 session = await self._reconnect(lost_at, why)
                 before = self._resume_state
@@ -278,7 +278,7 @@ class TcpLink:
             ),
         )
 
-    async def _requests_to_repeat(self) -> None:
+    async def _rejoin_request(self) -> None:
         self._rejoin_requested = asyncio.Event()
         await self._rejoin_requested.wait()
 

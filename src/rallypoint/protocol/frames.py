@@ -52,11 +52,6 @@ class FrameReader:
         self._greeted = False
 
     @property
-    def magic_seen(self) -> bool:
-        """Whether the magic has been seen."""
-        return self._greeted
-
-    @property
     def has_partial_frame(self) -> bool:
         """Whether there are bytes of a frame that is not whole yet."""
         return bool(self._buffer)

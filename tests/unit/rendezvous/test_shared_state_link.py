@@ -12,7 +12,7 @@ from hypothesis import given
 
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Fail, Succeed
-from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, Settings
+from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, Settings, State, Verdict
 from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousStateError
 from rallypoint.protocol.messages import (
     JobEnded,
@@ -121,6 +121,39 @@ def nodes(memory: Memory, settings: Settings, names: str, clumsy: bool = False) 
         for node in made:
             node.link.close()
         assert "rallypoint-shared-state" not in {thread.name for thread in threading.enumerate()}
+
+
+def test_the_end_of_a_job_concerns_only_who_was_ever_in_it() -> None:
+    """Who comes later is refused, and not told how a job has ended that was never its own."""
+    memory = Memory()
+    memory.blob = encode_state(State(closed=True, verdict=Verdict(Outcome.SUCCEEDED)))
+    with nodes(memory, job(1), "a") as (late,):
+        late.join()
+        refused = late.hears()
+        assert isinstance(refused, JoinRefused)
+        assert refused.refusal is Refusal.CLOSED
+
+
+def test_who_succeeded_and_was_taken_out_hears_how_it_goes_on() -> None:
+    """It has no place in the round any more, and waits for the others all the same."""
+    memory = Memory()
+    with nodes(memory, job(2), "ab") as (a, b):
+        a.join()
+        b.join()
+        a.placed()
+        b.placed()
+        a.link.send(Succeed(0))
+        with memory.lock:
+            assert memory.lock.wait_for(lambda: decode_state(memory.blob or b"").succeeded, TIMEOUT)
+            state = decode_state(memory.blob or b"")
+            others = {each: held for each, held in state.participants.items() if each.addr == "b"}
+            memory.blob = encode_state(state._replace(participants=others))  # as of one that was silent for too long
+            memory.token += 1
+            memory.lock.notify_all()
+        b.link.send(Fail(0, CAUSE, 3))
+        told = a.hears()
+        assert isinstance(told, RoundEnded), told
+        assert told.end.reason is Reason.FAILURE
 
 
 @pytest.mark.parametrize("clumsy", [False, True], ids=["calm", "every third race lost"])
