@@ -53,6 +53,7 @@ class MemoryBackend(RendezvousBackend):
         self._clumsy = clumsy
         self._writes = 0
         self._seen = 0
+        self.read_token = 0
 
     @property
     def name(self) -> str:
@@ -61,6 +62,8 @@ class MemoryBackend(RendezvousBackend):
     def get_state(self) -> tuple[bytes, int] | None:
         self._check()
         with self._memory.lock:
+            self.read_token = self._memory.token
+            self._memory.lock.notify_all()
             return None if self._memory.blob is None else (self._memory.blob, self._memory.token)
 
     def set_state(self, state: bytes, token: object = None) -> tuple[bytes, int, bool] | None:
@@ -93,7 +96,8 @@ class Node:
 
     def __init__(self, memory: Memory, job: Settings, name: str, clumsy: bool = False) -> None:
         self.told: queue.SimpleQueue[Notification] = queue.SimpleQueue()
-        self.link = SharedStateLink(MemoryBackend(memory, clumsy), job, NodeId(name, 1, 0), name, self.told.put)
+        self.backend = MemoryBackend(memory, clumsy)
+        self.link = SharedStateLink(self.backend, job, NodeId(name, 1, 0), name, self.told.put)
 
     def join(self, timeout: float = 600.0) -> None:
         self.link.send(JoinRequest(NodeInfo("default", 1, "", 7000), timeout))
@@ -150,6 +154,7 @@ def test_who_succeeded_and_was_taken_out_hears_how_it_goes_on() -> None:
             memory.blob = encode_state(state._replace(participants=others))  # as of one that was silent for too long
             memory.token += 1
             memory.lock.notify_all()
+            assert memory.lock.wait_for(lambda: a.backend.read_token == memory.token, TIMEOUT)
         b.link.send(Fail(0, CAUSE, 3))
         told = a.hears()
         assert isinstance(told, RoundEnded), told
