@@ -47,7 +47,7 @@ class WritingClient(EtcdClient):
             timeout_s: seconds for it, None for the client's.
         """
         body = messages.encode_delete(key, prefix)
-        return _read(messages.decode_delete, self._request(_DELETE, body, timeout_s, repeatable=repeatable))
+        return _read(_decode_delete, self._request(_DELETE, body, timeout_s, repeatable=repeatable))
 
     def compact(self, revision: int, *, timeout_s: float | None = None) -> None:
         """Forget what was before `revision`, for the whole cluster. For tests, and for whoever owns the cluster."""
@@ -58,6 +58,11 @@ class WritingClient(EtcdClient):
         """The member in use just now; None if there is none."""
         member = self._cluster._member
         return None if member is None or member.closed else member.endpoint
+
+
+def _decode_delete(data: bytes) -> int:
+    """DeleteRangeResponse: how many keys there were."""
+    return Fields(data).number(2)
 
 
 def _decode_put(data: bytes) -> int:

@@ -34,7 +34,7 @@ def _decode_txn(data: bytes) -> object:
 
 
 _DECODERS: tuple[Callable[[bytes], object], ...] = (
-    *(messages.decode_range, messages.decode_delete, _decode_txn, messages.decode_lease),
+    *(messages.decode_range, _decode_txn, messages.decode_lease),
     *(messages.decode_token, messages.decode_status, messages.decode_watch),
 )
 

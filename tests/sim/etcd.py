@@ -19,16 +19,13 @@ from rallypoint.election.steps import Txn
 from rallypoint.etcd.api import (
     Compare,
     Delete,
-    DeleteResult,
     EtcdLeaseGone,
     EtcdUnreachable,
     KeyValue,
     Operation,
     Put,
-    PutResult,
     Range,
     RangeResult,
-    Response,
     TxnResult,
     WatchCancelled,
     WatchEnd,
@@ -149,9 +146,9 @@ class Etcd:
         changes = [each for each in operations if not isinstance(each, Range)]
         if changes:
             self.revision += 1
-        responses = tuple(self._do(each) for each in operations)
+        results = [self._do(each) for each in operations]
         self._tell()
-        return TxnResult(holds, self.revision, responses)
+        return TxnResult(holds, self.revision, tuple(each for each in results if each is not None))
 
     def grant(self, lease: int, ttl: float) -> None:
         """A new lease."""
@@ -195,7 +192,7 @@ class Etcd:
         number = 0 if found is None else getattr(found, compare.field)
         return bool(number == compare.operand)
 
-    def _do(self, operation: Operation) -> Response:
+    def _do(self, operation: Operation) -> RangeResult | None:
         match operation:
             case Put(key=key, value=value, lease=lease):
                 before = self.stored.get(key)
@@ -203,13 +200,13 @@ class Etcd:
                 version = 1 if before is None else before.version + 1
                 self.stored[key] = KeyValue(key, value, created, self.revision, version, lease)
                 self.log.append(WatchEvent("put", self.stored[key]))
-                return PutResult()
+                return None
             case Delete(key=key, prefix=prefix):
                 gone = self._under(key, prefix=prefix)
                 for each in gone:
                     del self.stored[each.key]
                     self.log.append(WatchEvent("delete", KeyValue(each.key, b"", 0, self.revision, 0, 0)))
-                return DeleteResult(len(gone))
+                return None
             case Range(key=key, prefix=prefix, limit=limit, last_before=last_before):
                 found = self._under(key, prefix=prefix)
                 if last_before:

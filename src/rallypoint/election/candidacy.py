@@ -18,7 +18,6 @@ from rallypoint.election.steps import (
     Procedure,
     Revoke,
     Watched,
-    found,
     number_of,
     transact,
 )
@@ -71,7 +70,7 @@ def register(keys: ElectionKeys, name: NodeId, ttl_s: int) -> Procedure[NewRegis
         Range(keys.nodes, prefix=True, limit=2, last_before=_NO_REVISION),
     )
     result = yield from transact((), (put, Range(key), youngest, Range(keys.leader)))
-    own, last, leader = found(result)
+    own, last, leader = result.ranges
     predecessor = None
     if last.kvs[0].key == key:  # else it was sent before, unanswered, and others have come since
         predecessor = Predecessor(last.kvs[1] if len(last.kvs) > 1 else None, result.revision)
@@ -82,7 +81,7 @@ def register(keys: ElectionKeys, name: NodeId, ttl_s: int) -> Procedure[NewRegis
 def next_older(keys: ElectionKeys, fence: Fence) -> Procedure[Predecessor]:
     """Look who is just before us."""
     result = yield from transact((), (Range(keys.nodes, prefix=True, last_before=fence[1]),))
-    (older,) = found(result)
+    (older,) = result.ranges
     return Predecessor(next(iter(older.kvs), None), result.revision)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from typing import NamedTuple, TypeAlias
 
 from rallypoint.election.keys import ElectionKeys, Snapshot, decode_snapshot, encode_snapshot
-from rallypoint.election.steps import Fence, Txn, found
+from rallypoint.election.steps import Fence, Txn
 from rallypoint.election.takeover import Takeover
 from rallypoint.etcd.api import Compare, EtcdError, EtcdLeaseGone, EtcdUnreachable, Put, Range, RangeResult, TxnResult
 from rallypoint.membership.state import State
@@ -107,7 +107,7 @@ class Journal:
         assert self._write is not None, "no write is under way"
         if result.succeeded:
             return self._is_written(self._write, result.revision)
-        stored, own = found(result)
+        stored, own = result.ranges
         return self._explain(self._write, stored, own)
 
     def failed(self, error: EtcdError) -> Outcome:

@@ -29,7 +29,6 @@ from rallypoint.election.steps import (
     Revoke,
     StartTerm,
     Watched,
-    found,
     number_of,
     transact,
 )
@@ -83,7 +82,7 @@ class Leadership:
         read = yield from transact((fence.comparison(),), (Range(keys.state), Range(keys.nodes, prefix=True)))
         if not read.succeeded:
             raise EtcdLeaseGone("its lease has ended")
-        stored, nodes = found(read)
+        stored, nodes = read.ranges
         presence = Presence(nodes.kvs)
         takeover = takeover_from(stored.kvs, presence.nodes, met, keys, self._settings)
         if takeover.forgets:
@@ -139,7 +138,7 @@ class Leadership:
     def find_nodes(self) -> Procedure[None]:
         """Read what a watch that has ended would have reported, and watch on."""
         read = yield from transact((), (Range(self._keys.nodes, prefix=True),))
-        self._presence.replace(found(read)[0].kvs, self._context.now + min_absence(self._settings))
+        self._presence.replace(read.ranges[0].kvs, self._context.now + min_absence(self._settings))
         self._watch(read)
 
     def lose_overdue(self) -> None:

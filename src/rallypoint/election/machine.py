@@ -43,7 +43,6 @@ from rallypoint.election.steps import (
     Event,
     Procedure,
     Watched,
-    found,
     number_of,
     transact,
 )
@@ -292,7 +291,7 @@ class Election:
 
     def _find_leader(self) -> Procedure[None]:
         result = yield from transact((), (Range(self._keys.leader),))
-        self._see_leader(found(result)[0].kvs, result.revision)
+        self._see_leader(result.ranges[0].kvs, result.revision)
 
     _CHORES: dict[Chore, _Method] = {  # noqa: RUF012 - a table, never changed
         Chore.KEEP_LEASE: _keep_lease_alive,

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from rallypoint.election.context import StepContext
 from rallypoint.election.keys import ElectionKeys, decode_snapshot
-from rallypoint.election.steps import INFO, Procedure, Revoke, found, transact
+from rallypoint.election.steps import INFO, Procedure, Revoke, transact
 from rallypoint.etcd.api import Compare, Delete, EtcdError, EtcdRefused, KeyValue, Operation, Range
 from rallypoint.protocol.errors import RendezvousStateError
 
@@ -43,7 +43,7 @@ def _delete_if_last(keys: ElectionKeys, lease: int, met: str, context: StepConte
     own: tuple[Operation, ...] = (Delete(keys.node(lease)),) if lease else ()
     look = (Range(keys.nodes, prefix=True, limit=1), Range(keys.state))
     try:
-        others, state = found((yield from transact((), (*own, *look), timeout_s=TIMEOUT)))
+        others, state = (yield from transact((), (*own, *look), timeout_s=TIMEOUT)).ranges
         if not others.kvs and state.kvs and _is_of(keys, state.kvs[0], met):
             yield from _delete_job_keys(keys, state.kvs[0])
     except EtcdRefused as error:  # etcd may refuse to write, and end leases all the same

@@ -11,7 +11,7 @@ from enum import Enum, auto
 from typing import NamedTuple, TypeAlias, TypeVar
 
 from rallypoint.election.takeover import Takeover
-from rallypoint.etcd.api import Compare, KeyValue, Operation, RangeResult, TxnResult, WatchEnd, WatchEvent
+from rallypoint.etcd.api import Compare, KeyValue, Operation, TxnResult, WatchEnd, WatchEvent
 from rallypoint.membership.state import NodeId
 
 T = TypeVar("T")
@@ -291,8 +291,3 @@ def number_of(request: Grant | KeepLeaseAlive) -> Procedure[int]:
     number = yield request
     assert isinstance(number, int)
     return number
-
-
-def found(result: TxnResult) -> list[RangeResult]:
-    """What the ranges of a transaction have found, in their order."""
-    return [each for each in result.responses if isinstance(each, RangeResult)]

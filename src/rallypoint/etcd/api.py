@@ -123,16 +123,6 @@ class Range(NamedTuple):
 Operation: TypeAlias = Put | Delete | Range
 
 
-class PutResult(NamedTuple):
-    """The answer to a `Put`."""
-
-
-class DeleteResult(NamedTuple):
-    """The answer to a `Delete`: how many keys there were."""
-
-    keys: int
-
-
 class RangeResult(NamedTuple):
     """The answer to a `Range`: the cluster's revision then, and what was there, by name."""
 
@@ -140,20 +130,17 @@ class RangeResult(NamedTuple):
     kvs: tuple[KeyValue, ...]
 
 
-Response: TypeAlias = PutResult | DeleteResult | RangeResult
-
-
 class TxnResult(NamedTuple):
     """The answer to a transaction.
 
     `succeeded`: whether all comparisons held, so that `then` was done, and not `otherwise`. `revision`: the cluster's
-    after it. `responses`: one for each operation done, in order. `sent_again`: whether it had been sent before without
+    after it. `ranges`: what each `Range` found, in order. `sent_again`: whether it had been sent before without
     an answer; then `succeeded=False` may be the work of its own earlier sending, which only what is stored shows.
     """
 
     succeeded: bool
     revision: int
-    responses: tuple[Response, ...]
+    ranges: tuple[RangeResult, ...]
     sent_again: bool = False
 
 

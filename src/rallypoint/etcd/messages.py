@@ -8,14 +8,11 @@ from typing import NamedTuple
 from rallypoint.etcd.api import (
     Compare,
     Delete,
-    DeleteResult,
     KeyValue,
     Operation,
     Put,
-    PutResult,
     Range,
     RangeResult,
-    Response,
     TxnResult,
     WatchEvent,
 )
@@ -142,33 +139,20 @@ def decode_range(data: bytes) -> RangeResult:
     return RangeResult(_revision(read), tuple(_key_value(kv) for kv in read.strings(2)))
 
 
-def decode_delete(data: bytes) -> int:
-    """DeleteRangeResponse: how many keys there were."""
-    return Fields(data).number(2)
-
-
 def decode_txn(data: bytes, then: Sequence[Operation], otherwise: Sequence[Operation]) -> TxnResult:
-    """TxnResponse, with an answer to each operation of `then`, or of `otherwise` if the comparisons did not hold."""
+    """TxnResponse, which must answer each operation of `then`, or of `otherwise` if the comparisons did not hold."""
     read = Fields(data)
     succeeded, revision = bool(read.number(2)), _revision(read)
-    responses = tuple(_response(Fields(response), revision) for response in read.strings(3))
-    asked = [_ANSWERS[type(each)] for each in (then if succeeded else otherwise)]
-    if [type(each) for each in responses] != asked:
+    responses = [Fields(response) for response in read.strings(3)]
+    kinds = [next((kind for field, kind in _ANSWERS.items() if field in each), None) for each in responses]
+    if kinds != [type(each) for each in (then if succeeded else otherwise)]:
         raise DecodingError("answers to other operations than those of the transaction")
-    return TxnResult(succeeded, revision, responses)
+    found = (decode_range(each.string(1)) for each in responses if 1 in each)
+    return TxnResult(succeeded, revision, tuple(each._replace(revision=revision) for each in found))
 
 
-_ANSWERS: dict[type[Operation], type[Response]] = {Range: RangeResult, Put: PutResult, Delete: DeleteResult}
-
-
-def _response(read: Fields, revision: int) -> Response:
-    if 1 in read:
-        return RangeResult(revision, decode_range(read.string(1)).kvs)
-    if 2 in read:
-        return PutResult()
-    if 3 in read:
-        return DeleteResult(decode_delete(read.string(3)))
-    raise DecodingError("an answer to no operation of a transaction")
+_ANSWERS: dict[int, type[Operation]] = {1: Range, 2: Put, 3: Delete}
+"""The field of an answer to each operation."""
 
 
 def decode_lease(data: bytes) -> tuple[int, int]:

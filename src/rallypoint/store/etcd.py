@@ -21,7 +21,6 @@ from rallypoint.etcd.api import (
     Operation,
     Put,
     Range,
-    RangeResult,
     WatchEnd,
     WatchEvent,
 )
@@ -157,8 +156,8 @@ class EtcdStore(ReplacingStore):
         found: list[KeyValue | None] = []
         for begin in range(0, len(asked), _MAX_OPERATIONS):
             some = asked[begin : begin + _MAX_OPERATIONS]
-            answers = self._as_store_errors(partial(self._client.txn, [], some, repeatable=True)).responses
-            found += [each.kvs[0] if isinstance(each, RangeResult) and each.kvs else None for each in answers]
+            answers = self._as_store_errors(partial(self._client.txn, [], some, repeatable=True)).ranges
+            found += [next(iter(each.kvs), None) for each in answers]
         return found
 
     def _change(self, key: str, choose: Callable[[bytes | None], bytes | None]) -> bytes | None:

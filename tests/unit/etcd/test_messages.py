@@ -16,7 +16,6 @@ from rallypoint.etcd.protobuf import DecodingError, Fields, fields, message, num
 
 DECODERS: list[Callable[[bytes], object]] = [
     messages.decode_range,
-    messages.decode_delete,
     lambda data: messages.decode_txn(data, [], [Range(b"k")]),
     messages.decode_lease,
     messages.decode_token,
