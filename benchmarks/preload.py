@@ -18,7 +18,7 @@ from benchmarks.turns import Turns, in_turn
 _WORKER = str(ROOT / "benchmarks" / "programs" / "imports_torch.py")
 _NOT_PRELOADED = "not preloaded"
 _SETTLE = 1.0  # seconds after the last worker's line, as in `memory`
-_NAME = "rallypoint-preload"
+_NAME = "rally-zygote"
 _PSS = re.compile(r"^Pss:\s+(\d+) kB$", re.MULTILINE)
 
 
@@ -75,6 +75,8 @@ def _memory(side: str) -> tuple[float, float]:
         workers = first_lines(children, 2)
         time.sleep(_SETTLE)
         zygotes = [pid for pid in descendants(agent.pid) if _is_zygote(pid)]
+        if side == OURS and not zygotes:
+            raise BenchError(f"no process below the agent is called {_NAME}")
         return _pss([*zygotes, *_pids(workers)]), _pss(zygotes)
 
 
