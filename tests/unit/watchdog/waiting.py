@@ -12,6 +12,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Protocol
 
+from rallypoint.base.process_table import process_table
+
 TIMEOUT = 30.0
 """Seconds."""
 
@@ -103,6 +105,12 @@ def holder(text: str, *args: object) -> Iterator[Holder]:
         process.stop()
 
 
+def _waits_for_a_child(pid: int) -> bool:
+    """Whether a process is in state D since it has a child, and not for a moment, for a page of its program."""
+    table = process_table()
+    return table[pid].state == "D" and any(each.parent == pid for each in table.values())
+
+
 @contextmanager
 def in_state_d(folder: Path) -> Iterator[int]:
     """The pid of a process in uninterruptible sleep: it waits for a child that cannot reach its own program."""
@@ -115,9 +123,8 @@ def in_state_d(folder: Path) -> Iterator[int]:
     )
     process = subprocess.Popen([sys.executable, "-c", text, pipe])
     try:
-        state = Path(f"/proc/{process.pid}/stat")
         deadline = time.monotonic() + TIMEOUT
-        while state.read_text().rpartition(")")[2].split()[0] != "D":
+        while not _waits_for_a_child(process.pid):
             assert time.monotonic() < deadline
             os.sched_yield()
         yield process.pid
