@@ -146,7 +146,7 @@ def _command(pid: int) -> str:
 def _is_worker(pid: int) -> bool:
     command = _command(pid)
     with suppress(OSError):
-        preloading = Path(f"/proc/{pid}/comm").read_text().startswith("rallypoint")
+        preloading = Path(f"/proc/{pid}/comm").read_text().startswith("rally-zygote")
         return str(EXAMPLES) in command and "rallyrun" not in command and not preloading
     return False
 
