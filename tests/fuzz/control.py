@@ -14,6 +14,9 @@ from rallypoint.failures.cause import Cause, Restarts
 from rallypoint.failures.report import ChildFailedError
 from rallypoint.membership.operations import Close, Drain, Fail, Preempt, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, RoundEnd, Settings, State, Verdict
+from rallypoint.observe.stacks import decode_stacks, grouped_stacks
+from rallypoint.observe.status_json import status_json
+from rallypoint.observe.status_text import status_lines
 from rallypoint.protocol import codec
 from rallypoint.protocol.errors import RendezvousStateError
 from rallypoint.protocol.frames import MAGIC, FrameError, FrameReader, SignatureError, frame
@@ -46,6 +49,29 @@ from rallypoint.protocol.messages import (
     ResumeRequest,
     RoundEnded,
     SessionEnded,
+)
+from rallypoint.protocol.observation import (
+    CollectCommand,
+    CommandReply,
+    DrainCommand,
+    JobList,
+    JobSummary,
+    Phase,
+    ResizeCommand,
+    RestartCommand,
+    SnapshotPart,
+    StopCommand,
+    WatchRequest,
+    decode_snapshot,
+)
+from rallypoint.protocol.operator_messages import (
+    CollectedPart,
+    CollectKind,
+    CollectRequested,
+    DrainRequested,
+    NodeReport,
+    OperatorAction,
+    ReportRequested,
 )
 from rallypoint.protocol.resume_state import ResumeState, after_notification, after_request, requests_to_repeat
 from rallypoint.protocol.signing import Signers
@@ -80,6 +106,7 @@ REQUESTS: tuple[object, ...] = (
         "before", NodeId("10.0.0.2", 8, 0), MEMBER, 1 << 31, 0, 1, -1, 1 << 40, True, 1 << 31, False, "before"
     ),
     Fail(0, _CAUSE._replace(traceback="x" * 65_000), 3),
+    *(NodeReport(0, (7, 8), 3, 100, 2.0, (1.0, -1.0)), CollectedPart(1, b"[]", True)),
 )
 NOTICES: tuple[object, ...] = (
     Placed(Placement(0, 0, 2, NodeRanks(0, 4, 0, 4), "10.0.0.1", 7000, 1, 0, "before", 3)),
@@ -91,6 +118,15 @@ NOTICES: tuple[object, ...] = (
         ConfigDiffers("n", (ConfigDifference("--x=", "1", "2"),)),
         SessionEnded("d"),
     ),
+    *(ReportRequested(), CollectRequested(1, CollectKind.STACKS, 0), DrainRequested("u@h"), OperatorAction("u@h", "t")),
+)
+WATCHER_REQUESTS: tuple[object, ...] = (
+    *(WatchRequest(), WatchRequest(True), RestartCommand("u@h"), DrainCommand("u@h", "n"), StopCommand("u@h")),
+    *(ResizeCommand("u@h", 1, 3), CollectCommand("u@h", CollectKind.STACKS, 2)),
+)
+WATCHER_NOTICES: tuple[object, ...] = (
+    *(SnapshotPart(b"x", True), JobList((JobSummary("j", Phase.RUNNING, 1, 2, 3),)), CommandReply(False, "d")),
+    CollectedPart(1, b"[]", True, "n"),
 )
 ANSWERS: tuple[object, ...] = (
     *(
@@ -99,7 +135,7 @@ ANSWERS: tuple[object, ...] = (
         HandshakeRefused("no; go away"),
     ),
 )
-_ALL = (HELLO, Proof(b"p" * 32), *REQUESTS, *NOTICES, *ANSWERS)
+_ALL = (HELLO, Proof(b"p" * 32), *REQUESTS, *NOTICES, *ANSWERS, *WATCHER_REQUESTS, *WATCHER_NOTICES)
 
 
 @cache
@@ -137,6 +173,7 @@ def messages(data: bytes) -> None:
         codec.version_of(data)
     decoders: tuple[Callable[[bytes], object], ...] = (
         *(codec.decode_request, codec.decode_notification, codec.decode_answer),
+        *(codec.decode_watcher_request, codec.decode_watcher_notification),
         *(lambda each, kind=kind: codec.decode(each, kind) for kind in (Hello, Proof)),
     )
     for decode in decoders:
@@ -183,6 +220,42 @@ def _said(request: object) -> None:
 
 def _message_seeds() -> Sequence[bytes]:
     return encoded(_ALL)
+
+
+# Snapshots
+
+
+def snapshots(data: bytes) -> None:
+    """What a watcher is shown is one sentence of refusal, or lines and JSON of what can be printed."""
+    try:
+        seen = decode_snapshot(data)
+    except ValueError:
+        return
+    shown = "\n".join(status_lines(seen, 80))
+    assert _ESCAPE.search(shown) is None, shown
+    assert _ESCAPE.search(status_json(seen, 1e9)) is None
+
+
+def stacks(data: bytes) -> None:
+    """Stacks of another node are lines, or an error."""
+    with suppress(ValueError):
+        grouped_stacks(decode_stacks(data))
+
+
+_STACKS = b'[{"rank":0,"pid":7,"text":"Thread 1 (active): MainThread\\n  f (a.py:1)"}]'
+
+
+def _snapshot_seeds() -> Sequence[bytes]:
+    made: list[bytes] = []
+    dispatcher = Dispatcher(SETTINGS)
+    session, _ = dispatcher.attach(lambda _notice: None, SessionRecord(NodeId("h", 1, 0), "h", leased=False))
+    watcher = dispatcher.attach_watcher(lambda notice: made.append(getattr(notice, "data", b"")), lambda _why: None)
+    dispatcher.receive(session, JoinRequest(MEMBER, 20.0))
+    dispatcher.receive_from_watcher(watcher, WatchRequest(follow=True))
+    dispatcher.receive(session, Fail(0, _CAUSE, 3))
+    dispatcher.receive_from_watcher(watcher, StopCommand("u@h"))
+    dispatcher.receive_from_watcher(watcher, WatchRequest())
+    return [each for each in made if each]
 
 
 # Signatures
@@ -240,6 +313,10 @@ _STATES = _many_states()
 TARGETS = {
     "frames": Target(frames, _frame_seeds, ("protocol/frames.py",)),
     "messages": Target(messages, _message_seeds, ("protocol/codec.py", "protocol/validation.py")),
+    "snapshots": Target(snapshots, _snapshot_seeds, ("protocol/observation.py",)),
+    "stacks": Target(
+        stacks, lambda: [b'[{"rank":0,"pid":7,"text":"Thread 1: MainThread\\n  f (a.py:1)"}]'], ("observe/stacks.py",)
+    ),
     "signatures": Target(
         signatures, lambda: [b"\0\0\0\1\0\0\2\0\0", b"\0\5\1\0\0\0", b"\x80\4ab"], ("protocol/signing.py",)
     ),

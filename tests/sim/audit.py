@@ -93,7 +93,7 @@ class Audit:
 
         Where states are kept before anybody is told of them, only a step that was kept is one that the job has taken.
         """
-        history = server.coordinator.history
+        history = server.coordinator.states
         if (len(history) == 1 and not isinstance(request, Fail)) or server.ending:
             return
         step = AuditStep(number, tuple(history), node, request, self._facts(server, history))

@@ -20,6 +20,7 @@ from rallypoint.membership.state import NodeId, Reason, Settings, State
 from rallypoint.protocol import codec
 from rallypoint.protocol.handshake import Hello, Keys
 from rallypoint.protocol.messages import Heartbeat, Notification, Request
+from rallypoint.protocol.observation import WatcherNotification
 from tests.sim.coroutine import SOON
 from tests.sim.ground_truth import AuditStep
 from tests.sim.network import Connection, Network
@@ -47,7 +48,7 @@ class AuditedCoordinator(Coordinator):
     """The production coordinator, and each state that it has had since it was last looked at."""
 
     def __init__(self, settings: Settings, incarnation: str) -> None:
-        self.history: list[State] = []
+        self.states: list[State] = []
         super().__init__(settings, incarnation)
 
     def present(self) -> Collection[NodeId]:
@@ -61,7 +62,7 @@ class AuditedCoordinator(Coordinator):
 
     def __setattr__(self, name: str, value: object) -> None:
         if isinstance(value, State):
-            self.history.append(value)
+            self.states.append(value)
         super().__setattr__(name, value)
 
 
@@ -73,7 +74,7 @@ class AuditedDispatcher(Dispatcher):
         super().__init__(settings, clock, restored=former, journal=memory)
         self.coordinator = AuditedCoordinator(settings, former.incarnation)
         self.coordinator.restore(former.state, clock.monotonic())
-        del self.coordinator.history[:-1]
+        del self.coordinator.states[:-1]
         self._coordinator = self.coordinator
         self._numbered = self.coordinator.state
         self._server = server
@@ -108,8 +109,8 @@ class AuditedDispatcher(Dispatcher):
         self._numbers_due += [self._number for _, notice in sends if not isinstance(notice, Heartbeat)]
         self._server.stepped(self._number)
 
-    def _deliver_to(self, session: int, notice: Notification) -> None:
-        if not isinstance(notice, Heartbeat):
+    def _deliver_to(self, session: int, notice: Notification | WatcherNotification) -> None:
+        if isinstance(notice, Notification) and not isinstance(notice, Heartbeat):
             self._server.tells(self._numbers_due.popleft(), notice)
         super()._deliver_to(session, notice)
 
@@ -311,7 +312,7 @@ class SimSession:
         connection.close(1)
         self._detach("its connection has ended")
 
-    def post(self, notification: Notification) -> None:
+    def post(self, notification: Notification | WatcherNotification) -> None:
         """Send the node a notification."""
         self.process.world.note(self.process, "to node %d: %s", self.node, notification)
         self.send(codec.encode(notification))

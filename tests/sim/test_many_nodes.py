@@ -42,7 +42,7 @@ class _Sampled(Audit):
 
     def after(self, server: Server, node: int | None, request: Request | None, number: int) -> None:
         """As the audit's own, where a round begins or ends, or it is time for a look."""
-        history = server.coordinator.history
+        history = server.coordinator.states
         first, last = history[0], history[-1]
         self._steps += 1
         same = (first.round, first.complete, first.closed) == (last.round, last.complete, last.closed)

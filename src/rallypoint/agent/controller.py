@@ -29,6 +29,7 @@ from rallypoint.agent.steps import StopWorkers
 from rallypoint.base.log import get_logger
 from rallypoint.membership.operations import Succeed
 from rallypoint.protocol.messages import Placement
+from rallypoint.protocol.operator_messages import NodeReport
 from rallypoint.telemetry.lazy import profiled
 
 if TYPE_CHECKING:
@@ -214,6 +215,11 @@ class WorkerController(ABC):
     def remaining(self) -> int:
         """How many failures the job would survive yet."""
         return max(0, self.restart_limit() - self.group.restarts)
+
+    def report(self, round_: int) -> NodeReport:
+        """What the coordinator tells those who watch of the workers of this round."""
+        pids = tuple(each.id if isinstance(each.id, int) else 0 for each in self.group.workers)
+        return NodeReport(round_, pids)
 
     def status(self) -> Mapping[str, object]:
         """What the health check shows of this agent."""

@@ -228,6 +228,16 @@ class StepExecutor:
     def _do_post_stop_notice(self, _step: steps.PostStopNotice) -> None:
         self._notices.post(PREEMPTION, "", self._round, self._workers.grace.of(failed=False), waits=False)
 
+    # Steps: for those who watch
+
+    def _do_report(self, _step: steps.ReportStatus) -> None:
+        self._membership.send(self._workers.report(self._round))
+
+    def _do_collect(self, step: steps.Collect) -> None:
+        from rallypoint.agent.collect import collect
+
+        collect(step.request, self._workers.group, self._membership.send)
+
     # Steps: the end
 
     def _do_query_standing(self, _step: steps.QueryStanding) -> None:
@@ -253,7 +263,8 @@ class StepExecutor:
                 reported_elsewhere=not own and not self._membership.hosts_coordinator,
             )
         else:
-            raise RendezvousClosedError("the job was ended on request before its workers had finished")
+            request = verdict.detail or "the job was ended on request"
+            raise RendezvousClosedError(f"{request} before its workers had finished")
 
     def _do_end_with_error(self, step: steps.EndWithError) -> None:
         error = error_of(step.notification)
@@ -293,6 +304,8 @@ class StepExecutor:
         steps.WithdrawNotice: _do_withdraw_notice,
         steps.PostStopNotice: _do_post_stop_notice,
         steps.QueryStanding: _do_query_standing,
+        steps.ReportStatus: _do_report,
+        steps.Collect: _do_collect,
         steps.EndWithVerdict: _do_end_with_verdict,
         steps.EndWithError: _do_end_with_error,
         steps.EndBySignal: _do_end_by_signal,

@@ -23,6 +23,7 @@ from rallypoint.base.poll import until_readable
 from rallypoint.base.signals import SignalWakeup, post_signals
 
 if TYPE_CHECKING:
+    from rallypoint.agent.local_socket import LocalSocket
     from rallypoint.health.progress_probe import ProgressProbe
 
 _SAFETY_CHECK = 60.0
@@ -48,6 +49,8 @@ class AgentLoop:
         self._signal_wakeup: SignalWakeup | None = None
         self._state = PolicyState(notice_timeout=membership.notice_timeout)
         self._safety_check_at = 0.0
+        self._local_socket: LocalSocket | None = None
+        """Opened after the first look at events: no worker waits for it."""
 
     def run(self, signals: Iterable[int]) -> RunResult:
         """Run until the job ends. Whatever happens, no worker is left.
@@ -71,6 +74,8 @@ class AgentLoop:
                 finally:
                     self._executor.leave_nothing(number)
         finally:
+            if self._local_socket is not None:
+                self._local_socket.close()
             self._rendezvous.listen(None)
             self._mailbox.close()
 
@@ -99,10 +104,24 @@ class AgentLoop:
             yield from self._executor.leave_events()
         if self._waits_for_others:
             self._executor.ask_progress()
+        self._answer_local_commands()
+
+    def _answer_local_commands(self) -> None:
+        if self._local_socket is None:
+            from rallypoint.agent.local_socket import LocalSocket
+
+            self._local_socket = LocalSocket(self._rendezvous.local_job)
+        self._local_socket.step()
+
+    def _local_fds(self) -> list[int]:
+        return [] if self._local_socket is None else self._local_socket.fds()
 
     def _wait(self) -> None:
         """Sleep until a descriptor is readable or something is due."""
-        fds, wake_at = [self._mailbox.fileno(), *self._executor.fds()], self._executor.wake_at()
+        fds, wake_at = (
+            [self._mailbox.fileno(), *self._executor.fds(), *self._local_fds()],
+            self._executor.wake_at(),
+        )
         if self._signal_wakeup is not None:
             fds.append(self._signal_wakeup.fileno())
         for monitor in self._workers.monitors():

@@ -41,15 +41,16 @@ from rallypoint.agent.policy_state import (
     PostedNotice,
     end,
     leave_job,
+    notify_before_leaving,
     start_workers,
     warning,
 )
 from rallypoint.agent.signal_set import FORWARDED_SIGNALS
 from rallypoint.base.signals import exit_codes_of
-from rallypoint.membership.operations import Drain, Fail, Preempt, Succeed
+from rallypoint.membership.operations import Drain, Fail, Succeed
 from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict, join_names
 from rallypoint.notices import PREEMPTION, SCALE
-from rallypoint.protocol import messages
+from rallypoint.protocol import messages, operator_messages
 
 _STARTED = frozenset({Phase.RUNNING, Phase.BROKEN, Phase.FINISHED})
 
@@ -129,6 +130,7 @@ _REASONS: dict[Reason, Callable[[RoundEnd], str]] = {
     Reason.LOST: lambda end: f"{end.node or 'a node'} was lost" + (f" ({end.detail})" if end.detail else ""),
     Reason.DEPARTED: lambda end: f"{end.node or 'a node'} has left",
     Reason.GAVE_UP: lambda end: f"{end.node or 'a node'} has given up",
+    Reason.REQUESTED: lambda end: f"{end.node} asks for a restart",
     Reason.DRAINED: lambda end: end.detail or end.reason.value,
     Reason.FORGOTTEN: lambda end: end.reason.value,
 }
@@ -259,12 +261,18 @@ def _on_signal(status: PolicyState, event: steps.SignalArrived) -> Decision:
         return status, (steps.ForwardSignal(number),)
     if number == SIGTERM and status.leave_signal:
         return status, ()
-    if number == SIGTERM and status.notice_timeout and status.phase is Phase.RUNNING and status.held_failure is None:
-        seconds = min(status.notice_timeout, event.notice)
-        line = warning(f"Received SIGTERM; the workers have {seconds:g} s to save and acknowledge")
-        then = (line, Preempt(status.round, seconds), steps.PostNotice(PREEMPTION, "", seconds))
-        return status._replace(posted_notice=PostedNotice(PREEMPTION), leave_signal=number), then
+    if number == SIGTERM and status.can_notify_workers:
+        return notify_before_leaving(status, "Received SIGTERM", event.notice)
     return leave_job(status._replace(interrupted=number in INTERRUPTS), number)
+
+
+def _on_drain_requested(status: PolicyState, event: operator_messages.DrainRequested) -> Decision:
+    if status.leave_signal:
+        return status, ()
+    why = f"{event.by} drains this node"
+    if status.can_notify_workers:
+        return notify_before_leaving(status, why, status.notice_timeout)
+    return leave_job(status, SIGTERM, why)
 
 
 # The link to the others
@@ -298,6 +306,18 @@ def _on_differs(status: PolicyState, event: messages.ConfigDiffers) -> Decision:
     return status, tuple(warning(each) for each in lines)
 
 
+def _on_operator_action(status: PolicyState, event: operator_messages.OperatorAction) -> Decision:
+    return status, (warning(event.text),)
+
+
+def _on_report_requested(status: PolicyState, _event: operator_messages.ReportRequested) -> Decision:
+    return status, (steps.ReportStatus(),)
+
+
+def _on_collect_requested(status: PolicyState, event: operator_messages.CollectRequested) -> Decision:
+    return status, (steps.Collect(event),)
+
+
 _RULES: dict[type, Callable[..., Decision]] = {
     messages.Placed: _on_placed,
     steps.WorkersStopped: _on_workers_stopped,
@@ -317,5 +337,9 @@ _RULES: dict[type, Callable[..., Decision]] = {
     messages.LinkUp: _on_link_up,
     messages.ConfigDiffers: _on_differs,
     messages.ProgressText: _on_progress_text,
+    operator_messages.DrainRequested: _on_drain_requested,
+    operator_messages.OperatorAction: _on_operator_action,
+    operator_messages.ReportRequested: _on_report_requested,
+    operator_messages.CollectRequested: _on_collect_requested,
 }
 """Events that are not named here change nothing."""

@@ -9,6 +9,8 @@ from typing import NamedTuple
 from rallypoint.agent import steps
 from rallypoint.base.signals import signal_name
 from rallypoint.failures.cause import Cause
+from rallypoint.membership.operations import Preempt
+from rallypoint.notices import PREEMPTION
 from rallypoint.protocol.messages import LeaveRequest, Placement
 
 INTERRUPTS = frozenset({SIGINT, SIGQUIT})
@@ -63,6 +65,11 @@ class PolicyState(NamedTuple):
     link_down: bool = False
     """Whether the control plane is out of reach."""
 
+    @property
+    def can_notify_workers(self) -> bool:
+        """Whether there are workers to notify, and time for that."""
+        return bool(self.notice_timeout) and self.phase is Phase.RUNNING and self.held_failure is None
+
 
 Decision = tuple[PolicyState, tuple[steps.Step, ...]]
 
@@ -99,9 +106,17 @@ def take_final_step(status: PolicyState, last: steps.FinalStep, *before: steps.S
     return status._replace(phase=Phase.ENDED, stopping=0), (*before, last)
 
 
-def leave_job(status: PolicyState, number: int) -> Decision:
-    """Leave the job to the others, because this signal came."""
-    text = f"Received {signal_name(number)}; ending the workers and leaving the job"
+def notify_before_leaving(status: PolicyState, why: str, notice: float) -> Decision:
+    """Give the workers time to save before this node leaves: at most so many seconds of notice."""
+    seconds = min(status.notice_timeout, notice)
+    line = warning(f"{why}; the workers have {seconds:g} s to save and acknowledge")
+    then = (line, Preempt(status.round, seconds), steps.PostNotice(PREEMPTION, "", seconds))
+    return status._replace(posted_notice=PostedNotice(PREEMPTION), leave_signal=SIGTERM), then
+
+
+def leave_job(status: PolicyState, number: int, why: str = "") -> Decision:
+    """Leave the job to the others, because this signal came, or why else the workers are ended by it."""
+    text = f"{why or f'Received {signal_name(number)}'}; ending the workers and leaving the job"
     before: list[steps.Step] = [warning(text), LeaveRequest()]
     if status.phase is Phase.RUNNING and number == SIGTERM:
         before.append(steps.PostStopNotice())

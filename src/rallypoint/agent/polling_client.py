@@ -21,6 +21,7 @@ from rallypoint.failures.cause import Cause, Restarts
 from rallypoint.membership.operations import Drain, Fail, Succeed
 from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict
 from rallypoint.protocol import messages
+from rallypoint.rendezvous.control_plane import LocalJob
 from rallypoint.rendezvous.handler import RendezvousInfo, RendezvousStoreInfo
 
 if TYPE_CHECKING:
@@ -100,6 +101,10 @@ class PollingRendezvousClient:
     def hosts_coordinator(self) -> bool:
         """There is none: each agent knows of its own failures only, and reports those."""
         return False
+
+    def local_job(self) -> LocalJob | None:
+        """Nobody can watch a rendezvous of a third party."""
+        return None
 
     def shutdown(self) -> bool:
         """Shut the handler down, unless it is busy for longer than a moment."""

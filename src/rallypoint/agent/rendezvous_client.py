@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Protocol
 
 from rallypoint.protocol.messages import Deliver, Placement, Request
+from rallypoint.rendezvous.control_plane import LocalJob
 from rallypoint.rendezvous.elastic import ElasticHandler
 from rallypoint.rendezvous.handler import RendezvousInfo
 
@@ -40,6 +41,9 @@ class RendezvousClient(Protocol):
     @property
     def hosts_coordinator(self) -> bool:
         """Whether the coordinator of the job is in this agent at the moment."""
+
+    def local_job(self) -> LocalJob | None:
+        """Where commands on this machine find the job's coordinator; None if they cannot."""
 
     def shutdown(self) -> bool:
         """Release everything; the job goes on without this node. Returns whether that went well."""

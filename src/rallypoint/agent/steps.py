@@ -9,6 +9,7 @@ from typing import NamedTuple
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Drain, Fail, Preempt, Succeed
 from rallypoint.protocol.messages import JobEnded, LeaveRequest, Notification, Placement
+from rallypoint.protocol.operator_messages import CollectRequested
 
 # Events
 
@@ -141,6 +142,16 @@ class LogLine(NamedTuple):
     warning: bool = False
 
 
+class ReportStatus(NamedTuple):
+    """Tell the coordinator how the workers of this node are, since somebody watches."""
+
+
+class Collect(NamedTuple):
+    """Collect of the workers what an operator asks for, and send it."""
+
+    request: CollectRequested
+
+
 class QueryStanding(NamedTuple):
     """Query for a moment how the job stands without this node; `LeaveReply` and `LeaveTimedOut` follow."""
 
@@ -190,5 +201,7 @@ Step = (
     | PostStopNotice
     | LogLine
     | QueryStanding
+    | ReportStatus
+    | Collect
     | FinalStep
 )

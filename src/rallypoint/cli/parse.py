@@ -15,7 +15,7 @@ Laws:
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 
@@ -180,6 +180,11 @@ class Parser(argparse.ArgumentParser):
             raise _NotACommandLine
         about, needless, value = message.partition("ignored explicit argument ")
         super().error(f"{about}it takes no value, and was given {value}; leave that out" if needless else message)
+
+
+Verb = Callable[[str, str, str, str, Callable[[argparse.Namespace], int | None]], argparse.ArgumentParser]
+"""Adds a verb to `rallyctl`: its name, its line in the list of verbs, its page's text and example, and what it does,
+which returns the exit code or None for 0."""
 
 
 def build_parser() -> Parser:

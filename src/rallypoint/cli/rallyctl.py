@@ -1,5 +1,6 @@
 """The command `rallyctl`: what runs beside jobs and not in one.
 
+rallyctl status ENDPOINT                how a job stands; also restart, drain, resize, stop, stacks
 rallyctl serve --endpoint HOST:PORT     a control plane outside the training nodes, for many jobs
 rallyctl secret                         a new secret, which the nodes of a job share
 rallyctl token --job ID                 the token of one job, derived from the secret
@@ -12,12 +13,12 @@ import argparse
 import signal
 import sys
 from collections.abc import Callable, Sequence
-from functools import partial
 
 from rallypoint.base.errors import RallypointError, UsageError, UserError
 from rallypoint.cli.etcd import add_etcd
 from rallypoint.cli.flags import ShowVersion
-from rallypoint.cli.parse import HelpFormatter, Parser
+from rallypoint.cli.parse import HelpFormatter, Parser, Verb
+from rallypoint.cli.watching import add_watching
 from rallypoint.rendezvous.params import C10D_PORT
 
 
@@ -38,14 +39,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         set_up_process()
     options = _parser().parse_args(argv)
-    work: Callable[[argparse.Namespace], None] = options.work
+    work: Callable[[argparse.Namespace], int | None] = options.work
     from rallypoint.cli.exit import exit_code_of
 
-    return exit_code_of(partial(work, options), "rallyctl")
-
-
-Verb = Callable[[str, str, str, str, Callable[[argparse.Namespace], None]], argparse.ArgumentParser]
-"""Adds a verb: its name, its line in the list of verbs, its page's text and example, and what it does."""
+    codes: list[int | None] = []
+    return exit_code_of(lambda: codes.append(work(options)), "rallyctl") or codes[0] or 0
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -55,13 +53,14 @@ def _parser() -> argparse.ArgumentParser:
     verbs = parser.add_subparsers(title="verbs", required=True, metavar="VERB")
 
     def verb(
-        name: str, summary: str, text: str, example: str, work: Callable[[argparse.Namespace], None]
+        name: str, summary: str, text: str, example: str, work: Callable[[argparse.Namespace], int | None]
     ) -> argparse.ArgumentParser:
         epilog = f"example: rallyctl {name} {example}"
         page = verbs.add_parser(name, help=summary, description=text, epilog=epilog, formatter_class=HelpFormatter)
         page.set_defaults(work=work)
         return page
 
+    add_watching(verb)
     _add_serve(verb)
     _add_secrets(verb)
     add_etcd(verb)
@@ -82,7 +81,10 @@ def _add_serve(verb: Verb) -> None:
         _serve,
     )
     endpoint = f"all addresses of HOST, or of this machine without HOST; port 0 is a free one (default: :{C10D_PORT})"
-    page.add_argument_group("listening").add_argument("--endpoint", default="", metavar="HOST:PORT", help=endpoint)
+    listening = page.add_argument_group("listening")
+    listening.add_argument("--endpoint", default="", metavar="HOST:PORT", help=endpoint)
+    remote = "take commands (rallyctl restart, stop, ...) from other machines where there is no secret"
+    listening.add_argument("--remote-control", action="store_true", help=remote)
     tls = page.add_argument_group("TLS")
     for name, metavar, text in (
         ("cert", "FILE", "PEM certificate; nodes give theirs as --rdzv-conf=tls_cert=..."),
@@ -143,7 +145,9 @@ def _serve(options: argparse.Namespace) -> None:
             "give --endpoint another port, or an address of this machine"
         ) from None
     allow_descriptors()
-    server = ControlServer(ManyJobs(), listeners, keys=accepted_keys(), tls=control_tls(vars(options)))
+    jobs = ManyJobs()
+    jobs.remote_control = options.remote_control
+    server = ControlServer(jobs, listeners, keys=accepted_keys(), tls=control_tls(vars(options)))
     print_error(f"rallyctl: control plane listens at {Endpoint(host or '*', server.port)}")
     number = signal.sigwait({signal.SIGTERM, signal.SIGINT})
     server.close(linger=0.0, why=f"{signal.Signals(number).name} has ended it")

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from rallypoint.coordinator.connection_context import ConnectionContext
     from rallypoint.protocol.handshake import Hello
     from rallypoint.protocol.messages import Notification
+    from rallypoint.protocol.observation import WatcherNotification
 
 log = get_logger(__name__)
 
@@ -180,7 +181,7 @@ class ControlConnection(asyncio.Protocol):
         """Whether there are few enough connections for that."""
         return len(self._context.connections) <= _MANY_SESSIONS
 
-    def post(self, notification: Notification) -> None:
+    def post(self, notification: Notification | WatcherNotification) -> None:
         """Have a notification sent; from any thread."""
         self._context.post(self, notification)
 

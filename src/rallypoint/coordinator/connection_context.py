@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rallypoint.base.tls import ControlTls
     from rallypoint.protocol.handshake import Hello, Keys
     from rallypoint.protocol.messages import Notification
+    from rallypoint.protocol.observation import JobSummary, WatcherNotification
 
 
 class JobDirectory(Protocol):
@@ -38,6 +39,14 @@ class JobDirectory(Protocol):
 
         `peer` is the address that its connection comes from.
         """
+        ...
+
+    def find(self, job: str) -> Dispatcher | None:
+        """The dispatcher of a job, for those who watch; with an empty `job`, of the only one that there is."""
+        ...
+
+    def summaries(self) -> tuple[JobSummary, ...]:
+        """All jobs that there are, in a line each."""
         ...
 
     def now(self) -> float:
@@ -98,7 +107,7 @@ class ConnectionContext:
         self._loop = loop
         self._outbox: deque[tuple[Connection, bytes]] = deque()
         self._posting = False
-        self._last_encoded: tuple[Notification, bytes] | None = None
+        self._last_encoded: tuple[Notification | WatcherNotification, bytes] | None = None
         """The notification that was told last, and its bytes: often many are told the same."""
 
     @staticmethod
@@ -119,7 +128,7 @@ class ConnectionContext:
         if not self.connections:
             self.emptied.set()
 
-    def post(self, connection: Connection, notification: Notification) -> None:
+    def post(self, connection: Connection, notification: Notification | WatcherNotification) -> None:
         """Have a notification written on the loop's thread, in the order of the calls; from any thread.
 
         The loop is woken once for all that it has not got to yet.

@@ -22,8 +22,8 @@ Laws:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
-from itertools import chain
+from collections.abc import Callable, Iterable
+from typing import TYPE_CHECKING
 
 from rallypoint.coordinator.job_state import JobState, OutgoingNotification
 from rallypoint.coordinator.notifications import end_notification, nodes_waiting, progress, standing_without
@@ -39,28 +39,27 @@ from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.operations import Close, Drain, Exit, Fail, Join, Operation, Preempt, Succeed
 from rallypoint.membership.state import (
     NodeId,
-    NodeInfo,
     Reason,
     Settings,
     State,
     known_to,
-    name_of,
 )
 from rallypoint.protocol.messages import (
-    ConfigDiffers,
     Heartbeat,
     JoinRequest,
     LeaveRequest,
-    Notification,
     Placed,
     ProgressRequest,
     Request,
     ResumeRequest,
     RoundEnded,
 )
+from rallypoint.protocol.operator_messages import CollectedPart, NodeReport
 
-_MAX_DIFFERENCES = 32
-"""Of which one session is told."""
+if TYPE_CHECKING:
+    from rallypoint.coordinator.watchers import Watchers
+    from rallypoint.protocol.observation import WatcherNotification, WatcherRequest
+
 _SILENCE_DETAIL = "nothing was heard from it for {:g} s"
 _NOT_BACK_DETAIL = "it has not come back to the control plane"
 """What there is to say of how a node was lost."""
@@ -83,6 +82,8 @@ class Coordinator(JobState):
         """
         super().__init__(settings, incarnation)
         self._learns_settings = learns_settings
+        self._watchers: Watchers | None = None
+        """Once somebody has watched."""
         self._all_released = False
         self._ticked_at = -math.inf
         self._ended: list[tuple[int, str]] = []
@@ -95,6 +96,8 @@ class Coordinator(JobState):
         self._restored = bool(state.origin)
         self._completed_a_round = not self._restored and (state.complete or state.round > 0)
         self._observer.observe(state, now)
+        self._take_size(state)
+        self.history.record(State(), state, now)
         for node in known_to(state):
             self.sessions.reserve(node)
         if self._any_unreported():
@@ -127,6 +130,8 @@ class Coordinator(JobState):
         self, session: int, now: float, reason: Reason = Reason.LOST, detail: str = ""
     ) -> list[OutgoingNotification]:
         """A session has ended, in the way that `detail` says; its node is gone, unless it had left before."""
+        if self._watchers is not None and self._watchers.close(session):
+            return self._pop_sends()
         self._end(session, now, reason, detail)
         return self._pop_sends()
 
@@ -137,6 +142,36 @@ class Coordinator(JobState):
                 self._change(now, self._run, node, Exit(Reason.LOST, detail), now)
         self._check_all_reported()
         return self._pop_sends()
+
+    @property
+    def watchers(self) -> Watchers:
+        """The sessions that are no nodes."""
+        if self._watchers is None:
+            from rallypoint.coordinator.watchers import Watchers
+
+            self._watchers = Watchers(self)
+            self.on_change = self._watchers.changed
+        return self._watchers
+
+    def receive_from_watcher(
+        self, session: int, request: WatcherRequest, now: float, refusal: str = ""
+    ) -> list[OutgoingNotification]:
+        """A watcher has said something. See `Watchers.receive`; what watchers are told is in `Watchers.sends`."""
+        self.watchers.receive(session, request, now, refusal)
+        return self._pop_sends()
+
+    def pop_watcher_sends(self) -> list[tuple[int, WatcherNotification]]:
+        """What watchers are to be told."""
+        if self._watchers is None:
+            return []
+        sends, self._watchers.sends = self._watchers.sends, []
+        return sends
+
+    def _on_report(self, speaker: SessionRecord, request: NodeReport, now: float) -> None:
+        self.watchers.report(speaker.node, request, now)
+
+    def _on_collected(self, speaker: SessionRecord, request: CollectedPart, _now: float) -> None:
+        self.watchers.collected(speaker.node, request)
 
     def tick(self, now: float) -> list[OutgoingNotification]:
         """Time has passed: end silent sessions, and look at the joins that wait for a moment."""
@@ -157,11 +192,15 @@ class Coordinator(JobState):
             self._all_reported()
         if self._waits_for_time():
             self._change(now, self._retry_join, next(iter(self.state.participants)), now)
+        if self._watchers is not None:
+            self._watchers.tick(now)
         return self._pop_sends()
 
     def wake_at(self) -> float:
         """When `tick` has something to do, in seconds on the clock of `now`; infinity for never."""
         moments = [self.sessions.liveness.check_at(), self._pending.next_deadline()]
+        if self._watchers is not None:
+            moments.append(self._watchers.wake_at())
         if self._placeholders_until is not None:
             moments.append(self._placeholders_until)
         if self._waits_for_time():
@@ -174,9 +213,6 @@ class Coordinator(JobState):
         return ended
 
     # Requests
-
-    def _reply(self, speaker: SessionRecord, notification: Notification) -> None:
-        self._sends.append((speaker.number, notification))
 
     def _on_join(self, speaker: SessionRecord, request: JoinRequest, now: float) -> None:
         node_info = request.node_info
@@ -191,25 +227,6 @@ class Coordinator(JobState):
         asked = Join(node_info, now + request.timeout, now - request.waited, self.state.abandoned.number)
         self._pending.add(speaker.node, asked)
         self._change(now, self._retry_join, speaker.node, now)
-
-    def _report_differences(self, speaker: SessionRecord, node_info: NodeInfo) -> None:
-        """Tell a node once if it was started in another way than the job."""
-        own, job, state = speaker.settings, self.settings, self.state
-        if state.is_initial:
-            state = State()
-        if len(speaker.differences_reported) >= _MAX_DIFFERENCES:
-            return
-        alike = state.max_restarts in (-1, node_info.max_restarts)
-        if alike and own in (None, job) and state.programs.get(node_info.role, node_info.program) == node_info.program:
-            return
-        from rallypoint.coordinator.differences import differences
-
-        found = tuple(
-            each for each in differences(node_info, own, state, job) if each not in speaker.differences_reported
-        )
-        if found:
-            speaker.differences_reported += found
-            self._reply(speaker, ConfigDiffers(name_of(state, speaker.node), found))
 
     def _on_leave(self, speaker: SessionRecord, request: LeaveRequest, now: float) -> None:
         self._pending.remove(speaker.node)
@@ -257,6 +274,7 @@ class Coordinator(JobState):
         if self._learns_settings and request.round >= 0 and not self._restored and speaker.settings is not None:
             # Who comes back knows what the job was started with; whoever came first may know nothing of it.
             self.settings = speaker.settings._replace(run_id=self.settings.run_id)
+            self._started_with = self.settings
             liveness = self.sessions.liveness
             liveness.lease, liveness.outage_timeout = self.settings.lease, recovery_timeout(self.settings)
         if request.group_world_size > self.settings.max_nodes:
@@ -270,7 +288,7 @@ class Coordinator(JobState):
         if self._any_unreported() and self._placeholders_until is None:
             self._placeholders_until = now + recovery_timeout(self.settings)
         if before.complete and self.state.round > before.round:
-            self._send_to(before.participants, RoundEnded(end_of(self.state, before.round)))
+            self.send_to(before.participants, RoundEnded(end_of(self.state, before.round)))
         self._change(now, self._retry_all_joins, now)
         if not self._any_unreported():
             self._all_reported()
@@ -295,6 +313,8 @@ class Coordinator(JobState):
         ResumeRequest: _on_resume_state,
         ProgressRequest: _on_progress_request,
         Heartbeat: _on_heartbeat,
+        NodeReport: _on_report,
+        CollectedPart: _on_collected,
     }
 
     # The end of sessions
@@ -305,6 +325,8 @@ class Coordinator(JobState):
             return
         self._pending.remove(gone.node)
         self.sessions.forget(gone.node)
+        if self._watchers is not None:
+            self._watchers.forget(gone.node)
         self._change(now, self._run, gone.node, Exit(reason, detail), now)
 
     def _release_session(self, session: int, now: float) -> None:
@@ -322,23 +344,3 @@ class Coordinator(JobState):
         if self._all_released:
             self._all_released = False
             self._placeholders_until = now + recovery_timeout(self.settings)
-
-    def _unreported(self) -> Iterator[NodeId]:
-        """Those who take part and are yet to speak."""
-        state = self.state
-        known = chain(state.participants, state.wait_list, state.redundancy_list, state.survivors)
-        return (node for node in known if node not in self.sessions)
-
-    def _any_unreported(self) -> bool:
-        return next(self._unreported(), None) is not None
-
-    def _check_all_reported(self) -> None:
-        if self._placeholders_until is not None and not self._any_unreported():
-            self._all_reported()
-
-    def _all_reported(self) -> None:
-        """Nobody is awaited any more of those who were in the job when we were filled."""
-        self._placeholders_until = None
-        state = self.state
-        if state.complete and state.wait_list:
-            self._send_to(state.participants, nodes_waiting(state))

@@ -15,11 +15,10 @@ import itertools
 import math
 import os
 import threading
-import time
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.log import get_logger
@@ -28,7 +27,6 @@ from rallypoint.coordinator.job_state import OutgoingNotification
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.state import NodeId, Reason, Settings, State
 from rallypoint.protocol.messages import (
-    ConfigDifference,
     ConfigDiffers,
     Deliver,
     Heartbeat,
@@ -39,13 +37,11 @@ from rallypoint.protocol.messages import (
 )
 
 if TYPE_CHECKING:
-    from rallypoint.coordinator.progress_text import ReportedProgress
+    from rallypoint.coordinator.job_log import JobLog
     from rallypoint.protocol.handshake import Hello
+    from rallypoint.protocol.observation import JobSummary, WatcherNotification, WatcherRequest
 
 log = get_logger(__name__)
-
-_MAX_NAMED = 4
-"""Of how many nodes that differ from the job in one thing people here are told, and in how many values of each."""
 
 _PAUSE = 5.0
 """Seconds until a tick that went wrong is tried again."""
@@ -74,7 +70,7 @@ class _PendingNotification(NamedTuple):
 
     number: int
     session: int
-    notification: Notification
+    notification: Notification | WatcherNotification
 
 
 class Dispatcher:
@@ -108,8 +104,7 @@ class Dispatcher:
         self._clock = clock
         self._journal = journal
         self._logs_progress = logs_progress
-        self._reported_progress: ReportedProgress = {}
-        self._differing: Counter[ConfigDifference] = Counter()
+        self._log: JobLog | None = None
         self._number = 0
         """Of the newest state; each has its own."""
         self._numbered = self._coordinator.state
@@ -117,12 +112,16 @@ class Dispatcher:
         self._written: float = math.inf if journal is None else 0
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
-        self._deliver: dict[int, Deliver] = {}
+        self._deliver: dict[int, Callable[[Any], None]] = {}
         self._hang_up: dict[int, Callable[[str], None]] = {}
         self._outbox: deque[_PendingNotification] = deque()
         self._heartbeats: deque[OutgoingNotification] = deque()
         self._sessions_after_end: set[int] = set()
         """Sessions that began after the end of the job."""
+        self.remote_control = settings.remote_control
+        """Whether commands are taken from other machines where there is no secret."""
+        self._watchers: set[int] = set()
+        """Sessions that are no nodes."""
         self._tick_again_at = float("-inf")
         self._delivering = threading.Lock()
         self.on_change: Callable[[], None] = do_nothing
@@ -141,7 +140,7 @@ class Dispatcher:
     @property
     def members(self) -> int:
         """How many sessions are open, without those that began after the end of the job."""
-        return len(self._deliver) - len(self._sessions_after_end)
+        return len(self._deliver) - len(self._sessions_after_end) - len(self._watchers)
 
     @property
     def job(self) -> str | None:
@@ -152,6 +151,16 @@ class Dispatcher:
     def dispatcher_for(self, _hello: Hello, _peer: str) -> Dispatcher:
         """Where the node that greets so belongs: here."""
         return self
+
+    def find(self, job: str) -> Dispatcher | None:
+        """This one, if it is of that job; an empty `job` is any."""
+        return self if job in {"", self.settings.run_id} else None
+
+    def summaries(self) -> tuple[JobSummary, ...]:
+        """The one job."""
+        from rallypoint.coordinator.snapshot import summary_of
+
+        return (summary_of(self.state, self.settings),)
 
     @property
     def state(self) -> State:
@@ -186,6 +195,25 @@ class Dispatcher:
         self.on_change()
         return number, name
 
+    def attach_watcher(self, deliver: Callable[[WatcherNotification], None], hang_up: Callable[[str], None]) -> int:
+        """Open a session of somebody who is no node; returns its number."""
+        with self._lock:
+            session = next(self._numbers)
+            self._deliver[session] = deliver
+            self._hang_up[session] = hang_up
+            self._watchers.add(session)
+            self._coordinator.watchers.open(session)
+        return session
+
+    def receive_from_watcher(self, session: int, request: WatcherRequest, refusal: str = "") -> None:
+        """A watcher has said something; `refusal` is why it may give no commands, if it may not."""
+        with self._lock:
+            now = self._clock.monotonic()
+            self._enqueue(self._coordinator.receive_from_watcher(session, request, now, refusal))
+            self._enqueue(self._coordinator.tick(now))
+            hang_ups = self._pop_hang_ups()
+        self._flush(hang_ups)
+
     def receive(self, session: int, request: Request) -> bool:
         """A request has come from a session. Returns whether the session is still one: a node that was silent for
         longer than its lease has been taken out, and must come back as a new node.
@@ -209,6 +237,7 @@ class Dispatcher:
             self._deliver.pop(session, None)
             self._hang_up.pop(session, None)
             self._sessions_after_end.discard(session)
+            self._watchers.discard(session)
             self._enqueue(self._coordinator.close(session, self._clock.monotonic(), reason, detail))
         self._flush()
 
@@ -252,6 +281,8 @@ class Dispatcher:
         if self._coordinator.state is not self._numbered:
             self._numbered = self._coordinator.state
             self._number += 1
+        watched = self._coordinator.pop_watcher_sends()
+        self._outbox += [_PendingNotification(self._number, *each) for each in watched]
         for session, notification in sends:
             if isinstance(notification, Heartbeat):
                 self._heartbeats.append((session, notification))
@@ -284,39 +315,23 @@ class Dispatcher:
         """Whether the next notification may be told."""
         return bool(self._outbox) and self._outbox[0].number <= self._written
 
-    def _deliver_to(self, session: int, notification: Notification) -> None:
+    def _deliver_to(self, session: int, notification: Notification | WatcherNotification) -> None:
         if isinstance(notification, ConfigDiffers):
-            self._log_differences(notification)
+            self._job_log().log_differences(notification)
         elif self._logs_progress and isinstance(notification, Progress | JoinRefused):
-            self._log_progress(notification)
+            self._job_log().log_progress(notification, self._clock.monotonic())
         deliver = self._deliver.get(session)
         if deliver is not None and not self._guarded_call(partial(deliver, notification)):
             hang_up = self._hang_up.get(session)
             if hang_up is not None:
                 self._guarded_call(partial(hang_up, "it could not be told what concerns its node"))
 
-    def _log_differences(self, notification: ConfigDiffers) -> None:
-        """Tell people on our side, too, that nodes differ; not of each that differs as others do."""
-        for each in notification.differences:
-            if each not in self._differing and len(self._differing) >= _MAX_NAMED**2:
-                continue
-            self._differing[each] += 1
-            if self._differing[each] <= _MAX_NAMED:
-                sentence = each.sentence(notification.node)
-                log.warning("job %r: %s; give all nodes of a job the same", self.settings.run_id, sentence)
+    def _job_log(self) -> JobLog:
+        if self._log is None:
+            from rallypoint.coordinator.job_log import JobLog
 
-    def _log_progress(self, notification: Progress | JoinRefused) -> None:
-        how_far = notification if isinstance(notification, Progress) else notification.progress
-        if how_far is None or not how_far.reports:
-            return
-        from rallypoint.coordinator.progress_text import RendezvousName, in_words
-
-        name, now = RendezvousName(self.settings.run_id, ""), self._clock.monotonic()
-        words = in_words(notification, name, self._reported_progress, now, time.time())
-        if isinstance(words, JoinRefused):
-            log.warning("%s", words.detail)
-        elif words.warning:
-            log.warning("%s", words.text)
+            self._log = JobLog(self.settings.run_id)
+        return self._log
 
     def _guarded_call(self, call: Callable[[], None]) -> bool:
         """Call what belongs to one session; returns whether that went well."""

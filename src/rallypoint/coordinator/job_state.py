@@ -8,22 +8,27 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
 from typing import ParamSpec
 
 from rallypoint.base.endpoint import is_loopback
 from rallypoint.coordinator.apply_loop import OperationResult, join_refusal, run_operation
-from rallypoint.coordinator.notifications import end_notification, notification_diff
+from rallypoint.coordinator.history import JobHistory
+from rallypoint.coordinator.notifications import end_notification, nodes_waiting, notification_diff
 from rallypoint.coordinator.recovery import recovery_timeout
-from rallypoint.coordinator.session_registry import SessionRegistry
-from rallypoint.membership.decisions import backoff_ends, last_call_decides, needs_all
+from rallypoint.coordinator.session_registry import SessionRecord, SessionRegistry
+from rallypoint.membership.decisions import ClockView, backoff_ends, last_call_decides, needs_all
 from rallypoint.membership.liveness import Liveness
 from rallypoint.membership.observer import StallObserver
 from rallypoint.membership.operations import Join, Operation
-from rallypoint.membership.state import NodeId, Settings, State, nodes_waiting_alike
-from rallypoint.protocol.messages import NodesWaiting, Notification, Placed, Placement
+from rallypoint.membership.state import NodeId, NodeInfo, Settings, State, name_of, nodes_waiting_alike
+from rallypoint.protocol.messages import ConfigDiffers, NodesWaiting, Notification, Placed, Placement
 
 P = ParamSpec("P")
 OutgoingNotification = tuple[int, Notification]
+
+_MAX_DIFFERENCES = 32
+"""Of which one session is told."""
 
 
 class PendingJoins:
@@ -76,12 +81,17 @@ class JobState:
 
     def __init__(self, settings: Settings, incarnation: str) -> None:
         self.settings = settings
+        self._started_with = settings
+        """Without what an operator has changed since."""
         self.incarnation = incarnation
         self.state = State()
         self.sessions = SessionRegistry(Liveness(settings.lease, recovery_timeout(settings)))
         self._observer = StallObserver(settings)
         self._pending = PendingJoins()
         self._sends: list[OutgoingNotification] = []
+        self.history = JobHistory()
+        self.on_change: Callable[[float], None] | None = None
+        """Called after each change, where somebody watches, with the time."""
         self._completed_a_round = False
         """Whether a round was completed here, and not only taken over from a coordinator before us."""
         self._placeholders_until: float | None = None
@@ -100,7 +110,7 @@ class JobState:
             self._pending.remove(node)
             refused = join_refusal(ran, node, before, self.state, self.settings, self._observer.clock_view(now))
             if refused is not None:
-                self._send_to([node], refused)
+                self.send_to([node], refused)
         elif isinstance(ran.operation, Join) and ran.operation is not join:
             self._pending.add(node, ran.operation)
 
@@ -108,6 +118,7 @@ class JobState:
         def write(state: State) -> None:
             self.state = state
             self._observer.observe(state, now)
+            self._take_size(state)
 
         return run_operation(
             operation, node, self.settings, lambda: self.state, lambda: self._observer.clock_view(now), write
@@ -122,6 +133,9 @@ class JobState:
         while before is not self.state:
             after = self.state
             self._notify(before, after)
+            self.history.record(before, after, now)
+            if self.on_change is not None:
+                self.on_change(now)
             if not _may_unblock_joins(before, after, self.settings):
                 return
             before = after
@@ -144,9 +158,9 @@ class JobState:
                 for node in concerned:
                     self._place(node, notification)
             elif not (isinstance(notification, NodesWaiting) and self._placeholders_until is not None):
-                self._send_to(concerned, notification)
+                self.send_to(concerned, notification)
 
-    def _send_to(self, nodes: Iterable[NodeId], notification: Notification) -> None:
+    def send_to(self, nodes: Iterable[NodeId], notification: Notification) -> None:
         """Who has no session at the moment asks when it is back."""
         sessions = (self.sessions.session_of(node) for node in nodes)
         self._sends += [(session, notification) for session in sessions if session is not None]
@@ -169,7 +183,7 @@ class JobState:
         places = self.state.participants
         control_rank = next((places[each].rank for each in self.sessions.local_nodes if each in places), -1)
         origin = self.state.origin or self.incarnation
-        self._send_to([node], Placed(placement._replace(origin=origin, control_rank=control_rank)))
+        self.send_to([node], Placed(placement._replace(origin=origin, control_rank=control_rank)))
 
     def _notify_peers(self, host: NodeId) -> None:
         """Tell the host of the round's store from where workers come, where the nodes have said that."""
@@ -177,7 +191,7 @@ class JobState:
             from rallypoint.coordinator.store_peers import peers_notification
 
             for notification in peers_notification(self.state, self.sessions):
-                self._send_to([host], notification)
+                self.send_to([host], notification)
 
     def _drop_repeated_join(self, node: NodeId) -> None:
         """A node has its place by the join that it had said before; the one that it says again means no other."""
@@ -185,6 +199,54 @@ class JobState:
         speaker = None if session is None else self.sessions.get(session)
         if speaker is not None and speaker.repeats_join:
             speaker.skips_join, speaker.repeats_join = True, False
+
+    # What one node is told
+
+    def _reply(self, speaker: SessionRecord, notification: Notification) -> None:
+        self._sends.append((speaker.number, notification))
+
+    def _report_differences(self, speaker: SessionRecord, node_info: NodeInfo) -> None:
+        """Tell a node once if it was started in another way than the job."""
+        own, job, state = speaker.settings, self._started_with, self.state
+        if state.is_initial:
+            state = State()
+        if len(speaker.differences_reported) >= _MAX_DIFFERENCES:
+            return
+        alike = state.max_restarts in (-1, node_info.max_restarts)
+        if alike and own in (None, job) and state.programs.get(node_info.role, node_info.program) == node_info.program:
+            return
+        from rallypoint.coordinator.differences import differences
+
+        found = tuple(
+            each for each in differences(node_info, own, state, job) if each not in speaker.differences_reported
+        )
+        if found:
+            speaker.differences_reported += found
+            self._reply(speaker, ConfigDiffers(name_of(state, speaker.node), found))
+
+    # Nodes that we know of and have not heard yet
+
+    def _unreported(self) -> Iterator[NodeId]:
+        """Those who take part and are yet to speak."""
+        state = self.state
+        known = chain(state.participants, state.wait_list, state.redundancy_list, state.survivors)
+        return (node for node in known if node not in self.sessions)
+
+    def _any_unreported(self) -> bool:
+        return next(self._unreported(), None) is not None
+
+    def _check_all_reported(self) -> None:
+        if self._placeholders_until is not None and not self._any_unreported():
+            self._all_reported()
+
+    def _all_reported(self) -> None:
+        """Nobody is awaited any more of those who were in the job when we were filled."""
+        self._placeholders_until = None
+        state = self.state
+        if state.complete and state.wait_list:
+            self.send_to(state.participants, nodes_waiting(state))
+
+    # What time does
 
     def _waits_for_time(self) -> bool:
         """Whether the round that forms may be complete by the passing of time alone."""
@@ -215,6 +277,19 @@ class JobState:
         alike = nodes_waiting_alike(self.state, node)
         return node == next((each for each in self.sessions.nodes_in_this_process if each in alike), next(iter(alike)))
 
+    def clock_view(self, now: float) -> ClockView:
+        """What is known of time at `now`."""
+        return self._observer.clock_view(now)
+
+    def operate(self, operation: Operation, by: str, now: float) -> None:
+        """Run an operation on behalf of an operator, who is called so."""
+        self._change(now, self._run, NodeId("", 0, 0, by), operation, now)
+
+    def _take_size(self, state: State) -> None:
+        """An operator may have changed how many nodes a round has."""
+        if state.size is not None:
+            self.settings = self.settings._replace(**state.size._asdict())
+
     def _pop_sends(self) -> list[OutgoingNotification]:
         sends, self._sends = self._sends, []
         return sends
@@ -228,7 +303,7 @@ def _may_unblock_joins(before: State, after: State, settings: Settings) -> bool:
     """
     if (before.round, before.complete, before.closed) != (after.round, after.complete, after.closed):
         return True
-    if before.abandoned.number != after.abandoned.number:
+    if (before.abandoned.number, before.size) != (after.abandoned.number, after.size):
         return True
     places_before = len(before.participants) + len(before.wait_list) + len(before.survivors)
     places_after = len(after.participants) + len(after.wait_list) + len(after.survivors)

@@ -27,13 +27,16 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.log import get_logger
 from rallypoint.coordinator.dispatcher import Dispatcher, RestoredState, do_nothing
 from rallypoint.membership.state import Settings, State, Verdict
 from rallypoint.protocol.handshake import HandshakeError, Hello
+
+if TYPE_CHECKING:
+    from rallypoint.protocol.observation import JobSummary
 
 log = get_logger(__name__)
 
@@ -76,6 +79,8 @@ class ManyJobs:
 
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
+        self.remote_control = False
+        """See `Dispatcher.remote_control`."""
         self._jobs: dict[str, _Job] = {}
         self._ended: OrderedDict[tuple[str, str], _EndedJob] = OrderedDict()
         self._schedule: list[tuple[float, int, _Job]] = []
@@ -101,13 +106,31 @@ class ManyJobs:
         with self._lock:
             ended = self._verdict_for(hello)
             if ended is not None:
-                return self._verdict_dispatcher(hello, ended)
+                return self._verdict_dispatcher(hello.incarnation, ended)
             job = self._job_for(hello) or self._begin(hello, _origin(peer))
             if job.dispatcher.settings.fixed_ranks != hello.settings.fixed_ranks:
                 raise HandshakeError(f"job {hello.job!r} is not static on all nodes; give all the same --rdzv-backend")
             if 0 < len(hello.incarnation) <= _LONGEST_NAME and len(job.incarnations) < _MOST_NAMES:
                 job.incarnations.add(hello.incarnation)
             return job.dispatcher
+
+    def find(self, job: str) -> Dispatcher | None:
+        """The dispatcher of a job, if only of one that has ended; with an empty `job`, of the only one there is."""
+        with self._lock:
+            if not job and len(self._jobs) == 1:
+                return next(iter(self._jobs.values())).dispatcher
+            if job in self._jobs:
+                return self._jobs[job].dispatcher
+            ended = [(incarnation, each) for (name, incarnation), each in self._ended.items() if name == job]
+            return self._verdict_dispatcher(*ended[-1]) if ended else None
+
+    def summaries(self) -> tuple[JobSummary, ...]:
+        """All jobs that there are, in a line each."""
+        from rallypoint.coordinator.snapshot import summary_of
+
+        with self._lock:
+            jobs = [job.dispatcher for job in self._jobs.values()]
+        return tuple(summary_of(each.state, each.settings) for each in jobs)
 
     @property
     def names(self) -> frozenset[str]:
@@ -174,6 +197,7 @@ class ManyJobs:
         self._forget(name, jobs[name])
 
     def _on_change_of(self, dispatcher: Dispatcher, origin: str = "") -> _Job:
+        dispatcher.remote_control = self.remote_control
         job = _Job(dispatcher, origin)
         dispatcher.on_change = partial(self._check_job, job)
         return job
@@ -221,9 +245,9 @@ class ManyJobs:
             self._ended.popitem(last=False)
         return self._ended.get((hello.job, hello.incarnation))
 
-    def _verdict_dispatcher(self, hello: Hello, ended: _EndedJob) -> Dispatcher:
+    def _verdict_dispatcher(self, incarnation: str, ended: _EndedJob) -> Dispatcher:
         """A dispatcher for one node that comes back after the end, and finds nothing but that."""
-        restored = RestoredState(hello.incarnation, State(closed=True, verdict=ended.verdict))
+        restored = RestoredState(incarnation, State(closed=True, verdict=ended.verdict))
         return self._on_change_of(Dispatcher(ended.settings, self._clock, restored=restored)).dispatcher
 
     # When what is due. With the lock held.

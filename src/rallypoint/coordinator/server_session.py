@@ -23,10 +23,12 @@ from rallypoint.protocol.handshake import (
     version_error,
 )
 from rallypoint.protocol.messages import Heartbeat, JoinRequest, LeaveRequest, Notification, SessionEnded
+from rallypoint.protocol.observation import JobList
 
 if TYPE_CHECKING:
     from rallypoint.coordinator.dispatcher import Dispatcher
     from rallypoint.protocol.handshake import Keys
+    from rallypoint.protocol.observation import JobSummary, WatcherNotification
     from rallypoint.protocol.signing import Signers
 
 HEARTBEAT = codec.encode(Heartbeat())
@@ -39,7 +41,7 @@ class SessionOutput(Protocol):
         """Send a message, signed where the session's are."""
         ...
 
-    def post(self, notification: Notification) -> None:
+    def post(self, notification: Notification | WatcherNotification) -> None:
         """Have a notification sent; from any thread, in the order of the calls."""
         ...
 
@@ -63,6 +65,8 @@ class JobOf(Protocol):
     @property
     def job(self) -> str | None: ...
     def dispatcher_for(self, hello: Hello, peer: str) -> Dispatcher: ...
+    def find(self, job: str) -> Dispatcher | None: ...
+    def summaries(self) -> tuple[JobSummary, ...]: ...
 
 
 class ServerSession:
@@ -84,6 +88,8 @@ class ServerSession:
         self._output = output
         self._peer = peer
         self._dispatcher: Dispatcher | None = None
+        self._command_refusal: str | None = None
+        """Of a watcher: why it may give no commands, empty if it may; None for a node."""
         self._leaving = False
         self._answered = False
         """Whether the last heartbeat was."""
@@ -108,6 +114,10 @@ class ServerSession:
         if self._dispatcher is not None:
             if self.signers is not None:
                 payload = self.signers.incoming.verify(payload)
+            if self._command_refusal is not None:
+                request = codec.decode_watcher_request(payload)
+                self._dispatcher.receive_from_watcher(self.number, request, self._command_refusal)
+                return None
             return self.heartbeat() if payload == HEARTBEAT else self._on_request(self._dispatcher, payload)
         greeted = self._handshake.greeted
         if greeted is None:
@@ -170,6 +180,9 @@ class ServerSession:
         return answer
 
     def _open(self, hello: Hello) -> None:
+        if hello.is_watcher:
+            self._open_watcher(hello)
+            return
         dispatcher = self._jobs.dispatcher_for(hello, self._peer)
         self.signers = self._handshake.signers
         # The welcome must be the session's first frame: the name is known only after attaching, so notifications of
@@ -178,6 +191,20 @@ class ServerSession:
         self._dispatcher = dispatcher
         welcome = Welcome(name, dispatcher.settings.lease, dispatcher.incarnation, self._jobs.job is not None)
         self._output.send(codec.encode(welcome))
+
+    def _open_watcher(self, hello: Hello) -> None:
+        from rallypoint.coordinator.watcher_access import command_refusal, watched_dispatcher, welcome_watcher
+
+        dispatcher = watched_dispatcher(self._jobs, hello)
+        self.signers = self._handshake.signers
+        record = self._output.describe(hello)
+        self._output.send(codec.encode(welcome_watcher(record, dispatcher)))
+        if dispatcher is None:
+            self._output.send(codec.encode(JobList(self._jobs.summaries())))
+            return
+        self._command_refusal = command_refusal(record, dispatcher.remote_control or self.signers is not None)
+        self.number = dispatcher.attach_watcher(self._output.post, self._on_hang_up)
+        self._dispatcher = dispatcher
 
     def _on_request(self, dispatcher: Dispatcher, payload: bytes) -> str | None:
         request = codec.decode_request(payload)

@@ -135,6 +135,11 @@ class SessionRegistry:
         """Numbers and sessions, in the order in which they came."""
         return iter(self._sessions.items())
 
+    def silence(self, node: NodeId, now: float) -> float | None:
+        """For how many seconds a node was not heard; None if it has no session, or one without a lease."""
+        number = self._by_node.get(node)
+        return None if number is None else self.liveness.silence(number, now)
+
     @property
     def nodes(self) -> frozenset[NodeId]:
         """All nodes that have a session."""

@@ -41,6 +41,8 @@ from rallypoint.membership.operations import (
     KeepLeaseAlive,
     Operation,
     Preempt,
+    Resize,
+    Restart,
     Succeed,
 )
 from rallypoint.membership.state import FailureStreak, NodeId, Preemption, Reason, Settings, State, known_to
@@ -82,6 +84,10 @@ def next_action(operation: Operation, state: State, node: NodeId, view: ClockVie
             return _preempt(operation, state, node)
         case Close():
             return _close(operation, state, view)
+        case Restart():
+            return _restart(operation, state)
+        case Resize():
+            return FINISH if state.size == operation.size else Action(ActionKind.RESIZE, size=operation.size)
         case KeepLeaseAlive():
             return _keep_alive(operation, view, settings)
 
@@ -268,7 +274,15 @@ def _preempt(operation: Preempt, state: State, node: NodeId) -> Action:
 def _close(operation: Close, state: State, view: ClockView) -> Action:
     if state.closed:
         return FINISH
-    return Action(ActionKind.ERROR_TIMEOUT if view.now >= operation.deadline else ActionKind.MARK_RENDEZVOUS_CLOSED)
+    if view.now >= operation.deadline:
+        return Action(ActionKind.ERROR_TIMEOUT)
+    return Action(ActionKind.MARK_RENDEZVOUS_CLOSED, detail=operation.detail)
+
+
+def _restart(operation: Restart, state: State) -> Action:
+    if not state.complete or state.closed or state.round != operation.round:
+        return FINISH
+    return Action(ActionKind.END_ROUND, reason=Reason.REQUESTED)
 
 
 def _keep_alive(operation: KeepLeaseAlive, view: ClockView, settings: Settings) -> Action:

@@ -62,6 +62,11 @@ class Liveness:
         if session in self._heard:
             self._heard[session] = now
 
+    def silence(self, session: int, now: float) -> float | None:
+        """For how many seconds a session was not heard; None for one without a lease."""
+        heard_at = self._heard.get(session)
+        return None if heard_at is None else max(0.0, now - heard_at)
+
     def closed(self, session: int) -> None:
         """A session is over."""
         self._heard.pop(session, None)

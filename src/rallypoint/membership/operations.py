@@ -11,7 +11,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from rallypoint.failures.cause import Cause
-from rallypoint.membership.state import FailureStreak, NodeInfo, Reason
+from rallypoint.membership.state import FailureStreak, NodeInfo, NodeRange, Reason
 
 
 class Join(NamedTuple):
@@ -64,9 +64,22 @@ class Preempt(NamedTuple):
 
 
 class Close(NamedTuple):
-    """End the job on request."""
+    """End the job on request; `detail` says whose."""
 
     deadline: float = math.inf
+    detail: str = ""
+
+
+class Restart(NamedTuple):
+    """End `round` because an operator asks, at no cost to the budget of restarts."""
+
+    round: int
+
+
+class Resize(NamedTuple):
+    """The rounds to come have so many nodes."""
+
+    size: NodeRange
 
 
 class KeepLeaseAlive(NamedTuple):
@@ -75,7 +88,7 @@ class KeepLeaseAlive(NamedTuple):
     deadline: float = math.inf
 
 
-Operation = Join | Exit | Fail | Succeed | Drain | Preempt | Close | KeepLeaseAlive
+Operation = Join | Exit | Fail | Succeed | Drain | Preempt | Close | Restart | Resize | KeepLeaseAlive
 
 
 class ActionKind(Enum):
@@ -98,6 +111,7 @@ class ActionKind(Enum):
     ABANDON = auto()
     """The time of a node is over that this rendezvous cannot do without: it comes to nothing for all who wait."""
     END_ROUND = auto()
+    RESIZE = auto()
     SYNC = auto()
     """Nothing can be done now: look again when the state or the time has changed."""
     FINISH = auto()
@@ -118,6 +132,7 @@ class Action(NamedTuple):
     seconds: float = 0.0
     detail: str = ""
     max_restarts: int = 0
+    size: NodeRange | None = None
 
 
 SYNC = Action(ActionKind.SYNC)

@@ -74,6 +74,7 @@ class Reason(StrEnum):
     DEPARTED = "a node left"
     GAVE_UP = "a node gave up"
     DRAINED = "the membership changes"
+    REQUESTED = "an operator asked for a restart"
     FORGOTTEN = "how it ended is no longer known"
 
 
@@ -125,6 +126,14 @@ class Ledger(NamedTuple):
     lost: int = 0
     departed: int = 0
     drained: int = 0
+    requested: int = 0
+
+
+class NodeRange(NamedTuple):
+    """How many nodes a round has at least and at most."""
+
+    min_nodes: int
+    max_nodes: int
 
 
 class FailureStreak(NamedTuple):
@@ -208,6 +217,8 @@ class State(NamedTuple):
     """How many failures the job survives, as its first node was started; -1 if that was not said."""
     programs: Mapping[str, str] = {}
     """What the first node of each role runs, for the first few roles."""
+    size: NodeRange | None = None
+    """How many nodes rounds have, where an operator has changed that."""
 
     @property
     def is_initial(self) -> bool:
@@ -314,3 +325,5 @@ class Settings(NamedTuple):
     restart_backoff_max: float = 300.0
     same_failure_limit: int = 0
     """So many times in a row may the same first failure end a round without progress; 0 for any number."""
+    remote_control: bool = False
+    """Whether a coordinator among the nodes takes commands from other machines where there is no secret."""

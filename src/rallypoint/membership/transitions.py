@@ -48,6 +48,7 @@ _LEDGER_FIELDS = {
     Reason.LOST: "lost",
     Reason.DEPARTED: "departed",
     Reason.DRAINED: "drained",
+    Reason.REQUESTED: "requested",
 }
 """Where the end of a round for a reason is counted; others are not."""
 
@@ -164,8 +165,8 @@ def _abandon(action: Action, state: State, node: NodeId, settings: Settings) -> 
     )
 
 
-def _mark_closed(_action: Action, state: State, _node: NodeId, _settings: Settings) -> State:
-    return state._replace(closed=True, verdict=state.verdict or Verdict(Outcome.STOPPED))
+def _mark_closed(action: Action, state: State, _node: NodeId, _settings: Settings) -> State:
+    return state._replace(closed=True, verdict=state.verdict or Verdict(Outcome.STOPPED, detail=action.detail))
 
 
 def _mark_succeeded(_action: Action, state: State, node: NodeId, _settings: Settings) -> State:
@@ -181,6 +182,10 @@ def _mark_consent(_action: Action, state: State, node: NodeId, settings: Setting
 
 def _mark_preempted(action: Action, state: State, node: NodeId, _settings: Settings) -> State:
     return state._replace(preempted=Preemption(node, action.seconds))
+
+
+def _resize(action: Action, state: State, _node: NodeId, _settings: Settings) -> State:
+    return state._replace(size=action.size)
 
 
 def _mark_job_failed(action: Action, state: State, _node: NodeId, _settings: Settings) -> State:
@@ -294,6 +299,7 @@ _EFFECTS: dict[ActionKind, Callable[[Action, State, NodeId, Settings], State]] =
     ActionKind.MARK_PREEMPTED: _mark_preempted,
     ActionKind.MARK_JOB_FAILED: _mark_job_failed,
     ActionKind.END_ROUND: _mark_round_ended,
+    ActionKind.RESIZE: _resize,
     ActionKind.ABANDON: _abandon,
 }
 """Every other act leaves the state as it is."""

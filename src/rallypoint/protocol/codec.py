@@ -12,7 +12,7 @@ from typing import TypeVar
 import msgspec
 
 from rallypoint.membership import operations
-from rallypoint.protocol import handshake, messages
+from rallypoint.protocol import handshake, messages, observation, operator_messages
 from rallypoint.protocol.validation import validated
 
 M = TypeVar("M")
@@ -44,6 +44,21 @@ _TYPES: tuple[type, ...] = (
     messages.ConfigDiffers,
     messages.SessionEnded,
     messages.StorePeers,
+    observation.WatchRequest,
+    observation.RestartCommand,
+    observation.DrainCommand,
+    observation.StopCommand,
+    observation.ResizeCommand,
+    observation.CollectCommand,
+    observation.SnapshotPart,
+    observation.JobList,
+    observation.CommandReply,
+    operator_messages.CollectedPart,
+    operator_messages.ReportRequested,
+    operator_messages.NodeReport,
+    operator_messages.CollectRequested,
+    operator_messages.DrainRequested,
+    operator_messages.OperatorAction,
 )
 _TAG = {kind: tag for tag, kind in enumerate(_TYPES)}
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])
@@ -100,6 +115,22 @@ def decode_notification(data: bytes) -> messages.Notification:
     """What the server says in a session. Raises CodecError if it is something else."""
     message = _decode(data)
     if isinstance(message, messages.Notification):
+        return message
+    raise _unexpected_message(message)
+
+
+def decode_watcher_request(data: bytes) -> observation.WatcherRequest:
+    """What a watcher says in a session. Raises CodecError if it is something else."""
+    message = _decode(data)
+    if isinstance(message, observation.WatcherRequest):
+        return message
+    raise _unexpected_message(message)
+
+
+def decode_watcher_notification(data: bytes) -> observation.WatcherNotification | messages.SessionEnded:
+    """What the server says in a watcher's session. Raises CodecError if it is something else."""
+    message = _decode(data)
+    if isinstance(message, observation.WatcherNotification | messages.SessionEnded):
         return message
     raise _unexpected_message(message)
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Keys: TypeAlias = Callable[[str], tuple[bytes, ...]]
 """The keys that are accepted from nodes of a job, by its id."""
 
-PROTOCOL_VERSION = 8
+PROTOCOL_VERSION = 9
 """Raised with every change of a message. Two things never change, so that versions can tell each other apart: a `Hello`
 begins with the version, and a `HandshakeRefused` is one sentence."""
 
@@ -49,6 +49,9 @@ class Hello(NamedTuple):
     """The coordinator that the node was last in a session with, by its incarnation; empty for a new node."""
     host: str = ""
     """The name of the node's machine, for people to read."""
+    is_watcher: bool = False
+    """Whether this session is one of a watcher (`observation`), and never a node's. Its `job` may be empty: the one job
+    that there is, or the list of all."""
 
 
 class Challenge(NamedTuple):
@@ -113,7 +116,8 @@ class ServerHandshake:
     def _refusal_reason(self, hello: Hello) -> str | None:
         if hello.version != PROTOCOL_VERSION:
             return version_error(hello.version)
-        if self.job is not None and hello.job != self.job:
+        names_job = bool(hello.job) or not hello.is_watcher
+        if self.job is not None and names_job and hello.job != self.job:
             return (
                 f"this control plane belongs to job {self.job!r}, not to {hello.job!r}; "
                 "give all nodes of a job the same --rdzv-id, and each job an endpoint of its own"
@@ -153,6 +157,7 @@ class ClientHandshake:
     key: bytes | None
     nonce: bytes
     settings: Settings
+    is_watcher: bool = False
     signers: Signers | None = None
     """After `prove`: what signs all further frames; None where the job has no key."""
 
@@ -169,6 +174,7 @@ class ClientHandshake:
             self.settings,
             incarnation,
             host,
+            self.is_watcher,
         )
 
     def prove(self, transcript: bytes = b"") -> Proof:

@@ -12,6 +12,14 @@ from typing import NamedTuple, Protocol
 
 from rallypoint.membership.operations import Close, Drain, Fail, Preempt, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, RoundEnd, Verdict
+from rallypoint.protocol.operator_messages import (
+    CollectedPart,
+    CollectRequested,
+    DrainRequested,
+    NodeReport,
+    OperatorAction,
+    ReportRequested,
+)
 from rallypoint.ranks.assign import NodeRanks
 
 
@@ -68,7 +76,18 @@ class ResumeRequest(NamedTuple):
 
 
 Request = (
-    JoinRequest | LeaveRequest | Fail | Succeed | Drain | Preempt | Close | Heartbeat | ProgressRequest | ResumeRequest
+    JoinRequest
+    | LeaveRequest
+    | Fail
+    | Succeed
+    | Drain
+    | Preempt
+    | Close
+    | Heartbeat
+    | ProgressRequest
+    | ResumeRequest
+    | NodeReport
+    | CollectedPart
 )
 
 
@@ -284,6 +303,10 @@ Notification = (
     | ConfigDiffers
     | SessionEnded
     | Heartbeat
+    | ReportRequested
+    | CollectRequested
+    | DrainRequested
+    | OperatorAction
     | LinkDown
     | LinkOpened
     | LinkUp

@@ -38,6 +38,7 @@ from rallypoint.protocol.messages import (
     ResumeRequest,
     RoundEnded,
 )
+from rallypoint.protocol.operator_messages import CollectedPart, NodeReport
 
 
 class ResumeState(NamedTuple):
@@ -85,7 +86,7 @@ def after_request(held: ResumeState, request: Request, now: float) -> ResumeStat
                     request,
                 )
             )
-        case Heartbeat() | ProgressRequest() | ResumeRequest():
+        case Heartbeat() | ProgressRequest() | ResumeRequest() | NodeReport() | CollectedPart():
             return held
 
 

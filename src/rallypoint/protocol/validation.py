@@ -77,6 +77,8 @@ _LINES: Mapping[str, int] = {"host": 255}
 """The same of a text of one line; of others `_MAX_TEXT`."""
 _MAX_TEXT = 4 * 1024
 _MAX_BYTES = 256
+_MAX_BYTES_OF: Mapping[str, int] = {"data": 48 * 1024}
+"""Bytes that a field of bytes may have, by its name; others `_MAX_BYTES`."""
 _MAX_ITEMS_OF: Mapping[str, int] = {"addresses": 1000}
 """Parts that a field of several may have, by its name; others `_MAX_ITEMS`."""
 _MAX_ITEMS = MAX_NODES
@@ -146,7 +148,7 @@ def _value(value: Any, name: str, record: Any) -> Any:
     if type(value) is str:
         return _text(value, name)
     if isinstance(value, bytes):
-        _count(value, _MAX_BYTES, name, record)
+        _count(value, _MAX_BYTES_OF.get(name, _MAX_BYTES), name, record)
         return value
     if hasattr(value, "_fields"):
         return _record(value)

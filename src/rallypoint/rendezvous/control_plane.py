@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from typing import NamedTuple
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import host_name
@@ -15,6 +16,15 @@ FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL = 2.0, 60.0
 interval is twice the one before: a spare that is parked for days must not fill the log."""
 
 _local_ids = itertools.count()
+
+
+class LocalJob(NamedTuple):
+    """What an agent says of its job to commands on its machine: as `--rdzv-backend` and the like name it."""
+
+    pid: int
+    job: str
+    backend: str
+    endpoint: str
 
 
 class ControlPlane:
@@ -48,6 +58,10 @@ class ControlPlane:
     def hosts_coordinator(self) -> bool:
         """Whether the coordinator is in this process at the moment."""
         return False
+
+    def watch_endpoint(self) -> str:
+        """Where commands on this machine find the coordinator, as an `--rdzv-endpoint`; empty if they cannot."""
+        return ""
 
     def close(self) -> None:
         """End what else belongs to it, after the link: a server, a candidacy. Idempotent."""

@@ -6,6 +6,7 @@ Beyond torch's interface it has `join`, `report_failure`, `report_success`, `dra
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -37,7 +38,7 @@ from rallypoint.protocol.messages import (
     RoundEnded,
     StorePeers,
 )
-from rallypoint.rendezvous.control_plane import ControlPlane
+from rallypoint.rendezvous.control_plane import ControlPlane, LocalJob
 from rallypoint.rendezvous.event_emitter import RendezvousEventEmitter
 from rallypoint.rendezvous.handler import RendezvousHandler, RendezvousInfo, RendezvousStoreInfo
 from rallypoint.rendezvous.worker_stores import WorkerStoreSupply
@@ -272,6 +273,11 @@ class ElasticHandler(RendezvousHandler):
     def hosts_coordinator(self) -> bool:
         """Whether the coordinator of the job is in this agent at the moment."""
         return self._control.hosts_coordinator()
+
+    def local_job(self) -> LocalJob | None:
+        """Where commands on this machine find the job's coordinator; None if they cannot."""
+        endpoint = self._control.watch_endpoint()
+        return LocalJob(os.getpid(), self.get_run_id(), self._backend, endpoint) if endpoint else None
 
     # Inside
 

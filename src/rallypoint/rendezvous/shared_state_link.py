@@ -39,6 +39,7 @@ from rallypoint.protocol.messages import (
     Request,
     ResumeRequest,
 )
+from rallypoint.protocol.operator_messages import CollectedPart, NodeReport
 from rallypoint.protocol.state_codec import decode_state, encode_state
 from rallypoint.rendezvous.backend import RendezvousBackend, Token
 
@@ -182,6 +183,8 @@ class SharedStateLink:
                     self._deliver_if_open(standing_without(self._state, self._node, self._settings))
             case ProgressRequest():
                 self._deliver_if_open(self._progress())
+            case NodeReport() | CollectedPart():  # nobody watches a job without a coordinator
+                pass
             case Heartbeat() | ResumeRequest():  # a blob holds what it held: nothing needs to be said again
                 pass
             case operation:

@@ -19,6 +19,7 @@ from rallypoint.base.endpoint import (
     host_name,
     is_loopback,
     is_this_machine,
+    listening_sockets,
     own_address,
     parse_endpoint,
 )
@@ -88,8 +89,8 @@ class _EmbeddedControl(ControlPlane):
         self._tls = control_tls(params.config)
         self._listeners = listeners
         self._server: ControlServer | None = None
-        self._standalone = False
-        """Whether the dispatcher is here and needs no server."""
+        self._standalone: Dispatcher | None = None
+        """The dispatcher, if it is here and needs no server."""
         self._timer_thread: TimerThread | None = None
 
     def open(self, deliver: Deliver, deadline: Deadline) -> Link:
@@ -123,7 +124,20 @@ class _EmbeddedControl(ControlPlane):
 
     def hosts_coordinator(self) -> bool:
         """Whether it is here."""
-        return self._standalone or self._server is not None
+        return self._standalone is not None or self._server is not None
+
+    def watch_endpoint(self) -> str:
+        """The endpoint. A coordinator that is here and needs no server gets one now, on loopback."""
+        if self._standalone is not None and self._server is None:
+            from rallypoint.coordinator.server import ControlServer
+
+            if self._timer_thread is not None:
+                self._timer_thread.close()
+            listeners = listening_sockets(["127.0.0.1"], 0)
+            self._server = ControlServer(self._standalone, listeners, keys=accepted_keys(), tls=self._tls)
+        if self._server is None:
+            return str(self._endpoint)
+        return str(Endpoint("127.0.0.1" if self._standalone is not None else self._endpoint.host, self._server.port))
 
     def close(self) -> None:
         """End the server, if it is here."""
@@ -136,9 +150,8 @@ class _EmbeddedControl(ControlPlane):
         """The link to a server of our own; None if somebody else has the port and may be it."""
         address = self._local_addr or own_address(self._endpoint)
         if self.settings.max_nodes == 1 and self._endpoint.port == 0:
-            self._standalone = True
             # Nobody else can come, nor know the port: no socket, and no thread if none waits.
-            dispatcher = Dispatcher(self.settings)
+            self._standalone = dispatcher = Dispatcher(self.settings)
             if self.settings.restart_backoff:
                 self._timer_thread = TimerThread(dispatcher)
         else:

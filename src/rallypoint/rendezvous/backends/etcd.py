@@ -89,6 +89,10 @@ class _EtcdControl(ControlPlane):
         self._candidate.start()
         return link
 
+    def watch_endpoint(self) -> str:
+        """Those of etcd, which knows who is elected."""
+        return ",".join(map(str, self._endpoints))
+
     def store(self, round_: int) -> Store:
         """The agents' store of a round. It goes with the job."""
         from rallypoint.store.etcd import EtcdStore

@@ -53,6 +53,9 @@ _BEYOND_TORCHRUN = {
 _TLS = ("tls_cert", "tls_key", "tls_ca", "tls_peer")
 """Of the control plane, wherever there is a server of ours."""
 
+_REMOTE_CONTROL = "remote_control"
+"""Whether a coordinator in this agent takes commands from other machines where there is no secret."""
+
 _LISTEN = "listen"
 """Where a coordinator in this agent listens: an address or name of this machine, or `any` for all interfaces."""
 
@@ -60,10 +63,20 @@ _ELASTIC = {"rank", *_BEYOND_TORCHRUN, *_DEFAULTS} - {"read_timeout"}
 _ON_ETCD = {"protocol", "cacert", "cert", "key", "ca_cert", "ssl_cert", "ssl_cert_key", "user", "password"}
 
 KNOWN = {
-    "static": {"timeout", _LISTEN, *_BEYOND_TORCHRUN, *_TLS},
-    "c10d": {"store_type", "is_host", "read_timeout", _LISTEN, *_ELASTIC, *_TLS},
+    "static": {"timeout", _LISTEN, _REMOTE_CONTROL, *_BEYOND_TORCHRUN, *_TLS},
+    "c10d": {"store_type", "is_host", "read_timeout", _LISTEN, _REMOTE_CONTROL, *_ELASTIC, *_TLS},
     "etcd-v2": {"etcd_prefix", "read_timeout", *_ON_ETCD, *_ELASTIC},
-    "etcd": {"prefix", "join_timeout", "last_call_timeout", "rank", _LISTEN, *_ON_ETCD, *_BEYOND_TORCHRUN, *_TLS},
+    "etcd": {
+        "prefix",
+        "join_timeout",
+        "last_call_timeout",
+        "rank",
+        _LISTEN,
+        _REMOTE_CONTROL,
+        *_ON_ETCD,
+        *_BEYOND_TORCHRUN,
+        *_TLS,
+    },
 }
 """Backend to the options that mean something to it, or to torchrun's of that name. What a plug-in reads, it knows."""
 
@@ -107,6 +120,7 @@ def settings_of(
         restart_backoff=params.get_as_seconds("restart_backoff", 0.0),
         restart_backoff_max=params.get_as_seconds("restart_backoff_max", 300.0),
         same_failure_limit=_count(params, "same_failure_limit"),
+        remote_control=bool(params.get_as_bool(_REMOTE_CONTROL)),
         fixed_ranks=fixed_ranks,
         counts_heartbeats=counts_heartbeats,
     )

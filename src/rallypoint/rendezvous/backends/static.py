@@ -89,6 +89,10 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
 
     # The control plane
 
+    def watch_endpoint(self) -> str:
+        """The endpoint."""
+        return str(self._endpoint)
+
     def open(self, deliver: Deliver, deadline: Deadline) -> Link:
         """Serve the endpoint if this is rank 0, and connect."""
         if self._rank != 0:

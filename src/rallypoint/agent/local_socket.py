@@ -1,0 +1,94 @@
+"""How commands on this machine find the agents that run here: each has a socket that names its job.
+
+The socket is an abstract one (unix(7)), so that it goes with the process, however that ends, and leaves no file. Laws:
+
+1. It answers the agent's own user and root, and nobody else.
+2. It says where the job's coordinator can be reached, and nothing more: whoever asks then speaks to that.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+
+from rallypoint.rendezvous.control_plane import LocalJob
+
+_PREFIX = "rallypoint/agent/"
+_MAX_ANSWER = 16 * 1024
+_TIMEOUT = 1.0
+"""Seconds that an agent has to answer."""
+
+
+class LocalSocket:
+    """The socket of this agent. Without a network namespace of its own, or names left, there is none."""
+
+    def __init__(self, answer: Callable[[], LocalJob | None]) -> None:
+        """Begin to listen.
+
+        Args:
+            answer: says where the job is; None while that is not known.
+        """
+        self._answer = answer
+        self._listener: socket.socket | None = None
+        with suppress(OSError):
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            self._listener = listener
+            listener.bind(f"\0{_PREFIX}{os.getpid()}.{os.urandom(4).hex()}")
+            listener.listen(16)
+
+    def fds(self) -> list[int]:
+        """A descriptor that becomes readable when somebody asks."""
+        return [] if self._listener is None else [self._listener.fileno()]
+
+    def step(self) -> None:
+        """Answer those who have asked. Does not wait."""
+        while self._listener is not None:
+            try:
+                asking, _ = self._listener.accept()
+            except OSError:
+                return
+            with asking, suppress(OSError):
+                if _uid_of_peer(asking) in {os.getuid(), 0} and (job := self._answer()) is not None:
+                    asking.setblocking(False)
+                    asking.send("\0".join(map(str, job)).encode())
+
+    def close(self) -> None:
+        """Listen no more. Idempotent."""
+        if self._listener is not None:
+            self._listener.close()
+            self._listener = None
+
+
+def local_jobs() -> Iterator[LocalJob]:
+    """The jobs of agents on this machine that answer this user."""
+    with suppress(OSError):
+        with open("/proc/net/unix", errors="replace") as table:
+            names = sorted({line.rstrip().rpartition(" ")[2] for line in table})
+        for name in names:
+            if name.startswith(f"@{_PREFIX}") and (job := _ask(name[1:])) is not None:
+                yield job
+
+
+def _ask(name: str) -> LocalJob | None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.settimeout(_TIMEOUT)
+        try:
+            asking.connect(f"\0{name}")
+            if _uid_of_peer(asking) not in {os.getuid(), 0} and os.getuid() != 0:
+                return None
+            data = b""
+            while len(data) < _MAX_ANSWER and (more := asking.recv(4096)):
+                data += more
+            pid, job, backend, endpoint = data.decode().split("\0")
+        except (OSError, ValueError):
+            return None
+    known = pid.isdecimal() and all(each.isprintable() for each in (job, backend, endpoint))
+    return LocalJob(int(pid), job, backend, endpoint) if known else None
+
+
+def _uid_of_peer(connected: socket.socket) -> int:
+    credentials = connected.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int.from_bytes(credentials[4:8], sys.byteorder)

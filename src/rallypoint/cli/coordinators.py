@@ -1,0 +1,44 @@
+"""Where the coordinator of a job is, for those who watch it and take no part."""
+
+from __future__ import annotations
+
+from rallypoint.base.endpoint import parse_endpoint
+from rallypoint.base.errors import RallypointError
+from rallypoint.client.endpoint_resolver import DialTarget
+from rallypoint.rendezvous.backends.options import control_tls, job_key
+from rallypoint.rendezvous.params import C10D_PORT, RendezvousParameters
+
+
+def coordinators(params: RendezvousParameters) -> list[DialTarget]:
+    """The places where the job's coordinator may be reached, the likeliest first.
+
+    Raises:
+        UserError: the endpoint or an option cannot work.
+        RallypointError: nobody is coordinator at the moment, or that cannot be found out.
+    """
+    if params.backend == "etcd":
+        return _elected(params)
+    endpoint = parse_endpoint(params.endpoint, C10D_PORT)
+    return [DialTarget(endpoint, job_key(params.run_id), control_tls(params.config))]
+
+
+def _elected(params: RendezvousParameters) -> list[DialTarget]:
+    from rallypoint.base.endpoint import Endpoint
+    from rallypoint.election.keys import ElectionKeys, decode_leader
+    from rallypoint.etcd.client import EtcdClient
+    from rallypoint.rendezvous.backends.etcd import DEFAULT_PREFIX
+    from rallypoint.rendezvous.backends.etcd_options import credentials_of, endpoints_of, tls_of
+
+    if not params.run_id:
+        raise RallypointError("on etcd there may be many jobs; give the job's --rdzv-id")
+    keys = ElectionKeys.of(str(params.get("prefix", DEFAULT_PREFIX)), params.run_id)
+    client = EtcdClient(endpoints_of(params.endpoint), tls_of(params), credentials_of(params), 3.0)
+    try:
+        found = client.range(keys.leader).kvs
+    finally:
+        client.close()
+    record = decode_leader(found[0].value) if found else None
+    if record is None:
+        raise RallypointError(f"no agent of job {params.run_id!r} is coordinator at the moment; is the job running?")
+    tls = control_tls(params.config)
+    return [DialTarget(Endpoint(each, record.port), record.secret.encode(), tls) for each in record.addresses]

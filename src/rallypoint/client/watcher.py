@@ -1,0 +1,135 @@
+"""A watcher's end of the control plane: one session that is never a node, for commands such as `rallyctl status`."""
+
+from __future__ import annotations
+
+import os
+import socket
+from types import TracebackType
+
+from rallypoint.base.errors import RallypointError
+from rallypoint.client.dialing import RETRYABLE, ClientSession, Dialer, error_words
+from rallypoint.client.endpoint_resolver import DialTarget
+from rallypoint.membership.state import Settings
+from rallypoint.protocol import codec
+from rallypoint.protocol.frames import FrameError, frame
+from rallypoint.protocol.messages import SessionEnded
+from rallypoint.protocol.observation import (
+    MAX_SNAPSHOT,
+    CommandReply,
+    JobList,
+    Snapshot,
+    SnapshotPart,
+    WatcherNotification,
+    WatcherRequest,
+    decode_snapshot,
+)
+from rallypoint.protocol.operator_messages import CollectedPart
+
+_CONNECT = 5.0
+"""Seconds for one attempt at a connection."""
+
+Observation = Snapshot | JobList | CommandReply | CollectedPart
+
+
+class UnreachableError(RallypointError):
+    """Nobody answers there, or the session was lost."""
+
+
+class WatcherSession:
+    """An open session. To be used as an async context manager."""
+
+    def __init__(self, where: DialTarget, job: str) -> None:
+        """Nothing is opened yet.
+
+        Args:
+            where: the control plane, with key and TLS.
+            job: the job's id; empty for the one job that there is, or for the list of jobs.
+        """
+        self._where = where
+        self._settings = Settings(job, 1, 1)
+        self._session: ClientSession | None = None
+        self._data = bytearray()
+
+    async def __aenter__(self) -> WatcherSession:
+        """Open the session.
+
+        Raises:
+            UnreachableError: nobody answers.
+            HandshakeError: what answers is of no use, and says why.
+        """
+        dialer = Dialer(self._where, self._settings, 0, is_watcher=True)
+        try:
+            self._session = await dialer.dial(_CONNECT)
+        except RETRYABLE as error:
+            raise UnreachableError(
+                f"no control plane answers at {self._where.endpoint} ({error_words(error) or dialer.unfinished}); "
+                "check the endpoint, and that the job runs"
+            ) from None
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """Hang up."""
+        if self._session is not None:
+            self._session.writer.close()
+
+    def send(self, request: WatcherRequest) -> None:
+        """Say something."""
+        session = self._opened()
+        payload = codec.encode(request)
+        session.writer.write(frame(payload if session.signers is None else session.signers.outgoing.sign(payload)))
+
+    async def receive(self) -> Observation:
+        """Wait for what is told next; parts of a snapshot are put together.
+
+        Raises:
+            UnreachableError: the session was lost.
+        """
+        while True:
+            message = await self._next()
+            if not isinstance(message, SnapshotPart):
+                return message
+            self._data += message.data
+            if len(self._data) > MAX_SNAPSHOT:
+                raise UnreachableError(f"the control plane at {self._where.endpoint} tells more than is believed")
+            if message.is_last:
+                data, self._data = bytes(self._data), bytearray()
+                return decode_snapshot(data)
+
+    def _opened(self) -> ClientSession:
+        if self._session is None:
+            raise RuntimeError("the session is not open; use it as an async context manager")
+        return self._session
+
+    async def _next(self) -> WatcherNotification:
+        session = self._opened()
+        try:
+            while not session.unread_frames:
+                data = await session.reader.read(65536)
+                if not data:
+                    raise self._lost("it hung up")
+                session.unread_frames.extend(session.frames.feed(data))
+            payload = session.unread_frames.popleft()
+            if session.signers is not None:
+                payload = session.signers.incoming.verify(payload)
+            message = codec.decode_watcher_notification(payload)
+        except (OSError, FrameError, codec.CodecError) as error:
+            raise self._lost(str(error)) from None
+        if isinstance(message, SessionEnded):
+            raise self._lost(message.detail)
+        return message
+
+    def _lost(self, why: str) -> UnreachableError:
+        return UnreachableError(f"the control plane at {self._where.endpoint} was lost ({why})")
+
+
+def operator_name() -> str:
+    """Who gives a command, for the log of every node: user@host."""
+    try:
+        import pwd
+
+        user = pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        user = str(os.getuid())
+    return f"{user}@{socket.gethostname()}"

@@ -1,0 +1,76 @@
+"""What has happened to a job: a bounded record of events and failures, for those who watch. Pure: `now` is handed in.
+
+What costs time for each change of the state is a comparison of a few fields, whatever the number of nodes. Nothing here
+is made into messages (`observation`) before somebody watches.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from rallypoint.failures.cause import Cause
+from rallypoint.membership.state import Outcome, Reason, RoundEnd, State, Verdict, names_of
+
+MAX_EVENTS, MAX_FAILURES = 200, 20
+"""How many events and failures of the newest are kept."""
+
+Event = tuple[float, int, str, int, str, str]
+"""When, its number, its kind (`observation.EventKind`), the round, a sentence, and the node that it concerns."""
+Failure = tuple[float, int, str, Cause | None, str]
+"""When, the round, the node, what has failed (None for the node itself), and how it was lost."""
+
+
+class JobHistory:
+    """The newest events and failures of one job, and since when it stands as it does."""
+
+    def __init__(self) -> None:
+        self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
+        self.failures: deque[Failure] = deque(maxlen=MAX_FAILURES)
+        self.phase_since = 0.0
+        """When a round last began or ended to form or run, or the job ended."""
+        self._number = 0
+
+    def record(self, before: State, after: State, now: float) -> None:
+        """The state has changed."""
+        if (before.round, before.complete, before.closed) != (after.round, after.complete, after.closed):
+            self.phase_since = now
+        if before.round != after.round and before.complete and after.ended is not None:
+            self._record_round_end(after.ended, now)
+        if after.complete and (not before.complete or before.round != after.round):
+            count = len(after.participants)
+            text = f"round {after.round} started with {count} node{'' if count == 1 else 's'}"
+            self.add("round started", after.round, text, now)
+        if after.complete and len(after.wait_list) > len(before.wait_list):
+            names = names_of(after, [each for each in after.wait_list if each not in before.wait_list])
+            self.add("node waiting", after.round, f"{', '.join(names)} waits for the next round", now)
+        if not after.complete and len(after.removed) > len(before.removed) and before.complete == after.complete:
+            lost = after.removed[-1]
+            self.add("node lost", after.round, f"{lost.name}: {lost.reason.value}", now, lost.name)
+        if after.verdict is not None and before.verdict is None:
+            self._record_verdict(after.verdict, after.round, now)
+
+    def add(self, kind: str, round_: int, text: str, now: float, node: str = "") -> None:
+        """Record an event; `text` is one sentence."""
+        self._number += 1
+        self.events.append((now, self._number, kind, round_, text, node))
+
+    def _record_round_end(self, end: RoundEnd, now: float) -> None:
+        if end.cause is not None:
+            self.failures.append((now, end.round, end.node, end.cause, ""))
+        elif end.reason is Reason.LOST:
+            self.failures.append((now, end.round, end.node, None, end.detail or end.reason.value))
+        why = end.cause.headline if end.cause is not None else end.detail
+        who = f": {end.node}" if end.node else ""
+        text = f"round {end.round} ended{who}: {end.reason.value}{f' ({why})' if why else ''}"
+        self.add("round ended", end.round, text, now, end.node)
+
+    def _record_verdict(self, verdict: Verdict, round_: int, now: float) -> None:
+        if verdict.outcome is Outcome.FAILED and verdict.cause is not None:
+            self.failures.append((now, round_, verdict.cause.host, verdict.cause, ""))
+        self.add("job ended", round_, verdict_sentence(verdict), now)
+
+
+def verdict_sentence(verdict: Verdict) -> str:
+    """How the job has ended, for people."""
+    why = verdict.detail or ("" if verdict.cause is None else verdict.cause.headline)
+    return f"the job has {verdict.outcome.value}{f': {why}' if why else ''}"

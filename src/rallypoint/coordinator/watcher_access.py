@@ -1,0 +1,49 @@
+"""Which job a watcher sees, and whether it may give commands."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from rallypoint.base.endpoint import is_loopback
+from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.membership.state import Settings
+from rallypoint.protocol.handshake import HandshakeError, Hello, Welcome
+
+
+class _Jobs(Protocol):
+    def find(self, job: str) -> Dispatcher | None: ...
+
+
+def watched_dispatcher(jobs: _Jobs, hello: Hello) -> Dispatcher | None:
+    """The dispatcher of the job that a watcher names; None where it names none and there are several, or none.
+
+    Raises:
+        HandshakeError: there is no such job.
+    """
+    dispatcher = jobs.find(hello.job)
+    if dispatcher is None and hello.job:
+        raise HandshakeError(f"it has no job {hello.job!r}; leave --rdzv-id out for a list of its jobs")
+    return dispatcher
+
+
+def welcome_watcher(record: SessionRecord, dispatcher: Dispatcher | None) -> Welcome:
+    """The first message to a watcher that is in."""
+    lease = Settings("", 1, 1).lease if dispatcher is None else dispatcher.settings.lease
+    return Welcome(record.node, lease, "" if dispatcher is None else dispatcher.incarnation)
+
+
+def command_refusal(record: SessionRecord, trusted: bool) -> str:
+    """Why a watcher may give no commands; empty if it may.
+
+    Args:
+        record: of its session. Whoever comes from the address at which it came in is on this machine.
+        trusted: whether it has proved to hold the job's secret, or commands are taken from everywhere.
+    """
+    peer = record.observed_address
+    if trusted or is_loopback(peer) or peer == record.server_address:
+        return ""
+    return (
+        "without a secret, commands are taken from the coordinator's own machine only; give the job a "
+        "RALLYPOINT_SECRET, or start its control plane with remote_control=true in --rdzv-conf"
+    )

@@ -1,0 +1,226 @@
+"""The sessions that watch a job and are no nodes: what they are told, and when. Pure: `now` is handed in.
+
+Laws:
+
+1. Without watchers nothing here costs anything but the record of what has happened (`history`).
+2. A follower is told after a change, and not more often than every `_PAUSE` seconds; without a change, nothing.
+3. Nodes are asked for reports when somebody asks how the job stands, and then not more often than they can answer
+   without being noticed. Who does not answer in time is shown by what is known.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from rallypoint.coordinator.commands import CommandRefused, nodes_with_rank, plan_command
+from rallypoint.coordinator.job_state import JobState
+from rallypoint.coordinator.snapshot import snapshot_of
+from rallypoint.membership.state import NodeId, name_of
+from rallypoint.protocol.observation import (
+    CollectCommand,
+    Command,
+    CommandReply,
+    Snapshot,
+    WatcherNotification,
+    WatcherRequest,
+    WatchRequest,
+    snapshot_parts,
+)
+from rallypoint.protocol.operator_messages import (
+    CollectedPart,
+    CollectRequested,
+    DrainRequested,
+    NodeReport,
+    OperatorAction,
+    ReportRequested,
+)
+
+_PAUSE = 0.2
+"""Seconds between what a follower is told."""
+_ANSWER = 0.25
+"""Seconds that nodes have to report before a watcher is answered without them."""
+_FRESH = 1.0
+"""Seconds for which a report is not asked for again."""
+_REFRESH, _NODES_A_SECOND = 2.0, 500
+"""Seconds between the reports that are asked for while somebody follows; more where there are many nodes."""
+_COLLECT = 30.0
+"""Seconds that nodes have to collect what a command asks for."""
+
+
+@dataclass(slots=True)
+class _Watcher:
+    follows: bool = False
+    wants: bool = False
+    """Whether it is to be told at the next opportunity."""
+
+
+@dataclass(slots=True)
+class _Collection:
+    """What a watcher has asked nodes for; `missing` are those that have not sent all of it."""
+
+    watcher: int
+    missing: set[NodeId]
+    until: float
+
+
+class Watchers:
+    """All watchers of one job."""
+
+    def __init__(self, job: JobState) -> None:
+        self.sends: list[tuple[int, WatcherNotification]] = []
+        """What watchers are to be told, by session; whoever delivers it takes it away."""
+        self._job = job
+        self._reports: dict[NodeId, NodeReport] = {}
+        self._watchers: dict[int, _Watcher] = {}
+        self._awaited: set[NodeId] = set()
+        """Nodes that were asked for a report and have not answered."""
+        self._asked_at = -math.inf
+        self._due_at = math.inf
+        self._told_at = -math.inf
+        self._collections: dict[int, _Collection] = {}
+        self._number = 0
+
+    def __contains__(self, session: int) -> bool:
+        return session in self._watchers
+
+    def open(self, session: int) -> None:
+        """A watcher has come."""
+        self._watchers[session] = _Watcher()
+
+    def close(self, session: int) -> bool:
+        """A session has ended. Returns whether it was a watcher's."""
+        for number in [each for each, asked in self._collections.items() if asked.watcher == session]:
+            del self._collections[number]
+        return self._watchers.pop(session, None) is not None
+
+    def receive(self, session: int, request: WatcherRequest, now: float, refusal: str) -> None:
+        """A watcher has said something; `refusal` is why it may give no commands, if it may not."""
+        if isinstance(request, WatchRequest):
+            self._watch(session, request.follow, now)
+            return
+        try:
+            if refusal:
+                raise CommandRefused(refusal)
+            if isinstance(request, CollectCommand):
+                self._collect(session, request, now)
+            else:
+                self.sends.append((session, CommandReply(done=True, detail=self._carry_out(request, now))))
+        except CommandRefused as error:
+            self.sends.append((session, CommandReply(done=False, detail=str(error))))
+
+    def _carry_out(self, command: Command, now: float) -> str:
+        """Do what a command says. Returns what has happened, for people."""
+        job = self._job
+        plan = plan_command(command, job.state, job.settings, job.sessions)
+        job.history.add("command", job.state.round, plan.text, now)
+        job.send_to(job.sessions.nodes, OperatorAction(command.by, plan.text))
+        if plan.drained is not None:
+            job.send_to([plan.drained], DrainRequested(command.by))
+        if plan.operation is not None:
+            job.operate(plan.operation, command.by, now)
+        return plan.text
+
+    def changed(self, now: float) -> None:
+        """The state has changed: whoever follows is to be told."""
+        for each in self._watchers.values():
+            if each.follows:
+                each.wants = True
+                self._due_at = min(self._due_at, max(now, self._told_at + _PAUSE))
+
+    def _watch(self, session: int, follow: bool, now: float) -> None:
+        watcher = self._watchers[session]
+        watcher.follows, watcher.wants = follow, True
+        self._ask_nodes(now)
+        self._due_at = min(self._due_at, now + _ANSWER if self._awaited else now)
+
+    def report(self, node: NodeId, report: NodeReport, now: float) -> None:
+        """A node reports."""
+        before = self._reports.get(node)
+        self._reports[node] = report
+        self._awaited.discard(node)
+        if before is None or before[:2] != report[:2] or before.progress != report.progress:
+            self.changed(now)
+        if not self._awaited and any(each.wants and not each.follows for each in self._watchers.values()):
+            self._due_at = min(self._due_at, now)
+
+    def forget(self, node: NodeId) -> None:
+        """A node is no more."""
+        self._reports.pop(node, None)
+        self._awaited.discard(node)
+
+    def tick(self, now: float) -> None:
+        """Tell who is to be told, and ask nodes if somebody follows."""
+        for number in [each for each, asked in self._collections.items() if asked.until <= now]:
+            self._collected(number)
+        if now >= self._due_at:
+            self._due_at = math.inf
+            self._tell(now)
+        if now >= self._refresh_at():
+            self._ask_nodes(now)
+
+    def wake_at(self) -> float:
+        """When `tick` has something to do."""
+        until = min((each.until for each in self._collections.values()), default=math.inf)
+        return min(self._due_at, self._refresh_at(), until)
+
+    def snapshot(self, now: float) -> Snapshot:
+        """How the job stands."""
+        job = self._job
+        view = job.clock_view(now)
+        return snapshot_of(job.state, job.settings, job.incarnation, job.sessions, self._reports, job.history, view)
+
+    # What nodes are asked to collect
+
+    def _collect(self, session: int, command: CollectCommand, now: float) -> None:
+        job = self._job
+        nodes = {each for each in nodes_with_rank(command.rank, job.state) if each in job.sessions}
+        self._number += 1
+        job.send_to(sorted(nodes), CollectRequested(self._number, command.kind, command.rank))
+        self._collections[self._number] = _Collection(session, nodes, now + _COLLECT)
+        if not nodes:
+            self._collected(self._number)
+
+    def collected(self, node: NodeId, part: CollectedPart) -> None:
+        """A node has sent a part of what it was asked for."""
+        asked = self._collections.get(part.number)
+        if asked is None or node not in asked.missing:
+            return
+        self.sends.append((asked.watcher, part._replace(node=name_of(self._job.state, node))))
+        if part.is_last:
+            asked.missing.discard(node)
+            if not asked.missing:
+                self._collected(part.number)
+
+    def _collected(self, number: int) -> None:
+        asked = self._collections.pop(number)
+        silent = sorted(name_of(self._job.state, node) for node in asked.missing)
+        detail = f"no answer within {_COLLECT:g} s from {', '.join(silent)}" if silent else ""
+        self.sends.append((asked.watcher, CommandReply(done=not silent, detail=detail)))
+
+    # Inside
+
+    def _refresh_at(self) -> float:
+        """When nodes are to be asked again; infinity while nobody follows, or no round runs."""
+        state = self._job.state
+        if not state.complete or state.closed or not any(each.follows for each in self._watchers.values()):
+            return math.inf
+        return self._asked_at + max(_REFRESH, len(state.participants) / _NODES_A_SECOND)
+
+    def _ask_nodes(self, now: float) -> None:
+        job = self._job
+        if not job.state.complete or now - self._asked_at < _FRESH:
+            return
+        self._asked_at = now
+        self._awaited = {each for each in job.state.participants if each in job.sessions}
+        job.send_to(self._awaited, ReportRequested())
+
+    def _tell(self, now: float) -> None:
+        wanting = [session for session, each in self._watchers.items() if each.wants]
+        if not wanting:
+            return
+        self._told_at = now
+        parts = snapshot_parts(self.snapshot(now))
+        for session in wanting:
+            self._watchers[session].wants = False
+            self.sends += [(session, part) for part in parts]

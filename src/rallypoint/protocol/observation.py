@@ -1,0 +1,250 @@
+"""What a watcher and the coordinator say to each other. Plain data.
+
+A watcher is a session that is never a node: it is told how the job stands, and may give commands. Laws:
+
+1. Whoever is not asked says nothing: nodes report only while somebody watches.
+2. No time of day travels: moments are told as seconds ago, by the coordinator's clock, so that no two clocks are
+   compared.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from rallypoint.failures.cause import Restarts
+from rallypoint.membership.state import Ledger
+from rallypoint.protocol.operator_messages import MAX_PART, CollectedPart, CollectKind, NodeReport
+from rallypoint.protocol.validation import validated
+
+MAX_SNAPSHOT = 64 * 1024 * 1024
+"""Bytes that a snapshot may have in all."""
+
+
+# How a job stands
+
+
+class Phase(StrEnum):
+    """How far a job is. The first three have no round that runs."""
+
+    WAITING = "waiting"
+    """Fewer than `min_nodes` nodes are in."""
+    FORMING = "forming"
+    """There are enough nodes, and others are given time to come."""
+    HELD_BACK = "held back"
+    """The next round is delayed by the back-off after failures."""
+    RUNNING = "running"
+    SUCCEEDED = "succeeded"
+    FAILED = "failed"
+    STOPPED = "stopped"
+
+
+class NodeState(StrEnum):
+    """What a node is to the job."""
+
+    PARTICIPANT = "participant"
+    WAITING = "waiting"
+    SPARE = "spare"
+    EXPECTED = "expected"
+    """It was in the round before, and has not come back yet."""
+
+
+class NodeView(NamedTuple):
+    """One node of a snapshot.
+
+    `silent_for` is how many seconds ago it was heard last, -1 where that is not counted: it shares the coordinator's
+    process, or has no session (`connected`). Its workers have the global ranks from `first_rank` on, -1 with no round.
+    """
+
+    name: str
+    host: str
+    address: str
+    pid: int
+    state: NodeState
+    connected: bool
+    silent_for: float = -1.0
+    group_rank: int = -1
+    first_rank: int = -1
+    workers: int = 0
+    role: str = ""
+    succeeded: bool = False
+    report: NodeReport | None = None
+
+
+class FailureView(NamedTuple):
+    """A failure of the job: of a worker, or of a node (`rank` -1)."""
+
+    seconds_ago: float
+    round: int
+    node: str
+    host: str
+    rank: int
+    local_rank: int
+    pid: int
+    exitcode: int
+    message: str
+
+
+class EventKind(StrEnum):
+    """What happens to a job as a whole."""
+
+    COORDINATOR_STARTED = "coordinator started"
+    ROUND_STARTED = "round started"
+    ROUND_ENDED = "round ended"
+    NODE_WAITING = "node waiting"
+    NODE_LOST = "node lost"
+    COMMAND = "command"
+    JOB_ENDED = "job ended"
+
+
+class JobEvent(NamedTuple):
+    """Something that has happened; `number` grows by one. `text` is one sentence for people."""
+
+    number: int
+    seconds_ago: float
+    kind: EventKind
+    round: int
+    text: str
+    node: str = ""
+
+
+class Snapshot(NamedTuple):
+    """How a job stands at one moment.
+
+    `phase_for` is for how many seconds the phase has lasted, `missing` how many nodes have to come until there are
+    `min_nodes`, `expected` a few names of those, `backoff` the seconds for which the next round is still held back.
+    `max_restarts` is -1 where nobody has said it.
+    """
+
+    job: str
+    incarnation: str
+    phase: Phase
+    phase_for: float
+    round: int
+    min_nodes: int
+    max_nodes: int
+    missing: int
+    expected: tuple[str, ...]
+    nodes: tuple[NodeView, ...]
+    ended_rounds: Ledger
+    max_restarts: int
+    backoff: float
+    failures: tuple[FailureView, ...]
+    """The last ones, oldest first."""
+    events: tuple[JobEvent, ...]
+    """The last ones, oldest first."""
+    detail: str = ""
+    """How the job has ended, in a sentence; empty before."""
+    restarts: Restarts = Restarts()
+
+
+class JobSummary(NamedTuple):
+    """One job of a control plane that serves many."""
+
+    job: str
+    phase: Phase
+    round: int
+    nodes: int
+    max_nodes: int
+
+
+# What a watcher says
+
+
+class WatchRequest(NamedTuple):
+    """Tell me how the job stands: once, or, with `follow`, again after each change. Answered by `SnapshotPart`s, or by
+    `JobList` where the control plane serves many jobs and the greeting names none."""
+
+    follow: bool = False
+
+
+class RestartCommand(NamedTuple):
+    """End the round that runs and begin another; no restart is used up. `by` is who asks, as user@host."""
+
+    by: str
+
+
+class DrainCommand(NamedTuple):
+    """Have a node leave after its workers were notified, as before a preemption. `node` is its name, host, address or
+    group rank."""
+
+    by: str
+    node: str
+
+
+class StopCommand(NamedTuple):
+    """End the job."""
+
+    by: str
+
+
+class ResizeCommand(NamedTuple):
+    """Change how many nodes the rounds to come have at least and at most."""
+
+    by: str
+    min_nodes: int
+    max_nodes: int
+
+
+class CollectCommand(NamedTuple):
+    """Collect something of all nodes, or of the worker of one global `rank`. Answered by `CollectedPart`s of each node,
+    then by a `CommandReply`."""
+
+    by: str
+    kind: CollectKind
+    rank: int = -1
+
+
+Command = RestartCommand | DrainCommand | StopCommand | ResizeCommand | CollectCommand
+WatcherRequest = WatchRequest | Command
+
+
+# What a watcher is told
+
+
+class SnapshotPart(NamedTuple):
+    """A part of an encoded `Snapshot`."""
+
+    data: bytes
+    is_last: bool
+
+
+class JobList(NamedTuple):
+    """The jobs of a control plane that serves many."""
+
+    jobs: tuple[JobSummary, ...]
+
+
+class CommandReply(NamedTuple):
+    """Whether a command was done; if not, `detail` says why, and nothing was changed."""
+
+    done: bool
+    detail: str
+
+
+WatcherNotification = SnapshotPart | JobList | CommandReply | CollectedPart
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decoder = msgspec.msgpack.Decoder(Snapshot)
+
+
+def snapshot_parts(snapshot: Snapshot) -> tuple[SnapshotPart, ...]:
+    """The messages that a snapshot travels in."""
+    data = _encode(snapshot)
+    cuts = range(0, len(data), MAX_PART)
+    return tuple(SnapshotPart(data[at : at + MAX_PART], at + MAX_PART >= len(data)) for at in cuts)
+
+
+def decode_snapshot(data: bytes) -> Snapshot:
+    """The snapshot whose parts were put together.
+
+    Raises:
+        ValueError: it is none.
+    """
+    try:
+        return validated(_decoder.decode(data))
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from None

@@ -1,0 +1,66 @@
+"""What the coordinator asks of nodes for those who watch and steer the job, and the answers. Plain data."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+MAX_PART = 48 * 1024
+"""Bytes in one part of what travels in parts."""
+
+
+class ReportRequested(NamedTuple):
+    """Somebody watches: answer with a `NodeReport`."""
+
+
+class NodeReport(NamedTuple):
+    """A node's answer to `ReportRequested`: its workers by local rank. All ages are in seconds.
+
+    `progress` is the last step that a worker has told, -1 if none has; `progress_age` and `output_ages` are -1 where
+    nothing has come.
+    """
+
+    round: int
+    pids: tuple[int, ...] = ()
+    restarts_left: int = -1
+    progress: int = -1
+    progress_age: float = -1.0
+    output_ages: tuple[float, ...] = ()
+
+
+class CollectKind(StrEnum):
+    """What can be collected of nodes."""
+
+    STACKS = "stacks"
+    BUNDLE = "bundle"
+
+
+class CollectRequested(NamedTuple):
+    """Collect something of your workers, or of the one of that global `rank`; answer with `CollectedPart`s."""
+
+    number: int
+    kind: CollectKind
+    rank: int = -1
+
+
+class CollectedPart(NamedTuple):
+    """A part of what a node has collected. From a node, and on to the watcher with the node's name filled in."""
+
+    number: int
+    """Of the collection."""
+    data: bytes
+    is_last: bool
+    node: str = ""
+
+
+class DrainRequested(NamedTuple):
+    """An operator asks this node to leave, after its workers were notified."""
+
+    by: str
+
+
+class OperatorAction(NamedTuple):
+    """An operator's command was carried out: a line for the log of every node."""
+
+    by: str
+    text: str

@@ -1,0 +1,166 @@
+"""What `rallyctl` shows of jobs that run, and what its commands do to them."""
+
+from __future__ import annotations
+
+import json
+import signal
+import socket
+import time
+from typing import Any
+
+from tests.jobs.launching import TIMEOUT, AtOnce, Launcher
+from tests.jobs.nodes import Node, Nodes, all_end, c10d, common
+from tests.jobs.test_control_plane import RALLYCTL, outside, serve
+from tests.ports import free_port
+
+SECRET = "k3n-secret-of-this-test-0123456789"
+
+
+class Operator:
+    """Somebody who gives commands for one job."""
+
+    def __init__(self, rallyrun: Launcher, *where: str, env: dict[str, str] | None = None) -> None:
+        self._rallyrun = rallyrun
+        self._where = where
+        self._env = env or {}
+
+    def __call__(self, *words: str) -> tuple[int, str]:
+        """Exit code and output of a verb, on whichever stream."""
+        job = self._rallyrun.command([*RALLYCTL, *words, *self._where], env=self._env)
+        code = job.ends()
+        return code, "\n".join(job.out) + job.err
+
+    def status(self) -> tuple[int, dict[str, Any]]:
+        """Exit code and JSON of `rallyctl status`."""
+        code, text = self("status", "--json")
+        return code, json.loads(text)
+
+
+def endpoint_of(node: Node) -> str:
+    """Where a node that hosts the control plane does so."""
+    return next(each for each in node.job.err.splitlines() if "control plane listens on port" in each).split()[-1]
+
+
+def listed_job(rallyrun: Launcher, node: Node) -> str:
+    """The id of a node's job, among those that `rallyctl status` finds on this machine.
+
+    An agent can be found from a moment after its first worker's start on.
+    """
+    deadline = time.monotonic() + TIMEOUT
+    while time.monotonic() < deadline:
+        _, text = Operator(rallyrun)("status", "--json")
+        seen = json.loads(text) if text.startswith("{") else {}
+        if "nodes" in seen:  # no other job runs here
+            return str(seen["job"])
+        found = [each["job"] for each in seen.get("jobs", ()) if each["pid"] == node.job.pid]
+        if found:
+            return str(found[0])
+    raise AssertionError(f"no job of process {node.job.pid} was found")
+
+
+def a_job_is_shown_restarted_resized_drained_and_stopped(rallyrun: Launcher) -> None:
+    port = free_port()
+    server = serve(rallyrun, port)
+    job = outside(rallyrun, port, "2")
+    ask = Operator(rallyrun, f"127.0.0.1:{port}")
+    nodes = [job.start("A"), job.start("B")]
+    for node in nodes:
+        node.comes_up(1, world_size=2)
+    code, seen = ask.status()
+    assert (code, seen["version"], seen["job"], seen["phase"], seen["round"]) == (0, 1, "job", "running", 0)
+    pids = [[int(each["pid"])] for node in nodes for each in node.ups]
+    assert sorted(each["workers"]["pids"] for each in seen["nodes"]) == sorted(pids)
+    assert [each["global_ranks"] for each in seen["nodes"]] == [[0], [1]]
+    assert {each["pid"] for each in seen["nodes"]} == {node.job.pid for node in nodes}
+
+    assert ask("restart")[0] == 0
+    for node in nodes:
+        node.comes_up(1, starts=2, world_size=2)
+        node.job.until_err("has restarted round 0")
+    assert common(nodes, [1, 1], "TORCHELASTIC_RESTART_COUNT") == "0", "no restart is used up"
+    assert ask.status()[1]["restarts"]["requested"] == 1
+
+    spare = job.start("C")
+    spare.job.until_err_or_end("waiting")
+    assert ask("resize", "1:3")[0] == 0
+    for node, starts in ((nodes[0], 3), (nodes[1], 3), (spare, 1)):
+        node.comes_up(1, starts=starts, world_size=3)
+        node.job.until_err("has resized the job from 2:2 to 1:3 nodes" if node is not spare else "")
+    (wanted,) = [each for each in ask.status()[1]["nodes"] if each["pid"] == nodes[1].job.pid]
+    assert ask("drain", str(wanted["group_rank"]))[0] == 0
+    assert nodes[1].job.ends() == 0, "its workers ended in order and the job goes on"
+    assert "drains this node" in nodes[1].job.err
+    for node, starts in ((nodes[0], 4), (spare, 2)):
+        node.comes_up(1, starts=starts, world_size=2)
+
+    code, text = ask("drain", "nobody")
+    assert code == 1
+    assert "no node 'nobody'" in text
+    assert "nothing was changed" in text
+    assert ask("stop")[0] == 0
+    for node in (nodes[0], spare):
+        assert node.job.ends() == 1
+        assert "has stopped the job before its workers had finished" in node.job.err
+    code, seen = Operator(rallyrun, f"127.0.0.1:{port}", "--rdzv-id=job").status()
+    assert (code, seen["phase"]) == (4, "stopped")
+    server.signal(signal.SIGTERM)
+    assert server.ends() == 0
+
+
+def jobs_of_one_machine_are_found_without_an_endpoint(rallyrun: Launcher) -> None:
+    first = Nodes(rallyrun, "--standalone", "--nproc-per-node=2")
+    node = first.start("A")
+    node.comes_up(2)
+    job = listed_job(rallyrun, node)
+    mine = Operator(rallyrun, f"--rdzv-id={job}")
+    code, seen = mine.status()
+    assert (code, seen["phase"]) == (0, "running")
+    assert seen["nodes"][0]["workers"]["pids"] == [int(each["pid"]) for each in node.last(2)]
+    assert mine("restart")[0] == 0
+    node.comes_up(2, starts=2)
+    first.say("finish")
+    assert node.job.ends() == 0
+    assert Operator(rallyrun, f"--rdzv-id={job}")("status")[0] == 1
+
+
+def a_job_with_a_secret_is_shown_to_those_who_have_it(rallyrun: Launcher) -> None:
+    secret = {"RALLYPOINT_SECRET": SECRET}
+    job = c10d(rallyrun, "2", env=secret)
+    host = job.host("A")
+    other = job.start("B")
+    for node in (host, other):
+        node.comes_up(1, world_size=2)
+    where = f"127.0.0.1:{endpoint_of(host)}"
+    code, text = Operator(rallyrun, where)("stop")
+    assert code == 1
+    assert "this job has a secret" in text
+    assert Operator(rallyrun, where, "--rdzv-id=job", env={"RALLYPOINT_SECRET": SECRET[::-1]})("status")[0] == 1
+    code, seen = Operator(rallyrun, where, "--rdzv-id=job", env=secret).status()
+    assert (code, len(seen["nodes"])) == (0, 2)
+    job.say("finish")
+    all_end([host, other], 0)
+
+
+def what_is_no_control_plane_is_named(rallyrun: Launcher) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as web:
+        web.settimeout(60)
+        port = web.getsockname()[1]
+        asking = rallyrun.command([*RALLYCTL, "status", f"127.0.0.1:{port}"])
+        connected, _ = web.accept()
+        with connected:
+            connected.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+            assert asking.ends() == 1
+    assert "is not Rallypoint's control plane" in asking.err
+    code, text = Operator(rallyrun, f"127.0.0.1:{free_port()}")("status")
+    assert code == 1
+    assert "no control plane answers" in text
+    assert "Traceback" not in text
+
+
+def test_jobs_are_watched_and_steered(at_once: AtOnce) -> None:
+    at_once(
+        a_job_is_shown_restarted_resized_drained_and_stopped,
+        jobs_of_one_machine_are_found_without_an_endpoint,
+        a_job_with_a_secret_is_shown_to_those_who_have_it,
+        what_is_no_control_plane_is_named,
+    )

@@ -1,0 +1,380 @@
+"""Watchers see what is so, cost the job nothing, and their commands keep the laws of the rounds."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rallypoint.coordinator.coordinator import Coordinator
+from rallypoint.coordinator.job_state import OutgoingNotification
+from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.failures.cause import Cause
+from rallypoint.membership.operations import Fail, Succeed
+from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings
+from rallypoint.protocol.messages import (
+    Heartbeat,
+    JobEnded,
+    JoinRequest,
+    LeaveRequest,
+    Notification,
+    Placed,
+    Request,
+    RoundEnded,
+)
+from rallypoint.protocol.observation import (
+    CollectCommand,
+    Command,
+    CommandReply,
+    DrainCommand,
+    NodeState,
+    Phase,
+    ResizeCommand,
+    RestartCommand,
+    Snapshot,
+    SnapshotPart,
+    StopCommand,
+    WatcherNotification,
+    WatcherRequest,
+    WatchRequest,
+    decode_snapshot,
+)
+from rallypoint.protocol.operator_messages import (
+    CollectedPart,
+    CollectKind,
+    CollectRequested,
+    DrainRequested,
+    NodeReport,
+    OperatorAction,
+    ReportRequested,
+)
+from tests.unit.rendezvous.jobs import EVENTS, Life
+from tests.unit.rendezvous.jobs import SETTINGS as JOBS
+
+Told = tuple[int, Notification | WatcherNotification]
+WATCHER = 99
+BY = "ann@login"
+CAUSE = Cause(3, 1, "b", 42, -9, "Signal 9 (SIGKILL)", "", 1e9, "")
+
+
+@dataclass
+class Job:
+    """A coordinator with nodes a, b, ... and one watcher, on a clock that stands still unless it is moved."""
+
+    settings: Settings = field(default_factory=lambda: Settings("job", 2, 3, last_call_timeout=0.0))
+    now: float = 100.0
+
+    def __post_init__(self) -> None:
+        self.coordinator = Coordinator(self.settings, "inc")
+        self.sent: list[Told] = []
+        self.coordinator.watchers.open(WATCHER)
+
+    def node(self, name: str, size: int = 2) -> int:
+        """A node comes and asks for a place."""
+        session = ord(name)
+        address = f"10.0.0.{session}"
+        self.coordinator.open(session, SessionRecord(NodeId(address, 7, 0, name), address), self.now)
+        member = NodeInfo("default", size, "", 7000, None, 3)
+        self.sent += self.coordinator.receive(session, JoinRequest(member, 600.0), self.now)
+        return session
+
+    def ask(self, request: WatcherRequest, refusal: str = "") -> list[Told]:
+        """The watcher says something; returns all that is told for it."""
+        told = self.told(self.coordinator.receive_from_watcher(WATCHER, request, self.now, refusal))
+        return told + self.told(self.coordinator.tick(self.now))
+
+    def told(self, to_nodes: list[OutgoingNotification]) -> list[Told]:
+        """What nodes are told, and watchers."""
+        return [*to_nodes, *self.coordinator.pop_watcher_sends()]
+
+    def hears(self, name: str, request: Request) -> list[Told]:
+        """A node says something; returns all that is told for it."""
+        return self.told(self.coordinator.receive(ord(name), request, self.now))
+
+    def command(self, command: Command) -> CommandReply:
+        """The reply to a command; the rest is in `sent`."""
+        told = self.ask(command)
+        self.sent = told
+        (reply,) = [each for session, each in told if session == WATCHER and isinstance(each, CommandReply)]
+        return reply
+
+    def status(self) -> Snapshot:
+        """How the job stands, once nodes had their time to report."""
+        told = self.ask(WatchRequest())
+        told += self.wait(0.25)
+        return snapshot_in(told)
+
+    def wait(self, seconds: float) -> list[Told]:
+        """Let time pass, as a server does: with a look whenever one is due. Returns all that is told."""
+        until, told = self.now + seconds, []
+        while (at := self.coordinator.wake_at()) <= until:
+            self.now = max(self.now, at)
+            told += self.told(self.coordinator.tick(self.now))
+        self.now = until
+        return told
+
+
+def snapshot_in(told: list[Told]) -> Snapshot:
+    """The last snapshot among what the watcher was told."""
+    data, found = b"", []
+    for session, each in told:
+        if session == WATCHER and isinstance(each, SnapshotPart):
+            data += each.data
+            if each.is_last:
+                found.append(decode_snapshot(data))
+                data = b""
+    return found[-1]
+
+
+def running(*names: str) -> Job:
+    job = Job(Settings("job", len(names), len(names), last_call_timeout=0.0))
+    for name in names:
+        job.node(name)
+    assert job.coordinator.state.complete
+    return job
+
+
+def test_a_job_that_waits_says_for_how_many() -> None:
+    job = Job()
+    job.node("a")
+    seen = job.status()
+    assert (seen.phase, seen.missing, seen.round) == (Phase.WAITING, 1, 0)
+    assert [(each.host, each.state, each.connected) for each in seen.nodes] == [("a", NodeState.PARTICIPANT, True)]
+    assert seen.max_restarts == 3
+
+
+def test_a_job_that_runs_shows_ranks_and_spares() -> None:
+    job = Job(Settings("job", 2, 2, last_call_timeout=0.0))
+    for name, size in zip("abc", (2, 3, 1), strict=True):
+        job.node(name, size)
+    seen = job.status()
+    assert seen.phase is Phase.RUNNING
+    shown = [(each.host, each.state, each.group_rank, each.first_rank, each.workers) for each in seen.nodes]
+    assert shown == [
+        ("a", NodeState.PARTICIPANT, 0, 0, 2),
+        ("b", NodeState.PARTICIPANT, 1, 2, 3),
+        ("c", NodeState.SPARE, -1, -1, 1),
+    ]
+
+
+def test_nodes_report_when_somebody_asks_and_never_else() -> None:
+    job = running("a", "b")
+    assert not any(isinstance(each, ReportRequested) for _, each in job.sent)
+    told = job.ask(WatchRequest())
+    assert sorted(session for session, each in told if isinstance(each, ReportRequested)) == [ord("a"), ord("b")]
+    assert not any(isinstance(each, SnapshotPart) for _, each in told)
+    for name in "ab":
+        told = job.hears(name, NodeReport(0, (1, 2)))
+    seen = snapshot_in(job.told(job.coordinator.tick(job.now)))
+    assert [each.report and each.report.pids for each in seen.nodes] == [(1, 2), (1, 2)]
+
+
+def test_a_node_that_does_not_report_delays_the_answer_and_no_more() -> None:
+    job = running("a", "b")
+    job.ask(WatchRequest())
+    job.hears("a", NodeReport(0, (1, 2)))
+    assert not job.told(job.coordinator.tick(job.now + 0.2))
+    job.now += 0.25
+    assert job.coordinator.wake_at() <= job.now
+    seen = snapshot_in(job.told(job.coordinator.tick(job.now)))
+    assert [each.report is None for each in seen.nodes] == [False, True]
+
+
+def test_a_report_of_an_earlier_round_is_not_shown() -> None:
+    job = running("a", "b")
+    job.hears("a", NodeReport(4, (1, 2)))
+    assert all(each.report is None for each in job.status().nodes)
+
+
+def test_how_long_a_node_is_silent_is_shown() -> None:
+    job = running("a", "b")
+    job.wait(1.0)
+    job.hears("b", Heartbeat())
+    silent = [each.silent_for for each in job.status().nodes]
+    assert silent == pytest.approx([1.25, 0.25])
+
+
+def test_a_follower_is_told_of_changes_and_of_nothing_else() -> None:
+    job = running("a", "b")
+    job.ask(WatchRequest(follow=True))
+    job.wait(1.0)
+    for name in "ab":
+        job.hears(name, Heartbeat())
+    assert not [each for _, each in job.wait(0.9) if isinstance(each, SnapshotPart)]
+    told = job.hears("b", Fail(0, CAUSE, 3))
+    seen = snapshot_in(told + job.wait(0.2))
+    assert (seen.phase, seen.ended_rounds.failures) == (Phase.WAITING, 1)
+    (failure,) = seen.failures
+    assert (failure.rank, failure.host, failure.exitcode, failure.round) == (3, "b", -9, 0)
+    assert "round 0 ended" in seen.events[-1].text
+
+
+def test_events_are_numbered_and_have_an_age() -> None:
+    job = running("a", "b")
+    job.wait(2.0)
+    events = job.status().events
+    assert [each.number for each in events] == list(range(1, len(events) + 1))
+    assert events[-1].seconds_ago == pytest.approx(2.25)
+
+
+def test_a_restart_costs_no_restart() -> None:
+    job = running("a", "b")
+    reply = job.command(RestartCommand(BY))
+    assert reply == CommandReply(True, f"{BY} has restarted round 0")
+    ends = [each.end for _, each in job.sent if isinstance(each, RoundEnded)]
+    assert len(ends) == 2
+    assert ends[0].node == BY
+    assert sum(isinstance(each, OperatorAction) for _, each in job.sent) == 2
+    ledger = job.coordinator.state.ledger
+    assert (ledger.failures, ledger.requested) == (0, 1)
+
+
+def test_a_stop_ends_the_job_for_all_and_says_who() -> None:
+    job = running("a", "b")
+    assert job.command(StopCommand(BY)).done
+    verdicts = [each.verdict for _, each in job.sent if isinstance(each, JobEnded)]
+    assert [(each.outcome, BY in each.detail) for each in verdicts] == [(Outcome.STOPPED, True)] * 2
+    assert job.status().phase is Phase.STOPPED
+
+
+@pytest.mark.parametrize("name", ["b", "10.0.0.98", "7@b", "1"])
+def test_a_node_is_drained_by_any_of_its_names(name: str) -> None:
+    job = running("a", "b")
+    assert job.command(DrainCommand(BY, name)).done
+    assert [session for session, each in job.sent if isinstance(each, DrainRequested)] == [ord("b")]
+
+
+def test_a_resize_holds_for_the_rounds_to_come() -> None:
+    job = running("a", "b")
+    job.node("c")
+    assert job.command(ResizeCommand(BY, 1, 3)).done
+    state = job.coordinator.state
+    assert (state.complete, len(state.participants)) == (True, 2)
+    assert [each.host for each in state.wait_list] == ["c"], "who was spare waits for the next round"
+    seen = job.status()
+    assert (seen.min_nodes, seen.max_nodes) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        (DrainCommand(BY, "z"), "no node 'z'; it has a (rank 0) and b (rank 1)"),
+        (ResizeCommand(BY, 2, 2), "already"),
+        (ResizeCommand(BY, 3, 2), "no range"),
+        (ResizeCommand(BY, 1, 10**6), "no range"),
+        (CollectCommand(BY, CollectKind.STACKS, 7), "no rank 7"),
+    ],
+)
+def test_what_cannot_be_done_says_why_and_changes_nothing(command: Command, words: str) -> None:
+    job = running("a", "b")
+    before = job.coordinator.state
+    reply = job.command(command)
+    assert not reply.done
+    assert words in reply.detail
+    assert job.coordinator.state is before
+    assert job.sent == [(WATCHER, reply)]
+
+
+def test_nothing_can_be_restarted_that_does_not_run() -> None:
+    job = Job()
+    job.node("a")
+    assert "no round runs" in job.command(RestartCommand(BY)).detail
+
+
+def test_who_may_not_give_commands_changes_nothing_and_still_sees() -> None:
+    job = running("a", "b")
+    told = job.ask(StopCommand(BY), "not from there")
+    assert told == [(WATCHER, CommandReply(False, "not from there"))]
+    assert job.status().phase is Phase.RUNNING
+
+
+def test_what_is_collected_comes_from_each_node_and_then_the_end() -> None:
+    job = running("a", "b")
+    told = job.ask(CollectCommand(BY, CollectKind.STACKS))
+    asked = [(session, each) for session, each in told if isinstance(each, CollectRequested)]
+    assert [session for session, _ in asked] == [ord("a"), ord("b")]
+    number = asked[0][1].number
+    told = job.hears("a", CollectedPart(number, b"x", False))
+    told += job.hears("a", CollectedPart(number, b"y", True))
+    told += job.hears("a", CollectedPart(number, b"again", True))
+    assert [each for _, each in told] == [
+        CollectedPart(number, b"x", False, "a (rank 0)"),
+        CollectedPart(number, b"y", True, "a (rank 0)"),
+    ]
+    job.now += 30.0
+    for name in "ab":
+        job.hears(name, Heartbeat())
+    (end,) = [each for session, each in job.told(job.coordinator.tick(job.now)) if session == WATCHER]
+    assert end == CommandReply(False, "no answer within 30 s from b (rank 1)")
+
+
+def test_the_end_of_a_watcher_is_the_end_of_no_node() -> None:
+    job = running("a", "b")
+    before = job.coordinator.state
+    assert job.coordinator.close(WATCHER, job.now) == []
+    assert job.coordinator.state is before
+
+
+OPERATOR = st.one_of(
+    st.just(WatchRequest()),
+    st.just(WatchRequest(follow=True)),
+    st.just(RestartCommand(BY)),
+    st.builds(ResizeCommand, st.just(BY), st.integers(0, 3), st.integers(0, 4)),
+    st.builds(DrainCommand, st.just(BY), st.sampled_from(["0", "1", "n2"])),
+    st.builds(CollectCommand, st.just(BY), st.just(CollectKind.STACKS), st.integers(-1, 3)),
+)
+
+
+@settings(max_examples=300)
+@given(JOBS, EVENTS, st.lists(st.tuples(st.integers(0, 60), OPERATOR), max_size=8))
+def test_the_laws_of_rounds_hold_whatever_operators_ask(
+    job: Settings, events: list[tuple[str, int, int]], asked: list[tuple[int, WatcherRequest]]
+) -> None:
+    life = Life(job)
+    coordinator = life.coordinator
+    coordinator.watchers.open(WATCHER)
+    sizes = {(job.min_nodes, job.max_nodes)}
+    for at, event in enumerate([*events, ("wait", 0, 30)]):
+        life.happen(*event)
+        for when, request in asked:
+            if when == at:
+                life._hear(coordinator.receive_from_watcher(WATCHER, request, life.now))
+                life.states.append(coordinator.state)
+                sizes.add((coordinator.settings.min_nodes, coordinator.settings.max_nodes))
+    for roll in life.rolls.values():
+        places = sorted(roll.values(), key=lambda each: each.group_rank)
+        size = places[0].group_world_size
+        assert [each.group_rank for each in places] == list(range(size))
+        assert any(least <= size <= most for least, most in sizes)
+    for before, after in pairwise(life.states):
+        assert after.round >= before.round
+        assert after.ledger.failures - before.ledger.failures in (0, 1)
+    ledger, state = coordinator.state.ledger, coordinator.state
+    failed = state.verdict is not None and state.verdict.outcome is Outcome.FAILED
+    assert sum(ledger) - failed == state.round
+    seen = coordinator.watchers.snapshot(life.now)
+    assert len([each for each in seen.nodes if each.state is NodeState.PARTICIPANT]) == len(state.participants)
+    assert (seen.phase is Phase.RUNNING) == (state.complete and state.verdict is None)
+
+
+def test_messages_of_nodes_are_the_same_with_a_watcher() -> None:
+    def told_to_nodes(watched: bool) -> list[Told]:
+        job = Job(Settings("job", 2, 2, last_call_timeout=0.0))
+        if watched:
+            job.ask(WatchRequest(follow=True))
+        for name in "ab":
+            job.node(name)
+        told = [*job.sent]
+        told += job.hears("a", Fail(0, CAUSE, 3))
+        told += job.hears("b", LeaveRequest())
+        told += job.hears("a", Succeed(0))
+        return [
+            (session, each)
+            for session, each in told
+            if session != WATCHER and not isinstance(each, ReportRequested | Placed)
+        ]
+
+    assert told_to_nodes(watched=True) == told_to_nodes(watched=False)
