@@ -25,6 +25,7 @@ TRUSTED: Mapping[str, str] = {
     "base/nvml.py": "the driver's library fills what is read",
     "base/process_table.py": _KERNEL,
     "cli/rendezvous_choice.py": "our own random bytes",
+    "agent/local_socket.py": "a socket of the same user or root, which the kernel vouches for; three printable texts",
     "agent/rank_exchange.py": "what agents of one job say over the store of another's handler",
     "rendezvous/handler.py": "the same",
     "compat/elastic/rendezvous/etcd_store.py": "torch's form of a store in etcd, of one job's own workers",

@@ -1,0 +1,81 @@
+"""Commands find the agents of this machine by their sockets, and believe nothing that is not one."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from rallypoint.agent.local_socket import LocalSocket, local_jobs
+from rallypoint.base.poll import until_readable
+from rallypoint.rendezvous.control_plane import LocalJob
+
+JOB = LocalJob(os.getpid(), "job", "c10d", "127.0.0.1:29400")
+
+
+@contextmanager
+def answering(job: LocalJob | None) -> Iterator[LocalSocket]:
+    """An agent's socket, stepped as the agent's loop does it."""
+    served = LocalSocket(lambda: job)
+    ended = threading.Event()
+
+    def serve() -> None:
+        while not ended.is_set():
+            until_readable(served.fds(), 0.05)
+            served.step()
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    try:
+        yield served
+    finally:
+        ended.set()
+        thread.join()
+        served.close()
+
+
+def mine() -> list[LocalJob]:
+    return [each for each in local_jobs() if each.pid == os.getpid()]
+
+
+def test_a_job_is_found_while_its_agent_runs() -> None:
+    with answering(JOB):
+        assert mine() == [JOB]
+    assert mine() == []
+
+
+def test_an_agent_that_knows_no_endpoint_yet_is_not_shown() -> None:
+    with answering(None):
+        assert mine() == []
+
+
+@pytest.mark.parametrize(
+    "answer", [b"", b"\xff\xfe\0a\0b\0c", b"1\0job", b"x\0job\0c10d\0h:1", b"1\0\x1b[2J\0c10d\0h:1"]
+)
+def test_what_is_no_agents_answer_is_passed_over(answer: bytes) -> None:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        listener.bind(f"\0rallypoint/agent/{os.getpid()}.test")
+        listener.listen()
+
+        def serve() -> None:
+            asking, _ = listener.accept()
+            with asking:
+                asking.sendall(answer)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        assert [each for each in local_jobs() if each.job in {"job", "\x1b[2J"}] == []
+        thread.join()
+
+
+def test_a_closed_socket_has_nothing_to_wait_for() -> None:
+    served = LocalSocket(lambda: JOB)
+    assert len(served.fds()) == 1
+    served.close()
+    served.close()
+    assert served.fds() == []
+    served.step()
