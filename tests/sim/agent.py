@@ -11,6 +11,7 @@ from rallypoint.agent.policy import decide
 from rallypoint.agent.policy_state import Phase, PolicyState
 from rallypoint.agent.steps import (
     AwaitSignal,
+    Collect,
     EndBySignal,
     EndInSuccess,
     EndWithError,
@@ -24,6 +25,7 @@ from rallypoint.agent.steps import (
     PostNotice,
     PostStopNotice,
     QueryStanding,
+    ReportStatus,
     RequestJoin,
     SignalArrived,
     StartWorkers,
@@ -42,6 +44,7 @@ from rallypoint.membership.operations import Drain, Fail, Preempt, Succeed
 from rallypoint.membership.state import NodeId, Outcome, Settings
 from rallypoint.protocol.handshake import PROTOCOL_VERSION, Hello
 from rallypoint.protocol.messages import Deliver, JobEnded, LeaveRequest, Link, Placed, ProgressRequest
+from rallypoint.protocol.operator_messages import NodeReport
 from rallypoint.rendezvous.control_plane import ControlPlane
 from rallypoint.rendezvous.elastic import ElasticHandler
 from tests.sim.election import SimCandidate
@@ -285,6 +288,9 @@ class Agent:
         if self.fate is None:
             self.handler.send(LeaveRequest(wants_reply=True))
 
+    def _do_report(self, _step: ReportStatus) -> None:
+        self.handler.send(NodeReport(self.status.round, (self.number,)))
+
     def _do_nothing(self, _step: Step) -> None:
         pass
 
@@ -316,6 +322,8 @@ class Agent:
         ForwardSignal: _do_nothing,
         AwaitSignal: _do_nothing,
         LogLine: _do_nothing,
+        ReportStatus: _do_report,
+        Collect: _do_nothing,
         QueryStanding: _do_ask_others,
         EndWithVerdict: _do_end,
         EndWithError: _do_give_up,

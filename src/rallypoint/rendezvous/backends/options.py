@@ -120,7 +120,7 @@ def settings_of(
         restart_backoff=params.get_as_seconds("restart_backoff", 0.0),
         restart_backoff_max=params.get_as_seconds("restart_backoff_max", 300.0),
         same_failure_limit=_count(params, "same_failure_limit"),
-        remote_control=bool(params.get_as_bool(_REMOTE_CONTROL)),
+        remote_control=not counts_heartbeats and bool(params.get_as_bool(_REMOTE_CONTROL)),
         fixed_ranks=fixed_ranks,
         counts_heartbeats=counts_heartbeats,
     )
