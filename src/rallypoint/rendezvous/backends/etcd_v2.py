@@ -60,7 +60,7 @@ def client_of(params: RendezvousParameters) -> EtcdV2Client:
     """
     from rallypoint.rendezvous.backends.etcd_v2_http import EtcdV2Client
 
-    settings = settings_of(params)
+    settings = settings_of(params, counts_heartbeats=True)
     read_timeout = params.get_as_int("read_timeout", 60) or 60
     # A longer silence of etcd than of a node could not be told from the node's own.
     timeout = float(min(read_timeout, settings.heartbeat_timeout))
