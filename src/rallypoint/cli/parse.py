@@ -4,11 +4,9 @@ Laws:
 
 1. The command line takes precedence over `PET_<NAME>`, and that over the default.
 2. Up to the script, prefixes, `--` and usage errors are argparse's, as in torchrun under the same Python. A prefix
-   never means
-   `--version`, which torchrun does not have.
+   never means `--version`, which torchrun does not have.
 3. What follows the script is not parsed, except for a first `--` right after it. (argparse does parse it: torchrun
-   refuses
-   `train.py --log x`, since `--log` could be two of its own flags.)
+   refuses `train.py --log x`, since `--log` could be two of its own flags.)
 4. Text from the environment is converted by the flag's type, but not checked against its choices.
 """
 

@@ -28,10 +28,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0 when all workers succeeded; 1 when something failed, a value cannot work, or a signal that this
-        agent
-        handles ended it (^C among them); 2 for a value that torchrun would have accepted; 130 after a ^C that it does
-        not
-        handle, because it has not begun or was told not to. (The command's process ends by SIGINT then.)
+        agent handles ended it (^C among them); 2 for a value that torchrun would have accepted; 130 after a ^C that it
+        does not handle, because it has not begun or was told not to. (The command's process ends by SIGINT then.)
 
     Raises:
         SystemExit: 2 after a usage error, 0 after help.

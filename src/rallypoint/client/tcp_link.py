@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
 from rallypoint.base.endpoint import unmapped_address, usable_address
@@ -52,9 +51,6 @@ from rallypoint.protocol.resume_state import (
     session_opened,
     without_foreign_join,
 )
-
-if TYPE_CHECKING:
-    pass
 
 log = get_logger(__name__)
 

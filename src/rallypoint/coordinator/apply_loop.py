@@ -1,4 +1,4 @@
-"""How an executor takes an operation through the core, the same for both executors.
+"""How an operation is taken through the core; the same for the coordinator and for a shared-state link.
 
 Pure: reading, timing and writing the state are handed in.
 """
@@ -25,7 +25,7 @@ _REFUSALS = {
 
 
 class OperationResult(NamedTuple):
-    """How far an operation came: the act that ended it, or None if it has to wait; and the operation as it waits on."""
+    """How far an operation came: the action that ended it, or None if it has to wait; the operation as it waits on."""
 
     final_action: ActionKind | None
     operation: Operation

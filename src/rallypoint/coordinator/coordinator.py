@@ -1,4 +1,4 @@
-"""The coordinator: the executor that decides for all nodes in one place.
+"""The coordinator: it decides for all nodes in one place.
 
 It runs the pure core over one state. A node sends its operation once over its session and is told when it is done; all
 joins that wait are looked at again when the state changes in a way that could matter to them. Nobody polls.

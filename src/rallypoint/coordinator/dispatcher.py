@@ -51,7 +51,7 @@ class JournalSink(Protocol):
     """Where a coordinator's state is kept so that another may take over."""
 
     def append(self, number: int, state: State) -> None:
-        """Begin to keep the newest state; `Dispatcher.kept` is to be called with its number when that is done.
+        """Begin to keep the newest state; when that is done, `Dispatcher.journal_written` is called with its number.
 
         Numbers grow by one. Who is asked again meanwhile need only keep the newest.
         """
@@ -242,7 +242,7 @@ class Dispatcher:
         self._flush()
 
     def nodes_lost(self, nodes: Iterable[NodeId], detail: str = "") -> None:
-        """These nodes are no more, as others know from what `detail` says. See `Coordinator.lost`."""
+        """These nodes are no more, as others know from what `detail` says. See `Coordinator.nodes_lost`."""
         with self._lock:
             self._enqueue(self._coordinator.nodes_lost(nodes, self._clock.monotonic(), detail))
         self._flush()

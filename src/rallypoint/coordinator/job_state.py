@@ -256,7 +256,7 @@ class JobState:
         return bool(state.restart_delay) or (bool(state.last_call) and last_call_decides(state))
 
     def _completion_times(self) -> list[float]:
-        """When the round that forms may be complete by the passing of time alone."""
+        """The moments at which it may be, on our clock: the ends of the last call and of the restart delay."""
         view = self._observer.clock_view(0.0)
         moments = [backoff_ends(self.state, view)] if self.state.restart_delay else []
         if view.last_call_at is not None and last_call_decides(self.state):

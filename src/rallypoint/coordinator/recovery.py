@@ -1,10 +1,8 @@
 """How a new coordinator is filled by what the nodes of a running job hold. Pure: data in, data out.
 
-The control plane was lost and is back, with no state. Each node says what it holds (`ResumeRequest`):
-its place
-in the last round that it knows. From the first such word the size of the round is known; a placeholder stands for each
-node that is yet to speak. Placeholders hold places like anybody else; those who do not speak in time are taken out as
-lost.
+The control plane was lost and is back, with no state. Each node says what it holds (`ResumeRequest`): its place in the
+last round that it knows. From the first such word the size of the round is known; a placeholder stands for each node
+that is yet to speak. Placeholders hold places like anybody else; those who do not speak in time are taken out as lost.
 
 Laws:
 

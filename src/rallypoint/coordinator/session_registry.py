@@ -152,12 +152,12 @@ class SessionRegistry:
 
     @property
     def local_nodes(self) -> list[NodeId]:
-        """The nodes whose agent is the process that we live in."""
+        """The nodes whose agent is our own process, where that and the coordinator end together."""
         return [self._sessions[number].node for number in self.liveness.local_sessions]
 
     @property
     def nodes_in_this_process(self) -> list[NodeId]:
-        """The nodes whose agent is our own process at the moment."""
+        """The nodes whose agent is our own process: also that of an elected leader, which may outlive its term."""
         return [self._sessions[number].node for number in self._in_this_process]
 
     def _unique(self, node: NodeId) -> NodeId:

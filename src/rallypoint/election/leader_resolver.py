@@ -99,7 +99,7 @@ class LeaderResolver(EndpointResolver):
         return "check --rdzv-endpoint, and that etcd is healthy (etcdctl endpoint status)"
 
     def resolve(self) -> DialTarget | None:
-        """Where the coordinator listens. See `EndpointResolver.find`."""
+        """Where the coordinator listens. See `EndpointResolver.resolve`."""
         with self._lock:
             if self._record is None and self.permanent_error:
                 raise HandshakeError(self.permanent_error)

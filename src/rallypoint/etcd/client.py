@@ -116,8 +116,8 @@ class EtcdClient:
             then: the operations if so.
             otherwise: the operations if not.
             repeatable: send it again, to the next member too, when the answer to it was lost. Safe when having been
-                done makes its own comparisons false (see `TxnResult.sent_again`), and when doing it
-                twice is as good as once.
+                done makes its own comparisons false (see `TxnResult.sent_again`), and when doing it twice is as
+                good as once.
             timeout_s: seconds for it, None for the client's.
 
         Raises:

@@ -3,8 +3,7 @@
 Laws:
 
 1. The counters tell how many processes were killed, and not which, and a worker's children are in its group too. So
-   nothing is
-   certain unless the kernel's log, where it may be read, names the worker.
+   nothing is certain unless the kernel's log, where it may be read, names the worker.
 2. Where the kernel shows nothing (no /proc, no control groups), nothing is claimed, and nothing raises.
 
 The first version of control groups counts in `memory.oom_control` what happens in the group itself, the second in

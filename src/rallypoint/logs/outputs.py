@@ -4,9 +4,8 @@ The path of a stream, by the log specs (contract section 6.4):
 
     redirected   the worker's descriptor is the file itself
     teed         the same, and the file is followed: whole lines with a prefix appear on the console
-    neither      standard output is inherited; standard error passes through a relay unchanged, because the report must
-    be
-                 able to show the end of any script's standard error
+    neither      standard output is inherited; standard error passes through a relay unchanged, because the report
+                 must be able to show the end of any script's standard error
     hidden       (local rank filtered out) standard output goes to /dev/null; standard error is read, not shown
 
 Laws:

@@ -19,8 +19,7 @@ def line_prefixes(template: str | None, role_name: str, ranks: Mapping[int, int]
 
     Args:
         template: `${role_name}`, `${rank}` and `${local_rank}` are replaced, and beyond torch `${host}` (this node's
-            name) and
-            `${attempt}`; other names stay. None and empty mean the default, `[<role><local rank>]:`.
+            name) and `${attempt}`; other names stay. None and empty mean the default, `[<role><local rank>]:`.
         role_name: the role of these workers.
         ranks: local rank to global rank.
         attempt: restarts used, as in the name of the log folder `attempt_<n>`.

@@ -6,8 +6,7 @@ Laws:
   pace;
 - nothing that a console or a file does ends it before `stop`; then the rest of dead workers' output is forwarded;
 - if a console is a pipe that nobody reads any more, its workers get EPIPE (and SIGPIPE, unless they ignore it, as
-  Python
-  does) at their next write, as without us.
+  Python does) at their next write, as without us.
 """
 
 from __future__ import annotations

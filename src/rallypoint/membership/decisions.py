@@ -3,8 +3,9 @@
     next_action(operation, state, node, view, settings) -> Action
     apply(action, state, node, settings)                 -> State
 
-The second is in `transitions`. An executor runs an operation by asking for the next action and applying it, until the
-action is an ending. Tables and names follow the contract's section 4.6; where a row differs, the reason stands beside.
+The second is in `transitions`. The coordinator, or a shared-state link, runs an operation by asking for the next action
+and applying it, until the action is an ending. Tables and names follow the contract's section 4.6; where a row differs,
+the reason stands beside.
 
 Laws:
 
@@ -56,7 +57,7 @@ class ClockView(NamedTuple):
 
     `last_call_at` is when it first saw the last call that is running, `heartbeat_at` when it last said that it lives,
     `forming_at` when it first saw this round, `running_at` when it first saw it complete, `removed_at` when it first
-    saw that each of `State.gone` was.
+    saw that each of `State.removed` was.
     """
 
     now: float
@@ -181,8 +182,8 @@ def _wait_for_next(operation: Join, state: State, node: NodeId, view: ClockView,
     if node in state.wait_list:
         return _heartbeat_or_sync(view, settings)
     # torch lets any number of nodes onto the wait list while one place is free, and forgets those that get none.
-    act = ActionKind.ADD_TO_WAIT_LIST if has_place(state, node, settings) else ActionKind.ADD_TO_REDUNDANCY_LIST
-    return Action(act, node_info=operation.node_info)
+    kind = ActionKind.ADD_TO_WAIT_LIST if has_place(state, node, settings) else ActionKind.ADD_TO_REDUNDANCY_LIST
+    return Action(kind, node_info=operation.node_info)
 
 
 def _join_forming_round(operation: Join, state: State, node: NodeId, view: ClockView, settings: Settings) -> Action:
@@ -193,8 +194,8 @@ def _join_forming_round(operation: Join, state: State, node: NodeId, view: Clock
             else _heartbeat_or_sync(view, settings)
         )
     # While the places of survivors are kept for them, one more new node is a spare even though the round still forms.
-    act = ActionKind.ADD_TO_PARTICIPANTS if has_place(state, node, settings) else ActionKind.ADD_TO_REDUNDANCY_LIST
-    return Action(act, node_info=operation.node_info)
+    kind = ActionKind.ADD_TO_PARTICIPANTS if has_place(state, node, settings) else ActionKind.ADD_TO_REDUNDANCY_LIST
+    return Action(kind, node_info=operation.node_info)
 
 
 def _rank_is_taken(operation: Join, state: State) -> bool:

@@ -19,7 +19,7 @@ _MAX_EXCUSED_PAUSES = 3
 
 
 class SilentSessions(NamedTuple):
-    """What a look found: sessions that are `over` because their nodes are lost, or `out_of_reach` because we are."""
+    """What a look found: sessions that are `lost` because their nodes are, or `out_of_reach` because we are."""
 
     lost: tuple[int, ...] = ()
     out_of_reach: tuple[int, ...] = ()

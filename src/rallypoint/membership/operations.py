@@ -1,7 +1,7 @@
 """What a node can ask of the rendezvous, and what can be done to the state. Plain data.
 
 Join, exit, close and keep-alive are torch's (contract section 4.6); fail, succeed and drain are ours. A `deadline` is
-a moment on the clock of the executor that runs the operation.
+a moment on the clock of who runs the operation: the coordinator, or a shared-state link.
 """
 
 from __future__ import annotations

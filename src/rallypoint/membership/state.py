@@ -82,8 +82,8 @@ class RoundEnd(NamedTuple):
     """The end of one round: which, why, by which node, and the failure if there was one.
 
     `node` is a name as people read it, empty if none is known; `detail` says more of the reason, where there is more.
-    `missing_nodes` is how many nodes have to come before there can be another round.
-    `restarts` holds how many restarts the job has used with the one that follows a failure.
+    `missing_nodes` is how many nodes have to come before there can be another round. `restarts` holds
+    how many restarts the job has used with the one that follows a failure.
     """
 
     round: int
@@ -139,7 +139,7 @@ class NodeRange(NamedTuple):
 class FailureStreak(NamedTuple):
     """Failures in a row that ended a round without progress, and how often the last one has come back.
 
-    `rank` and `line` are what the last failure is known by (`backoff`); a rank of -1 stands for none.
+    `rank` and `line` are what the last failure is known by (`failure_streak_after`); a rank of -1 stands for none.
     """
 
     failures: int = 0

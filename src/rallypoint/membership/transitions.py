@@ -302,4 +302,4 @@ _EFFECTS: dict[ActionKind, Callable[[Action, State, NodeId, Settings], State]] =
     ActionKind.RESIZE: _resize,
     ActionKind.ABANDON: _abandon,
 }
-"""Every other act leaves the state as it is."""
+"""Every other action leaves the state as it is."""

@@ -95,9 +95,9 @@ class Placement(NamedTuple):
     """A node's own place in a complete round, and all that its workers need to know.
 
     `restarts` is the number of restarts that the job has used so far, `max_restarts` how many it may use (-1 if nobody
-    has said), `control_rank` the group rank of the node whose
-    agent hosts the control plane, -1 if none does. `origin` is the incarnation of the coordinator that has completed
-    the round; together with its number it names the round for good.
+    has said), `control_rank` the group rank of the node whose agent hosts the control plane, -1 if none does.
+    `origin` is the incarnation of the coordinator that has completed the round; together with its number it names the
+    round for good.
     """
 
     round: int

@@ -1,7 +1,7 @@
 """The handler of every rendezvous of ours: one link to the control plane, one worker store per round.
 
 An agent hears of everything through `listen` and never blocks here; anybody else may call `next_rendezvous` and wait.
-Beyond torch's interface it has `join`, `report_failure`, `report_success`, `drain`, `leave` and `begin_round`.
+Beyond torch's interface it has `listen`, `join`, `begin_round`, `info` and `send`, by which every other request goes.
 """
 
 from __future__ import annotations

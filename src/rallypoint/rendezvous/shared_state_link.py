@@ -1,4 +1,4 @@
-"""The shared-state executor: read the blob, decide, apply, compare and set; on a lost race read again and decide again.
+"""The shared-state link: read the blob, decide, apply, compare and set; on a lost race read again and decide again.
 
 It offers the same `Link` as the coordinator does, so that handlers and agents know no difference. One thread of its own
 talks to the backend; that is the only place where this waits.

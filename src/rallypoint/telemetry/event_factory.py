@@ -3,8 +3,7 @@
 Laws:
 
 1. Recording never fails: an exception of a handler is logged. The agent's objects are typed by protocols, since they
-   belong to
-   higher layers.
+   belong to higher layers.
 2. Each worker's START is followed by one end before the next start: its own (FAILED, SUCCEEDED) or the agent's
    (TERMINATED).
 """

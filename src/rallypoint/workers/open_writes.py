@@ -6,10 +6,9 @@ Laws:
    open file, and what the process has written at all; not the file.
 2. A file counts if it is open for writing and can be a checkpoint: it is named, is no device, no shared memory, not the
    standard output, and is not opened to append, as logs are.
-3. It is being written if it moves. At first it has `DETECTION_TIME` seconds for that, and
-   `LOCK_DETECTION_TIME` where all that is
-   open looks like a lock file; after each move `QUIET` seconds go by until the process counts as done, since a
-   checkpoint is often several files, one after another.
+3. It is being written if it moves. At first it has `DETECTION_TIME` seconds for that, and `LOCK_DETECTION_TIME` where
+   all that is open looks like a lock file; after each move `QUIET` seconds go by until the process counts as done,
+   since a checkpoint is often several files, one after another.
 4. A process that announces it (`rallypoint.notices.saving`) counts as long as it does.
 """
 

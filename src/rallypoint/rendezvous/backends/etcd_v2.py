@@ -70,7 +70,8 @@ def client_of(params: RendezvousParameters) -> EtcdV2Client:
 class EtcdV2Backend(RendezvousBackend):
     """The state in one key; the token is the index of its last change.
 
-    One thread uses it, but for `wait_for_change`, which is another's, and `hurry` and `close`, which are anybody's.
+    One thread uses it, but for `wait_for_change`, which is another's, and `cancel_waits` and `close`, which are
+    anybody's.
     """
 
     def __init__(
