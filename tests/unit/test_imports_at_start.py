@@ -20,7 +20,7 @@ HELP = {"": 1, "base": 2, "cli": 5}
 
 FIRST_WORKER = {
     "": 1,
-    "agent": 15,
+    "agent": 16,
     "base": 12,
     "cli": 9,
     "coordinator": 10,

@@ -33,7 +33,7 @@ class Agent:
     """One node's part of the job.
 
     Args:
-        workers: of this node; they know the membership.
+        workers: of this node; they know its rendezvous client.
         health: entered for the time of the run; gives the progress probe, if there is a health check.
     """
 
@@ -69,7 +69,7 @@ class Agent:
                 return None
             finally:
                 try:
-                    self.workers.membership.shutdown()
+                    self.workers.rendezvous.shutdown()
                 finally:
                     self.workers.close()
 
@@ -79,7 +79,7 @@ class Agent:
         workers.prepare()
         with self.health as probe:
             log.info("[%s] starting workers for entrypoint: %s", role, workers.group.spec.get_entrypoint_name())
-            return AgentLoop(workers, workers.membership, probe=probe).run(handled_signals())
+            return AgentLoop(workers, workers.rendezvous, probe=probe).run(handled_signals())
 
 
 @contextmanager

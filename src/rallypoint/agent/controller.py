@@ -14,15 +14,13 @@ What a stop goes through; each layer knows only the next one:
 
 from __future__ import annotations
 
-import math
-import os
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from signal import Signals
 from typing import TYPE_CHECKING, Protocol
 
 from rallypoint.agent.event_emitter import EventEmitter
+from rallypoint.agent.grace_period import GracePeriods
 from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.agent.steps import StopWorkers
@@ -33,14 +31,10 @@ from rallypoint.protocol.operator_messages import NodeReport
 from rallypoint.telemetry.lazy import profiled
 
 if TYPE_CHECKING:
-    from rallypoint.agent.grace_period import TerminationGrace
     from rallypoint.ranks.assign import NodeRanks
     from rallypoint.workers.escalation import StopInProgress
 
 log = get_logger(__name__)
-
-FAILURE_GRACE = 5.0
-"""Seconds between SIGTERM and SIGKILL after a failure, by default (decision 26)."""
 
 
 class Monitor(Protocol):
@@ -56,69 +50,19 @@ class Monitor(Protocol):
         """Do what is due; `poll` returns what came of it."""
 
 
-class GracePeriods:
-    """How long the workers of one agent have to end.
-
-    Args:
-        stop: seconds between the signal that stops workers and SIGKILL.
-        failure: the same where the round has ended by a failure; None for 5, or `stop` if that is less.
-        chosen: whether somebody has chosen `stop`; if not, what is known of the scheduler's grace period may shorten it
-            (`agent.grace_period`).
-    """
-
-    def __init__(self, stop: float = 30, failure: float | None = None, chosen: bool = True) -> None:
-        self.stop = stop
-        self._failure = failure
-        self._chosen = chosen
-        self._times: TerminationGrace | None = None
-        """What SIGTERM to this agent leaves of time, once it has come, at this moment of `time.monotonic`:"""
-        self._terminated_at = 0.0
-
-    def terminated(self) -> float | None:
-        """This agent was sent SIGTERM: what the scheduler's grace period leaves counts from the first one on.
-
-        Returns:
-            The first time, until when a stop that is under way may take, on the monotonic clock.
-        """
-        if self._times is not None:
-            return None
-        from rallypoint.agent.grace_period import termination_grace
-
-        self._terminated_at = time.monotonic()
-        self._times = termination_grace(self.stop, chosen=self._chosen, environ=os.environ)
-        return self._terminated_at + self.within(math.inf)
-
-    @property
-    def notice(self) -> float:
-        """Seconds that the workers may be given to save before they are stopped; infinite before SIGTERM."""
-        return math.inf if self._times is None else self._times.notice
-
-    def of(self, failed: bool) -> float:
-        """Seconds for a stop that begins now, after a failure or not."""
-        if not failed:
-            return self.within(self.stop)
-        return self.within(min(FAILURE_GRACE, self.stop) if self._failure is None else self._failure)
-
-    def within(self, seconds: float) -> float:
-        """So many seconds, or what is left where this agent was sent SIGTERM."""
-        if self._times is None:
-            return seconds
-        return min(seconds, self._times.left(time.monotonic() - self._terminated_at))
-
-
 class WorkerController(ABC):
     """Starts, watches and stops the workers of one node. No call waits for other nodes.
 
     Args:
         spec: what they are.
-        membership: this node's, in the job.
+        rendezvous: by which this node meets the others.
         grace: how long they have to end.
     """
 
-    def __init__(self, spec: WorkerSpec, membership: RendezvousClient, grace: GracePeriods) -> None:
+    def __init__(self, spec: WorkerSpec, rendezvous: RendezvousClient, grace: GracePeriods) -> None:
         self.group = WorkerGroup(spec)
         self.events = EventEmitter(self.group)
-        self.membership = membership
+        self.rendezvous = rendezvous
         self.grace = grace
 
     @abstractmethod
@@ -174,7 +118,7 @@ class WorkerController(ABC):
     def on_succeeded(self) -> None:
         """All workers have succeeded: announce it."""
         assert self.group.placement is not None, "no placement before the first round"
-        self.membership.send(Succeed(self.group.placement.round))
+        self.rendezvous.send(Succeed(self.group.placement.round))
 
     def exit_fds(self) -> list[int] | None:
         """Descriptors that become readable when a worker ends; None if workers must be polled at intervals."""
@@ -245,11 +189,11 @@ class WorkerController(ABC):
         """Begin a round: address of the store, group rank, worker ranks."""
         group, spec = self.group, self.group.spec
         group.placement, group.restarts = placement, placement.restarts
-        self.membership.begin_round(placement)
+        self.rendezvous.begin_round(placement)
         if placement.max_restarts >= 0:  # the first node's value is the job's
             spec.max_restarts = placement.max_restarts
         self.events.round_complete()
-        info = self.membership.info(placement)
+        info = self.rendezvous.info(placement)
         group.store = None
         group.open_store = lambda: info.store
         group.master_addr = spec.master_addr or placement.store_address

@@ -1,4 +1,4 @@
-"""Carries out the policy's steps: what each of them means for the workers of this node and for its membership.
+"""Carries out the policy's steps: what each of them means for the workers of this node and for its rendezvous client.
 
 Laws:
 
@@ -50,16 +50,16 @@ class StepExecutor:
 
     Args:
         workers: of this node.
-        membership: this node's, in the job.
+        rendezvous: by which this node meets the others.
         clock: of the loop.
         post: takes an event that comes of a step at once.
     """
 
     def __init__(
-        self, workers: WorkerController, membership: RendezvousClient, clock: Clock, post: Callable[[steps.Event], None]
+        self, workers: WorkerController, rendezvous: RendezvousClient, clock: Clock, post: Callable[[steps.Event], None]
     ) -> None:
         self._workers = workers
-        self._membership = membership
+        self._rendezvous = rendezvous
         self._clock = clock
         self._post = post
         self._notices = NoticeDirectory(clock)
@@ -125,14 +125,14 @@ class StepExecutor:
             yield steps.LeaveTimedOut()
         else:
             self.ask_at = min(self.ask_at + _LEAVING_EVERY, self._leave_by)
-            self._membership.send(LeaveRequest(wants_reply=True))
+            self._rendezvous.send(LeaveRequest(wants_reply=True))
 
     def ask_progress(self) -> None:
         """Where this node waits for others: request the progress, if that is due."""
         if self._clock.monotonic() >= self.ask_at:
             self._ask_every = min(2 * self._ask_every, MAX_PROGRESS_INTERVAL)
             self.ask_at = self._clock.monotonic() + self._ask_every
-            self._membership.send(ProgressRequest())
+            self._rendezvous.send(ProgressRequest())
 
     def leave_nothing(self, number: int) -> None:
         """End whatever runs by this signal, and return when it is gone."""
@@ -161,7 +161,7 @@ class StepExecutor:
         self._workers.group.join_requested_at = self._clock.monotonic()
         self.ask_at = self._workers.group.join_requested_at + self._ask_every
         log.info("[%s] Rendezvous'ing worker group", spec.role)
-        self._membership.join(spec.role, spec.local_world_size, spec.max_restarts, spec.get_program_name())
+        self._rendezvous.join(spec.role, spec.local_world_size, spec.max_restarts, spec.get_program_name())
 
     def _do_start(self, step: steps.StartWorkers) -> None:
         self.last = self._held = None
@@ -187,7 +187,7 @@ class StepExecutor:
             )
         log.info("[%s] Worker group %s; notifying the other agents", spec.role, self._workers.group.state.value)
         self._announced = cause
-        self._membership.send(step)
+        self._rendezvous.send(step)
 
     def _do_succeed(self, _step: Succeed) -> None:
         self._finished_at = self._clock.monotonic()
@@ -196,7 +196,7 @@ class StepExecutor:
         self._workers.on_succeeded()
 
     def _do_send(self, step: Drain | Preempt | LeaveRequest) -> None:
-        self._membership.send(step)
+        self._rendezvous.send(step)
 
     def _do_log(self, step: steps.LogLine) -> None:
         (log.warning if step.warning else log.info)("[%s] %s", self._workers.group.spec.role, step.text)
@@ -231,12 +231,12 @@ class StepExecutor:
     # Steps: for those who watch
 
     def _do_report(self, _step: steps.ReportStatus) -> None:
-        self._membership.send(self._workers.report(self._round))
+        self._rendezvous.send(self._workers.report(self._round))
 
     def _do_collect(self, step: steps.Collect) -> None:
         from rallypoint.agent.collect import collect
 
-        collect(step.request, self._workers.group, self._membership.send)
+        collect(step.request, self._workers.group, self._rendezvous.send)
 
     # Steps: the end
 
@@ -260,7 +260,7 @@ class StepExecutor:
                 cause=verdict.cause,
                 stopped=self._workers.stopped(),
                 restarts=verdict.restarts,
-                reported_elsewhere=not own and not self._membership.hosts_coordinator,
+                reported_elsewhere=not own and not self._rendezvous.hosts_coordinator,
             )
         else:
             request = verdict.detail or "the job was ended on request"

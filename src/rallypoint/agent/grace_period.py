@@ -1,7 +1,8 @@
-"""How long the workers have when a scheduler ends their node: it gives a grace period of its own, then SIGKILL to all.
+"""How long the workers have to end, also when a scheduler ends their node.
 
-Between SIGTERM and SIGKILL the workers may be given time to save (`notice_timeout`), then they are stopped; the last
-`MARGIN` seconds belong to their stacks, to the sweep and to the report. Where the value comes from:
+It gives a grace period of its own, then SIGKILL to all. Between SIGTERM and SIGKILL the workers may be given time to
+save (`notice_timeout`), then they are stopped; the last `MARGIN` seconds belong to their stacks, to the sweep and to
+the report. Where the value comes from:
 
     RALLYPOINT_TERMINATION_GRACE   seconds; it bounds notice and stop, whatever else was chosen
     Slurm                          KillWait of its slurm.conf, where that can be read, else 30, its default
@@ -14,6 +15,8 @@ signal may have been ordered long before the end (`sbatch --signal=TERM@300`), a
 from __future__ import annotations
 
 import math
+import os
+import time
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
@@ -22,6 +25,9 @@ from rallypoint.base.errors import UsageError
 VARIABLE = "RALLYPOINT_TERMINATION_GRACE"
 MARGIN = 5.0
 """Seconds before SIGKILL at which the workers' time is over; half of the grace period if that is less."""
+
+FAILURE_GRACE = 5.0
+"""Seconds between SIGTERM and SIGKILL after a failure, by default (decision 26)."""
 
 _DEFAULT = 30.0
 """Slurm's KillWait and Kubernetes' terminationGracePeriodSeconds, where nobody has set them."""
@@ -43,6 +49,53 @@ class TerminationGrace(NamedTuple):
     def left(self, elapsed: float) -> float:
         """How long a stop may take that begins, or goes on, so many seconds after SIGTERM."""
         return max(0.0, min(self.stop, self.total - elapsed))
+
+
+class GracePeriods:
+    """How long the workers of one agent have to end.
+
+    Args:
+        stop: seconds between the signal that stops workers and SIGKILL.
+        failure: the same where the round has ended by a failure; None for 5, or `stop` if that is less.
+        chosen: whether somebody has chosen `stop`; if not, what is known of the scheduler's may shorten it.
+    """
+
+    def __init__(self, stop: float = 30, failure: float | None = None, chosen: bool = True) -> None:
+        self.stop = stop
+        self._failure = failure
+        self._chosen = chosen
+        self._times: TerminationGrace | None = None
+        """What SIGTERM to this agent leaves of time, once it has come, at this moment of `time.monotonic`:"""
+        self._terminated_at = 0.0
+
+    def terminated(self) -> float | None:
+        """This agent was sent SIGTERM: what the scheduler's grace period leaves counts from the first one on.
+
+        Returns:
+            The first time, until when a stop that is under way may take, on the monotonic clock.
+        """
+        if self._times is not None:
+            return None
+        self._terminated_at = time.monotonic()
+        self._times = termination_grace(self.stop, chosen=self._chosen, environ=os.environ)
+        return self._terminated_at + self.within(math.inf)
+
+    @property
+    def notice(self) -> float:
+        """Seconds that the workers may be given to save before they are stopped; infinite before SIGTERM."""
+        return math.inf if self._times is None else self._times.notice
+
+    def of(self, failed: bool) -> float:
+        """Seconds for a stop that begins now, after a failure or not."""
+        if not failed:
+            return self.within(self.stop)
+        return self.within(min(FAILURE_GRACE, self.stop) if self._failure is None else self._failure)
+
+    def within(self, seconds: float) -> float:
+        """So many seconds, or what is left where this agent was sent SIGTERM."""
+        if self._times is None:
+            return seconds
+        return min(seconds, self._times.left(time.monotonic() - self._terminated_at))
 
 
 def termination_grace(shutdown_timeout: float, *, chosen: bool, environ: Mapping[str, str]) -> TerminationGrace:

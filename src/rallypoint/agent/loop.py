@@ -36,18 +36,18 @@ class AgentLoop:
     def __init__(
         self,
         workers: WorkerController,
-        membership: RendezvousClient,
+        rendezvous: RendezvousClient,
         clock: Clock = SYSTEM_CLOCK,
         probe: ProgressProbe | None = None,
     ) -> None:
         self._workers = workers
         self._progress_probe = probe
-        self._rendezvous = membership
+        self._rendezvous = rendezvous
         self._clock = clock
         self._mailbox: Mailbox[Event] = Mailbox()
-        self._executor = StepExecutor(workers, membership, clock, self._mailbox.post)
+        self._executor = StepExecutor(workers, rendezvous, clock, self._mailbox.post)
         self._signal_wakeup: SignalWakeup | None = None
-        self._state = PolicyState(notice_timeout=membership.notice_timeout)
+        self._state = PolicyState(notice_timeout=rendezvous.notice_timeout)
         self._safety_check_at = 0.0
         self._local_socket: LocalSocket | None = None
         """Opened after the first look at events: no worker waits for it."""

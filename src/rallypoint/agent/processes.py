@@ -8,8 +8,9 @@ from collections.abc import Collection, Sequence
 from signal import Signals
 from typing import TYPE_CHECKING
 
-from rallypoint.agent.controller import GracePeriods, Monitor, WorkerController
+from rallypoint.agent.controller import Monitor, WorkerController
 from rallypoint.agent.environment import worker_environment
+from rallypoint.agent.grace_period import GracePeriods
 from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.signal_set import FORWARDED_SIGNALS, scheduler
 from rallypoint.agent.spec import RunResult, WorkerSpec, WorkerState
@@ -43,7 +44,7 @@ class ProcessController(WorkerController):
     """Starts the workers as processes, wakes at their exits, and leaves none behind.
 
     Args:
-        spec, membership, grace: see `WorkerController`.
+        spec, rendezvous, grace: see `WorkerController`.
         logs_specs: where their output goes.
         start_method: how workers that are functions are started.
         log_line_prefix_template: what stands before each teed line (contract section 6.5).
@@ -54,14 +55,14 @@ class ProcessController(WorkerController):
     def __init__(
         self,
         spec: WorkerSpec,
-        membership: RendezvousClient,
+        rendezvous: RendezvousClient,
         grace: GracePeriods,
         logs_specs: LogsSpecs,
         start_method: str = "spawn",
         log_line_prefix_template: str | None = None,
         stuck_after: float | None = None,
     ) -> None:
-        super().__init__(spec, membership, grace)
+        super().__init__(spec, rendezvous, grace)
         self.logs_specs = logs_specs
         self.start_method = start_method
         self.log_line_prefix_template = log_line_prefix_template

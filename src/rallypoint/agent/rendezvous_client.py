@@ -49,8 +49,8 @@ class RendezvousClient(Protocol):
         """Release everything; the job goes on without this node. Returns whether that went well."""
 
 
-def membership_of(spec: WorkerSpec, exit_barrier_timeout: float = 300) -> RendezvousClient:
-    """The membership of a node that meets the others by the handler of its spec.
+def rendezvous_of(spec: WorkerSpec, exit_barrier_timeout: float = 300) -> RendezvousClient:
+    """The client of a node that meets the others by the handler of its spec.
 
     Args:
         spec: what the node runs.

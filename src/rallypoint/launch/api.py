@@ -8,9 +8,9 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from rallypoint.agent.agent import Agent, health_check
-from rallypoint.agent.controller import GracePeriods
+from rallypoint.agent.grace_period import GracePeriods
 from rallypoint.agent.processes import ProcessController
-from rallypoint.agent.rendezvous_client import membership_of
+from rallypoint.agent.rendezvous_client import rendezvous_of
 from rallypoint.agent.signal_set import SIGNALS_VARIABLE
 from rallypoint.agent.spec import RunResult, WorkerSpec, program_name
 from rallypoint.base.errors import NodeLeftInOrder
@@ -180,7 +180,7 @@ def _agent(
     assert config.shutdown_timeout is not None
     workers = ProcessController(
         spec,
-        membership_of(spec),
+        rendezvous_of(spec),
         GracePeriods(config.shutdown_timeout, failure_grace, config.shutdown_timeout_given),
         config.logs_specs,
         config.start_method,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rallypoint.agent.controller import GracePeriods
+from rallypoint.agent.grace_period import GracePeriods
 from rallypoint.agent.processes import ProcessController
-from rallypoint.agent.rendezvous_client import membership_of
+from rallypoint.agent.rendezvous_client import rendezvous_of
 from rallypoint.agent.spec import WorkerSpec
 from rallypoint.logs.specs import DefaultLogsSpecs
 from tests.unit.compat.test_subclass import ours
@@ -14,5 +14,5 @@ from tests.unit.compat.test_subclass import ours
 
 def test_a_node_that_never_had_workers_has_stopped_none(tmp_path: Path) -> None:
     spec = WorkerSpec("default", 2, ours(), entrypoint="true")
-    workers = ProcessController(spec, membership_of(spec), GracePeriods(), DefaultLogsSpecs(str(tmp_path)))
+    workers = ProcessController(spec, rendezvous_of(spec), GracePeriods(), DefaultLogsSpecs(str(tmp_path)))
     assert workers.stopped() == ()

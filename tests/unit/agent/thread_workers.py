@@ -5,8 +5,9 @@ from __future__ import annotations
 import signal
 import threading
 
-from rallypoint.agent.controller import GracePeriods, WorkerController
-from rallypoint.agent.rendezvous_client import membership_of
+from rallypoint.agent.controller import WorkerController
+from rallypoint.agent.grace_period import GracePeriods
+from rallypoint.agent.rendezvous_client import rendezvous_of
 from rallypoint.agent.spec import RunResult, WorkerState
 from rallypoint.failures.failure import ProcessFailure
 from rallypoint.protocol.messages import Placement
@@ -20,7 +21,7 @@ class ThreadWorkers(WorkerController):
 
     def __init__(self, task: Task, handler: RendezvousHandler | None = None) -> None:
         of = spec(handler or ours(), workers=1, max_restarts=1)
-        super().__init__(of, membership_of(of), GracePeriods())
+        super().__init__(of, rendezvous_of(of), GracePeriods())
         self._task = task
         self._thread: threading.Thread | None = None
         self._told_to_stop = threading.Event()

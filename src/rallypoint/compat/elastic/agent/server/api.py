@@ -13,9 +13,10 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import TYPE_CHECKING, Any
 
 from rallypoint.agent.agent import Agent
-from rallypoint.agent.controller import GracePeriods, WorkerController, workers_of
+from rallypoint.agent.controller import WorkerController, workers_of
+from rallypoint.agent.grace_period import GracePeriods
 from rallypoint.agent.rank_exchange import exchange_ranks
-from rallypoint.agent.rendezvous_client import membership_of
+from rallypoint.agent.rendezvous_client import rendezvous_of
 from rallypoint.agent.spec import DEFAULT_ROLE, RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.agent.steps import StopWorkers
 from rallypoint.base.errors import SignalException
@@ -138,8 +139,8 @@ class SimpleElasticAgent(ElasticAgent):
         health: AbstractContextManager[ProgressProbe | None] | None = None,
     ) -> None:
         if workers is None:
-            membership = membership_of(spec, exit_barrier_timeout)
-            workers = OverriddenWorkers(spec, membership, GracePeriods(shutdown_timeout))
+            rendezvous = rendezvous_of(spec, exit_barrier_timeout)
+            workers = OverriddenWorkers(spec, rendezvous, GracePeriods(shutdown_timeout))
         workers.agent = self
         self._workers = workers
         self._agent = Agent(workers, health)

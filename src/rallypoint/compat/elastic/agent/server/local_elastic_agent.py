@@ -6,14 +6,14 @@ import signal
 from typing import TYPE_CHECKING, Any
 
 from rallypoint.agent.agent import TORCHELASTIC_HEALTH_CHECK_PORT, health_check
-from rallypoint.agent.controller import GracePeriods
+from rallypoint.agent.grace_period import GracePeriods
 from rallypoint.agent.processes import (
     TORCHELASTIC_ENABLE_FILE_TIMER,
     TORCHELASTIC_TIMER_FILE,
     TORCHELASTIC_UNINTERRUPTIBLE_STATE_TIMEOUT,
     ProcessController,
 )
-from rallypoint.agent.rendezvous_client import membership_of
+from rallypoint.agent.rendezvous_client import rendezvous_of
 from rallypoint.agent.spec import RunResult, WorkerGroup, WorkerSpec
 from rallypoint.compat.elastic.agent.server.api import OverriddenWorkers, SimpleElasticAgent, attribute_of
 from rallypoint.compat.reexports import reexports_of
@@ -69,7 +69,7 @@ class LocalElasticAgent(SimpleElasticAgent):
     ) -> None:
         workers = OverriddenProcesses(
             spec,
-            membership_of(spec, exit_barrier_timeout),
+            rendezvous_of(spec, exit_barrier_timeout),
             GracePeriods(shutdown_timeout),
             logs_specs,
             start_method,

@@ -55,7 +55,7 @@ class OwnLoop:
 
     def __init__(self, workers: WorkerController) -> None:
         self._workers = workers
-        self._membership = workers.membership
+        self._rendezvous = workers.rendezvous
         self._inbox: queue.SimpleQueue[Notification] = queue.SimpleQueue()
         self._takes_part = False
         """Whether the agent takes part in the rendezvous through this."""
@@ -92,13 +92,13 @@ class OwnLoop:
         self._workers.group.join_requested_at = time.monotonic()
         if not self._takes_part:
             self._takes_part = True
-            if isinstance(self._membership, PollingRendezvousClient):
-                self._membership.polls_waiting_nodes = False
-            self._membership.listen(self._inbox.put)
+            if isinstance(self._rendezvous, PollingRendezvousClient):
+                self._rendezvous.polls_waiting_nodes = False
+            self._rendezvous.listen(self._inbox.put)
         if self._has_place:
             self.end_round(None)
         self._join()
-        incoming = incoming_notifications(self._inbox, lambda: self._membership.send(ProgressRequest()))
+        incoming = incoming_notifications(self._inbox, lambda: self._rendezvous.send(ProgressRequest()))
         while True:
             notification = next(incoming)
             if isinstance(notification, Placed):
@@ -116,9 +116,9 @@ class OwnLoop:
             return
         self._has_place = False
         if failed is None:
-            self._membership.send(Drain(self._round, needs_consent=self._membership.notice_timeout > 0))
+            self._rendezvous.send(Drain(self._round, needs_consent=self._rendezvous.notice_timeout > 0))
         else:  # unlimited, since it has said that there is a restart left
-            self._membership.send(Fail(self._round, failed.first_cause(exitcode=1), NO_LIMIT))
+            self._rendezvous.send(Fail(self._round, failed.first_cause(exitcode=1), NO_LIMIT))
 
     def finish(self, timeout: float) -> None:
         """Report that all workers of this node have succeeded, and wait for the job's end.
@@ -135,7 +135,7 @@ class OwnLoop:
             return
         self._finished = True
         self._has_place = False
-        self._membership.send(Succeed(self._round))
+        self._rendezvous.send(Succeed(self._round))
         ending = self._wait_for_the_end(timeout)
         if ending is None:
             log.error("the other agents did not finish within %g s; this node's workers had all succeeded", timeout)
@@ -152,7 +152,7 @@ class OwnLoop:
         if result.state == WorkerState.SUCCEEDED:
             self.finish(timeout)
         elif result.state in (WorkerState.FAILED, WorkerState.UNHEALTHY):
-            self._membership.send(Fail(self._round, result.first_cause(exitcode=1), 0))
+            self._rendezvous.send(Fail(self._round, result.first_cause(exitcode=1), 0))
             self._wait_for_the_end(_VERDICT_TIMEOUT)
 
     # Inside
@@ -164,7 +164,7 @@ class OwnLoop:
 
     def _join(self) -> None:
         spec = self._workers.group.spec
-        self._membership.join(spec.role, spec.local_world_size, spec.max_restarts, spec.get_program_name())
+        self._rendezvous.join(spec.role, spec.local_world_size, spec.max_restarts, spec.get_program_name())
 
     def _handle(self, notification: Notification) -> None:
         """Act on a notification while waiting for a round."""
