@@ -62,7 +62,7 @@ class Agent:
         with ignore_signals_at_exit():
             try:
                 result = (loop or self.run_loop)(role)
-                self.workers.events.run_ended(result)
+                self.workers.events.run_ended(result, self.workers.remaining())
                 return result
             except RendezvousGracefulExitError as ending:
                 log.info("%s", ending)

@@ -28,11 +28,6 @@ class EventEmitter:
         self._running = False
         """Whether the start of workers was recorded and not yet their end."""
 
-    @property
-    def remaining_restarts(self) -> int:
-        """How many failures the job would survive yet."""
-        return max(0, self._group.spec.max_restarts - self._group.restarts)
-
     def succeeded(self) -> Event:
         """The event that this agent's run has returned."""
         return self._event_factory().agent_event("SUCCEEDED", self._group, self._group.restarts)
@@ -107,20 +102,20 @@ class EventEmitter:
             factory = self._event_factory()
             factory.record(factory.watchdog_event(name, self._group, self._group.restarts, timer))
 
-    def workers_polled(self, result: RunResult) -> None:
-        """The workers have been polled."""
+    def workers_polled(self, result: RunResult, remaining_restarts: int) -> None:
+        """The workers have been polled, and the job would survive so many failures yet."""
         if metrics_wanted():
             from rallypoint.telemetry.run_metrics import put_worker_state
 
-            put_worker_state(self._group.spec.role, result.state, self.remaining_restarts)
+            put_worker_state(self._group.spec.role, result.state, remaining_restarts)
 
-    def run_ended(self, result: RunResult) -> None:
-        """The run is over."""
+    def run_ended(self, result: RunResult, remaining_restarts: int) -> None:
+        """The run is over, and the job would have survived so many failures more."""
         spec = self._group.spec
         if metrics_wanted():
             from rallypoint.telemetry.run_metrics import put_run_result
 
-            put_run_result(spec.role, result.is_failed(), self.remaining_restarts, spec.max_restarts)
+            put_run_result(spec.role, result.is_failed(), remaining_restarts, spec.max_restarts)
         self.workers_ended(result)
 
     @property

@@ -161,7 +161,7 @@ class AgentLoop:
     def _poll_workers(self) -> Iterator[Event]:
         group = self._workers.group
         result = self._workers.poll()
-        self._workers.events.workers_polled(result)
+        self._workers.events.workers_polled(result, self._workers.remaining())
         every = group.spec.monitor_interval
         if self._workers.exit_fds() is not None:
             every = max(every, _SAFETY_CHECK)

@@ -186,12 +186,13 @@ class SimpleElasticAgent(ElasticAgent):
     def _remaining_restarts(self) -> int:
         """How many failures the job would still survive. It can be set: a loop of a subclass's own counts it down, and
         with ours, a subclass that knows that no restart would help sets it to 0."""
-        left = self._workers.events.remaining_restarts
+        group = self._worker_group
+        left = max(0, group.spec.max_restarts - group.restarts)
         if self._restarts_left is None:
             return left
         if self._own_loop is not None:
             return min(left, self._restarts_left)
-        return min(left, max(0, self._most_restarts - self._worker_group.restarts))
+        return min(left, max(0, self._most_restarts - group.restarts))
 
     @_remaining_restarts.setter
     def _remaining_restarts(self, left: int) -> None:
