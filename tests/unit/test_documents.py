@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import keyword
 import re
+import sys
 import tomllib
 from functools import cache
 from pathlib import Path
@@ -19,6 +20,14 @@ NAMING = ("docs/architecture.md", "docs/glossary.md", "CONTRIBUTING.md")
 
 ELSEWHERE = frozenset({"train.py", "iproute2", "c10d"})
 """A reader's file, a program, and a backend: names that no file of ours defines."""
+
+OTHERS = frozenset({*sys.stdlib_module_names, "torch", "__main__"})
+"""Packages of others, whose names are theirs to keep."""
+
+OF_OTHERS = frozenset({"SSLObject.getpeercert", "memory.events", "memory.oom_control", "notice.json"})
+"""Dotted names in docstrings that are the standard library's, or of files."""
+
+PLACEHOLDERS = frozenset({"Class.method", "rallypoint.compat.X"})
 
 
 def test_links_between_documents_lead_somewhere() -> None:
@@ -46,6 +55,12 @@ def test_a_name_that_stands_beside_a_file_is_in_it(page: str) -> None:
     pairs += [(file, name) for name, file in re.findall(r"`([A-Za-z_][\w.]*)` \(`([\w/]+\.py)`[,)]", text)]
     assert len(pairs) > 15 or page != NAMING[0]
     assert [(file, name) for file, name in pairs if not set(name.split(".")) <= _defined_in(file)] == []
+
+
+def test_dotted_names_in_docstrings_are_there() -> None:
+    found = [(path.relative_to(SOURCE), name) for path in SOURCE.rglob("*.py") for name in _dotted_names(path)]
+    assert len(found) > 100
+    assert [f"{path}: {name}" for path, name in found if not _is_dotted_name(name)] == []
 
 
 def test_sections_that_a_page_links_to_in_itself_are_there() -> None:
@@ -92,6 +107,45 @@ def _is_there(quoted: str) -> bool:
     return True
 
 
+def _dotted_names(path: Path) -> list[str]:
+    """Each `Class.attribute` and `module.name` of the docstrings of a file."""
+    strings = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Expr)]
+    texts = [each.value for each in strings if isinstance(each, ast.Constant) and isinstance(each.value, str)]
+    return [name for text in texts for name in re.findall(r"`([A-Za-z_]\w*(?:\.\w+)+)`", text)]
+
+
+def _is_dotted_name(quoted: str) -> bool:
+    """Whether each part of a dotted name is defined by the one before: a package, a module, a class, or a variable."""
+    first, *rest = quoted.split(".")
+    if first in OTHERS or quoted in OF_OTHERS | PLACEHOLDERS | _names():
+        return True
+    owners = [first, *rest[:-1]]
+    if any(owner in _members_by_owner() for owner in owners):
+        return all(name in _members_by_owner().get(owner, ()) for owner, name in zip(owners, rest, strict=True))
+    return first.islower() and first in _names()  # a variable: what it has is not known here
+
+
+@cache
+def _members_by_owner() -> dict[str, set[str]]:
+    """Packages to what lies in them, modules and classes to what they define, those of one name together."""
+    members: dict[str, set[str]] = {}
+    for path in SOURCE.rglob("*.py"):
+        owner = path.parent if path.stem == "__init__" else path
+        members.setdefault(path.parent.name, set()).add(path.stem)
+        members.setdefault(owner.parent.name, set()).add(owner.stem)
+        tree = ast.parse(path.read_text())
+        members.setdefault(owner.stem, set()).update(_defined(tree))
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef):
+                members.setdefault(node.name, set()).update(_defined(node), _assigned_to_self(node))
+    return members
+
+
+def _assigned_to_self(tree: ast.AST) -> set[str]:
+    nodes = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
+    return {node.attr for node in nodes if isinstance(node.value, ast.Name) and node.value.id == "self"}
+
+
 @cache
 def _trees() -> list[tuple[str, ast.Module]]:
     """The modules of the source: name and syntax tree."""
@@ -112,7 +166,7 @@ def _names() -> set[str]:
                     names.update({module, *(f"{module}.{each.name}" for each in imported)})
                 case ast.arg(arg=name):
                     names.add(name)
-                case ast.Constant(value=str(text)) if re.fullmatch(r"[A-Z]\w*|[a-z]+\.[a-z]+", text):
+                case ast.Constant(value=str(text)) if re.fullmatch(r"[A-Z]\w*|[a-z]+\.[a-z_]+", text):
                     names.add(text)  # an environment variable, or a group of entry points
     for file in ("pyproject.toml", "Makefile"):
         names.update(re.findall(r"[\w.]+", (ROOT / file).read_text()))

@@ -144,7 +144,7 @@ class Dispatcher:
 
     @property
     def job(self) -> str | None:
-        """The one job that nodes must be of. (With `dispatcher_for`, a dispatcher is a `server.JobDirectory` of one
+        """The one job that nodes must be of. (With `dispatcher_for`, a dispatcher is a `JobDirectory` of one
         job.)"""
         return self.settings.run_id
 

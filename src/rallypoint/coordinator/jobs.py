@@ -73,7 +73,7 @@ class _Job:
 
 
 class ManyJobs:
-    """The dispatchers of all jobs whose nodes have come. A `server.JobDirectory`."""
+    """The dispatchers of all jobs whose nodes have come. A `JobDirectory`."""
 
     job = None
 

@@ -320,7 +320,7 @@ Deliver = Callable[[Notification], None]
 class Link(Protocol):
     """One node's line to the control plane: it takes requests, and hands notifications to its `Deliver`.
 
-    The node that hosts the coordinator has one without a socket (`local_link`), others one over TCP (`client.TcpLink`);
+    The node that hosts the coordinator has one without a socket (`local_link`), others one over TCP (`TcpLink`);
     shared-state backends have one that runs the core itself (`SharedStateLink`).
     """
 

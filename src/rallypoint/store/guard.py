@@ -21,7 +21,7 @@ class StoreGuard(NamedTuple):
     """What a store grants. Bytes count keys and values alike."""
 
     peers: Sequence[str] | None = None
-    """Addresses and networks (`10.0.0.0/8`) that may connect; None for all. `StoreServer.set_peers` changes it."""
+    """Addresses and networks (`10.0.0.0/8`) that may connect; None for all. `StoreThread.set_peers` changes it."""
     validate_timeout: float = 30.0
     """Seconds that a connection has to greet; 0 for ever."""
     keepalive: tuple[int, int, int] = (120, 30, 6)

@@ -32,7 +32,7 @@ class KeyListings:
         self._number = 0
         self._last_snapshot = [0] * SHARDS  # for each part the last list that was given its names
         self.any_open = False
-        """Whether there are any, so that `freeze` must be called."""
+        """Whether there are any, so that `keep_snapshot` must be called."""
 
     def names(self) -> Iterator[bytes]:
         """All keys as they are at the first step, as they travel: their number, and then piece by piece."""

@@ -7,7 +7,7 @@ Laws:
 2. A file counts if it is open for writing and can be a checkpoint: it is named, is no device, no shared memory, not the
    standard output, and is not opened to append, as logs are.
 3. It is being written if it moves. At first it has `DETECTION_TIME` seconds for that, and `LOCK_DETECTION_TIME` where
-   all that is open looks like a lock file; after each move `QUIET` seconds go by until the process counts as done,
+   all that is open looks like a lock file; after each move `QUIET_TIME` seconds go by until the process counts as done,
    since a checkpoint is often several files, one after another.
 4. A process that announces it (`rallypoint.notices.saving`) counts as long as it does.
 """
@@ -27,7 +27,7 @@ LOCK_DETECTION_TIME = 0.05
 QUIET_TIME = 1.0
 """Seconds without a move after which nothing more is expected."""
 _MIN_PROGRESS = 64 << 10
-"""Bytes that make a move: less, within `QUIET`, is no checkpoint but a log."""
+"""Bytes that make a move: less, within `QUIET_TIME`, is no checkpoint but a log."""
 
 _SAVING_MARK = f"/memfd:{SAVING} (deleted)"
 _NO_FILES = ("/dev/", "/proc/", "/sys/")
@@ -61,7 +61,7 @@ class WriteDetector:
 
     Args:
         pid: of the process. Another process in its place would only be read.
-        clock: on which `DETECTION_TIME` and `QUIET` are counted.
+        clock: on which `DETECTION_TIME` and `QUIET_TIME` are counted.
     """
 
     def __init__(self, pid: int, clock: Clock = SYSTEM_CLOCK) -> None:

@@ -32,7 +32,7 @@ START_METHODS = ("spawn", "fork", "forkserver")
 
 
 class FunctionContext(LocalProcessesContext):
-    """Workers that call a function, which `options.start_method` starts as multiprocessing would.
+    """Workers that call a function, which `ProcessOptions.start_method` starts as multiprocessing would.
 
     Those of `fork` start without a reaper.
 

@@ -3,7 +3,7 @@
 Two kinds matter, and all others do not:
 
 - what the imports have read through `os.environ`, which the zygote records: by name, there or not, and by how names
-  begin (`filters`);
+  begin (`loop_filters`);
 - what the interpreter, the loader and C libraries read by themselves, which nobody can record: the table below.
 
 `RANK`, `LOCAL_RANK` and the like differ from worker to worker and matter only if an import has read them.
