@@ -43,6 +43,9 @@ VARIABLE = "RALLYPOINT_NOTICES"
 """The variable that names the folder."""
 NOTICE_FILE = "notice.json"
 ACK_PREFIX = "ack."
+PROGRESS_PREFIX = "progress."
+PROGRESS_SIZE = 32
+"""Bytes of a worker's progress file; who writes 16 leaves out where it began."""
 
 SAVING = "rallypoint-saving"
 """The name of the memory file that a worker has open while it saves."""
@@ -97,6 +100,56 @@ def acknowledge() -> None:
         os.close(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o600))
     except (OSError, ValueError):
         return
+
+
+def progress(step: int) -> None:
+    """Say how far this worker is: the step (iteration, batch, sample) that it has finished, from 0 on.
+
+    Free enough for every step: it writes to shared memory, and opens a file the first time only.
+    """
+    global _progress_place, _progress
+    folder = os.environ.get(VARIABLE)
+    if folder != _progress_place:
+        _progress_place, _progress = folder, _map_progress(folder)
+    try:
+        if _progress is not None and 0 <= step <= _MAX_STEP:
+            _progress[1] = now = time.monotonic_ns()
+            _progress[0] = int(step)
+            if _progress[2] < 0:
+                _progress[3] = now
+                _progress[2] = int(step)
+    except (TypeError, ValueError):  # no number
+        return
+
+
+_MAX_STEP = 2**63 - 1
+_progress_place: str | None = None
+"""The folder in which `_progress` is a file; None as long as nobody has called."""
+_progress: memoryview[int] | None = None
+
+
+def _map_progress(folder: str | None) -> memoryview[int] | None:
+    rank = os.environ.get("LOCAL_RANK")
+    if not folder or not rank:
+        return None
+    import mmap
+
+    try:
+        with suppress(FileExistsError):
+            os.mkdir(folder, 0o700)
+        path = os.path.join(folder, PROGRESS_PREFIX + rank)
+        # Opened to append, as logs are, it is not taken for a checkpoint whose writing a stop has to wait for.
+        file = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            # Room on the disk before the memory is written to, where a lack of it would be a signal. No step yet: -1.
+            if os.fstat(file).st_size < PROGRESS_SIZE:
+                none = (-1).to_bytes(8, "little", signed=True) + bytes(8)
+                os.write(file, none + none)
+            return memoryview(mmap.mmap(file, PROGRESS_SIZE)).cast("q")
+        finally:
+            os.close(file)
+    except (OSError, ValueError):
+        return None
 
 
 @contextmanager

@@ -9,8 +9,17 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
+
+from rallypoint.observe.agent_runs import agent_runs
+from rallypoint.observe.event_files import read_events
+from rallypoint.observe.goodput import Loss, report
+from rallypoint.observe.timelines import JobPhase
+from rallypoint.telemetry.agent_events import AgentEnded, ProgressMade
+from rallypoint.telemetry.phases import NodePhase
 from tests.jobs.launching import Job, Launcher
 from tests.ports import free_port
 
@@ -86,6 +95,90 @@ def test_an_unknown_handler_starts_nothing(rallyrun: Launcher) -> None:
     assert job.ends() == 1
     assert job.out == []
     assert "no installed package offers the event handler 'zz'; use one of console" in job.err
+
+
+TELLS = """
+import os, sys, time
+from rallypoint import notices
+first = int(os.environ["TORCHELASTIC_RESTART_COUNT"]) * {back}
+for step in range(first, first + 20):
+    time.sleep(0.01)
+    notices.progress(step)
+sys.exit({code})
+"""
+
+
+def test_events_in_a_file_make_a_report(rallyrun: Launcher, tmp_path: Path) -> None:
+    path = tmp_path / "e.jsonl"
+    script = rallyrun.script(TELLS.format(back=10, code="int(first < 20)"))
+    job = rallyrun(
+        "--standalone", "--nproc-per-node=2", f"--event-log-handler=jsonl:{path}", "--max-restarts=5", script
+    )
+    assert job.ends() == 0
+    assert not [line for line in job.err.splitlines() if line.startswith("{")]
+    found = read_events([str(path)])
+    assert found.notes == []
+    (lines,) = found.events.values()
+    kinds = [type(each).__name__ for each in lines]
+    assert kinds[0] == "AgentStarted"
+    assert kinds[-1] == "AgentEnded"
+    assert [kinds.count(each) for each in ("RoundStarted", "WorkersStarted", "WorkerFailed", "RoundOver")] == [
+        3,
+        3,
+        2,
+        2,
+    ]
+    assert '"torchelastic.worker.status.START"' in path.read_text(), "torch's events are there too"
+    made = report(agent_runs(lines))
+    assert (made.outcome, made.failures, len(made.rounds)) == ("succeeded", 2, 3)
+    assert [(each.first_step, each.step) for each in lines if isinstance(each, ProgressMade)][-1] == (20, 39)
+    assert 0 < made.lost[Loss.LOST_WORK] < made.phases[JobPhase.RUNNING]
+    last = lines[-1]
+    assert isinstance(last, AgentEnded)
+    assert sum(last.seconds.values()) == pytest.approx(last.elapsed, abs=0.05)
+    for phase in ("rendezvous", "starting", "running", "stopping", "held_back"):
+        assert made.phases[JobPhase(phase)] == pytest.approx(last.seconds[NodePhase(phase)], abs=0.05), phase
+
+
+def test_a_file_that_cannot_be_written_starts_nothing(rallyrun: Launcher) -> None:
+    job = rallyrun("--standalone", "--event-log-handler=jsonl:/dev/null/e", *SH, "echo up")
+    assert job.ends() == 1
+    assert job.out == []
+    assert "--event-log-handler: events cannot be written to /dev/null/e: Not a directory" in job.err
+
+
+@pytest.mark.parametrize(("back", "ends"), [(0, "without progress (same_failure_limit)"), (20, "FAILED")])
+def test_only_steps_that_no_round_had_reached_before_are_progress(rallyrun: Launcher, back: int, ends: str) -> None:
+    """Though each round runs for longer than `min_healthy_time`, and though each takes steps."""
+    job = rallyrun(
+        "--standalone",
+        "--max-restarts=4",
+        "--rdzv-conf=same_failure_limit=2,min_healthy_time=0",
+        rallyrun.script(TELLS.format(back=back, code=3)),
+    )
+    assert job.ends() == 1
+    assert ends in job.err
+    assert ("same_failure_limit" in job.err) == (back == 0)
+
+
+def test_a_progress_file_that_nobody_writes_is_no_progress(rallyrun: Launcher, tmp_path: Path) -> None:
+    job = rallyrun(
+        "--standalone",
+        "--max-restarts=9",
+        f"--progress-file={tmp_path}/latest_checkpointed_iteration.txt",
+        "--rdzv-conf=same_failure_limit=2,min_healthy_time=0",
+        *SH,
+        "sleep 0.5; exit 3",
+    )
+    assert job.ends() == 1
+    assert "the same failure came back 2 times without progress" in job.err
+
+
+def test_a_progress_file_in_no_folder_is_refused(rallyrun: Launcher) -> None:
+    job = rallyrun("--standalone", "--progress-file=/nowhere/file", *SH, "echo up")
+    assert job.ends() == 1
+    assert job.out == []
+    assert "--progress-file=/nowhere/file can be no file that workers write: there is no such folder" in job.err
 
 
 def ask(port: int, path: str) -> tuple[int, dict[str, object]]:

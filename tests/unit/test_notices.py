@@ -54,6 +54,74 @@ def test_a_notice_is_seen_replaced_and_taken_back(folder: Path) -> None:
     assert notices.pending() is None
 
 
+def told(folder: Path) -> list[int]:
+    """The progress file of local rank 2 as numbers."""
+    return list(memoryview((folder / "progress.2").read_bytes()).cast("q"))
+
+
+@pytest.fixture
+def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notices, "_progress_place", None)
+    monkeypatch.setattr(notices, "_progress", None)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_progress_is_a_step_and_when_and_where_it_began(folder: Path) -> None:
+    before = time.monotonic_ns()
+    notices.progress(7)
+    first = told(folder)
+    assert first[0] == first[2] == 7
+    assert before <= first[1] == first[3] <= time.monotonic_ns()
+    notices.progress(9)
+    notices.progress(8)
+    step, at, began, began_at = told(folder)
+    assert (step, began, began_at) == (8, 7, first[3]), "what is told last counts, even if it is less"
+    assert at >= first[1]
+    assert folder.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.process
+def test_a_process_that_joins_in_does_not_begin_anew(folder: Path) -> None:
+    notices.progress(7)
+    code = "from rallypoint import notices; notices.progress(9)"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    assert told(folder)[::2] == [9, 7]
+
+
+@pytest.mark.usefixtures("fresh")
+@pytest.mark.parametrize("step", [-1, 2**63, "7", None, float("nan"), object()])
+def test_what_is_no_step_changes_nothing(folder: Path, step: int) -> None:
+    notices.progress(step)
+    assert told(folder) == [-1, 0, -1, 0]
+
+
+@pytest.mark.usefixtures("fresh")
+def test_progress_outside_of_a_job_and_where_nothing_can_be_written_says_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    (tmp_path / "file").touch()
+    for place in (None, "", str(tmp_path / "file"), str(tmp_path / "none" / "deep"), "/proc/none"):
+        monkeypatch.delenv(notices.VARIABLE, raising=False)
+        if place is not None:
+            monkeypatch.setenv(notices.VARIABLE, place)
+        notices.progress(3)
+        notices.progress(4)
+
+
+@pytest.mark.usefixtures("fresh")
+def test_progress_is_cheap_enough_for_every_step(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No system call but the first: the file may be opened no more."""
+    notices.progress(1)
+    monkeypatch.setattr(os, "open", None)
+    began = time.process_time()
+    for step in range(100_000):
+        notices.progress(step)
+    assert time.process_time() - began < 2.0, "20 microseconds each, where one takes half of one"
+    assert told(folder)[0] == 99_999
+
+
 def test_an_acknowledgement_is_a_file_and_idempotent(folder: Path) -> None:
     notices.acknowledge()
     assert not folder.exists(), "nobody has asked"

@@ -24,6 +24,7 @@ from rallypoint.agent.grace_period import GracePeriods
 from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
 from rallypoint.agent.steps import StopWorkers
+from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.log import get_logger
 from rallypoint.membership.operations import Succeed
 from rallypoint.protocol.messages import Placement
@@ -31,6 +32,7 @@ from rallypoint.protocol.operator_messages import NodeReport
 from rallypoint.telemetry.lazy import profiled
 
 if TYPE_CHECKING:
+    from rallypoint.agent.progress import ProgressTracker
     from rallypoint.ranks.assign import NodeRanks
     from rallypoint.workers.escalation import StopInProgress
 
@@ -64,6 +66,8 @@ class WorkerController(ABC):
         self.events = EventEmitter(self.group)
         self.rendezvous = rendezvous
         self.grace = grace
+        self.progress: ProgressTracker | None = None
+        """What knows how far the workers are; None before the first have been started."""
 
     @abstractmethod
     def start(self, placement: Placement) -> None:
@@ -126,7 +130,7 @@ class WorkerController(ABC):
 
     def monitors(self) -> Sequence[Monitor]:
         """What else the loop is to wait for and to step."""
-        return ()
+        return () if self.progress is None else (self.progress,)
 
     def preparing(self) -> bool:
         """Whether workers that are to start shall wait, since they will be sooner there than if they started now."""
@@ -163,7 +167,35 @@ class WorkerController(ABC):
     def report(self, round_: int) -> NodeReport:
         """What the coordinator tells those who watch of the workers of this round."""
         pids = tuple(each.id if isinstance(each.id, int) else 0 for each in self.group.workers)
-        return NodeReport(round_, pids)
+        step, age = -1, -1.0
+        if self.progress is not None:
+            self.progress.look()
+            if (latest := self.progress.latest()) is not None:
+                step, age = latest.step, max(0.0, time.monotonic() - latest.at)
+        return NodeReport(round_, pids, progress=step, progress_age=age)
+
+    def output_ages(self) -> tuple[float, ...]:
+        """How many seconds ago each worker, by local rank, has written something; -1 where that is not known.
+
+        It looks at log files, which may be on a disk that hangs: not for the loop's thread.
+        """
+        return ()
+
+    def report_progress(self) -> None:
+        """The round ends: report to the coordinator how far its workers have come."""
+        if self.progress is not None:
+            self.progress.end_round()
+
+    def _watch_progress(self) -> None:
+        """The workers of a round have been started. What watches them is imported now: it keeps no worker waiting."""
+        if self.progress is None:
+            from rallypoint.agent.progress import ProgressTracker
+
+            path, seen = self.group.spec.progress_file, self.events.progress
+            self.progress = ProgressTracker(SYSTEM_CLOCK, path, self.rendezvous.send, seen)
+        group, placement = self.group, self.group.placement
+        assert placement is not None
+        self.progress.begin_round(placement.round, group.notices, len(group.workers), placement.progress)
 
     def status(self) -> Mapping[str, object]:
         """What the health check shows of this agent."""
@@ -215,6 +247,7 @@ class WorkerController(ABC):
             self.group.workers[local_rank].id = worker_id
         self.events.workers_started()
         self.group.state = WorkerState.HEALTHY
+        self._watch_progress()
 
 
 def workers_of(ranks: NodeRanks, spec: WorkerSpec) -> list[Worker]:

@@ -11,6 +11,8 @@ from rallypoint.agent.spec import RunResult, WorkerGroup, WorkerState
 from rallypoint.telemetry.lazy import metrics_wanted, put_metric_if_wanted
 
 if TYPE_CHECKING:
+    from rallypoint.agent.agent_event_log import AgentEventLog
+    from rallypoint.agent.progress import Reached
     from rallypoint.telemetry.event_factory import EventFactory
     from rallypoint.telemetry.events import Event
     from rallypoint.watchdog.requests import FileTimerRequest
@@ -27,6 +29,15 @@ class EventEmitter:
         self._restart_began: float | None = None
         self._running = False
         """Whether the start of workers was recorded and not yet their end."""
+        self.log: AgentEventLog | None = None
+        """What takes the typed events, if the handler wants such."""
+        if self._wanted:
+            from rallypoint.telemetry.handlers import takes_agent_events
+
+            if takes_agent_events(group.spec.event_log_handler):
+                from rallypoint.agent.agent_event_log import AgentEventLog
+
+                self.log = AgentEventLog(group, group.spec.event_log_handler, self._began)
 
     def succeeded(self) -> Event:
         """The event that this agent's run has returned."""
@@ -38,6 +49,20 @@ class EventEmitter:
 
         error = traceback.format_exc()
         return self._event_factory().agent_event("FAILED", self._group, self._group.restarts, raw_error=error)
+
+    def progress(self, reached: Reached, from_file: bool) -> None:
+        """The workers have come further."""
+        if self.log is not None:
+            self.log.progress(reached, from_file)
+
+    def agent_ended(self, outcome: str, error: BaseException | None = None) -> None:
+        """The agent is about to exit, as `AgentEnded` says. Returns when the handler has written what it was given."""
+        if self.log is not None:
+            from rallypoint.failures.truncate import first_line
+            from rallypoint.telemetry.handlers import get_logging_handler
+
+            self.log.ended(outcome, "" if error is None else first_line(str(error)))
+            get_logging_handler(self._group.spec.event_log_handler).flush()
 
     def record(self, make: Callable[[], Event]) -> None:
         """Record an event."""
@@ -79,6 +104,8 @@ class EventEmitter:
         began, self._restart_began = self._restart_began, None
         _put_step("SimpleElasticAgent._restart_workers", began)
         self._running = True
+        if self.log is not None:
+            self.log.started()
         if self._wanted:
             self._event_factory().workers_started(self._group, self._group.restarts)
 

@@ -32,6 +32,7 @@ from rallypoint.protocol.messages import LeaveRequest, ProgressRequest
 from rallypoint.rendezvous.control_plane import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL
 
 if TYPE_CHECKING:
+    from rallypoint.agent.collect import StatusReporter
     from rallypoint.workers.escalation import StopInProgress
 
 log = get_logger(__name__)
@@ -60,6 +61,7 @@ class StepExecutor:
     ) -> None:
         self._workers = workers
         self._rendezvous = rendezvous
+        self._events = workers.events.log
         self._clock = clock
         self._post = post
         self._notices = NoticeDirectory(clock)
@@ -76,6 +78,7 @@ class StepExecutor:
         self._held: RunResult | None = None
         """How the workers were found, while it is not settled whether they failed."""
         self._signal_by = math.inf
+        self._reporter: StatusReporter | None = None
         self._announced: Cause | None = None
         """The last failure of this node's workers."""
         self._ask_every = FIRST_PROGRESS_REQUEST
@@ -147,6 +150,8 @@ class StepExecutor:
     def _stopped(self) -> steps.WorkersStopped:
         self._workers.group.state = WorkerState.STOPPED
         self._ended()
+        if self._events is not None:
+            self._events.stopped()
         return steps.WorkersStopped(self._workers.ended_in_order())
 
     def _ended(self) -> None:
@@ -157,6 +162,9 @@ class StepExecutor:
 
     def _do_join(self, _step: steps.RequestJoin) -> None:
         spec = self._workers.group.spec
+        self._workers.report_progress()
+        if self._events is not None:
+            self._events.joins()
         self._ask_every = FIRST_PROGRESS_REQUEST
         self._workers.group.join_requested_at = self._clock.monotonic()
         self.ask_at = self._workers.group.join_requested_at + self._ask_every
@@ -168,6 +176,8 @@ class StepExecutor:
         self._signal_by = math.inf
         self._workers.group.notices = self._notices.reset()
         self.starting = step
+        if self._events is not None:
+            self._events.starts()
         self.start_once_ready()
 
     def _do_await_signal(self, _step: steps.AwaitSignal) -> None:
@@ -187,10 +197,14 @@ class StepExecutor:
             )
         log.info("[%s] Worker group %s; notifying the other agents", spec.role, self._workers.group.state.value)
         self._announced = cause
+        self._workers.report_progress()
+        if self._events is not None:
+            self._events.failed(cause)
         self._rendezvous.send(step)
 
     def _do_succeed(self, _step: Succeed) -> None:
         self._finished_at = self._clock.monotonic()
+        self._workers.report_progress()
         state = self._workers.group.state.value
         log.info("Local worker group finished (%s). Waiting for the other agents.", state)
         self._workers.on_succeeded()
@@ -205,6 +219,9 @@ class StepExecutor:
 
     def _do_stop(self, step: steps.StopWorkers) -> None:
         self.starting = None
+        self._workers.report_progress()
+        if self._events is not None:
+            self._events.stops()
         self.stopping = self._workers.stop(step)
         if self.stopping is None or self.stopping.step():
             self.stopping = None
@@ -231,7 +248,11 @@ class StepExecutor:
     # Steps: for those who watch
 
     def _do_report(self, _step: steps.ReportStatus) -> None:
-        self._rendezvous.send(self._workers.report(self._round))
+        if self._reporter is None:
+            from rallypoint.agent.collect import StatusReporter
+
+            self._reporter = StatusReporter(self._rendezvous.send)
+        self._reporter.send(self._workers.report(self._round), self._workers.output_ages)
 
     def _do_collect(self, step: steps.Collect) -> None:
         from rallypoint.agent.collect import collect

@@ -82,8 +82,11 @@ class AgentLoop:
     def _run_to_end(self) -> RunResult:
         self._rendezvous.listen(self._mailbox.post)
         self._executor.carry_out(RequestJoin(), self._state.round)
+        told = self._workers.events.log
         while self._executor.result is None:
             for event in self._events():
+                if told is not None:
+                    told.heard(event)
                 self._state, steps = decide(self._state, event)
                 for step in steps:
                     self._executor.carry_out(step, self._state.round)

@@ -3,7 +3,7 @@
 Laws:
 
 1. The folder has a name of its own for each start of workers, which nobody can guess, and is made when there is
-   something to post: a job without notices touches no disk.
+   something to post, or by a worker that tells of its progress: a job without either touches no disk.
 2. `WorkersReady` and `NoticeExpired` come once for each notice that is waited for.
 3. When the workers are gone, so is the folder.
 4. Each notice has a number, which its acknowledgements bear. One that comes after its notice was withdrawn answers
@@ -106,7 +106,7 @@ class NoticeDirectory:
         if self._inotify is not None:
             self._inotify.close()
             self._inotify = None
-        if self._created:
+        if self._created or (self._folder and os.path.isdir(self._folder)):  # or a worker has made it
             from shutil import rmtree
 
             rmtree(self._folder, ignore_errors=True)
@@ -150,7 +150,8 @@ class NoticeDirectory:
         if not self._folder:
             raise OSError("there is no folder for it")
         if not self._created:
-            os.mkdir(self._folder, 0o700)
+            with contextlib.suppress(FileExistsError):  # by a worker that tells of its progress
+                os.mkdir(self._folder, 0o700)
             self._created = True
             self._inotify = self._watch()
         path = os.path.join(self._folder, NOTICE_FILE)

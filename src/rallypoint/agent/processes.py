@@ -161,6 +161,8 @@ class ProcessController(WorkerController):
         # Until here the reaper would remove what we leave behind if we were killed.
         if self._preload is not None:
             self._preload.close()
+        if self.progress is not None:
+            self.progress.close()
         reaper, self._reaper = self._reaper, None
         if reaper is not None:
             reaper.close()
@@ -252,7 +254,11 @@ class ProcessController(WorkerController):
         return None if self.pcontext.must_be_polled else self.pcontext.exit_fds()
 
     def monitors(self) -> Sequence[Monitor]:
-        return [each for each in (self._watchdog, self._preload, self._forwarding) if each is not None]
+        own = (self._watchdog, self._preload, self._forwarding)
+        return [*super().monitors(), *(each for each in own if each is not None)]
+
+    def output_ages(self) -> tuple[float, ...]:
+        return () if self.pcontext is None else self.pcontext.output_ages()
 
     def running(self) -> Collection[int]:
         return () if self.pcontext is None else self.pcontext.running

@@ -68,6 +68,7 @@ class WorkerSpec:
         duplicate_stderr_filters: the same for standard error.
         virtual_local_rank: every worker sees local rank 0 and one GPU.
         preload: modules that are imported once; workers that are Python scripts are forked from there if possible.
+        progress_file: a file that the workers write when they have come further; empty for none.
 
     Raises:
         UserError: a number out of its bounds, or no entry point.
@@ -90,6 +91,7 @@ class WorkerSpec:
     duplicate_stderr_filters: list[str] | None = None
     virtual_local_rank: bool = False
     preload: tuple[str, ...] = ()
+    progress_file: str = ""
 
     def __post_init__(self) -> None:
         if self.local_world_size <= 0:

@@ -78,6 +78,7 @@ def config_from_options(
         endpoint_flag=choice.endpoint_flag,
         endpoint_given=choice.endpoint_given,
         preload=options.preload,
+        progress_file=_progress_file(options),
     )
     return config, program, arguments
 
@@ -179,6 +180,17 @@ def _check_event_handler(options: Options) -> None:
 
     with naming(options.source("event_log_handler")):
         get_logging_handler(options.event_log_handler)
+
+
+def _progress_file(options: Options) -> str:
+    path = options.progress_file
+    if path and (os.path.isdir(path) or not os.path.isdir(os.path.dirname(path) or ".")):
+        raise UserError(
+            f"{options.source('progress_file')}={path} can be no file that workers write: "
+            f"{'it is a folder' if os.path.isdir(path) else 'there is no such folder'}; name a file in a folder that "
+            "is there"
+        )
+    return os.path.abspath(path) if path else ""
 
 
 def _logs_specs(options: Options) -> LogsSpecs:

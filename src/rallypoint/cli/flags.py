@@ -230,7 +230,9 @@ GROUPS = (
             ),
             Flag("--duplicate-stderr-filters", split_filters, (), "The same for stderr", "TEXTS"),
             Flag("--logs-specs", str, None, "Log layout: default, or a plug-in", "NAME", from_environment=False),
-            Flag("--event-log-handler", str, "null", "Where events go: null, console, or a plug-in", "NAME"),
+            Flag(
+                "--event-log-handler", str, "null", "Where events go: null, console, jsonl:PATH, or a plug-in", "NAME"
+            ),
         ),
     ),
     FlagGroup(
@@ -252,6 +254,13 @@ GROUPS = (
                 (),
                 "Modules imported once on this node, from where restarted workers are forked",
                 "MODULES",
+            ),
+            Flag(
+                "--progress-file",
+                str,
+                "",
+                "File that workers write when they have saved: an integer (Megatron's), or anything",
+                "PATH",
             ),
             Flag(
                 "--store-peers",

@@ -67,6 +67,7 @@ class Options(NamedTuple):
     store_peers: str
     virtual_local_rank: bool
     preload: tuple[str, ...]
+    progress_file: str
     host_prefix: str
     training_script: str
     training_script_args: tuple[str, ...]

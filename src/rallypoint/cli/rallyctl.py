@@ -1,6 +1,7 @@
 """The command `rallyctl`: what runs beside jobs and not in one.
 
 rallyctl status ENDPOINT                how a job stands; also restart, drain, resize, stop, stacks
+rallyctl report PATH...                 what became of a job's time, from the events of its agents
 rallyctl serve --endpoint HOST:PORT     a control plane outside the training nodes, for many jobs
 rallyctl secret                         a new secret, which the nodes of a job share
 rallyctl token --job ID                 the token of one job, derived from the secret
@@ -18,6 +19,7 @@ from rallypoint.base.errors import RallypointError, UsageError, UserError
 from rallypoint.cli.etcd import add_etcd
 from rallypoint.cli.flags import ShowVersion
 from rallypoint.cli.parse import HelpFormatter, Parser, Verb
+from rallypoint.cli.report import add_report
 from rallypoint.cli.watching import add_watching
 from rallypoint.rendezvous.params import C10D_PORT
 
@@ -61,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
         return page
 
     add_watching(verb)
+    add_report(verb)
     _add_serve(verb)
     _add_secrets(verb)
     add_etcd(verb)

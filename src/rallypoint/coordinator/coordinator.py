@@ -36,7 +36,7 @@ from rallypoint.coordinator.recovery import (
     with_later_rounds,
 )
 from rallypoint.coordinator.session_registry import SessionRecord
-from rallypoint.membership.operations import Close, Drain, Exit, Fail, Join, Operation, Preempt, Succeed
+from rallypoint.membership.operations import Close, Drain, Exit, Fail, Join, Operation, Preempt, RecordProgress, Succeed
 from rallypoint.membership.state import (
     NodeId,
     Reason,
@@ -309,6 +309,7 @@ class Coordinator(JobState):
         Succeed: _on_operation,
         Drain: _on_operation,
         Preempt: _on_operation,
+        RecordProgress: _on_operation,
         Close: _on_operation,
         ResumeRequest: _on_resume_state,
         ProgressRequest: _on_progress_request,

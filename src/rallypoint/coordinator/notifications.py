@@ -96,6 +96,7 @@ def placements(state: State) -> dict[NodeId, Placement]:
             store_port=host.store_port,
             restarts=state.restarts,
             max_restarts=state.max_restarts,
+            progress=state.progress.step,
         )
         for (node, each), own in zip(in_order, ranks, strict=True)
     }

@@ -13,7 +13,7 @@ from rallypoint.agent.processes import ProcessController
 from rallypoint.agent.rendezvous_client import rendezvous_of
 from rallypoint.agent.signal_set import SIGNALS_VARIABLE
 from rallypoint.agent.spec import RunResult, WorkerSpec, program_name
-from rallypoint.base.errors import NodeLeftInOrder
+from rallypoint.base.errors import NodeLeftInOrder, SignalException
 from rallypoint.base.log import get_logger
 from rallypoint.base.secrets import take_from_environment
 from rallypoint.base.signals import ignore_signals_at_exit
@@ -111,13 +111,16 @@ def _run(agent: Agent, role: str, name: str) -> dict[int, Any]:
         result = agent.run(role)
         if result is not None and result.is_failed():
             raise _failure(result, name)
-    except NodeLeftInOrder:
+    except NodeLeftInOrder as left:
         events.record(events.succeeded)
+        events.agent_ended("left", left)
         raise
-    except Exception:
+    except Exception as error:
         events.record(events.failed)
+        events.agent_ended("interrupted" if isinstance(error, SignalException) else "failed", error)
         raise
     events.record(events.succeeded)
+    events.agent_ended("succeeded")
     return {} if result is None else result.return_values
 
 
@@ -175,6 +178,7 @@ def _agent(
         duplicate_stderr_filters=config.duplicate_stderr_filters,
         virtual_local_rank=config.virtual_local_rank,
         preload=tuple(config.preload),
+        progress_file=config.progress_file,
     )
     assert config.logs_specs is not None
     assert config.shutdown_timeout is not None

@@ -53,6 +53,8 @@ class LaunchConfig:
             says, or 30.
         preload: modules that are imported once; workers that are Python scripts are forked from there if possible.
             Beyond torch.
+        progress_file: a file that the workers write when they have come further, with an integer, or anything; empty
+            for none. Beyond torch.
         endpoint_flag: what the user gave the endpoint by, for messages. Beyond torch.
         endpoint_given: whether the user gave the endpoint, or it is the default. Beyond torch.
         node_rank: the group rank that this node would like where the rendezvous assigns ranks. Beyond torch.
@@ -88,6 +90,7 @@ class LaunchConfig:
     endpoint_flag: str = "--rdzv-endpoint"
     endpoint_given: bool = True
     preload: tuple[str, ...] = ()
+    progress_file: str = ""
 
     shutdown_timeout_given: bool = field(init=False, default=True)
     """Whether somebody has chosen `shutdown_timeout`."""

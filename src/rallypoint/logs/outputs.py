@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import time
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -117,6 +118,22 @@ class Outputs:
         for pump in self._pumps:
             pump.wake()
         return last
+
+    def ages(self) -> tuple[float, ...]:
+        """How many seconds ago each worker, by local rank, has written something that passes through here or goes to a
+        file; -1 where nothing has, or nobody can tell. It asks the file system."""
+        return tuple(self._age(rank) for rank in sorted(self._worker_ends))
+
+    def _age(self, rank: int) -> float:
+        ages: list[float] = []
+        relay = self._relays.get(rank)
+        if relay is not None and relay.read_at is not None:
+            ages.append(time.monotonic() - relay.read_at)
+        for path in (self._dest.stdouts.get(rank, ""), self._dest.stderrs.get(rank, "")):
+            with contextlib.suppress(OSError):
+                if path and path != os.devnull and (seen := os.stat(path)).st_size:
+                    ages.append(max(0.0, time.time() - seen.st_mtime))
+        return min(ages, default=-1.0)
 
     def log_of(self, local_rank: int) -> str:
         """The file that a worker's standard error is in, or empty."""

@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import os
 import threading
+import time
 
 from rallypoint.logs.console import ConsoleStream
 
@@ -41,6 +42,8 @@ class Relay:
         self._in_line = False  # whether what was read last has not ended its line
         self._last = bytearray()
         self._ended = False
+        self.read_at: float | None = None
+        """When the worker was last heard, on the monotonic clock."""
 
     def fileno(self) -> int:
         """Readable when the worker has written, or has closed its end."""
@@ -101,6 +104,7 @@ class Relay:
         if self.stream is not None:
             self._pending.append(self._labelled(chunk) if self._label else chunk)
             self._in_line = not chunk.endswith(b"\n")
+        self.read_at = time.monotonic()
         self._last += chunk
         if len(self._last) > 4 * TAIL_SIZE:  # rarely, since it copies
             self._last[:] = without_long_middles(bytes(self._last))[-TAIL_SIZE:]

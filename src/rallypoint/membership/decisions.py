@@ -42,11 +42,21 @@ from rallypoint.membership.operations import (
     KeepLeaseAlive,
     Operation,
     Preempt,
+    RecordProgress,
     Resize,
     Restart,
     Succeed,
 )
-from rallypoint.membership.state import FailureStreak, NodeId, Preemption, Reason, Settings, State, known_to
+from rallypoint.membership.state import (
+    FailureStreak,
+    JobProgress,
+    NodeId,
+    Preemption,
+    Reason,
+    Settings,
+    State,
+    known_to,
+)
 
 _MAX_LINE = 512
 """Characters of a traceback's last line by which a failure is known."""
@@ -83,6 +93,8 @@ def next_action(operation: Operation, state: State, node: NodeId, view: ClockVie
             return _drain(operation, state, node)
         case Preempt():
             return _preempt(operation, state, node)
+        case RecordProgress():
+            return _record_progress(operation, state, node)
         case Close():
             return _close(operation, state, view)
         case Restart():
@@ -231,14 +243,21 @@ def _fail(operation: Fail, state: State, node: NodeId, view: ClockView, settings
 
 
 def failure_streak_after(state: State, cause: Cause, view: ClockView, settings: Settings) -> FailureStreak:
-    """The streak as it is once `cause` has ended the round that runs; one that ran for `min_healthy_time` ends it."""
+    """The streak as it is once `cause` has ended the round that runs; progress ends it."""
     line = _last_line(cause)
-    if view.running_at is not None and view.now - view.running_at >= settings.min_healthy_time:
+    if _made_progress(state, view, settings):
         return FailureStreak(0, 0, cause.rank, line)
     came_back = (state.failure_streak.rank, state.failure_streak.line) == (cause.rank, line)
     return FailureStreak(
         state.failure_streak.failures + 1, state.failure_streak.repeats + 1 if came_back else 0, cause.rank, line
     )
+
+
+def _made_progress(state: State, view: ClockView, settings: Settings) -> bool:
+    """Whether the round that runs came further than any before; where nobody reports that, whether it ran for long."""
+    if state.progress.reported:
+        return state.progress.round == state.round
+    return view.running_at is not None and view.now - view.running_at >= settings.min_healthy_time
 
 
 def _last_line(cause: Cause) -> str:
@@ -270,6 +289,14 @@ def _preempt(operation: Preempt, state: State, node: NodeId) -> Action:
         return FINISH
     said = Preemption(node, operation.seconds)
     return FINISH if state.preempted == said else Action(ActionKind.MARK_PREEMPTED, seconds=operation.seconds)
+
+
+def _record_progress(operation: RecordProgress, state: State, node: NodeId) -> Action:
+    known = state.progress
+    new = operation.made and (operation.step < 0 or operation.step > known.step)
+    in_round = new and _is_running_participant(state, node, operation.round)
+    reached = JobProgress(max(known.step, operation.step), state.round if in_round else known.round, reported=True)
+    return FINISH if state.closed or reached == known else Action(ActionKind.MARK_PROGRESS, progress=reached)
 
 
 def _close(operation: Close, state: State, view: ClockView) -> Action:

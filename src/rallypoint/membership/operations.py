@@ -11,7 +11,7 @@ from enum import Enum, auto
 from typing import NamedTuple
 
 from rallypoint.failures.cause import Cause
-from rallypoint.membership.state import FailureStreak, NodeInfo, NodeRange, Reason
+from rallypoint.membership.state import FailureStreak, JobProgress, NodeInfo, NodeRange, Reason
 
 
 class Join(NamedTuple):
@@ -63,6 +63,18 @@ class Preempt(NamedTuple):
     seconds: float
 
 
+class RecordProgress(NamedTuple):
+    """Workers of this node have come to `step` in `round`, which is new to the job as far as this node can tell.
+
+    `step` is -1 where they tell of progress without a number. With `made` false nothing is new: it only says that this
+    node tells of progress, or, once the round is over, how far its workers had come.
+    """
+
+    round: int
+    step: int = -1
+    made: bool = True
+
+
 class Close(NamedTuple):
     """End the job on request; `detail` says whose."""
 
@@ -88,7 +100,7 @@ class KeepLeaseAlive(NamedTuple):
     deadline: float = math.inf
 
 
-Operation = Join | Exit | Fail | Succeed | Drain | Preempt | Close | Restart | Resize | KeepLeaseAlive
+Operation = Join | Exit | Fail | Succeed | Drain | Preempt | RecordProgress | Close | Restart | Resize | KeepLeaseAlive
 
 
 class ActionKind(Enum):
@@ -107,6 +119,7 @@ class ActionKind(Enum):
     MARK_SUCCEEDED = auto()
     MARK_CONSENT = auto()
     MARK_PREEMPTED = auto()
+    MARK_PROGRESS = auto()
     MARK_JOB_FAILED = auto()
     ABANDON = auto()
     """The time of a node is over that this rendezvous cannot do without: it comes to nothing for all who wait."""
@@ -133,6 +146,7 @@ class Action(NamedTuple):
     detail: str = ""
     max_restarts: int = 0
     size: NodeRange | None = None
+    progress: JobProgress | None = None
 
 
 SYNC = Action(ActionKind.SYNC)

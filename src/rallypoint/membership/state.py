@@ -93,6 +93,8 @@ class RoundEnd(NamedTuple):
     detail: str = ""
     missing_nodes: int = 0
     restarts: Restarts = Restarts()
+    held_back: float = 0.0
+    """Seconds for which the next round is held back after a failure without progress."""
 
 
 class RemovedNode(NamedTuple):
@@ -146,6 +148,19 @@ class FailureStreak(NamedTuple):
     repeats: int = 0
     rank: int = -1
     line: str = ""
+
+
+class JobProgress(NamedTuple):
+    """What nodes have told of the progress of their workers.
+
+    `step` is the highest that was told, -1 for none; `round` the last round in which a new one was reached (or, where
+    there are no numbers, anything new was written), -1 for none. `reported` says whether any node tells of progress: if
+    so, nothing else counts as such.
+    """
+
+    step: int = -1
+    round: int = -1
+    reported: bool = False
 
 
 class Preemption(NamedTuple):
@@ -219,6 +234,7 @@ class State(NamedTuple):
     """What the first node of each role runs, for the first few roles."""
     size: NodeRange | None = None
     """How many nodes rounds have, where an operator has changed that."""
+    progress: JobProgress = JobProgress()
 
     @property
     def is_initial(self) -> bool:
@@ -319,7 +335,7 @@ class Settings(NamedTuple):
     notice_timeout: float = 0.0
     """How long workers have to acknowledge that the round is to end for a change of membership; 0 does not ask them."""
     min_healthy_time: float = 60.0
-    """A round that ran for less has made no progress. Matters to the three below only."""
+    """A round that ran for less has made no progress, where no node tells of it. Matters to the three below only."""
     restart_backoff: float = 0.0
     """How long the first restart without progress is held back; each further one twice as long as the one before."""
     restart_backoff_max: float = 300.0

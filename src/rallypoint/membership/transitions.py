@@ -184,6 +184,10 @@ def _mark_preempted(action: Action, state: State, node: NodeId, _settings: Setti
     return state._replace(preempted=Preemption(node, action.seconds))
 
 
+def _mark_progress(action: Action, state: State, _node: NodeId, _settings: Settings) -> State:
+    return state if action.progress is None else state._replace(progress=action.progress)
+
+
 def _resize(action: Action, state: State, _node: NodeId, _settings: Settings) -> State:
     return state._replace(size=action.size)
 
@@ -224,10 +228,9 @@ def _end_round(action: Action, state: State, name: str, settings: Settings) -> S
     if action.reason is not Reason.FAILURE:
         return end_round(state, end)
     restarts = Restarts(state.ledger.failures + 1, action.max_restarts)
-    after = end_round(state, end._replace(restarts=restarts))
-    return after._replace(
-        failure_streak=action.failure_streak, restart_delay=_restart_delay(action.failure_streak, settings)
-    )
+    delay = _restart_delay(action.failure_streak, settings)
+    after = end_round(state, end._replace(restarts=restarts, held_back=delay))
+    return after._replace(failure_streak=action.failure_streak, restart_delay=delay)
 
 
 def _restart_delay(streak: FailureStreak, settings: Settings) -> float:
@@ -297,6 +300,7 @@ _EFFECTS: dict[ActionKind, Callable[[Action, State, NodeId, Settings], State]] =
     ActionKind.MARK_SUCCEEDED: _mark_succeeded,
     ActionKind.MARK_CONSENT: _mark_consent,
     ActionKind.MARK_PREEMPTED: _mark_preempted,
+    ActionKind.MARK_PROGRESS: _mark_progress,
     ActionKind.MARK_JOB_FAILED: _mark_job_failed,
     ActionKind.END_ROUND: _mark_round_ended,
     ActionKind.RESIZE: _resize,

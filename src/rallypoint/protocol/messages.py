@@ -10,7 +10,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from rallypoint.membership.operations import Close, Drain, Fail, Preempt, Succeed
+from rallypoint.membership.operations import Close, Drain, Fail, Preempt, RecordProgress, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, RoundEnd, Verdict
 from rallypoint.protocol.operator_messages import (
     CollectedPart,
@@ -82,6 +82,7 @@ Request = (
     | Succeed
     | Drain
     | Preempt
+    | RecordProgress
     | Close
     | Heartbeat
     | ProgressRequest
@@ -95,9 +96,9 @@ class Placement(NamedTuple):
     """A node's own place in a complete round, and all that its workers need to know.
 
     `restarts` is the number of restarts that the job has used so far, `max_restarts` how many it may use (-1 if nobody
-    has said), `control_rank` the group rank of the node whose agent hosts the control plane, -1 if none does.
-    `origin` is the incarnation of the coordinator that has completed the round; together with its number it names the
-    round for good.
+    has said), `control_rank` the group rank of the node whose agent hosts the control plane, -1 if none does. `origin`
+    is the incarnation of the coordinator that has completed the round; together with its number it names the round for
+    good. `progress` is the highest step that workers of the job had reported before, -1 for none.
     """
 
     round: int
@@ -110,6 +111,7 @@ class Placement(NamedTuple):
     control_rank: int = -1
     origin: str = ""
     max_restarts: int = -1
+    progress: int = -1
 
 
 class Placed(NamedTuple):

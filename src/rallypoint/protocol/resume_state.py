@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from rallypoint.membership.operations import Close, Drain, Fail, Preempt, Succeed
+from rallypoint.membership.operations import Close, Drain, Fail, Preempt, RecordProgress, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo
 from rallypoint.protocol.messages import (
     Heartbeat,
@@ -60,7 +60,7 @@ class ResumeState(NamedTuple):
     refused: bool = False
     join: tuple[JoinRequest, float] | None = None
     is_spare: bool = False
-    repeated_requests: tuple[Fail | Succeed | Drain | Preempt | Close, ...] = ()
+    repeated_requests: tuple[Fail | Succeed | Drain | Preempt | RecordProgress | Close, ...] = ()
     ended: bool = False
 
     @property
@@ -79,7 +79,7 @@ def after_request(held: ResumeState, request: Request, now: float) -> ResumeStat
             )
         case LeaveRequest():
             return held._replace(placement=None, round_over=True, join=None, repeated_requests=())
-        case Fail() | Succeed() | Drain() | Preempt() | Close():
+        case Fail() | Succeed() | Drain() | Preempt() | RecordProgress() | Close():
             return held._replace(
                 repeated_requests=(
                     *(each for each in held.repeated_requests if type(each) is not type(request)),

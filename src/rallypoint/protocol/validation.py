@@ -52,6 +52,8 @@ _NUMBERS: Mapping[str, NumberRange] = {
     "last_ended_round": NumberRange(-1, _ROUNDS),
     "rank": _RANK,
     "local_rank": _RANK,
+    "step": NumberRange(-1, 2**63 - 1),
+    "progress": NumberRange(-1, 2**63 - 1),
     "lease": NumberRange(0.1, _DAY),
     "deadline": NumberRange(-math.inf, math.inf),
 }

@@ -44,8 +44,25 @@ def get_logging_handler(destination: str = "null") -> logging.Handler:
     """The handler of a name; one of an entry point is loaded once. UserError if there is none, or it cannot be used."""
     found = log_handlers.get(destination)
     if found is None:
-        found = log_handlers[destination] = _plugin_handler(destination)
+        found = log_handlers[destination] = _made_handler(destination)
     return found
+
+
+def takes_agent_events(destination: str) -> bool:
+    """Whether the handler of a name wants `agent_events` as well as torch's: it says so by an attribute of this name.
+
+    Raises:
+        UserError: see `get_logging_handler`.
+    """
+    return bool(getattr(get_logging_handler(destination), "takes_agent_events", False))
+
+
+def _made_handler(destination: str) -> logging.Handler:
+    if destination.startswith("jsonl:"):
+        from rallypoint.telemetry.json_lines import JsonLinesHandler
+
+        return JsonLinesHandler(destination.removeprefix("jsonl:"))
+    return _plugin_handler(destination)
 
 
 def _plugin_handler(destination: str) -> logging.Handler:

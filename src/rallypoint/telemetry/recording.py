@@ -11,10 +11,14 @@ import os
 import socket
 import sys
 import traceback
+from typing import TYPE_CHECKING
 
 from rallypoint.base.log import log_level
 from rallypoint.telemetry.events import Event, NodeState, RdzvEvent
 from rallypoint.telemetry.handlers import RENDEZVOUS, get_logging_handler
+
+if TYPE_CHECKING:
+    from rallypoint.telemetry.agent_events import AgentEvent
 
 _loggers: dict[str, logging.Logger] = {}
 
@@ -22,6 +26,17 @@ _loggers: dict[str, logging.Logger] = {}
 def record(event: Event, destination: str = "null") -> None:
     """Send an event to the handler `destination`; UserError if there is none."""
     _send(_logger(destination), event)
+
+
+def record_agent_event(event: AgentEvent, destination: str) -> None:
+    """Send an event to the handler of a name, which takes such (`takes_agent_events`).
+
+    Raises:
+        UserError: there is no such handler.
+    """
+    from rallypoint.telemetry.agent_events import encode
+
+    _logger(destination).info("%s", encode(event).decode(), extra={"rallypoint_event": event})
 
 
 def record_rdzv_event(event: RdzvEvent) -> None:
@@ -70,7 +85,8 @@ def _logger(destination: str) -> logging.Logger:
     if found is None:
         handler = get_logging_handler(destination)
         found = logging.getLogger(f"torchelastic-events-{destination}")
-        found.setLevel(log_level() if "LOGLEVEL" in os.environ else logging.INFO)
+        of_user = "LOGLEVEL" in os.environ and not getattr(handler, "takes_agent_events", False)
+        found.setLevel(log_level() if of_user else logging.INFO)
         found.propagate = False
         found.addHandler(handler)
         _loggers[destination] = found
@@ -79,4 +95,4 @@ def _logger(destination: str) -> logging.Logger:
 
 def _send(logger: logging.Logger, event: Event | RdzvEvent) -> None:
     if logger.isEnabledFor(logging.INFO):
-        logger.info(event.serialize())
+        logger.info(event.serialize(), extra={"rallypoint_event": event})

@@ -155,6 +155,10 @@ class PContext(ABC):
         """A process is about to write the stacks of its threads: log whose they are. Does nothing here."""
         return
 
+    def output_ages(self) -> tuple[float, ...]:
+        """How many seconds ago each process has written something; none for contexts that do not tell."""
+        return ()
+
     @abstractmethod
     def begin_close(
         self,

@@ -217,6 +217,9 @@ class LocalProcessesContext(PContext):
             explain_signal(failure, self._oom_kills, sum(not each.signalled for each in ended))
         return failure
 
+    def output_ages(self) -> tuple[float, ...]:
+        return () if self._outputs is None else self._outputs.ages()
+
     def begin_close(
         self,
         death_sig: signal.Signals | None = None,

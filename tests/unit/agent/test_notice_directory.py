@@ -80,6 +80,23 @@ def test_who_has_ended_need_not(directory: NoticeDirectory, monkeypatch: pytest.
     assert told(directory, running=(1,)) == [WorkersReady]
 
 
+def test_a_folder_that_a_worker_has_made_to_tell_of_its_progress_is_used_and_removed(
+    directory: NoticeDirectory, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(notices, "_progress_place", None)
+    monkeypatch.setenv("LOCAL_RANK", "0")
+    notices.progress(3)
+    directory.post(SCALE, "", 0, 60, waits=True)
+    assert notices.pending() is not None
+    acknowledge(0, monkeypatch)
+    assert told(directory, (0,)) == [WorkersReady], "a progress file is no acknowledgement"
+    directory.clear()
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setenv(notices.VARIABLE, directory.reset())
+    notices.progress(4)
+    assert list(tmp_path.iterdir()) != []
+
+
 def test_the_time_is_over_once(directory: NoticeDirectory, clock: HandClock) -> None:
     directory.post(SCALE, "", 0, 30, waits=True)
     assert told(directory) == []

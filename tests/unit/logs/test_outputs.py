@@ -214,6 +214,26 @@ def test_redirected_streams_are_files_and_nothing_else(tmp_path: Path, out: Cons
     assert out.end() == err.end() == b""
 
 
+def test_when_a_worker_has_last_written_is_known_of_files_and_of_what_passes_through(
+    tmp_path: Path, out: Console, err: Console
+) -> None:
+    dest = LogsDest(stdouts={0: str(tmp_path / "out")}, stderrs={0: str(tmp_path / "err")})
+    outputs = Outputs(dest, 4, {}, stdout=out.fd, stderr=err.fd)
+    code = "import os, time; os.write({}, b'x'); time.sleep(0.2)"
+    started = [_start(outputs, rank, code.format(fd)) for rank, fd in enumerate((1, 2, 1))]
+    started.append(_start(outputs, 3, "pass"))
+    for each in started:
+        each.wait(DEADLINE)
+    err.wait_for(lambda got: b"x" in got)
+    in_file, through_us, inherited, silent = outputs.ages()
+    assert 0 <= in_file < DEADLINE
+    assert 0 <= through_us < DEADLINE
+    assert (inherited, silent) == (-1.0, -1.0), "what goes past us is not known"
+    outputs.close()
+    out.end()
+    err.end()
+
+
 def test_teed_bytes_are_carried_whatever_they_are(tmp_path: Path, out: Console, err: Console) -> None:
     files = _files(tmp_path, 1)
     outputs = Outputs(LogsDest(stdouts=files, tee_stdouts=files), 1, {0: "[ü0]:"}, stdout=out.fd, stderr=err.fd)

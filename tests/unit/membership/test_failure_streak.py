@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import pytest
+
 from rallypoint.failures.cause import Cause
-from rallypoint.membership.decisions import ClockView, failure_streak_after
-from rallypoint.membership.state import Settings, State
+from rallypoint.membership.decisions import ClockView, failure_streak_after, next_action
+from rallypoint.membership.operations import ActionKind, Fail, RecordProgress
+from rallypoint.membership.state import FailureStreak, JobProgress, NodeId, NodeInfo, Participant, Settings, State
+from rallypoint.membership.transitions import apply
 
 SETTINGS = Settings("job", 1, 1, same_failure_limit=3)
 
@@ -31,3 +35,100 @@ def test_an_exception_is_known_by_its_last_line() -> None:
     first = cause(1, 100, traceback="Traceback ...\n  line 4\nValueError: 7")
     assert repeats(first, cause(1, 200, traceback="Traceback ...\n  line 9\nValueError: 7")) == 1
     assert repeats(first, cause(1, 200, traceback="Traceback ...\n  line 4\nValueError: 8")) == 0
+
+
+# Progress that nodes tell of
+
+ME, OTHER = NodeId("10.0.0.1", 1, 0), NodeId("10.0.0.2", 1, 0)
+IN = Participant(NodeInfo("", 1, "", 0))
+BOOM = cause(1, 100, traceback="ValueError: boom")
+
+
+def running(round_: int, progress: JobProgress, failures: int = 0) -> State:
+    streak = FailureStreak(failures, max(0, failures - 1), 0, "ValueError: boom")
+    return State(round_, True, participants={ME: IN, OTHER: IN}, progress=progress, failure_streak=streak)
+
+
+def told(state: State, *said: RecordProgress, node: NodeId = ME) -> State:
+    for each in said:
+        action = next_action(each, state, node, ClockView(0.0), SETTINGS)
+        if action.kind is ActionKind.FINISH:
+            continue
+        assert action.kind is ActionKind.MARK_PROGRESS
+        state = apply(action, state, node, SETTINGS)
+        assert next_action(each, state, node, ClockView(0.0), SETTINGS).kind is ActionKind.FINISH, "it is done"
+    return state
+
+
+@pytest.mark.parametrize(
+    ("said", "after"),
+    [
+        (RecordProgress(3, 41), JobProgress(41, 3, True)),
+        (RecordProgress(3, 40), JobProgress(40, 2, True)),
+        (RecordProgress(3, 7), JobProgress(40, 2, True)),
+        (RecordProgress(3), JobProgress(40, 3, True)),
+        (RecordProgress(3, -1, made=False), JobProgress(40, 2, True)),
+        (RecordProgress(3, 90, made=False), JobProgress(90, 2, True)),
+        (RecordProgress(2, 55), JobProgress(55, 2, True)),
+        (RecordProgress(4, 55), JobProgress(55, 2, True)),
+    ],
+    ids=[
+        "further",
+        "as far",
+        "less",
+        "no number",
+        "there is a file",
+        "what a file held",
+        "an old round",
+        "no such round",
+    ],
+)
+def test_what_counts_as_progress_of_a_round(said: RecordProgress, after: JobProgress) -> None:
+    assert told(running(3, JobProgress(40, 2, True)), said).progress == after
+
+
+def test_who_has_no_place_makes_no_progress() -> None:
+    outsider = NodeId("10.0.0.9", 1, 0)
+    assert told(running(3, JobProgress()), RecordProgress(3, 5), node=outsider).progress == JobProgress(5, -1, True)
+    closed = running(3, JobProgress())._replace(closed=True)
+    assert told(closed, RecordProgress(3, 5)).progress == JobProgress()
+
+
+@pytest.mark.parametrize(
+    ("progress", "ran", "failures"),
+    [
+        (JobProgress(), 59.0, 3),
+        (JobProgress(), 60.0, 0),
+        (JobProgress(40, 2, True), 3600.0, 3),
+        (JobProgress(41, 3, True), 1.0, 0),
+        (JobProgress(-1, -1, True), 3600.0, 3),
+    ],
+    ids=["short", "long enough", "told, and none", "told, and some", "there is a file that nobody has written"],
+)
+def test_where_progress_is_told_nothing_else_counts_as_such(progress: JobProgress, ran: float, failures: int) -> None:
+    state = running(3, progress, 2)
+    view = ClockView(1000.0, running_at=1000.0 - ran)
+    assert failure_streak_after(state, BOOM, view, SETTINGS).failures == failures
+
+
+def test_a_job_that_fails_at_the_same_step_again_and_again_is_ended() -> None:
+    """It is restarted from what it had saved, does the same steps again, and fails where it failed before."""
+    state = running(0, JobProgress())
+    for round_ in range(5):
+        state = told(state, RecordProgress(round_, 1000))
+        action = next_action(Fail(round_, BOOM, 99), state, ME, ClockView(1e6, running_at=0.0), SETTINGS)
+        if action.kind is ActionKind.MARK_JOB_FAILED:
+            break
+        ended = apply(action, state, ME, SETTINGS)
+        state = ended._replace(complete=True, participants=state.participants)
+    assert round_ == 3
+    assert "came back 3 times without progress" in action.detail
+
+
+def test_the_end_of_a_round_says_for_how_long_the_next_one_is_held_back() -> None:
+    settings = SETTINGS._replace(restart_backoff=2.0)
+    state = running(1, JobProgress(), 1)
+    action = next_action(Fail(1, BOOM, 99), state, ME, ClockView(0.0), settings)
+    after = apply(action, state, ME, settings)
+    assert after.ended is not None
+    assert after.ended.held_back == after.restart_delay == 4.0

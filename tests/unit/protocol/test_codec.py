@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Close, Drain, Fail, Preempt, Succeed
+from rallypoint.membership.operations import Close, Drain, Fail, Preempt, RecordProgress, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, RoundEnd, Settings, Verdict
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, MAX_FRAME, FrameError, FrameReader, frame
@@ -53,6 +53,8 @@ REQUESTS: list[Request] = [
     Drain(7),
     Drain(7, needs_consent=True),
     Preempt(7, 25.0),
+    RecordProgress(7, 2**63 - 1),
+    RecordProgress(0, made=False),
     ResumeRequest("5e", NodeId("10.0.0.1", 42, 0), NodeInfo("", 1, "", 0, 5)),
     ResumeRequest(
         "5e", NodeId("10.0.0.1", 42, 0), NodeInfo("", 1, "", 0, 5), 3, 1, 2, 0, 1, round_over=False, joining=True

@@ -1,0 +1,165 @@
+"""What an agent tells of its part in the job as typed events, where a handler takes such (`telemetry.agent_events`)."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from typing import Any
+
+from rallypoint.agent.progress import Reached
+from rallypoint.agent.spec import WorkerGroup
+from rallypoint.agent.steps import Event
+from rallypoint.failures.cause import Cause
+from rallypoint.failures.truncate import first_line
+from rallypoint.protocol.messages import JobEnded, Placed, RoundEnded
+from rallypoint.protocol.operator_messages import OperatorAction
+from rallypoint.telemetry import agent_events as events
+from rallypoint.telemetry.lazy import logging_errors
+from rallypoint.telemetry.phases import NodePhase, PhaseClock
+from rallypoint.telemetry.recording import record_agent_event
+
+
+class AgentEventLog:
+    """The typed events of one agent.
+
+    Args:
+        group: its workers.
+        destination: the name of the handler.
+        began: when the agent began, on `time.monotonic`.
+    """
+
+    def __init__(self, group: WorkerGroup, destination: str, began: float) -> None:
+        self._group = group
+        self._destination = destination
+        self._began = began
+        self._clock: PhaseClock | None = None
+        self._round = -1
+        self._rejoins = False
+        """Whether another round has been asked for."""
+        self._held_until = 0.0
+        """Until when the next round is held back, on `time.monotonic`."""
+
+    def joins(self) -> None:
+        """A place in the next round is asked for; the workers of the one before may still have to be stopped."""
+        self._rejoins = True
+        if self._clock is None:
+            spec = self._group.spec
+            self._clock = PhaseClock(self._began)
+            self._tell(
+                events.AgentStarted,
+                role=spec.role,
+                program=spec.get_program_name(),
+                backend=spec.rdzv_handler.get_backend(),
+                local_world_size=spec.local_world_size,
+                max_restarts=spec.max_restarts,
+            )
+            self._tell(events.PhaseBegan, phase=NodePhase.RENDEZVOUS)
+
+    def starts(self) -> None:
+        """The workers are being started, in a round that the node has been given a place in."""
+        self._rejoins = False
+        self._enter(NodePhase.STARTING)
+
+    def stops(self) -> None:
+        """The workers are being stopped."""
+        self._enter(NodePhase.STOPPING)
+
+    def stopped(self) -> None:
+        """The workers are gone."""
+        if self._clock is None or not self._rejoins:
+            return
+        left = self._held_until - time.monotonic()
+        self._enter(NodePhase.HELD_BACK if left > 0 else NodePhase.RENDEZVOUS, max(0.0, left))
+
+    def started(self) -> None:
+        """The workers run."""
+        pids = tuple(each.id if isinstance(each.id, int) else 0 for each in self._group.workers)
+        self._tell(events.WorkersStarted, pids=pids)
+        self._enter(NodePhase.RUNNING)
+
+    def failed(self, cause: Cause) -> None:
+        """Workers of this node have failed."""
+        self._tell(events.WorkerFailed, failure=_failure(cause))
+        self._enter(NodePhase.STOPPING)
+
+    def progress(self, reached: Reached, from_file: bool) -> None:
+        """The workers have come further."""
+        age = max(0.0, time.monotonic() - reached.at)
+        source = "file" if from_file else "call"
+        self._tell(events.ProgressMade, step=reached.step, age=age, source=source, first_step=reached.first)
+
+    def heard(self, event: Event) -> None:
+        """Something has come to the agent's loop."""
+        match event:
+            case Placed(placement=placed):
+                self._round = placed.round
+                self._tell(
+                    events.RoundStarted,
+                    group_rank=placed.group_rank,
+                    group_world_size=placed.group_world_size,
+                    first_rank=placed.ranks.base_rank,
+                    local_world_size=self._group.spec.local_world_size,
+                    world_size=placed.ranks.world_size,
+                    restarts=placed.restarts,
+                    max_restarts=placed.max_restarts,
+                    origin=placed.origin,
+                )
+            case RoundEnded(end=end):
+                self._held_until = time.monotonic() + end.held_back
+                self._tell(
+                    events.RoundOver,
+                    round=end.round,
+                    reason=end.reason.name.lower(),
+                    node=end.node,
+                    detail=end.detail,
+                    failure=None if end.cause is None else _failure(end.cause),
+                    restarts=end.restarts.used,
+                    max_restarts=end.restarts.allowed,
+                    held_back=end.held_back,
+                )
+            case JobEnded(verdict=verdict):
+                failure = None if verdict.cause is None else _failure(verdict.cause)
+                self._tell(events.JobOver, outcome=verdict.outcome.value, detail=verdict.detail, failure=failure)
+            case OperatorAction(by=by, text=text):
+                self._tell(events.OperatorActed, by=by, text=text)
+            case _:
+                pass
+
+    def ended(self, outcome: str, detail: str) -> None:
+        """The agent is about to exit. Waits a moment until that is written."""
+        if self._clock is not None:
+            self._tell(events.AgentEnded, outcome=outcome, detail=detail, seconds=self._clock.seconds(time.monotonic()))
+
+    # Inside
+
+    def _enter(self, phase: NodePhase, held_back: float = 0.0) -> None:
+        if self._clock is None or self._clock.phase is phase:
+            return
+        self._clock.enter(phase, time.monotonic(), held_back)
+        self._tell(events.PhaseBegan, phase=phase, seconds=held_back)
+
+    def _tell(self, kind: type[events.AgentEvent], **fields: Any) -> None:
+        more = {"round": self._round, **fields}
+        logging_errors("events", lambda: record_agent_event(self._made(kind, more), self._destination))
+
+    def _made(self, kind: type[events.AgentEvent], more: dict[str, Any]) -> events.AgentEvent:
+        return kind(
+            time=time.time(),
+            elapsed=time.monotonic() - self._began,
+            job=self._group.spec.rdzv_handler.get_run_id(),
+            host=socket.gethostname(),
+            pid=os.getpid(),
+            **more,
+        )
+
+
+def _failure(cause: Cause) -> events.Failure:
+    return events.Failure(
+        rank=cause.rank,
+        local_rank=cause.local_rank,
+        host=cause.host,
+        pid=cause.pid,
+        exit_code=cause.exitcode,
+        message=first_line(cause.message),
+    )

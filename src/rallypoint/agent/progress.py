@@ -1,0 +1,261 @@
+"""How far the workers of one node are, as far as anybody says: they themselves, or a file that they write.
+
+Workers call `notices.progress(step)`, which leaves the step in their notice directory; or `--progress-file` names one
+that has an integer (such as Megatron's `latest_checkpointed_iteration.txt`), or one of which only the time of its last
+change counts. Where a file is named, it alone says what survives a failure; what workers say is shown beside it.
+
+Laws:
+
+1. What nobody uses costs a look at a folder that is not there, at times that double up to a minute.
+2. The loop reads what lies on this machine only. The file may be on a network disk that hangs: a thread reads it.
+3. What was there when the workers were started is no progress of theirs.
+4. A round's progress is said once, when it goes beyond what the job had come to before; then once more at its end.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+from rallypoint.base.clock import Clock
+from rallypoint.membership.operations import RecordProgress
+from rallypoint.notices import PROGRESS_PREFIX, PROGRESS_SIZE
+from rallypoint.protocol.messages import Request
+
+_FIRST_LOOK, _MAX_IDLE, _EVERY = 1.0, 60.0, 5.0
+"""Seconds until the first look at the workers of a round, and between looks: at most where they say nothing; where they
+do."""
+_FILE_EVERY = 1.0
+"""Seconds between two looks at the file."""
+_MAX_TEXT = 64
+"""Bytes of the file that may hold an integer."""
+_MAX_STEP = 2**63 - 1
+
+_LAYOUT = struct.Struct("=qq")
+
+
+class Reached(NamedTuple):
+    """How far workers are: the step, -1 for none that is known, and when it was reached, on the monotonic clock.
+
+    `first` is the step that was told first in the round, -1 if that is not known, `mark` what changes with a file
+    whatever is in it.
+    """
+
+    step: int
+    at: float
+    first: int = -1
+    mark: tuple[int, int, int] = (0, 0, 0)
+
+
+class ProgressTracker:
+    """What the loop of one agent steps, beside what else it steps. Nothing here waits.
+
+    Args:
+        clock: CLOCK_MONOTONIC, except in tests.
+        path: the progress file; empty for none.
+        send: takes requests to the coordinator.
+        seen: is told of each new value, and whether it comes from the file.
+    """
+
+    def __init__(
+        self,
+        clock: Clock,
+        path: str,
+        send: Callable[[Request], None],
+        seen: Callable[[Reached, bool], None] | None = None,
+    ) -> None:
+        self._clock = clock
+        self._send = send
+        self._seen = seen
+        self._file = _FileReader(path) if path else None
+        self._folder = ""
+        self._ranks = 0
+        self._round = -1
+        self._best = -1
+        """The highest step that the job had come to before this round."""
+        self._look_at = math.inf
+        self._idle = _FIRST_LOOK
+        self._used = False
+        """Whether workers of this node have ever told of progress."""
+        self._of_workers: Reached | None = None
+        self._of_file: Reached | None = None
+        self._base: Reached | None = None
+        """What the file was when the workers were started; None if it has not been read yet."""
+        self._reported = False
+        self._reported_step = -1
+
+    def begin_round(self, round_: int, folder: str, ranks: int, best: int) -> None:
+        """The workers of a round are started.
+
+        Args:
+            round_: its number.
+            folder: where they find notices.
+            ranks: how many there are on this node.
+            best: the highest step that the job had come to before, -1 for none.
+        """
+        self._round, self._folder, self._ranks, self._best = round_, folder, ranks, best
+        self._of_workers = self._of_file = None
+        self._reported, self._reported_step = False, best
+        self._idle = _FIRST_LOOK
+        self._look_at = self._clock.monotonic() + _FIRST_LOOK
+        self._base = None
+        if self._file is not None and self._file.reading is not None:
+            self._take_base(self._file.reading)
+
+    def end_round(self) -> None:
+        """The round is over, or is about to be: tell how far its workers have come. Idempotent."""
+        self.look()
+        self._look_at = math.inf
+        latest = self._of_workers if self._file is None else self._of_file
+        if latest is not None and latest.step > self._reported_step:
+            self._reported_step = latest.step
+            self._send(RecordProgress(self._round, latest.step))
+
+    def latest(self) -> Reached | None:
+        """How far the workers are: what they say themselves, else what the file says."""
+        return self._of_workers or self._of_file or self._base
+
+    def close(self) -> None:
+        """The run is over."""
+        self._look_at = math.inf
+        if self._file is not None:
+            self._file.close()
+
+    # For the loop
+
+    def fds(self) -> list[int]:
+        """Nothing wakes us."""
+        return []
+
+    def wake_at(self) -> float:
+        """When to look again, on the clock; infinite for never."""
+        return self._look_at
+
+    def step(self) -> None:
+        """Look, if that is due."""
+        now = self._clock.monotonic()
+        if now < self._look_at:
+            return
+        self.look()
+        if self._used or self._file is not None:
+            self._look_at = now + min(self._idle, _EVERY)
+        else:
+            self._look_at = now + self._idle
+        self._idle = min(2 * self._idle, _MAX_IDLE)
+
+    def look(self) -> None:
+        """Take in what there is to be seen now."""
+        if self._round < 0:
+            return
+        self._take_in(_newest(self._folder, self._ranks))
+        if self._file is not None:
+            self._take_in_file(self._file.reading)
+
+    # Inside
+
+    def _take_in(self, found: Reached | None) -> None:
+        if found is None or found == self._of_workers:
+            return
+        self._used = True
+        self._of_workers = found._replace(at=min(found.at, self._clock.monotonic()))
+        if self._seen is not None:
+            self._seen(self._of_workers, False)
+        if self._file is None:
+            self._tell_once(found.step)
+
+    def _take_in_file(self, found: Reached | None) -> None:
+        if found is None or found in (self._base, self._of_file):
+            return
+        if self._base is None:
+            self._take_base(found)
+            return
+        self._of_file = found
+        if self._seen is not None:
+            self._seen(found, True)
+        self._tell_once(found.step)
+
+    def _take_base(self, found: Reached) -> None:
+        """What was there before: it says that this node tells of progress, and how far the job had come."""
+        self._base = found
+        self._best = self._reported_step = max(self._best, found.step)
+        self._send(RecordProgress(self._round, found.step, made=False))
+
+    def _tell_once(self, step: int) -> None:
+        if not self._reported and (step < 0 or step > self._best):
+            self._reported, self._reported_step = True, max(step, self._best)
+            self._send(RecordProgress(self._round, step))
+
+
+def _newest(folder: str, ranks: int) -> Reached | None:
+    """The highest step of the workers of a node, and when the first of them reached it."""
+    if not folder or not os.path.isdir(folder):
+        return None
+    found: Reached | None = None
+    for rank in range(ranks):
+        each = _read_worker(os.path.join(folder, f"{PROGRESS_PREFIX}{rank}"))
+        if each is not None and (found is None or (-each.step, each.at) < (-found.step, found.at)):
+            found = each
+    return found
+
+
+def _read_worker(path: str) -> Reached | None:
+    try:
+        with open(path, "rb", buffering=0) as file:
+            text = file.read(PROGRESS_SIZE)
+            step, at = _LAYOUT.unpack_from(text)
+            first = _LAYOUT.unpack_from(text, _LAYOUT.size)[0] if len(text) == PROGRESS_SIZE else -1
+    except (OSError, struct.error):
+        return None
+    return Reached(step, at / 1e9, first) if step >= 0 else None
+
+
+# The file
+
+
+class _FileReader:
+    """The thread that looks at the file. It alone writes `reading`, which is replaced as a whole."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self.reading: Reached | None = None
+        """The last that was found, None before the first look; a mark of zeros where there was no file."""
+        self._ending = threading.Event()
+        threading.Thread(target=self._run, name="rallypoint-progress", daemon=True).start()
+
+    def close(self) -> None:
+        self._ending.set()  # nobody waits for a disk that may hang
+
+    def _run(self) -> None:
+        while not self._ending.is_set():
+            self._look()
+            self._ending.wait(_FILE_EVERY)
+
+    def _look(self) -> None:
+        last = self.reading
+        try:
+            seen = os.stat(self._path)
+            mark = (seen.st_ino, seen.st_mtime_ns, seen.st_size)
+            if last is None or last.mark != mark:
+                age = max(0.0, time.time() - seen.st_mtime)
+                if last is not None:  # the time of day may be another host's: not longer ago than the look before
+                    age = min(age, 2 * _FILE_EVERY)
+                self.reading = Reached(_integer(self._path), time.monotonic() - age, mark=mark)
+        except OSError:
+            if last is None:
+                self.reading = Reached(-1, time.monotonic())
+
+
+def _integer(path: str) -> int:
+    """The integer that is all that a file holds, -1 if it holds anything else."""
+    with open(path, "rb") as file:
+        text = file.read(_MAX_TEXT + 1)
+    with contextlib.suppress(ValueError):
+        if len(text) <= _MAX_TEXT and 0 <= (step := int(text)) <= _MAX_STEP:
+            return step
+    return -1

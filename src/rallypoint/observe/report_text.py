@@ -1,0 +1,173 @@
+"""What became of a job's time, as lines for a person and as JSON. Pure."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rallypoint.base.log import printable
+from rallypoint.observe.goodput import Loss, Report
+from rallypoint.observe.round_records import Recovery, RoundEntry
+from rallypoint.observe.status_json import moment
+from rallypoint.observe.status_text import duration, table
+
+VERSION = 1
+
+_BRIEF = 0.005
+"""Seconds below which a part of a recovery is not told."""
+
+LOSS_WORDS: Mapping[Loss, str] = {
+    Loss.RENDEZVOUS: "waiting for nodes (rendezvous)",
+    Loss.RESTART: "starting and stopping workers (restart)",
+    Loss.LOST_WORK: "work after the last progress (lost work)",
+    Loss.HELD_BACK: "held back after failures (back-off)",
+    Loss.DOWN: "no agent ran",
+}
+CAUSE_WORDS = {
+    "failure": "worker failed",
+    "lost": "node lost",
+    "departed": "node left",
+    "gave_up": "node gave up",
+    "drained": "membership changed",
+    "requested": "operator's restart",
+    "forgotten": "not known",
+}
+
+
+def percent(part: float, whole: float) -> str:
+    """`12.3 %`."""
+    return f"{100 * part / whole:.1f} %" if whole else "-"
+
+
+def cause_words(cause: str) -> str:
+    """Why a round has ended, for people."""
+    return CAUSE_WORDS.get(cause, printable(cause))
+
+
+def report_lines(report: Report) -> list[str]:
+    """All that there is to say, in lines for a person."""
+    return [*_head(report), "", *_times(report), *_restarts(report), *_slowest(report), *_notes(report)]
+
+
+def summary(report: Report) -> list[tuple[str, str]]:
+    """The figures that come first: what each is, and its value."""
+    between = report.mean_time_between_failures
+    return [
+        ("outcome", report.outcome + (f": {printable(report.detail)}" if report.detail else "")),
+        ("wall time", duration(report.wall)),
+        ("productive time", f"{duration(report.productive)} ({percent(report.productive, report.wall)})"),
+        ("effective training time ratio", f"{report.ratio:.4f}"),
+        ("rounds, restarts", f"{len(report.rounds)}, {len(report.restarts)}"),
+        ("failures", str(report.failures)),
+        ("mean time between failures", "-" if between is None else duration(between)),
+    ]
+
+
+def _head(report: Report) -> Iterator[str]:
+    nodes = f"{len(report.nodes)} node{'' if len(report.nodes) == 1 else 's'}"
+    yield f"job {printable(report.job)} on {nodes}, from {moment(report.began)}"
+    yield from table([(f"  {name}", value) for name, value in summary(report)])
+
+
+def _times(report: Report) -> Iterator[str]:
+    yield "time"
+    rows = [("  productive", f"{report.productive:.1f} s", percent(report.productive, report.wall))]
+    rows += [
+        (f"  {LOSS_WORDS[loss]}", f"{seconds:.1f} s", percent(seconds, report.wall))
+        for loss, seconds in report.lost.items()
+    ]
+    yield from table([*rows, ("  wall time", f"{report.wall:.1f} s", "")])
+
+
+def _restarts(report: Report) -> Iterator[str]:
+    if not report.restarts:
+        return
+    yield ""
+    yield "restarts by cause"
+    yield from table([(f"  {cause_words(cause)}", str(count)) for cause, count in report.restarts_by_cause.items()])
+    yield ""
+    yield "restarts by host"
+    yield from table([(f"  {printable(host)}", str(count)) for host, count in report.restarts_by_host.items()])
+
+
+def _slowest(report: Report) -> Iterator[str]:
+    slowest = report.slowest_recoveries()
+    if not slowest:
+        return
+    yield ""
+    yield "slowest recoveries (end of a round seen, until the workers of the next one were started)"
+    yield from table([_recovery(each) for each in slowest])
+
+
+def recovery_parts(recovery: Recovery) -> str:
+    """What it took, as in `stopping 1.02 s, starting 0.05 s`."""
+    told = {name: seconds for name, seconds in recovery.parts.items() if seconds >= _BRIEF}
+    return ", ".join(f"{name.replace('_', ' ')} {seconds:.2f} s" for name, seconds in told.items())
+
+
+def _recovery(entry: RoundEntry) -> tuple[str, ...]:
+    assert entry.recovery is not None
+    why = f"{cause_words(entry.cause)} on {printable(entry.host)}" if entry.host else cause_words(entry.cause)
+    return f"  {entry.recovery.seconds:.2f} s", f"round {entry.number}", f"{why} ({recovery_parts(entry.recovery)})"
+
+
+def _notes(report: Report) -> Iterator[str]:
+    if report.notes:
+        yield ""
+        yield from (f"note: {printable(each, 1000)}" for each in report.notes)
+
+
+def report_json(report: Report) -> str:
+    """The report as JSON: `docs/reference/report.md`."""
+    return json.dumps(report_fields(report), indent=2)
+
+
+def report_fields(report: Report) -> dict[str, Any]:
+    """The same as plain data."""
+    between = report.mean_time_between_failures
+    return {
+        "version": VERSION,
+        "job": report.job,
+        "outcome": report.outcome,
+        "detail": report.detail,
+        "began": moment(report.began),
+        "wall_seconds": _rounded(report.wall),
+        "productive_seconds": _rounded(report.productive),
+        "effective_training_time_ratio": round(report.ratio, 6),
+        "lost_seconds": {loss.value: _rounded(seconds) for loss, seconds in report.lost.items()},
+        "phase_seconds": {phase.value: _rounded(seconds) for phase, seconds in report.phases.items()},
+        "failures": report.failures,
+        "mean_time_between_failures_seconds": None if between is None else _rounded(between),
+        "restarts_by_cause": dict(report.restarts_by_cause),
+        "restarts_by_host": dict(report.restarts_by_host),
+        "rounds": [_round(each) for each in report.rounds],
+        "nodes": [
+            {"name": each.name, "failures": [{"seconds": _rounded(at), "failure": text} for at, text in each.failures]}
+            for each in report.nodes
+        ],
+        "notes": list(report.notes),
+    }
+
+
+def _rounded(seconds: float) -> float:
+    return round(seconds, 6)
+
+
+def _round(entry: RoundEntry) -> dict[str, Any]:
+    recovery = entry.recovery
+    return {
+        "round": entry.number,
+        "started_seconds": _rounded(entry.started),
+        "ended_seconds": None if entry.ended is None else _rounded(entry.ended),
+        "nodes": entry.nodes,
+        "world_size": entry.world_size,
+        "running_seconds": _rounded(entry.running),
+        "lost_work_seconds": _rounded(entry.lost),
+        "cause": entry.cause or None,
+        "host": entry.host or None,
+        "rank": None if entry.rank < 0 else entry.rank,
+        "detail": entry.detail,
+        "recovery_seconds": None if recovery is None else _rounded(recovery.seconds),
+        "recovery_parts": {} if recovery is None else {name: _rounded(each) for name, each in recovery.parts.items()},
+    }

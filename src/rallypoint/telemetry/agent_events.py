@@ -1,0 +1,177 @@
+"""What one agent tells of its part in a job, one event a line of JSON: `docs/reference/events.md`. Pure.
+
+Laws:
+
+1. Every line says by itself whose it is: job, host, agent. Lines of many agents may stand in one file.
+2. Moments are seconds since the agent began (`elapsed`), which no change of the clock disturbs; `time` is for people
+   and to put agents beside one another.
+3. A field is added, never given another meaning; a reader skips kinds and fields that it does not know.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from rallypoint.telemetry.phases import NodePhase
+
+VERSION = 1
+
+
+class AgentEvent(msgspec.Struct, kw_only=True, frozen=True, tag_field="event"):
+    """What all lines have.
+
+    `time` is in epoch seconds, `elapsed` in seconds since the agent began. `pid` is the agent's. `round` is the round
+    that the node holds or held a place in last, -1 before the first.
+    """
+
+    version: int = VERSION
+    time: float
+    elapsed: float
+    job: str
+    host: str
+    pid: int
+    round: int = -1
+
+
+class Failure(msgspec.Struct, kw_only=True, frozen=True):
+    """A worker's failure. `exit_code` is -N for a death by signal N; `message` is one line."""
+
+    rank: int
+    local_rank: int
+    host: str
+    pid: int
+    exit_code: int
+    message: str
+
+
+class AgentStarted(AgentEvent, kw_only=True, frozen=True, tag="agent_started"):
+    """An agent has begun."""
+
+    role: str
+    program: str
+    backend: str
+    local_world_size: int
+    max_restarts: int
+
+
+class PhaseBegan(AgentEvent, kw_only=True, frozen=True, tag="phase"):
+    """The node has come into another phase. `seconds` is for how long a round is held back, where it is."""
+
+    phase: NodePhase
+    seconds: float = 0.0
+
+
+class RoundStarted(AgentEvent, kw_only=True, frozen=True, tag="round_started"):
+    """The node has been given a place in a round. Its workers have the global ranks from `first_rank` on.
+
+    `origin` names the coordinator that has completed the round: with the number it names the round for good.
+    """
+
+    group_rank: int
+    group_world_size: int
+    first_rank: int
+    local_world_size: int
+    world_size: int
+    restarts: int
+    max_restarts: int
+    origin: str = ""
+
+
+class WorkersStarted(AgentEvent, kw_only=True, frozen=True, tag="workers_started"):
+    """The workers of the node run. `pids` are by local rank."""
+
+    pids: tuple[int, ...]
+
+
+class WorkerFailed(AgentEvent, kw_only=True, frozen=True, tag="worker_failed"):
+    """A worker of this node has failed, and the others are told."""
+
+    failure: Failure
+
+
+class RoundOver(AgentEvent, kw_only=True, frozen=True, tag="round_ended"):
+    """The round is over, but not the job.
+
+    `reason` is one of failure, lost, departed, gave_up, drained, requested and forgotten; `node` is whose doing it was,
+    as people call it; `failure` is there where a worker had failed. `held_back` is for how many seconds the next round
+    is delayed.
+    """
+
+    reason: str
+    node: str = ""
+    detail: str = ""
+    failure: Failure | None = None
+    restarts: int = 0
+    max_restarts: int = 0
+    held_back: float = 0.0
+
+
+class ProgressMade(AgentEvent, kw_only=True, frozen=True, tag="progress"):
+    """The workers of the node have come further. `step` is -1 where there is no number, `age` how many seconds ago it
+    was reached, `source` is "call" (`notices.progress`) or "file" (`--progress-file`). `first_step` is the first step
+    that was told in this round, -1 where that is not known."""
+
+    step: int
+    age: float
+    source: str
+    first_step: int = -1
+
+
+class OperatorActed(AgentEvent, kw_only=True, frozen=True, tag="operator"):
+    """An operator's command was carried out."""
+
+    by: str
+    text: str
+
+
+class JobOver(AgentEvent, kw_only=True, frozen=True, tag="job_ended"):
+    """The job is over: `outcome` is succeeded, failed or stopped."""
+
+    outcome: str
+    detail: str = ""
+    failure: Failure | None = None
+
+
+class AgentEnded(AgentEvent, kw_only=True, frozen=True, tag="agent_ended"):
+    """The agent is about to exit: `outcome` is succeeded, failed, left (it was asked to, and the job goes on) or
+    interrupted. `seconds` is how long the node was in each phase."""
+
+    outcome: str
+    detail: str = ""
+    seconds: dict[NodePhase, float] = {}
+
+
+class EventsLost(AgentEvent, kw_only=True, frozen=True, tag="events_lost"):
+    """Here `count` lines are missing, which could not be written."""
+
+    count: int
+
+
+class TorchEvent(AgentEvent, kw_only=True, frozen=True, tag="torch"):
+    """An event under torch's names, as every handler is given it."""
+
+    name: str
+    source: str
+    metadata: dict[str, Any]
+
+
+KINDS = (
+    AgentStarted
+    | PhaseBegan
+    | RoundStarted
+    | WorkersStarted
+    | WorkerFailed
+    | RoundOver
+    | ProgressMade
+    | OperatorActed
+    | JobOver
+    | AgentEnded
+    | EventsLost
+    | TorchEvent
+)
+"""All kinds of lines."""
+
+encode = msgspec.json.Encoder().encode
+"""The line of an event, as bytes without its newline."""

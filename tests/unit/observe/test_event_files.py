@@ -1,0 +1,129 @@
+"""Files of events that are damaged, of others, empty, or of two jobs: one sentence each, and all else is read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rallypoint.cli.rallyctl import main
+from rallypoint.observe.event_files import read_events
+
+WHOSE: dict[str, Any] = {"version": 1, "time": 1000.0, "elapsed": 0.0, "job": "j", "host": "h", "pid": 1, "round": -1}
+
+
+def line(kind: str = "phase", **more: object) -> str:
+    body = {"phase": "rendezvous"} if kind == "phase" else {}
+    return json.dumps({"event": kind, **WHOSE, **body, **more}) + "\n"
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    return tmp_path / "e.jsonl"
+
+
+def read(*paths: Path) -> tuple[dict[str, int], list[str]]:
+    found = read_events([str(each) for each in paths])
+    return {job: len(events) for job, events in found.events.items()}, found.notes
+
+
+@pytest.mark.parametrize(
+    ("damage", "why"),
+    [
+        ("{\n", r"line 2: Input data was truncated"),
+        ("\x00\n", r"line 2: JSON is malformed"),
+        ("[]\n", r"line 2: Expected `object`, got `array`"),
+        ('{"a": 1}\n', r"line 2: Object missing required field `event`"),
+        (line(elapsed=-1.0), r"line 2: its elapsed is -1.0"),
+        (line(time=1e300), r"line 2: its time is 1e\+300"),
+        (line(job=3), r"line 2: Expected `str`, got `int` - at `\$.job`"),
+        (line(phase="asleep"), r"line 2: Invalid enum value 'asleep'"),
+        ('{"event": ' + "[" * 100_000 + "\n", r"line 2: (Expected `str`|maximum recursion)"),
+    ],
+)
+def test_a_damaged_line_costs_that_line_and_a_sentence(file: Path, damage: str, why: str) -> None:
+    file.write_text(line() + damage + line())
+    jobs, (note,) = read(file)
+    assert jobs == {"j": 2}
+    assert note.startswith(f"a line is left out of {file}, which cannot be read (")
+    import re
+
+    assert re.search(why, note)
+    assert "\n" not in note
+
+
+def test_a_line_that_was_being_written_and_bytes_that_are_no_text(file: Path) -> None:
+    file.write_bytes(line().encode() + b"\xff\xfe\n" + line().encode()[:40])
+    jobs, (note,) = read(file)
+    assert jobs == {"j": 1}
+    assert note.startswith(f"2 lines are left out of {file}, which cannot be read (line 2: ")
+
+
+def test_kinds_of_a_newer_version_are_passed_over(file: Path) -> None:
+    file.write_text(line() + line("checkpoint_saved") + line(color="red"))
+    assert read(file) == ({"j": 2}, [f"1 lines of {file} are of kinds that a newer version writes, and left out"])
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("", "{} is empty; give files that rallyrun --event-log-handler=jsonl:PATH has written"),
+        ("root:x:0:0\nbin:x:1:1\n", "{} holds no events of rallyrun (line 1: JSON is malformed"),
+        ('{"name": "torchelastic.worker.status.START"}\n', "{} holds no events of rallyrun (line 1: Object missing"),
+    ],
+)
+def test_a_file_without_events_is_refused(
+    file: Path, text: str, sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file.write_text(text)
+    assert main(["report", str(file)]) == 1
+    assert capsys.readouterr().err.startswith(f"rallyctl: error: {sentence.format(file)}")
+
+
+def test_an_empty_file_beside_others_is_a_note(file: Path, tmp_path: Path) -> None:
+    file.write_text(line())
+    (tmp_path / "other.jsonl").touch()
+    assert read(tmp_path) == ({"j": 1}, [f"{tmp_path / 'other.jsonl'} is empty"])
+
+
+@pytest.mark.parametrize(
+    ("path", "sentence"),
+    [
+        ("none.jsonl", "{}/none.jsonl cannot be read: No such file or directory"),
+        ("none/e.jsonl", "none/e.jsonl cannot be read: No such file or directory"),
+        (".", "there is no *.jsonl file in ."),
+    ],
+)
+def test_what_is_not_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], path: str, sentence: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", path]) == 1
+    assert capsys.readouterr().err.startswith(f"rallyctl: error: {sentence.format(tmp_path)}")
+
+
+def test_two_jobs_in_one_file_have_to_be_told_apart(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(line() + line(job="k", elapsed=2.0))
+    assert main(["report", str(file)]) == 1
+    assert capsys.readouterr().err == "rallyctl: error: the events are of 2 jobs, j, k; name one by --job\n"
+    assert main(["report", str(file), "--job", "k", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["job"] == "k"
+    assert main(["report", str(file), "--job", "l"]) == 1
+    assert "there are no events of the job 'l'; the files have j, k" in capsys.readouterr().err
+
+
+def test_files_that_were_rotated_away_are_read_first_and_each_once(file: Path, tmp_path: Path) -> None:
+    for number, path in enumerate(("e.jsonl.10", "e.jsonl.2", "e.jsonl.1", "e.jsonl")):
+        (tmp_path / path).write_text(line(elapsed=float(number)))
+    for paths in ([file], [tmp_path], [file, tmp_path, tmp_path / "e.jsonl.1"]):
+        found = read_events([str(each) for each in paths])
+        assert [each.elapsed for each in found.events["j"]] == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_a_page_that_cannot_be_written_is_one_sentence(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file.write_text(line())
+    assert main(["report", str(file), "--html", "/nowhere/page.html"]) == 1
+    said = capsys.readouterr().err
+    assert said == "rallyctl: error: --html=/nowhere/page.html cannot be written: No such file or directory\n"

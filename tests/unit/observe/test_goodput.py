@@ -1,0 +1,236 @@
+"""What the report makes of events, whatever they say."""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from rallypoint.observe.agent_runs import agent_runs
+from rallypoint.observe.goodput import Loss, Report, report
+from rallypoint.observe.timelines import JobPhase
+from rallypoint.telemetry import agent_events as events
+from rallypoint.telemetry.agent_events import KINDS
+from rallypoint.telemetry.phases import NodePhase
+
+R, H, S, RUN, STOP = (
+    NodePhase.RENDEZVOUS,
+    NodePhase.HELD_BACK,
+    NodePhase.STARTING,
+    NodePhase.RUNNING,
+    NodePhase.STOPPING,
+)
+
+
+class Node:
+    """Writes down what an agent tells; `began` is its own clock's word."""
+
+    def __init__(self, host: str, began: float = 1000.0, pid: int = 1) -> None:
+        self.host, self.began, self.pid = host, began, pid
+        self.events: list[KINDS] = []
+        self.round = -1
+        self.add(events.AgentStarted, 0.0, role="r", program="p", backend="c10d", local_world_size=1, max_restarts=9)
+        self.phase(0.0, R)
+
+    def add(self, kind: type, at: float, **more: object) -> Node:
+        common = {"time": self.began + at, "elapsed": at, "job": "j", "host": self.host, "pid": self.pid}
+        self.events.append(kind(**common | {"round": self.round} | more))
+        return self
+
+    def phase(self, at: float, phase: NodePhase, held: float = 0.0) -> Node:
+        return self.add(events.PhaseBegan, at, phase=phase, seconds=held)
+
+    def placed(self, at: float, round_: int, nodes: int = 1, origin: str = "o") -> Node:
+        self.round = round_
+        more = {"group_rank": 0, "first_rank": 0, "local_world_size": 1, "restarts": 0, "max_restarts": 9}
+        return self.add(events.RoundStarted, at, group_world_size=nodes, world_size=nodes, origin=origin, **more)
+
+    def runs(self, at: float, round_: int, nodes: int = 1, starting: float = 0.0) -> Node:
+        self.placed(at, round_, nodes).phase(at, S)
+        return self.add(events.WorkersStarted, at + starting, pids=(1,)).phase(at + starting, RUN)
+
+    def failed(self, at: float) -> Node:
+        return self.add(events.WorkerFailed, at, failure=failure(self.host)).phase(at, STOP)
+
+    def over(self, at: float, reason: str = "failure", host: str = "a") -> Node:
+        more = {"failure": failure(host)} if reason == "failure" else {"node": f"{host} (rank 1)"}
+        return self.add(events.RoundOver, at, reason=reason, **more)
+
+    def step(self, at: float, step: int, first: int = -1, source: str = "call") -> Node:
+        return self.add(events.ProgressMade, at, step=step, age=0.0, source=source, first_step=first)
+
+    def ends(self, at: float, outcome: str = "succeeded") -> Node:
+        self.add(events.JobOver, at, outcome=outcome).phase(at, STOP)
+        return self.add(events.AgentEnded, at, outcome=outcome)
+
+
+def failure(host: str) -> events.Failure:
+    return events.Failure(rank=0, local_rank=0, host=host, pid=7, exit_code=1, message="boom")
+
+
+def made(*nodes: Node) -> Report:
+    found = report(agent_runs([each for node in nodes for each in node.events]))
+    check(found)
+    return found
+
+
+def check(found: Report) -> None:
+    """Law 1, and that spans follow one another."""
+    assert sum(found.phases.values()) == pytest.approx(found.wall)
+    assert found.productive + sum(found.lost.values()) == pytest.approx(found.wall)
+    assert min([found.productive, *found.lost.values(), *found.phases.values()]) >= -1e-6
+    assert sum(each.seconds for each in found.timeline) == pytest.approx(found.wall)
+    for spans in (found.timeline, *(node.spans for node in found.nodes)):
+        assert all(before.end <= after.start + 1e-9 for before, after in itertools.pairwise(spans))
+    assert all(0 <= each.lost <= each.running + 1e-6 for each in found.rounds)
+
+
+@st.composite
+def any_events(draw: st.DrawFn) -> list[KINDS]:
+    """Lines of several agents in any order of kinds, with any moments that agents could give."""
+    dice = random.Random(draw(st.integers(0, 2**32)))
+    told: list[KINDS] = []
+    for number in range(draw(st.integers(1, 4))):
+        node = Node(dice.choice("ab"), began=1000.0 + dice.uniform(0, 50), pid=number)
+        at, round_ = 0.0, 0
+        for _ in range(draw(st.integers(0, 25))):
+            at += dice.choice((0.0, dice.uniform(0, 10)))
+            match dice.randrange(9):
+                case 0 | 1 | 2:
+                    node.phase(at, dice.choice(list(NodePhase)), dice.uniform(0, 20))
+                case 3 | 4:
+                    node.placed(at, round_, 2, dice.choice("op"))
+                    round_ += dice.randrange(2)
+                case 5:
+                    node.over(at, dice.choice(("failure", "lost", "drained")))
+                case 6:
+                    node.step(at, dice.randrange(-1, 30), dice.randrange(-1, 30), dice.choice(("call", "call", "file")))
+                case 7:
+                    node.add(events.WorkersStarted, at, pids=(1,))
+                case _:
+                    node.failed(at)
+        if dice.random() < 0.5:
+            node.ends(at + dice.uniform(0, 5), dice.choice(("succeeded", "failed", "stopped")))
+        told += node.events
+    return told
+
+
+@settings(deadline=None)
+@given(any_events())
+def test_seconds_by_phase_and_by_cause_add_up_to_the_wall_time_whatever_agents_tell(told: list[KINDS]) -> None:
+    check(report(agent_runs(told)))
+
+
+def test_the_time_of_one_node() -> None:
+    node = Node("a").runs(2.0, 0, starting=1.0).failed(10.0).over(10.0)
+    node.phase(12.0, H, 3.0).runs(16.0, 1, starting=0.5).ends(20.5)
+    found = made(node)
+    assert {each.value: seconds for each, seconds in found.phases.items()} == pytest.approx(
+        {"rendezvous": 3.0, "starting": 1.5, "running": 11.0, "stopping": 2.0, "held_back": 3.0, "down": 0.0}
+    )
+    assert found.wall == 20.5
+    assert found.productive == 11.0, "nobody has told of progress"
+    assert "nobody has told of progress" in found.notes[0]
+    (restart,) = found.restarts
+    assert (restart.cause, restart.host, restart.rank) == ("failure", "a", 0)
+    assert restart.recovery is not None
+    assert restart.recovery.seconds == 6.5
+    assert restart.recovery.parts == {"stopping": 2.0, "held_back": 3.0, "rendezvous": 1.0, "starting": 0.5}
+    assert (found.failures, found.mean_time_between_failures) == (1, 11.0)
+
+
+def test_the_job_is_where_the_slowest_node_of_its_round_is() -> None:
+    a = Node("a").runs(1.0, 0, 2).failed(5.0).over(5.0).phase(6.0, R).runs(9.0, 1, 2).ends(15.0)
+    b = Node("b").runs(1.0, 0, 2, starting=2.0).over(5.1).phase(5.1, STOP).phase(8.0, R).runs(9.0, 1, 2).ends(15.0)
+    found = made(a, b)
+    assert [(each.start, each.phase) for each in found.timeline] == [
+        (0.0, "rendezvous"), (1.0, "starting"), (3.0, "running"), (5.0, "stopping"), (8.0, "rendezvous"),
+        (9.0, "running"),
+    ]  # fmt: skip
+
+
+def test_who_waits_or_leaves_does_not_stop_the_clock_of_those_who_run() -> None:
+    a = Node("a").runs(1.0, 0, 2).over(5.0, "departed", "b").phase(5.0, STOP).phase(6.0, R).runs(6.0, 1).ends(20.0)
+    leaves = Node("b").runs(1.0, 0, 2).phase(5.0, STOP).add(events.AgentEnded, 15.0, outcome="left")
+    spare = Node("c")
+    spare.add(events.AgentEnded, 20.0, outcome="succeeded")
+    found = made(a, leaves, spare)
+    assert found.phases[JobPhase.STOPPING] == 1.0, "that of the others goes on until 15"
+    assert found.phases[JobPhase.RUNNING] == 18.0
+
+
+def test_a_killed_agent_ran_until_others_saw_that() -> None:
+    a = Node("a").runs(1.0, 0, 2).over(9.0, "lost", "b").phase(9.0, STOP).phase(9.5, R).runs(10.0, 1).ends(12.0)
+    b = Node("b").runs(1.0, 0, 2)
+    found = made(a, b)
+    assert found.nodes[1].spans[-1].end == 9.0
+    assert (found.restarts[0].cause, found.restarts[0].host) == ("lost", "b")
+    assert "the events of b end without a last word: killed" in found.notes
+
+
+def test_between_two_agents_of_a_job_nothing_runs() -> None:
+    first = Node("a", 1000.0).runs(1.0, 0).step(8.0, 50, 1).add(events.AgentEnded, 10.0, outcome="failed")
+    second = Node("a", 1060.0, pid=2).runs(2.0, 0).ends(10.0)
+    second.events[2] = replace(second.events[2], origin="another")
+    found = made(first, second)
+    assert found.lost[Loss.DOWN] == 50.0
+    assert [each.name for each in found.nodes] == ["a"], "one after the other on one host"
+    assert len(found.rounds) == 2, "equal numbers of two coordinators are two rounds"
+    assert found.lost[Loss.LOST_WORK] == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize(("ahead", "words"), [(40.0, "ahead of"), (-40.0, "behind")])
+def test_a_clock_that_is_wrong_is_set_by_when_rounds_began(ahead: float, words: str) -> None:
+    a = Node("a").runs(1.0, 0, 3).ends(10.0)
+    b = Node("b", 1000.5 + ahead).runs(0.5, 0, 3).ends(9.5)
+    c = Node("c", 1000.1).runs(0.9, 0, 3).ends(9.9)
+    found = made(a, b, c)
+    assert found.wall == pytest.approx(10.0, abs=0.2)
+    assert found.notes[0] == f"the clock of b is 40.0 s {words} the others, and was set"
+
+
+# Lost work
+
+
+def lost(*rounds: Sequence[tuple[float, int, int]], source: str = "call", outcome: str = "succeeded") -> list[float]:
+    """What is lost in rounds of ten seconds, each given as moments, steps and the first step."""
+    node = Node("a")
+    for number, steps in enumerate(rounds):
+        node.runs(10.0 * number, number)
+        for at, step, first in steps:
+            node.step(10.0 * number + at, step, first, source)
+        if number < len(rounds) - 1:
+            node.failed(10.0 * (number + 1)).over(10.0 * (number + 1))
+    return [round(each.lost, 6) for each in made(node.ends(10.0 * len(rounds), outcome)).rounds]
+
+
+def test_what_a_later_round_does_again_was_lost() -> None:
+    # 90 steps by second 9; the next round begins with step 71, so what came after step 70, at second 7, is lost.
+    assert lost([(1, 10, 1), (9, 90, 1)], [(1, 80, 71)]) == [3.0, 0.0]
+
+
+def test_where_a_round_goes_on_with_the_next_step_only_what_was_not_told_is_lost() -> None:
+    assert lost([(1, 10, 1), (9, 90, 1)], [(1, 100, 91)]) == [1.0, 0.0]
+
+
+def test_a_round_without_progress_is_lost_as_a_whole() -> None:
+    assert lost([(9, 90, 1)], [], [(1, 91, 91)]) == [1.0, 10.0, 0.0]
+
+
+def test_a_return_far_back_loses_earlier_rounds_too() -> None:
+    assert lost([(1, 10, 1), (9, 90, 1)], [(1, 100, 91), (9, 180, 91)], [(1, 60, 51)]) == [5.0, 10.0, 0.0]
+
+
+def test_with_a_file_what_is_in_it_survives() -> None:
+    assert lost([(4, 1000, -1), (8, 2000, -1)], [(5, 3000, -1)], source="file") == [2.0, 0.0]
+    assert lost([(4, -1, -1)], [(5, -1, -1)], source="file") == [6.0, 0.0], "a file without a number"
+
+
+@pytest.mark.parametrize(("outcome", "last"), [("failed", 9.0), ("stopped", 9.0), ("succeeded", 0.0)])
+def test_what_ran_last_is_lost_unless_the_job_succeeds(outcome: str, last: float) -> None:
+    assert lost([(1, 10, 1)], outcome=outcome) == [last]

@@ -1,0 +1,133 @@
+"""The report on a recorded run of 20 injected failures, beside a count by hand from what was noted down meanwhile.
+
+`recording/record.py` says how the run went. What is counted here comes from `noted.json` alone: the moments of the
+kills, and the workers' own accounts of when they were started, which step they had finished when, and when they ended.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from rallypoint.observe.agent_runs import agent_runs
+from rallypoint.observe.event_files import read_events
+from rallypoint.observe.goodput import Loss, Report, report
+from rallypoint.observe.timelines import JobPhase
+
+RECORDING = Path(__file__).with_name("recording")
+_SAVE_EVERY, _BACKOFF = 40, 5.0
+_LIKE = 0.01
+"""How much of a sum may be counted differently."""
+
+
+class Counted(NamedTuple):
+    """Seconds, counted by hand."""
+
+    wall: float
+    running: float
+    stopping: float
+    held_back: float
+    forming: float
+    """Waiting for nodes and starting workers, which nobody can tell apart from outside."""
+    lost_work: float
+
+
+@pytest.fixture(scope="module")
+def noted() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads((RECORDING / "noted.json").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def found() -> Report:
+    files = read_events([str(RECORDING)])
+    return report(agent_runs(files.events["recorded"]), files.notes)
+
+
+def rounds_of(noted: dict[str, Any]) -> list[list[dict[str, Any]]]:
+    """The workers of each round: six at a time, in the order in which they were started."""
+    workers = sorted(noted["workers"], key=lambda each: each["start"])
+    return [workers[at : at + 6] for at in range(0, len(workers), 6)]
+
+
+def count(noted: dict[str, Any]) -> Counted:
+    rounds, kills = rounds_of(noted), noted["kills"]
+    begins = [max(each["start"] for each in workers) for workers in rounds]
+    running = stopping = held_back = lost_work = 0.0
+    forming = begins[0] - noted["began"]
+    best = streak = 0
+    for workers, begin, after, kill in zip(rounds, begins, begins[1:], kills, strict=False):
+        end = kill["at"]
+        running += end - begin
+        steps = {step: at for each in workers for step, at in reversed(each["steps"])}
+        saved = max(steps) // _SAVE_EVERY * _SAVE_EVERY
+        first = min(steps)
+        # All that was done since the last save has to be done again; where nothing was saved, all of the round.
+        since = min(at for each in workers for step, at in each["steps"] if step == saved) if saved >= first else begin
+        lost_work += end - since
+        streak = 0 if max(steps) > best else streak + 1
+        best = max(best, *steps)
+        delay = _BACKOFF * 2 ** (streak - 1) if streak else 0.0
+        # An agent that is killed takes its workers along; the others are asked to end, and take their time.
+        stopped = max(each["exit"] for each in workers if "exit" in each and "term" in each)
+        stopping += stopped - end
+        held_back += max(0.0, end + delay - stopped)
+        forming += after - max(stopped, end + delay)
+    over = max(each["exit"] for each in rounds[-1])
+    return Counted(
+        noted["ended"] - noted["began"],
+        running + over - begins[-1],
+        stopping,
+        held_back,
+        forming,
+        lost_work,
+    )
+
+
+def test_twenty_failures_were_injected(noted: dict[str, Any]) -> None:
+    assert len(noted["kills"]) == 20
+    assert [len(each) for each in rounds_of(noted)] == [6] * 21
+
+
+@pytest.mark.parametrize("what", Counted._fields)
+def test_the_sums_agree_with_a_count_by_hand(noted: dict[str, Any], found: Report, what: str) -> None:
+    by_hand = getattr(count(noted), what)
+    phases = found.phases
+    sums = {
+        "wall": found.wall,
+        "running": phases[JobPhase.RUNNING],
+        "stopping": phases[JobPhase.STOPPING],
+        "held_back": phases[JobPhase.HELD_BACK],
+        "forming": phases[JobPhase.RENDEZVOUS] + phases[JobPhase.STARTING],
+        "lost_work": found.lost[Loss.LOST_WORK],
+    }
+    assert sums[what] == pytest.approx(by_hand, rel=_LIKE)
+
+
+def test_each_restart_is_told_with_its_cause_and_its_host(noted: dict[str, Any], found: Report) -> None:
+    told = [(each.cause, each.host) for each in found.restarts]
+    assert told == [("lost" if each["kind"] == "agent" else "failure", each["host"]) for each in noted["kills"]]
+    assert found.failures == 20
+    assert found.outcome == "succeeded"
+    assert found.mean_time_between_failures == pytest.approx(count(noted).running / 20, rel=_LIKE)
+    assert [each.name for each in found.nodes] == ["n0", "n1", "n2"], "agents of one host, one after the other"
+
+
+def test_each_recovery_is_as_long_as_was_noted(noted: dict[str, Any], found: Report) -> None:
+    begins = [max(each["start"] for each in workers) for workers in rounds_of(noted)]
+    for entry, kill, after in zip(found.restarts, noted["kills"], begins[1:], strict=True):
+        assert entry.recovery is not None
+        assert entry.recovery.seconds == pytest.approx(after - kill["at"], abs=0.05)
+        assert sum(entry.recovery.parts.values()) == pytest.approx(entry.recovery.seconds)
+
+
+def test_one_node_alone_tells_nearly_the_same_and_the_report_says_that_others_are_missing(found: Report) -> None:
+    files = read_events([str(RECORDING / "n0.jsonl")])
+    alone = report(agent_runs(files.events["recorded"]), files.notes)
+    assert "of round 0 only 1 of 3 nodes have left events here; give the files of all for the whole job" in alone.notes
+    assert alone.wall == pytest.approx(found.wall, rel=0.02)
+    assert alone.productive == pytest.approx(found.productive, rel=0.05)
+    assert [each.cause for each in alone.restarts] == [each.cause for each in found.restarts]
