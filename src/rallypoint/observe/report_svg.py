@@ -25,8 +25,8 @@ COLOURS: Mapping[str, str] = {
     "productive": "#2f7d5b",
     "running": "#2f7d5b",
     "lost_work": "url(#lost)",
-    "starting": "#8fbce0",
-    "stopping": "#e3b341",
+    "starting": "#cfe3f4",
+    "stopping": "#d29a1e",
     "rendezvous": "url(#rendezvous)",
     "held_back": "url(#held)",
     "down": "#ffffff",
@@ -90,7 +90,7 @@ def progress_chart(report: Report) -> str:
 
     lines, begun = [], [points[0]]
     for before, each in itertools.pairwise(points):
-        if each[1] < before[1]:  # the job has gone back to what it had saved
+        if any(before[0] < entry.started <= each[0] for entry in report.rounds):
             lines.append(begun)
             begun = []
         begun.append(each)
@@ -135,7 +135,7 @@ class _Scale:
     def ticks(self) -> list[float]:
         """Moments at round numbers of seconds, minutes or hours, about eight of them."""
         rough = self.wall / 8
-        steps: list[float] = [k * 10**e for e in range(-3, 2) for k in (1, 2, 5) if k * 10**e < 60]
+        steps: list[float] = [k * 10**e for e in range(-3, 1) for k in (1, 2, 5)] + [10, 15, 30]
         steps += [60 * k for k in (1, 2, 5, 10, 20, 30, 60, 120, 240, 360, 720)] + [86400 * k for k in (1, 2, 7, 30)]
         step = next((each for each in steps if each >= rough), rough)
         return [step * number for number in range(math.floor(self.wall / step) + 1)]

@@ -14,6 +14,8 @@ from rallypoint.observe.status_text import duration, table
 
 VERSION = 1
 
+_MAX_HOSTS = 10
+"""Hosts with the most restarts that are named."""
 _BRIEF = 0.005
 """Seconds below which a part of a recovery is not told."""
 
@@ -88,7 +90,10 @@ def _restarts(report: Report) -> Iterator[str]:
     yield from table([(f"  {cause_words(cause)}", str(count)) for cause, count in report.restarts_by_cause.items()])
     yield ""
     yield "restarts by host"
-    yield from table([(f"  {printable(host)}", str(count)) for host, count in report.restarts_by_host.items()])
+    hosts = list(report.restarts_by_host.items())
+    yield from table([(f"  {printable(host)}", str(count)) for host, count in hosts[:_MAX_HOSTS]])
+    if len(hosts) > _MAX_HOSTS:
+        yield f"  and {len(hosts) - _MAX_HOSTS} more hosts"
 
 
 def _slowest(report: Report) -> Iterator[str]:
