@@ -12,7 +12,7 @@ from rallypoint.coordinator.progress_text import RendezvousName, timeout_sentenc
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.failures.cause import Cause, Restarts
 from rallypoint.failures.report import ChildFailedError
-from rallypoint.membership.operations import Close, Drain, Fail, Preempt, Succeed
+from rallypoint.membership.operations import Close, Drain, Fail, Preempt, RecordProgress, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, RoundEnd, Settings, State, Verdict
 from rallypoint.observe.stacks import decode_stacks, grouped_stacks
 from rallypoint.observe.status_json import status_json
@@ -97,6 +97,7 @@ REQUESTS: tuple[object, ...] = (
         Fail(0, _CAUSE, 3),
         Succeed(0),
         Drain(0),
+        RecordProgress(0, 7),
     ),
     *(Drain(0, True), Preempt(0, 5.0), Close(), Fail(1, _CAUSE._replace(traceback="x" * 30_000), 9)),
     *(JoinRequest(MEMBER._replace(rank_hint=1, program="y" * 4000), 1.0), Succeed(1)),

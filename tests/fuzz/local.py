@@ -18,6 +18,8 @@ from unittest.mock import patch
 from rallypoint import notices
 from rallypoint.agent import grace_period
 from rallypoint.agent.notice_directory import NoticeDirectory
+from rallypoint.agent.progress import ProgressTracker, _integer
+from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.endpoint import parse_endpoint
 from rallypoint.base.errors import UserError
 from rallypoint.base.secrets import ETCD_PASSWORD, SECRET, etcd_password, job_secret
@@ -32,6 +34,11 @@ from rallypoint.failures.stderr_tail import clean_lines, last_stacks, last_trace
 from rallypoint.health.http import HealthView, reply
 from rallypoint.logs.relay import TAIL_SIZE, without_long_middles
 from rallypoint.membership.operations import Fail
+from rallypoint.observe.agent_runs import agent_runs
+from rallypoint.observe.event_files import EventFiles, read_events
+from rallypoint.observe.goodput import report
+from rallypoint.observe.report_html import report_html
+from rallypoint.observe.report_text import report_json, report_lines
 from rallypoint.protocol import codec
 from rallypoint.rendezvous.backends.options import settings_of
 from rallypoint.rendezvous.params import RendezvousParameters, parse_rdzv_conf
@@ -238,7 +245,49 @@ def _setting_seeds() -> Sequence[bytes]:
     return [bytes([number]) + text for number, text in pairs]
 
 
+def progress(data: bytes) -> None:
+    """Steps that a worker and a file tell: none, or one that may be sent to the coordinator."""
+    with TemporaryDirectory() as folder:
+        Path(folder, f"{notices.PROGRESS_PREFIX}0").write_bytes(data)
+        sent: list[bytes] = []
+        tracker = ProgressTracker(SYSTEM_CLOCK, "", lambda request: sent.append(codec.encode(request)))
+        tracker.begin_round(0, folder, 1, -1)
+        tracker.end_round()
+        for each in sent:
+            codec.decode_request(each)
+        assert _integer(f"{folder}/{notices.PROGRESS_PREFIX}0") >= -1
+
+
+def event_files(data: bytes) -> None:
+    """A file of events: what can be read makes a report, in which all adds up, and nothing else does harm."""
+    with TemporaryDirectory() as folder:
+        Path(folder, "e.jsonl").write_bytes(data)
+        found = EventFiles()
+        with suppress(UserError):
+            found = read_events([folder])
+    for lines in found.events.values():
+        made = report(agent_runs(lines), found.notes)
+        assert abs(sum(made.phases.values()) - made.wall) < 1e-3
+        assert abs(made.productive + sum(made.lost.values()) - made.wall) < 1e-3
+        text = "\n".join([*report_lines(made), report_json(made), report_html(made)])
+        text.encode()
+        assert "\x1b" not in text
+
+
+def _event_file_seeds() -> Sequence[bytes]:
+    recording = Path(__file__).parents[1] / "unit" / "observe" / "recording"
+    lines = (recording / "n1.jsonl").read_bytes().splitlines(keepends=True)
+    return [b"".join(lines[:12]), b"".join(lines[10:24]), b"".join(lines[-12:])]
+
+
 TARGETS = {
+    "progress": Target(
+        progress,
+        lambda: [b"1200\n", bytes(32), (7).to_bytes(8, "little") * 4, (7).to_bytes(8, "little") * 2],
+        ("agent/progress.py",),
+        300,
+    ),
+    "event-files": Target(event_files, _event_file_seeds, ("observe/event_files.py",), 400),
     "failures": Target(
         failures, _failure_seeds, ("failures/error_file.py", "failures/failure.py", "failures/cause.py"), 300
     ),

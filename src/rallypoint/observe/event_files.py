@@ -17,7 +17,7 @@ import msgspec
 
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import printable
-from rallypoint.telemetry.agent_events import KINDS, AgentEvent, ProgressMade, TorchEvent
+from rallypoint.telemetry.agent_events import KINDS, AgentEvent, PhaseBegan, ProgressMade, TorchEvent
 
 _MAX_LINE = 1 << 20
 """Characters of a line; what is longer is none of ours."""
@@ -133,6 +133,8 @@ def _checked(event: KINDS) -> KINDS:
     _check(event, "time", event.time)
     if isinstance(event, ProgressMade):
         _check(event, "age", event.age)
+    elif isinstance(event, PhaseBegan):
+        _check(event, "seconds", event.seconds)
     return event
 
 

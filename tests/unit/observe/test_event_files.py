@@ -38,6 +38,7 @@ def read(*paths: Path) -> tuple[dict[str, int], list[str]]:
         ('{"a": 1}\n', r"line 2: Object missing required field `event`"),
         (line(elapsed=-1.0), r"line 2: its elapsed is -1.0"),
         (line(time=1e300), r"line 2: its time is 1e\+300"),
+        (line(seconds=-1e9), r"line 2: its seconds is -1000000000.0"),
         (line(job=3), r"line 2: Expected `str`, got `int` - at `\$.job`"),
         (line(phase="asleep"), r"line 2: Invalid enum value 'asleep'"),
         ('{"event": ' + "[" * 100_000 + "\n", r"line 2: (Expected `str`|maximum recursion)"),
