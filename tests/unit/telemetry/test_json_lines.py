@@ -17,7 +17,9 @@ from rallypoint.base.errors import UserError
 from rallypoint.telemetry import json_lines
 from rallypoint.telemetry.agent_events import OperatorActed
 from rallypoint.telemetry.events import Event, EventSource
+from rallypoint.telemetry.handlers import get_logging_handler, log_handlers, takes_agent_events
 from rallypoint.telemetry.json_lines import JsonLinesHandler
+from rallypoint.telemetry.recording import record, record_agent_event
 
 Make = Callable[[str], JsonLinesHandler]
 
@@ -45,9 +47,9 @@ def event(number: int) -> OperatorActed:
 
 def put(handler: JsonLinesHandler, *events: object) -> None:
     for each in events:
-        record = logging.LogRecord("events", logging.INFO, "", 0, "", (), None)
-        record.rallypoint_event = each
-        handler.handle(record)
+        line = logging.LogRecord("events", logging.INFO, "", 0, "", (), None)
+        line.rallypoint_event = each
+        handler.handle(line)
     handler.flush()
 
 
@@ -139,3 +141,38 @@ def test_what_cannot_be_a_file_is_refused_in_a_sentence(destination: str, senten
         JsonLinesHandler(destination)
     assert sentence in str(refused.value)
     assert "\n" not in str(refused.value)
+
+
+# By name
+
+
+def agent_event_of(destination: str) -> None:
+    record_agent_event(event(1), destination)
+
+
+def test_by_name_it_is_given_all_events_whatever_the_log_level(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGLEVEL", "CRITICAL")
+    destination = f"jsonl:{tmp_path}/e.jsonl"
+    handler = get_logging_handler(destination)
+    assert takes_agent_events(destination)
+    agent_event_of(destination)
+    record(Event("torchelastic.worker.status.START", EventSource.WORKER), destination)
+    handler.close()
+    assert [each["event"] for each in lines(tmp_path / "e.jsonl")] == ["operator", "torch"]
+
+
+def test_a_handler_of_somebody_else_is_given_them_if_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    records: list[logging.LogRecord] = []
+
+    class Mine(logging.Handler):
+        takes_agent_events = True
+
+        def emit(self, record: logging.LogRecord) -> None:
+            records.append(record)
+
+    monkeypatch.setitem(log_handlers, "mine", Mine())
+    assert [takes_agent_events(name) for name in ("null", "console", "mine")] == [False, False, True]
+    agent_event_of("mine")
+    (found,) = records
+    assert json.loads(found.getMessage())["by"] == "me@h"
+    assert isinstance(found.__dict__["rallypoint_event"], OperatorActed)
