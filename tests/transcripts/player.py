@@ -9,6 +9,7 @@ that plays is the production one; only its clock is made up: it stands still exc
     join a size=2 role=x port=7001 hint=1 timeout=600
     fail a max=3 | succeed a | drain a | leave a | end a | inquire a | heartbeat a
     consent a                        agree that the round ends; preempt a in=60
+    progress a step=7 round=0        a's workers have come to a step
     holding a                        a opens a session and says what it holds (over, joining, round=)
     crash a                          the session ends without a leave
     wait 5                           five seconds pass
@@ -27,7 +28,7 @@ from rallypoint.coordinator.job_state import OutgoingNotification
 from rallypoint.coordinator.progress_text import RendezvousName, timeout_sentence, waiting_line
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Close, Drain, Fail, Preempt, Succeed
+from rallypoint.membership.operations import Close, Drain, Fail, Preempt, RecordProgress, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Settings, join_names
 from rallypoint.protocol.messages import (
     Heartbeat,
@@ -205,6 +206,10 @@ class Player:
     def _preempt(self, names: list[str], options: Options) -> list[str]:
         return self._say(names, lambda: Preempt(self.coordinator.state.round, float(options["in"])))
 
+    def _progress(self, names: list[str], options: Options) -> list[str]:
+        round_ = int(options.get("round", self.coordinator.state.round))
+        return self._say(names, lambda: RecordProgress(round_, int(options["step"])))
+
     def _leave(self, names: list[str], options: Options) -> list[str]:
         return self._say(names, lambda: LeaveRequest("asks" in options))
 
@@ -263,6 +268,7 @@ class Player:
         "holding": _holding,
         "consent": _consent,
         "preempt": _preempt,
+        "progress": _progress,
         "open": _open,
         "join": _join,
         "fail": _fail,
@@ -311,11 +317,13 @@ def shown(notice: Notification) -> str:
                 f"ranks={ranks.base_rank}+/{ranks.world_size} "
                 f"role_ranks={ranks.base_role_rank}+/{ranks.role_world_size} "
                 f"store={p.store_address}:{p.store_port} restarts={p.restarts}"
+                + (f" progress={p.progress}" if p.progress >= 0 else "")
             )
         case RoundEnded(end=end):
             more = ": ".join(each for each in (end.node, end.detail) if each)
             restart = f", restart {end.restarts}" if end.restarts.allowed else ""
-            return f"round {end.round} ended: {end.reason.value}" + (f" ({more})" if more else "") + restart
+            held = f", held back {end.held_back:g} s" if end.held_back else ""
+            return f"round {end.round} ended: {end.reason.value}" + (f" ({more})" if more else "") + restart + held
         case NodesWaiting(round=round_, waiting=waiting, names=names):
             return f"{waiting} waiting for a round after {round_}" + (f" ({join_names(names)})" if names else "")
         case JobEnded(verdict=verdict):
