@@ -129,29 +129,32 @@ class AgentEventLog:
     def ended(self, outcome: str, detail: str) -> None:
         """The agent is about to exit. Waits a moment until that is written."""
         if self._clock is not None:
-            self._tell(events.AgentEnded, outcome=outcome, detail=detail, seconds=self._clock.seconds(time.monotonic()))
+            now = time.monotonic()
+            seconds = self._clock.seconds(now)
+            self._tell(events.AgentEnded, elapsed=now - self._began, outcome=outcome, detail=detail, seconds=seconds)
 
     # Inside
 
     def _enter(self, phase: NodePhase, held_back: float = 0.0) -> None:
         if self._clock is None or self._clock.phase is phase:
             return
-        self._clock.enter(phase, time.monotonic(), held_back)
-        self._tell(events.PhaseBegan, phase=phase, seconds=held_back)
+        now = time.monotonic()
+        self._clock.enter(phase, now, held_back)
+        self._tell(events.PhaseBegan, elapsed=now - self._began, phase=phase, seconds=held_back)
 
     def _tell(self, kind: type[events.AgentEvent], **fields: Any) -> None:
-        more = {"round": self._round, **fields}
-        logging_errors("events", lambda: record_agent_event(self._made(kind, more), self._destination))
+        logging_errors("events", lambda: record_agent_event(self._made(kind, fields), self._destination))
 
     def _made(self, kind: type[events.AgentEvent], more: dict[str, Any]) -> events.AgentEvent:
-        return kind(
-            time=time.time(),
-            elapsed=time.monotonic() - self._began,
-            job=self._group.spec.rdzv_handler.get_run_id(),
-            host=socket.gethostname(),
-            pid=os.getpid(),
-            **more,
-        )
+        common: dict[str, Any] = {
+            "time": time.time(),
+            "elapsed": time.monotonic() - self._began,
+            "job": self._group.spec.rdzv_handler.get_run_id(),
+            "host": socket.gethostname(),
+            "pid": os.getpid(),
+            "round": self._round,
+        }
+        return kind(**common | more)
 
 
 def _failure(cause: Cause) -> events.Failure:
