@@ -102,6 +102,8 @@ class RoundRecords:
             return entry
         ended, event = over
         failure = event.failure
+        if event.reason == "requested":  # by a person and not by a node
+            return entry._replace(ended=ended, cause=event.reason, detail=f"by {event.node}")
         return entry._replace(
             ended=ended,
             cause=event.reason,

@@ -173,6 +173,14 @@ def test_a_killed_agent_ran_until_others_saw_that() -> None:
     assert "the events of b end without a last word: killed" in found.notes
 
 
+def test_a_restart_that_was_asked_for_is_no_doing_of_a_host() -> None:
+    node = Node("a").runs(1.0, 0).over(5.0, "requested", "me@h").phase(5.0, STOP).phase(6.0, R).runs(6.0, 1).ends(9.0)
+    found = made(node)
+    (restart,) = found.restarts
+    assert (restart.cause, restart.host, restart.detail) == ("requested", "", "by me@h (rank 1)")
+    assert (found.failures, found.restarts_by_host) == (0, {"-": 1})
+
+
 def test_between_two_agents_of_a_job_nothing_runs() -> None:
     first = Node("a", 1000.0).runs(1.0, 0).step(8.0, 50, 1).add(events.AgentEnded, 10.0, outcome="failed")
     second = Node("a", 1060.0, pid=2).runs(2.0, 0).ends(10.0)
