@@ -171,7 +171,7 @@ class WorkerController(ABC):
         if self.progress is not None:
             self.progress.look()
             if (latest := self.progress.latest()) is not None:
-                step, age = latest.step, max(0.0, time.monotonic() - latest.at)
+                step, age = latest.step, max(0.0, SYSTEM_CLOCK.monotonic() - latest.at)
         return NodeReport(round_, pids, progress=step, progress_age=age)
 
     def output_ages(self) -> tuple[float, ...]:
