@@ -59,7 +59,7 @@ def test_a_name_that_stands_beside_a_file_is_in_it(page: str) -> None:
 
 
 def test_dotted_names_in_docstrings_are_there() -> None:
-    found = [(path.relative_to(SOURCE), name) for path in SOURCE.rglob("*.py") for name in _dotted_names(path)]
+    found = [(path.relative_to(SOURCE), name) for path, tree in _trees() for name in _dotted_names(tree)]
     assert len(found) > 100
     assert [f"{path}: {name}" for path, name in found if not _is_dotted_name(name)] == []
 
@@ -104,13 +104,13 @@ def _is_there(quoted: str) -> bool:
         return any(any(base.glob(quoted.rstrip("/"))) for base in (SOURCE, ROOT))
     if re.fullmatch(r"[A-Za-z_][\w.]*", quoted):
         *owner, name = quoted.split(".")
-        return keyword.iskeyword(name) or quoted in _names() or (bool(owner) and name in _members(owner[-1]))
+        return keyword.iskeyword(name) or quoted in _names() or (bool(owner) and name in _members().get(owner[-1], ()))
     return True
 
 
-def _dotted_names(path: Path) -> list[str]:
-    """Each `Class.attribute` and `module.name` of the docstrings of a file."""
-    strings = [node.value for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Expr)]
+def _dotted_names(tree: ast.Module) -> list[str]:
+    """Each `Class.attribute` and `module.name` of the docstrings of a module."""
+    strings = [node.value for node in ast.walk(tree) if isinstance(node, ast.Expr)]
     texts = [each.value for each in strings if isinstance(each, ast.Constant) and isinstance(each.value, str)]
     return [name for text in texts for name in re.findall(r"`([A-Za-z_]\w*(?:\.\w+)+)`", text)]
 
@@ -121,20 +121,19 @@ def _is_dotted_name(quoted: str) -> bool:
     if first in OTHERS or quoted in OF_OTHERS or quoted in PLACEHOLDERS or quoted in _names():
         return True
     owners = [first, *rest[:-1]]
-    if any(owner in _members_by_owner() for owner in owners):
-        return all(name in _members_by_owner().get(owner, ()) for owner, name in zip(owners, rest, strict=True))
+    if any(owner in _members() for owner in owners):
+        return all(name in _members().get(owner, ()) for owner, name in zip(owners, rest, strict=True))
     return first.islower() and first in _names()  # a variable: what it has is not known here
 
 
 @cache
-def _members_by_owner() -> dict[str, set[str]]:
+def _members() -> dict[str, set[str]]:
     """Packages to what lies in them, modules and classes to what they define, those of one name together."""
     members: dict[str, set[str]] = {}
-    for path in SOURCE.rglob("*.py"):
+    for path, tree in _trees():
         owner = path.parent if path.stem == "__init__" else path
         members.setdefault(path.parent.name, set()).add(path.stem)
         members.setdefault(owner.parent.name, set()).add(owner.stem)
-        tree = ast.parse(path.read_text())
         members.setdefault(owner.stem, set()).update(_defined(tree))
         for node in ast.walk(tree):
             if isinstance(node, ast.ClassDef):
@@ -148,9 +147,9 @@ def _assigned_to_self(tree: ast.AST) -> set[str]:
 
 
 @cache
-def _trees() -> list[tuple[str, ast.Module]]:
-    """The modules of the source: name and syntax tree."""
-    return [(path.stem, ast.parse(path.read_text())) for path in SOURCE.rglob("*.py")]
+def _trees() -> list[tuple[Path, ast.Module]]:
+    """The modules of the source: path and syntax tree."""
+    return [(path, ast.parse(path.read_text())) for path in SOURCE.rglob("*.py")]
 
 
 @cache
@@ -177,15 +176,6 @@ def _names() -> set[str]:
 def _defined_in(file: str) -> set[str]:
     base = next(each for each in (SOURCE, ROOT) if (each / file).exists())
     return _defined(ast.parse((base / file).read_text()))
-
-
-@cache
-def _members(owner: str) -> set[str]:
-    """What the modules and the classes of a name define."""
-    owners: list[ast.AST] = [tree for stem, tree in _trees() if stem == owner]
-    for _, tree in _trees():
-        owners += [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef) and node.name == owner]
-    return {name for each in owners for name in _defined(each)}
 
 
 def _defined(tree: ast.AST) -> set[str]:
