@@ -25,6 +25,7 @@ OTHERS = frozenset({*sys.stdlib_module_names, "torch", "__main__"})
 """Packages of others, whose names are theirs to keep."""
 
 OF_OTHERS = frozenset({"SSLObject.getpeercert", "memory.events", "memory.oom_control", "notice.json"})
+OF_OTHERS |= {"latest_checkpointed_iteration.txt"}
 """Dotted names in docstrings that are the standard library's, or of files."""
 
 PLACEHOLDERS = frozenset({"Class.method", "rallypoint.compat.X"})
