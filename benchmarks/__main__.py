@@ -22,6 +22,7 @@ from benchmarks import (
     results,
     scale,
     store,
+    watching,
 )
 from benchmarks.case import Case, Settings
 from benchmarks.machine import this_machine
@@ -37,6 +38,7 @@ CASES: tuple[Case, ...] = (
     *recovery.CASES,
     rendezvous.CASE,
     scale.CASE,
+    watching.CASE,
     protection.CASE,
     etcd.CASE,
     store.RAW_CASE,

@@ -24,6 +24,7 @@ from rallypoint.protocol import codec
 from rallypoint.protocol.frames import MAGIC, FrameReader, frame
 from rallypoint.protocol.handshake import Challenge, ClientHandshake, Welcome
 from rallypoint.protocol.messages import Heartbeat, JoinRequest, Notification, Placed
+from rallypoint.protocol.operator_messages import NodeReport, ReportRequested
 from rallypoint.protocol.signing import transcript_of
 from rallypoint.rendezvous.backends.options import settings_of
 from rallypoint.rendezvous.params import RendezvousParameters
@@ -36,6 +37,7 @@ _LENGTH = 4
 _AT_ONCE = 16
 """Nodes that connect before it is looked at what came for the others."""
 _TICK = 0.001  # seconds between looks at whose heartbeat is due
+_FIRST_PID = 1000  # of workers, which nobody runs here
 _FIRST_PORT = 1024  # of worker stores, which nobody opens here
 
 
@@ -210,6 +212,8 @@ class _Crowd:
             node.placed_at = time.monotonic()
             node.rank, node.world_size = notice.placement.group_rank, notice.placement.group_world_size
             self._unplaced -= 1
+        elif isinstance(notice, ReportRequested):
+            self._say(node, codec.encode(NodeReport(0, (_FIRST_PID + node.number,))))
 
 
 def _settings(order: Gather) -> Settings:

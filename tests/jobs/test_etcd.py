@@ -16,6 +16,8 @@ from tests.etcd_client import WritingClient as EtcdClient
 from tests.etcd_cluster import EtcdCluster, running
 from tests.jobs.launching import AtOnce, Launcher
 from tests.jobs.nodes import Node, Nodes, all_end, all_ranks, common, root_cause, told_in_short
+from tests.jobs.test_control_plane import RALLYCTL
+from tests.jobs.test_steering import Operator
 
 LEASE = 2
 PREFIX = "/tests/of/rallypoint"
@@ -97,13 +99,25 @@ def test_when_the_coordinator_s_agent_is_killed_the_next_takes_over_at_once(
 ) -> None:
     nodes = job(rallyrun, etcd, "2:3", lease=30)
     _, coordinator, others = started(nodes, "ABC")
+    where = [f"--rdzv-id={rallyrun.mark[:8]}", "--rdzv-backend=etcd", f"--rdzv-conf=prefix={PREFIX}"]
+    where.append(f"--rdzv-endpoint={','.join(map(str, etcd.endpoints))}")
+    ask = Operator(rallyrun, *where)
+    code, seen = ask.status()
+    assert (code, len(seen["nodes"])) == (0, 3)
+    watching = rallyrun.command([*RALLYCTL, "status", "--watch", *where])
+    watching.until(lambda out: any("running" in each for each in out), "that it runs")
+    assert ask("resize", "1:4")[0] == 0
     coordinator.dies()
     for node in others:
         node.comes_up(1, starts=2, world_size=2)
+    code, seen = ask.status()
+    assert (code, len(seen["nodes"]), seen["min_nodes"], seen["max_nodes"]) == (0, 2, 1, 4), "what was kept holds"
+    watching.until(lambda out: any("in reach again" in each for each in out), "that another is coordinator")
     assert common(others, [1, 1], "TORCHELASTIC_RESTART_COUNT") == "0"
     assert len(coordinators(others)) == 1
     nodes.say("finish")
     all_end(others, 0)
+    assert (watching.ends(), ask("status")[0]) == (5, 1)
     assert not [key for key in kept(rallyrun, etcd) if "/nodes/" not in key]
 
 

@@ -103,6 +103,10 @@ def a_job_is_shown_restarted_resized_drained_and_stopped(rallyrun: Launcher) -> 
         assert "has stopped the job before its workers had finished" in node.job.err
     code, seen = Operator(rallyrun, f"127.0.0.1:{port}", "--rdzv-id=job").status()
     assert (code, seen["phase"]) == (4, "stopped")
+    code, text = ask("restart")
+    assert (code, "no job at the moment" in text) == (1, True)
+    assert json.loads(ask("status", "--json")[1]) == {"version": 1, "jobs": []}
+    assert "refused" not in server.err, "a list of jobs is an answer"
     server.signal(signal.SIGTERM)
     assert server.ends() == 0
 
@@ -121,6 +125,27 @@ def jobs_of_one_machine_are_found_without_an_endpoint(rallyrun: Launcher) -> Non
     first.say("finish")
     assert node.job.ends() == 0
     assert Operator(rallyrun, f"--rdzv-id={job}")("status")[0] == 1
+
+
+def a_static_job_is_shown_restarted_and_keeps_its_size(rallyrun: Launcher) -> None:
+    port = free_port()
+    static = Nodes(rallyrun, "--nnodes=2", "--rdzv-backend=static", f"--rdzv-endpoint=127.0.0.1:{port}")
+    nodes = [static.start(name, f"--node-rank={rank}") for rank, name in enumerate("AB")]
+    for node in nodes:
+        node.comes_up(1, world_size=2)
+    ask = Operator(rallyrun, f"127.0.0.1:{port}", "--rdzv-backend=static")
+    code, seen = ask.status()
+    assert (code, seen["phase"], [each["group_rank"] for each in seen["nodes"]]) == (0, "running", [0, 1])
+    assert [each["pid"] for each in seen["nodes"]] == [node.job.pid for node in nodes]
+    code, text = ask("resize", "1:2")
+    assert (code, "a static job has fixed ranks" in text) == (1, True)
+    code, text = ask("drain", "0")
+    assert (code, "hosts the control plane" in text) == (1, True)
+    assert ask("restart")[0] == 0
+    for node in nodes:
+        node.comes_up(1, starts=2, world_size=2)
+    static.say("finish")
+    all_end(nodes, 0)
 
 
 def a_job_with_a_secret_is_shown_to_those_who_have_it(rallyrun: Launcher) -> None:
@@ -161,6 +186,7 @@ def test_jobs_are_watched_and_steered(at_once: AtOnce) -> None:
     at_once(
         a_job_is_shown_restarted_resized_drained_and_stopped,
         jobs_of_one_machine_are_found_without_an_endpoint,
+        a_static_job_is_shown_restarted_and_keeps_its_size,
         a_job_with_a_secret_is_shown_to_those_who_have_it,
         what_is_no_control_plane_is_named,
     )

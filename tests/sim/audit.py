@@ -23,7 +23,7 @@ from rallypoint.agent.steps import (
 )
 from rallypoint.election.steps import Fence
 from rallypoint.membership.operations import Close, Drain, Fail
-from rallypoint.membership.state import Outcome, Reason, State, Verdict, known_to, name_of
+from rallypoint.membership.state import NodeRange, Outcome, Reason, State, Verdict, known_to, name_of
 from rallypoint.protocol.messages import (
     JobEnded,
     JoinRefused,
@@ -35,6 +35,16 @@ from rallypoint.protocol.messages import (
     ResumeRequest,
     RoundEnded,
 )
+from rallypoint.protocol.observation import (
+    NodeState,
+    ResizeCommand,
+    RestartCommand,
+    Snapshot,
+    StopCommand,
+    WatcherRequest,
+)
+from rallypoint.protocol.observation import Phase as SnapshotPhase
+from rallypoint.protocol.operator_messages import DrainRequested
 from tests.sim.faults import OUTAGES
 from tests.sim.ground_truth import AuditStep, Facts, Round, RoundBook, RoundName, common, number_of
 from tests.sim.network import Connection
@@ -45,6 +55,8 @@ if TYPE_CHECKING:
     from tests.sim.agent import Agent
     from tests.sim.job import Job
 
+Said = Request | WatcherRequest | None
+"""What a coordinator was told before a step, if anything."""
 _RECOVERY = 15.0
 """Seconds for which a disturbance may still be felt, beside the leases that it takes to notice."""
 
@@ -71,6 +83,10 @@ class Audit:
         self._gave_up: set[str] = set()
         """The names of those for whose sake a rendezvous was abandoned."""
         self._disturbed: dict[int, float] = {}
+        self._drained: set[int] = set()
+        """Nodes that were told to leave by an operator."""
+        self._sizes = {NodeRange(job.settings.min_nodes, job.settings.max_nodes)}
+        """All that operators have asked for, and the one of the beginning."""
         kinds = {fault.kind for fault in job.scenario.faults}
         self._only_etcd_fails = job.scenario.etcd and kinds <= OUTAGES
 
@@ -88,7 +104,7 @@ class Audit:
             if name is not None:
                 self._drains.add((node, name))
 
-    def after(self, server: Server, node: int | None, request: Request | None, number: int) -> None:
+    def after(self, server: Server, node: int | None, request: Said, number: int) -> None:
         """The coordinator has dealt with something; hold the state before against the one after.
 
         Where states are kept before anybody is told of them, only a step that was kept is one that the job has taken.
@@ -160,9 +176,30 @@ class Audit:
         if isinstance(step.request, Fail) and step.node is not None:
             self._check_counts(book, step.states[0], step.states[-1], step.node, step.request)
         for before, after in pairwise(step.states):
+            self._check_size(book, before, after, step.request)
             if before is not after:
                 self._check_step(server, book, before, after, step)
         self._check_ranks(book, step.states[-1])
+
+    def _check_size(self, book: RoundBook, before: State, after: State, request: Said) -> None:
+        """Rounds have the size that was asked for last, and nothing but a command changes it."""
+        if isinstance(request, ResizeCommand) and after.size != before.size:
+            self._sizes.add(NodeRange(request.min_nodes, request.max_nodes))
+        elif after.size != before.size and not isinstance(request, ResumeRequest):
+            raise Violation("the size changed by itself", f"{before.size} to {after.size} on {request}")
+        settings = self._job.settings
+        book.size = after.size or NodeRange(settings.min_nodes, settings.max_nodes)
+        if book.size not in self._sizes:
+            raise Violation("a size that nobody has asked for", f"{book.size} on {request}")
+
+    def shown(self, snapshot: Snapshot) -> None:
+        """An operator is shown how the job stands."""
+        running = snapshot.phase is SnapshotPhase.RUNNING
+        ranks = [each.group_rank for each in snapshot.nodes if each.state is NodeState.PARTICIPANT]
+        if running and not all(before < after for before, after in pairwise([-1, *ranks])):
+            raise Violation("an operator is shown wrong ranks", f"{snapshot}")
+        if self.verdict is not None and not snapshot.detail and self._job.servers == 1:
+            raise Violation("an operator is shown a job that goes on when it is over", f"{snapshot}")
 
     def _check_step(self, server: Server, book: RoundBook, before: State, after: State, step: AuditStep) -> None:
         node, request = step.node, step.request
@@ -189,7 +226,8 @@ class Audit:
         by = after.abandoned.given_up_by
         agent = next(each for each in self._job.agents.values() if each.host == by.partition(" ")[0])
         waited = self._job.world.now - agent.joined_at
-        if before.complete or len(known_to(before)) > self._job.settings.min_nodes:
+        least = self._job.settings.min_nodes if before.size is None else before.size.min_nodes
+        if before.complete or len(known_to(before)) > least:
             raise Violation("a rendezvous was abandoned that could do without a node", f"{by}: {before}")
         if waited < self._job.settings.join_timeout - 1e-6:
             raise Violation("a rendezvous was abandoned too early", f"by {by} after {waited:.3f} s")
@@ -223,7 +261,7 @@ class Audit:
         book.counted.add(name)
         self._counted.add(name)
 
-    def _check_ledger(self, book: RoundBook, before: State, after: State, request: Request | None) -> None:
+    def _check_ledger(self, book: RoundBook, before: State, after: State, request: Said) -> None:
         grown = after.ledger.failures - before.ledger.failures
         if grown and not isinstance(request, Fail | ResumeRequest):
             raise Violation("a restart was counted without a failure", f"on {request}")
@@ -259,12 +297,13 @@ class Audit:
                 raise Violation("a complete round was joined late", f"{node} in round {after.round}")
 
     def _complete(self, server: Server, book: RoundBook, state: State) -> None:
-        settings = self._job.settings
+        size = book.size
+        assert size is not None
         members = {number_of(node): each.rank for node, each in state.participants.items()}
         name = book.names[state.round] = (server.number, state.round)
         if len(members) != len(state.participants):
             raise Violation("one agent has two places", f"{sorted(state.participants)} in round {name}")
-        if not settings.min_nodes <= len(members) <= settings.max_nodes:
+        if not size.min_nodes <= len(members) <= size.max_nodes:
             raise Violation("a round of a wrong size completed", f"{len(members)} nodes in round {name}")
         if sorted(members.values()) != list(range(len(state.participants))):
             raise Violation("group ranks are not 0..n-1", f"{members} in round {name}")
@@ -300,6 +339,8 @@ class Audit:
                 told = name is None or number in self.rounds[name].told
                 if number is not None and told and not facts.alone and not facts.woke and number not in facts.excused:
                     raise Violation("a healthy node was taken for lost", f"node {number} in round {name}: {ended}")
+            case Reason.REQUESTED if not isinstance(request, RestartCommand):
+                raise Violation("a round was restarted that nobody asked for", f"{name}: {request}")
             case Reason.FORGOTTEN:
                 raise Violation("a round that this server ran was forgotten", f"{name}: {ended}")
 
@@ -312,11 +353,11 @@ class Audit:
                 return next((number for number, rank in members.items() if rank == each.rank), None)
         return None
 
-    def _check_close(self, book: RoundBook, before: State, after: State, request: Request | None) -> None:
+    def _check_close(self, book: RoundBook, before: State, after: State, request: Said) -> None:
         verdict, name = after.verdict, book.names.get(before.round)
         if verdict is None:
             raise Violation("the job was closed without a verdict", f"on {request}")
-        if verdict.outcome is Outcome.STOPPED and not isinstance(request, Close):
+        if verdict.outcome is Outcome.STOPPED and not isinstance(request, Close | StopCommand):
             raise Violation("something other than a verdict closed the job", f"on {request}")
         if verdict.outcome is Outcome.FAILED:
             if not isinstance(request, Fail) or verdict.cause != request.cause:
@@ -380,6 +421,8 @@ class Audit:
 
     def starts(self, agent: Agent, placement: Placement) -> None:
         """A node is about to start its workers."""
+        if agent.number in self._drained:
+            raise Violation("a drained node was started again", f"node {agent.number}: {placement}")
         if agent.workers.running is not None:
             raise Violation("workers were started beside others", f"node {agent.number}: {placement}")
         if self._placed.get(agent.number) != placement:
@@ -410,7 +453,10 @@ class Audit:
         if isinstance(event, RoundEnded) and before.phase is Phase.RUNNING and self._only_etcd_fails:
             self._check_outage(agent, event)
         stops = before.phase is Phase.RUNNING and any(isinstance(step, StopWorkers) for step in steps)
-        if stops and not isinstance(event, RoundEnded | JobEnded | SignalArrived | NoticeExpired):
+        if isinstance(event, DrainRequested):
+            self._drained.add(agent.number)
+            self.disturb(agent.number, self._job.settings.notice_timeout + self._job.scenario.grace)
+        if stops and not isinstance(event, RoundEnded | JobEnded | SignalArrived | NoticeExpired | DrainRequested):
             raise Violation("running workers were stopped for no reason", f"node {agent.number}: {event}")
         if any(isinstance(step, EndWithError | EndInSuccess) for step in steps) and isinstance(event, LinkLost):
             self._check_lost(agent)

@@ -6,6 +6,14 @@ from collections.abc import Callable
 from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING
 
+from rallypoint.protocol.observation import (
+    DrainCommand,
+    ResizeCommand,
+    RestartCommand,
+    StopCommand,
+    WatcherRequest,
+    WatchRequest,
+)
 from tests.sim.link import SimLink
 from tests.sim.scenario import SERVER, Fault
 
@@ -18,6 +26,10 @@ if TYPE_CHECKING:
 def strike(job: Job, fault: Fault) -> None:
     """The fault's moment has come. Who is not there any more is spared."""
     job.world.note("fault", "%s", fault)
+    if fault.kind in _BY_OPERATOR:
+        if job.server is not None and job.server.alive:
+            job.server.process.hears(job.server.operate, _BY_OPERATOR[fault.kind](job, fault))
+        return
     if fault.kind in _ON_ETCD:
         if job.etcd is not None:
             _ON_ETCD[fault.kind](job, job.etcd, fault)
@@ -31,6 +43,23 @@ def strike(job: Job, fault: Fault) -> None:
     agent = job.agents.get(fault.node)
     if agent is not None and agent.process.alive:
         _ON_NODE[fault.kind](job, agent, fault)
+
+
+_BY = "ann@login"
+
+
+def _resize(job: Job, fault: Fault) -> WatcherRequest:
+    least = 1 + int(fault.amount) // 3 % job.scenario.max_nodes
+    return ResizeCommand(_BY, least, least + int(fault.amount) % 3)
+
+
+_BY_OPERATOR: dict[str, Callable[[Job, Fault], WatcherRequest]] = {
+    "op-watch": lambda _job, fault: WatchRequest(follow=fault.amount >= 1.0),
+    "op-restart": lambda _job, _fault: RestartCommand(_BY),
+    "op-drain": lambda _job, fault: DrainCommand(_BY, f"host-{fault.node}"),
+    "op-resize": _resize,
+    "op-stop": lambda _job, _fault: StopCommand(_BY),
+}
 
 
 def _cut_all(job: Job, fault: Fault) -> None:

@@ -8,8 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from rallypoint.membership.state import NodeId, State, Verdict
+from rallypoint.membership.state import NodeId, NodeRange, State, Verdict
 from rallypoint.protocol.messages import Placement, Request
+from rallypoint.protocol.observation import WatcherRequest
 
 RoundName = tuple[int, int]
 
@@ -35,6 +36,8 @@ class RoundBook:
     counted: set[RoundName] = field(default_factory=set)
     """Rounds of which this server has counted a failure."""
     verdict: Verdict | None = None
+    size: NodeRange | None = None
+    """How many nodes its rounds have; None before the first step."""
     kept: State | None = None
     """The newest state that is kept, where it is kept."""
 
@@ -56,7 +59,7 @@ class AuditStep(NamedTuple):
     number: int
     states: tuple[State, ...]
     node: int | None
-    request: Request | None
+    request: Request | WatcherRequest | None
     facts: Facts | None
 
 

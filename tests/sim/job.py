@@ -222,7 +222,8 @@ class Job:
             able = [agent for agent in able if agent.connected]
         elif self.etcd is None:
             able = []
-        if state.complete or self.audit.verdict or state.verdict or len(able) < self.settings.min_nodes:
+        least = self.settings.min_nodes if state.size is None else state.size.min_nodes
+        if state.complete or self.audit.verdict or state.verdict or len(able) < least:
             self._stuck_since = None
         elif self._stuck_since is None:
             self._stuck_since = self.world.now

@@ -7,6 +7,8 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NamedTuple
 from unittest.mock import patch
 
+from rallypoint.agent import policy
+from rallypoint.agent.policy_state import Decision, PolicyState
 from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.session_registry import SessionRecord
@@ -15,12 +17,13 @@ from rallypoint.election.machine import Election
 from rallypoint.election.steps import Changed, Fence, Procedure, Watched
 from rallypoint.election.takeover import Takeover
 from rallypoint.etcd import api
-from rallypoint.membership import decisions
+from rallypoint.membership import decisions, transitions
 from rallypoint.membership.decisions import ClockView
-from rallypoint.membership.operations import FINISH, Action, ActionKind, Close, Fail
+from rallypoint.membership.operations import FINISH, Action, ActionKind, Close, Fail, Join
 from rallypoint.membership.state import NodeId, Reason, Settings, State
 from rallypoint.protocol import resume_state
 from rallypoint.protocol.messages import JoinRequest, LeaveRequest, Notification, Placed, Request, RoundEnded
+from rallypoint.protocol.operator_messages import DrainRequested
 from rallypoint.protocol.resume_state import ResumeState
 from tests.sim import job, link
 from tests.sim.job import run
@@ -191,7 +194,37 @@ def _deaf_to_rivals() -> AbstractContextManager[object]:
     return patch.object(Election, "_on_changed", bad)
 
 
+def _restart_costs() -> AbstractContextManager[object]:
+    """A restart on request uses up one of the budget."""
+    return patch.dict(transitions._LEDGER_FIELDS, {Reason.REQUESTED: "failures"})
+
+
+def _drained_stays() -> AbstractContextManager[object]:
+    """A node that is drained has its workers save, and forgets to leave."""
+
+    def bad(status: PolicyState, event: DrainRequested) -> Decision:
+        after, steps = policy._on_drain_requested(status, event)
+        return after._replace(leave_signal=0), steps
+
+    return patch.dict(policy._RULES, {DrainRequested: bad})
+
+
+def _all_survivors_stay() -> AbstractContextManager[object]:
+    """Who was in the round before gets a place, however small the job was made."""
+
+    def bad(operation: Join, state: State, node: NodeId, view: ClockView, settings: Settings) -> Action:
+        if node in state.survivors and len(state.participants) >= settings.max_nodes:
+            return Action(ActionKind.ADD_TO_PARTICIPANTS, node_info=operation.node_info)
+        return join(operation, state, node, view, settings)
+
+    join = decisions._join_forming_round
+    return patch.object(decisions, "_join_forming_round", bad)
+
+
 BUGS = (
+    Mutation("a restart on request costs a restart", _restart_costs),
+    Mutation("a drained node stays", _drained_stays, found_by=143),
+    Mutation("a round is larger than the job was made", _all_survivors_stay, found_by=239),
     Mutation("a departure closes the job", _departure_closes),
     Mutation("the lease compares another host's wall clock", _wall_clock),
     Mutation("a message is taken without its round", _without_round),

@@ -180,6 +180,9 @@ _ETCD_THEMES: tuple[dict[str, int], ...] = (
 )
 """The same, where the control plane is in etcd."""
 _ETCD_SHARE = 0.3
+_OPERATOR_SHARE = 0.3
+_COMMANDS = {"op-watch": 3, "op-restart": 3, "op-drain": 3, "op-resize": 3, "op-stop": 1}
+"""How often an operator does what, in the seeds that have one."""
 
 
 def generate(seed: int) -> Scenario:
@@ -205,6 +208,7 @@ def generate(seed: int) -> Scenario:
         for number in range(count, count + rng.choice([0, 0, 1, 1, 2, 3]))
     ]
     faults = _faults(rng, nodes, span, lease, *((_ETCD_THEMES, _ETCD_MAKERS) if etcd else (_THEMES, _MAKERS)))
+    faults = sorted([*faults, *_commands(seed, nodes, span)])
     over = max((fault.at + fault.length for fault in faults), default=0.0)
     return Scenario(
         seed=seed,
@@ -231,6 +235,18 @@ def generate(seed: int) -> Scenario:
         abandoned=rng.random() < 0.05 and not etcd,
         etcd=etcd,
     )
+
+
+def _commands(seed: int, nodes: list[NodePlan], span: float) -> list[Fault]:
+    """What operators do; from a stream of its own."""
+    rng = Random(f"operators/{seed}")
+    if rng.random() >= _OPERATOR_SHARE:
+        return []
+    kinds = rng.choices(list(_COMMANDS), list(_COMMANDS.values()), k=rng.choice([1, 2, 3, 5]))
+    return [
+        Fault(rng.uniform(0.0, span), kind, rng.choice(nodes).number, 0.0, float(rng.randint(0, 2 * len(nodes))))
+        for kind in kinds
+    ]
 
 
 def _faults(

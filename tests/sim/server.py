@@ -20,7 +20,7 @@ from rallypoint.membership.state import NodeId, Reason, Settings, State
 from rallypoint.protocol import codec
 from rallypoint.protocol.handshake import Hello, Keys
 from rallypoint.protocol.messages import Heartbeat, Notification, Request
-from rallypoint.protocol.observation import WatcherNotification
+from rallypoint.protocol.observation import SnapshotPart, WatcherNotification, WatcherRequest, decode_snapshot
 from tests.sim.coroutine import SOON
 from tests.sim.ground_truth import AuditStep
 from tests.sim.network import Connection, Network
@@ -152,7 +152,10 @@ class Server:
         self._unauthenticated: list[SimSession] = []
         """Connections that have not become sessions, and some that have."""
         self._network = network
-        self._speaking: tuple[int | None, Request | None] = (None, None)
+        self._speaking: tuple[int | None, Request | WatcherRequest | None] = (None, None)
+        self._watcher: int | None = None
+        """The operator's session, once there is one."""
+        self._parts = b""
         self._ticking = False
         self._timer: Timer | None = None
         self._timer_at = inf
@@ -207,6 +210,27 @@ class Server:
             yield
         finally:
             self._speaking = before
+
+    def operate(self, request: WatcherRequest) -> None:
+        """An operator, who has no other name for the server than this one session, says something."""
+        if not self.alive:
+            return
+        if self._watcher is None:
+            self._watcher = self.dispatcher.attach_watcher(self._tell_operator, lambda _why: None)
+        before, self._speaking = self._speaking, (None, request)
+        try:
+            self.dispatcher.receive_from_watcher(self._watcher, request)
+        finally:
+            self._speaking = before
+
+    def _tell_operator(self, notification: WatcherNotification) -> None:
+        if isinstance(notification, SnapshotPart):
+            self._parts += notification.data
+            if notification.is_last:
+                self.audit.shown(decode_snapshot(self._parts))
+                self._parts = b""
+        else:
+            self.process.world.note(self.process, "to the operator: %s", notification)
 
     def finish(self, done: Callable[[], None], linger: float = LINGER) -> None:
         """End in order: take no more nodes, let the last notices arrive; `done` when that is over."""

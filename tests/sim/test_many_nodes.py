@@ -14,11 +14,11 @@ import pytest
 
 from rallypoint.membership.state import Ledger, Outcome
 from rallypoint.protocol import codec
-from rallypoint.protocol.messages import Heartbeat, Placement, Request, StorePeers
+from rallypoint.protocol.messages import Heartbeat, Placement, StorePeers
 from tests.effort import examples
 from tests.sim import network, world
 from tests.sim.agent import Agent, SimOutcome
-from tests.sim.audit import Audit
+from tests.sim.audit import Audit, Said
 from tests.sim.ground_truth import Round, RoundName, common
 from tests.sim.job import Job
 from tests.sim.scenario import FailureRates, Fault, NodePlan, Scenario
@@ -40,7 +40,7 @@ class _Sampled(Audit):
 
     _steps = 0
 
-    def after(self, server: Server, node: int | None, request: Request | None, number: int) -> None:
+    def after(self, server: Server, node: int | None, request: Said, number: int) -> None:
         """As the audit's own, where a round begins or ends, or it is time for a look."""
         history = server.coordinator.states
         first, last = history[0], history[-1]

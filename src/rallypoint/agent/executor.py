@@ -33,9 +33,13 @@ from rallypoint.rendezvous.control_plane import FIRST_PROGRESS_REQUEST, MAX_PROG
 
 if TYPE_CHECKING:
     from rallypoint.agent.collect import StatusReporter
+    from rallypoint.agent.live_line import LiveLine
     from rallypoint.workers.escalation import StopInProgress
 
 log = get_logger(__name__)
+
+_LIVE_EVERY = 1.0
+"""Seconds between requests for progress where a terminal shows it."""
 
 _SIGNAL_COMES = 1.0
 """Seconds that a signal to all processes may take to reach this one, when it has reached others. It takes microseconds,
@@ -82,6 +86,8 @@ class StepExecutor:
         self._announced: Cause | None = None
         """The last failure of this node's workers."""
         self._ask_every = FIRST_PROGRESS_REQUEST
+        self._live_line: LiveLine | None = None
+        """Where a terminal shows how far things are."""
         self._leave_by = math.inf
         self._finished_at = 0.0
 
@@ -133,12 +139,23 @@ class StepExecutor:
     def ask_progress(self) -> None:
         """Where this node waits for others: request the progress, if that is due."""
         if self._clock.monotonic() >= self.ask_at:
+            now = self._clock.monotonic()
             self._ask_every = min(2 * self._ask_every, MAX_PROGRESS_INTERVAL)
-            self.ask_at = self._clock.monotonic() + self._ask_every
+            if self._live_line is not None:
+                self._ask_every = _LIVE_EVERY
+                self._live_line.redraw(now)
+            self.ask_at = now + self._ask_every
             self._rendezvous.send(ProgressRequest())
+
+    def end_live_line(self) -> None:
+        """This node does not wait for others any more. Idempotent."""
+        if self._live_line is not None:
+            self._live_line.end()
+            self._live_line = None
 
     def leave_nothing(self, number: int) -> None:
         """End whatever runs by this signal, and return when it is gone."""
+        self.end_live_line()
         try:
             self._workers.shutdown(number)
         except BaseException:  # an unhandled ^C, say, must not cut the shutdown short
@@ -213,7 +230,22 @@ class StepExecutor:
         self._rendezvous.send(step)
 
     def _do_log(self, step: steps.LogLine) -> None:
+        if step.live[0] and self._shows_live(step.live):
+            return
         (log.warning if step.warning else log.info)("[%s] %s", self._workers.group.spec.role, step.text)
+
+    def _shows_live(self, words: tuple[str, str]) -> bool:
+        """Show on the terminal how far things are; returns whether there is one."""
+        from rallypoint.agent.live_line import LiveLine, shows_live_line
+
+        now = self._clock.monotonic()
+        if self._live_line is None:
+            if not shows_live_line():
+                return False
+            self._live_line = LiveLine(self._workers.group.join_requested_at)
+            self.ask_at = now + _LIVE_EVERY
+        self._live_line.show(words, now)
+        return True
 
     # Steps: the workers
 

@@ -26,28 +26,33 @@ class LocalSocket:
     """The socket of this agent. Without a network namespace of its own, or names left, there is none."""
 
     def __init__(self, answer: Callable[[], LocalJob | None]) -> None:
-        """Begin to listen.
+        """Nothing is opened before `open`.
 
         Args:
             answer: says where the job is; None while that is not known.
         """
         self._answer = answer
-        self._listener: socket.socket | None = None
+        self._socket: socket.socket | None = None
+        self._listens = False
+
+    def open(self) -> None:
+        """Begin to listen."""
         with suppress(OSError):
-            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
-            self._listener = listener
-            listener.bind(f"\0{_PREFIX}{os.getpid()}.{os.urandom(4).hex()}")
-            listener.listen(16)
+            self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
+            self._socket.bind(f"\0{_PREFIX}{os.getpid()}.{os.urandom(4).hex()}")
+            self._socket.listen(16)
+            self._listens = True
 
     def fds(self) -> list[int]:
         """A descriptor that becomes readable when somebody asks."""
-        return [] if self._listener is None else [self._listener.fileno()]
+        # One that does not listen would be readable all the time.
+        return [self._socket.fileno()] if self._socket is not None and self._listens else []
 
     def step(self) -> None:
         """Answer those who have asked. Does not wait."""
-        while self._listener is not None:
+        while self._socket is not None and self._listens:
             try:
-                asking, _ = self._listener.accept()
+                asking, _ = self._socket.accept()
             except OSError:
                 return
             with asking, suppress(OSError):
@@ -57,9 +62,9 @@ class LocalSocket:
 
     def close(self) -> None:
         """Listen no more. Idempotent."""
-        if self._listener is not None:
-            self._listener.close()
-            self._listener = None
+        if self._socket is not None:
+            self._socket.close()
+            self._socket, self._listens = None, False
 
 
 def local_jobs() -> Iterator[LocalJob]:

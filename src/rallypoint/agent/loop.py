@@ -107,6 +107,8 @@ class AgentLoop:
             yield from self._executor.leave_events()
         if self._waits_for_others:
             self._executor.ask_progress()
+        else:
+            self._executor.end_live_line()
         self._answer_local_commands()
 
     def _answer_local_commands(self) -> None:
@@ -114,6 +116,7 @@ class AgentLoop:
             from rallypoint.agent.local_socket import LocalSocket
 
             self._local_socket = LocalSocket(self._rendezvous.local_job)
+            self._local_socket.open()
         self._local_socket.step()
 
     def _local_fds(self) -> list[int]:

@@ -53,6 +53,7 @@ from rallypoint.notices import PREEMPTION, SCALE
 from rallypoint.protocol import messages, operator_messages
 
 _STARTED = frozenset({Phase.RUNNING, Phase.BROKEN, Phase.FINISHED})
+_LEAVES = frozenset({Phase.ENDING, Phase.LEAVING, Phase.ENDED})
 
 
 def decide(status: PolicyState, event: steps.Event) -> Decision:
@@ -267,7 +268,7 @@ def _on_signal(status: PolicyState, event: steps.SignalArrived) -> Decision:
 
 
 def _on_drain_requested(status: PolicyState, event: operator_messages.DrainRequested) -> Decision:
-    if status.leave_signal:
+    if status.leave_signal or status.phase in _LEAVES:
         return status, ()
     why = f"{event.by} drains this node"
     if status.can_notify_workers:
@@ -298,7 +299,7 @@ def _on_link_up(status: PolicyState, event: messages.LinkUp) -> Decision:
 def _on_progress_text(status: PolicyState, event: messages.ProgressText) -> Decision:
     if status.phase is not Phase.FORMING or status.stopping:  # what this node waits for then is its own workers
         return status, ()
-    return status, (steps.LogLine(event.text, warning=event.warning),)
+    return status, (steps.LogLine(event.text, warning=event.warning, live=event.live),)
 
 
 def _on_differs(status: PolicyState, event: messages.ConfigDiffers) -> Decision:

@@ -136,10 +136,11 @@ class PostStopNotice(NamedTuple):
 
 
 class LogLine(NamedTuple):
-    """Log a line."""
+    """Log a line. A terminal shows the `live` words, if any, in a line that it rewrites: see `ProgressText`."""
 
     text: str
     warning: bool = False
+    live: tuple[str, str] = ("", "")
 
 
 class ReportStatus(NamedTuple):

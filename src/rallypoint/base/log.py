@@ -39,13 +39,24 @@ def ranges(numbers: Iterable[int]) -> list[str]:
     return [str(low) if low == high else f"{low}-{high}" for low, high in runs]
 
 
+ERASE_LINE = "\r\x1b[K"
+"""What a terminal takes the line away by that the cursor stands in."""
+
+
 class OutputLock:
     """The lock on an output that threads share, first come, first served."""
 
     def __init__(self) -> None:
         self.line_unfinished = False
         """Whether the last output has not ended its line."""
+        self.shows_live_line = False
+        """Whether the last output is a line that is rewritten in place: whoever writes erases it first."""
         self.reset_after_fork()
+
+    def take_live_line(self) -> str:
+        """What erases the live line, if one is shown; whose it is draws it again. With the lock held."""
+        shown, self.shows_live_line = self.shows_live_line, False
+        return ERASE_LINE if shown else ""
 
     def reset_after_fork(self) -> None:
         """Unlock, in a forked child, where the other threads do not exist."""
@@ -77,7 +88,8 @@ def print_error_line(text: str) -> None:
         return
     with STDERR_LOCK.hold(_LOCK_TIMEOUT):
         begun, STDERR_LOCK.line_unfinished = STDERR_LOCK.line_unfinished, False
-        sys.stderr.write(("\n" if begun else "") + text + "\n")  # in one piece: agents share a terminal
+        erase = STDERR_LOCK.take_live_line()
+        sys.stderr.write(("\n" if begun else erase) + text + "\n")  # in one piece: agents share a terminal
         sys.stderr.flush()
 
 

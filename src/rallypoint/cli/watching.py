@@ -13,11 +13,15 @@ if TYPE_CHECKING:
 
     from rallypoint.client.endpoint_resolver import DialTarget
     from rallypoint.client.watcher import WatcherSession
-    from rallypoint.protocol.observation import Command, CommandReply, Snapshot
+    from rallypoint.protocol.observation import Command, CommandReply, JobList, Snapshot
     from rallypoint.rendezvous.control_plane import LocalJob
 
 PHASE_CODES = {"running": 0, "waiting": 3, "forming": 3, "held back": 3, "failed": 4, "stopped": 4, "succeeded": 5}
 """What `rallyctl status` exits with, by phase; 1 where the job cannot be reached."""
+_UNCUT = 100_000
+"""Characters of a line where no terminal shows it."""
+_MOST_NAMED = 8
+"""How many jobs a sentence names."""
 
 
 def _targets(options: argparse.Namespace) -> list[DialTarget]:
@@ -87,8 +91,11 @@ def _status(options: argparse.Namespace) -> int:
         if len(jobs) != 1:
             return _list_local_jobs(jobs, options)
 
+    if options.watch:
+        return _watch(options)
+
     async def show(session: WatcherSession) -> int:
-        session.send(WatchRequest(follow=options.watch))
+        session.send(WatchRequest())
         while True:
             seen = await session.receive()
             if isinstance(seen, JobList):
@@ -96,10 +103,30 @@ def _status(options: argparse.Namespace) -> int:
                 return 0
             if isinstance(seen, Snapshot):
                 _print_status(seen, options)
-                if not options.watch or seen.detail:
-                    return PHASE_CODES[seen.phase.value]
+                return PHASE_CODES[seen.phase.value]
 
     return _with_session(options, show)
+
+
+def _watch(options: argparse.Namespace) -> int:
+    """Follow a job until it ends."""
+    import asyncio
+
+    from rallypoint.cli.exit import print_answer
+    from rallypoint.cli.following import Follower, Lines, display_for
+    from rallypoint.protocol.observation import JobList
+
+    display = display_for(options.json, print_answer)
+    try:
+        seen = asyncio.run(Follower(lambda: _targets(options), options.rdzv_id, display).run())
+    finally:
+        display.close()
+    if isinstance(seen, JobList):
+        _print_jobs(seen, options)
+        return 0
+    if not options.json and not isinstance(display, Lines):  # what was on the screen is gone with it
+        _print_status(seen, options)
+    return PHASE_CODES[seen.phase.value]
 
 
 def _list_local_jobs(jobs: list[LocalJob], options: argparse.Namespace) -> int:
@@ -137,6 +164,7 @@ def _print_jobs(jobs: Any, options: argparse.Namespace) -> None:
 
 def _print_status(snapshot: Snapshot, options: argparse.Namespace) -> None:
     import shutil
+    import sys
     import time
 
     from rallypoint.cli.exit import print_answer
@@ -148,7 +176,8 @@ def _print_status(snapshot: Snapshot, options: argparse.Namespace) -> None:
     else:
         from rallypoint.observe.status_text import status_lines
 
-        print_answer("\n".join(status_lines(snapshot, shutil.get_terminal_size((120, 24)).columns)))
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else _UNCUT
+        print_answer("\n".join(status_lines(snapshot, width)))
 
 
 def _command(options: argparse.Namespace, make: Callable[[str], Command]) -> int:
@@ -167,12 +196,23 @@ def _command(options: argparse.Namespace, make: Callable[[str], Command]) -> int
 
 
 async def _reply(session: WatcherSession) -> CommandReply:
-    from rallypoint.protocol.observation import CommandReply
+    from rallypoint.protocol.observation import CommandReply, JobList
 
     while True:
         seen = await session.receive()
         if isinstance(seen, CommandReply):
             return seen
+        if isinstance(seen, JobList):
+            raise _unnamed(seen)
+
+
+def _unnamed(jobs: JobList) -> RallypointError:
+    """What a control plane with several jobs, or none, says to a command that names none."""
+    if not jobs.jobs:
+        return RallypointError("the control plane has no job at the moment; nothing was changed")
+    names = ", ".join(each.job for each in jobs.jobs[:_MOST_NAMED])
+    more = f" and {len(jobs.jobs) - _MOST_NAMED} more" if len(jobs.jobs) > _MOST_NAMED else ""
+    return UserError(f"the control plane has several jobs ({names}{more}); name one by --rdzv-id")
 
 
 def _restart(options: argparse.Namespace) -> int:
@@ -221,7 +261,7 @@ def _stacks(options: argparse.Namespace) -> int:
             elif isinstance(seen, CommandReply):
                 break
             elif isinstance(seen, JobList):
-                raise UserError("the control plane has several jobs; name one by --rdzv-id")
+                raise _unnamed(seen)
         found = [each for data in parts.values() for each in decode_stacks(bytes(data))]
         if options.rank >= 0:
             found = [each for each in found if each.rank == options.rank]
@@ -249,7 +289,11 @@ def add_watching(verb: Verb) -> None:
     _add_job(status)
     output = status.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print JSON (docs/reference/status.md)")
-    output.add_argument("--watch", action="store_true", help="show it again after each change, until the job ends")
+    output.add_argument(
+        "--watch",
+        action="store_true",
+        help="follow the job until it ends: a live screen on a terminal (rallypoint[screen]), else a line a change",
+    )
     text = "End the round that runs and begin another, at no cost to --max-restarts."
     _add_job(verb("restart", "restart the workers of a job", text, "node1:29400", _restart))
     text = "End a job on all its nodes, with the verdict 'stopped'."

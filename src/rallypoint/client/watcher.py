@@ -65,6 +65,7 @@ class WatcherSession:
                 f"no control plane answers at {self._where.endpoint} ({error_words(error) or dialer.unfinished}); "
                 "check the endpoint, and that the job runs"
             ) from None
+        _keep_alive(self._session.writer.get_extra_info("socket"))
         return self
 
     async def __aexit__(
@@ -122,6 +123,13 @@ class WatcherSession:
 
     def _lost(self, why: str) -> UnreachableError:
         return UnreachableError(f"the control plane at {self._where.endpoint} was lost ({why})")
+
+
+def _keep_alive(connected: socket.socket) -> None:
+    """Who is only told things has to find out otherwise that nobody is there any more."""
+    connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
+        connected.setsockopt(socket.IPPROTO_TCP, option, value)
 
 
 def operator_name() -> str:

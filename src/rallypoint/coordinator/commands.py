@@ -28,6 +28,11 @@ class Plan(NamedTuple):
     operation: Operation | None = None
     drained: NodeId | None = None
 
+    @property
+    def size(self) -> NodeRange | None:
+        """How many nodes rounds have from now on, where that changes."""
+        return self.operation.size if isinstance(self.operation, Resize) else None
+
 
 class CommandRefused(Exception):
     """The command cannot be done; one sentence says why."""
@@ -67,6 +72,11 @@ def _drain(command: DrainCommand, state: State, sessions: SessionRegistry) -> Pl
     name = name_of(state, node)
     if node not in sessions:
         raise CommandRefused(f"{name} is not connected at the moment; try again when it is back")
+    if node in sessions.local_nodes:
+        raise CommandRefused(
+            f"{name} hosts the control plane of this job, which would go with it; "
+            "to end the job use 'rallyctl stop', to be free of this use 'rallyctl serve' or --rdzv-backend=etcd"
+        )
     return Plan(f"{command.by} drains {name}", drained=node)
 
 
@@ -111,7 +121,9 @@ def nodes_with_rank(rank: int, state: State) -> list[NodeId]:
     if rank < 0:
         return [node for node, _ in in_order]
     ends = itertools.accumulate(each.node_info.local_world_size for _, each in in_order)
-    for (node, _), end in zip(in_order, ends, strict=True):
+    for place, ((node, each), end) in enumerate(zip(in_order, ends, strict=True)):
+        if place != each.rank:
+            raise CommandRefused(f"a node with lower ranks has succeeded and left, so that nobody knows who has {rank}")
         if rank < end:
             return [node]
     raise CommandRefused(f"the job has no rank {rank}; see 'rallyctl status'")

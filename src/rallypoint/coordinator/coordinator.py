@@ -97,7 +97,8 @@ class Coordinator(JobState):
         self._completed_a_round = not self._restored and (state.complete or state.round > 0)
         self._observer.observe(state, now)
         self._take_size(state)
-        self.history.record(State(), state, now)
+        if not state.is_initial or state.verdict is not None:
+            self.history.taken_over(state, now)
         for node in known_to(state):
             self.sessions.reserve(node)
         if self._any_unreported():
@@ -168,10 +169,12 @@ class Coordinator(JobState):
         return sends
 
     def _on_report(self, speaker: SessionRecord, request: NodeReport, now: float) -> None:
-        self.watchers.report(speaker.node, request, now)
+        if self._watchers is not None:
+            self._watchers.report(speaker.node, request, now)
 
     def _on_collected(self, speaker: SessionRecord, request: CollectedPart, _now: float) -> None:
-        self.watchers.collected(speaker.node, request)
+        if self._watchers is not None:
+            self._watchers.collected(speaker.node, request)
 
     def tick(self, now: float) -> list[OutgoingNotification]:
         """Time has passed: end silent sessions, and look at the joins that wait for a moment."""
@@ -277,14 +280,22 @@ class Coordinator(JobState):
             self._started_with = self.settings
             liveness = self.sessions.liveness
             liveness.lease, liveness.outage_timeout = self.settings.lease, recovery_timeout(self.settings)
-        if request.group_world_size > self.settings.max_nodes:
-            return  # there was no such round of this job
+        if request.size is not None and self.state.size is None and request.size.min_nodes <= request.size.max_nodes:
+            self.state = self.state._replace(size=request.size)
+        self._take_size(self.state)
+        asked = self.settings
+        if request.group_world_size > asked.max_nodes:
+            if request.size is None:
+                return  # there was no such round of this job
+            asked = asked._replace(max_nodes=request.group_world_size)  # an operator has made the job smaller since
         self._restored = self._restored or request.round >= 0
         before = self.state
-        self.state = recovered(before, speaker.node, request, self.settings)
+        self.state = recovered(before, speaker.node, request, asked)
         if self.state is before:
             return
         self._observer.observe(self.state, now)
+        if (before.round, before.complete) != (self.state.round, self.state.complete):
+            self.history.taken_over(self.state, now)
         if self._any_unreported() and self._placeholders_until is None:
             self._placeholders_until = now + recovery_timeout(self.settings)
         if before.complete and self.state.round > before.round:

@@ -143,6 +143,11 @@ class Dispatcher:
         return len(self._deliver) - len(self._sessions_after_end) - len(self._watchers)
 
     @property
+    def watchers(self) -> int:
+        """How many sessions are open that are no nodes."""
+        return len(self._watchers)
+
+    @property
     def job(self) -> str | None:
         """The one job that nodes must be of. (With `dispatcher_for`, a dispatcher is a `JobDirectory` of one
         job.)"""

@@ -26,13 +26,14 @@ class JobHistory:
     def __init__(self) -> None:
         self.events: deque[Event] = deque(maxlen=MAX_EVENTS)
         self.failures: deque[Failure] = deque(maxlen=MAX_FAILURES)
-        self.phase_since = 0.0
-        """When a round last began or ended to form or run, or the job ended."""
+        self.phase_since: float | None = None
+        """When a round last began or ended to form or run, or the job ended; None before anything has happened."""
         self._number = 0
 
     def record(self, before: State, after: State, now: float) -> None:
         """The state has changed."""
-        if (before.round, before.complete, before.closed) != (after.round, after.complete, after.closed):
+        same = (before.round, before.complete, before.closed) == (after.round, after.complete, after.closed)
+        if self.phase_since is None or not same:
             self.phase_since = now
         if before.round != after.round and before.complete and after.ended is not None:
             self._record_round_end(after.ended, now)
@@ -48,6 +49,13 @@ class JobHistory:
             self.add("node lost", after.round, f"{lost.name}: {lost.reason.value}", now, lost.name)
         if after.verdict is not None and before.verdict is None:
             self._record_verdict(after.verdict, after.round, now)
+
+    def taken_over(self, state: State, now: float) -> None:
+        """A coordinator begins with what one before it, or a node, has told: since when it is so is not known."""
+        self.phase_since = now
+        runs = f"round {state.round} {'runs' if state.complete else 'forms'}"
+        how = runs if state.verdict is None else verdict_sentence(state.verdict)
+        self.add("coordinator started", state.round, f"another coordinator has taken over: {how}", now)
 
     def add(self, kind: str, round_: int, text: str, now: float, node: str = "") -> None:
         """Record an event; `text` is one sentence."""

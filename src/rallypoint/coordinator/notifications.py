@@ -97,6 +97,7 @@ def placements(state: State) -> dict[NodeId, Placement]:
             restarts=state.restarts,
             max_restarts=state.max_restarts,
             progress=state.progress.step,
+            size=state.size,
         )
         for (node, each), own in zip(in_order, ranks, strict=True)
     }

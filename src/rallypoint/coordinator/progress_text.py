@@ -41,6 +41,24 @@ def waiting_line(subject: RendezvousName, progress: Progress, wall: float) -> st
     return f"waiting for {subject}: {_joined_words(progress)}{_spare_words(progress, wall)}{_time_left_words(progress)}"
 
 
+def live_words(progress: Progress) -> tuple[str, str]:
+    """The same in short, for a line that is rewritten: what comes before the time that passes, and after it."""
+    joined, short = progress.joined, progress.min_nodes - progress.joined
+    if progress.spare:
+        return "waiting as a spare", f"all {progress.max_nodes} places of round {progress.round} are taken"
+    if progress.complete:
+        return "waiting for the next round", f"round {progress.round} runs with {_nodes(joined)}"
+    if short > 0:
+        least = "" if progress.min_nodes == progress.max_nodes else "at least "
+        who = f": {', '.join(map(printable, progress.expected))}" if progress.expected else ""
+        after = f"missing {least}{short}{who}"
+    elif progress.starts_in >= 0:
+        after = f"starting in {progress.starts_in:.0f} s"
+    else:
+        after = "enough; others may come" if progress.backoff <= 0 else f"held back for {progress.backoff:g} s"
+    return f"waiting for nodes: {joined} of {progress.max_nodes} joined", after
+
+
 def is_due(progress: Progress, said: ReportedProgress, now: float) -> bool:
     """Whether the line is due: how things stand has changed, or was last told a minute ago. Notes that it is told.
 
@@ -70,7 +88,7 @@ def in_words(
     """
     if isinstance(notification, Progress):
         due = notification.reports and is_due(notification, said, now)
-        return ProgressText(waiting_line(subject, notification, wall), due)
+        return ProgressText(waiting_line(subject, notification, wall), due, live_words(notification))
     if notification.progress is None:
         return notification
     return notification._replace(detail=timeout_sentence(subject, notification.progress, wall))

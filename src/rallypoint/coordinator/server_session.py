@@ -90,6 +90,8 @@ class ServerSession:
         self._dispatcher: Dispatcher | None = None
         self._command_refusal: str | None = None
         """Of a watcher: why it may give no commands, empty if it may; None for a node."""
+        self._listed = False
+        """Whether a watcher was told which jobs there are: there is nothing more to tell it."""
         self._leaving = False
         self._answered = False
         """Whether the last heartbeat was."""
@@ -119,6 +121,8 @@ class ServerSession:
                 self._dispatcher.receive_from_watcher(self.number, request, self._command_refusal)
                 return None
             return self.heartbeat() if payload == HEARTBEAT else self._on_request(self._dispatcher, payload)
+        if self._listed:
+            return None
         greeted = self._handshake.greeted
         if greeted is None:
             return self._answer(self._answer_to_hello(payload))
@@ -201,6 +205,7 @@ class ServerSession:
         self._output.send(codec.encode(welcome_watcher(record, dispatcher)))
         if dispatcher is None:
             self._output.send(codec.encode(JobList(self._jobs.summaries())))
+            self._listed = True
             return
         self._command_refusal = command_refusal(record, dispatcher.remote_control or self.signers is not None)
         self.number = dispatcher.attach_watcher(self._output.post, self._on_hang_up)

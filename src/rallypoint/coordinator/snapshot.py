@@ -72,7 +72,7 @@ def snapshot_of(
         job=settings.run_id,
         incarnation=incarnation,
         phase=phase_of(state, settings),
-        phase_for=now - history.phase_since,
+        phase_for=0.0 if history.phase_since is None else now - history.phase_since,
         round=state.round,
         min_nodes=settings.min_nodes,
         max_nodes=settings.max_nodes,
@@ -93,10 +93,12 @@ def _nodes(
 ) -> Iterator[NodeView]:
     in_order = sorted(state.participants.items(), key=lambda entry: (entry[1].rank, entry[0]))
     ranks = assign_worker_ranks([(each.node_info.role, each.node_info.local_world_size) for _, each in in_order])
-    for (node, each), own in zip(in_order, ranks, strict=True):
+    for place, ((node, each), own) in enumerate(zip(in_order, ranks, strict=True)):
         view = _node(state, sessions, node, NodeState.PARTICIPANT, each.node_info, now)
         if state.complete:
             view = _in_round(view, each.rank, own, node in state.succeeded, reports.get(node), state.round)
+        if place != each.rank:  # one before it has succeeded and gone, and nobody knows how many workers it had
+            view = view._replace(first_rank=-1)
         yield view
     for node, info in state.wait_list.items():
         yield _node(state, sessions, node, NodeState.WAITING, info, now)

@@ -10,6 +10,9 @@ from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.state import Settings
 from rallypoint.protocol.handshake import HandshakeError, Hello, Welcome
 
+MAX_WATCHERS = 64
+"""Sessions that may watch one job at a time: each is told all of it after each change."""
+
 
 class _Jobs(Protocol):
     def find(self, job: str) -> Dispatcher | None: ...
@@ -19,11 +22,13 @@ def watched_dispatcher(jobs: _Jobs, hello: Hello) -> Dispatcher | None:
     """The dispatcher of the job that a watcher names; None where it names none and there are several, or none.
 
     Raises:
-        HandshakeError: there is no such job.
+        HandshakeError: there is no such job, or enough watch it.
     """
     dispatcher = jobs.find(hello.job)
     if dispatcher is None and hello.job:
         raise HandshakeError(f"it has no job {hello.job!r}; leave --rdzv-id out for a list of its jobs")
+    if dispatcher is not None and dispatcher.watchers >= MAX_WATCHERS:
+        raise HandshakeError(f"{MAX_WATCHERS} sessions watch job {dispatcher.settings.run_id!r} already; end some")
     return dispatcher
 
 

@@ -11,12 +11,13 @@ Laws:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 from rallypoint.coordinator.commands import CommandRefused, nodes_with_rank, plan_command
 from rallypoint.coordinator.job_state import JobState
 from rallypoint.coordinator.snapshot import snapshot_of
-from rallypoint.membership.state import NodeId, name_of
+from rallypoint.membership.state import NodeId, name_of, names_of
 from rallypoint.protocol.observation import (
     CollectCommand,
     Command,
@@ -42,10 +43,14 @@ _ANSWER = 0.25
 """Seconds that nodes have to report before a watcher is answered without them."""
 _FRESH = 1.0
 """Seconds for which a report is not asked for again."""
-_REFRESH, _NODES_A_SECOND = 2.0, 500
-"""Seconds between the reports that are asked for while somebody follows; more where there are many nodes."""
+_REFRESH, _NODES_A_SECOND = 2.0, 100
+"""Seconds between the reports that are asked for while somebody follows; more where there are many nodes, so that those
+of thousands cost the coordinator no more than a few of their heartbeats."""
+_STARTED = 0.5
+"""Seconds after the start of a round until its workers are asked for, if somebody follows."""
 _COLLECT = 30.0
 """Seconds that nodes have to collect what a command asks for."""
+_MOST_NAMED = 8
 
 
 @dataclass(slots=True)
@@ -62,6 +67,8 @@ class _Collection:
     watcher: int
     missing: set[NodeId]
     until: float
+    lost: list[NodeId] = field(default_factory=list)
+    """Those that were lost before they had sent all of it."""
 
 
 class Watchers:
@@ -75,7 +82,8 @@ class Watchers:
         self._watchers: dict[int, _Watcher] = {}
         self._awaited: set[NodeId] = set()
         """Nodes that were asked for a report and have not answered."""
-        self._asked_at = -math.inf
+        self._asked_at, self._asked_round = -math.inf, -1
+        """When nodes were last asked, and in which round: what they said of another one is of no use."""
         self._due_at = math.inf
         self._told_at = -math.inf
         self._collections: dict[int, _Collection] = {}
@@ -114,7 +122,7 @@ class Watchers:
         job = self._job
         plan = plan_command(command, job.state, job.settings, job.sessions)
         job.history.add("command", job.state.round, plan.text, now)
-        job.send_to(job.sessions.nodes, OperatorAction(command.by, plan.text))
+        job.send_to(job.sessions.nodes, OperatorAction(command.by, plan.text, plan.size))
         if plan.drained is not None:
             job.send_to([plan.drained], DrainRequested(command.by))
         if plan.operation is not None:
@@ -127,6 +135,8 @@ class Watchers:
             if each.follows:
                 each.wants = True
                 self._due_at = min(self._due_at, max(now, self._told_at + _PAUSE))
+        if self._job.state.verdict is not None:  # at once: the coordinator may end with its job
+            self._tell(now)
 
     def _watch(self, session: int, follow: bool, now: float) -> None:
         watcher = self._watchers[session]
@@ -135,7 +145,9 @@ class Watchers:
         self._due_at = min(self._due_at, now + _ANSWER if self._awaited else now)
 
     def report(self, node: NodeId, report: NodeReport, now: float) -> None:
-        """A node reports."""
+        """A node reports. Who was not asked is not listened to."""
+        if node not in self._awaited:
+            return
         before = self._reports.get(node)
         self._reports[node] = report
         self._awaited.discard(node)
@@ -145,9 +157,15 @@ class Watchers:
             self._due_at = min(self._due_at, now)
 
     def forget(self, node: NodeId) -> None:
-        """A node is no more."""
+        """A node is no more: nobody waits for what it was asked."""
         self._reports.pop(node, None)
         self._awaited.discard(node)
+        for number, asked in list(self._collections.items()):
+            if node in asked.missing:
+                asked.missing.discard(node)
+                asked.lost.append(node)
+                if not asked.missing:
+                    self._collected(number)
 
     def tick(self, now: float) -> None:
         """Tell who is to be told, and ask nodes if somebody follows."""
@@ -194,9 +212,13 @@ class Watchers:
 
     def _collected(self, number: int) -> None:
         asked = self._collections.pop(number)
-        silent = sorted(name_of(self._job.state, node) for node in asked.missing)
-        detail = f"no answer within {_COLLECT:g} s from {', '.join(silent)}" if silent else ""
-        self.sends.append((asked.watcher, CommandReply(done=not silent, detail=detail)))
+        why = {f"no answer within {_COLLECT:g} s from": asked.missing, "lost meanwhile:": asked.lost}
+        detail = "; ".join(f"{what} {', '.join(self._names(nodes))}" for what, nodes in why.items() if nodes)
+        self.sends.append((asked.watcher, CommandReply(done=not detail, detail=detail)))
+
+    def _names(self, nodes: Iterable[NodeId]) -> Sequence[str]:
+        in_order = sorted(nodes)
+        return names_of(self._job.state, in_order, _MOST_NAMED)
 
     # Inside
 
@@ -205,13 +227,15 @@ class Watchers:
         state = self._job.state
         if not state.complete or state.closed or not any(each.follows for each in self._watchers.values()):
             return math.inf
+        if self._asked_round != state.round and self._job.history.phase_since is not None:
+            return self._job.history.phase_since + _STARTED
         return self._asked_at + max(_REFRESH, len(state.participants) / _NODES_A_SECOND)
 
     def _ask_nodes(self, now: float) -> None:
         job = self._job
-        if not job.state.complete or now - self._asked_at < _FRESH:
+        if not job.state.complete or (self._asked_round == job.state.round and now - self._asked_at < _FRESH):
             return
-        self._asked_at = now
+        self._asked_at, self._asked_round = now, job.state.round
         self._awaited = {each for each in job.state.participants if each in job.sessions}
         job.send_to(self._awaited, ReportRequested())
 

@@ -68,6 +68,8 @@ class ConsoleStream:
             return
         left: list[Buffer] = list(parts)
         if left:
+            if self._output_lock.shows_live_line:
+                left.insert(0, self._output_lock.take_live_line().encode())
             self._output_lock.line_unfinished = bytes(left[-1][-1:]) != b"\n"
         while left:
             try:

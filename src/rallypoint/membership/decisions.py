@@ -206,8 +206,11 @@ def _join_forming_round(operation: Join, state: State, node: NodeId, view: Clock
             else _heartbeat_or_sync(view, settings)
         )
     # While the places of survivors are kept for them, one more new node is a spare even though the round still forms.
-    kind = ActionKind.ADD_TO_PARTICIPANTS if has_place(state, node, settings) else ActionKind.ADD_TO_REDUNDANCY_LIST
-    return Action(kind, node_info=operation.node_info)
+    # There may be more survivors than places, once an operator has made the job smaller.
+    full = len(state.participants) >= settings.max_nodes
+    has_room = not full and has_place(state, node, settings)
+    act = ActionKind.ADD_TO_PARTICIPANTS if has_room else ActionKind.ADD_TO_REDUNDANCY_LIST
+    return Action(act, node_info=operation.node_info)
 
 
 def _rank_is_taken(operation: Join, state: State) -> bool:

@@ -131,10 +131,13 @@ def _node_table(snapshot: Snapshot) -> list[str]:
 
 def failure_sentence(failure: FailureView) -> str:
     """One failure, for people."""
-    ago = f"{duration(failure.seconds_ago)} ago, round {failure.round}"
-    if failure.rank < 0:
-        return f"{ago}: {failure.node} was lost: {failure.message}"
-    return f"{ago}: {failure.message}"
+    return f"{duration(failure.seconds_ago)} ago, {failure_text(failure)}"
+
+
+def failure_text(failure: FailureView) -> str:
+    """The same without its age."""
+    lost = f"{failure.node} was lost: " if failure.rank < 0 else ""
+    return f"round {failure.round}: {lost}{failure.message}"
 
 
 def _failures(snapshot: Snapshot) -> list[str]:

@@ -11,7 +11,7 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 
 from rallypoint.membership.operations import Close, Drain, Fail, Preempt, RecordProgress, Succeed
-from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, RoundEnd, Verdict
+from rallypoint.membership.state import NodeId, NodeInfo, NodeRange, Outcome, Reason, RoundEnd, Verdict
 from rallypoint.protocol.operator_messages import (
     CollectedPart,
     CollectRequested,
@@ -58,7 +58,7 @@ class ResumeRequest(NamedTuple):
     `incarnation` names the coordinator that it was known to, `node` is the name that it went by there. `round` is the
     last round that it had a place in (-1 for none), `origin` the coordinator that has completed it, `round_over` says
     whether the node knows that this round has ended, `last_ended_round` is the newest round of which it knows that (-1
-    for none), `failures` how many restarts it knows the job to have used. For `control_rank` see `Placement`.
+    for none), `failures` how many restarts it knows the job to have used. `control_rank` and `size`: see `Placement`.
     """
 
     incarnation: str
@@ -73,6 +73,7 @@ class ResumeRequest(NamedTuple):
     last_ended_round: int = -1
     joining: bool = False
     origin: str = ""
+    size: NodeRange | None = None
 
 
 Request = (
@@ -98,7 +99,8 @@ class Placement(NamedTuple):
     `restarts` is the number of restarts that the job has used so far, `max_restarts` how many it may use (-1 if nobody
     has said), `control_rank` the group rank of the node whose agent hosts the control plane, -1 if none does. `origin`
     is the incarnation of the coordinator that has completed the round; together with its number it names the round for
-    good. `progress` is the highest step that workers of the job had reported before, -1 for none.
+    good. `progress` is the highest step that workers of the job had reported before, -1 for none. `size` is how many
+    nodes rounds have, where an operator has changed that.
     """
 
     round: int
@@ -112,6 +114,7 @@ class Placement(NamedTuple):
     origin: str = ""
     max_restarts: int = -1
     progress: int = -1
+    size: NodeRange | None = None
 
 
 class Placed(NamedTuple):
@@ -246,11 +249,13 @@ class JoinRefused(NamedTuple):
 class ProgressText(NamedTuple):
     """How far the rendezvous is, in words; made on the node's own side, never sent.
 
-    `warning`: this node is the one to tell people.
+    `warning`: this node is the one to tell people. `live` is the same in short for a line that is rewritten: what comes
+    before the time that passes, and what comes after it.
     """
 
     text: str
     warning: bool
+    live: tuple[str, str] = ("", "")
 
 
 class LeaveReply(NamedTuple):

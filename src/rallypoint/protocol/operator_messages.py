@@ -5,6 +5,8 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import NamedTuple
 
+from rallypoint.membership.state import NodeRange
+
 MAX_PART = 48 * 1024
 """Bytes in one part of what travels in parts."""
 
@@ -60,7 +62,9 @@ class DrainRequested(NamedTuple):
 
 
 class OperatorAction(NamedTuple):
-    """An operator's command was carried out: a line for the log of every node."""
+    """An operator's command was carried out: a line for the log of every node. `size` is that of the rounds to come,
+    where the command has changed it: nodes know it when the control plane has forgotten."""
 
     by: str
     text: str
+    size: NodeRange | None = None

@@ -19,7 +19,7 @@ import math
 from typing import NamedTuple
 
 from rallypoint.membership.operations import Close, Drain, Fail, Preempt, RecordProgress, Succeed
-from rallypoint.membership.state import NodeId, NodeInfo
+from rallypoint.membership.state import NodeId, NodeInfo, NodeRange
 from rallypoint.protocol.messages import (
     Heartbeat,
     JobEnded,
@@ -38,7 +38,7 @@ from rallypoint.protocol.messages import (
     ResumeRequest,
     RoundEnded,
 )
-from rallypoint.protocol.operator_messages import CollectedPart, NodeReport
+from rallypoint.protocol.operator_messages import CollectedPart, NodeReport, OperatorAction
 
 
 class ResumeState(NamedTuple):
@@ -62,6 +62,8 @@ class ResumeState(NamedTuple):
     is_spare: bool = False
     repeated_requests: tuple[Fail | Succeed | Drain | Preempt | RecordProgress | Close, ...] = ()
     ended: bool = False
+    size: NodeRange | None = None
+    """How many nodes rounds have, where an operator has changed that."""
 
     @property
     def needs_coordinator(self) -> bool:
@@ -98,8 +100,15 @@ def after_notification(held: ResumeState, notification: Notification) -> ResumeS
         case Placed(placement=placement):
             failures = max(held.failures, placement.restarts)
             return held._replace(
-                placement=placement, round_over=False, failures=failures, join=None, repeated_requests=()
+                placement=placement,
+                round_over=False,
+                failures=failures,
+                join=None,
+                repeated_requests=(),
+                size=placement.size or held.size,
             )
+        case OperatorAction(size=NodeRange() as size):
+            return held._replace(size=size)
         case RoundEnded(end=end) if held.placement is None or end.round >= held.placement.round:
             failures = held.failures
             if held.placement is not None and end.cause is not None:
@@ -185,7 +194,8 @@ def _resume_request(held: ResumeState, node_info: NodeInfo, incarnation: str, no
     place = held.placement
     joining = held.join is not None
     if place is None:
-        return ResumeRequest(incarnation, node, node_info, last_ended_round=held.last_ended_round, joining=joining)
+        last = held.last_ended_round
+        return ResumeRequest(incarnation, node, node_info, last_ended_round=last, joining=joining, size=held.size)
     return ResumeRequest(
         incarnation,
         node,
@@ -199,6 +209,7 @@ def _resume_request(held: ResumeState, node_info: NodeInfo, incarnation: str, no
         round_over=held.round_over,
         last_ended_round=held.last_ended_round,
         joining=joining,
+        size=held.size,
     )
 
 

@@ -21,6 +21,7 @@ JOB = LocalJob(os.getpid(), "job", "c10d", "127.0.0.1:29400")
 def answering(job: LocalJob | None) -> Iterator[LocalSocket]:
     """An agent's socket, stepped as the agent's loop does it."""
     served = LocalSocket(lambda: job)
+    served.open()
     ended = threading.Event()
 
     def serve() -> None:
@@ -74,8 +75,21 @@ def test_what_is_no_agents_answer_is_passed_over(answer: bytes) -> None:
 
 def test_a_closed_socket_has_nothing_to_wait_for() -> None:
     served = LocalSocket(lambda: JOB)
+    served.open()
     assert len(served.fds()) == 1
     served.close()
     served.close()
     assert served.fds() == []
     served.step()
+
+
+def test_an_agent_without_a_name_of_its_own_waits_for_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "urandom", lambda count: b"\0" * count)
+    first, second = LocalSocket(lambda: JOB), LocalSocket(lambda: JOB)
+    for each in (first, second):
+        each.open()
+    assert len(first.fds()) == 1
+    assert second.fds() == [], "a socket that does not listen is readable all the time"
+    second.step()
+    for each in (first, second):
+        each.close()

@@ -1,0 +1,98 @@
+"""The line of an agent that waits for others, rewritten in place where standard error is a terminal.
+
+Laws:
+
+1. Who else writes there erases it first (`base.log.OutputLock`), so that no line of theirs is mixed with it.
+2. A terminal that takes nothing at the moment is not waited for: the line is left out.
+3. A background job of the shell draws nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+from contextlib import suppress
+
+from rallypoint.base.log import ERASE_LINE, STDERR_LOCK
+
+_STDERR = 2
+_LOCK_TIMEOUT = 0.1
+"""Seconds that it waits for others who write; else it is left out this time."""
+_LEAST_WIDTH = 20
+
+
+def shows_live_line() -> bool:
+    """Whether standard error is a terminal that can rewrite a line."""
+    return os.isatty(_STDERR) and os.environ.get("TERM", "dumb") not in {"", "dumb", "unknown"}
+
+
+class LiveLine:
+    """One line, from `show` until `end`."""
+
+    def __init__(self, since: float) -> None:
+        """Nothing is shown yet.
+
+        Args:
+            since: from when the time that passes is counted, on the clock of `now` of the others.
+        """
+        self._since = since
+        self._words = ("", "")
+
+    def show(self, words: tuple[str, str], now: float) -> None:
+        """Show what comes before the time that passes, and what comes after it."""
+        self._words = words
+        self.redraw(now)
+
+    def redraw(self, now: float) -> None:
+        """Show the same with the time that has passed until now."""
+        if self._words[0]:
+            _write(composed(self._words, now - self._since, _width()))
+
+    def end(self) -> None:
+        """Take the line away. Idempotent."""
+        self._words = ("", "")
+        if STDERR_LOCK.shows_live_line:
+            _write("")
+
+
+def composed(words: tuple[str, str], seconds: float, width: int) -> str:
+    """The line in at most so many columns."""
+    before, after = words
+    text = f"{before}, {_elapsed(seconds)}{f', {after}' if after else ''}"
+    most = max(_LEAST_WIDTH, width - 1)  # a terminal wraps behind its last column
+    return text if len(text) <= most else f"{text[: most - 1]}…"
+
+
+def _elapsed(seconds: float) -> str:
+    whole = int(seconds)
+    return f"{whole} s" if whole < 120 else f"{whole // 60} min {whole % 60} s"
+
+
+def _width() -> int:
+    try:
+        return os.get_terminal_size(_STDERR).columns or 80
+    except OSError:
+        return 80
+
+
+def _in_foreground() -> bool:
+    try:
+        return os.tcgetpgrp(_STDERR) == os.getpgrp()
+    except OSError:  # a terminal that is not the one of our session has no jobs
+        return True
+
+
+def _write(text: str) -> None:
+    """Put this in the place of the line, or, if it is empty, nothing."""
+    if not _in_foreground():
+        return
+    writable = select.poll()
+    writable.register(_STDERR, select.POLLOUT)
+    if not writable.poll(0):
+        return
+    with STDERR_LOCK.hold(_LOCK_TIMEOUT), suppress(OSError):
+        begun = "\n" if STDERR_LOCK.line_unfinished and text else ERASE_LINE
+        os.write(_STDERR, f"{begun}{text}".encode())
+        if text:
+            STDERR_LOCK.line_unfinished = False
+        STDERR_LOCK.shows_live_line = bool(text)

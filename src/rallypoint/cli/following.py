@@ -1,0 +1,204 @@
+"""`rallyctl status --watch`: a job is followed until it ends, through restarts of its control plane."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from rallypoint.base.errors import RallypointError
+from rallypoint.client.endpoint_resolver import DialTarget
+from rallypoint.client.watcher import UnreachableError, WatcherSession
+from rallypoint.protocol.handshake import HandshakeError
+from rallypoint.protocol.observation import JobList, Snapshot, WatchRequest
+
+_ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+_AWAY = 60.0
+"""Seconds for which a control plane may be out of reach that was reached before."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.2, 2.0
+"""Seconds between two attempts to reach it, at first and at most."""
+
+
+class Display(Protocol):
+    """What shows a job to somebody who follows it."""
+
+    def show(self, snapshot: Snapshot) -> None:
+        """The job stands so now."""
+
+    def note(self, text: str) -> None:
+        """Something about what is shown; empty when that is over."""
+
+    def close(self) -> None:
+        """Nothing more is shown. Idempotent."""
+
+
+class Lines:
+    """One line a change."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        from rallypoint.observe.change_lines import ChangeLines
+
+        self._changes = ChangeLines()
+        self._write = write
+
+    def show(self, snapshot: Snapshot) -> None:
+        """The job stands so now."""
+        for line in self._changes.lines(snapshot, time.time()):
+            self._write(line)
+
+    def note(self, text: str) -> None:
+        """Something about what is shown."""
+        from rallypoint.observe.change_lines import clock_time
+
+        if text:
+            self._write(f"{clock_time(time.time())} {text}")
+
+    def close(self) -> None:
+        """Nothing more is shown."""
+
+
+class JsonLines:
+    """Each snapshot as JSON on one line."""
+
+    def __init__(self, write: Callable[[str], None]) -> None:
+        self._write = write
+
+    def show(self, snapshot: Snapshot) -> None:
+        """The job stands so now."""
+        import json
+
+        from rallypoint.observe.status_json import status_fields
+
+        self._write(json.dumps(status_fields(snapshot, time.time())))
+
+    def note(self, text: str) -> None:
+        """For people, and so not among the JSON."""
+        from rallypoint.cli.exit import print_error
+
+        if text:
+            print_error(f"rallyctl: {text}")
+
+    def close(self) -> None:
+        """Nothing more is shown."""
+
+
+def display_for(json: bool, write: Callable[[str], None]) -> Display:
+    """A live screen on a terminal that can show one, where `rich` is installed; else lines."""
+    if json:
+        return JsonLines(write)
+    if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in {"", "dumb", "unknown"}:
+        return Lines(write)
+    try:
+        from rallypoint.observe.screen import Screen
+    except ImportError:
+        write("for a live screen install rallypoint[screen]; without it each change is a line")
+        return Lines(write)
+    return Screen()
+
+
+class Follower:
+    """Follows one job."""
+
+    def __init__(self, targets: Callable[[], Sequence[DialTarget]], job: str, display: Display) -> None:
+        """Nothing is opened yet.
+
+        Args:
+            targets: finds out where the control plane may be; asked again after it was lost.
+            job: the job's id; empty for the one job that there is.
+            display: is shown what comes.
+        """
+        self._targets = targets
+        self._job = job
+        self._display = display
+        self._last: Snapshot | None = None
+        self._lost_at = 0.0
+        self._noted = False
+
+    async def run(self) -> Snapshot | JobList:
+        """Follow the job to its end. Returns how it ended, or, where several jobs are there, which.
+
+        Raises:
+            RallypointError: it cannot be reached, or not any more.
+        """
+        pause = _FIRST_PAUSE
+        with _TerminalSignals(self._display):
+            while True:
+                try:
+                    return await self._follow()
+                except (RallypointError, HandshakeError) as error:
+                    if self._last is None:
+                        raise error if isinstance(error, RallypointError) else RallypointError(str(error)) from None
+                    pause = self._lost(error, pause)
+                    await asyncio.sleep(pause)
+
+    def _lost(self, error: Exception, pause: float) -> float:
+        """The control plane does not answer. Returns how long to wait until the next attempt."""
+        now = time.monotonic()
+        if not self._noted:
+            self._noted, self._lost_at, pause = True, now, _FIRST_PAUSE / 2
+            self._display.note("the control plane is out of reach; connecting again")
+        if now - self._lost_at >= _AWAY:
+            raise RallypointError(
+                f"the control plane has been out of reach for {_AWAY:g} s ({error}); if the job has not ended, look at "
+                "the log of one of its nodes"
+            ) from None
+        return min(2 * pause, _LONGEST_PAUSE)
+
+    async def _follow(self) -> Snapshot | JobList:
+        failure: Exception = RallypointError("nobody is coordinator at the moment")
+        # It may ask etcd, or the agents of this machine.
+        for target in await asyncio.to_thread(self._targets):
+            try:
+                async with WatcherSession(target, self._job) as session:
+                    session.send(WatchRequest(follow=True))
+                    return await self._listen(session)
+            except (UnreachableError, HandshakeError) as error:
+                failure = error
+        raise failure
+
+    async def _listen(self, session: WatcherSession) -> Snapshot | JobList:
+        while True:
+            seen = await session.receive()
+            if isinstance(seen, JobList) and self._last is None:
+                return seen
+            if not isinstance(seen, Snapshot):
+                continue
+            if self._noted:
+                self._noted = False
+                again = self._last is not None and self._last.incarnation == seen.incarnation
+                self._display.note(f"the control plane is in reach again{'' if again else ', started anew'}")
+                self._display.note("")
+            self._last, self._job = seen, seen.job
+            self._display.show(seen)
+            if seen.detail:
+                return seen
+
+
+class _TerminalSignals:
+    """While inside, who has taken a terminal redraws it when its size changes, and gives it back before it ends by a
+    signal."""
+
+    def __init__(self, display: Display) -> None:
+        self._display = display
+        self._redraw: Callable[[], None] | None = getattr(display, "redraw", None)
+
+    def __enter__(self) -> None:
+        if self._redraw is not None:
+            loop = asyncio.get_running_loop()
+            loop.add_signal_handler(signal.SIGWINCH, self._redraw)
+            for number in _ENDINGS:
+                loop.add_signal_handler(number, self._end_by, number)
+
+    def __exit__(self, *_error: object) -> None:
+        if self._redraw is not None:
+            for number in (signal.SIGWINCH, *_ENDINGS):
+                asyncio.get_running_loop().remove_signal_handler(number)
+
+    def _end_by(self, number: int) -> None:
+        self._display.close()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)

@@ -1,0 +1,122 @@
+"""The line of an agent that waits, on a terminal beside the lines of others."""
+
+from __future__ import annotations
+
+import os
+import re
+import select
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from rallypoint.agent.live_line import LiveLine, composed, shows_live_line
+from rallypoint.base.log import STDERR_LOCK, print_error_line
+from rallypoint.coordinator.progress_text import live_words
+from rallypoint.logs.console import Console
+from rallypoint.protocol.messages import Progress
+
+WORDS = ("waiting for nodes: 27 of 32 joined", "missing at least 5")
+FORMING = Progress(0, False, 27, 32, 32, (), False)
+
+
+@contextmanager
+def terminal(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """Standard error is a terminal; yields its other end."""
+    reading, writing = os.openpty()
+    saved = os.dup(2)
+    os.dup2(writing, 2)
+    monkeypatch.setenv("TERM", "xterm")
+    with os.fdopen(os.dup(2), "w") as stream:
+        monkeypatch.setattr(sys, "stderr", stream)
+        try:
+            yield reading
+        finally:
+            os.dup2(saved, 2)
+            STDERR_LOCK.take_live_line()
+            STDERR_LOCK.line_unfinished = False
+            for fd in (reading, writing, saved):
+                os.close(fd)
+
+
+def screen(data: bytes) -> list[str]:
+    """The lines of a terminal to which this was written."""
+    lines = [""]
+    for part in re.split(r"(\n|\r\x1b\[K|\r)", data.decode().replace("\r\n", "\n")):
+        if part == "\n":
+            lines.append("")
+        elif part == "\r\x1b[K":
+            lines[-1] = ""
+        elif part != "\r":
+            lines[-1] += part
+    return lines
+
+
+def shows(reading: int, lines: list[str]) -> None:
+    """What is written from now on comes to these lines; a terminal hands it over in pieces."""
+    data = b""
+    while screen(data) != lines:
+        assert select.select([reading], [], [], 10.0)[0], f"{screen(data)} instead of {lines}"
+        data += os.read(reading, 4096)
+
+
+def test_the_line_is_rewritten_in_place_and_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal(monkeypatch) as reading:
+        assert shows_live_line()
+        line = LiveLine(100.0)
+        line.show(WORDS, 141.0)
+        shows(reading, ["waiting for nodes: 27 of 32 joined, 41 s, missing at least 5"])
+        line.redraw(142.0)
+        shows(reading, ["waiting for nodes: 27 of 32 joined, 42 s, missing at least 5"])
+        line.end()
+        line.end()
+        line.redraw(143.0)
+        os.write(2, b".")
+        shows(reading, ["."])
+
+
+def test_lines_of_others_are_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal(monkeypatch) as reading:
+        console = Console(2, 2)
+        worker = console.err()
+        line = LiveLine(0.0)
+        line.show(WORDS, 1.0)
+        print_error_line("W a line of the log")
+        line.redraw(2.0)
+        worker.write(b"[default0]:a worker's line\n")
+        line.redraw(3.0)
+        worker.write(b"a line that is not")
+        line.redraw(4.0)
+        line.end()
+        print_error_line("the last")
+        for sink in console.sinks:
+            sink.close()
+        shows(reading, ["W a line of the log", "[default0]:a worker's line", "a line that is not", "the last", ""])
+
+
+def test_a_terminal_that_cannot_rewrite_gets_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    with terminal(monkeypatch):
+        monkeypatch.setenv("TERM", "dumb")
+        assert not shows_live_line()
+    assert not os.isatty(2) or os.environ.get("TERM") != "dumb"
+
+
+@pytest.mark.parametrize("width", [20, 40, 61, 200])
+def test_the_line_fits_the_terminal(width: int) -> None:
+    assert len(composed(WORDS, 41.0, width)) < max(width, 21)
+
+
+@pytest.mark.parametrize(
+    ("progress", "before", "after"),
+    [
+        (FORMING, "waiting for nodes: 27 of 32 joined", "missing 5"),
+        (FORMING._replace(min_nodes=30), "waiting for nodes: 27 of 32 joined", "missing at least 3"),
+        (FORMING._replace(expected=("b\x1b[2J", "c")), "waiting for nodes: 27 of 32 joined", "missing 5: b?[2J, c"),
+        (FORMING._replace(min_nodes=2, starts_in=3.0), "waiting for nodes: 27 of 32 joined", "starting in 3 s"),
+        (FORMING._replace(spare=True, complete=True), "waiting as a spare", "all 32 places of round 0 are taken"),
+        (FORMING._replace(complete=True), "waiting for the next round", "round 0 runs with 27 nodes"),
+    ],
+)
+def test_what_is_waited_for(progress: Progress, before: str, after: str) -> None:
+    assert live_words(progress) == (before, after)

@@ -1,0 +1,249 @@
+"""What commands do where a job is between rounds, made smaller, taken over, or asked by several at once."""
+
+from __future__ import annotations
+
+import pytest
+
+from rallypoint.agent.policy import decide
+from rallypoint.agent.policy_state import Phase as AgentPhase
+from rallypoint.agent.policy_state import PolicyState
+from rallypoint.coordinator.coordinator import Coordinator
+from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.coordinator.watcher_access import MAX_WATCHERS, watched_dispatcher
+from rallypoint.membership.operations import Fail
+from rallypoint.membership.state import NodeId, NodeInfo, NodeRange, Settings
+from rallypoint.protocol.handshake import PROTOCOL_VERSION, HandshakeError, Hello
+from rallypoint.protocol.messages import JoinRequest, Placed, ResumeRequest
+from rallypoint.protocol.observation import (
+    CollectCommand,
+    CommandReply,
+    DrainCommand,
+    Phase,
+    ResizeCommand,
+    RestartCommand,
+    SnapshotPart,
+    StopCommand,
+    WatchRequest,
+)
+from rallypoint.protocol.operator_messages import (
+    CollectedPart,
+    CollectKind,
+    CollectRequested,
+    DrainRequested,
+    NodeReport,
+    OperatorAction,
+    ReportRequested,
+)
+from rallypoint.protocol.resume_state import ResumeState, after_notification, requests_to_repeat
+from tests.unit.coordinator.test_watching import BY, CAUSE, WATCHER, Job, running, snapshot_in
+
+JOINED = JoinRequest(NodeInfo("default", 2, "", 7000, None, 3), 600.0)
+
+
+def hosts(job: Job) -> tuple[list[str], list[str]]:
+    """The participants, and the spares."""
+    state = job.coordinator.state
+    return [each.host for each in state.participants], [each.host for each in state.redundancy_list]
+
+
+def test_a_job_that_waits_for_too_many_goes_on_with_those_that_are_there_when_it_is_made_smaller() -> None:
+    job = Job(Settings("job", 4, 4, last_call_timeout=5.0))
+    for name in "ab":
+        job.node(name)
+    assert job.command(ResizeCommand(BY, 2, 3)).done
+    assert job.status().phase is Phase.FORMING, "another may come until the last call is over"
+    job.wait(5.0)
+    assert job.coordinator.state.complete
+    assert hosts(job) == (["a", "b"], [])
+
+
+def test_those_who_have_no_place_any_more_are_spares() -> None:
+    job = Job(Settings("job", 4, 4, last_call_timeout=5.0))
+    for name in "abc":
+        job.node(name)
+    assert job.command(ResizeCommand(BY, 1, 2)).done
+    assert job.coordinator.state.complete
+    assert hosts(job) == (["a", "b"], ["c"])
+
+
+def test_a_round_that_is_held_back_is_not_larger_than_the_job_was_made() -> None:
+    job = Job(Settings("job", 3, 3, last_call_timeout=0.0, restart_backoff=10.0))
+    for name in "abc":
+        job.node(name)
+    job.hears("b", Fail(0, CAUSE, 3))
+    assert job.command(ResizeCommand(BY, 1, 2)).done
+    for name in "abc":
+        job.hears(name, JOINED)
+    assert hosts(job) == (["a", "b"], ["c"])
+    assert job.status().phase is Phase.HELD_BACK
+    assert "no round runs" in job.command(RestartCommand(BY)).detail
+    job.wait(10.0)
+    assert (job.coordinator.state.complete, job.coordinator.state.round) == (True, 1)
+
+
+def test_waiting_nodes_are_spares_where_the_job_is_made_smaller() -> None:
+    job = Job(Settings("job", 2, 2, last_call_timeout=0.0))
+    for name in "abc":
+        job.node(name)
+    assert job.command(ResizeCommand(BY, 1, 3)).done
+    assert [each.host for each in job.coordinator.state.wait_list] == ["c"]
+    assert job.command(ResizeCommand(BY, 1, 2)).done
+    assert not job.coordinator.state.wait_list
+    assert hosts(job) == (["a", "b"], ["c"])
+
+
+@pytest.mark.parametrize("size", [NodeRange(1, 4), NodeRange(1, 2)], ids=["larger", "smaller than its round"])
+def test_a_control_plane_that_has_forgotten_all_learns_the_size_from_the_nodes(size: NodeRange) -> None:
+    job = running("a", "b", "c")
+    assert job.command(ResizeCommand(BY, *size)).done
+    (action,) = {each for _, each in job.sent if isinstance(each, OperatorAction)}
+    placed = next(each for session, each in running("a", "b", "c").sent if isinstance(each, Placed))
+    held = after_notification(after_notification(ResumeState(node_info=JOINED.node_info), placed), action)
+    held = held._replace(last_identity=("inc", NodeId("10.0.0.97", 7, 0, "a")))
+    (resumed,) = requests_to_repeat(held, 0.0)
+    assert isinstance(resumed, ResumeRequest)
+    settings = Settings("job", 3, 3, last_call_timeout=0.0)
+    fresh = Coordinator(settings, "another", learns_settings=True)
+    record = SessionRecord(NodeId("10.0.0.97", 7, 0, "a"), "10.0.0.97", settings=settings)
+    fresh.open(1, record, 0.0)
+    fresh.receive(1, resumed, 0.0)
+    assert (fresh.settings.min_nodes, fresh.settings.max_nodes) == size
+    assert (fresh.state.complete, len(fresh.state.participants)) == (True, 3), "its round runs on"
+
+
+def test_a_place_says_the_size_that_an_operator_has_set() -> None:
+    job = running("a", "b")
+    job.command(ResizeCommand(BY, 1, 2))
+    job.command(RestartCommand(BY))
+    told = job.hears("a", JOINED) + job.hears("b", JOINED)
+    assert {each.placement.size for _, each in told if isinstance(each, Placed)} == {NodeRange(1, 2)}
+
+
+def test_the_node_that_hosts_the_control_plane_is_not_drained() -> None:
+    job = Job(Settings("job", 1, 1, last_call_timeout=0.0))
+    record = SessionRecord(NodeId("10.0.0.1", 7, 0, "host"), "10.0.0.1", in_this_process=True, local=True, leased=False)
+    job.coordinator.open(1, record, job.now)
+    job.coordinator.receive(1, JOINED, job.now)
+    before = job.coordinator.state
+    reply = job.command(DrainCommand(BY, "host"))
+    assert not reply.done
+    assert "hosts the control plane" in reply.detail
+    assert job.sent == [(WATCHER, reply)]
+    assert job.coordinator.state is before
+
+
+def test_a_spare_and_a_node_that_waits_can_be_drained() -> None:
+    job = Job(Settings("job", 2, 2, last_call_timeout=0.0))
+    for name in "abc":
+        job.node(name)
+    assert job.command(DrainCommand(BY, "c")).done
+    assert [session for session, each in job.sent if isinstance(each, DrainRequested)] == [ord("c")]
+
+
+@pytest.mark.parametrize("phase", [AgentPhase.ENDING, AgentPhase.LEAVING, AgentPhase.ENDED])
+def test_a_drain_does_not_change_how_an_agent_ends_that_ends_already(phase: AgentPhase) -> None:
+    status = PolicyState(phase=phase, round=0)
+    assert decide(status, DrainRequested(BY)) == (status, ())
+
+
+def test_of_two_operators_each_is_told_what_came_of_its_own_command() -> None:
+    job = running("a", "b")
+    other = WATCHER + 1
+    job.coordinator.watchers.open(other)
+    told = []
+    for session in (WATCHER, other):
+        told += job.told(job.coordinator.receive_from_watcher(session, RestartCommand(BY), job.now))
+    replies = {session: each.done for session, each in told if isinstance(each, CommandReply)}
+    assert replies == {WATCHER: True, other: False}
+    assert job.coordinator.state.ledger.requested == 1
+
+
+def test_how_long_a_job_waits_counts_from_its_first_node() -> None:
+    job = Job(now=90_000.0)
+    assert job.status().phase_for == 0.0
+    job.node("a")
+    job.wait(3.0)
+    assert job.status().phase_for == 3.0
+
+
+def test_who_takes_over_says_so_and_does_not_tell_of_a_round_that_started() -> None:
+    job = running("a", "b")
+    fresh = Coordinator(job.settings, "inc")
+    fresh.restore(job.coordinator.state, 90_000.0)
+    seen = fresh.watchers.snapshot(90_001.0)
+    assert seen.phase_for == pytest.approx(1.0)
+    assert [each.kind.value for each in seen.events] == ["coordinator started"]
+    assert "round 0 runs" in seen.events[0].text
+
+
+def test_nodes_are_asked_again_at_once_when_a_round_has_started() -> None:
+    job = running("a", "b")
+    job.ask(WatchRequest())
+    for name in "ab":
+        job.hears(name, NodeReport(0, (1, 2)))
+    job.command(RestartCommand(BY))
+    for name in "ab":
+        job.hears(name, JOINED)
+    told = job.ask(WatchRequest())
+    assert sum(isinstance(each, ReportRequested) for _, each in told) == 2
+    for name in "ab":
+        told = job.hears(name, NodeReport(1, (3, 4)))
+    seen = snapshot_in(told + job.told(job.coordinator.tick(job.now)))
+    assert [each.report and each.report.pids for each in seen.nodes] == [(3, 4)] * 2
+
+
+def test_who_follows_a_large_job_sees_the_workers_of_a_new_round_soon() -> None:
+    job = running(*(chr(number) for number in range(0x100, 0x100 + 400)))
+    job.ask(WatchRequest(follow=True))
+    job.command(RestartCommand(BY))
+    for session, _ in list(job.coordinator.sessions):
+        job.hears(chr(session), JOINED)
+    asked = [session for session, each in job.wait(0.6) if isinstance(each, ReportRequested)]
+    assert len(asked) == 400
+    assert not any(isinstance(each, ReportRequested) for _, each in job.wait(2.2)), "and then now and again"
+
+
+def test_what_nobody_asked_for_is_not_listened_to() -> None:
+    coordinator = Coordinator(Settings("job", 1, 1, last_call_timeout=0.0), "inc")
+    coordinator.open(1, SessionRecord(NodeId("10.0.0.1", 7, 0, "a"), "10.0.0.1"), 0.0)
+    coordinator.receive(1, JOINED, 0.0)
+    for said in (NodeReport(0, (666,)), CollectedPart(1, b"x", True)):
+        assert coordinator.receive(1, said, 0.0) == []
+    assert coordinator._watchers is None, "nothing is kept for watchers before one has come"
+    coordinator.watchers.open(WATCHER)
+    coordinator.receive(1, NodeReport(0, (666,)), 0.0)
+    assert all(each.report is None for each in coordinator.watchers.snapshot(0.0).nodes)
+    assert coordinator.pop_watcher_sends() == []
+
+
+def test_nobody_waits_for_a_node_that_is_lost_while_it_collects() -> None:
+    job = running("a", "b")
+    told = job.ask(CollectCommand(BY, CollectKind.STACKS))
+    number = next(each.number for _, each in told if isinstance(each, CollectRequested))
+    job.hears("a", CollectedPart(number, b"x", True))
+    told = job.told(job.coordinator.close(ord("b"), job.now))
+    assert [each for session, each in told if isinstance(each, CommandReply)] == [
+        CommandReply(False, "lost meanwhile: b (rank 1)")
+    ]
+
+
+def test_a_stop_of_a_job_that_is_over_says_so() -> None:
+    job = running("a", "b")
+    assert job.command(StopCommand(BY)).done
+    reply = job.command(StopCommand(BY))
+    assert (reply.done, reply.detail) == (False, "the job has stopped already")
+
+
+def test_only_so_many_watch_one_job() -> None:
+    dispatcher = Dispatcher(Settings("job", 1, 1))
+    hello = Hello(PROTOCOL_VERSION, "job", b"", "10.0.0.9", 7, 0, False, dispatcher.settings, "", "h", True)
+    told: list[object] = []
+    for _ in range(MAX_WATCHERS):
+        assert watched_dispatcher(dispatcher, hello) is dispatcher
+        last = dispatcher.attach_watcher(told.append, told.append)
+    with pytest.raises(HandshakeError, match="64 sessions watch job 'job' already"):
+        watched_dispatcher(dispatcher, hello)
+    dispatcher.detach(last)
+    assert watched_dispatcher(dispatcher, hello) is dispatcher
+    assert not any(isinstance(each, SnapshotPart) for each in told)
