@@ -301,7 +301,7 @@ TARGETS = {
     "probes": Target(
         probes,
         lambda: [b"GET /healthz HTTP/1.1\r\nHost: a\r\n\r\n", b"HEAD /status?x HTTP/1.0\r\n\r\n"],
-        ("health/http.py",),
+        ("base/http.py", "health/http.py"),
     ),
     "events": Target(events, _event_seeds, ("telemetry/events.py",)),
     "late-imports": Target(

@@ -51,7 +51,11 @@ class WatcherSession:
         self._data = bytearray()
 
     async def __aenter__(self) -> WatcherSession:
-        """Open the session.
+        """Open the session, unless it is."""
+        return self if self._session is not None else await self.open()
+
+    async def open(self) -> WatcherSession:
+        """Open the session; it is to be left as a context manager all the same.
 
         Raises:
             UnreachableError: nobody answers.

@@ -10,11 +10,13 @@ import os
 import threading
 import time
 from collections.abc import Callable, Mapping
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from rallypoint.base.log import get_logger
 from rallypoint.base.loop import LoopError, LoopThread, shared_loop
-from rallypoint.health.http import HealthView
+from rallypoint.base.http import Answer, Handler, RequestError, parse, refusal
+from rallypoint.health.http import HealthView, reply_to
 
 if TYPE_CHECKING:
     import asyncio
@@ -31,7 +33,7 @@ _CLOSE_TIMEOUT = 2.0
 class HealthCheckServer:
     """Answers `GET /healthz` with 200, or with 503 once the last progress is older than the timeout; `/status` as JSON.
 
-    It answers between `start` and `stop`, on all interfaces of this machine; it can be started again.
+    `/livez` is the same as `/healthz`, and `/readyz` is well while the workers run. It answers between `start` and `stop`, on all interfaces of this machine; it can be started again.
 
     Args:
         alive_callback: returns the time of the last progress, in epoch seconds, at once; called on the loop's thread.
@@ -39,6 +41,7 @@ class HealthCheckServer:
         timeout: seconds.
         status: what else `/status` shows; called like the other.
         loop: where to serve; the process's shared loop by default.
+        others: answers requests for anything else, if that is known; 404 otherwise.
     """
 
     def __init__(
@@ -48,12 +51,14 @@ class HealthCheckServer:
         timeout: float,
         status: Callable[[], Mapping[str, object]] = dict,
         loop: LoopThread | None = None,
+        others: Handler | None = None,
     ) -> None:
         self.alive_callback = alive_callback
         self._port = port
         self._timeout = timeout
         self._status = status
         self._loop = loop
+        self._others = others
         self._serving: _Serving | None = None
 
     @property
@@ -73,7 +78,7 @@ class HealthCheckServer:
             log.warning("there is no health check: port %d cannot be listened on (%s)", self._port, error)
             return
         try:
-            self._serving = _Serving(listener, self._view, self._loop or shared_loop())
+            self._serving = _Serving(listener, self._answer, self._loop or shared_loop())
         except LoopError as error:
             listener.close()
             log.warning("there is no health check: %s", error)
@@ -86,6 +91,15 @@ class HealthCheckServer:
         if serving is not None:
             serving.close()
 
+    async def _answer(self, head: bytes, peer: str) -> Answer:
+        try:
+            own = reply_to(parse(head), self._view)
+        except RequestError as error:
+            return refusal(error.status)
+        if own is None and self._others is not None:
+            return await self._others(head, peer)
+        return own or refusal(HTTPStatus.NOT_FOUND)
+
     def _view(self) -> HealthView:
         try:
             return HealthView(max(0.0, time.time() - self.alive_callback()), self._timeout, self._status())
@@ -96,10 +110,10 @@ class HealthCheckServer:
 class _Serving:
     """One run of the server on a listening socket. LoopError if there is no loop; the socket is then the caller's."""
 
-    def __init__(self, listener: socket.socket, view: Callable[[], HealthView], loop: LoopThread) -> None:
+    def __init__(self, listener: socket.socket, handler: Handler, loop: LoopThread) -> None:
         self.port = int(listener.getsockname()[1])
         self._listener = listener
-        self._view = view
+        self._handler = handler
         self._loop = loop
         self._stop: asyncio.Event | None = None
         self._task: asyncio.Task[None] | None = None
@@ -120,10 +134,10 @@ class _Serving:
     def _begin(self) -> None:
         import asyncio
 
-        from rallypoint.health.http_server import serve
+        from rallypoint.base.http_server import serve
 
         self._stop = asyncio.Event()
-        self._task = asyncio.get_running_loop().create_task(serve(self._listener, self._view, self._stop))
+        self._task = asyncio.get_running_loop().create_task(serve([self._listener], self._handler, self._stop))
         self._task.add_done_callback(lambda _task: self._ended.set())
 
     def _end(self) -> None:
@@ -136,9 +150,10 @@ def create_healthcheck_server(
     port: int,
     timeout: float,
     status: Callable[[], Mapping[str, object]] = dict,
+    others: Handler | None = None,
 ) -> HealthCheckServer:
     """A server that has not been started; the arguments are those of `HealthCheckServer`."""
-    return HealthCheckServer(alive_callback, port, timeout, status)
+    return HealthCheckServer(alive_callback, port, timeout, status, others=others)
 
 
 def requested_port(environ: Mapping[str, str] = os.environ) -> int | None:

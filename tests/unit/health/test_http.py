@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.health.http import HealthView, refusal, reply, response
+from rallypoint.base.http import refusal, response
+from rallypoint.health.http import HealthView, reply
 
 GET = b"GET /healthz HTTP/1.1\r\n\r\n"
 WELL = HealthView(0, 60, {})

@@ -1,0 +1,115 @@
+"""Requests and replies of the small HTTP server (`base.http_server`): bytes in, bytes out. Pure.
+
+As little HTTP as a probe, a scraper and a page need: one GET or HEAD without a body, and the connection is closed after
+the reply. A stream is a reply without an end.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from http import HTTPStatus
+from typing import Any, NamedTuple
+from urllib.parse import parse_qs, unquote
+
+MAX_REQUEST = 8192
+"""Bytes of a request's head; a larger one is refused."""
+
+_LINE = re.compile(rb"([A-Z]{1,16}) (\S{1,2048}) HTTP/1\.[01]")
+_METHODS = (b"GET", b"HEAD")
+_MAX_FIELDS = 8
+
+
+class Request(NamedTuple):
+    """A request for something that may be read."""
+
+    path: str
+    query: Mapping[str, str]
+    headers: Mapping[str, str]
+    """By name in lower case; of several of one name, the last."""
+    bodiless: bool
+    """Whether only the head of the reply is asked for."""
+
+
+class RequestError(ValueError):
+    """A request that is refused, and how."""
+
+    def __init__(self, status: HTTPStatus) -> None:
+        super().__init__(status.phrase)
+        self.status = status
+
+
+class Stream(NamedTuple):
+    """A reply that goes on until its reader hangs up, or `chunks` ends."""
+
+    head: bytes
+    chunks: AsyncIterator[bytes]
+
+
+Answer = bytes | Stream
+Handler = Callable[[bytes, str], Awaitable[Answer]]
+"""Answers a request, of which it is given all up to the blank line, and the address that it comes from."""
+
+
+def parse(head: bytes) -> Request:
+    """What a request's head asks for.
+
+    Raises:
+        RequestError: it is no request, or for something else than to read.
+    """
+    line, _, rest = head.partition(b"\r\n")
+    found = _LINE.fullmatch(line)
+    if found is None:
+        raise RequestError(HTTPStatus.BAD_REQUEST)
+    method, target = found.groups()
+    if method not in _METHODS:
+        raise RequestError(HTTPStatus.METHOD_NOT_ALLOWED)
+    path, _, query = target.decode("latin-1").partition("?")
+    try:
+        fields = parse_qs(query, keep_blank_values=True, max_num_fields=_MAX_FIELDS)
+    except ValueError:
+        raise RequestError(HTTPStatus.BAD_REQUEST) from None
+    headers = (each.partition(b":") for each in rest.split(b"\r\n") if each)
+    return Request(
+        unquote(path),
+        {name: values[-1] for name, values in fields.items()},
+        {name.decode("latin-1").lower(): value.decode("latin-1").strip() for name, _, value in headers},
+        method == b"HEAD",
+    )
+
+
+def refusal(status: HTTPStatus, sentence: str = "") -> bytes:
+    """The reply to a request that is refused."""
+    return response(status, {"error": sentence or status.phrase})
+
+
+def response(status: HTTPStatus, fields: Mapping[str, Any], bodiless: bool = False) -> bytes:
+    """A whole reply with `fields` as JSON; `bodiless` leaves the body out, but not its length."""
+    return document(status, "application/json", json.dumps(fields, default=str).encode() + b"\n", bodiless)
+
+
+def document(
+    status: HTTPStatus, kind: str, body: bytes, bodiless: bool = False, headers: Mapping[str, str] | None = None
+) -> bytes:
+    """A whole reply with a body of that media type."""
+    more = {"Content-Type": kind, "Content-Length": str(len(body)), **(headers or {})}
+    return _head(status, more) + (b"" if bodiless else body)
+
+
+def stream_head(kind: str) -> bytes:
+    """The head of a stream of that media type."""
+    return _head(HTTPStatus.OK, {"Content-Type": kind, "X-Accel-Buffering": "no"})
+
+
+_MORE_HEADERS = {
+    HTTPStatus.METHOD_NOT_ALLOWED: {"Allow": "GET, HEAD"},
+    HTTPStatus.UNAUTHORIZED: {"WWW-Authenticate": 'Bearer realm="rallypoint"'},
+}
+
+
+def _head(status: HTTPStatus, headers: Mapping[str, str]) -> bytes:
+    fields = {**headers, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Connection": "close"}
+    fields |= _MORE_HEADERS.get(status, {})
+    lines = (f"HTTP/1.1 {status.value} {status.phrase}", *(f"{name}: {value}" for name, value in fields.items()))
+    return "\r\n".join(lines).encode("latin-1", "replace") + b"\r\n\r\n"

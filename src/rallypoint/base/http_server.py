@@ -1,0 +1,145 @@
+"""A small HTTP server on the process's loop thread: probes, a page and its stream, a scraper.
+
+Laws:
+
+- what connections may use is bounded: bytes, time and number; a new one replaces the oldest, so that no number of
+  connections keeps a probe out. Streams are counted apart from the rest, and end when their reader is too slow;
+- the handler is called on the loop's thread, and what may take long it does elsewhere;
+- nothing that happens here ends the job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from collections.abc import Sequence
+from http import HTTPStatus
+
+from rallypoint.base.http import MAX_REQUEST, Answer, Handler, Stream, refusal
+from rallypoint.base.log import get_logger
+
+log = get_logger(__name__)
+
+_MAX_CONNECTIONS = 64
+_MAX_STREAMS = 32
+_REQUEST_TIMEOUT = 5.0
+"""Seconds from a connection's beginning to its end, for what is no stream."""
+_READ_TIMEOUT = 10.0
+"""Seconds that the reader of a stream has to take in what it was sent."""
+_MAX_DISCARDED = 64 * 1024
+"""Bytes that are read and discarded after a reply, which could be lost if they were left unread."""
+
+
+async def serve(listeners: Sequence[socket.socket], handler: Handler, stop: asyncio.Event) -> None:
+    """Answer until `stop` is set; then all connections and the listeners are closed."""
+    connections = HttpConnections(handler)
+    servers: list[asyncio.Server] = []
+    try:
+        for each in listeners:
+            servers.append(
+                await asyncio.start_server(connections.connected, sock=each, limit=MAX_REQUEST, backlog=_MAX_CONNECTIONS)
+            )
+        await stop.wait()
+    finally:
+        for server in servers:
+            server.close()
+        await connections.end()
+
+
+class HttpConnections:
+    """The connections of one server."""
+
+    def __init__(self, handler: Handler) -> None:
+        self._handler = handler
+        self._requests: dict[asyncio.Task[None], None] = {}  # the oldest first
+        self._streams: dict[asyncio.Task[None], None] = {}
+
+    async def connected(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Handle a connection, from its beginning to its end."""
+        task = asyncio.current_task()
+        assert task is not None
+        _add(self._requests, task, _MAX_CONNECTIONS)
+        try:
+            # The client may disconnect or be slow, or a new connection replaces this one.
+            with contextlib.suppress(OSError, asyncio.CancelledError):
+                async with asyncio.timeout(_REQUEST_TIMEOUT):
+                    answer = await self._serve_one(reader, writer)
+                if answer is not None:
+                    del self._requests[task]
+                    _add(self._streams, task, _MAX_STREAMS)
+                    await _send_stream(answer, reader, writer, task)
+        finally:
+            self._requests.pop(task, None)
+            self._streams.pop(task, None)
+            writer.transport.abort()
+
+    async def end(self) -> None:
+        """End all connections."""
+        tasks = [*self._requests, *self._streams]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _serve_one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> Stream | None:
+        """Answer a request. Returns what is to be streamed, if that is the answer."""
+        try:
+            answer = await self._answer(await reader.readuntil(b"\r\n\r\n"), writer)
+        except asyncio.IncompleteReadError:
+            return None
+        except asyncio.LimitOverrunError:
+            answer = refusal(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE)
+        if isinstance(answer, Stream):
+            return answer
+        writer.write(answer)
+        await writer.drain()
+        writer.write_eof()
+        left = _MAX_DISCARDED
+        while left > 0 and (data := await reader.read(left)):
+            left -= len(data)
+        return None
+
+    async def _answer(self, head: bytes, writer: asyncio.StreamWriter) -> Answer:
+        peer = writer.get_extra_info("peername")
+        try:
+            return await self._handler(head, str(peer[0]) if isinstance(peer, tuple) else "")
+        except Exception as error:
+            log.warning("an HTTP request cannot be answered (%s: %s)", type(error).__name__, error)
+            return refusal(HTTPStatus.INTERNAL_SERVER_ERROR)
+
+
+def _add(tasks: dict[asyncio.Task[None], None], task: asyncio.Task[None], most: int) -> None:
+    if len(tasks) >= most:
+        oldest = next(iter(tasks))
+        del tasks[oldest]
+        oldest.cancel()
+    tasks[task] = None
+
+
+async def _send_stream(
+    stream: Stream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, task: asyncio.Task[None]
+) -> None:
+    hung_up = asyncio.ensure_future(_until_hung_up(reader))
+    hung_up.add_done_callback(lambda _: task.cancel())
+    try:
+        writer.write(stream.head)
+        async for chunk in stream.chunks:
+            writer.write(chunk)
+            async with asyncio.timeout(_READ_TIMEOUT):
+                await writer.drain()
+        writer.write_eof()
+    except (OSError, asyncio.CancelledError):
+        raise
+    except Exception as error:
+        log.warning("a stream over HTTP has ended (%s: %s)", type(error).__name__, error)
+    finally:
+        hung_up.cancel()
+        aclose = getattr(stream.chunks, "aclose", None)
+        if aclose is not None:
+            await aclose()
+
+
+async def _until_hung_up(reader: asyncio.StreamReader) -> None:
+    with contextlib.suppress(OSError):
+        while await reader.read(4096):
+            pass

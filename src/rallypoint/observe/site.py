@@ -1,0 +1,177 @@
+"""What is served over HTTP of jobs: a page, the same as JSON, the stream that keeps the page up to date, metrics.
+
+Laws:
+
+1. `/livez` and `/readyz` answer everybody; so does the page, which holds nothing of any job. All else is for those who
+   may see jobs (`Access`).
+2. Nothing here can change a job.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import json
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from http import HTTPStatus
+from typing import NamedTuple
+
+from rallypoint.base.endpoint import is_loopback, unmapped_address
+from rallypoint.base.errors import RallypointError
+from rallypoint.base.http import (
+    Answer,
+    Request,
+    RequestError,
+    Stream,
+    document,
+    parse,
+    refusal,
+    response,
+    stream_head,
+)
+from rallypoint.observe.metric_names import Family
+from rallypoint.observe.page import CONTENT_SECURITY_POLICY, page
+from rallypoint.observe.sources import JobsSource, Seen, UnknownJobError
+from rallypoint.observe.status_json import jobs_json, status_json
+from rallypoint.protocol.observation import JobList, Snapshot
+
+_RETRY = b"retry: 2000\n\n"
+"""Milliseconds after which a browser's EventSource comes again."""
+_NO_NEWS = b": no news\n\n"
+
+
+class Access(NamedTuple):
+    """Who may see jobs: whoever has the `token`; without one whoever is on this machine, or everybody (`is_open`)."""
+
+    token: str = ""
+    is_open: bool = False
+
+    def refusal_for(self, request: Request, peer: str) -> bytes | None:
+        """The reply to who may not; None for who may.
+
+        Args:
+            request: what is asked for.
+            peer: the address of who asks.
+        """
+        if self.token:
+            scheme, _, given = request.headers.get("authorization", "").partition(" ")
+            if scheme.lower() == "bearer" and hmac.compare_digest(given.strip().encode(), self.token.encode()):
+                return None
+            return refusal(HTTPStatus.UNAUTHORIZED, "give the token as 'Authorization: Bearer TOKEN'")
+        if self.is_open:
+            return None
+        if not is_loopback(unmapped_address(peer)):
+            return refusal(HTTPStatus.FORBIDDEN, "without a token this is for the machine itself only")
+        # A name that leads here may belong to a page from elsewhere, which must not read this (DNS rebinding).
+        if not _is_local_name(request.headers.get("host", "")):
+            return refusal(HTTPStatus.FORBIDDEN, "ask for this machine by its address, or as localhost")
+        return None
+
+
+def _is_local_name(host: str) -> bool:
+    name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
+    return not name or name == "localhost" or is_loopback(name.strip("[]"))
+
+
+Metrics = Callable[[], Awaitable[Sequence[Family]]]
+"""Gathers what `/metrics` shows."""
+
+
+class Site:
+    """The pages of one server. `answer` is a `base.http.Handler`.
+
+    Args:
+        source: where the jobs are from.
+        access: who may see them.
+        metrics: what `/metrics` shows.
+        now: the time of day, in epoch seconds.
+    """
+
+    def __init__(
+        self, source: JobsSource, access: Access, metrics: Metrics, now: Callable[[], float] = time.time
+    ) -> None:
+        self._source = source
+        self._access = access
+        self._metrics = metrics
+        self._now = now
+
+    async def answer(self, head: bytes, peer: str) -> Answer:
+        """The answer to a request, of which `head` is all up to the blank line, from the address `peer`."""
+        try:
+            request = parse(head)
+        except RequestError as error:
+            return refusal(error.status)
+        if request.path in {"/livez", "/readyz"}:
+            return response(HTTPStatus.OK, {"ok": True}, request.bodiless)
+        if request.path == "/":
+            return _page(request)
+        show = self._PAGES.get(request.path)
+        if show is None:
+            return refusal(HTTPStatus.NOT_FOUND)
+        refused = self._access.refusal_for(request, peer)
+        if refused is not None:
+            return refused
+        try:
+            return await show(self, request)
+        except UnknownJobError as error:
+            return refusal(HTTPStatus.NOT_FOUND, str(error))
+        except RallypointError as error:
+            return refusal(HTTPStatus.SERVICE_UNAVAILABLE, str(error))
+
+    async def _status(self, request: Request) -> Answer:
+        seen = await self._source.look(request.query.get("job", ""))
+        return document(HTTPStatus.OK, "application/json", self._json(seen).encode() + b"\n", request.bodiless)
+
+    async def _events(self, request: Request) -> Answer:
+        if request.bodiless:
+            return stream_head("text/event-stream")
+        follower = self._source.follow(request.query.get("job", ""))
+        first = await anext(follower, None)  # a job that there is not is refused, and not streamed
+        return Stream(stream_head("text/event-stream"), self._chunks(first, follower))
+
+    async def _chunks(self, first: Seen | None, follower: AsyncIterator[Seen | None]) -> AsyncIterator[bytes]:
+        yield _RETRY
+        seen = first
+        try:
+            while True:
+                yield _NO_NEWS if seen is None else _event(_kind(seen), json.loads(self._json(seen)))
+                seen = await anext(follower)
+        except StopAsyncIteration:
+            return
+        except RallypointError as error:
+            yield _event("lost", {"error": str(error)})
+        finally:
+            aclose = getattr(follower, "aclose", None)
+            if aclose is not None:
+                await aclose()
+
+    async def _show_metrics(self, request: Request) -> Answer:
+        families = await self._metrics()
+        kind, text = await asyncio.to_thread(_exposition, families)
+        return document(HTTPStatus.OK, kind, text, request.bodiless)
+
+    def _json(self, seen: Seen) -> str:
+        return jobs_json(seen.jobs) if isinstance(seen, JobList) else status_json(seen, self._now())
+
+    _PAGES = {"/status.json": _status, "/events": _events, "/metrics": _show_metrics}
+
+
+def _exposition(families: Sequence[Family]) -> tuple[str, bytes]:
+    from rallypoint.observe.exposition import exposition
+
+    return exposition(families)
+
+
+def _page(request: Request) -> bytes:
+    headers = {"Content-Security-Policy": CONTENT_SECURITY_POLICY, "Referrer-Policy": "no-referrer"}
+    return document(HTTPStatus.OK, "text/html; charset=utf-8", page(), request.bodiless, headers)
+
+
+def _kind(seen: Seen) -> str:
+    return "status" if isinstance(seen, Snapshot) else "jobs"
+
+
+def _event(kind: str, fields: object) -> bytes:
+    """An event of a stream (text/event-stream): JSON in one line."""
+    return f"event: {kind}\ndata: {json.dumps(fields)}\n\n".encode()
