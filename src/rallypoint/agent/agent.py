@@ -21,6 +21,8 @@ from rallypoint.protocol.errors import RendezvousGracefulExitError
 from rallypoint.telemetry.lazy import profiled
 
 if TYPE_CHECKING:
+    from rallypoint.agent.pages import AgentPages
+    from rallypoint.base.http import Handler
     from rallypoint.health.check import HealthCheckServer
     from rallypoint.health.progress_probe import ProgressProbe
 
@@ -83,11 +85,14 @@ class Agent:
 
 
 @contextmanager
-def health_check(server: HealthCheckServer | None) -> Iterator[ProgressProbe | None]:
+def health_check(
+    server: HealthCheckServer | None, pages: Callable[[], AgentPages] | None = None
+) -> Iterator[ProgressProbe | None]:
     """Serve the health check.
 
     Args:
         server: None for one on the port that `TORCHELASTIC_HEALTH_CHECK_PORT` names, if it does.
+        pages: makes what that one answers beside the health.
 
     Yields:
         What our own server shows; None where there is none.
@@ -100,7 +105,8 @@ def health_check(server: HealthCheckServer | None) -> Iterator[ProgressProbe | N
         port = requested_port()
         if port is not None:
             probe = ProgressProbe()
-            server = create_healthcheck_server(probe.last_progress, port, DEFAULT_TIMEOUT, probe.status)
+            others = None if pages is None else _begun(pages())
+            server = create_healthcheck_server(probe.last_progress, port, DEFAULT_TIMEOUT, probe.status, others)
     if server is None:
         yield None
         return
@@ -109,3 +115,8 @@ def health_check(server: HealthCheckServer | None) -> Iterator[ProgressProbe | N
         yield probe
     finally:
         server.stop()
+
+
+def _begun(pages: AgentPages) -> Handler:
+    pages.begin()
+    return pages.answer

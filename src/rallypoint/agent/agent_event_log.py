@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from collections.abc import Callable
 from typing import Any
 
 from rallypoint.agent.progress import Reached
@@ -25,7 +26,7 @@ class AgentEventLog:
 
     Args:
         group: its workers.
-        destination: the name of the handler.
+        destination: the name of the handler; empty for none.
         began: when the agent began, on `time.monotonic`.
     """
 
@@ -33,6 +34,8 @@ class AgentEventLog:
         self._group = group
         self._destination = destination
         self._began = began
+        self.observers: list[Callable[[events.AgentEvent], None]] = []
+        """Who is handed each event beside the handler."""
         self._clock: PhaseClock | None = None
         self._round = -1
         self._rejoins = False
@@ -143,7 +146,13 @@ class AgentEventLog:
         self._tell(events.PhaseBegan, elapsed=now - self._began, phase=phase, seconds=held_back)
 
     def _tell(self, kind: type[events.AgentEvent], **fields: Any) -> None:
-        logging_errors("events", lambda: record_agent_event(self._made(kind, fields), self._destination))
+        logging_errors("events", lambda: self._record(self._made(kind, fields)))
+
+    def _record(self, event: events.AgentEvent) -> None:
+        for observer in self.observers:
+            observer(event)
+        if self._destination:
+            record_agent_event(event, self._destination)
 
     def _made(self, kind: type[events.AgentEvent], more: dict[str, Any]) -> events.AgentEvent:
         common: dict[str, Any] = {

@@ -13,6 +13,7 @@ from rallypoint.telemetry.lazy import metrics_wanted, put_metric_if_wanted
 if TYPE_CHECKING:
     from rallypoint.agent.agent_event_log import AgentEventLog
     from rallypoint.agent.progress import Reached
+    from rallypoint.telemetry.agent_events import AgentEvent
     from rallypoint.telemetry.event_factory import EventFactory
     from rallypoint.telemetry.events import Event
     from rallypoint.watchdog.requests import FileTimerRequest
@@ -23,7 +24,7 @@ class EventEmitter:
 
     def __init__(self, group: WorkerGroup) -> None:
         self._group = group
-        self._began = time.monotonic()
+        self.began = time.monotonic()
         self._factory: EventFactory | None = None
         self._stop_began: float | None = None
         self._restart_began: float | None = None
@@ -37,7 +38,15 @@ class EventEmitter:
             if takes_agent_events(group.spec.event_log_handler):
                 from rallypoint.agent.agent_event_log import AgentEventLog
 
-                self.log = AgentEventLog(group, group.spec.event_log_handler, self._began)
+                self.log = AgentEventLog(group, group.spec.event_log_handler, self.began)
+
+    def observe(self, take: Callable[[AgentEvent], None]) -> None:
+        """Have the typed events handed to `take` too, from here on; on the agent's thread."""
+        if self.log is None:
+            from rallypoint.agent.agent_event_log import AgentEventLog
+
+            self.log = AgentEventLog(self._group, "", self.began)
+        self.log.observers.append(take)
 
     def succeeded(self) -> Event:
         """The event that this agent's run has returned."""
@@ -156,7 +165,7 @@ class EventEmitter:
             spec = self._group.spec
             run_id, backend = spec.rdzv_handler.get_run_id(), spec.rdzv_handler.get_backend()
             name = spec.get_entrypoint_name()
-            self._factory = EventFactory(spec.event_log_handler, run_id, spec.role, backend, name, self._began)
+            self._factory = EventFactory(spec.event_log_handler, run_id, spec.role, backend, name, self.began)
         return self._factory
 
 

@@ -34,12 +34,11 @@ _MAX_DISCARDED = 64 * 1024
 async def serve(listeners: Sequence[socket.socket], handler: Handler, stop: asyncio.Event) -> None:
     """Answer until `stop` is set; then all connections and the listeners are closed."""
     connections = HttpConnections(handler)
-    servers: list[asyncio.Server] = []
+    servers = [
+        await asyncio.start_server(connections.connected, sock=each, limit=MAX_REQUEST, backlog=_MAX_CONNECTIONS)
+        for each in listeners
+    ]
     try:
-        for each in listeners:
-            servers.append(
-                await asyncio.start_server(connections.connected, sock=each, limit=MAX_REQUEST, backlog=_MAX_CONNECTIONS)
-            )
         await stop.wait()
     finally:
         for server in servers:

@@ -89,6 +89,25 @@ def etcd_password() -> str:
     return (_from_environment(ETCD_PASSWORD) or "").removesuffix("\n")
 
 
+def http_token(path: str, source: str) -> str:
+    """The token in a file, which whoever asks over HTTP has to give.
+
+    Args:
+        path: of the file.
+        source: the option or the variable that names it, for messages.
+
+    Raises:
+        UsageError: the file cannot be read, others may read it, or what it holds is no token.
+    """
+    words = _read(path, source).split()
+    if len(words) != 1 or len(words[0]) < _LEAST_CHARACTERS or not words[0].isascii():
+        raise UsageError(
+            f"{source}={path!r} does not hold a token of at least {_LEAST_CHARACTERS} ASCII characters; "
+            "make one with 'rallyctl secret'"
+        )
+    return words[0]
+
+
 def take_from_environment() -> None:
     """Move all secrets from `os.environ` to this process's memory. Call it before processes are started."""
     for variable in (SECRET, ETCD_PASSWORD):

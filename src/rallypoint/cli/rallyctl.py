@@ -14,6 +14,7 @@ import argparse
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
 
 from rallypoint.base.errors import RallypointError, UsageError, UserError
 from rallypoint.cli.etcd import add_etcd
@@ -22,6 +23,10 @@ from rallypoint.cli.parse import HelpFormatter, Parser, Verb
 from rallypoint.cli.report import add_report
 from rallypoint.cli.watching import add_watching
 from rallypoint.rendezvous.params import C10D_PORT
+
+if TYPE_CHECKING:
+    from rallypoint.cli.pages import PageServer
+    from rallypoint.coordinator.jobs import ManyJobs
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -88,6 +93,12 @@ def _add_serve(verb: Verb) -> None:
     listening.add_argument("--endpoint", default="", metavar="HOST:PORT", help=endpoint)
     remote = "take commands (rallyctl restart, stop, ...) from other machines where there is no secret"
     listening.add_argument("--remote-control", action="store_true", help=remote)
+    pages = page.add_argument_group("page and metrics")
+    http = (
+        "serve a page, /status.json, /events and /metrics there; on this machine alone without HOST (default: nowhere)"
+    )
+    pages.add_argument("--http", default="", metavar="[HOST:]PORT", help=http)
+    pages.add_argument("--http-token-file", default="", metavar="FILE", help="file with the token to be given there")
     tls = page.add_argument_group("TLS")
     for name, metavar, text in (
         ("cert", "FILE", "PEM certificate; nodes give theirs as --rdzv-conf=tls_cert=..."),
@@ -150,11 +161,28 @@ def _serve(options: argparse.Namespace) -> None:
     allow_descriptors()
     jobs = ManyJobs()
     jobs.remote_control = options.remote_control
+    pages = _pages(jobs, options)
     server = ControlServer(jobs, listeners, keys=accepted_keys(), tls=control_tls(vars(options)))
     print_error(f"rallyctl: control plane listens at {Endpoint(host or '*', server.port)}")
     number = signal.sigwait({signal.SIGTERM, signal.SIGINT})
+    if pages is not None:
+        pages.close()
     server.close(linger=0.0, why=f"{signal.Signals(number).name} has ended it")
     print_error(f"rallyctl: ended by {signal.Signals(number).name}")
+
+
+def _pages(jobs: ManyJobs, options: argparse.Namespace) -> PageServer | None:
+    from rallypoint.cli.exit import print_error
+
+    if not options.http:
+        if options.http_token_file:
+            raise UsageError("--http-token-file is of use with --http only; give that, or leave it out")
+        return None
+    from rallypoint.cli.pages import PageServer
+
+    pages = PageServer(jobs, options.http, options.http_token_file)
+    print_error(f"rallyctl: the page of all jobs is at http://{pages.endpoint}/")
+    return pages
 
 
 def _secret(_options: argparse.Namespace) -> None:

@@ -31,7 +31,7 @@ def _targets(options: argparse.Namespace) -> list[DialTarget]:
     endpoint: str = options.endpoint or options.rdzv_endpoint
     if not endpoint:
         return _local_target(options)
-    from rallypoint.cli.coordinators import coordinators
+    from rallypoint.agent.coordinators import coordinators
     from rallypoint.rendezvous.params import RendezvousParameters, parse_rdzv_conf
 
     config = parse_rdzv_conf(options.rdzv_conf)

@@ -39,7 +39,7 @@ from rallypoint.protocol.messages import (
 if TYPE_CHECKING:
     from rallypoint.coordinator.job_log import JobLog
     from rallypoint.protocol.handshake import Hello
-    from rallypoint.protocol.observation import JobSummary, WatcherNotification, WatcherRequest
+    from rallypoint.protocol.observation import JobSummary, Snapshot, WatcherNotification, WatcherRequest
 
 log = get_logger(__name__)
 
@@ -218,6 +218,11 @@ class Dispatcher:
             self._enqueue(self._coordinator.tick(now))
             hang_ups = self._pop_hang_ups()
         self._flush(hang_ups)
+
+    def snapshot(self) -> Snapshot:
+        """How the job stands, as far as is known without asking the nodes."""
+        with self._lock:
+            return self._coordinator.watchers.snapshot(self._clock.monotonic())
 
     def receive(self, session: int, request: Request) -> bool:
         """A request has come from a session. Returns whether the session is still one: a node that was silent for

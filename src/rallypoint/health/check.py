@@ -13,9 +13,9 @@ from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from typing import TYPE_CHECKING
 
+from rallypoint.base.http import Answer, Handler, RequestError, parse, refusal
 from rallypoint.base.log import get_logger
 from rallypoint.base.loop import LoopError, LoopThread, shared_loop
-from rallypoint.base.http import Answer, Handler, RequestError, parse, refusal
 from rallypoint.health.http import HealthView, reply_to
 
 if TYPE_CHECKING:
@@ -33,7 +33,8 @@ _CLOSE_TIMEOUT = 2.0
 class HealthCheckServer:
     """Answers `GET /healthz` with 200, or with 503 once the last progress is older than the timeout; `/status` as JSON.
 
-    `/livez` is the same as `/healthz`, and `/readyz` is well while the workers run. It answers between `start` and `stop`, on all interfaces of this machine; it can be started again.
+    `/livez` is the same as `/healthz`, and `/readyz` is well while the workers run. It answers between `start` and
+    `stop`, on all interfaces of this machine; it can be started again.
 
     Args:
         alive_callback: returns the time of the last progress, in epoch seconds, at once; called on the loop's thread.

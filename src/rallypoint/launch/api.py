@@ -22,6 +22,7 @@ from rallypoint.rendezvous.params import RendezvousParameters
 from rallypoint.rendezvous.registry import get_rendezvous_handler
 
 if TYPE_CHECKING:
+    from rallypoint.agent.pages import AgentPages
     from rallypoint.failures.report import ChildFailedError
     from rallypoint.health.check import HealthCheckServer
 
@@ -190,7 +191,13 @@ def _agent(
         config.start_method,
         config.log_line_prefix_template,
     )
-    return Agent(workers, health_check(health_check_server))
+
+    def pages() -> AgentPages:
+        from rallypoint.agent.pages import AgentPages
+
+        return AgentPages(workers, config.rdzv_configs)
+
+    return Agent(workers, health_check(health_check_server, pages))
 
 
 def _random_run_id() -> str:

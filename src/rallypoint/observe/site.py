@@ -15,7 +15,8 @@ import json
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from http import HTTPStatus
-from typing import NamedTuple
+from ipaddress import ip_address
+from typing import ClassVar, NamedTuple
 
 from rallypoint.base.endpoint import is_loopback, unmapped_address
 from rallypoint.base.errors import RallypointError
@@ -71,7 +72,10 @@ class Access(NamedTuple):
 
 def _is_local_name(host: str) -> bool:
     name = host.rpartition(":")[0] if ":" in host and not host.endswith("]") else host
-    return not name or name == "localhost" or is_loopback(name.strip("[]"))
+    try:
+        return not name or name.lower() == "localhost" or ip_address(name.strip("[]")).is_loopback
+    except ValueError:
+        return False
 
 
 Metrics = Callable[[], Awaitable[Sequence[Family]]]
@@ -154,7 +158,7 @@ class Site:
     def _json(self, seen: Seen) -> str:
         return jobs_json(seen.jobs) if isinstance(seen, JobList) else status_json(seen, self._now())
 
-    _PAGES = {"/status.json": _status, "/events": _events, "/metrics": _show_metrics}
+    _PAGES: ClassVar = {"/status.json": _status, "/events": _events, "/metrics": _show_metrics}
 
 
 def _exposition(families: Sequence[Family]) -> tuple[str, bytes]:

@@ -3,8 +3,8 @@
 Laws:
 
 1. Whoever is slow misses snapshots, and never gets an old one: only the newest is kept for them.
-2. A stream ends with the job, or with the dispatcher that it was of; who wants to know more asks again, and so finds the
-   next job of that name.
+2. A stream ends with the job, or with the dispatcher that it was of; who wants to know more asks again, and so finds
+   the next job of that name.
 """
 
 from __future__ import annotations
@@ -96,10 +96,10 @@ class LocalJobs:
                 yield jobs
             return
         with _LocalWatch(dispatcher, follow=True) as watch:
-            while self._jobs.find(job) is dispatcher and not watch.ended:
+            while not watch.ended:
                 seen = await watch.next(_IDLE)
                 yield seen
-                if seen is not None and seen.detail:
+                if (seen is not None and seen.detail) or self._jobs.find(job) is not dispatcher:
                     return
 
     def _find(self, job: str) -> Dispatcher | None:

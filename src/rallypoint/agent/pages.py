@@ -1,0 +1,137 @@
+"""What an agent serves beside its health: the job's page, the stream, metrics (`observe.site`).
+
+Laws:
+
+1. The agent's loop only hands over events, which are counted there; all else happens on the thread that serves, or in
+   threads of its own, and is imported only when somebody asks.
+2. The job as a whole is asked of its coordinator, by a session that is never a node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rallypoint.agent.controller import WorkerController
+from rallypoint.base.endpoint import host_name
+from rallypoint.base.http import Answer
+from rallypoint.base.secrets import http_token
+from rallypoint.telemetry.agent_account import AgentAccount
+
+if TYPE_CHECKING:
+    from rallypoint.client.endpoint_resolver import DialTarget
+    from rallypoint.observe.agent_metrics import NodeReading
+    from rallypoint.observe.metric_names import Family
+    from rallypoint.observe.site import Site
+    from rallypoint.observe.sources import RemoteJob
+    from rallypoint.telemetry.agent_events import AgentEvent
+
+TOKEN_FILE = "RALLYPOINT_HTTP_TOKEN_FILE"
+
+
+class AgentPages:
+    """The pages of one agent.
+
+    Args:
+        workers: of its node.
+        options: of the rendezvous, which say how its coordinator is reached.
+    """
+
+    def __init__(self, workers: WorkerController, options: Mapping[str, Any]) -> None:
+        self._workers = workers
+        self._options = options
+        self._account = AgentAccount()
+        self._lock = threading.Lock()
+        """Of the account, which the agent's thread writes and others read."""
+        self._site: Site | None = None
+        self._source: RemoteJob
+        self._token = ""
+
+    def begin(self) -> None:
+        """The agent begins: count its events from here on.
+
+        Raises:
+            UsageError: the file with the token cannot be used.
+        """
+        path = os.environ.get(TOKEN_FILE, "")
+        self._token = http_token(path, TOKEN_FILE) if path else ""
+        self._workers.events.observe(self._take)
+
+    async def answer(self, head: bytes, peer: str) -> Answer:
+        """See `base.http.Handler`."""
+        if self._site is None:
+            self._site = await asyncio.to_thread(self._make)
+        return await self._site.answer(head, peer)
+
+    def _make(self) -> Site:
+        from rallypoint.observe.site import Access, Site
+        from rallypoint.observe.sources import RemoteJob
+
+        job = self._workers.group.spec.rdzv_handler.get_run_id()
+        self._source = RemoteJob(job, self._targets)
+        return Site(self._source, Access(self._token), self._metrics)
+
+    def _targets(self) -> Sequence[DialTarget]:
+        from rallypoint.agent.coordinators import coordinators
+        from rallypoint.client.watcher import UnreachableError
+        from rallypoint.rendezvous.params import RendezvousParameters
+
+        job = self._workers.membership.local_job()
+        if job is None:
+            raise UnreachableError("it is not known yet where the coordinator of this job is; ask again")
+        options = {name: value for name, value in self._options.items() if name not in {"rank", "local_addr"}}
+        return coordinators(RendezvousParameters(job.backend, job.endpoint, job.job, 1, 1, **options))
+
+    # Metrics
+
+    def _take(self, event: AgentEvent) -> None:
+        with self._lock:
+            self._account.take(event)
+
+    async def _metrics(self) -> Sequence[Family]:
+        own = await asyncio.to_thread(self._own_metrics)
+        return [*own, *await self._job_metrics()]
+
+    def _own_metrics(self) -> Sequence[Family]:
+        from rallypoint.observe.agent_metrics import node_families
+        from rallypoint.observe.job_metrics import build_family
+
+        with self._lock:
+            elapsed = time.monotonic() - self._workers.events.began
+            counted = self._account.read(elapsed)
+        return [build_family(), *node_families(self._reading(elapsed), counted)]
+
+    def _reading(self, elapsed: float) -> NodeReading:
+        from rallypoint.observe.agent_metrics import NodeReading
+
+        workers, spec = self._workers, self._workers.group.spec
+        now = time.time()
+        return NodeReading(
+            job=spec.rdzv_handler.get_run_id(),
+            node=host_name(),
+            role=spec.role,
+            backend=spec.rdzv_handler.get_backend(),
+            uptime=elapsed,
+            workers=spec.local_world_size,
+            running=len(workers.running()),
+            remaining=workers.remaining(),
+            last_output=[now - age if age >= 0 else 0.0 for age in workers.output_ages()],
+        )
+
+    async def _job_metrics(self) -> Sequence[Family]:
+        """Those of the whole job, from the agent whose process has the coordinator: they are told once."""
+        from rallypoint.base.errors import RallypointError
+        from rallypoint.observe.job_metrics import job_families
+        from rallypoint.protocol.observation import Snapshot
+
+        if not self._workers.membership.hosts_coordinator:
+            return []
+        try:
+            seen = await self._source.look("")
+        except RallypointError:  # it is elsewhere meanwhile
+            return []
+        return job_families([seen]) if isinstance(seen, Snapshot) else []
