@@ -58,7 +58,9 @@ class Browser:
 
     def wait_for_text(self, text: str, element: str = "main") -> None:
         """Wait until an element of a selector shows a text."""
-        self.wait_for(f"((document.querySelector({json.dumps(element)})||{{}}).innerText||'').includes({json.dumps(text)})")
+        self.wait_for(
+            f"((document.querySelector({json.dumps(element)})||{{}}).innerText||'').includes({json.dumps(text)})"
+        )
 
     def screenshot(self, path: Path) -> None:
         """Keep what is to be seen as a PNG."""

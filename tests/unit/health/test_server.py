@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from rallypoint.base.loop import LoopThread
 from rallypoint.base import http_server
+from rallypoint.base.loop import LoopThread
 from rallypoint.health.check import HealthCheckServer, create_healthcheck_server, requested_port
 from rallypoint.health.progress_probe import ProgressProbe
 

@@ -1,0 +1,183 @@
+"""The page, the stream and the metrics of jobs that run: in a real browser, and scraped by a real Prometheus."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import signal
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.jobs.browser import PROGRAM, browser
+from tests.jobs.launching import TIMEOUT, Job, Launcher
+from tests.jobs.nodes import all_end, c10d
+from tests.jobs.test_control_plane import RALLYCTL, outside
+from tests.ports import free_port
+
+needs_browser = pytest.mark.skipif(PROGRAM is None, reason="needs a browser (Debian: apt-get install chromium)")
+PROMETHEUS = shutil.which("prometheus")
+TOKEN = "a-token-of-these-tests-0123456789"
+
+
+def fetched(port: int, path: str, token: str = "") -> tuple[int, str]:
+    """Status and body of what is served on this machine."""
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(f"http://127.0.0.1:{port}{path}", headers=headers), timeout=TIMEOUT
+        ) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+
+
+def serve_pages(rallyrun: Launcher, port: int, http: int) -> Job:
+    """A control plane with pages."""
+    server = rallyrun.command([*RALLYCTL, "serve", f"--endpoint=127.0.0.1:{port}", f"--http={http}"])
+    server.until_err("control plane listens at")
+    return server
+
+
+def token_file(rallyrun: Launcher) -> Path:
+    path = rallyrun.folder / "token"
+    path.write_text(f"{TOKEN}\n")
+    path.chmod(0o600)
+    return path
+
+
+@needs_browser
+def test_the_page_shows_what_runs_and_outlives_a_restart_of_the_control_plane(rallyrun: Launcher) -> None:
+    port, http = free_port(), free_port()
+    server = serve_pages(rallyrun, port, http)
+    with browser() as page:
+        page.open(f"http://localhost:{http}/")
+        page.wait_for_text("0 jobs", "#job")
+        job = outside(rallyrun, port, "2", "--max-restarts=3")
+        nodes = [job.start("A"), job.start("B")]
+        page.wait_for_text("running", "#phase")  # of the one job that there is
+        page.wait_for_text("live", "#link")
+        page.wait_for("document.querySelectorAll('#nodes tbody tr').length === 2")
+        job.say("fail-B-0")
+        page.wait_for("document.querySelector('#facts').innerText.startsWith('round\\n1')")
+        page.wait_for_text("exited with code 1", "#failures")
+        shown = json.loads(fetched(http, "/status.json?job=job")[1])
+        assert (shown["round"], shown["restarts"]["failures"], shown["restarts"]["left"]) == (1, 1, 2)
+        assert page.value("document.querySelectorAll('#timeline rect').length") >= 2
+        page.wait_for_text(str(shown["nodes"][0]["workers"]["pids"][0]), "#nodes")
+        text = fetched(http, "/metrics")[1]
+        assert 'rallypoint_job_restarts_total{job_id="job",reason="failure"} 1.0' in text
+        assert 'rallypoint_job_phase{job_id="job",phase="running"} 1.0' in text
+        server.signal(signal.SIGTERM)
+        server.ends()
+        page.wait_for_text("reconnecting", "#link")
+        assert page.text("#phase") == "running"  # what was seen last stays
+        serve_pages(rallyrun, port, http)
+        page.wait_for_text("live", "#link")
+        page.wait_for("document.querySelectorAll('#nodes tbody tr').length === 2")
+        job.say("finish")
+        all_end(nodes, 0)
+        page.wait_for_text("succeeded", "#phase")
+        page.wait_for_text("ended", "#link")
+        assert not page.said
+
+
+@needs_browser
+def test_an_agent_shows_the_job_to_who_has_the_token(rallyrun: Launcher) -> None:
+    port = free_port()
+    env = {"TORCHELASTIC_HEALTH_CHECK_PORT": str(port), "RALLYPOINT_HTTP_TOKEN_FILE": str(token_file(rallyrun))}
+    job = c10d(rallyrun, "1:2", conf="last_call_timeout=0.1")
+    node = job.host("A", env=env)
+    node.comes_up(1)
+    assert fetched(port, "/healthz")[0] == 200
+    assert fetched(port, "/readyz")[0] == 200
+    for path in ("/status.json", "/metrics", "/events"):
+        code, body = fetched(port, path)
+        assert (code, "error" in json.loads(body)) == (401, True)
+    shown = json.loads(fetched(port, "/status.json", TOKEN)[1])
+    assert (shown["job"], shown["phase"], len(shown["nodes"])) == ("job", "running", 1)
+    with browser() as page:
+        page.open(f"http://127.0.0.1:{port}/")
+        page.wait_for("!document.querySelector('#ask').hidden")
+        assert page.text("#one") == ""
+        page.value(f"document.querySelector('#token').value = '{TOKEN}'; document.querySelector('#ask button').click()")
+        page.wait_for_text("running", "#phase")
+        page.wait_for("document.querySelector('#ask').hidden")
+        assert not page.said
+    job.say("finish")
+    all_end([node], 0)
+
+
+@pytest.mark.skipif(PROMETHEUS is None, reason="needs Prometheus (Debian: apt-get install prometheus)")
+def test_prometheus_scrapes_an_agent(rallyrun: Launcher) -> None:
+    port, web = free_port(), free_port()
+    path = token_file(rallyrun)
+    env = {"TORCHELASTIC_HEALTH_CHECK_PORT": str(port), "RALLYPOINT_HTTP_TOKEN_FILE": str(path)}
+    job = c10d(rallyrun, "1:2", "--max-restarts=2", conf="last_call_timeout=0.1")
+    node = job.host("A", env=env)
+    node.comes_up(1)
+    job.say("fail-A-0")
+    node.comes_up(1, starts=2)
+    scrape = {"job_name": "agents", "static_configs": [{"targets": [f"127.0.0.1:{port}"]}]}
+    scrape["authorization"] = {"credentials_file": str(path)}
+    config = rallyrun.folder / "prometheus.json"  # JSON is YAML
+    config.write_text(json.dumps({"global": {"scrape_interval": "1s"}, "scrape_configs": [scrape]}))
+    flags = [f"--config.file={config}", f"--storage.tsdb.path={rallyrun.folder / 'tsdb'}"]
+    rallyrun.command([str(PROMETHEUS), *flags, f"--web.listen-address=127.0.0.1:{web}"])
+
+    def ask(query: str) -> list[dict[str, Any]]:
+        code, text = fetched(web, f"/api/v1/query?{urllib.parse.urlencode({'query': query})}")
+        assert code == 200, text
+        found: list[dict[str, Any]] = json.loads(text)["data"]["result"]
+        return found
+
+    deadline = time.monotonic() + TIMEOUT
+    while not _answers(web) or not ask("rallypoint_recovery_seconds_count"):
+        assert time.monotonic() < deadline, _answers(web) and ask("up")
+        time.sleep(0.2)
+    difference = ask("abs(sum(rallypoint_phase_seconds_total) - sum(rallypoint_agent_uptime_seconds))")
+    assert float(difference[0]["value"][1]) < 1e-3
+    values = {
+        each["metric"]["__name__"]: each["value"][1] for each in ask('{__name__=~"rallypoint_.*",phase="",reason=""}')
+    }
+    assert values["rallypoint_round"] == "1"
+    assert values["rallypoint_rounds_total"] == "2"
+    assert values["rallypoint_restarts_remaining"] == "1"
+    assert values["rallypoint_recovery_seconds_count"] == "1"
+    assert values["rallypoint_job_workers"] == "1"  # the coordinator is in this agent
+    assert ask('rallypoint_restarts_total{reason="failure"} == 1')
+    assert ask('rallypoint_job_restarts_total{reason="failure"} == 1')
+    job.say("finish")
+    all_end([node], 0)
+
+
+def _answers(port: int) -> bool:
+    try:
+        return fetched(port, "/-/ready")[0] == 200
+    except OSError:
+        return False
+
+
+def test_what_cannot_be_served_is_one_sentence(rallyrun: Launcher) -> None:
+    readable = rallyrun.folder / "readable"
+    readable.write_text(f"{TOKEN}\n")
+    readable.chmod(0o644)
+    short = rallyrun.folder / "short"
+    short.write_text("short\n")
+    short.chmod(0o600)
+    for flags, text in (
+        (["--http=29480", f"--http-token-file={readable}"], "can be read or written by others"),
+        (["--http=29480", f"--http-token-file={short}"], "does not hold a token"),
+        (["--http-token-file=x"], "is of use with --http only"),
+        (["--http=nowhere.invalid:1:2"], "--http"),
+    ):
+        job = rallyrun.command([*RALLYCTL, "serve", "--endpoint=127.0.0.1:0", *flags])
+        assert job.ends() == 2
+        assert text in job.err
+        assert "Traceback" not in job.err

@@ -1,0 +1,128 @@
+"""Metrics: all have their names, their documentation and their place; promtool has nothing to say of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.membership.state import Settings
+from rallypoint.observe.agent_metrics import NodeReading, node_families
+from rallypoint.observe.exposition import CONTENT_TYPE, exposition
+from rallypoint.observe.job_metrics import build_family, job_families, jobs_families
+from rallypoint.observe.metric_names import METRICS, Family, Kind
+from rallypoint.telemetry import agent_events as events
+from rallypoint.telemetry.agent_account import AgentAccount
+from rallypoint.telemetry.phases import NodePhase
+
+ROOT = Path(__file__).parents[3]
+DEPLOY = ROOT / "deploy"
+PROMTOOL = shutil.which("promtool")
+needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="needs promtool (Debian: apt-get install prometheus)")
+
+
+def everything() -> list[Family]:
+    """All metrics, each with a sample."""
+    common = {"time": 1e9, "job": 'j"\n\\ü', "host": "a", "pid": 1}
+    failure = events.Failure(rank=0, local_rank=0, host="a", pid=2, exit_code=-9, message="")
+    account = AgentAccount()
+    account.take(events.PhaseBegan(elapsed=1.0, phase=NodePhase.RUNNING, **common))
+    account.take(events.WorkerFailed(elapsed=2.0, failure=failure, **common))
+    account.take(events.WorkersStarted(elapsed=3.0, pids=(1,), **common))
+    account.take(events.ProgressMade(elapsed=4.0, step=7, age=1.0, source="call", **common))
+    node = NodeReading('j"\n\\ü', "a", "default", "c10d", 5.0, 2, 1, 3, [1e9, 0.0])
+    job = Dispatcher(Settings('j"\n\\ü', 1, 2))
+    snapshot = job.snapshot()._replace(max_restarts=3)
+    return [
+        build_family(),
+        *jobs_families(job.summaries()),
+        *job_families([snapshot]),
+        *node_families(node, account.read(5.0)),
+    ]
+
+
+def series(text: str) -> dict[str, float]:
+    found = (line.rpartition(" ") for line in text.splitlines() if not line.startswith("#"))
+    return {name: float(value) for name, _, value in found}
+
+
+def told_names() -> set[str]:
+    """The names of all series, as in a query."""
+    suffixes = {Kind.COUNTER: ("_total",), Kind.GAUGE: ("",), Kind.HISTOGRAM: ("_bucket", "_sum", "_count")}
+    return {name + suffix for name, metric in METRICS.items() for suffix in suffixes[metric.kind]}
+
+
+def test_every_metric_is_told_and_no_other() -> None:
+    kind, text = exposition(everything())
+    assert kind == CONTENT_TYPE
+    assert {name.partition("{")[0] for name in series(text.decode())} == told_names()
+    for name, samples in everything():
+        labels = METRICS[name].labels
+        assert samples, name
+        assert all(len(each.labels) == len(labels) for each in samples), name
+
+
+def test_values() -> None:
+    found = series(exposition(everything())[1].decode())
+    own = r'job_id="j\"\n\\ü"'
+    assert found[f'rallypoint_phase_seconds_total{{{own},node="a",phase="rendezvous"}}'] == 1.0
+    assert found[f'rallypoint_phase_seconds_total{{{own},node="a",phase="running"}}'] == 4.0
+    assert found[f'rallypoint_agent_uptime_seconds{{{own},node="a"}}'] == 5.0
+    assert found[f'rallypoint_worker_failures_total{{{own},kind="SIGKILL",node="a"}}'] == 1.0
+    assert found[f'rallypoint_recovery_seconds_bucket{{{own},le="0.5",node="a"}}'] == 0.0
+    assert found[f'rallypoint_recovery_seconds_bucket{{{own},le="1",node="a"}}'] == 1.0
+    assert found[f'rallypoint_recovery_seconds_sum{{{own},node="a"}}'] == 1.0
+    assert found[f'rallypoint_workers{{{own},node="a",state="running"}}'] == 1.0
+    assert found[f'rallypoint_workers{{{own},node="a",state="exited"}}'] == 1.0
+    assert found[f'rallypoint_job_phase{{{own},phase="waiting"}}'] == 1.0
+    assert found[f"rallypoint_job_restarts_remaining{{{own}}}"] == 3.0
+    assert not any("last_output" in name and 'local_rank="1"' in name for name in found)  # that is not known
+
+
+def test_every_metric_is_documented_with_its_labels() -> None:
+    rows = {}
+    for line in (ROOT / "docs/reference/metrics.md").read_text().splitlines():
+        cells = [each.strip() for each in line.strip("|").split("|")]
+        if cells[0].startswith("`rallypoint_"):
+            rows[cells[0].strip("`")] = (cells[1], tuple(re.findall(r"`(\w+)`", cells[2])))
+    wanted = {
+        name + ("_total" if metric.kind is Kind.COUNTER else ""): (metric.kind.value, metric.labels)
+        for name, metric in METRICS.items()
+    }
+    assert rows == wanted
+
+
+@pytest.mark.process
+@needs_promtool
+def test_promtool_finds_no_fault_with_the_metrics() -> None:
+    text = exposition(everything())[1]
+    done = subprocess.run([str(PROMTOOL), "check", "metrics"], input=text, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+@pytest.mark.process
+@needs_promtool
+def test_promtool_finds_no_fault_with_the_alerts() -> None:
+    for command in (
+        ["check", "rules", "rallypoint-alerts.yaml"],
+        ["check", "config", "--syntax-only", "prometheus.yaml"],
+    ):
+        done = subprocess.run([str(PROMTOOL), *command], cwd=DEPLOY, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("file", ["rallypoint-alerts.yaml", "grafana-dashboard.json"])
+def test_what_is_deployed_asks_for_metrics_that_there_are(file: str) -> None:
+    text = (DEPLOY / file).read_text()
+    if file.endswith(".json"):
+        dashboard = json.loads(text)
+        text = "\n".join(target["expr"] for panel in dashboard["panels"] for target in panel["targets"])
+        assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])
+    asked = set(re.findall(r"\brallypoint_[a-z0-9_]+", text.replace("job_id:rallypoint_running", "")))
+    assert asked
+    assert asked <= told_names()

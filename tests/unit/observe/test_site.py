@@ -1,0 +1,203 @@
+"""What is served of jobs, and to whom. The jobs are those of real dispatchers in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Sequence
+from http import HTTPStatus
+from typing import Any
+
+import pytest
+
+from rallypoint.base.http import Answer, Stream
+from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.coordinator.jobs import ManyJobs
+from rallypoint.coordinator.session_registry import SessionRecord
+from rallypoint.membership.operations import Close
+from rallypoint.membership.state import NodeId, NodeInfo, Settings
+from rallypoint.observe.job_metrics import build_family
+from rallypoint.observe.metric_names import Family
+from rallypoint.observe.site import Access, Site
+from rallypoint.observe.sources import JobDirectory, LocalJobs
+from rallypoint.observe.status_json import status_fields
+from rallypoint.protocol.handshake import Hello
+from rallypoint.protocol.messages import JoinRequest
+
+NOW = 1.75e9
+TIMEOUT = 30.0
+TOKEN = "a-token-of-26-characters-x"
+HERE, ELSEWHERE = "127.0.0.1", "10.1.2.3"
+
+
+async def metrics() -> Sequence[Family]:
+    return [build_family()]
+
+
+def site_of(jobs: JobDirectory, access: Access | None = None) -> Site:
+    return Site(LocalJobs(jobs), access or Access(), metrics, lambda: NOW)
+
+
+def joined(dispatcher: Dispatcher, host: str) -> int:
+    node = NodeId(HERE, 1, 0, host)
+    session, _ = dispatcher.attach(lambda _: None, SessionRecord(node, HERE, HERE, HERE, dispatcher.settings))
+    dispatcher.receive(session, JoinRequest(NodeInfo("default", 2, HERE, 0), 600))
+    return session
+
+
+def request(path: str, *headers: str, method: str = "GET") -> bytes:
+    return "\r\n".join((f"{method} {path} HTTP/1.1", *headers, "", "")).encode()
+
+
+def whole(answer: Answer) -> tuple[int, bytes, bytes]:
+    """Status, head and body of an answer that is no stream."""
+    assert isinstance(answer, bytes)
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), head, body
+
+
+def ask(site: Site, path: str, *headers: str, peer: str = HERE, method: str = "GET") -> tuple[int, bytes, bytes]:
+    return whole(asyncio.run(site.answer(request(path, *headers, method=method), peer)))
+
+
+async def event(chunks: AsyncIterator[bytes]) -> tuple[str, dict[str, Any]]:
+    """The next event of a stream."""
+    async with asyncio.timeout(TIMEOUT):
+        while True:
+            lines = (await anext(chunks)).decode().split("\n")
+            if lines[0].startswith("event: "):
+                return lines[0].removeprefix("event: "), json.loads(lines[1].removeprefix("data: "))
+
+
+@pytest.fixture(name="job")
+def _job() -> Dispatcher:
+    return Dispatcher(Settings("train", 2, 4))
+
+
+@pytest.mark.parametrize(
+    ("access", "peer", "headers", "status"),
+    [
+        (Access(), HERE, (), 200),
+        (Access(), "::1", (), 200),
+        (Access(), "::ffff:127.0.0.1", ("Host: localhost:29480",), 200),
+        (Access(), HERE, ("Host: [::1]:29480",), 200),
+        (Access(), HERE, ("Host: 127.0.0.1",), 200),
+        (Access(), ELSEWHERE, (), 403),
+        (Access(), "", (), 403),
+        (Access(), HERE, ("Host: rebound.example",), 403),
+        (Access(), HERE, ("Host: 127.0.0.1.rebound.example:80",), 403),
+        (Access(is_open=True), ELSEWHERE, ("Host: node1",), 200),
+        (Access(TOKEN), HERE, (), 401),
+        (Access(TOKEN), ELSEWHERE, (f"Authorization: Bearer {TOKEN}", "Host: node1"), 200),
+        (Access(TOKEN, is_open=True), ELSEWHERE, (), 401),
+        (Access(TOKEN), HERE, (f"Authorization: Bearer {TOKEN}x",), 401),
+        (Access(TOKEN), HERE, (f"Authorization: Basic {TOKEN}",), 401),
+        (Access(TOKEN), HERE, ("Authorization: Bearer \xff",), 401),
+    ],
+)
+def test_who_sees_jobs(job: Dispatcher, access: Access, peer: str, headers: tuple[str, ...], status: int) -> None:
+    site = site_of(job, access)
+    for path in ("/status.json", "/metrics"):
+        found, _, body = ask(site, path, *headers, peer=peer)
+        assert found == status, body
+        assert status == 200 or b"train" not in body
+    found, _, _ = ask(site, "/events", *headers, peer=peer, method="HEAD") if status != 200 else (status, b"", b"")
+    assert found == status
+
+
+@pytest.mark.parametrize("path", ["/livez", "/readyz", "/"])
+def test_probes_and_the_empty_page_are_for_all(job: Dispatcher, path: str) -> None:
+    status, head, body = ask(site_of(job, Access(TOKEN)), path, peer=ELSEWHERE)
+    assert status == HTTPStatus.OK
+    assert b"train" not in body
+    assert path != "/" or b"Content-Security-Policy: default-src 'none'" in head
+    assert ask(site_of(job), path, method="HEAD")[2] == b""
+
+
+def test_the_page_needs_nothing_from_elsewhere(job: Dispatcher) -> None:
+    page = ask(site_of(job), "/")[2].decode()
+    assert "src=" not in page
+    assert "@import" not in page
+    assert "innerHTML" not in page  # what a job says is text, and never markup
+    addresses = {word for word in page.replace('"', " ").split() if "://" in word}
+    assert addresses == {"http://www.w3.org/2000/svg"}
+
+
+@pytest.mark.parametrize(
+    ("path", "method", "status"),
+    [
+        ("/etc/passwd", "GET", 404),
+        ("/status.json/", "GET", 404),
+        ("/../status.json", "GET", 404),
+        ("/status.json?job=other", "GET", 404),
+        ("/events?job=other", "GET", 404),
+        ("/status.json", "POST", 405),
+        ("/metrics", "DELETE", 405),
+    ],
+)
+def test_what_there_is_not(job: Dispatcher, path: str, method: str, status: int) -> None:
+    found, _, body = ask(site_of(job), path, method=method)
+    assert found == status
+    assert json.loads(body)["error"]
+
+
+def test_status_is_that_of_rallyctl(job: Dispatcher) -> None:
+    joined(job, "a")
+    shown = json.loads(ask(site_of(job), "/status.json?job=train")[2])
+    wanted = status_fields(job.snapshot(), NOW)
+    assert shown["phase"] == "waiting"
+    assert [each["host"] for each in shown["nodes"]] == ["a"]
+    assert shown.keys() == wanted.keys()
+    assert {**shown, "since": 0, "phase_seconds": 0, "nodes": 0} == {
+        **wanted,
+        "since": 0,
+        "phase_seconds": 0,
+        "nodes": 0,
+    }
+
+
+def test_a_stream_tells_of_changes_and_ends_with_the_job(job: Dispatcher) -> None:
+    async def run() -> None:
+        stream = await site_of(job).answer(request("/events"), HERE)
+        assert isinstance(stream, Stream)
+        assert b"\r\nContent-Type: text/event-stream\r\n" in stream.head
+        kind, first = await event(stream.chunks)
+        assert (kind, first["phase"], first["nodes"]) == ("status", "waiting", [])
+        session = joined(job, "a")
+        told = await ticked(stream.chunks)
+        assert [each["host"] for each in told["nodes"]] == ["a"]
+        job.receive(session, Close())
+        assert (await ticked(stream.chunks))["phase"] == "stopped"
+        with pytest.raises(StopAsyncIteration):
+            await event(stream.chunks)
+        assert job.members == 1  # the watcher is gone, and was never a node
+
+    async def ticked(chunks: AsyncIterator[bytes]) -> dict[str, Any]:
+        waiting = asyncio.ensure_future(event(chunks))
+        while not waiting.done():
+            job.tick()  # as the control server does when it is due
+            await asyncio.sleep(0.02)
+        return waiting.result()[1]
+
+    asyncio.run(run())
+
+
+def test_of_several_jobs_there_is_a_list() -> None:
+    jobs = ManyJobs()
+    site = site_of(jobs)
+    assert json.loads(ask(site, "/status.json")[2])["jobs"] == []
+    for name in ("one", "two"):
+        hello = Hello(1, name, b"", HERE, 1, 0, False, Settings(name, 1, 2))
+        joined(jobs.dispatcher_for(hello, HERE), "a")
+    listed = json.loads(ask(site, "/status.json")[2])
+    assert sorted(each["job"] for each in listed["jobs"]) == ["one", "two"]
+    assert json.loads(ask(site, "/status.json?job=two")[2])["job"] == "two"
+
+    async def run() -> None:
+        stream = await site.answer(request("/events"), HERE)
+        assert isinstance(stream, Stream)
+        kind, told = await event(stream.chunks)
+        assert (kind, len(told["jobs"])) == ("jobs", 2)
+        await stream.chunks.aclose()  # type: ignore[attr-defined]
+
+    asyncio.run(run())

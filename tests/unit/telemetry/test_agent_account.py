@@ -1,0 +1,99 @@
+"""What an agent counts: phases add up to its time, and nothing that is counted gets less."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.telemetry import agent_events as events
+from rallypoint.telemetry.agent_account import RECOVERY_BOUNDS, AgentAccount
+from rallypoint.telemetry.phases import NodePhase
+
+FAILURE = events.Failure(rank=3, local_rank=1, host="a", pid=7, exit_code=-9, message="killed")
+
+
+def made(kind: type[events.AgentEvent], elapsed: float, **fields: Any) -> events.AgentEvent:
+    return kind(time=1e9 + elapsed, elapsed=elapsed, job="j", host="a", pid=1, round=fields.pop("round", 0), **fields)
+
+
+def placed(elapsed: float, number: int) -> events.AgentEvent:
+    of_round = {"group_rank": 1, "group_world_size": 2, "first_rank": 2, "local_world_size": 2, "world_size": 4}
+    return made(events.RoundStarted, elapsed, round=number, restarts=0, max_restarts=3, **of_round)
+
+
+STEPS = st.lists(
+    st.tuples(
+        st.floats(0, 1e4),
+        st.one_of(
+            st.tuples(
+                st.just(events.PhaseBegan),
+                st.fixed_dictionaries({"phase": st.sampled_from(NodePhase), "seconds": st.floats(0, 1e4)}),
+            ),
+            st.just((events.WorkerFailed, {"failure": FAILURE})),
+            st.just((events.WorkersStarted, {"pids": (1,)})),
+            st.tuples(
+                st.just(events.RoundOver),
+                st.fixed_dictionaries({"reason": st.sampled_from(["failure", "lost", "drained"])}),
+            ),
+        ),
+    ),
+    max_size=30,
+)
+
+
+@given(STEPS)
+def test_the_phases_add_up_to_the_time_since_the_agent_began(
+    steps: list[tuple[float, tuple[Any, dict[str, Any]]]],
+) -> None:
+    account, now = AgentAccount(), 0.0
+    before = dict(account.read(0.0).seconds)
+    for passed, (kind, fields) in steps:
+        now += passed
+        account.take(made(kind, now, **fields))
+        for moment in (now, now + 1.5):
+            seconds = account.read(moment).seconds
+            assert sum(seconds.values()) == pytest.approx(moment, rel=1e-9, abs=1e-9)
+        seconds = account.read(now).seconds
+        assert all(seconds[phase] >= before[phase] - 1e-6 for phase in NodePhase)
+        before = dict(seconds)
+
+
+@given(STEPS)
+def test_a_histogram_is_one(steps: list[tuple[float, tuple[Any, dict[str, Any]]]]) -> None:
+    account, now, started = AgentAccount(), 0.0, 0
+    for passed, (kind, fields) in steps:
+        now += passed
+        account.take(made(kind, now, **fields))
+        started += kind is events.WorkersStarted
+    counted = account.read(now)
+    assert list(counted.recoveries) == sorted(counted.recoveries)
+    assert len(counted.recoveries) == len(RECOVERY_BOUNDS) + 1
+    assert counted.recoveries[-1] <= started
+    assert counted.recovery_seconds <= now + 1e-6
+
+
+def test_a_recovery_lasts_from_when_the_failure_was_seen() -> None:
+    account = AgentAccount()
+    for each in (
+        placed(1.0, 0),
+        made(events.WorkersStarted, 1.1, pids=(1, 2)),  # the first start is no recovery
+        made(events.WorkerFailed, 10.0, failure=FAILURE),
+        made(events.RoundOver, 10.5, reason="failure"),
+        placed(11.0, 1),
+        made(events.WorkersStarted, 12.0, round=1, pids=(3, 4)),
+        made(events.RoundOver, 20.0, round=1, reason="drained"),
+        made(events.WorkersStarted, 21.0, round=2, pids=(5, 6)),  # nor is one after a drain
+        made(events.ProgressMade, 22.0, step=7, age=0.5, source="call"),
+        made(events.ProgressMade, 23.0, step=5, age=0.5, source="call"),
+    ):
+        account.take(each)
+    counted = account.read(30.0)
+    assert (counted.recoveries[-1], counted.recovery_seconds) == (1, 2.0)
+    assert counted.recoveries[RECOVERY_BOUNDS.index(1.0)] == 0
+    assert counted.recoveries[RECOVERY_BOUNDS.index(2.5)] == 1
+    assert (counted.restarts, counted.failures) == ({"failure": 1, "drained": 1}, {"SIGKILL": 1})
+    assert (counted.round, counted.rounds, counted.step) == (1, 2, 7)
+    assert counted.progress_at == pytest.approx(1e9 + 22.5)
