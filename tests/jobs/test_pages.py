@@ -70,7 +70,9 @@ def test_the_page_shows_what_runs_and_outlives_a_restart_of_the_control_plane(ra
         shown = json.loads(fetched(http, "/status.json?job=job")[1])
         assert (shown["round"], shown["restarts"]["failures"], shown["restarts"]["left"]) == (1, 1, 2)
         assert page.value("document.querySelectorAll('#timeline rect').length") >= 2
-        page.wait_for_text(str(shown["nodes"][0]["workers"]["pids"][0]), "#nodes")
+        for node in nodes:
+            node.comes_up(1, starts=2)
+            page.wait_for_text(node.last(1)[0]["pid"], "#nodes")
         text = fetched(http, "/metrics")[1]
         assert 'rallypoint_job_restarts_total{job_id="job",reason="failure"} 1.0' in text
         assert 'rallypoint_job_phase{job_id="job",phase="running"} 1.0' in text
@@ -92,7 +94,7 @@ def test_the_page_shows_what_runs_and_outlives_a_restart_of_the_control_plane(ra
 def test_an_agent_shows_the_job_to_who_has_the_token(rallyrun: Launcher) -> None:
     port = free_port()
     env = {"TORCHELASTIC_HEALTH_CHECK_PORT": str(port), "RALLYPOINT_HTTP_TOKEN_FILE": str(token_file(rallyrun))}
-    job = c10d(rallyrun, "1:2", conf="last_call_timeout=0.1")
+    job = c10d(rallyrun, "1")
     node = job.host("A", env=env)
     node.comes_up(1)
     assert fetched(port, "/healthz")[0] == 200
@@ -119,7 +121,7 @@ def test_prometheus_scrapes_an_agent(rallyrun: Launcher) -> None:
     port, web = free_port(), free_port()
     path = token_file(rallyrun)
     env = {"TORCHELASTIC_HEALTH_CHECK_PORT": str(port), "RALLYPOINT_HTTP_TOKEN_FILE": str(path)}
-    job = c10d(rallyrun, "1:2", "--max-restarts=2", conf="last_call_timeout=0.1")
+    job = c10d(rallyrun, "1", "--max-restarts=2")
     node = job.host("A", env=env)
     node.comes_up(1)
     job.say("fail-A-0")

@@ -80,7 +80,7 @@ class AgentPages:
         from rallypoint.client.watcher import UnreachableError
         from rallypoint.rendezvous.params import RendezvousParameters
 
-        job = self._workers.membership.local_job()
+        job = self._workers.rendezvous.local_job()
         if job is None:
             raise UnreachableError("it is not known yet where the coordinator of this job is; ask again")
         options = {name: value for name, value in self._options.items() if name not in {"rank", "local_addr"}}
@@ -128,7 +128,7 @@ class AgentPages:
         from rallypoint.observe.job_metrics import job_families
         from rallypoint.protocol.observation import Snapshot
 
-        if not self._workers.membership.hosts_coordinator:
+        if not self._workers.rendezvous.hosts_coordinator:
             return []
         try:
             seen = await self._source.look("")
