@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ needs_promtool = pytest.mark.skipif(PROMTOOL is None, reason="needs promtool (De
 
 def everything() -> list[Family]:
     """All metrics, each with a sample."""
-    common = {"time": 1e9, "job": 'j"\n\\ü', "host": "a", "pid": 1}
+    common: dict[str, Any] = {"time": 1e9, "job": 'j"\n\\ü', "host": "a", "pid": 1}
     failure = events.Failure(rank=0, local_rank=0, host="a", pid=2, exit_code=-9, message="")
     account = AgentAccount()
     account.take(events.PhaseBegan(elapsed=1.0, phase=NodePhase.RUNNING, **common))
