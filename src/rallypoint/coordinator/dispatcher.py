@@ -226,8 +226,7 @@ class Dispatcher:
 
     def receive(self, session: int, request: Request) -> bool:
         """A request has come from a session. Returns whether the session is still one: a node that was silent for
-        longer than its lease has been taken out, and must come back as a new node.
-        """
+        longer than its lease has been taken out, and must come back as a new node."""
         with self._lock:
             known = self._coordinator.sessions.get(session) is not None
             self._enqueue(self._coordinator.receive(session, request, self._clock.monotonic()))
@@ -236,8 +235,7 @@ class Dispatcher:
         return known
 
     def heartbeat(self, session: int) -> bool:
-        """As `receive` of a heartbeat, for who answers it himself. Nothing is told to anybody and nothing is due
-        sooner."""
+        """As `receive` of a heartbeat, for who answers it himself. Nobody is told anything; nothing is due sooner."""
         with self._lock:
             return self._coordinator.heartbeat(session, self._clock.monotonic())
 

@@ -10,6 +10,7 @@ it is so as a rule), so the question is asked again before each attempt to conne
 from __future__ import annotations
 
 import errno
+import threading
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -92,6 +93,9 @@ class _EmbeddedControl(ControlPlane):
         self._standalone: Dispatcher | None = None
         """The dispatcher, if it is here and needs no server."""
         self._timer_thread: TimerThread | None = None
+        self._opening = threading.Lock()
+        """Held by who opens a server for those who watch."""
+        self._closed = False
 
     def open(self, deliver: Deliver, deadline: Deadline) -> Link:
         """Host the server if that is ours to do, and connect."""
@@ -127,20 +131,23 @@ class _EmbeddedControl(ControlPlane):
         return self._standalone is not None or self._server is not None
 
     def watch_endpoint(self) -> str:
-        """The endpoint. A coordinator that is here and needs no server gets one now, on loopback."""
-        if self._standalone is not None and self._server is None:
-            from rallypoint.coordinator.server import ControlServer
+        """The endpoint. A coordinator that is here and needs no server gets one now, on loopback. From any thread."""
+        with self._opening:
+            if self._standalone is not None and self._server is None and not self._closed:
+                from rallypoint.coordinator.server import ControlServer
 
-            if self._timer_thread is not None:
-                self._timer_thread.close()
-            listeners = listening_sockets(["127.0.0.1"], 0)
-            self._server = ControlServer(self._standalone, listeners, keys=accepted_keys(), tls=self._tls)
+                if self._timer_thread is not None:
+                    self._timer_thread.close()
+                listeners = listening_sockets(["127.0.0.1"], 0)
+                self._server = ControlServer(self._standalone, listeners, keys=accepted_keys(), tls=self._tls)
         if self._server is None:
             return str(self._endpoint)
         return str(Endpoint("127.0.0.1" if self._standalone is not None else self._endpoint.host, self._server.port))
 
     def close(self) -> None:
         """End the server, if it is here."""
+        with self._opening:
+            self._closed = True
         if self._timer_thread is not None:
             self._timer_thread.close()
         if self._server is not None:
