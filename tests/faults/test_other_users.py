@@ -9,6 +9,7 @@ import signal
 import socket
 import tempfile
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -113,8 +114,8 @@ def test_no_process_of_a_job_can_be_looked_into_or_touched(rallyrun: Launcher) -
     finish(rallyrun, job)
 
 
-def test_no_process_of_a_job_has_a_socket_with_a_name(rallyrun: Launcher) -> None:
-    """A name would be a way in, through the file system or in the abstract namespace."""
+def test_the_agent_alone_has_a_socket_with_a_name_and_answers_its_own_user(rallyrun: Launcher) -> None:
+    """Any other name would be a way in, through the file system or in the abstract namespace."""
     for flags in WAYS[1:]:
         (rallyrun.folder / "finish").unlink(missing_ok=True)
         job = running(rallyrun, *flags)
@@ -122,8 +123,23 @@ def test_no_process_of_a_job_has_a_socket_with_a_name(rallyrun: Launcher) -> Non
         rows = [line.split() for line in Path("/proc/net/unix").read_text().splitlines()[1:]]
         ours = [row for row in rows if f"socket:[{row[6]}]" in held]
         assert ours  # the connection between agent and reaper
-        assert not [row for row in ours if len(row) > 7]
+        named = [row[7] for row in ours if len(row) > 7]
+        agents = {f"socket:[{row[6]}]" for row in ours if len(row) > 7}
+        assert agents <= {_target(fd) for fd in Path(f"/proc/{job.pid}/fd").iterdir()}
+        for name in named:
+            assert name.startswith(f"@rallypoint/agent/{job.pid}.")
+            assert b"c10d" in asked(name)
+            assert as_other_user(partial(asked, name)) == b""
+            assert b"c10d" in asked(name), "who may not ask keeps nobody else from it"
         finish(rallyrun, job)
+
+
+def asked(name: str) -> bytes:
+    """What the socket of that name answers."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
+        asking.settimeout(60)
+        asking.connect("\0" + name.removeprefix("@"))
+        return asking.recv(4096)
 
 
 def _target(fd: Path) -> str:

@@ -342,7 +342,8 @@ HEEDS = "lambda *_: (os.write(2, b'flushed'), os._exit(0))"
 def left_by(up: Up, heeds: str, ending: str) -> tuple[WorkerProcess, Callable[[], bytes]]:
     """A worker with a helper in a session of its own, and what gives all that the helper writes until it ends."""
     read, write = os.pipe()
-    process = up(HELPING.format(heeds=heeds) + f"os.write(1, b'up')\n{ending}", stdout=write)
+    ready = "" if "b'up'" in ending else "os.write(1, b'up')\n"
+    process = up(HELPING.format(heeds=heeds) + ready + ending, stdout=write)
     os.close(write)
 
     def told() -> bytes:
