@@ -55,7 +55,6 @@ class JournalSink(Protocol):
 
         Numbers grow by one. Who is asked again meanwhile need only keep the newest.
         """
-        ...
 
 
 class RestoredState(NamedTuple):
@@ -179,15 +178,12 @@ class Dispatcher:
     def attach(
         self, deliver: Deliver, session: SessionRecord, hang_up: Callable[[str], None] | None = None
     ) -> tuple[int, NodeId]:
-        """Open a session.
+        """Open a session. Returns its number, and the name that the node goes by.
 
         Args:
             deliver: is handed the session's notifications.
             session: who speaks in it.
             hang_up: called, from any thread, with the reason, when it was ended from here.
-
-        Returns:
-            The session's number, and the name that the node goes by.
         """
         with self._lock:
             number = next(self._numbers)
@@ -289,8 +285,7 @@ class Dispatcher:
         if self._coordinator.state is not self._numbered:
             self._numbered = self._coordinator.state
             self._number += 1
-        watched = self._coordinator.pop_watcher_sends()
-        self._outbox += [_PendingNotification(self._number, *each) for each in watched]
+        self._outbox += [_PendingNotification(self._number, *each) for each in self._coordinator.pop_watcher_sends()]
         for session, notification in sends:
             if isinstance(notification, Heartbeat):
                 self._heartbeats.append((session, notification))

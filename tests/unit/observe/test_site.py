@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator, Sequence
 from http import HTTPStatus
 from typing import Any
@@ -139,6 +140,14 @@ def test_what_there_is_not(job: Dispatcher, path: str, method: str, status: int)
     found, _, body = ask(site_of(job), path, method=method)
     assert found == status
     assert json.loads(body)["error"]
+
+
+def test_without_prometheus_client_there_is_a_sentence(job: Dispatcher, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "rallypoint.observe.exposition", raising=False)
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    status, _, body = ask(site_of(job), "/metrics")
+    assert status == HTTPStatus.SERVICE_UNAVAILABLE
+    assert "install rallypoint[metrics]" in json.loads(body)["error"]
 
 
 def test_status_is_that_of_rallyctl(job: Dispatcher) -> None:
