@@ -9,7 +9,6 @@ Laws:
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Callable, Iterator
 from signal import Signals
 from typing import TYPE_CHECKING
@@ -20,14 +19,13 @@ from rallypoint.agent.notice_directory import NoticeDirectory
 from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.spec import RunResult, WorkerState
 from rallypoint.base.clock import Clock
-from rallypoint.base.errors import NodeLeftInOrder, SignalException
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_name
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Drain, Fail, Preempt, Succeed
 from rallypoint.membership.state import Outcome
 from rallypoint.notices import PREEMPTION
-from rallypoint.protocol.errors import RendezvousClosedError, error_of
+from rallypoint.protocol.errors import error_of
 from rallypoint.protocol.messages import LeaveRequest, ProgressRequest
 from rallypoint.rendezvous.control_plane import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL
 
@@ -236,15 +234,14 @@ class StepExecutor:
 
     def _shows_live(self, words: tuple[str, str]) -> bool:
         """Show on the terminal how far things are; returns whether there is one."""
-        from rallypoint.agent.live_line import LiveLine, shows_live_line
-
-        now = self._clock.monotonic()
         if self._live_line is None:
-            if not shows_live_line():
+            from rallypoint.agent.live_line import live_line
+
+            self._live_line = live_line(self._workers.group.join_requested_at)
+            if self._live_line is None:
                 return False
-            self._live_line = LiveLine(self._workers.group.join_requested_at)
-            self.ask_at = now + _LIVE_EVERY
-        self._live_line.show(words, now)
+            self.ask_at = self._clock.monotonic() + _LIVE_EVERY
+        self._live_line.show(words, self._clock.monotonic())
         return True
 
     # Steps: the workers
@@ -302,22 +299,12 @@ class StepExecutor:
         last = self.last or RunResult(group.state)
         if verdict.outcome is Outcome.SUCCEEDED:
             self._succeed(last)
-        elif verdict.outcome is Outcome.FAILED:
-            if verdict.detail:
-                log.error("[%s] The job ends with restarts left: %s", group.spec.role, verdict.detail)
-            group.state = WorkerState.FAILED
-            own = verdict.cause is not None and verdict.cause.is_of(self._announced)
-            self.result = RunResult(
-                WorkerState.FAILED,
-                failures=last.failures,
-                cause=verdict.cause,
-                stopped=self._workers.stopped(),
-                restarts=verdict.restarts,
-                reported_elsewhere=not own and not self._rendezvous.hosts_coordinator,
-            )
-        else:
-            request = verdict.detail or "the job was ended on request"
-            raise RendezvousClosedError(f"{request} before its workers had finished")
+            return
+        from rallypoint.agent.endings import result_of
+
+        own = verdict.cause is not None and verdict.cause.is_of(self._announced)
+        elsewhere = not own and not self._rendezvous.hosts_coordinator
+        self.result = result_of(verdict, last, self._workers, reported_elsewhere=elsewhere)
 
     def _do_end_with_error(self, step: steps.EndWithError) -> None:
         error = error_of(step.notification)
@@ -325,12 +312,9 @@ class StepExecutor:
         raise error
 
     def _do_end_by_signal(self, step: steps.EndBySignal) -> None:
-        name = signal_name(step.signal)
-        if step.standing:
-            raise NodeLeftInOrder(
-                f"this node has left the job after {name}; the job {step.standing}", Signals(step.signal)
-            )
-        raise SignalException(f"Process {os.getpid()} got signal {name}", Signals(step.signal))
+        from rallypoint.agent.endings import signal_error
+
+        raise signal_error(step)
 
     def _do_end_in_success(self, _step: steps.EndInSuccess) -> None:
         self._succeed(self.last or RunResult(WorkerState.SUCCEEDED))

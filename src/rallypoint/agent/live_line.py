@@ -26,6 +26,11 @@ def shows_live_line() -> bool:
     return os.isatty(_STDERR) and os.environ.get("TERM", "dumb") not in {"", "dumb", "unknown"}
 
 
+def live_line(since: float) -> LiveLine | None:
+    """A line that counts from a moment on; None where no terminal shows it."""
+    return LiveLine(since) if shows_live_line() else None
+
+
 class LiveLine:
     """One line, from `show` until `end`."""
 

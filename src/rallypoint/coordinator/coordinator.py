@@ -30,10 +30,12 @@ from rallypoint.coordinator.notifications import end_notification, nodes_waiting
 from rallypoint.coordinator.recovery import (
     earlier_identity,
     end_of,
+    may_have_been,
     missed_notifications,
     recovered,
     recovery_timeout,
     with_later_rounds,
+    with_size,
 )
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.operations import Close, Drain, Exit, Fail, Join, Operation, Preempt, RecordProgress, Succeed
@@ -97,8 +99,7 @@ class Coordinator(JobState):
         self._completed_a_round = not self._restored and (state.complete or state.round > 0)
         self._observer.observe(state, now)
         self._take_size(state)
-        if not state.is_initial or state.verdict is not None:
-            self.history.taken_over(state, now)
+        self.history.taken_over(State(), state, now)
         for node in known_to(state):
             self.sessions.reserve(node)
         if self._any_unreported():
@@ -168,13 +169,9 @@ class Coordinator(JobState):
         sends, self._watchers.sends = self._watchers.sends, []
         return sends
 
-    def _on_report(self, speaker: SessionRecord, request: NodeReport, now: float) -> None:
+    def _on_answer(self, speaker: SessionRecord, answer: NodeReport | CollectedPart, now: float) -> None:
         if self._watchers is not None:
-            self._watchers.report(speaker.node, request, now)
-
-    def _on_collected(self, speaker: SessionRecord, request: CollectedPart, _now: float) -> None:
-        if self._watchers is not None:
-            self._watchers.collected(speaker.node, request)
+            self._watchers.answered(speaker.node, answer, now)
 
     def tick(self, now: float) -> list[OutgoingNotification]:
         """Time has passed: end silent sessions, and look at the joins that wait for a moment."""
@@ -280,22 +277,17 @@ class Coordinator(JobState):
             self._started_with = self.settings
             liveness = self.sessions.liveness
             liveness.lease, liveness.outage_timeout = self.settings.lease, recovery_timeout(self.settings)
-        if request.size is not None and self.state.size is None and request.size.min_nodes <= request.size.max_nodes:
-            self.state = self.state._replace(size=request.size)
+        self.state = with_size(self.state, request)
         self._take_size(self.state)
-        asked = self.settings
-        if request.group_world_size > asked.max_nodes:
-            if request.size is None:
-                return  # there was no such round of this job
-            asked = asked._replace(max_nodes=request.group_world_size)  # an operator has made the job smaller since
+        if not may_have_been(request, self.settings):
+            return
         self._restored = self._restored or request.round >= 0
         before = self.state
-        self.state = recovered(before, speaker.node, request, asked)
+        self.state = recovered(before, speaker.node, request, self.settings)
         if self.state is before:
             return
         self._observer.observe(self.state, now)
-        if (before.round, before.complete) != (self.state.round, self.state.complete):
-            self.history.taken_over(self.state, now)
+        self.history.taken_over(before, self.state, now)
         if self._any_unreported() and self._placeholders_until is None:
             self._placeholders_until = now + recovery_timeout(self.settings)
         if before.complete and self.state.round > before.round:
@@ -325,8 +317,8 @@ class Coordinator(JobState):
         ResumeRequest: _on_resume_state,
         ProgressRequest: _on_progress_request,
         Heartbeat: _on_heartbeat,
-        NodeReport: _on_report,
-        CollectedPart: _on_collected,
+        NodeReport: _on_answer,
+        CollectedPart: _on_answer,
     }
 
     # The end of sessions

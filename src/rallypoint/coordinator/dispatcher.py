@@ -119,7 +119,7 @@ class Dispatcher:
         """Sessions that began after the end of the job."""
         self.remote_control = settings.remote_control
         """Whether commands are taken from other machines where there is no secret."""
-        self._watchers: set[int] = set()
+        self.watchers: set[int] = set()
         """Sessions that are no nodes."""
         self._tick_again_at = float("-inf")
         self._delivering = threading.Lock()
@@ -139,12 +139,7 @@ class Dispatcher:
     @property
     def members(self) -> int:
         """How many sessions are open, without those that began after the end of the job."""
-        return len(self._deliver) - len(self._sessions_after_end) - len(self._watchers)
-
-    @property
-    def watchers(self) -> int:
-        """How many sessions are open that are no nodes."""
-        return len(self._watchers)
+        return len(self._deliver) - len(self._sessions_after_end) - len(self.watchers)
 
     @property
     def job(self) -> str | None:
@@ -202,7 +197,7 @@ class Dispatcher:
             session = next(self._numbers)
             self._deliver[session] = deliver
             self._hang_up[session] = hang_up
-            self._watchers.add(session)
+            self.watchers.add(session)
             self._coordinator.watchers.open(session)
         return session
 
@@ -241,7 +236,7 @@ class Dispatcher:
             self._deliver.pop(session, None)
             self._hang_up.pop(session, None)
             self._sessions_after_end.discard(session)
-            self._watchers.discard(session)
+            self.watchers.discard(session)
             self._enqueue(self._coordinator.close(session, self._clock.monotonic(), reason, detail))
         self._flush()
 

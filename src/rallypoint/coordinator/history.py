@@ -50,8 +50,10 @@ class JobHistory:
         if after.verdict is not None and before.verdict is None:
             self._record_verdict(after.verdict, after.round, now)
 
-    def taken_over(self, state: State, now: float) -> None:
-        """A coordinator begins with what one before it, or a node, has told: since when it is so is not known."""
+    def taken_over(self, before: State, state: State, now: float) -> None:
+        """A coordinator goes on with what one before it, or a node, has told: since when it is so is not known."""
+        if (before.round, before.complete, before.closed) == (state.round, state.complete, state.closed):
+            return
         self.phase_since = now
         runs = f"round {state.round} {'runs' if state.complete else 'forms'}"
         how = runs if state.verdict is None else verdict_sentence(state.verdict)

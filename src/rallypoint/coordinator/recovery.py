@@ -38,8 +38,8 @@ def recovered(state: State, node: NodeId, request: ResumeRequest, settings: Sett
     """The state once `node` has said what it holds. Unchanged if it tells nothing new."""
     if request.round < 0 and state.round == 0 and not state.complete:
         return state._replace(restart_delay=recovery_timeout(settings))
-    possible = request.round >= 0 and 0 <= request.group_rank < request.group_world_size <= settings.max_nodes
-    if state.closed or not possible:
+    possible = request.round >= 0 and 0 <= request.group_rank < request.group_world_size
+    if state.closed or not possible or not may_have_been(request, settings):
         return state
     state = state._replace(
         ledger=state.ledger._replace(failures=max(state.ledger.failures, request.failures)),
@@ -54,6 +54,19 @@ def recovered(state: State, node: NodeId, request: ResumeRequest, settings: Sett
     if request.round == state.round - 1 and not state.complete:
         return _add_survivor(state, node, request)
     return state
+
+
+def may_have_been(request: ResumeRequest, settings: Settings) -> bool:
+    """Whether the job can have had a round of that many nodes: an operator may have made it smaller since."""
+    return request.group_world_size <= settings.max_nodes or request.size is not None
+
+
+def with_size(state: State, request: ResumeRequest) -> State:
+    """The state with how many nodes rounds have, where only the nodes know that an operator has changed it."""
+    size = request.size
+    if size is None or state.size is not None or size.min_nodes > size.max_nodes:
+        return state
+    return state._replace(size=size)
 
 
 def earlier_identity(state: State, node: NodeId, request: ResumeRequest) -> NodeId | None:

@@ -27,7 +27,7 @@ def watched_dispatcher(jobs: _Jobs, hello: Hello) -> Dispatcher | None:
     dispatcher = jobs.find(hello.job)
     if dispatcher is None and hello.job:
         raise HandshakeError(f"it has no job {hello.job!r}; leave --rdzv-id out for a list of its jobs")
-    if dispatcher is not None and dispatcher.watchers >= MAX_WATCHERS:
+    if dispatcher is not None and len(dispatcher.watchers) >= MAX_WATCHERS:
         raise HandshakeError(f"{MAX_WATCHERS} sessions watch job {dispatcher.settings.run_id!r} already; end some")
     return dispatcher
 

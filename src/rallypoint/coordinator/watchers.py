@@ -144,6 +144,13 @@ class Watchers:
         self._ask_nodes(now)
         self._due_at = min(self._due_at, now + _ANSWER if self._awaited else now)
 
+    def answered(self, node: NodeId, answer: NodeReport | CollectedPart, now: float) -> None:
+        """A node says what it was asked for, or what it was not."""
+        if isinstance(answer, NodeReport):
+            self.report(node, answer, now)
+        else:
+            self.collected(node, answer)
+
     def report(self, node: NodeId, report: NodeReport, now: float) -> None:
         """A node reports. Who was not asked is not listened to."""
         if node not in self._awaited:
