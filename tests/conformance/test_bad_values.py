@@ -136,6 +136,11 @@ ONLY_OURS = [
     *[value("--preload", text, "name of a module", "such as torch", code=2) for text in ("a-b", "torch,", "1")],
     *[value("--store-peers", text, "members", "any", "10.0.0.0/8", code=2) for text in ("maybe", "10.0.0.0/33")],
     *[value("--host-prefix", text, "always", "never", "auto", code=2) for text in ("maybe", "")],
+    *[value("--exit-codes", text, "torchrun", "classified", code=2) for text in ("mine", "")],
+    *[value("--tee-collapse", text, "0 to 3600", code=2) for text in ("-1", "nan", "3601")],
+    value("--tee-collapse", "x", "not a number", code=2),
+    value("--progress-file", "/none/there", "no such folder"),
+    value("--incident-dir", __file__, "name a folder of your own", code=2),
     variable("--preload", "a b", "name of a module", "such as torch", code=2),
 ]
 """What torchrun finds out by hanging, or never, or does not have."""

@@ -3,33 +3,67 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
-from rallypoint.agent.spec import Worker, WorkerGroup
+from rallypoint.agent.spec import Worker
 from rallypoint.base.log import get_logger
-from rallypoint.protocol.operator_messages import MAX_PART, CollectedPart, CollectRequested, NodeReport
+from rallypoint.protocol.operator_messages import MAX_PART, CollectedPart, CollectKind, CollectRequested, NodeReport
+
+if TYPE_CHECKING:
+    from rallypoint.agent.controller import WorkerController
+    from rallypoint.agent.incident_files import NodeFacts
 
 log = get_logger(__name__)
 
 
-def collect(request: CollectRequested, group: WorkerGroup, send: Callable[[CollectedPart], None]) -> None:
+def collect(request: CollectRequested, workers: WorkerController, send: Callable[[CollectedPart], None]) -> None:
     """Begin to collect; returns at once.
 
     Args:
         request: what, and of which workers.
-        group: the workers of this node.
+        workers: those of this node.
         send: takes the parts of the answer, from a thread of their own.
     """
-    workers = [each for each in group.workers if request.rank in {-1, each.global_rank}]
-    thread = threading.Thread(target=_collect, args=(request, workers, send), name="collect", daemon=True)
-    thread.start()
+    begin = _COLLECTORS[request.kind](request, workers)
+    threading.Thread(target=_collect, args=(request, begin, send), name="collect", daemon=True).start()
 
 
-def _collect(request: CollectRequested, workers: Sequence[Worker], send: Callable[[CollectedPart], None]) -> None:
+def _stacks(request: CollectRequested, workers: WorkerController) -> Callable[[], bytes]:
+    wanted = [each for each in workers.group.workers if request.rank in {-1, each.global_rank}]
+    return partial(_stacks_of, wanted)
+
+
+def _stacks_of(workers: Sequence[Worker]) -> bytes:
+    from rallypoint.observe.stacks import stacks_of
+
+    return stacks_of({each.global_rank: each.id for each in workers if isinstance(each.id, int)})
+
+
+def _bundle(_request: CollectRequested, workers: WorkerController) -> Callable[[], bytes]:
+    from rallypoint.agent.incident_files import node_facts
+
+    return partial(_bundle_of, node_facts(workers))
+
+
+def _bundle_of(facts: NodeFacts) -> bytes:
+    from rallypoint.agent.incident import demand
+    from rallypoint.observe.bundle import encode_bundle
+
+    return encode_bundle(demand(facts))
+
+
+_COLLECTORS: Mapping[CollectKind, Callable[[CollectRequested, WorkerController], Callable[[], bytes]]] = {
+    CollectKind.STACKS: _stacks,
+    CollectKind.BUNDLE: _bundle,
+}
+"""What looks at the workers on the loop's thread, and gives what is then done off it."""
+
+
+def _collect(request: CollectRequested, gather: Callable[[], bytes], send: Callable[[CollectedPart], None]) -> None:
     try:
-        from rallypoint.observe.stacks import stacks_of
-
-        data = stacks_of({each.global_rank: each.id for each in workers if isinstance(each.id, int)})
+        data = gather()
     except Exception:
         log.exception("what an operator asked for could not be collected")
         data = b""

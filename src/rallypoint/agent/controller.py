@@ -14,6 +14,7 @@ What a stop goes through; each layer knows only the next one:
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping, Sequence
 from signal import Signals
@@ -32,8 +33,11 @@ from rallypoint.protocol.operator_messages import NodeReport
 from rallypoint.telemetry.lazy import profiled
 
 if TYPE_CHECKING:
+    from rallypoint.agent.policy_state import PolicyState
     from rallypoint.agent.progress import ProgressTracker
+    from rallypoint.agent.steps import Event
     from rallypoint.ranks.assign import NodeRanks
+    from rallypoint.workers.context import PContext
     from rallypoint.workers.escalation import StopInProgress
 
 log = get_logger(__name__)
@@ -52,6 +56,16 @@ class Monitor(Protocol):
         """Do what is due; `poll` returns what came of it."""
 
 
+class EventObserver(Protocol):
+    """What is told of the events of the agent's loop. It decides nothing, and nothing here blocks."""
+
+    def look_at(self, event: Event, state: PolicyState) -> None:
+        """Something has happened; the agent stood there before it."""
+
+    def close(self) -> None:
+        """The run is over: finish what is under way."""
+
+
 class WorkerController(ABC):
     """Starts, watches and stops the workers of one node. No call waits for other nodes.
 
@@ -68,6 +82,12 @@ class WorkerController(ABC):
         self.grace = grace
         self.progress: ProgressTracker | None = None
         """What knows how far the workers are; None before the first have been started."""
+        self.pcontext: PContext | None = None
+        """The processes of the present workers; None before the first, and where they are no processes of ours."""
+        self.incidents: EventObserver | None = None
+        """What keeps failures for later, where a folder for that was named."""
+        self.started_at = 0.0
+        """When the present workers were started, in seconds since 1970."""
 
     @abstractmethod
     def start(self, placement: Placement) -> None:
@@ -96,8 +116,11 @@ class WorkerController(ABC):
     def prepare(self) -> None:  # noqa: B027 - most have nothing to do
         """The run begins: make ready what can be while the nodes come together."""
 
-    def close(self) -> None:  # noqa: B027 - most have nothing to do
+    def close(self) -> None:
         """The run is over, for the other nodes too: what has stood by until here can go."""
+        for each in (self.progress, self.incidents):
+            if each is not None:
+                each.close()
 
     def stop(self, step: StopWorkers) -> StopInProgress | None:
         """Begin to stop the workers as the step says; None if they are gone already."""
@@ -245,6 +268,7 @@ class WorkerController(ABC):
         """The workers have been started; by local rank, these are their ids."""
         for local_rank, worker_id in ids.items():
             self.group.workers[local_rank].id = worker_id
+        self.started_at = time.time()
         self.events.workers_started()
         self.group.state = WorkerState.HEALTHY
         self._watch_progress()

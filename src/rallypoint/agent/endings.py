@@ -25,7 +25,7 @@ def result_of(verdict: Verdict, last: RunResult, workers: WorkerController, *, r
     """
     if verdict.outcome is not Outcome.FAILED:
         request = verdict.detail or "the job was ended on request"
-        raise RendezvousClosedError(f"{request} before its workers had finished")
+        raise RendezvousClosedError(f"{request} before its workers had finished", ending=verdict.ending)
     group = workers.group
     if verdict.detail:
         log.error("[%s] The job ends with restarts left: %s", group.spec.role, verdict.detail)
@@ -37,6 +37,7 @@ def result_of(verdict: Verdict, last: RunResult, workers: WorkerController, *, r
         stopped=workers.stopped(),
         restarts=verdict.restarts,
         reported_elsewhere=reported_elsewhere,
+        ending=verdict.ending,
     )
 
 
@@ -46,4 +47,4 @@ def signal_error(step: EndBySignal) -> Exception:
     if step.standing:
         left = f"this node has left the job after {name}; the job {step.standing}"
         return NodeLeftInOrder(left, Signals(step.signal))
-    return SignalException(f"Process {os.getpid()} got signal {name}", Signals(step.signal))
+    return SignalException(f"Process {os.getpid()} got signal {name}", Signals(step.signal), saved=step.saved)

@@ -286,7 +286,7 @@ class StepExecutor:
     def _do_collect(self, step: steps.Collect) -> None:
         from rallypoint.agent.collect import collect
 
-        collect(step.request, self._workers.group, self._rendezvous.send)
+        collect(step.request, self._workers, self._rendezvous.send)
 
     # Steps: the end
 

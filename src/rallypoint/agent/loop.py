@@ -87,6 +87,8 @@ class AgentLoop:
             for event in self._events():
                 if told is not None:
                     told.heard(event)
+                if self._workers.incidents is not None:
+                    self._workers.incidents.look_at(event, self._state)
                 self._state, steps = decide(self._state, event)
                 for step in steps:
                     self._executor.carry_out(step, self._state.round)

@@ -134,10 +134,11 @@ class NoticeDirectory:
             if self._inotify is not None:
                 self._inotify.changed()
             self._poll_at = math.inf if self._inotify is not None else now + _POLL
-            if over or not self._seen or not set(running()) - self._acknowledged():
+            acknowledged = self._seen and not set(running()) - self._acknowledged()
+            if over or not self._seen or acknowledged:
                 self._awaits_acknowledgements = False
                 self._poll_at = math.inf
-                yield WorkersReady()
+                yield WorkersReady(is_late=over and not acknowledged)
         if over:
             self._expires_at = math.inf
             yield NoticeExpired()

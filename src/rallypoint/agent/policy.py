@@ -47,6 +47,7 @@ from rallypoint.agent.policy_state import (
 )
 from rallypoint.agent.signal_set import FORWARDED_SIGNALS
 from rallypoint.base.signals import exit_codes_of
+from rallypoint.failures.cause import Ending
 from rallypoint.membership.operations import Drain, Fail, Succeed
 from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict, join_names
 from rallypoint.notices import PREEMPTION, SCALE
@@ -96,7 +97,7 @@ def _on_round_ended(status: PolicyState, event: messages.RoundEnded) -> Decision
     if over != status.round:
         return status, ()
     if status.leave_signal:
-        ending, then = leave_job(status, status.leave_signal)
+        ending, then = leave_job(status, status.leave_signal, saved=event.end.reason is Reason.DRAINED)
         return ending, (warning(_log_round_end(event, "this node leaves")), *then)
     forming = PolicyState(
         Phase.FORMING,
@@ -187,8 +188,10 @@ def _on_preempted(status: PolicyState, event: messages.Preempted) -> Decision:
     )
 
 
-def _on_workers_ready(status: PolicyState, _event: steps.WorkersReady) -> Decision:
+def _on_workers_ready(status: PolicyState, event: steps.WorkersReady) -> Decision:
     if status.phase is not Phase.RUNNING or status.posted_notice is None or status.posted_notice.ready:
+        return status, ()
+    if status.leave_signal and event.is_late:  # it leaves now, and the others shall not take it for saved
         return status, ()
     return status._replace(posted_notice=status.posted_notice._replace(ready=True)), (_drain(status),)
 
@@ -252,7 +255,8 @@ def _on_link_lost(status: PolicyState, event: messages.LinkLost) -> Decision:
     failure = status.failure or (status.held_failure and status.held_failure.cause)
     if failure is not None:  # the failure of the line must not hide that of the workers
         line = warning(f"{event.detail}; the job ends here with the failure of this node's workers")
-        return end(status, steps.EndWithVerdict(messages.JobEnded(Verdict(Outcome.FAILED, failure))), line, failed=True)
+        verdict = Verdict(Outcome.FAILED, failure, ending=Ending.INFRASTRUCTURE)  # as on the nodes that run on
+        return end(status, steps.EndWithVerdict(messages.JobEnded(verdict)), line, failed=True)
     return end(status, steps.EndWithError(event))
 
 

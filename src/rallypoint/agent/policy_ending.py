@@ -21,9 +21,9 @@ def _on_left(status: PolicyState, event: LeaveReply) -> Decision:
     assert isinstance(status.final_step, steps.EndBySignal), "only who leaves queries that"
     if event.goes_on:
         more = f"goes on on {event.others} other node{'s' if event.others > 1 else ''}"
-        return status._replace(final_step=steps.EndBySignal(status.final_step.signal, more)), ()
+        return status._replace(final_step=status.final_step._replace(standing=more)), ()
     succeeded = "has succeeded" if event.outcome is Outcome.SUCCEEDED else ""
-    return status._replace(phase=Phase.ENDED), (steps.EndBySignal(status.final_step.signal, succeeded),)
+    return status._replace(phase=Phase.ENDED), (status.final_step._replace(standing=succeeded),)
 
 
 def _on_leave_timed_out(status: PolicyState, _event: steps.LeaveTimedOut) -> Decision:
@@ -34,7 +34,7 @@ def _on_leave_timed_out(status: PolicyState, _event: steps.LeaveTimedOut) -> Dec
 def _leave_without_answer(status: PolicyState, _event: steps.Event) -> Decision:
     """How the job stands cannot be known any more, or nobody waits for it."""
     assert isinstance(status.final_step, steps.EndBySignal), "only who leaves queries that"
-    return status._replace(phase=Phase.ENDED), (steps.EndBySignal(status.final_step.signal),)
+    return status._replace(phase=Phase.ENDED), (status.final_step._replace(standing=""),)
 
 
 def _on_signal_when_ending(status: PolicyState, event: steps.SignalArrived) -> Decision:

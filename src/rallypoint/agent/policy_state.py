@@ -114,12 +114,15 @@ def notify_before_leaving(status: PolicyState, why: str, notice: float) -> Decis
     return status._replace(posted_notice=PostedNotice(PREEMPTION), leave_signal=SIGTERM), then
 
 
-def leave_job(status: PolicyState, number: int, why: str = "") -> Decision:
-    """Leave the job to the others, because this signal came, or why else the workers are ended by it."""
+def leave_job(status: PolicyState, number: int, why: str = "", *, saved: bool = False) -> Decision:
+    """Leave the job to the others, because this signal came, or why else the workers are ended by it.
+
+    `saved`: all workers of the round have acknowledged the notice.
+    """
     text = f"{why or f'Received {signal_name(number)}'}; ending the workers and leaving the job"
     before: list[steps.Step] = [warning(text), LeaveRequest()]
     if status.phase is Phase.RUNNING and number == SIGTERM:
         before.append(steps.PostStopNotice())
     if status.stopping and number != status.stopping:
         before.append(steps.ForwardSignal(number))
-    return end(status, steps.EndBySignal(number), *before, by=number)
+    return end(status, steps.EndBySignal(number, saved=saved), *before, by=number)

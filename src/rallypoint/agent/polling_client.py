@@ -102,6 +102,10 @@ class PollingRendezvousClient:
         """There is none: each agent knows of its own failures only, and reports those."""
         return False
 
+    def snapshot(self) -> None:
+        """There is no coordinator."""
+        return
+
     def local_job(self) -> LocalJob | None:
         """Nobody can watch a rendezvous of a third party."""
         return None

@@ -66,7 +66,6 @@ class ProcessController(WorkerController):
         self.logs_specs = logs_specs
         self.start_method = start_method
         self.log_line_prefix_template = log_line_prefix_template
-        self.pcontext: PContext | None = None
         self.beyond_help = False
         """Whether a worker is stuck in the kernel: it keeps its devices, so that starting again here cannot help."""
         self._uninterruptible_timeout = stuck_after
@@ -122,6 +121,7 @@ class ProcessController(WorkerController):
             spec.duplicate_stderr_filters,
             self.start_method,
             self._preload,
+            spec.tee_collapse,
         )
         context = make_context(spec.role, spec.entrypoint, args, envs, self.logs_specs, prefixes, options, reaper)
         self._register_cleanup(reaper)
@@ -161,8 +161,7 @@ class ProcessController(WorkerController):
         # Until here the reaper would remove what we leave behind if we were killed.
         if self._preload is not None:
             self._preload.close()
-        if self.progress is not None:
-            self.progress.close()
+        super().close()
         reaper, self._reaper = self._reaper, None
         if reaper is not None:
             reaper.close()

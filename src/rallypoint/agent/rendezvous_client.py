@@ -14,6 +14,7 @@ from rallypoint.rendezvous.handler import RendezvousInfo
 
 if TYPE_CHECKING:
     from rallypoint.agent.spec import WorkerSpec
+    from rallypoint.protocol.observation import Snapshot
 
 
 class RendezvousClient(Protocol):
@@ -41,6 +42,9 @@ class RendezvousClient(Protocol):
     @property
     def hosts_coordinator(self) -> bool:
         """Whether the coordinator of the job is in this agent at the moment."""
+
+    def snapshot(self) -> Snapshot | None:
+        """How the job stands, where its coordinator is in this agent; None elsewhere."""
 
     def local_job(self) -> LocalJob | None:
         """Where commands on this machine find the job's coordinator; None if they cannot."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import printable
-from rallypoint.failures.cause import NO_RESTARTS, Cause, Restarts
+from rallypoint.failures.cause import NO_RESTARTS, Cause, Ending, Restarts
 from rallypoint.rendezvous.handler import RendezvousHandler
 
 if TYPE_CHECKING:
@@ -92,6 +92,7 @@ class WorkerSpec:
     virtual_local_rank: bool = False
     preload: tuple[str, ...] = ()
     progress_file: str = ""
+    tee_collapse: float = 0.0
 
     def __post_init__(self) -> None:
         if self.local_world_size <= 0:
@@ -191,7 +192,7 @@ class RunResult:
     `return_values` and `failures` are by global rank and hold this node's workers only. `cause` is the first failure
     of the whole job, wherever it was, when the job failed. `stopped` names the global ranks that the agent stopped.
     `restarts` are those that the job has used, `reported_elsewhere` whether other agents give the report of its
-    failure.
+    failure. `ending` is why it has ended, where it failed.
     """
 
     state: WorkerState
@@ -201,6 +202,7 @@ class RunResult:
     stopped: tuple[int, ...] = ()
     restarts: Restarts = NO_RESTARTS
     reported_elsewhere: bool = False
+    ending: Ending = Ending.PROGRAM
 
     def is_failed(self) -> bool:
         """Whether the state is FAILED."""

@@ -40,7 +40,9 @@ class WorkersStopped(NamedTuple):
 
 
 class WorkersReady(NamedTuple):
-    """All workers of this node have acknowledged the notice, or its time is over."""
+    """All workers of this node have acknowledged the notice, or its time is over: `is_late`."""
+
+    is_late: bool = False
 
 
 class NoticeExpired(NamedTuple):
@@ -173,10 +175,14 @@ class EndWithError(NamedTuple):
 
 
 class EndBySignal(NamedTuple):
-    """End as the signal asked. `standing` says in words how the job goes on without this node; empty if it does not."""
+    """End as the signal asked. `standing` says in words how the job goes on without this node; empty if it does not.
+
+    `saved`: the workers had acknowledged the notice before.
+    """
 
     signal: int
     standing: str = ""
+    saved: bool = False
 
 
 class EndInSuccess(NamedTuple):

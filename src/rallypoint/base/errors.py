@@ -56,11 +56,12 @@ class ResourceError(RallypointError, OSError):
 
 
 class SignalException(RallypointError):
-    """A signal, of the number `sigval`, asked this process to end."""
+    """A signal, of the number `sigval`, asked this process to end. `saved`: all workers had acknowledged the notice."""
 
-    def __init__(self, msg: str, sigval: int) -> None:
+    def __init__(self, msg: str, sigval: int, *, saved: bool = False) -> None:
         super().__init__(msg)
         self.sigval = sigval
+        self.saved = saved
 
 
 class NodeLeftInOrder(SignalException):

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Mapping, MutableMapping
 from typing import TYPE_CHECKING, Any
 
-from rallypoint.base.errors import UserError, user_error
+from rallypoint.base.errors import UsageError, UserError, user_error
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_number
 from rallypoint.cli.parse import Options, naming
@@ -79,6 +79,8 @@ def config_from_options(
         endpoint_given=choice.endpoint_given,
         preload=options.preload,
         progress_file=_progress_file(options),
+        incident_dir=_incident_dir(options),
+        tee_collapse=options.tee_collapse,
     )
     return config, program, arguments
 
@@ -191,6 +193,21 @@ def _progress_file(options: Options) -> str:
             "is there"
         )
     return os.path.abspath(path) if path else ""
+
+
+def _incident_dir(options: Options) -> str:
+    """The folder, made now, so that it is not found missing when it is needed."""
+    path = options.incident_dir
+    try:
+        if path:
+            os.makedirs(path, exist_ok=True)
+        if not path or os.access(path, os.W_OK | os.X_OK):
+            return os.path.abspath(path) if path else ""
+        why = "it cannot be written to"
+    except OSError as error:
+        why = error.strerror or str(error)
+    source = options.source("incident_dir")
+    raise UsageError(f"{source}={path} cannot be a folder for incidents: {why}; name a folder of your own")
 
 
 def _logs_specs(options: Options) -> LogsSpecs:

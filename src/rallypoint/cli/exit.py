@@ -19,11 +19,22 @@ INTERRUPTED = 130
 """The shell's code for a program that ended by SIGINT: 128 + 2."""
 
 
-def exit_code_of(work: Callable[[], None], program: str = "rallyrun") -> int:
+Finish = Callable[[BaseException | None, int], int]
+"""Is told what ended the work, and with which exit code; returns that which holds."""
+
+
+def exit_code_of(work: Callable[[], None], program: str = "rallyrun", finish: Finish | None = None) -> int:
     """Do the work, write what went wrong to standard error, and return the exit code.
 
     The work runs under `record`, so its failure also reaches this process's own error file (contract section 7.4).
+    `finish` is called last.
     """
+    error, code = _ended(work, program)
+    return code if finish is None else finish(error, code)
+
+
+def _ended(work: Callable[[], None], program: str) -> tuple[BaseException | None, int]:
+    """Do the work. Returns what has ended it, which is said, and the exit code."""
 
     def recorded() -> None:
         try:
@@ -35,18 +46,18 @@ def exit_code_of(work: Callable[[], None], program: str = "rallyrun") -> int:
         record(recorded)()
     except RallypointError as error:
         print_error(_error_sentence(error, program))
-        return USAGE if isinstance(error, UsageError) else FAILED
-    except KeyboardInterrupt:
+        return error, USAGE if isinstance(error, UsageError) else FAILED
+    except KeyboardInterrupt as interrupt:
         print_error(f"{program}: interrupted")
-        return INTERRUPTED
+        return interrupt, INTERRUPTED
     except Exception as error:
         import traceback
 
         with suppress(OSError, ValueError):
             traceback.print_exc()
         print_error(f"{program}: error: {type(error).__name__} was {_who_raised(error)}")
-        return FAILED
-    return 0
+        return error, FAILED
+    return None, 0
 
 
 def _error_sentence(error: RallypointError, program: str) -> str:

@@ -114,6 +114,21 @@ def store_peers(text: str) -> str:
     return text
 
 
+def exit_codes(text: str) -> str:
+    """Read what the exit code says."""
+    if text not in ("torchrun", "classified"):
+        raise ArgumentTypeError(f"{text!r} is neither torchrun nor classified")
+    return text
+
+
+def seconds(text: str) -> float:
+    """Read seconds, 0 for never."""
+    value = number(text)
+    if not 0 <= value <= 3600:
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 3600")
+    return value
+
+
 def when(text: str) -> str:
     """Read when something is done, as ls and grep read it for colours."""
     if text not in ("auto", "always", "never"):
@@ -268,6 +283,21 @@ GROUPS = (
                 "",
                 "Peers of the worker store: members, any, or networks (default: members if known)",
                 "PEERS",
+            ),
+            Flag(
+                "--exit-codes",
+                exit_codes,
+                "torchrun",
+                "Exit codes: torchrun's, or classified for schedulers: 1, 2, 75 (try again), 93 (do not), 124, 143",
+                "WHICH",
+            ),
+            Flag("--incident-dir", str, "", "Folder where each node writes what it knows of a failure", "DIR"),
+            Flag(
+                "--tee-collapse",
+                seconds,
+                0.0,
+                "Equal teed lines of several ranks that come within this time are shown once, as [0-7]",
+                "SECONDS",
             ),
             Flag(
                 "--host-prefix", when, "auto", "Host name before each line: always, never, or auto, under srun", "WHEN"

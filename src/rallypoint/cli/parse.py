@@ -69,6 +69,9 @@ class Options(NamedTuple):
     preload: tuple[str, ...]
     progress_file: str
     host_prefix: str
+    exit_codes: str
+    incident_dir: str
+    tee_collapse: float
     training_script: str
     training_script_args: tuple[str, ...]
     sources: Mapping[str, str]

@@ -1,6 +1,6 @@
 """The command `rallyctl`: what runs beside jobs and not in one.
 
-rallyctl status ENDPOINT                how a job stands; also restart, drain, resize, stop, stacks
+rallyctl status ENDPOINT                how a job stands; also restart, drain, resize, stop, stacks, bundle
 rallyctl report PATH...                 what became of a job's time, from the events of its agents
 rallyctl serve --endpoint HOST:PORT     a control plane outside the training nodes, for many jobs
 rallyctl secret                         a new secret, which the nodes of a job share
@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from rallypoint.base.errors import RallypointError, UsageError, UserError
+from rallypoint.cli.bundle import add_bundle
 from rallypoint.cli.etcd import add_etcd
 from rallypoint.cli.flags import ShowVersion
 from rallypoint.cli.parse import HelpFormatter, Parser, Verb
@@ -69,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
 
     add_watching(verb)
     add_report(verb)
+    add_bundle(verb)
     _add_serve(verb)
     _add_secrets(verb)
     add_etcd(verb)

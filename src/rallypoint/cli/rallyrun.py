@@ -30,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         The exit code: 0 when all workers succeeded; 1 when something failed, a value cannot work, or a signal that this
         agent handles ended it (^C among them); 2 for a value that torchrun would have accepted; 130 after a ^C that it
         does not handle, because it has not begun or was told not to. (The command's process ends by SIGINT then.)
+        `--exit-codes=classified` has others (`exit_codes`).
 
     Raises:
         SystemExit: 2 after a usage error, 0 after help.
@@ -56,15 +57,16 @@ def run_command(argv: Sequence[str] | None, read: Callable[[Sequence[str], Mappi
 
     from rallypoint.base.errors import UserError
 
+    finish = None
     try:
         options = read(sys.argv[1:] if argv is None else argv, os.environ)
     except UserError as error:
         work = partial(_refuse, error)
     else:
-        work = partial(_run, options)
+        work, finish = partial(_run, options), partial(_finish, options)
     from rallypoint.cli.exit import INTERRUPTED, exit_code_of
 
-    code = exit_code_of(work)
+    code = exit_code_of(work, finish=finish)
     if code == INTERRUPTED and argv is None:
         from rallypoint.cli.process_setup import end_by_interrupt
 
@@ -101,6 +103,18 @@ def _run(options: Options) -> None:
         restore_keyboard_interrupt()
     _trim_memory_later()
     elastic_launch(config, program)(*arguments)
+
+
+def _finish(options: Options, error: BaseException | None, code: int) -> int:
+    """The exit code that holds; the verdict is written where it is asked for. Most runs have nothing to import here."""
+    wants = options.exit_codes == "classified"
+    named = "RALLYPOINT_VERDICT_FILE" in os.environ
+    shown = os.environ.get("RALLYPOINT_TERMINATION_LOG") or "/dev/termination-log"
+    if not wants and not named and not (error is not None and os.path.exists(shown)):
+        return code
+    from rallypoint.cli.verdict import finish
+
+    return finish(error, code, options.rdzv_id, wants, os.environ)
 
 
 def _warn_of_variables() -> None:

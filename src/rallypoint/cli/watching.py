@@ -60,7 +60,8 @@ def _local_jobs() -> list[LocalJob]:
     return sorted(found.values(), key=lambda each: each.job)
 
 
-def _with_session(options: argparse.Namespace, use: Callable[[WatcherSession], Awaitable[int]]) -> int:
+def with_session(options: argparse.Namespace, use: Callable[[WatcherSession], Awaitable[int]]) -> int:
+    """Open a session with the coordinator of the job that the options name, and return what `use` makes of it."""
     import asyncio
 
     from rallypoint.client.watcher import UnreachableError, WatcherSession
@@ -105,7 +106,7 @@ def _status(options: argparse.Namespace) -> int:
                 _print_status(seen, options)
                 return PHASE_CODES[seen.phase.value]
 
-    return _with_session(options, show)
+    return with_session(options, show)
 
 
 def _watch(options: argparse.Namespace) -> int:
@@ -192,7 +193,7 @@ def _command(options: argparse.Namespace, make: Callable[[str], Command]) -> int
         print_answer(reply.detail)
         return 0
 
-    return _with_session(options, give)
+    return with_session(options, give)
 
 
 async def _reply(session: WatcherSession) -> CommandReply:
@@ -271,7 +272,7 @@ def _stacks(options: argparse.Namespace) -> int:
             raise RallypointError(seen.detail)
         return 0 if any(not each.error for each in found) else 1
 
-    return _with_session(options, show)
+    return with_session(options, show)
 
 
 def add_watching(verb: Verb) -> None:
@@ -286,7 +287,7 @@ def add_watching(verb: Verb) -> None:
         "node1:29400 --watch",
         _status,
     )
-    _add_job(status)
+    add_job(status)
     output = status.add_argument_group("output")
     output.add_argument("--json", action="store_true", help="print JSON (docs/reference/status.md)")
     output.add_argument(
@@ -295,9 +296,9 @@ def add_watching(verb: Verb) -> None:
         help="follow the job until it ends: a live screen on a terminal (rallypoint[screen]), else a line a change",
     )
     text = "End the round that runs and begin another, at no cost to --max-restarts."
-    _add_job(verb("restart", "restart the workers of a job", text, "node1:29400", _restart))
+    add_job(verb("restart", "restart the workers of a job", text, "node1:29400", _restart))
     text = "End a job on all its nodes, with the verdict 'stopped'."
-    _add_job(verb("stop", "end a job", text, "node1:29400", _stop))
+    add_job(verb("stop", "end a job", text, "node1:29400", _stop))
     drain = verb(
         "drain",
         "have a node leave a job",
@@ -307,7 +308,7 @@ def add_watching(verb: Verb) -> None:
         _drain,
     )
     drain.add_argument("node", metavar="NODE", help="host, address, pid@host or group rank")
-    _add_job(drain)
+    add_job(drain)
     resize = verb(
         "resize",
         "change how many nodes a job has",
@@ -317,7 +318,7 @@ def add_watching(verb: Verb) -> None:
         _resize,
     )
     resize.add_argument("size", metavar="MIN:MAX", help="numbers of nodes, as for --nnodes")
-    _add_job(resize)
+    add_job(resize)
     stacks = verb(
         "stacks",
         "show the Python stacks of a job's workers",
@@ -326,12 +327,13 @@ def add_watching(verb: Verb) -> None:
         "node1:29400 --rank=3",
         _stacks,
     )
-    _add_job(stacks)
+    add_job(stacks)
     rank = "of this global rank alone (default: of all)"
     stacks.add_argument_group("output").add_argument("--rank", type=int, default=-1, metavar="N", help=rank)
 
 
-def _add_job(page: argparse.ArgumentParser) -> None:
+def add_job(page: argparse.ArgumentParser) -> None:
+    """The options that say which job is meant."""
     job = page.add_argument_group("the job")
     job.add_argument("endpoint", nargs="?", default="", metavar="ENDPOINT", help="the job's --rdzv-endpoint")
     job.add_argument("--rdzv-endpoint", default="", metavar="ENDPOINT", help="the same")

@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from random import Random
+from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.errors import RallypointError
@@ -28,6 +29,9 @@ from rallypoint.election.steps import Answer, CandidatePhase, Event
 from rallypoint.election.term import LeaderTerm, Listen, start_term
 from rallypoint.etcd.client import EtcdClient
 from rallypoint.membership.state import NodeId, Settings
+
+if TYPE_CHECKING:
+    from rallypoint.protocol.observation import Snapshot
 
 log = get_logger(__name__)
 
@@ -78,6 +82,11 @@ class Candidate:
     def leads(self) -> bool:
         """Whether this agent is the coordinator."""
         return self._election.leads
+
+    def snapshot(self) -> Snapshot | None:
+        """How the job stands, if this agent is the coordinator; from any thread."""
+        term = self._term
+        return None if term is None else term.snapshot()
 
     def close(self) -> None:
         """Give the coordinator's place to the next, and leave etcd; waits until that is done. Idempotent."""

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import socket
 
     from rallypoint.base.tls import ControlTls
+    from rallypoint.protocol.observation import Snapshot
 
 log = get_logger(__name__)
 
@@ -112,6 +113,10 @@ class LeaderTerm:
         self._dispatcher = dispatcher
         self._writer = writer
         self._server = server
+
+    def snapshot(self) -> Snapshot:
+        """How the job stands."""
+        return self._dispatcher.snapshot()
 
     def nodes_lost(self, nodes: Collection[NodeId], detail: str) -> None:
         """These nodes are no more."""

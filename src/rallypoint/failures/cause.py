@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
@@ -30,6 +31,18 @@ class Restarts(NamedTuple):
 
 
 NO_RESTARTS = Restarts()
+
+
+class Ending(StrEnum):
+    """Why a job, or an agent, has not succeeded, as schedulers are told (`--exit-codes=classified`)."""
+
+    PROGRAM = "the program failed"
+    CONFIGURATION = "a value cannot work"
+    INFRASTRUCTURE = "the infrastructure failed"
+    REPEATED = "the same failure came back without progress"
+    HANG = "the program hangs"
+    PREEMPTED = "preempted after the workers had saved"
+    STOPPED = "an operator stopped the job"
 
 
 class Cause(NamedTuple):

@@ -29,6 +29,7 @@ class ChildFailedError(RallypointError):
         stopped: global ranks of this node that the launcher ended, whether they are in `failures` or not.
         restarts: how many the job has used.
         reported_elsewhere: whether agents of other nodes print the report.
+        ending: why the job has ended (`cause.Ending`); empty for a failure of the program.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class ChildFailedError(RallypointError):
         stopped: Collection[int] = (),
         restarts: Restarts = NO_RESTARTS,
         reported_elsewhere: bool = False,
+        ending: str = "",
     ) -> None:
         assert failures or cause is not None, "a report needs a failure to report"
         super().__init__(name)
@@ -48,6 +50,7 @@ class ChildFailedError(RallypointError):
         self.stopped = frozenset(stopped)
         self.restarts = restarts
         self.reported_elsewhere = reported_elsewhere
+        self.ending = ending
 
     def get_first_failure(self) -> tuple[int, ProcessFailure]:
         """Global rank and failure of this node's worker that failed first, except stopped ones.

@@ -135,6 +135,7 @@ def _failure(result: RunResult, name: str) -> ChildFailedError:
         stopped=result.stopped,
         restarts=result.restarts,
         reported_elsewhere=result.reported_elsewhere,
+        ending=result.ending,
     )
 
 
@@ -180,6 +181,7 @@ def _agent(
         virtual_local_rank=config.virtual_local_rank,
         preload=tuple(config.preload),
         progress_file=config.progress_file,
+        tee_collapse=config.tee_collapse,
     )
     assert config.logs_specs is not None
     assert config.shutdown_timeout is not None
@@ -191,6 +193,10 @@ def _agent(
         config.start_method,
         config.log_line_prefix_template,
     )
+    if config.incident_dir:
+        from rallypoint.agent.incident import record_incidents
+
+        record_incidents(workers, config.incident_dir)
 
     def pages() -> AgentPages:
         from rallypoint.agent.pages import AgentPages

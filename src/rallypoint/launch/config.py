@@ -55,6 +55,8 @@ class LaunchConfig:
             Beyond torch.
         progress_file: a file that the workers write when they have come further, with an integer, or anything; empty
             for none. Beyond torch.
+        incident_dir: a folder where each node keeps what it knows of a failure; empty for none. Beyond torch.
+        tee_collapse: seconds within which equal teed lines of several ranks are shown once; 0 for never. Beyond torch.
         endpoint_flag: what the user gave the endpoint by, for messages. Beyond torch.
         endpoint_given: whether the user gave the endpoint, or it is the default. Beyond torch.
         node_rank: the group rank that this node would like where the rendezvous assigns ranks. Beyond torch.
@@ -91,6 +93,8 @@ class LaunchConfig:
     endpoint_given: bool = True
     preload: tuple[str, ...] = ()
     progress_file: str = ""
+    incident_dir: str = ""
+    tee_collapse: float = 0.0
 
     shutdown_timeout_given: bool = field(init=False, default=True)
     """Whether somebody has chosen `shutdown_timeout`."""

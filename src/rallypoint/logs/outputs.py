@@ -33,6 +33,7 @@ from rallypoint.logs.specs import LogsDest
 from rallypoint.logs.tail import Tail
 
 if TYPE_CHECKING:
+    from rallypoint.logs.collapse import CollapsedStream, CollapsingSink
     from rallypoint.logs.line_filter import LineFilter
 
 CLOSE_TIMEOUT = 5.0
@@ -70,6 +71,10 @@ class Outputs:
         stderr_filters: Sequence[str] | None = None,
     ) -> None:
         self._dest = dest
+        self._prefixes = prefixes
+        self._collapsing: dict[int, CollapsingSink] = {}
+        """By the number of the pump's end: 0 for standard output, 1 for standard error."""
+        self._collapsed_errors: dict[int, CollapsedStream] = {}
         self._file_only = set(range(nprocs)) - set(local_ranks_filter) if local_ranks_filter else set()
         self._worker_ends: dict[int, list[int | None]] = {rank: [None, None] for rank in range(nprocs)}
         self._relays: dict[int, Relay] = {}
@@ -147,6 +152,8 @@ class Outputs:
             relay.label(os.fsencode(label))
             for pump in self._pumps:
                 pump.wake()
+        elif local_rank in self._collapsed_errors:
+            self._collapsed_errors[local_rank].relabel(label)
         elif local_rank in self._teed_errors:
             self._teed_errors[local_rank].relabel(os.fsencode(label))
 
@@ -164,7 +171,7 @@ class Outputs:
         ends, path = self._worker_ends[rank], self._dest.stdouts.get(rank, "")
         if path:
             ends[0] = _open_log(path)
-            self._follow(self._pumps[0], rank, self._dest.tee_stdouts, prefix, self._console.out(), line_filter)
+            self._follow(0, rank, self._dest.tee_stdouts, prefix, line_filter)
         elif rank in self._file_only:
             ends[0] = os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
@@ -172,7 +179,7 @@ class Outputs:
         ends, path = self._worker_ends[rank], self._dest.stderrs.get(rank, "")
         if path and path != os.devnull:
             ends[1] = _open_log(path)
-            tail = self._follow(self._pumps[-1], rank, self._dest.tee_stderrs, prefix, self._console.err(), line_filter)
+            tail = self._follow(1, rank, self._dest.tee_stderrs, prefix, line_filter)
             if tail is not None:
                 self._teed_errors[rank] = tail
         else:
@@ -182,20 +189,31 @@ class Outputs:
             ends[1] = relay.worker_end
 
     def _follow(
-        self,
-        pump: Pump,
-        rank: int,
-        teed: Mapping[int, str],
-        prefix: str,
-        stream: ConsoleStream,
-        line_filter: LineFilter | None,
+        self, end: int, rank: int, teed: Mapping[int, str], prefix: str, line_filter: LineFilter | None
     ) -> Tail | None:
+        """Show the file of a stream: `end` is 0 for standard output, 1 for standard error."""
         path = teed.get(rank, "")
         if not path or path == os.devnull or rank in self._file_only:
             return None
-        tail = Tail(path, os.fsencode(prefix), line_filter)
-        pump.add_tail(tail, path, stream)
+        pump, tail = self._pumps[-end], Tail(path, os.fsencode(prefix), line_filter)
+        pump.add_tail(tail, path, self._stream_of(end, rank, teed, tail))
         return tail
+
+    def _stream_of(self, end: int, rank: int, teed: Mapping[int, str], tail: Tail) -> ConsoleStream | CollapsedStream:
+        if self._dest.collapse is None:
+            return self._console.err() if end else self._console.out()
+        from rallypoint.logs.collapse import CollapsingSink
+
+        tail.relabel(b"")  # the line filter keeps the prefix
+        if end not in self._collapsing:
+            shown = [each for each, path in teed.items() if path != os.devnull and each not in self._file_only]
+            stream = self._console.err() if end else self._console.out()
+            self._collapsing[end] = CollapsingSink(stream, self._dest.collapse, self._prefixes, shown)
+            self._pumps[-end].add_collapsing(self._collapsing[end])
+        source = self._collapsing[end].source(self._dest.collapse.ranks[rank])
+        if end:
+            self._collapsed_errors[rank] = source
+        return source
 
     def _open_line_filter(self, pump: Pump, path: str, texts: Sequence[str] | None) -> LineFilter | None:
         if not path or not texts:

@@ -27,6 +27,7 @@ from rallypoint.logs.tail import READ_SIZE, Tail
 
 if TYPE_CHECKING:
     from rallypoint.base.inotify import Inotify
+    from rallypoint.logs.collapse import CollapsedStream, CollapsingSink
     from rallypoint.logs.line_filter import LineFilter
 
 BACKLOG = 256 * 1024
@@ -60,7 +61,8 @@ class Pump:
         self._listening: dict[int, Relay] = {}
         self._pipes: set[int] = set()
         self._line_filters: list[LineFilter] = []
-        self._streams: dict[Tail, ConsoleStream] = {}
+        self._streams: dict[Tail, ConsoleStream | CollapsedStream] = {}
+        self._collapsing: list[CollapsingSink] = []
         self._paths: list[tuple[str, Tail]] = []
         self._watches: dict[int, Tail] = {}
         self._unread_tails: dict[Tail, None] = {}  # in the order of their changes
@@ -71,11 +73,15 @@ class Pump:
         """Forward a worker's standard error, to its stream if it has one."""
         self._relays.add(relay)
 
-    def add_tail(self, tail: Tail, path: str, stream: ConsoleStream) -> None:
+    def add_tail(self, tail: Tail, path: str, stream: ConsoleStream | CollapsedStream) -> None:
         """Show a followed file on a stream."""
         self._streams[tail] = stream
         self._unread_tails[tail] = None
         self._paths.append((path, tail))
+
+    def add_collapsing(self, sink: CollapsingSink) -> None:
+        """Show what lines wait in there when it is due."""
+        self._collapsing.append(sink)
 
     def add_line_filter(self, line_filter: LineFilter) -> None:
         """Close this filter of some tails at the end."""
@@ -157,6 +163,8 @@ class Pump:
         now = self._clock.monotonic()
         with self._sink.output_lock.hold():
             self._sink.flush_due(now)
+            for collapsing in self._collapsing:
+                collapsing.write_due(now)
         for fd, _ in events:
             if (relay := self._listening.get(fd)) is not None:
                 self._forward(relay, now)
@@ -191,8 +199,8 @@ class Pump:
         if any(self._streams[tail].backlog() < BACKLOG for tail in self._unread_tails):
             return 0.0
         due = [bar for tail in self._streams if (bar := tail.progress_bar_deadline()) is not None]
-        if (deadline := self._sink.deadline()) is not None:
-            due.append(deadline)
+        deadlines = [self._sink.deadline(), *(each.deadline() for each in self._collapsing)]
+        due += [each for each in deadlines if each is not None]
         wait = max(0.0, min(due) - self._clock.monotonic()) if due else None
         if self._streams and self._inotify is None:
             return POLL if wait is None else min(POLL, wait)
@@ -278,6 +286,10 @@ class Pump:
             self._sink.flush()
         for tail in list(self._streams):
             self._with_io_errors(tail, self._write_rest, now)
+        with self._sink.output_lock.hold():
+            for collapsing in self._collapsing:
+                collapsing.flush()
+            self._sink.flush()
 
     def _write_rest(self, tail: Tail, now: float) -> None:
         for chunk in tail.finish(now, self._buffer):

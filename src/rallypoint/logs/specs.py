@@ -18,11 +18,14 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.errors import UserError, user_error
 from rallypoint.logs.folders import make_all, make_next, make_unique, remove_empty, temporary_folder
 from rallypoint.logs.std import Std, to_map
+
+if TYPE_CHECKING:
+    from rallypoint.logs.collapse import Collapse
 
 ERROR_FILE_VARIABLE = "TORCHELASTIC_ERROR_FILE"
 
@@ -46,6 +49,8 @@ class LogsDest:
     error_files: dict[int, str] = field(default_factory=dict)
     filtered_stdout: str = ""
     filtered_stderr: str = ""
+    collapse: Collapse | None = None
+    """How equal teed lines of several workers are shown once, if they are to be."""
 
     @property
     def only_in_files(self) -> list[str]:

@@ -28,7 +28,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from rallypoint.failures.cause import Cause
+from rallypoint.failures.cause import Cause, Ending
 from rallypoint.membership.operations import (
     FINISH,
     SYNC,
@@ -241,7 +241,7 @@ def _fail(operation: Fail, state: State, node: NodeId, view: ClockView, settings
     if 0 < settings.same_failure_limit <= streak.repeats:
         often = "once" if streak.repeats == 1 else f"{streak.repeats} times"
         detail = f"the same failure came back {often} without progress (same_failure_limit)"
-        return Action(ActionKind.MARK_JOB_FAILED, cause=cause, detail=detail, max_restarts=most)
+        return Action(ActionKind.MARK_JOB_FAILED, cause=cause, detail=detail, max_restarts=most, ending=Ending.REPEATED)
     return Action(ActionKind.END_ROUND, reason=Reason.FAILURE, cause=cause, failure_streak=streak, max_restarts=most)
 
 

@@ -10,7 +10,7 @@ import math
 from enum import Enum, auto
 from typing import NamedTuple
 
-from rallypoint.failures.cause import Cause
+from rallypoint.failures.cause import Cause, Ending
 from rallypoint.membership.state import FailureStreak, JobProgress, NodeInfo, NodeRange, Reason
 
 
@@ -147,6 +147,7 @@ class Action(NamedTuple):
     max_restarts: int = 0
     size: NodeRange | None = None
     progress: JobProgress | None = None
+    ending: Ending = Ending.PROGRAM
 
 
 SYNC = Action(ActionKind.SYNC)

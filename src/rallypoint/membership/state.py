@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
-from rallypoint.failures.cause import Cause, Restarts
+from rallypoint.failures.cause import Cause, Ending, Restarts
 
 
 class NodeId(NamedTuple):
@@ -181,13 +181,15 @@ class Outcome(StrEnum):
 class Verdict(NamedTuple):
     """The job's end, told to all; a failed job's carries the first failure, and `detail` why there is no restart left.
 
-    An empty `detail` stands for the budget. `restarts` are those of a job that has failed.
+    An empty `detail` stands for the budget. `restarts` are those of a job that has failed, and `ending` is why it has;
+    it means nothing for one that has succeeded.
     """
 
     outcome: Outcome
     cause: Cause | None = None
     detail: str = ""
     restarts: Restarts = Restarts()
+    ending: Ending = Ending.PROGRAM
 
 
 class State(NamedTuple):

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from rallypoint.failures.cause import Restarts
+from rallypoint.failures.cause import Ending, Restarts
 from rallypoint.membership.operations import Action, ActionKind
 from rallypoint.membership.state import (
     AbandonedRendezvous,
@@ -170,7 +170,9 @@ def _abandon(action: Action, state: State, node: NodeId, settings: Settings) -> 
 
 
 def _mark_closed(action: Action, state: State, _node: NodeId, _settings: Settings) -> State:
-    return state._replace(closed=True, verdict=state.verdict or Verdict(Outcome.STOPPED, detail=action.detail))
+    return state._replace(
+        closed=True, verdict=state.verdict or Verdict(Outcome.STOPPED, detail=action.detail, ending=Ending.STOPPED)
+    )
 
 
 def _mark_succeeded(_action: Action, state: State, node: NodeId, _settings: Settings) -> State:
@@ -224,7 +226,7 @@ def _without_excess(state: State, most: int) -> State:
 def _mark_job_failed(action: Action, state: State, _node: NodeId, _settings: Settings) -> State:
     ledger = state.ledger._replace(failures=state.ledger.failures + 1)
     restarts = Restarts(state.ledger.failures, action.max_restarts)
-    verdict = Verdict(Outcome.FAILED, action.cause, action.detail, restarts)
+    verdict = Verdict(Outcome.FAILED, action.cause, action.detail, restarts, action.ending)
     return state._replace(closed=True, ledger=ledger, verdict=verdict)
 
 

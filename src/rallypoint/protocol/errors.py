@@ -5,6 +5,7 @@ these a notification means.
 from __future__ import annotations
 
 from rallypoint.base.errors import RallypointError
+from rallypoint.failures.cause import Ending
 from rallypoint.membership.state import Outcome, Verdict
 from rallypoint.protocol.messages import JobEnded, JoinRefused, LinkLost, Notification, Progress, Refusal
 
@@ -14,7 +15,11 @@ class RendezvousError(RallypointError):
 
 
 class RendezvousClosedError(RendezvousError):
-    """The job is over; nobody may join any more."""
+    """The job is over; nobody may join any more. `ending` is why, where it has not succeeded and that is known."""
+
+    def __init__(self, *text: object, ending: Ending | None = None) -> None:
+        super().__init__(*text)
+        self.ending = ending
 
 
 class RendezvousTimeoutError(RendezvousError):
@@ -69,5 +74,6 @@ def error_of(notification: Notification) -> BaseException | None:
 
 def _error_of_verdict(verdict: Verdict) -> RallypointError:
     if verdict.outcome is Outcome.FAILED and verdict.cause is not None:
-        return RendezvousClosedError(f"the job has failed: {verdict.cause.headline}")
-    return RendezvousClosedError(f"the job has {verdict.outcome.value}; nobody may join it any more")
+        return RendezvousClosedError(f"the job has failed: {verdict.cause.headline}", ending=verdict.ending)
+    ending = None if verdict.outcome is Outcome.SUCCEEDED else verdict.ending
+    return RendezvousClosedError(f"the job has {verdict.outcome.value}; nobody may join it any more", ending=ending)

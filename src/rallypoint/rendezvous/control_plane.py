@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import host_name
@@ -14,6 +14,9 @@ from rallypoint.protocol.messages import Deliver, Link
 FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL = 2.0, 60.0
 """Seconds until somebody who waits asks for the first time how far things are, and at most between later times. An
 interval is twice the one before: a spare that is parked for days must not fill the log."""
+
+if TYPE_CHECKING:
+    from rallypoint.protocol.observation import Snapshot
 
 _local_ids = itertools.count()
 
@@ -58,6 +61,10 @@ class ControlPlane:
     def hosts_coordinator(self) -> bool:
         """Whether the coordinator is in this process at the moment."""
         return False
+
+    def snapshot(self) -> Snapshot | None:
+        """How the job stands, where the coordinator is in this process; None elsewhere."""
+        return None
 
     def watch_endpoint(self) -> str:
         """Where commands on this machine find the coordinator, as an `--rdzv-endpoint`; empty if they cannot."""

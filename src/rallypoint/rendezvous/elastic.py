@@ -45,6 +45,7 @@ from rallypoint.rendezvous.worker_stores import WorkerStoreSupply
 
 if TYPE_CHECKING:
     from rallypoint.coordinator.progress_text import ReportedProgress
+    from rallypoint.protocol.observation import Snapshot
     from rallypoint.store.api import Store
 
 _WantedPlace = tuple[NodeInfo, float]
@@ -273,6 +274,10 @@ class ElasticHandler(RendezvousHandler):
     def hosts_coordinator(self) -> bool:
         """Whether the coordinator of the job is in this agent at the moment."""
         return self._control.hosts_coordinator()
+
+    def snapshot(self) -> Snapshot | None:
+        """How the job stands, where its coordinator is in this agent; None elsewhere."""
+        return self._control.snapshot()
 
     def local_job(self) -> LocalJob | None:
         """Where commands on this machine find the job's coordinator; None if they cannot."""

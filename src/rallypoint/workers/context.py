@@ -54,6 +54,8 @@ class ProcessOptions(NamedTuple):
     stderr_filters: Sequence[str] | None = None
     start_method: str = "spawn"
     preload: PreloadManager | None = None
+    tee_collapse: float = 0.0
+    """Seconds within which equal teed lines of several ranks are shown once; 0 for never."""
 
     def cpus(self, workers: int) -> Sequence[Collection[int]]:
         """The processors of each worker, none named for all. Raises UserError if there are none for one."""
@@ -110,6 +112,10 @@ class PContext(ABC):
     @abstractmethod
     def pids(self) -> dict[int, int]:
         """Local rank to process id."""
+
+    def last_lines(self, local_rank: int) -> bytes:
+        """The end of a worker's standard error, as far as it is kept; also after `close`, and from any thread."""
+        return b""
 
     @abstractmethod
     def exit_fds(self) -> list[int]:

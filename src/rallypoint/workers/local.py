@@ -13,6 +13,7 @@ import os
 import signal
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -27,6 +28,7 @@ from rallypoint.workers.reaper.client import ReaperClient
 if TYPE_CHECKING:
     from rallypoint.failures.failure import ProcessFailure
     from rallypoint.failures.out_of_memory import OomKills
+    from rallypoint.logs.collapse import Collapse
     from rallypoint.workers.escalation import Escalation, StopInProgress, SweepInProgress
 
 log = get_logger(__name__)
@@ -94,7 +96,7 @@ class LocalProcessesContext(PContext):
         try:
             self._prepare()
             self._outputs = outputs = Outputs(
-                self.dest,
+                replace(self.dest, collapse=self._collapse()),
                 self.nprocs,
                 self.prefixes,
                 stdout_filters=self._options.stdout_filters,
@@ -112,8 +114,20 @@ class LocalProcessesContext(PContext):
             self.close(signal.SIGKILL)
             raise
 
+    def _collapse(self) -> Collapse | None:
+        """How equal lines of several workers are shown once, if they are to be."""
+        if not self._options.tee_collapse:
+            return None
+        from rallypoint.logs.collapse import Collapse
+
+        ranks = {rank: int(env.get("RANK", rank)) for rank, env in self.envs.items()}
+        return Collapse(self._options.tee_collapse, ranks)
+
     def pids(self) -> dict[int, int]:
         return {rank: process.pid for rank, process in self._processes.items()}
+
+    def last_lines(self, local_rank: int) -> bytes:
+        return b"" if self._outputs is None else self._outputs.last_lines(local_rank)
 
     def exit_fds(self) -> list[int]:
         waited = [] if self._closed else [each for each in self._processes.values() if not each.seen_ended]

@@ -44,7 +44,8 @@ def torch_flags(args: argparse.Namespace) -> dict[str, Any]:
     return {
         name: value
         for name, value in vars(args).items()
-        if not name.startswith(("rallypoint", "preload", "host_prefix", "store_peers"))
+        if not name.startswith(("rallypoint", "preload", "host_prefix", "store_peers", "exit_codes", "incident_dir"))
+        and name not in {"tee_collapse", "progress_file"}
     }
 
 

@@ -39,7 +39,7 @@ from rallypoint.agent.steps import (
     WorkersStopped,
     WorkersSucceeded,
 )
-from rallypoint.failures.cause import Cause
+from rallypoint.failures.cause import Cause, Ending
 from rallypoint.membership.operations import Drain, Fail, Preempt, Succeed
 from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict
 from rallypoint.notices import PREEMPTION, SCALE
@@ -194,7 +194,7 @@ def test_a_lost_control_plane_is_no_failure_of_workers_that_have_succeeded() -> 
 def test_the_failure_of_workers_is_not_hidden_by_that_of_the_line() -> None:
     status, steps = after(placed(0), WorkersFailed(CAUSE), LinkLost("the control plane is gone"), STOPPED)
     assert status.phase is Phase.ENDED
-    assert steps[-1] == EndWithVerdict(JobEnded(Verdict(Outcome.FAILED, CAUSE)))
+    assert steps[-1] == EndWithVerdict(JobEnded(Verdict(Outcome.FAILED, CAUSE, ending=Ending.INFRASTRUCTURE)))
     assert (
         LogLine("the control plane is gone; the job ends here with the failure of this node's workers", True) in steps
     )
@@ -361,7 +361,7 @@ def test_a_signal_that_does_not_come_leaves_a_failure() -> None:
         StopWorkers,
     ]
     lost = after(placed(0), by(SIGTERM, SIGTERM), LinkLost("gone"), STOPPED)[1][-1]
-    assert lost == EndWithVerdict(JobEnded(Verdict(Outcome.FAILED, by(SIGTERM).cause)))
+    assert lost == EndWithVerdict(JobEnded(Verdict(Outcome.FAILED, by(SIGTERM).cause, ending=Ending.INFRASTRUCTURE)))
 
 
 @pytest.mark.parametrize("failed", [by(SIGTERM), by(SIGUSR1, SIGUSR1), by(SIGTERM, SIGCONT), WorkersFailed(CAUSE)])
@@ -590,3 +590,13 @@ def test_laws(events: list[Event], notice: float) -> None:
             world.take(step, STOPPED, now)
     assert status.phase is Phase.ENDED
     assert world.over
+
+
+def test_a_node_that_leaves_knows_whether_all_had_saved() -> None:
+    acknowledged = after(placed(0), TERM, WorkersReady(), drained(0), STOPPED, notice=30)[1][-1]
+    assert acknowledged == EndBySignal(SIGTERM, saved=True)
+    alone = after(placed(0), TERM, WorkersReady(), drained(0), IN_ORDER, LeaveReply(False, 0), notice=30)[1][-1]
+    assert alone == EndBySignal(SIGTERM, saved=True)
+    late = after(placed(0), TERM, WorkersReady(is_late=True), NoticeExpired(), STOPPED, notice=30)[1]
+    assert late[-1] == EndBySignal(SIGTERM)
+    assert Drain not in kinds(placed(0), TERM, WorkersReady(is_late=True), NoticeExpired(), notice=30)

@@ -21,6 +21,7 @@ from rallypoint.rendezvous.params import C10D_PORT
 
 _VALUED = [flag for flag in FLAGS if flag.read is not None]
 _SAMPLES = {"preload": "torch,torch.distributed", "host_prefix": "always", "store_peers": "members,10.0.0.0/8"}
+_SAMPLES |= {"exit_codes": "classified", "tee_collapse": "2.5"}
 _SWITCHES = [flag for flag in FLAGS if flag.read is None]
 
 
@@ -71,7 +72,7 @@ def test_environment_gives_way_to_the_command_line(flag: Flag) -> None:
     assert getattr(from_environment, flag.dest) == _value(flag)
     assert from_environment.source(flag.dest) == flag.variable
     other = (
-        {"preload": "json", "host_prefix": "never", "store_peers": "any"}.get(flag.dest, "3")
+        {"preload": "json", "host_prefix": "never", "store_peers": "any", "exit_codes": "torchrun"}.get(flag.dest, "3")
         if flag.choices is None
         else flag.choices[0]
     )

@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from rallypoint.coordinator.server import ControlServer
+    from rallypoint.protocol.observation import Snapshot
 
 log = get_logger(__name__)
 
@@ -90,6 +91,8 @@ class _EmbeddedControl(ControlPlane):
         self._tls = control_tls(params.config)
         self._listeners = listeners
         self._server: ControlServer | None = None
+        self._dispatcher: Dispatcher | None = None
+        """The dispatcher, if it is here."""
         self._standalone: Dispatcher | None = None
         """The dispatcher, if it is here and needs no server."""
         self._timer_thread: TimerThread | None = None
@@ -130,6 +133,10 @@ class _EmbeddedControl(ControlPlane):
         """Whether it is here."""
         return self._standalone is not None or self._server is not None
 
+    def snapshot(self) -> Snapshot | None:
+        """How the job stands, if the coordinator is here."""
+        return None if self._dispatcher is None else self._dispatcher.snapshot()
+
     def watch_endpoint(self) -> str:
         """The endpoint. A coordinator that is here and needs no server gets one now, on loopback. From any thread."""
         with self._opening:
@@ -158,7 +165,7 @@ class _EmbeddedControl(ControlPlane):
         address = self._local_addr or own_address(self._endpoint)
         if self.settings.max_nodes == 1 and self._endpoint.port == 0:
             # Nobody else can come, nor know the port: no socket, and no thread if none waits.
-            self._standalone = dispatcher = Dispatcher(self.settings)
+            self._standalone = self._dispatcher = dispatcher = Dispatcher(self.settings)
             if self.settings.restart_backoff:
                 self._timer_thread = TimerThread(dispatcher)
         else:
@@ -183,5 +190,6 @@ class _EmbeddedControl(ControlPlane):
 
         # The workers keep the limit that they would have had: their reaper was started before.
         allow_nodes(self.settings.max_nodes)
+        self._dispatcher = dispatcher
         self._server = ControlServer(dispatcher, listeners, keys=accepted_keys(), tls=self._tls, home=home)
         return self._server.port

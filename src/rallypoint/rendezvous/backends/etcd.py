@@ -26,6 +26,7 @@ from rallypoint.rendezvous.params import RendezvousParameters
 if TYPE_CHECKING:
     from rallypoint.election.shell import Candidate
     from rallypoint.etcd.client import EtcdClient
+    from rallypoint.protocol.observation import Snapshot
     from rallypoint.store.api import Store
 
 DEFAULT_PREFIX = "/rallypoint"
@@ -88,6 +89,10 @@ class _EtcdControl(ControlPlane):
         leader.on_move = link.recheck_endpoint
         self._candidate.start()
         return link
+
+    def snapshot(self) -> Snapshot | None:
+        """How the job stands, if this agent is the elected one."""
+        return None if self._candidate is None else self._candidate.snapshot()
 
     def watch_endpoint(self) -> str:
         """Those of etcd, which knows who is elected."""

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from rallypoint.protocol.messages import StorePeers
+    from rallypoint.protocol.observation import Snapshot
     from rallypoint.rendezvous.backends.rank_zero import EndpointCheck
 
 
@@ -86,8 +87,13 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
         self._endpoint_check: EndpointCheck | None = None
         self._stores: RoundStores | None = None
         self._server: ControlServer | None = None
+        self._dispatcher: Dispatcher | None = None
 
     # The control plane
+
+    def snapshot(self) -> Snapshot | None:
+        """How the job stands, if this is rank 0."""
+        return None if self._dispatcher is None else self._dispatcher.snapshot()
 
     def watch_endpoint(self) -> str:
         """The endpoint."""
@@ -111,7 +117,7 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
                 "rank 0 of this job runs on this machine already, give this node a --node-rank of its own"
             ) from None
         allow_nodes(self.settings.max_nodes)
-        dispatcher = Dispatcher(self.settings)
+        self._dispatcher = dispatcher = Dispatcher(self.settings)
         # Nobody's worker can come before this node has been told its place, and who the others are.
         self._stores = RoundStores(StoreGuard(peers=()) if self._access is not None and self._access.guards else None)
         self._server = ControlServer(

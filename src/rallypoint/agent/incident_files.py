@@ -1,0 +1,332 @@
+"""What a node knows of itself and its workers, as the files of an incident bundle. Off the agent's loop."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rallypoint.failures.report import failure_detail
+from rallypoint.observe.bundle import Piece
+from rallypoint.observe.masking import mask_command, mask_environment
+
+if TYPE_CHECKING:
+    from rallypoint.agent.controller import WorkerController
+    from rallypoint.agent.spec import Worker
+    from rallypoint.failures.cause import Cause
+    from rallypoint.failures.failure import ProcessFailure
+    from rallypoint.protocol.observation import Snapshot
+    from rallypoint.workers.context import PContext
+
+LINES = 1000
+"""Lines of each output of a worker that are kept."""
+_MOST_READ = 512 * 1024
+"""Bytes of one output that are kept."""
+_MOST_KERNEL = 64 * 1024
+_LARGEST_RECORD = 8 * 1024 * 1024
+"""Bytes of one file of the flight recorder."""
+
+_PACKAGES = ("rallypoint", "torch", "numpy", "msgspec", "uvloop", "triton", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
+_FLIGHT_RECORDER = ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
+"""Variables that name the beginning of the paths that workers dump their flight recorders to; the rank follows."""
+_FLIGHT_RECORDER_DEFAULTS = ("/tmp/nccl_trace_rank_",)
+_KERNEL = re.compile(
+    r"out of memory|oom-kill|oom_reaper|killed process|segfault|NVRM|\bXid\b|hung_task|blocked for more"
+)
+
+
+class Incident(NamedTuple):
+    """A failure of the job, as this node was told. `ends_job`: there is no restart."""
+
+    round: int
+    why: str
+    detail: str
+    ends_job: bool
+    cause: Cause | None = None
+
+    @property
+    def headline(self) -> str:
+        """One line for people."""
+        return self.cause.headline if self.cause is not None else self.detail
+
+
+class WorkerFacts(NamedTuple):
+    """One worker: `added` is what its environment has beyond the agent's, `last_lines` gives what its standard error
+    had last where that goes to no file."""
+
+    rank: int
+    local_rank: int
+    pid: int
+    stdout: str
+    stderr: str
+    error_file: str
+    added: Mapping[str, str]
+    last_lines: Callable[[], bytes]
+
+
+class NodeFacts(NamedTuple):
+    """This node, as its agent's loop knows it. `since` is when its workers were started, in seconds since 1970."""
+
+    job: str
+    role: str
+    round: int
+    host: str
+    pid: int
+    group_rank: int
+    group_world_size: int
+    restarts: int
+    since: float
+    program: str
+    workers: tuple[WorkerFacts, ...]
+    failures: Mapping[int, ProcessFailure]
+
+
+def node_facts(controller: WorkerController) -> NodeFacts:
+    """What is known of this node and its workers at this moment. On the loop's thread."""
+    group, spec, context = controller.group, controller.group.spec, controller.pcontext
+    return NodeFacts(
+        job=spec.rdzv_handler.get_run_id(),
+        role=spec.role,
+        round=-1 if group.placement is None else group.placement.round,
+        host=os.uname().nodename,
+        pid=os.getpid(),
+        group_rank=-1 if group.group_rank is None else group.group_rank,
+        group_world_size=group.group_world_size or 0,
+        restarts=group.restarts,
+        since=controller.started_at,
+        program=spec.get_program_name(),
+        workers=() if context is None else tuple(_worker_facts(each, context) for each in group.workers),
+        failures={} if context is None else controller.poll().failures,
+    )
+
+
+def _worker_facts(worker: Worker, context: PContext) -> WorkerFacts:
+    local_rank = worker.local_rank
+    return WorkerFacts(
+        rank=worker.global_rank,
+        local_rank=local_rank,
+        pid=context.pids().get(local_rank, 0),
+        stdout=context.stdouts.get(local_rank, ""),
+        stderr=context.stderrs.get(local_rank, ""),
+        error_file=context.error_files.get(local_rank, ""),
+        added=context.envs[local_rank],
+        last_lines=partial(context.last_lines, local_rank),
+    )
+
+
+def summary_of(incident: Incident, facts: NodeFacts) -> dict[str, Any]:
+    """The fields of `incident.json`, without what the bundle itself adds."""
+    cause = incident.cause
+    return {
+        "job": facts.job,
+        "round": incident.round,
+        "at": time.time(),
+        "why": incident.why,
+        "headline": incident.headline,
+        "detail": incident.detail,
+        "ends_job": incident.ends_job,
+        "cause": None if cause is None else {**cause._asdict(), "traceback": "see failure.txt"},
+        "node": {
+            "host": facts.host,
+            "pid": facts.pid,
+            "role": facts.role,
+            "group_rank": facts.group_rank,
+            "group_world_size": facts.group_world_size,
+            "ranks": [each.rank for each in facts.workers],
+            "pids": [each.pid for each in facts.workers],
+        },
+        "restarts_used": facts.restarts,
+        "program": facts.program,
+        "command": mask_command(sys.orig_argv),
+        "working_folder": _quietly(os.getcwd, ""),
+        "versions": _versions(),
+    }
+
+
+def _versions() -> dict[str, str]:
+    system = os.uname()
+    found = {"python": sys.version.split()[0], "kernel": f"{system.sysname} {system.release} {system.machine}"}
+    for name in _PACKAGES:
+        with suppress(metadata.PackageNotFoundError):
+            found[name] = metadata.version(name)
+    driver = _read("/proc/driver/nvidia/version", 4096).decode(errors="replace").partition("\n")[0]
+    return {**found, "nvidia driver": driver} if driver else found
+
+
+def stack_pieces(facts: NodeFacts) -> list[Piece]:
+    """The Python stacks of the workers that run, where py-spy can read them."""
+    from rallypoint.observe.stacks import decode_stacks, grouped_stacks, stacks_of
+
+    pids = {each.rank: each.pid for each in facts.workers if each.pid > 0 and os.path.exists(f"/proc/{each.pid}")}
+    if not pids:
+        return []
+    text = "\n".join(grouped_stacks(decode_stacks(stacks_of(pids))))
+    return [Piece("stacks.txt", f"{text}\n".encode())]
+
+
+def pieces_of(facts: NodeFacts, incident: Incident) -> Iterator[Piece]:
+    """The other files, the most telling ones first."""
+    if incident.cause is not None:
+        text = f"{incident.cause.headline}\n\n{failure_detail(incident.cause)}\n"
+        yield Piece("failure.txt", text.encode())
+    yield Piece("system.txt", _system(facts).encode(errors="replace"))
+    yield Piece("environment.txt", _environment(facts).encode(errors="replace"))
+    for worker in facts.workers:
+        yield from _outputs(worker)
+    yield from _flight_records(facts)
+
+
+def _outputs(worker: WorkerFacts) -> Iterator[Piece]:
+    folder = f"workers/rank_{worker.rank}"
+    for name, path in (("stdout.txt", worker.stdout), ("stderr.txt", worker.stderr)):
+        data = last_lines(_read_end(path)) if path and path != os.devnull else b""
+        if not data and name == "stderr.txt":
+            data = last_lines(_quietly(worker.last_lines, b""))
+        if data:
+            yield Piece(f"{folder}/{name}", data)
+    if error := _read_end(worker.error_file):
+        yield Piece(f"{folder}/error.json", error)
+
+
+def last_lines(data: bytes, count: int = LINES) -> bytes:
+    """The last so many lines."""
+    ended = data.endswith(b"\n")
+    lines = (data[:-1] if ended else data).split(b"\n")
+    return b"\n".join(lines[-count:]) + (b"\n" if ended else b"") if data else b""
+
+
+def _environment(facts: NodeFacts) -> str:
+    shown = [f"{name}={value!r}" for name, value in mask_environment(os.environ).items()]
+    for worker in facts.workers:
+        shown += ["", f"# beyond that, rank {worker.rank}:"]
+        shown += [f"{name}={value!r}" for name, value in mask_environment(worker.added).items()]
+    return "\n".join(["# of the agent, secrets masked:", *shown, ""])
+
+
+# The machine's words
+
+
+def _system(facts: NodeFacts) -> str:
+    parts = ["# what is known of how workers ended"]
+    for rank, failure in sorted(facts.failures.items()):
+        parts.append(f"rank {rank} (pid {failure.pid}), exit code {failure.exitcode}: {failure.text}")
+        parts += [failure.context] if failure.context else []
+    words = kernel_words(_kernel_log(), {each.pid for each in facts.workers})
+    parts += ["", "# the kernel's log, where it may be read: of these processes, of memory, of GPUs", *words]
+    for path in ("/proc/meminfo", "/proc/loadavg", *(f"/proc/pressure/{each}" for each in ("cpu", "memory", "io"))):
+        if text := _read(path, 4096).decode(errors="replace"):
+            parts += ["", f"# {path}", "\n".join(text.splitlines()[:12])]
+    group = _own_group()
+    for name in ("memory.events", "memory.max", "memory.current", "pids.max", "pids.current") if group else ():
+        if text := _read(f"{group}/{name}", 4096).decode(errors="replace"):
+            parts += ["", f"# {group}/{name}", text.rstrip()]
+    return "\n".join([*parts, ""])
+
+
+def kernel_words(lines: Sequence[str], pids: set[int]) -> list[str]:
+    """Those lines of the kernel's log that name one of these processes, or what kills processes."""
+    named = re.compile(rf"(?<!\d)(?:{'|'.join(map(str, sorted(pids)))})(?!\d)") if pids else None
+    return [each for each in lines if _KERNEL.search(each) or (named is not None and named.search(each))][-200:]
+
+
+def _kernel_log() -> list[str]:
+    """The newest lines of the kernel's log, without priorities; none where that may not be read."""
+    lines: list[str] = []
+    with suppress(OSError):
+        fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            for _ in range(20000):
+                try:
+                    record = os.read(fd, 8192)
+                except BrokenPipeError:  # it was overwritten meanwhile
+                    continue
+                head, _, text = record.decode(errors="replace").partition(";")
+                moment = head.split(",")[2] if head.count(",") >= 2 else "0"
+                lines.append(f"[{int(moment) / 1e6:.3f}] {text.splitlines()[0] if text else ''}")
+        except BlockingIOError:
+            pass
+        finally:
+            os.close(fd)
+    return lines
+
+
+def _own_group() -> str:
+    for line in _read("/proc/self/cgroup", 4096).decode(errors="replace").splitlines():
+        if line.startswith("0::"):
+            path = f"/sys/fs/cgroup{line[3:].rstrip('/')}"
+            return path if os.path.exists(f"{path}/memory.events") else "/sys/fs/cgroup"
+    return ""
+
+
+# The flight recorder of torch's process groups
+
+
+def _flight_records(facts: NodeFacts) -> Iterator[Piece]:
+    for worker in facts.workers:
+        for start in flight_recorder_paths({**os.environ, **worker.added}):
+            path = f"{start}{worker.rank}"
+            with suppress(OSError):
+                seen = os.stat(path)
+                if seen.st_mtime < facts.since or seen.st_uid != os.getuid():
+                    continue  # of another run, or somebody else's
+                if seen.st_size <= _LARGEST_RECORD and (data := _read(path, _LARGEST_RECORD)):
+                    yield Piece(f"flight_recorder/rank_{worker.rank}", data, is_whole=True)
+                break
+
+
+def flight_recorder_paths(environ: Mapping[str, str]) -> list[str]:
+    """How the paths of dumps begin, by a worker's environment."""
+    return [*(environ[each] for each in _FLIGHT_RECORDER if environ.get(each)), *_FLIGHT_RECORDER_DEFAULTS]
+
+
+# The index
+
+
+def index_fields(seen: Snapshot, why: str, headline: str, by: str) -> dict[str, Any]:
+    """How the job stands over all nodes, as the coordinator's node knows it."""
+    from rallypoint.observe.bundle import safe_name
+    from rallypoint.observe.status_json import status_fields
+
+    folders = {each.name: f"{safe_name(each.host)}-{each.pid}" for each in seen.nodes}
+    now = time.time()
+    return {
+        "job": seen.job,
+        "round": seen.round,
+        "at": now,
+        "why": why,
+        "headline": headline,
+        "written_on": by,
+        "folders": folders,
+        "status": status_fields(seen, now),
+    }
+
+
+# Reading
+
+
+def _read(path: str, most: int) -> bytes:
+    with suppress(OSError), open(path, "rb") as file:
+        return file.read(most)
+    return b""
+
+
+def _read_end(path: str) -> bytes:
+    if not path:
+        return b""
+    with suppress(OSError), open(path, "rb") as file:
+        file.seek(max(0, os.fstat(file.fileno()).st_size - _MOST_READ))
+        return file.read(_MOST_READ)
+    return b""
+
+
+def _quietly(call: Callable[[], Any], otherwise: Any) -> Any:
+    try:
+        return call()
+    except (OSError, ValueError, RuntimeError):
+        return otherwise

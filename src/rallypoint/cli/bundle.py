@@ -1,0 +1,98 @@
+"""`rallyctl bundle`: what the nodes of a job that runs know of it, in one folder."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from typing import TYPE_CHECKING
+
+from rallypoint.base.errors import RallypointError, UserError
+from rallypoint.cli.parse import Verb
+from rallypoint.cli.watching import add_job, with_session
+
+if TYPE_CHECKING:
+    from rallypoint.client.watcher import WatcherSession
+    from rallypoint.protocol.observation import CommandReply, Snapshot
+
+
+def add_bundle(verb: Verb) -> None:
+    """Make `bundle` a verb of `rallyctl`."""
+    page = verb(
+        "bundle",
+        "collect what the nodes of a job know of it",
+        "Collect what the nodes of a job that runs know of it: stacks, the last lines of each worker, environment with "
+        "secrets masked, versions, the kernel's words, and how the job stands. Nothing is stopped. rallyrun "
+        "--incident-dir keeps the same after each failure.",
+        "node1:29400 -o bundles",
+        _bundle,
+    )
+    add_job(page)
+    text = "folder below which it is written (default: here)"
+    page.add_argument_group("output").add_argument("-o", "--output", default=".", metavar="DIR", help=text)
+
+
+def _bundle(options: argparse.Namespace) -> int:
+    from rallypoint.cli.exit import print_answer, print_error
+    from rallypoint.client.watcher import operator_name
+    from rallypoint.observe.bundle import decode_bundle, safe_name, write_bundle, write_index
+    from rallypoint.protocol.observation import CollectCommand, WatchRequest
+    from rallypoint.protocol.operator_messages import CollectKind
+
+    async def show(session: WatcherSession) -> int:
+        session.send(WatchRequest())
+        seen = await _snapshot(session)
+        session.send(CollectCommand(operator_name(), CollectKind.BUNDLE))
+        data, reply = await _parts(session)
+        moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
+        parent = os.path.join(options.output, safe_name(seen.job), f"on-demand-{moment}")
+        names = {each.name: f"{safe_name(each.host)}-{each.pid}" for each in seen.nodes}
+        try:
+            _write_index(parent, seen)
+            for node, each in sorted(data.items()):
+                try:
+                    write_bundle(parent, names.get(node) or safe_name(node), decode_bundle(bytes(each)))
+                except ValueError as error:
+                    print_error(f"rallyctl: what {node} has sent is no bundle: {error}")
+        except OSError as error:
+            raise UserError(f"--output={options.output} cannot be written: {error.strerror}; name another") from None
+        if data:
+            print_answer(f"{len(data)} node{'' if len(data) == 1 else 's'} in {parent}")
+        if not reply.done:
+            raise RallypointError(reply.detail)
+        return 0
+
+    def _write_index(parent: str, seen: Snapshot) -> None:
+        from rallypoint.agent.incident_files import index_fields
+
+        write_index(parent, index_fields(seen, "an operator asked", "", os.uname().nodename))
+
+    return with_session(options, show)
+
+
+async def _snapshot(session: WatcherSession) -> Snapshot:
+    from rallypoint.protocol.observation import JobList, Snapshot
+
+    while True:
+        seen = await session.receive()
+        if isinstance(seen, Snapshot):
+            return seen
+        if isinstance(seen, JobList):
+            raise UserError("the control plane has several jobs; name one by --rdzv-id")
+
+
+async def _parts(session: WatcherSession) -> tuple[dict[str, bytearray], CommandReply]:
+    """What each node has sent, and the answer that ends it."""
+    from rallypoint.observe.bundle import ON_DEMAND_LIMIT
+    from rallypoint.protocol.observation import CommandReply
+    from rallypoint.protocol.operator_messages import CollectedPart
+
+    data: dict[str, bytearray] = {}
+    while True:
+        seen = await session.receive()
+        if isinstance(seen, CollectedPart):
+            found = data.setdefault(seen.node, bytearray())
+            if len(found) <= 2 * ON_DEMAND_LIMIT:
+                found += seen.data
+        elif isinstance(seen, CommandReply):
+            return data, seen

@@ -1,0 +1,114 @@
+"""How a run has ended, for machines: an exit code, a file of JSON, and what Kubernetes shows of a container.
+
+The file that `RALLYPOINT_VERDICT_FILE` names is written whole or not at all. `/dev/termination-log`, where it is there
+and can be written, gets the same as one line of at most 4,096 bytes, unless the run has succeeded; a pod with another
+`terminationMessagePath` names that in `RALLYPOINT_TERMINATION_LOG`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from rallypoint.base.log import get_logger
+from rallypoint.cli.exit_codes import Classified, classified
+from rallypoint.failures.report import ChildFailedError
+from rallypoint.failures.truncate import truncate
+
+VERDICT_FILE, TERMINATION_LOG = "RALLYPOINT_VERDICT_FILE", "RALLYPOINT_TERMINATION_LOG"
+"""The environment variables that name the files."""
+DEFAULT_TERMINATION_LOG = "/dev/termination-log"
+MAX_TERMINATION_LOG = 4096
+"""Bytes that Kubernetes keeps."""
+VERSION = 1
+_MAX_MESSAGE = 8 * 1024
+
+log = get_logger(__name__)
+
+
+def finish(error: BaseException | None, code: int, job: str, wants_classified: bool, environ: Mapping[str, str]) -> int:
+    """A run has ended: write its verdict where it is asked for.
+
+    Args:
+        error: what ended it; None for success.
+        code: the exit code as torchrun has it.
+        job: the id of the job.
+        wants_classified: whether the exit code says more than that.
+        environ: names the files.
+
+    Returns:
+        The exit code.
+    """
+    found = classified(error)
+    code = found.code if wants_classified else code
+    verdict = verdict_of(error, found, code, job)
+    path = environ.get(VERDICT_FILE, "")
+    if path:
+        try:
+            _replace_file(path, json.dumps(verdict, indent=2) + "\n")
+        except OSError as trouble:
+            log.error("%s=%s cannot be written: %s", VERDICT_FILE, path, trouble.strerror)
+    shown = environ.get(TERMINATION_LOG) or DEFAULT_TERMINATION_LOG
+    if code and os.path.isfile(shown):  # never made: outside of Kubernetes it is not there
+        with suppress(OSError), open(shown, "wb", buffering=0) as file:
+            file.write(termination_message(verdict))
+    return code
+
+
+def verdict_of(error: BaseException | None, found: Classified, code: int, job: str) -> dict[str, Any]:
+    """The fields of a verdict, as docs/reference/exit-codes.md says."""
+    cause = error.root_cause() if isinstance(error, ChildFailedError) else None
+    text = "" if error is None else cause.headline if cause is not None else str(error) or type(error).__name__
+    return {
+        "version": VERSION,
+        "job": job,
+        "succeeded": code == 0,
+        "code": code,
+        "classified_code": found.code,
+        "ending": None if found.ending is None else found.ending.name.lower(),
+        "host": os.uname().nodename,
+        "pid": os.getpid(),
+        "ended_at": time.time(),
+        "message": truncate(text, _MAX_MESSAGE),
+        "cause": None
+        if cause is None
+        else {**cause._asdict(), "signal": cause.signal_name if cause.exitcode < 0 else ""},
+    }
+
+
+def termination_message(verdict: Mapping[str, Any]) -> bytes:
+    """One line of JSON of at most `MAX_TERMINATION_LOG` bytes: long texts are cut until it fits."""
+    line = b""
+    for most in (1200, 600, 300, 100, 0):
+        cause = verdict["cause"]
+        if cause is not None:
+            kept = {name: value for name, value in cause.items() if name != "traceback"}
+            cause = {name: value[:most] if isinstance(value, str) else value for name, value in kept.items()}
+        shown = {
+            **verdict,
+            "job": verdict["job"][: max(most, 100)],
+            "message": verdict["message"][:most],
+            "cause": cause,
+        }
+        line = json.dumps(shown, separators=(",", ":")).encode()
+        if len(line) <= MAX_TERMINATION_LOG:
+            break
+    return line
+
+
+def _replace_file(path: str, text: str) -> None:
+    new = f"{path}.{os.getpid()}.new"
+    try:
+        with open(new, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(new, path)
+    except OSError:
+        with suppress(OSError):
+            os.unlink(new)
+        raise

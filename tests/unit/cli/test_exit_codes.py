@@ -1,0 +1,110 @@
+"""What `--exit-codes=classified` makes of each end, and the verdict that goes with it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from signal import SIGHUP, SIGINT, SIGTERM
+from typing import Any
+
+import pytest
+
+from rallypoint.base.errors import NodeLeftInOrder, ResourceError, SignalException, UsageError, UserError
+from rallypoint.cli.exit_codes import CODES, Classified, classified
+from rallypoint.cli.verdict import MAX_TERMINATION_LOG, finish, termination_message, verdict_of
+from rallypoint.etcd.api import EtcdRefused, EtcdUnreachable
+from rallypoint.failures.cause import Cause, Ending
+from rallypoint.failures.report import ChildFailedError
+from rallypoint.membership.state import Outcome, Verdict
+from rallypoint.protocol.errors import (
+    RendezvousClosedError,
+    RendezvousConnectionError,
+    RendezvousTimeoutError,
+    error_of,
+)
+from rallypoint.protocol.messages import JobEnded
+
+CAUSE = Cause(3, 1, "node7", 4711, -9, "it was killed", "Traceback\n" + "x" * 9000, 1e9, "/logs/error.json")
+
+
+def failed(ending: Ending) -> ChildFailedError:
+    return ChildFailedError("train.py", {}, CAUSE, ending=ending)
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (None, 0),
+        (NodeLeftInOrder("left", SIGTERM), 0),
+        (ChildFailedError("train.py", {}, CAUSE), 1),
+        (RuntimeError("a defect"), 1),
+        (UserError("bad"), 2),
+        (UsageError("bad"), 2),
+        (EtcdRefused("password"), 2),
+        (RendezvousClosedError("another job's"), 2),
+        (EtcdUnreachable("away"), 75),
+        (RendezvousTimeoutError("too few"), 75),
+        (RendezvousConnectionError("lost"), 75),
+        (ResourceError("no memory"), 75),
+        (failed(Ending.INFRASTRUCTURE), 75),
+        (SignalException("got SIGTERM", SIGTERM), 75),
+        (failed(Ending.REPEATED), 93),
+        (failed(Ending.HANG), 124),
+        (SignalException("got SIGTERM", SIGTERM, saved=True), 143),
+        (RendezvousClosedError("stopped", ending=Ending.STOPPED), 143),
+        (SignalException("got SIGINT", SIGINT), 130),
+        (SignalException("got SIGHUP", SIGHUP), 129),
+        (KeyboardInterrupt(), 130),
+    ],
+    ids=repr,
+)
+def test_the_code_of_each_end(error: BaseException | None, code: int) -> None:
+    assert classified(error).code == code
+
+
+def test_each_ending_has_a_code() -> None:
+    assert CODES.keys() == set(Ending)
+
+
+@pytest.mark.parametrize("ending", Ending)
+def test_who_comes_too_late_ends_as_the_job(ending: Ending) -> None:
+    late = error_of(JobEnded(Verdict(Outcome.FAILED, CAUSE, ending=ending)))
+    assert classified(late).code == CODES[ending]
+
+
+def test_a_verdict_is_written_where_it_is_asked_for(tmp_path: Path) -> None:
+    shown = tmp_path / "termination-log"
+    shown.touch()
+    environ = {"RALLYPOINT_VERDICT_FILE": str(tmp_path / "v.json"), "RALLYPOINT_TERMINATION_LOG": str(shown)}
+    assert finish(failed(Ending.REPEATED), 1, "job", True, environ) == 93
+    verdict: dict[str, Any] = json.loads((tmp_path / "v.json").read_text())
+    assert (verdict["version"], verdict["code"], verdict["ending"]) == (1, 93, "repeated")
+    assert (verdict["cause"]["rank"], verdict["cause"]["host"], verdict["cause"]["signal"]) == (3, "node7", "SIGKILL")
+    told: dict[str, Any] = json.loads(shown.read_text())
+    assert (told["code"], told["cause"]["rank"], told["cause"]["host"]) == (93, 3, "node7")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["termination-log", "v.json"]
+    assert finish(None, 0, "job", False, environ) == 0
+    assert json.loads((tmp_path / "v.json").read_text())["succeeded"] is True
+    assert json.loads(shown.read_text()) == told, "a success is not told there"
+
+
+def test_torchruns_code_stays_and_the_verdict_has_both(tmp_path: Path) -> None:
+    environ = {"RALLYPOINT_VERDICT_FILE": str(tmp_path / "v.json")}
+    assert finish(RendezvousTimeoutError("too few"), 1, "job", False, environ) == 1
+    verdict = json.loads((tmp_path / "v.json").read_text())
+    assert (verdict["code"], verdict["classified_code"], verdict["ending"]) == (1, 75, "infrastructure")
+
+
+def test_a_verdict_that_cannot_be_written_changes_no_code(tmp_path: Path) -> None:
+    environ = {"RALLYPOINT_VERDICT_FILE": str(tmp_path / "none" / "v.json")}
+    assert finish(RendezvousTimeoutError("too few"), 1, "job", True, environ) == 75
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("text", ["x", "é" * 3, "\0\1\x7f", "\U0001f4a5"])
+def test_what_kubernetes_keeps_is_never_too_long(text: str) -> None:
+    cause = CAUSE._replace(message=text * 9000, host=text * 250, error_file=text * 4000)
+    error = ChildFailedError("train.py", {}, cause)
+    line = termination_message(verdict_of(error, Classified(Ending.PROGRAM, 1), 1, text * 5000))
+    assert len(line) <= MAX_TERMINATION_LOG
+    assert json.loads(line)["cause"]["rank"] == 3

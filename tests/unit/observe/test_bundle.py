@@ -1,0 +1,112 @@
+"""Incident bundles: bounded, whole, checked where they come from another node, and read again."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rallypoint.observe.bundle import (
+    ON_DEMAND_LIMIT,
+    Piece,
+    bundle,
+    decode_bundle,
+    encode_bundle,
+    fit,
+    safe_name,
+    write_bundle,
+    write_index,
+)
+from rallypoint.observe.incidents import incident_lines, read_incidents
+
+SUMMARY = {
+    "job": "job",
+    "round": 2,
+    "at": 1e9,
+    "why": "a worker failed",
+    "headline": "rank 3 failed on node7 (exit code 1): boom",
+    "node": {"host": "node7", "pid": 12, "group_rank": 1, "ranks": [2, 3]},
+}
+
+
+def test_what_comes_first_is_kept_and_what_has_no_room_is_named() -> None:
+    pieces = [Piece("a", b"1" * 1000), Piece("log", b"x" * 5000 + b"end"), Piece("dump", b"d" * 900, is_whole=True)]
+    fitted = fit(pieces, 4000)
+    assert [(each.name, len(each.data)) for each in fitted.pieces] == [("a", 1000), ("log", 3000)]
+    assert fitted.pieces[1].data.endswith(b"end")
+    assert [each.partition(":")[0] for each in fitted.left_out] == ["log", "dump"]
+
+
+@pytest.mark.parametrize("limit", [300_000, 1_000_000])
+def test_a_bundle_has_never_more_than_it_may(limit: int) -> None:
+    pieces = [Piece(f"workers/rank_{number}/stderr.txt", b"x" * 100_000) for number in range(40)]
+    made = bundle(SUMMARY, pieces, limit)
+    assert sum(len(each.data) for each in made) <= limit
+    fields = json.loads(made[0].data)
+    assert len(fields["left_out"]) + len(fields["files"]) >= 40
+
+
+def test_a_folder_is_written_whole_and_beside_others(tmp_path: Path) -> None:
+    made = bundle(SUMMARY, [Piece("workers/rank_3/stderr.txt", b"boom\n")], ON_DEMAND_LIMIT)
+    first = write_bundle(str(tmp_path / "job" / "round-2"), "node7-12", made)
+    second = write_bundle(str(tmp_path / "job" / "round-2"), "node7-12", made)
+    assert (Path(first).name, Path(second).name) == ("node7-12", "node7-12.1")
+    assert (Path(first) / "workers/rank_3/stderr.txt").read_text() == "boom\n"
+    write_index(str(tmp_path / "job" / "round-2"), {"job": "job"})
+    write_index(str(tmp_path / "job" / "round-2"), {"job": "job"})
+    names = sorted(each.name for each in (tmp_path / "job" / "round-2").iterdir())
+    assert names == ["index-2.json", "index.json", "node7-12", "node7-12.1"]
+    found = read_incidents([str(tmp_path)])
+    assert found.notes == ()
+    assert [(each.round, each.host, each.ranks) for each in found.found] == [(2, "node7", (2, 3))] * 2
+    lines = incident_lines(found.found)
+    assert lines[0] == "job job, round 2: a worker failed: rank 3 failed on node7 (exit code 1): boom"
+    assert lines[1].startswith("    2 nodes in ")
+
+
+def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match=r"."):
+        write_bundle(str(tmp_path), "node", [Piece("a", b""), Piece("a", b"")])
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bundle_travels() -> None:
+    made = bundle(SUMMARY, [Piece("stacks.txt", b"stack\n" * 1000)], ON_DEMAND_LIMIT)
+    assert decode_bundle(encode_bundle(made)) == made
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        [Piece("../x", b"")],
+        [Piece("/etc/passwd", b"")],
+        [Piece("a/../../x", b"")],
+        [Piece(".hidden", b"")],
+        [Piece("a", b""), Piece("a", b"")],
+        [Piece("a", b"0" * (3 * ON_DEMAND_LIMIT))],
+    ],
+)
+def test_what_another_node_may_not_send(pieces: list[Piece]) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decode_bundle(encode_bundle(pieces))
+
+
+@pytest.mark.parametrize("data", [b"", b"x", b"\x78\x9c", encode_bundle([])[:-3] + b"zzz"])
+def test_what_is_no_bundle(data: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decode_bundle(data)
+
+
+def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
+    for number, text in enumerate(("", "[]", '{"version": 2}', '{"version": 1, "node": 7}')):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / "incident.json").write_text(text)
+    found = read_incidents([str(tmp_path)])
+    assert (found.found, len(found.notes)) == ((), 4)
+
+
+@pytest.mark.parametrize(("text", "name"), [("job 1/x", "job_1_x"), ("../..", "_.."), ("", "_"), ("ä", "_")])
+def test_names_of_folders(text: str, name: str) -> None:
+    assert safe_name(text) == name
