@@ -166,6 +166,40 @@ def a_job_with_a_secret_is_shown_to_those_who_have_it(rallyrun: Launcher) -> Non
     all_end([host, other], 0)
 
 
+STACKS = """
+import os, sys, time
+def load_batch():
+    os.write(1, b"up\\n")
+    time.sleep(600)
+def all_reduce():
+    os.write(1, b"up\\n")
+    time.sleep(600)
+load_batch() if os.environ["RANK"] == "2" else all_reduce()
+"""
+
+
+def stacks_of_running_workers_are_grouped(rallyrun: Launcher) -> None:
+    job = rallyrun("--standalone", "--nproc-per-node=3", rallyrun.script(STACKS, "stuck.py"))
+    job.until(lambda lines: lines.count("up") == 3, "three workers are where they stay")
+    ask = Operator(rallyrun, f"--rdzv-id={listed_job(rallyrun, Node('A', job))}")
+    code, text = ask("stacks")
+    assert code == 0, text
+    assert "2 ranks (0-1)\n" in text
+    assert "1 rank (2)  <- differs" in text
+    alike, odd = text.split("1 rank (2)")
+    assert "all_reduce (stuck.py:8)" in alike
+    assert "load_batch (stuck.py:5)" in odd
+    assert "all_reduce" not in odd
+    code, text = ask("stacks", "--rank=1")
+    assert code == 0
+    assert "1 rank (1)\n" in text
+    code, text = ask("stacks", "--rank=7")
+    assert code == 1
+    assert "the job has no rank 7" in text
+    assert ask("stop")[0] == 0
+    assert job.ends() == 1
+
+
 def what_is_no_control_plane_is_named(rallyrun: Launcher) -> None:
     with socket.create_server(("127.0.0.1", 0)) as web:
         web.settimeout(60)
@@ -188,5 +222,6 @@ def test_jobs_are_watched_and_steered(at_once: AtOnce) -> None:
         jobs_of_one_machine_are_found_without_an_endpoint,
         a_static_job_is_shown_restarted_and_keeps_its_size,
         a_job_with_a_secret_is_shown_to_those_who_have_it,
+        stacks_of_running_workers_are_grouped,
         what_is_no_control_plane_is_named,
     )
