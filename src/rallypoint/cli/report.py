@@ -15,7 +15,8 @@ def add_report(verb: Verb) -> None:
         "show what became of a job's time",
         "Show what became of a job's time: productive time, time lost by cause, restarts by cause and host, mean time "
         "between failures, slowest recoveries. It reads what rallyrun --event-log-handler=jsonl:PATH has written, of "
-        "one node or of all; files that were rotated away are found beside the others.",
+        "one node or of all; files that were rotated away are found beside the others. Incident bundles below the same "
+        "folders (--incident-dir) are listed; where there are bundles alone, these.",
         "events/ --html report.html",
         _report,
     )
@@ -32,9 +33,17 @@ def _report(options: argparse.Namespace) -> None:
     from rallypoint.observe.agent_runs import agent_runs
     from rallypoint.observe.event_files import read_events
     from rallypoint.observe.goodput import report
+    from rallypoint.observe.incidents import incident_lines, incidents_json, read_incidents
     from rallypoint.observe.report_text import report_json, report_lines
 
-    found = read_events(options.paths)
+    incidents = read_incidents(options.paths)
+    try:
+        found = read_events(options.paths)
+    except UserError:
+        if not incidents.found or options.html or options.job:
+            raise
+        print_answer(incidents_json(incidents) if options.json else "\n".join(incident_lines(incidents.found)))
+        return
     job = options.job or _only_job(list(found.events))
     if job not in found.events:
         raise UserError(f"there are no events of the job {job!r}; the files have {_names(list(found.events))}")
@@ -48,7 +57,9 @@ def _report(options: argparse.Namespace) -> None:
         except OSError as error:
             raise UserError(f"--html={options.html} cannot be written: {error.strerror}") from None
     if options.json or not options.html:
-        print_answer(report_json(made) if options.json else "\n".join(report_lines(made)))
+        own = [each for each in incidents.found if each.job == job]
+        more = ["", "Incidents", *(f"  {line}" for line in incident_lines(own))] if own else []
+        print_answer(report_json(made) if options.json else "\n".join([*report_lines(made), *more]))
 
 
 def _only_job(jobs: list[str]) -> str:

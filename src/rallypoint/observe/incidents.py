@@ -67,6 +67,12 @@ def incident_lines(found: Sequence[Incident]) -> list[str]:
     return lines
 
 
+def incidents_json(incidents: Incidents) -> str:
+    """The incidents as JSON: `docs/reference/incident-bundle.md`."""
+    rows = [each._asdict() for each in incidents.found]
+    return json.dumps({"version": VERSION, "incidents": rows, "notes": incidents.notes}, indent=2)
+
+
 def _summaries(paths: Iterable[str]) -> Iterator[str]:
     for path in paths:
         if os.path.isfile(path) and os.path.basename(path) == SUMMARY:

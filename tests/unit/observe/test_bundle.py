@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.cli.rallyctl import main
 from rallypoint.observe.bundle import (
     ON_DEMAND_LIMIT,
     Piece,
@@ -63,6 +64,17 @@ def test_a_folder_is_written_whole_and_beside_others(tmp_path: Path) -> None:
     lines = incident_lines(found.found)
     assert lines[0] == "job job, round 2: a worker failed: rank 3 failed on node7 (exit code 1): boom"
     assert lines[1].startswith("    2 nodes in ")
+
+
+def test_the_report_lists_bundles_alone_and_beside_events(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write_bundle(str(tmp_path / "job" / "round-2"), "node7-12", bundle(SUMMARY, [], 10_000))
+    assert main(["report", str(tmp_path)]) == 0
+    assert "round 2: a worker failed: rank 3 failed on node7" in capsys.readouterr().out
+    assert main(["report", str(tmp_path), "--json"]) == 0
+    (row,) = json.loads(capsys.readouterr().out)["incidents"]
+    assert (row["round"], row["host"], row["ranks"]) == (2, "node7", [2, 3])
+    assert main(["report", str(tmp_path / "job"), "--html", str(tmp_path / "x.html")]) == 1
+    assert "there is no *.jsonl file" in capsys.readouterr().err
 
 
 def test_what_cannot_be_written_leaves_nothing(tmp_path: Path) -> None:
