@@ -17,6 +17,11 @@ from tests.jobs.launching import TIMEOUT, Launcher
 _ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b[()][A-Z0-9]|\x1b[=>]")
 
 
+def plain(raw: str) -> str:
+    """What was written to a terminal, without what moves the cursor and changes colours."""
+    return _ESCAPES.sub("", raw).replace("\r", "")
+
+
 class Terminal:
     """A command, and all that it has written to its terminal."""
 
@@ -63,7 +68,7 @@ class Terminal:
     @property
     def text(self) -> str:
         """The same without what moves the cursor and changes colours."""
-        return _ESCAPES.sub("", self.raw).replace("\r", "")
+        return plain(self.raw)
 
     def until(self, words: str, after: int = 0) -> int:
         """Wait until the text holds some words behind a place; returns the place behind them."""
