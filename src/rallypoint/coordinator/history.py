@@ -38,9 +38,7 @@ class JobHistory:
         if before.round != after.round and before.complete and after.ended is not None:
             self._record_round_end(after.ended, now)
         if after.complete and (not before.complete or before.round != after.round):
-            count = len(after.participants)
-            text = f"round {after.round} started with {count} node{'' if count == 1 else 's'}"
-            self.add("round started", after.round, text, now)
+            self.add("round started", after.round, _round_start(after), now)
         if after.complete and len(after.wait_list) > len(before.wait_list):
             names = names_of(after, [each for each in after.wait_list if each not in before.wait_list])
             self.add("node waiting", after.round, f"{', '.join(names)} waits for the next round", now)
@@ -78,6 +76,14 @@ class JobHistory:
         if verdict.outcome is Outcome.FAILED and verdict.cause is not None:
             self.failures.append((now, round_, verdict.cause.host, verdict.cause, ""))
         self.add("job ended", round_, verdict_sentence(verdict), now)
+
+
+def _round_start(state: State) -> str:
+    """How many nodes a round has started with, and who among them was not in the one before: a spare, say."""
+    count = len(state.participants)
+    came = [node for node, each in state.participants.items() if each.previous_rank is None] if state.round else []
+    new = f", new: {', '.join(names_of(state, came))}" if came else ""
+    return f"round {state.round} started with {count} node{'' if count == 1 else 's'}{new}"
 
 
 def verdict_sentence(verdict: Verdict) -> str:

@@ -220,6 +220,17 @@ def test_events_are_numbered_and_have_an_age() -> None:
     assert events[-1].seconds_ago == pytest.approx(2.25)
 
 
+def test_a_round_says_who_was_not_in_the_one_before() -> None:
+    job = Job(Settings("job", 2, 2, last_call_timeout=0.0))
+    for name in "abc":
+        job.node(name)
+    assert job.status().events[-1].text == "round 0 started with 2 nodes"
+    job.hears("b", LeaveRequest())
+    for name in "ac":
+        job.hears(name, JoinRequest(NodeInfo("default", 2, "", 7000, None, 3), 600.0))
+    assert job.status().events[-1].text == "round 1 started with 2 nodes, new: c (rank 1)"
+
+
 def test_a_restart_costs_no_restart() -> None:
     job = running("a", "b")
     reply = job.command(RestartCommand(BY))
