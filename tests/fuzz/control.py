@@ -14,6 +14,7 @@ from rallypoint.failures.cause import Cause, Restarts
 from rallypoint.failures.report import ChildFailedError
 from rallypoint.membership.operations import Close, Drain, Fail, Preempt, RecordProgress, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, RoundEnd, Settings, State, Verdict
+from rallypoint.observe.bundle import Piece, decode_bundle, encode_bundle
 from rallypoint.observe.stacks import decode_stacks, grouped_stacks
 from rallypoint.observe.status_json import status_json
 from rallypoint.observe.status_text import status_lines
@@ -259,6 +260,13 @@ def _snapshot_seeds() -> Sequence[bytes]:
     return [each for each in made if each]
 
 
+def bundles(data: bytes) -> None:
+    """What another node has collected is files of a bounded size with names of ours, or an error."""
+    with suppress(ValueError):
+        for piece in decode_bundle(data):
+            assert ".." not in piece.name.split("/")
+
+
 # Signatures
 
 
@@ -318,6 +326,7 @@ TARGETS = {
     "stacks": Target(
         stacks, lambda: [b'[{"rank":0,"pid":7,"text":"Thread 1: MainThread\\n  f (a.py:1)"}]'], ("observe/stacks.py",)
     ),
+    "bundles": Target(bundles, lambda: [encode_bundle([Piece("a/b.txt", b"x" * 100)])], ("observe/bundle.py",)),
     "signatures": Target(
         signatures, lambda: [b"\0\0\0\1\0\0\2\0\0", b"\0\5\1\0\0\0", b"\x80\4ab"], ("protocol/signing.py",)
     ),

@@ -125,7 +125,8 @@ class IncidentRecorder:
                 log.warning("this agent has kept %d incidents; what follows is not kept", MAX_KEPT)
             return
         facts = self._facts()
-        thread = threading.Thread(target=self._keep, args=(incident, facts), name="incident", daemon=True)
+        arguments = incident, facts, self._snapshot()
+        thread = threading.Thread(target=self._keep, args=arguments, name="incident", daemon=True)
         self._threads.append(thread)
         thread.start()
 
@@ -137,11 +138,12 @@ class IncidentRecorder:
         if any(thread.is_alive() for thread in self._threads):
             log.warning("what is known of a failure could not be kept within %g s", _FINISH)
 
-    def _keep(self, incident: Incident, facts: NodeFacts) -> None:
+    def _keep(self, incident: Incident, facts: NodeFacts, seen: Snapshot | None) -> None:
         try:
             parent = os.path.join(self._folder, safe_name(facts.job), f"round-{max(incident.round, 0)}")
             stacks = stack_pieces(facts)
-            self._keep_index(parent, incident, facts)
+            if seen is not None:  # the coordinator is here: how the job stands, over all nodes
+                write_index(parent, index_fields(seen, incident.why, incident.headline, facts.host))
             _until_ended(facts)
             pieces = bundle(summary_of(incident, facts), [*stacks, *pieces_of(facts, incident)], LIMIT)
             path = write_bundle(parent, f"{safe_name(facts.host)}-{facts.pid}", pieces)
@@ -151,13 +153,6 @@ class IncidentRecorder:
             log.exception("what is known of this failure could not be kept: a defect of Rallypoint, please report it")
         else:
             log.warning("what this node knows of the failure is in %s", os.path.abspath(path))
-
-    def _keep_index(self, parent: str, incident: Incident, facts: NodeFacts) -> None:
-        """Where the coordinator is here: how the job stands, over all nodes."""
-        seen = self._snapshot()
-        if seen is None:
-            return
-        write_index(parent, index_fields(seen, incident.why, incident.headline, facts.host))
 
 
 def record_incidents(workers: WorkerController, folder: str) -> None:

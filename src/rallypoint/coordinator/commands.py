@@ -55,7 +55,7 @@ def plan_command(command: Command, state: State, settings: Settings, sessions: S
         case DrainCommand():
             return _drain(command, state, sessions)
         case ResizeCommand():
-            return _resize(command, settings)
+            return _resize(command, state, settings, sessions)
     raise CommandRefused(f"a {type(command).__name__} is nothing that changes a job")
 
 
@@ -80,12 +80,15 @@ def _drain(command: DrainCommand, state: State, sessions: SessionRegistry) -> Pl
     return Plan(f"{command.by} drains {name}", drained=node)
 
 
-def _resize(command: ResizeCommand, settings: Settings) -> Plan:
+def _resize(command: ResizeCommand, state: State, settings: Settings, sessions: SessionRegistry) -> Plan:
     least, most = command.min_nodes, command.max_nodes
     if settings.fixed_ranks:
         raise CommandRefused("a static job has fixed ranks; start it with --rdzv-backend=c10d to resize it")
     if not 1 <= least <= most <= MAX_NODES:
         raise CommandRefused(f"{least}:{most} is no range of nodes; give MIN:MAX with 1 <= MIN <= MAX <= {MAX_NODES}")
+    nodes = known_to(state)
+    if not nodes or any(node not in sessions for node in nodes):
+        raise CommandRefused("not all nodes of the job have come to this coordinator; try again when they have")
     if (least, most) == (settings.min_nodes, settings.max_nodes):
         raise CommandRefused(f"the job has {least}:{most} nodes already")
     text = f"{command.by} has resized the job from {settings.min_nodes}:{settings.max_nodes} to {least}:{most} nodes"

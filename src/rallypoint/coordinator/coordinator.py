@@ -277,9 +277,9 @@ class Coordinator(JobState):
             self._started_with = self.settings
             liveness = self.sessions.liveness
             liveness.lease, liveness.outage_timeout = self.settings.lease, recovery_timeout(self.settings)
-        self.state = with_size(self.state, request)
+        self.state = with_size(self.state, speaker.node, request, self.settings)
         self._take_size(self.state)
-        if not may_have_been(request, self.settings):
+        if not may_have_been(request, self.settings) and not may_have_been(request, self._started_with):
             return
         self._restored = self._restored or request.round >= 0
         before = self.state

@@ -18,8 +18,9 @@ Laws:
 from __future__ import annotations
 
 from rallypoint.coordinator.notifications import placements
+from rallypoint.membership.operations import Action, ActionKind
 from rallypoint.membership.state import NodeId, NodeInfo, Participant, Reason, RoundEnd, Settings, State
-from rallypoint.membership.transitions import end_round
+from rallypoint.membership.transitions import apply, end_round
 from rallypoint.protocol.messages import Notification, Placed, ResumeRequest, RoundEnded
 
 _UNKNOWN_NODE = NodeInfo("", 0, "", 0)
@@ -61,12 +62,12 @@ def may_have_been(request: ResumeRequest, settings: Settings) -> bool:
     return request.group_world_size <= settings.max_nodes or request.size is not None
 
 
-def with_size(state: State, request: ResumeRequest) -> State:
+def with_size(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
     """The state with how many nodes rounds have, where only the nodes know that an operator has changed it."""
     size = request.size
     if size is None or state.size is not None or size.min_nodes > size.max_nodes:
         return state
-    return state._replace(size=size)
+    return apply(Action(ActionKind.RESIZE, size=size), state, node, settings)
 
 
 def earlier_identity(state: State, node: NodeId, request: ResumeRequest) -> NodeId | None:

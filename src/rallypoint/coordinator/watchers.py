@@ -122,7 +122,7 @@ class Watchers:
         job = self._job
         plan = plan_command(command, job.state, job.settings, job.sessions)
         job.history.add("command", job.state.round, plan.text, now)
-        job.send_to(job.sessions.nodes, OperatorAction(command.by, plan.text, plan.size))
+        job.send_to([each.node for _, each in job.sessions], OperatorAction(command.by, plan.text, plan.size))
         if plan.drained is not None:
             job.send_to([plan.drained], DrainRequested(command.by))
         if plan.operation is not None:
@@ -244,7 +244,7 @@ class Watchers:
             return
         self._asked_at, self._asked_round = now, job.state.round
         self._awaited = {each for each in job.state.participants if each in job.sessions}
-        job.send_to(self._awaited, ReportRequested())
+        job.send_to(sorted(self._awaited), ReportRequested())
 
     def _tell(self, now: float) -> None:
         wanting = [session for session, each in self._watchers.items() if each.wants]

@@ -49,7 +49,7 @@ class LogsDest:
     error_files: dict[int, str] = field(default_factory=dict)
     filtered_stdout: str = ""
     filtered_stderr: str = ""
-    collapse: Collapse | None = None
+    collapse: Collapse | None = field(default=None, repr=False)
     """How equal teed lines of several workers are shown once, if they are to be."""
 
     @property

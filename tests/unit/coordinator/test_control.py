@@ -21,7 +21,7 @@ from rallypoint.coordinator.jobs import ManyJobs
 from rallypoint.coordinator.local_link import LocalLink
 from rallypoint.coordinator.server import ControlServer
 from rallypoint.coordinator.session_registry import SessionRecord
-from rallypoint.failures.cause import Cause
+from rallypoint.failures.cause import Cause, Ending
 from rallypoint.membership.operations import Close, Fail, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings, Verdict
 from rallypoint.protocol import codec
@@ -400,7 +400,7 @@ def test_one_server_for_many_jobs() -> None:
         node.join()
     for node in nodes:
         node.link.send(Close())
-        assert node.hears() == JobEnded(Verdict(Outcome.STOPPED))
+        assert node.hears() == JobEnded(Verdict(Outcome.STOPPED, ending=Ending.STOPPED))
         node.link.close()
     server.close()
 
