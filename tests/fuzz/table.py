@@ -27,7 +27,6 @@ TRUSTED: Mapping[str, str] = {
     "cli/rendezvous_choice.py": "our own random bytes",
     "agent/incident_files.py": _KERNEL,
     "observe/incidents.py": "files that the user has named; what is no summary is a note, which a test holds",
-    "observe/site.py": "our own JSON",
     "agent/local_socket.py": "a socket of the same user or root, which the kernel vouches for; three printable texts",
     "agent/rank_exchange.py": "what agents of one job say over the store of another's handler",
     "rendezvous/handler.py": "the same",

@@ -126,10 +126,8 @@ class AgentLoop:
 
     def _wait(self) -> None:
         """Sleep until a descriptor is readable or something is due."""
-        fds, wake_at = (
-            [self._mailbox.fileno(), *self._executor.fds(), *self._local_fds()],
-            self._executor.wake_at(),
-        )
+        fds = [self._mailbox.fileno(), *self._executor.fds(), *self._local_fds()]
+        wake_at = self._executor.wake_at()
         if self._signal_wakeup is not None:
             fds.append(self._signal_wakeup.fileno())
         for monitor in self._workers.monitors():

@@ -16,7 +16,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from http import HTTPStatus
 from ipaddress import ip_address
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from rallypoint.base.endpoint import is_loopback, unmapped_address
 from rallypoint.base.errors import RallypointError
@@ -34,7 +34,7 @@ from rallypoint.base.http import (
 from rallypoint.observe.metric_names import Family
 from rallypoint.observe.page import CONTENT_SECURITY_POLICY, page
 from rallypoint.observe.sources import JobsSource, Seen, UnknownJobError
-from rallypoint.observe.status_json import jobs_json, status_json
+from rallypoint.observe.status_json import jobs_fields, status_fields
 from rallypoint.protocol.observation import JobList, Snapshot
 
 _RETRY = b"retry: 2000\n\n"
@@ -125,7 +125,8 @@ class Site:
 
     async def _status(self, request: Request) -> Answer:
         seen = await self._source.look(request.query.get("job", ""))
-        return document(HTTPStatus.OK, "application/json", self._json(seen).encode() + b"\n", request.bodiless)
+        text = json.dumps(self._fields(seen), indent=2) + "\n"
+        return document(HTTPStatus.OK, "application/json", text.encode(), request.bodiless)
 
     async def _events(self, request: Request) -> Answer:
         if request.bodiless:
@@ -139,7 +140,7 @@ class Site:
         seen = first
         try:
             while True:
-                yield _NO_NEWS if seen is None else _event(_kind(seen), json.loads(self._json(seen)))
+                yield _NO_NEWS if seen is None else _event(_kind(seen), self._fields(seen))
                 seen = await anext(follower)
         except StopAsyncIteration:
             return
@@ -155,8 +156,8 @@ class Site:
         kind, text = await asyncio.to_thread(_exposition, families)
         return document(HTTPStatus.OK, kind, text, request.bodiless)
 
-    def _json(self, seen: Seen) -> str:
-        return jobs_json(seen.jobs) if isinstance(seen, JobList) else status_json(seen, self._now())
+    def _fields(self, seen: Seen) -> dict[str, Any]:
+        return jobs_fields(seen.jobs) if isinstance(seen, JobList) else status_fields(seen, self._now())
 
     _PAGES: ClassVar = {"/status.json": _status, "/events": _events, "/metrics": _show_metrics}
 

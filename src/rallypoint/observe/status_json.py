@@ -60,11 +60,16 @@ def status_fields(snapshot: Snapshot, now: float) -> dict[str, Any]:
 
 def jobs_json(jobs: Sequence[JobSummary]) -> str:
     """The text of a list of jobs."""
+    return json.dumps(jobs_fields(jobs), indent=2)
+
+
+def jobs_fields(jobs: Sequence[JobSummary]) -> dict[str, Any]:
+    """The same as fields."""
     rows = [
         {"job": job, "phase": phase.value, "round": round_, "nodes": nodes, "max_nodes": most}
         for job, phase, round_, nodes, most in jobs
     ]
-    return json.dumps({"version": VERSION, "jobs": rows}, indent=2)
+    return {"version": VERSION, "jobs": rows}
 
 
 def moment(seconds: float) -> str:

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import msgspec
 
-from rallypoint.failures.cause import Restarts
 from rallypoint.membership.state import Ledger
 from rallypoint.protocol.operator_messages import MAX_PART, CollectedPart, CollectKind, NodeReport
 from rallypoint.protocol.validation import validated
@@ -137,7 +136,6 @@ class Snapshot(NamedTuple):
     """The last ones, oldest first."""
     detail: str = ""
     """How the job has ended, in a sentence; empty before."""
-    restarts: Restarts = Restarts()
 
 
 class JobSummary(NamedTuple):
