@@ -32,13 +32,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from signal import SIGTERM
 
-from rallypoint.agent import steps
+from rallypoint.agent import policy_notices, steps
+from rallypoint.agent.policy_notices import drain
 from rallypoint.agent.policy_state import (
     INTERRUPTS,
     Decision,
     Phase,
     PolicyState,
-    PostedNotice,
     end,
     leave_job,
     notify_before_leaving,
@@ -48,13 +48,9 @@ from rallypoint.agent.policy_state import (
 from rallypoint.agent.signal_set import FORWARDED_SIGNALS
 from rallypoint.base.signals import exit_codes_of
 from rallypoint.failures.cause import Ending
-from rallypoint.membership.operations import Drain, Fail, Succeed
-from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict, join_names
-from rallypoint.notices import PREEMPTION, SCALE
+from rallypoint.membership.operations import Fail, Succeed
+from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict
 from rallypoint.protocol import messages, operator_messages
-
-_STARTED = frozenset({Phase.RUNNING, Phase.BROKEN, Phase.FINISHED})
-_LEAVES = frozenset({Phase.ENDING, Phase.LEAVING, Phase.ENDED})
 
 
 def decide(status: PolicyState, event: steps.Event) -> Decision:
@@ -138,68 +134,6 @@ _REASONS: dict[Reason, Callable[[RoundEnd], str]] = {
 }
 """Why a round ended, where no worker failed."""
 
-# Changes of membership
-
-
-def _on_waiting(status: PolicyState, event: messages.NodesWaiting) -> Decision:
-    if status.phase not in _STARTED or event.round != status.round:
-        return status, ()
-    if not event.waiting:
-        if status.posted_notice is None or status.posted_notice.reason != SCALE:
-            return status, ()
-        return status._replace(posted_notice=None), (steps.WithdrawNotice(),)
-    if not status.notice_timeout or status.phase is not Phase.RUNNING:
-        return status, (steps.LogLine(_log_new_nodes(event, status.group_rank)), _drain(status))
-    if status.posted_notice is not None:
-        return status, ()
-    who = join_names(event.names) or f"{event.waiting} more"
-    wait = "waits" if event.waiting == 1 else "wait"
-    line = steps.LogLine(
-        f"{who} {wait} to be taken in; the workers have {status.notice_timeout:g} s to save and acknowledge"
-    )
-    return status._replace(posted_notice=PostedNotice(SCALE)), (
-        line,
-        steps.PostNotice(SCALE, "", status.notice_timeout),
-    )
-
-
-def _log_new_nodes(event: messages.NodesWaiting, group_rank: int) -> str:
-    nodes = f"{event.waiting} new node{'' if event.waiting == 1 else 's'}"
-    names = f" with {join_names(event.names)}" if event.names else ""
-    return f"Detected {nodes} from group_rank={group_rank}; will restart worker group{names}"
-
-
-def _drain(status: PolicyState) -> Drain:
-    """End the round in order; where workers are given notice, this is the node's consent."""
-    return Drain(status.round, needs_consent=status.notice_timeout > 0)
-
-
-def _on_preempted(status: PolicyState, event: messages.Preempted) -> Decision:
-    if status.phase not in _STARTED or event.round != status.round or status.leave_signal:
-        return status, ()
-    if status.phase is not Phase.RUNNING or (status.posted_notice is not None and status.posted_notice.ready):
-        return status._replace(posted_notice=PostedNotice(PREEMPTION, ready=True)), (_drain(status),)
-    line = steps.LogLine(
-        f"{event.node} will be taken away; the workers have {event.seconds:g} s to save and acknowledge", warning=True
-    )
-    return status._replace(posted_notice=PostedNotice(PREEMPTION)), (
-        line,
-        steps.PostNotice(PREEMPTION, event.node, event.seconds),
-    )
-
-
-def _on_workers_ready(status: PolicyState, event: steps.WorkersReady) -> Decision:
-    if status.phase is not Phase.RUNNING or status.posted_notice is None or status.posted_notice.ready:
-        return status, ()
-    if status.leave_signal and event.is_late:  # it leaves now, and the others shall not take it for saved
-        return status, ()
-    return status._replace(posted_notice=status.posted_notice._replace(ready=True)), (_drain(status),)
-
-
-def _on_notice_expired(status: PolicyState, _event: steps.NoticeExpired) -> Decision:
-    return leave_job(status, status.leave_signal) if status.leave_signal else (status, ())
-
-
 # The workers
 
 
@@ -207,7 +141,7 @@ def _on_workers_succeeded(status: PolicyState, _event: steps.WorkersSucceeded) -
     if status.phase is not Phase.RUNNING:
         return status, ()
     # Workers that are done need no asking.
-    consent = (_drain(status),) if status.posted_notice is not None and not status.posted_notice.ready else ()
+    consent = (drain(status),) if status.posted_notice is not None and not status.posted_notice.ready else ()
     return status._replace(phase=Phase.FINISHED, posted_notice=None), (Succeed(status.round), *consent)
 
 
@@ -271,15 +205,6 @@ def _on_signal(status: PolicyState, event: steps.SignalArrived) -> Decision:
     return leave_job(status._replace(interrupted=number in INTERRUPTS), number)
 
 
-def _on_drain_requested(status: PolicyState, event: operator_messages.DrainRequested) -> Decision:
-    if status.leave_signal or status.phase in _LEAVES:
-        return status, ()
-    why = f"{event.by} drains this node"
-    if status.can_notify_workers:
-        return notify_before_leaving(status, why, status.notice_timeout)
-    return leave_job(status, SIGTERM, why)
-
-
 # The link to the others
 
 
@@ -327,10 +252,10 @@ _RULES: dict[type, Callable[..., Decision]] = {
     messages.Placed: _on_placed,
     steps.WorkersStopped: _on_workers_stopped,
     messages.RoundEnded: _on_round_ended,
-    messages.NodesWaiting: _on_waiting,
-    messages.Preempted: _on_preempted,
-    steps.WorkersReady: _on_workers_ready,
-    steps.NoticeExpired: _on_notice_expired,
+    messages.NodesWaiting: policy_notices.on_waiting,
+    messages.Preempted: policy_notices.on_preempted,
+    steps.WorkersReady: policy_notices.on_workers_ready,
+    steps.NoticeExpired: policy_notices.on_notice_expired,
     steps.WorkersSucceeded: _on_workers_succeeded,
     steps.WorkersFailed: _on_workers_failed,
     steps.SignalTimedOut: _on_signal_timed_out,
@@ -342,7 +267,7 @@ _RULES: dict[type, Callable[..., Decision]] = {
     messages.LinkUp: _on_link_up,
     messages.ConfigDiffers: _on_differs,
     messages.ProgressText: _on_progress_text,
-    operator_messages.DrainRequested: _on_drain_requested,
+    operator_messages.DrainRequested: policy_notices.on_drain_requested,
     operator_messages.OperatorAction: _on_operator_action,
     operator_messages.ReportRequested: _on_report_requested,
     operator_messages.CollectRequested: _on_collect_requested,

@@ -29,6 +29,12 @@ class Phase(Enum):
     ENDED = auto()
 
 
+STARTED = frozenset({Phase.RUNNING, Phase.BROKEN, Phase.FINISHED})
+"""The workers of a round have been started."""
+LEAVES = frozenset({Phase.ENDING, Phase.LEAVING, Phase.ENDED})
+"""How this agent ends is settled."""
+
+
 class PostedNotice(NamedTuple):
     """A notice is out. `ready`: the workers have acknowledged or had their time, and the consent is given."""
 

@@ -18,7 +18,8 @@ from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 
 from rallypoint.base.errors import UserError, user_error
-from rallypoint.cli.flags import FLAGS, GROUPS, Flag, ShowVersion
+from rallypoint.cli.flag_types import Flag, ShowVersion
+from rallypoint.cli.flags import FLAGS, GROUPS
 
 _DESCRIPTION = """\
 Start a distributed Python job, keep it running, and report why it failed. Drop-in replacement for torchrun: the same

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from rallypoint.base.errors import RallypointError, UsageError, UserError
 from rallypoint.cli.bundle import add_bundle
 from rallypoint.cli.etcd import add_etcd
-from rallypoint.cli.flags import ShowVersion
+from rallypoint.cli.flag_types import ShowVersion
 from rallypoint.cli.parse import HelpFormatter, Parser, Verb
 from rallypoint.cli.report import add_report
 from rallypoint.cli.watching import add_watching

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from rallypoint.base.errors import UserError
 from rallypoint.cli import rallyctl
-from rallypoint.cli.flags import FLAGS, GROUPS, Flag, FlagGroup, split_filters
+from rallypoint.cli.flag_types import Flag, FlagGroup, split_filters
+from rallypoint.cli.flags import FLAGS, GROUPS
 from rallypoint.cli.parse import Options, build_parser, parse
 from rallypoint.cli.rendezvous_choice import STATIC_PORT
 from rallypoint.rendezvous.backends.etcd_options import DEFAULT_PORT

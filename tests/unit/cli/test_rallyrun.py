@@ -47,6 +47,7 @@ def test_help_imports_next_to_nothing() -> None:
         "rallypoint.base",
         "rallypoint.base.errors",
         "rallypoint.cli",
+        "rallypoint.cli.flag_types",
         "rallypoint.cli.process_setup",
         "rallypoint.cli.flags",
         "rallypoint.cli.parse",

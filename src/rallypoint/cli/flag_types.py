@@ -1,0 +1,133 @@
+"""What a row of the table of flags is, and the readers of values (contract section 1.1)."""
+
+from __future__ import annotations
+
+from argparse import SUPPRESS, Action, ArgumentParser, ArgumentTypeError, Namespace
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+SWITCH = None
+"""The `read` of a flag that takes no value."""
+
+
+class Flag(NamedTuple):
+    """One row.
+
+    `name` is the dashed long spelling; `read` converts the text of a value (ArgumentTypeError if it cannot) and is
+    `SWITCH` for a flag without a value; `metavar` stands for the value on the help page; `choices` apply to the command
+    line only, never to the environment.
+    """
+
+    name: str
+    read: Callable[[str], object] | None
+    default: object
+    help: str
+    metavar: str = ""
+    short: str = ""
+    choices: tuple[str, ...] | None = None
+    from_environment: bool = True
+
+    @property
+    def dest(self) -> str:
+        """The name of the value: `nproc_per_node` for `--nproc-per-node`."""
+        return self.name.removeprefix("--").replace("-", "_")
+
+    @property
+    def spellings(self) -> tuple[str, ...]:
+        """All ways to write it: short, dashed and underscored, each once."""
+        return tuple(dict.fromkeys(filter(None, (self.short, self.name, f"--{self.dest}"))))
+
+    @property
+    def variable(self) -> str:
+        """The environment variable that may give it: `PET_NPROC_PER_NODE`."""
+        return f"PET_{self.dest.upper()}"
+
+
+class FlagGroup(NamedTuple):
+    """A section of the help page, with an example of its flags."""
+
+    title: str
+    example: str
+    flags: tuple[Flag, ...]
+
+
+class ShowVersion(Action):
+    """The flag `--version`: prints the command's name and the installed version to stdout and exits with code 0."""
+
+    def __init__(self, option_strings: list[str], dest: str, command: str, default: str = SUPPRESS) -> None:
+        super().__init__(option_strings, SUPPRESS, nargs=0, default=default, help="Show the version and exit")
+        self._command = command
+
+    def __call__(self, parser: ArgumentParser, namespace: Namespace, values: Any, option: str | None = None) -> None:
+        from importlib.metadata import PackageNotFoundError, version  # slow to import
+
+        try:
+            print(self._command, version("rallypoint"))
+        except PackageNotFoundError:
+            print(self._command, "(unknown version: the package rallypoint is not installed)")
+        parser.exit()
+
+
+def whole_number(text: str) -> int:
+    """Read a whole number, as `int` does."""
+    try:
+        return int(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not a whole number, such as 3") from None
+
+
+def number(text: str) -> float:
+    """Read a number, as `float` does."""
+    try:
+        return float(text)
+    except ValueError:
+        raise ArgumentTypeError(f"{text!r} is not a number, such as 0.5") from None
+
+
+def split_filters(text: str) -> tuple[str, ...]:
+    """Read comma-separated texts; two commas in a row are one comma of a text (contract section 6.6)."""
+    return tuple(part.replace("\0", ",") for part in text.replace(",,", "\0").split(","))
+
+
+def module_names(text: str) -> tuple[str, ...]:
+    """Read comma-separated names of modules; none in an empty text."""
+    names = tuple(part.strip() for part in text.split(",")) if text else ()
+    for name in names:
+        if not all(part.isidentifier() for part in name.split(".")):
+            where = f" in {text!r}" if name != text else ""
+            raise ArgumentTypeError(f"{name!r}{where} is not the name of a module, such as torch or torch.distributed")
+    return names
+
+
+def store_peers(text: str) -> str:
+    """Read who may connect to worker stores."""
+    from rallypoint.base.errors import UserError
+    from rallypoint.coordinator.store_peers import parse_policy
+
+    try:
+        parse_policy(text)
+    except UserError as error:
+        raise ArgumentTypeError(str(error)) from None
+    return text
+
+
+def exit_codes(text: str) -> str:
+    """Read what the exit code says."""
+    if text not in ("torchrun", "classified"):
+        raise ArgumentTypeError(f"{text!r} is neither torchrun nor classified")
+    return text
+
+
+def seconds(text: str) -> float:
+    """Read seconds, 0 for never."""
+    value = number(text)
+    if not 0 <= value <= 3600:
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 3600")
+    return value
+
+
+def when(text: str) -> str:
+    """Read when something is done, as ls and grep read it for colours."""
+    if text not in ("auto", "always", "never"):
+        raise ArgumentTypeError(f"{text!r} is none of auto, always, never")
+    return text
