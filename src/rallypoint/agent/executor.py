@@ -18,6 +18,7 @@ from rallypoint.agent.controller import WorkerController
 from rallypoint.agent.notice_directory import NoticeDirectory
 from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.spec import RunResult, WorkerState
+from rallypoint.agent.waiting import WaitingForOthers
 from rallypoint.base.clock import Clock
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_name
@@ -26,26 +27,17 @@ from rallypoint.membership.operations import Drain, Fail, Preempt, Succeed
 from rallypoint.membership.state import Outcome
 from rallypoint.notices import PREEMPTION
 from rallypoint.protocol.errors import error_of
-from rallypoint.protocol.messages import LeaveRequest, ProgressRequest
-from rallypoint.rendezvous.control_plane import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL
+from rallypoint.protocol.messages import LeaveRequest
 
 if TYPE_CHECKING:
     from rallypoint.agent.collect import StatusReporter
-    from rallypoint.agent.live_line import LiveLine
     from rallypoint.workers.escalation import StopInProgress
 
 log = get_logger(__name__)
 
-_LIVE_EVERY = 1.0
-"""Seconds between requests for progress where a terminal shows it."""
-
 _SIGNAL_COMES = 1.0
 """Seconds that a signal to all processes may take to reach this one, when it has reached others. It takes microseconds,
 unless the machine is in trouble."""
-
-_LEAVING, _LEAVING_EVERY = 1.0, 0.2
-"""Seconds for which a job must go on without this node, to be believed that it does, and between the questions. Who
-ends a whole job on many nodes may reach the last of them so much later."""
 
 
 class StepExecutor:
@@ -71,8 +63,7 @@ class StepExecutor:
         self.stopping: StopInProgress | None = None
         self.starting: steps.StartWorkers | None = None
         """What is to start as soon as preloading is done."""
-        self.ask_at = 0.0
-        """When to ask for progress or standing next, in the phases that do."""
+        self.waiting = WaitingForOthers(rendezvous, clock)
         self.result: RunResult | None = None
         """How the run ends, once it does."""
         self.last: RunResult | None = None
@@ -83,10 +74,6 @@ class StepExecutor:
         self._reporter: StatusReporter | None = None
         self._announced: Cause | None = None
         """The last failure of this node's workers."""
-        self._ask_every = FIRST_PROGRESS_REQUEST
-        self._live_line: LiveLine | None = None
-        """Where a terminal shows how far things are."""
-        self._leave_by = math.inf
         self._finished_at = 0.0
 
     def carry_out(self, step: steps.Step, round_: int) -> None:
@@ -124,36 +111,9 @@ class StepExecutor:
             yield steps.SignalTimedOut()
         yield from self._notices.poll(self._workers.running)
 
-    def leave_events(self) -> Iterator[steps.Event]:
-        """Where this node leaves: query again how the job stands without it, until the time is over."""
-        if self._clock.monotonic() < self.ask_at:
-            return
-        if self.ask_at >= self._leave_by:
-            yield steps.LeaveTimedOut()
-        else:
-            self.ask_at = min(self.ask_at + _LEAVING_EVERY, self._leave_by)
-            self._rendezvous.send(LeaveRequest(wants_reply=True))
-
-    def ask_progress(self) -> None:
-        """Where this node waits for others: request the progress, if that is due."""
-        if self._clock.monotonic() >= self.ask_at:
-            now = self._clock.monotonic()
-            self._ask_every = min(2 * self._ask_every, MAX_PROGRESS_INTERVAL)
-            if self._live_line is not None:
-                self._ask_every = _LIVE_EVERY
-                self._live_line.redraw(now)
-            self.ask_at = now + self._ask_every
-            self._rendezvous.send(ProgressRequest())
-
-    def end_live_line(self) -> None:
-        """This node does not wait for others any more. Idempotent."""
-        if self._live_line is not None:
-            self._live_line.end()
-            self._live_line = None
-
     def leave_nothing(self, number: int) -> None:
         """End whatever runs by this signal, and return when it is gone."""
-        self.end_live_line()
+        self.waiting.end()
         try:
             self._workers.shutdown(number)
         except BaseException:  # an unhandled ^C, say, must not cut the shutdown short
@@ -180,9 +140,7 @@ class StepExecutor:
         self._workers.report_progress()
         if self._events is not None:
             self._events.joins()
-        self._ask_every = FIRST_PROGRESS_REQUEST
-        self._workers.group.join_requested_at = self._clock.monotonic()
-        self.ask_at = self._workers.group.join_requested_at + self._ask_every
+        self._workers.group.join_requested_at = self.waiting.begin()
         log.info("[%s] Rendezvous'ing worker group", spec.role)
         self._rendezvous.join(spec.role, spec.local_world_size, spec.max_restarts, spec.get_program_name())
 
@@ -228,21 +186,9 @@ class StepExecutor:
         self._rendezvous.send(step)
 
     def _do_log(self, step: steps.LogLine) -> None:
-        if step.live[0] and self._shows_live(step.live):
+        if step.live[0] and self.waiting.shows_live(step.live):
             return
         (log.warning if step.warning else log.info)("[%s] %s", self._workers.group.spec.role, step.text)
-
-    def _shows_live(self, words: tuple[str, str]) -> bool:
-        """Show on the terminal how far things are; returns whether there is one."""
-        if self._live_line is None:
-            from rallypoint.agent.live_line import live_line
-
-            self._live_line = live_line(self._workers.group.join_requested_at)
-            if self._live_line is None:
-                return False
-            self.ask_at = self._clock.monotonic() + _LIVE_EVERY
-        self._live_line.show(words, self._clock.monotonic())
-        return True
 
     # Steps: the workers
 
@@ -291,8 +237,7 @@ class StepExecutor:
     # Steps: the end
 
     def _do_query_standing(self, _step: steps.QueryStanding) -> None:
-        self.ask_at = self._clock.monotonic()
-        self._leave_by = self.ask_at + _LEAVING
+        self.waiting.begin_leaving()
 
     def _do_end_with_verdict(self, step: steps.EndWithVerdict) -> None:
         verdict, group = step.verdict.verdict, self._workers.group

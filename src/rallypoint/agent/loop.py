@@ -106,11 +106,11 @@ class AgentLoop:
             yield from self._poll_workers()
         yield from self._executor.notice_events()
         if self._state.phase is Phase.LEAVING:
-            yield from self._executor.leave_events()
+            yield from self._executor.waiting.leave_events()
         if self._waits_for_others:
-            self._executor.ask_progress()
+            self._executor.waiting.ask_progress()
         else:
-            self._executor.end_live_line()
+            self._executor.waiting.end()
         self._answer_local_commands()
 
     def _answer_local_commands(self) -> None:
@@ -137,7 +137,7 @@ class AgentLoop:
             fds += self._workers.exit_fds() or []
             wake_at = min(wake_at, self._safety_check_at)
         elif self._waits_for_others or self._state.phase is Phase.LEAVING:
-            wake_at = min(wake_at, self._executor.ask_at)
+            wake_at = min(wake_at, self._executor.waiting.ask_at)
         if self._progress_probe is not None:
             self._progress_probe.going_to_sleep(wake_at, self._workers.status())
         until_readable(fds, wake_at - self._clock.monotonic())
