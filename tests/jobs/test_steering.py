@@ -105,6 +105,8 @@ def a_job_is_shown_restarted_resized_drained_and_stopped(rallyrun: Launcher) -> 
     assert (code, seen["phase"]) == (4, "stopped")
     code, text = ask("restart")
     assert (code, "no job at the moment" in text) == (1, True)
+    code, text = ask("bundle")
+    assert (code, "no job at the moment" in text) == (1, True)
     assert json.loads(ask("status", "--json")[1]) == {"version": 1, "jobs": []}
     assert "refused" not in server.err, "a list of jobs is an answer"
     server.signal(signal.SIGTERM)

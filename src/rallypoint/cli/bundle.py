@@ -8,12 +8,12 @@ import time
 from typing import TYPE_CHECKING
 
 from rallypoint.base.errors import RallypointError, UserError
+from rallypoint.cli.job_session import add_job, collect, receive, with_session
 from rallypoint.cli.parse import Verb
-from rallypoint.cli.watching import add_job, with_session
 
 if TYPE_CHECKING:
     from rallypoint.client.watcher import WatcherSession
-    from rallypoint.protocol.observation import CommandReply, Snapshot
+    from rallypoint.protocol.observation import Snapshot
 
 
 def add_bundle(verb: Verb) -> None:
@@ -36,14 +36,14 @@ def _bundle(options: argparse.Namespace) -> int:
     from rallypoint.cli.exit import print_answer, print_error
     from rallypoint.client.watcher import operator_name
     from rallypoint.observe.bundle import decode_bundle, safe_name, write_bundle, write_index
-    from rallypoint.protocol.observation import CollectCommand, WatchRequest
+    from rallypoint.protocol.observation import CollectCommand, Snapshot, WatchRequest
     from rallypoint.protocol.operator_messages import CollectKind
 
     async def show(session: WatcherSession) -> int:
         session.send(WatchRequest())
-        seen = await _snapshot(session)
+        seen = await receive(session, Snapshot)
         session.send(CollectCommand(operator_name(), CollectKind.BUNDLE))
-        data, reply = await _parts(session)
+        data, reply = await collect(session)
         moment = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
         parent = os.path.join(options.output, safe_name(seen.job), f"on-demand-{moment}")
         names = {each.name: f"{safe_name(each.host)}-{each.pid}" for each in seen.nodes}
@@ -68,31 +68,3 @@ def _bundle(options: argparse.Namespace) -> int:
         write_index(parent, index_fields(seen, "an operator asked", "", os.uname().nodename))
 
     return with_session(options, show)
-
-
-async def _snapshot(session: WatcherSession) -> Snapshot:
-    from rallypoint.protocol.observation import JobList, Snapshot
-
-    while True:
-        seen = await session.receive()
-        if isinstance(seen, Snapshot):
-            return seen
-        if isinstance(seen, JobList):
-            raise UserError("the control plane has several jobs; name one by --rdzv-id")
-
-
-async def _parts(session: WatcherSession) -> tuple[dict[str, bytearray], CommandReply]:
-    """What each node has sent, and the answer that ends it."""
-    from rallypoint.observe.bundle import ON_DEMAND_LIMIT
-    from rallypoint.protocol.observation import CommandReply
-    from rallypoint.protocol.operator_messages import CollectedPart
-
-    data: dict[str, bytearray] = {}
-    while True:
-        seen = await session.receive()
-        if isinstance(seen, CollectedPart):
-            found = data.setdefault(seen.node, bytearray())
-            if len(found) <= 2 * ON_DEMAND_LIMIT:
-                found += seen.data
-        elif isinstance(seen, CommandReply):
-            return data, seen

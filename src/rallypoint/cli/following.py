@@ -12,8 +12,7 @@ from typing import Protocol
 
 from rallypoint.base.errors import RallypointError
 from rallypoint.client.endpoint_resolver import DialTarget
-from rallypoint.client.watcher import UnreachableError, WatcherSession
-from rallypoint.protocol.handshake import HandshakeError
+from rallypoint.client.watcher import WatcherSession, open_session
 from rallypoint.protocol.observation import JobList, Snapshot, WatchRequest
 
 _ENDINGS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -129,9 +128,9 @@ class Follower:
             while True:
                 try:
                     return await self._follow()
-                except (RallypointError, HandshakeError) as error:
+                except RallypointError as error:
                     if self._last is None:
-                        raise error if isinstance(error, RallypointError) else RallypointError(str(error)) from None
+                        raise
                     pause = self._lost(error, pause)
                     await asyncio.sleep(pause)
 
@@ -149,16 +148,10 @@ class Follower:
         return min(2 * pause, _LONGEST_PAUSE)
 
     async def _follow(self) -> Snapshot | JobList:
-        failure: Exception = RallypointError("nobody is coordinator at the moment")
         # It may ask etcd, or the agents of this machine.
-        for target in await asyncio.to_thread(self._targets):
-            try:
-                async with WatcherSession(target, self._job) as session:
-                    session.send(WatchRequest(follow=True))
-                    return await self._listen(session)
-            except (UnreachableError, HandshakeError) as error:
-                failure = error
-        raise failure
+        async with await open_session(await asyncio.to_thread(self._targets), self._job) as session:
+            session.send(WatchRequest(follow=True))
+            return await self._listen(session)
 
     async def _listen(self, session: WatcherSession) -> Snapshot | JobList:
         while True:

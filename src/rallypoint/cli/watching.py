@@ -6,89 +6,27 @@ import argparse
 from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.errors import RallypointError, UsageError, UserError
+from rallypoint.cli.job_session import add_job, collect, local_jobs_of_user, receive, targets, with_session
 from rallypoint.cli.parse import Verb
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
-    from rallypoint.client.endpoint_resolver import DialTarget
     from rallypoint.client.watcher import WatcherSession
-    from rallypoint.protocol.observation import Command, CommandReply, JobList, Snapshot
+    from rallypoint.protocol.observation import Command, Snapshot
     from rallypoint.rendezvous.control_plane import LocalJob
 
 PHASE_CODES = {"running": 0, "waiting": 3, "forming": 3, "held back": 3, "failed": 4, "stopped": 4, "succeeded": 5}
 """What `rallyctl status` exits with, by phase; 1 where the job cannot be reached."""
 _UNCUT = 100_000
 """Characters of a line where no terminal shows it."""
-_MOST_NAMED = 8
-"""How many jobs a sentence names."""
-
-
-def _targets(options: argparse.Namespace) -> list[DialTarget]:
-    """Where the job's coordinator may be."""
-    if options.endpoint and options.rdzv_endpoint:
-        raise UsageError("the endpoint is given twice; give it as ENDPOINT or as --rdzv-endpoint")
-    endpoint: str = options.endpoint or options.rdzv_endpoint
-    if not endpoint:
-        return _local_target(options)
-    from rallypoint.agent.coordinators import coordinators
-    from rallypoint.rendezvous.params import RendezvousParameters, parse_rdzv_conf
-
-    config = parse_rdzv_conf(options.rdzv_conf)
-    return coordinators(RendezvousParameters(options.rdzv_backend, endpoint, options.rdzv_id, 1, 1, **config))
-
-
-def _local_target(options: argparse.Namespace) -> list[DialTarget]:
-    """The coordinator of the one job of this machine, or of the one that is named."""
-    jobs = [each for each in _local_jobs() if options.rdzv_id in {"", each.job}]
-    if len(jobs) == 1:
-        options.rdzv_id, options.rdzv_backend, options.rdzv_endpoint = jobs[0][1:]
-        return _targets(options)
-    named = f" with --rdzv-id={options.rdzv_id}" if options.rdzv_id else ""
-    if jobs:
-        raise UsageError(
-            f"there are {len(jobs)} jobs on this machine; name one by --rdzv-id ('rallyctl status' lists them)"
-        )
-    raise RallypointError(f"no job of this user{named} runs on this machine; give the job's --rdzv-endpoint")
-
-
-def _local_jobs() -> list[LocalJob]:
-    """The jobs of this machine that this user may see, each once: agents of one job say the same of it."""
-    from rallypoint.agent.local_socket import local_jobs
-
-    found = {(each.job, each.backend): each for each in local_jobs()}
-    return sorted(found.values(), key=lambda each: each.job)
-
-
-def with_session(options: argparse.Namespace, use: Callable[[WatcherSession], Awaitable[int]]) -> int:
-    """Open a session with the coordinator of the job that the options name, and return what `use` makes of it."""
-    import asyncio
-
-    from rallypoint.client.watcher import UnreachableError, WatcherSession
-    from rallypoint.protocol.handshake import HandshakeError
-
-    targets = _targets(options)
-
-    async def run() -> int:
-        failure: RallypointError | None = None
-        for target in targets:
-            try:
-                async with WatcherSession(target, options.rdzv_id) as session:
-                    return await use(session)
-            except HandshakeError as error:
-                raise RallypointError(str(error)) from None
-            except UnreachableError as error:
-                failure = failure or error
-        raise failure or RallypointError("nobody is coordinator at the moment")
-
-    return asyncio.run(run())
 
 
 def _status(options: argparse.Namespace) -> int:
     from rallypoint.protocol.observation import JobList, Snapshot, WatchRequest
 
     if not options.endpoint and not options.rdzv_endpoint and not options.rdzv_id:
-        jobs = _local_jobs()
+        jobs = local_jobs_of_user()
         if len(jobs) != 1:
             return _list_local_jobs(jobs, options)
 
@@ -119,7 +57,7 @@ def _watch(options: argparse.Namespace) -> int:
 
     display = display_for(options.json, print_answer)
     try:
-        seen = asyncio.run(Follower(lambda: _targets(options), options.rdzv_id, display).run())
+        seen = asyncio.run(Follower(lambda: targets(options), options.rdzv_id, display).run())
     finally:
         display.close()
     if isinstance(seen, JobList):
@@ -184,36 +122,17 @@ def _print_status(snapshot: Snapshot, options: argparse.Namespace) -> None:
 def _command(options: argparse.Namespace, make: Callable[[str], Command]) -> int:
     from rallypoint.cli.exit import print_answer
     from rallypoint.client.watcher import operator_name
+    from rallypoint.protocol.observation import CommandReply
 
     async def give(session: WatcherSession) -> int:
         session.send(make(operator_name()))
-        reply = await _reply(session)
+        reply = await receive(session, CommandReply)
         if not reply.done:
             raise RallypointError(f"{reply.detail}; nothing was changed")
         print_answer(reply.detail)
         return 0
 
     return with_session(options, give)
-
-
-async def _reply(session: WatcherSession) -> CommandReply:
-    from rallypoint.protocol.observation import CommandReply, JobList
-
-    while True:
-        seen = await session.receive()
-        if isinstance(seen, CommandReply):
-            return seen
-        if isinstance(seen, JobList):
-            raise _unnamed(seen)
-
-
-def _unnamed(jobs: JobList) -> RallypointError:
-    """What a control plane with several jobs, or none, says to a command that names none."""
-    if not jobs.jobs:
-        return RallypointError("the control plane has no job at the moment; nothing was changed")
-    names = ", ".join(each.job for each in jobs.jobs[:_MOST_NAMED])
-    more = f" and {len(jobs.jobs) - _MOST_NAMED} more" if len(jobs.jobs) > _MOST_NAMED else ""
-    return UserError(f"the control plane has several jobs ({names}{more}); name one by --rdzv-id")
 
 
 def _restart(options: argparse.Namespace) -> int:
@@ -249,27 +168,19 @@ def _stacks(options: argparse.Namespace) -> int:
     from rallypoint.cli.exit import print_answer
     from rallypoint.client.watcher import operator_name
     from rallypoint.observe.stacks import decode_stacks, grouped_stacks
-    from rallypoint.protocol.observation import CollectCommand, CommandReply, JobList
-    from rallypoint.protocol.operator_messages import CollectedPart, CollectKind
+    from rallypoint.protocol.observation import CollectCommand
+    from rallypoint.protocol.operator_messages import CollectKind
 
     async def show(session: WatcherSession) -> int:
         session.send(CollectCommand(operator_name(), CollectKind.STACKS, options.rank))
-        parts: dict[str, bytearray] = {}
-        while True:
-            seen = await session.receive()
-            if isinstance(seen, CollectedPart):
-                parts.setdefault(seen.node, bytearray()).extend(seen.data)
-            elif isinstance(seen, CommandReply):
-                break
-            elif isinstance(seen, JobList):
-                raise _unnamed(seen)
+        parts, reply = await collect(session)
         found = [each for data in parts.values() for each in decode_stacks(bytes(data))]
         if options.rank >= 0:
             found = [each for each in found if each.rank == options.rank]
         if found:
             print_answer("\n".join(grouped_stacks(found)))
-        if not seen.done:
-            raise RallypointError(seen.detail)
+        if not reply.done:
+            raise RallypointError(reply.detail)
         return 0 if any(not each.error for each in found) else 1
 
     return with_session(options, show)
@@ -330,16 +241,3 @@ def add_watching(verb: Verb) -> None:
     add_job(stacks)
     rank = "of this global rank alone (default: of all)"
     stacks.add_argument_group("output").add_argument("--rank", type=int, default=-1, metavar="N", help=rank)
-
-
-def add_job(page: argparse.ArgumentParser) -> None:
-    """The options that say which job is meant."""
-    job = page.add_argument_group("the job")
-    job.add_argument("endpoint", nargs="?", default="", metavar="ENDPOINT", help="the job's --rdzv-endpoint")
-    job.add_argument("--rdzv-endpoint", default="", metavar="ENDPOINT", help="the same")
-    backends = ("c10d", "static", "etcd")
-    text = "c10d, static or etcd (default: c10d)"
-    job.add_argument("--rdzv-backend", default="c10d", choices=backends, metavar="NAME", help=text)
-    several = "the job, where the control plane or this machine has several"
-    job.add_argument("--rdzv-id", default="", metavar="ID", help=several)
-    job.add_argument("--rdzv-conf", default="", metavar="K=V,...", help="options of the backend, such as tls_ca")

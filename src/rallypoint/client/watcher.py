@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+from collections.abc import Sequence
 from types import TracebackType
 
 from rallypoint.base.errors import RallypointError
@@ -12,6 +13,7 @@ from rallypoint.client.endpoint_resolver import DialTarget
 from rallypoint.membership.state import Settings
 from rallypoint.protocol import codec
 from rallypoint.protocol.frames import FrameError, frame
+from rallypoint.protocol.handshake import HandshakeError
 from rallypoint.protocol.messages import SessionEnded
 from rallypoint.protocol.observation import (
     MAX_SNAPSHOT,
@@ -134,6 +136,27 @@ def _keep_alive(connected: socket.socket) -> None:
     connected.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
         connected.setsockopt(socket.IPPROTO_TCP, option, value)
+
+
+async def open_session(targets: Sequence[DialTarget], job: str) -> WatcherSession:
+    """Open a session with the first coordinator that answers; it is to be left as a context manager.
+
+    Args:
+        targets: where the coordinator may be.
+        job: see `WatcherSession`.
+
+    Raises:
+        UnreachableError: none answers; or one does and says why it is of no use, which tells more.
+    """
+    failure = refusal = None
+    for target in targets:
+        try:
+            return await WatcherSession(target, job).open()
+        except UnreachableError as error:
+            failure = failure or error
+        except HandshakeError as error:
+            refusal = refusal or UnreachableError(str(error))
+    raise refusal or failure or UnreachableError("nobody is coordinator of this job at the moment; ask again")
 
 
 def operator_name() -> str:

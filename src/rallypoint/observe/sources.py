@@ -16,9 +16,8 @@ from typing import Protocol
 
 from rallypoint.base.errors import RallypointError
 from rallypoint.client.endpoint_resolver import DialTarget
-from rallypoint.client.watcher import Observation, UnreachableError, WatcherSession
+from rallypoint.client.watcher import Observation, UnreachableError, WatcherSession, open_session
 from rallypoint.coordinator.dispatcher import Dispatcher
-from rallypoint.protocol.handshake import HandshakeError
 from rallypoint.protocol.observation import (
     JobList,
     JobSummary,
@@ -209,14 +208,7 @@ class RemoteJob:
     async def _open(self, job: str) -> WatcherSession:
         if job not in {"", self._job}:
             raise UnknownJobError(f"this agent is of job {self._job!r}, and knows nothing of {job!r}; leave ?job= out")
-        failure: RallypointError | None = None
-        for target in await asyncio.to_thread(self._targets):
-            session = WatcherSession(target, self._job)
-            try:
-                return await session.open()
-            except (HandshakeError, UnreachableError) as error:
-                failure = failure or UnreachableError(str(error))
-        raise failure or UnreachableError("nobody is coordinator of this job at the moment; ask again")
+        return await open_session(await asyncio.to_thread(self._targets), self._job)
 
 
 async def _within(session: WatcherSession, timeout: float) -> Observation | None:

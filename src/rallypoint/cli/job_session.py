@@ -1,0 +1,129 @@
+"""Which job a verb of `rallyctl` is about, and a watcher's session with its coordinator."""
+
+from __future__ import annotations
+
+import argparse
+from typing import TYPE_CHECKING, TypeVar
+
+from rallypoint.base.errors import RallypointError, UsageError, UserError
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from rallypoint.client.endpoint_resolver import DialTarget
+    from rallypoint.client.watcher import WatcherSession
+    from rallypoint.protocol.observation import CommandReply, JobList
+    from rallypoint.rendezvous.control_plane import LocalJob
+
+_MOST_NAMED = 8
+"""How many jobs a sentence names."""
+
+_Seen = TypeVar("_Seen")
+
+
+def add_job(page: argparse.ArgumentParser) -> None:
+    """The options that say which job is meant."""
+    job = page.add_argument_group("the job")
+    job.add_argument("endpoint", nargs="?", default="", metavar="ENDPOINT", help="the job's --rdzv-endpoint")
+    job.add_argument("--rdzv-endpoint", default="", metavar="ENDPOINT", help="the same")
+    backends = ("c10d", "static", "etcd")
+    text = "c10d, static or etcd (default: c10d)"
+    job.add_argument("--rdzv-backend", default="c10d", choices=backends, metavar="NAME", help=text)
+    several = "the job, where the control plane or this machine has several"
+    job.add_argument("--rdzv-id", default="", metavar="ID", help=several)
+    job.add_argument("--rdzv-conf", default="", metavar="K=V,...", help="options of the backend, such as tls_ca")
+
+
+def targets(options: argparse.Namespace) -> list[DialTarget]:
+    """Where the job's coordinator may be."""
+    if options.endpoint and options.rdzv_endpoint:
+        raise UsageError("the endpoint is given twice; give it as ENDPOINT or as --rdzv-endpoint")
+    endpoint: str = options.endpoint or options.rdzv_endpoint
+    if not endpoint:
+        return _local_target(options)
+    from rallypoint.agent.coordinators import coordinators
+    from rallypoint.rendezvous.params import RendezvousParameters, parse_rdzv_conf
+
+    config = parse_rdzv_conf(options.rdzv_conf)
+    return coordinators(RendezvousParameters(options.rdzv_backend, endpoint, options.rdzv_id, 1, 1, **config))
+
+
+def _local_target(options: argparse.Namespace) -> list[DialTarget]:
+    """The coordinator of the one job of this machine, or of the one that is named."""
+    jobs = [each for each in local_jobs_of_user() if options.rdzv_id in {"", each.job}]
+    if len(jobs) == 1:
+        options.rdzv_id, options.rdzv_backend, options.rdzv_endpoint = jobs[0][1:]
+        return targets(options)
+    named = f" with --rdzv-id={options.rdzv_id}" if options.rdzv_id else ""
+    if jobs:
+        raise UsageError(
+            f"there are {len(jobs)} jobs on this machine; name one by --rdzv-id ('rallyctl status' lists them)"
+        )
+    raise RallypointError(f"no job of this user{named} runs on this machine; give the job's --rdzv-endpoint")
+
+
+def local_jobs_of_user() -> list[LocalJob]:
+    """The jobs of this machine that this user may see, each once: agents of one job say the same of it."""
+    from rallypoint.agent.local_socket import local_jobs
+
+    found = {(each.job, each.backend): each for each in local_jobs()}
+    return sorted(found.values(), key=lambda each: each.job)
+
+
+def with_session(options: argparse.Namespace, use: Callable[[WatcherSession], Awaitable[int]]) -> int:
+    """Open a session with the coordinator of the job that the options name, and return what `use` makes of it."""
+    import asyncio
+
+    from rallypoint.client.watcher import open_session
+
+    where = targets(options)
+
+    async def run() -> int:
+        async with await open_session(where, options.rdzv_id) as session:
+            return await use(session)
+
+    return asyncio.run(run())
+
+
+async def receive(session: WatcherSession, kind: type[_Seen]) -> _Seen:
+    """Wait for an answer of this type.
+
+    Raises:
+        RallypointError: the control plane has several jobs, or none, and none was named.
+    """
+    from rallypoint.protocol.observation import JobList
+
+    while True:
+        seen = await session.receive()
+        if isinstance(seen, kind):
+            return seen
+        if isinstance(seen, JobList):
+            raise _unnamed(seen)
+
+
+async def collect(session: WatcherSession) -> tuple[dict[str, bytearray], CommandReply]:
+    """What each node has sent, by its name, and the answer that ends it. Of what is too long the end is left out."""
+    from rallypoint.observe.bundle import ON_DEMAND_LIMIT
+    from rallypoint.protocol.observation import CommandReply, JobList
+    from rallypoint.protocol.operator_messages import CollectedPart
+
+    data: dict[str, bytearray] = {}
+    while True:
+        seen = await session.receive()
+        if isinstance(seen, CollectedPart):
+            found = data.setdefault(seen.node, bytearray())
+            if len(found) <= 2 * ON_DEMAND_LIMIT:
+                found += seen.data
+        elif isinstance(seen, CommandReply):
+            return data, seen
+        elif isinstance(seen, JobList):
+            raise _unnamed(seen)
+
+
+def _unnamed(jobs: JobList) -> RallypointError:
+    """What a control plane with several jobs, or none, says to a command that names none."""
+    if not jobs.jobs:
+        return RallypointError("the control plane has no job at the moment; nothing was changed")
+    names = ", ".join(each.job for each in jobs.jobs[:_MOST_NAMED])
+    more = f" and {len(jobs.jobs) - _MOST_NAMED} more" if len(jobs.jobs) > _MOST_NAMED else ""
+    return UserError(f"the control plane has several jobs ({names}{more}); name one by --rdzv-id")
