@@ -78,12 +78,12 @@ class Intruder:
         self.says(frame(codec.encode(message)))
 
     def hears(self) -> bytes | None:
-        """The next frame; None when the other side has hung up."""
+        """The next frame; None when the other side has disconnected."""
         while not self._unread:
             try:
                 data = self.socket.recv(65536)
             except TimeoutError:
-                raise AssertionError(f"nothing was said for {TIMEOUT:.0f} s, and nobody has hung up") from None
+                raise AssertionError(f"nothing was said for {TIMEOUT:.0f} s, and nothing was closed") from None
             except OSError:
                 return None
             if not data:
@@ -91,7 +91,7 @@ class Intruder:
             self._unread += self._frames.feed(data)
         return self._unread.pop(0)
 
-    def is_hung_up_on(self) -> bool:
+    def is_disconnected(self) -> bool:
         """Whether the other side ends the connection, whatever it says before that."""
         try:
             while self.socket.recv(65536):
@@ -118,7 +118,7 @@ class Intruder:
         self.says(MAGIC + frame(hello))
         challenge = self.hears()
         if challenge is None:
-            return "hung up"
+            return "disconnected"
         answer = codec.decode_answer(challenge)
         if isinstance(answer, HandshakeRefused):
             return answer.sentence
@@ -127,7 +127,7 @@ class Intruder:
         self.sends(proof if proves is None else Proof(proves))
         heard = self.hears()
         if heard is None:
-            return "hung up"
+            return "disconnected"
         final = codec.decode_answer(heard if handshake.signers is None else _unsigned(heard))
         return final.sentence if isinstance(final, HandshakeRefused) else final  # type: ignore[return-value]
 

@@ -138,7 +138,7 @@ def test_nonsense_costs_log_lines_and_nothing_else(job: Job) -> None:
             intruder.says(data)
             with contextlib.suppress(OSError):  # it may have been refused already
                 intruder.socket.shutdown(socket.SHUT_WR)
-            assert intruder.is_hung_up_on()
+            assert intruder.is_disconnected()
     assert resident(job.agents[0].job.pid) - before < 16 << 20
     assert sum("refused" in line for line in job.agents[0].job.err.splitlines()) < 40
     job.is_as_it_was()
@@ -165,7 +165,7 @@ def test_numbers_that_cannot_be_end_the_connection_of_who_sends_them(open_job: J
         with open_job.intruder() as intruder:
             assert isinstance(intruder.greets(SETTINGS), Welcome)
             intruder.sends(message)
-            assert intruder.is_hung_up_on()
+            assert intruder.is_disconnected()
     assert resident(open_job.agents[0].job.pid) - before < 16 << 20
     open_job.is_as_it_was()
 
@@ -186,12 +186,12 @@ def test_who_has_no_secret_can_do_nothing(secret_job: Job) -> None:
         with secret_job.intruder() as intruder:  # in the place of the greeting
             intruder.says(MAGIC)
             intruder.sends(message)
-            assert intruder.is_hung_up_on()
+            assert intruder.is_disconnected()
         with secret_job.intruder() as intruder:  # after a greeting without a proof
             intruder.says(hello(has_secret=True))
             assert intruder.hears() is not None
             intruder.sends(message)
-            assert intruder.is_hung_up_on()
+            assert intruder.is_disconnected()
     secret_job.is_as_it_was()
 
 
@@ -212,7 +212,7 @@ def test_who_cannot_prove_the_secret_is_told_so_and_no_more(secret_job: Job) -> 
             assert "RALLYPOINT_SECRET" in refusal, (what, refusal)
             for message in DEEDS:
                 intruder.sends(message)
-            assert intruder.is_hung_up_on()
+            assert intruder.is_disconnected()
     with secret_job.intruder() as intruder:  # and so that the above proves something
         assert isinstance(intruder.greets(SETTINGS, KEY), Welcome)
     secret_job.is_as_it_was()
@@ -227,7 +227,7 @@ def test_what_was_heard_once_opens_no_second_session(secret_job: Job) -> None:
     for data in (b"".join(sent), b"".join(sent) + frame(codec.encode(Close()))):
         with secret_job.intruder() as intruder:
             intruder.says(data)
-            assert intruder.is_hung_up_on()
+            assert intruder.is_disconnected()
     secret_job.is_as_it_was()
 
 
@@ -249,7 +249,7 @@ def test_unsigned_and_wrongly_signed_words_end_a_session_and_do_nothing(secret_j
             with secret_job.intruder() as intruder:
                 assert isinstance(intruder.greets(SETTINGS, KEY), Welcome)
                 intruder.says(frame(signature + codec.encode(message)))
-                assert intruder.is_hung_up_on()
+                assert intruder.is_disconnected()
     secret_job.is_as_it_was()
 
 
@@ -286,7 +286,7 @@ def _welcoming_all(job: Job, visitors: int) -> bytes:
                     got += len(frames.feed(data))
                 if got == 2:
                     node.sendall(frame(welcome))
-                    assert node.recv(1) == b""  # it hangs up
+                    assert node.recv(1) == b""  # it closes the connection
                     visitors -= 1
     return heard
 

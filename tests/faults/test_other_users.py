@@ -163,7 +163,7 @@ def test_the_control_plane_of_this_machine_is_open_to_its_users_without_a_secret
         with Intruder(None, ("127.0.0.1", port)) as intruder:
             welcome = intruder.greets(Settings("job", 1, 1))
             intruder.sends(Close())
-            return not isinstance(welcome, str) and intruder.is_hung_up_on()
+            return not isinstance(welcome, str) and intruder.is_disconnected()
 
     assert as_other_user(attack) is not protected
     if protected:

@@ -58,7 +58,7 @@ class _Intruder:
         return True
 
     def goes(self) -> None:
-        """Hang up."""
+        """Disconnect."""
         if self.dispatcher is not None:
             self.dispatcher.detach(self.session)
 

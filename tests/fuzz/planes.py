@@ -68,7 +68,7 @@ class _Intruder:
         self.sends(frame((payload if self._signers is None else self._signers.outgoing.sign(payload))[: 1 << 16]))
 
     def close(self) -> None:
-        """Hang up."""
+        """Disconnect."""
         self._socket.close()
 
 

@@ -220,7 +220,7 @@ GARBAGE = {
 
 
 def throw(port: int, data: bytes) -> None:
-    """Send and hang up; or, if the other side hangs up first, so much the better."""
+    """Send and disconnect; or, if the other side disconnects first, so much the better."""
     with socket.create_connection(("127.0.0.1", port)) as intruder:
         intruder.settimeout(0.2)
         try:

@@ -88,7 +88,7 @@ def _worker_failure(_job: Job, agent: Agent, _fault: Fault) -> None:
 def _agent_kill(job: Job, agent: Agent, _fault: Fault) -> None:
     job.audit.disturb(agent.number)
     agent.kill()
-    _hang_up_all(job, agent)
+    _disconnect_all(job, agent)
 
 
 def _power_off(job: Job, agent: Agent, _fault: Fault) -> None:
@@ -284,7 +284,7 @@ def _end_server(job: Job, fault: Fault, *, silent: bool) -> None:
         job.network.listener = None
         server.process.kill()
         if not silent:
-            _hang_up_sessions(job)
+            _disconnect_sessions(job)
     if job.etcd is None:
         job.world.after(fault.length, _server_back, job)
 
@@ -294,15 +294,15 @@ def _server_back(job: Job) -> None:
         job.new_server()
 
 
-def _hang_up_all(job: Job, agent: Agent) -> None:
+def _disconnect_all(job: Job, agent: Agent) -> None:
     if agent.server is not None and job.network.listener is agent.server:
         job.network.listener = None
-        _hang_up_sessions(job)
+        _disconnect_sessions(job)
     elif job.etcd is not None and job.server is not None and job.server.process is agent.process:
-        _hang_up_sessions(job)
+        _disconnect_sessions(job)
 
 
-def _hang_up_sessions(job: Job) -> None:
+def _disconnect_sessions(job: Job) -> None:
     """The kernel of a killed server ends its connections."""
     if job.server is not None:
         for holder in list(job.server.sessions.values()):

@@ -120,7 +120,7 @@ class SimLink:
         self._held = held
 
     def close(self) -> None:
-        """Leave and hang up. Idempotent."""
+        """Leave and disconnect. Idempotent."""
         if self._closed:
             return
         self._closed = True
@@ -198,7 +198,7 @@ class SimLink:
         return done
 
     def _failed(self, attempt: int, *, refused: bool = False) -> None:
-        """The attempt has come to nothing: hang up, and try again a little later or give up."""
+        """The attempt has come to nothing: disconnect, and try again a little later or give up."""
         if self._closed or self._open or attempt != self._attempts:
             return
         self._attempts += 1
@@ -298,10 +298,10 @@ class SimLink:
             self._write(connection, _HEARTBEAT)
 
     def on_end(self, connection: Connection, *, reset: bool) -> None:
-        """The server has hung up, or the connection is broken."""
+        """The server has disconnected, or the connection is broken."""
         if connection is self.connection and not self._closed:
             if self._open:
-                self._lose(connection, "reset" if reset else "it hung up")
+                self._lose(connection, "reset" if reset else "it closed the connection")
             else:
                 self._failed(self._attempts)
 

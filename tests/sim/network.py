@@ -24,7 +24,7 @@ class Side(Protocol):
         ...
 
     def on_end(self, connection: Connection, *, reset: bool) -> None:
-        """The other side has hung up, or the connection is broken."""
+        """The other side has disconnected, or the connection is broken."""
         ...
 
 
@@ -79,7 +79,7 @@ class Connection:
             self._move(1 - end, self._finish, False)
 
     def abort(self, end: int) -> None:
-        """Hang up at once: what is under way in either direction is lost."""
+        """Disconnect at once: what is under way in either direction is lost."""
         if self.ends[end].open:
             self.ends[end].open = False
             self.ends[1 - end].blackhole = True

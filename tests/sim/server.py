@@ -84,8 +84,8 @@ class AuditedDispatcher(Dispatcher):
         """Time has passed."""
         with self._lock:
             self._enqueue(self._coordinator.tick(self._clock.monotonic()))
-            hang_ups = self._pop_hang_ups()
-        self._flush(hang_ups)
+            disconnects = self._pop_disconnects()
+        self._flush(disconnects)
 
     @property
     def job(self) -> str | None:
@@ -270,7 +270,7 @@ class Server:
         finally:
             self._ticking = False
 
-    def hung_up(self, holder: SimSession | SimLocalSession) -> None:
+    def disconnected(self, holder: SimSession | SimLocalSession) -> None:
         """The coordinator has ended a session."""
         self.sessions.pop(holder.number, None)
         if self._ticking:
@@ -331,8 +331,8 @@ class SimSession:
             self.connection.send(1, payload if signers is None else signers.outgoing.sign(payload))
 
     def on_end(self, connection: Connection, *, reset: bool) -> None:
-        """The node has hung up, or the connection is broken."""
-        self.process.world.note(self.process, "loses node %d, %s", self.node, "reset" if reset else "hung up")
+        """The node has disconnected, or the connection is broken."""
+        self.process.world.note(self.process, "loses node %d, %s", self.node, "reset" if reset else "disconnected")
         connection.close(1)
         self._detach("its connection has ended")
 
@@ -341,9 +341,9 @@ class SimSession:
         self.process.world.note(self.process, "to node %d: %s", self.node, notification)
         self.send(codec.encode(notification))
 
-    def hang_up(self, why: str = "") -> None:
+    def disconnect(self, why: str = "") -> None:
         """The coordinator has ended the session."""
-        self._server.hung_up(self)
+        self._server.disconnected(self)
 
     def finish(self) -> None:
         """Send what is left and say that nothing more comes; take no more requests."""
@@ -351,10 +351,10 @@ class SimSession:
         self.connection.close(1)
 
     def abort(self) -> None:
-        """Hang up at once."""
-        self.process.world.note(self.process, "hangs up on node %d", self.node)
+        """Disconnect at once."""
+        self.process.world.note(self.process, "disconnects node %d", self.node)
         self.connection.abort(1)
-        self._detach("the server has hung up")
+        self._detach("the server has disconnected")
 
     def break_off(self) -> None:
         """Its process is killed; the kernel ends the connection."""

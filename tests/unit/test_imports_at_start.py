@@ -20,7 +20,7 @@ HELP = {"": 1, "base": 2, "cli": 6}
 
 FIRST_WORKER = {
     "": 1,
-    "agent": 17,
+    "agent": 18,
     "base": 12,
     "cli": 10,
     "coordinator": 10,

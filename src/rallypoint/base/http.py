@@ -41,7 +41,7 @@ class RequestError(ValueError):
 
 
 class Stream(NamedTuple):
-    """A reply that goes on until its reader hangs up, or `chunks` ends."""
+    """A reply that goes on until its reader disconnects, or `chunks` ends."""
 
     head: bytes
     chunks: AsyncIterator[bytes]

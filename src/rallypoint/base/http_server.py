@@ -118,8 +118,8 @@ def _add(tasks: dict[asyncio.Task[None], None], task: asyncio.Task[None], most: 
 async def _send_stream(
     stream: Stream, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, task: asyncio.Task[None]
 ) -> None:
-    hung_up = asyncio.ensure_future(_until_hung_up(reader))
-    hung_up.add_done_callback(lambda _: task.cancel())
+    disconnected = asyncio.ensure_future(_until_disconnected(reader))
+    disconnected.add_done_callback(lambda _: task.cancel())
     try:
         writer.write(stream.head)
         async for chunk in stream.chunks:
@@ -132,13 +132,13 @@ async def _send_stream(
     except Exception as error:
         log.warning("a stream over HTTP has ended (%s: %s)", type(error).__name__, error)
     finally:
-        hung_up.cancel()
+        disconnected.cancel()
         aclose = getattr(stream.chunks, "aclose", None)
         if aclose is not None:
             await aclose()
 
 
-async def _until_hung_up(reader: asyncio.StreamReader) -> None:
+async def _until_disconnected(reader: asyncio.StreamReader) -> None:
     with contextlib.suppress(OSError):
         while await reader.read(4096):
             pass

@@ -239,7 +239,7 @@ class Dialer:
                 raise
             if not data:
                 await self._identify_service()
-                raise ConnectionResetError("it hung up during the handshake")
+                raise ConnectionResetError("it closed the connection during the handshake")
             try:
                 unread.extend(frames.feed(data))
             except FrameError as error:

@@ -110,7 +110,7 @@ class TcpLink:
         self._loop.call(self._recheck_endpoint)
 
     def close(self) -> None:
-        """Leave, hang up and wait until that is done. Idempotent."""
+        """Leave, disconnect and wait until that is done. Idempotent."""
         if not self._closed:
             self._closed = True
             self._loop.submit(self._leave_and_close()).result()
@@ -213,7 +213,7 @@ class TcpLink:
         return SYSTEM_CLOCK.monotonic(), why
 
     async def _listen(self, session: ClientSession, timeout: float) -> str:
-        """Take what comes until the server hangs up; returns what there is to say of that."""
+        """Take what comes until the server disconnects; returns what there is to say of that."""
         while True:
             while session.unread_frames:
                 payload = session.unread_frames.popleft()
@@ -223,7 +223,7 @@ class TcpLink:
             async with asyncio.timeout(timeout):
                 data = await session.reader.read(65536)
             if not data:
-                return self._end_detail or "it hung up"
+                return self._end_detail or "it closed the connection"
             session.unread_frames.extend(session.frames.feed(data))
 
     def _close_silent_session(self) -> None:

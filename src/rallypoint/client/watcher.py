@@ -77,7 +77,7 @@ class WatcherSession:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Hang up."""
+        """Disconnect."""
         if self._session is not None:
             self._session.writer.close()
 
@@ -115,7 +115,7 @@ class WatcherSession:
             while not session.unread_frames:
                 data = await session.reader.read(65536)
                 if not data:
-                    raise self._lost("it hung up")
+                    raise self._lost("it closed the connection")
                 session.unread_frames.extend(session.frames.feed(data))
             payload = session.unread_frames.popleft()
             if session.signers is not None:

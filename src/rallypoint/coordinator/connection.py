@@ -101,7 +101,7 @@ class ControlConnection(asyncio.Protocol):
             self.abort()
 
     def connection_lost(self, error: Exception | None) -> None:
-        """The other side, or we, have hung up."""
+        """The other side, or we, have disconnected."""
         self._timeout.cancel()
         how = "its connection was closed before it left" if error is None else f"its connection broke: {error}"
         self._session.detach(how)
@@ -185,7 +185,7 @@ class ControlConnection(asyncio.Protocol):
         """Have a notification sent; from any thread."""
         self._context.post(self, notification)
 
-    def hang_up(self, why: str) -> None:
+    def disconnect(self, why: str) -> None:
         """The coordinator has ended the session; from any thread."""
         log.warning("control connection from %s is closed: %s", self._peer, why)
         self._loop.call_soon_threadsafe(self._end_session)
@@ -236,7 +236,7 @@ class ControlConnection(asyncio.Protocol):
             self._transport.write_eof()
 
     def abort(self) -> None:
-        """Hang up at once."""
+        """Disconnect at once."""
         self._transport.abort()
 
     def _close_for(self, why: str | None) -> bool:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 from rallypoint.coordinator.connection_limiter import ConnectionLimiter
-from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.protocol import codec
 
 if TYPE_CHECKING:
@@ -17,49 +16,10 @@ if TYPE_CHECKING:
 
     from rallypoint.base.loop import LoopThread
     from rallypoint.base.tls import ControlTls
-    from rallypoint.protocol.handshake import Hello, Keys
+    from rallypoint.coordinator.job_directory import ServedJobs
+    from rallypoint.protocol.handshake import Keys
     from rallypoint.protocol.messages import Notification
-    from rallypoint.protocol.observation import JobSummary, WatcherNotification
-
-
-class JobDirectory(Protocol):
-    """Whose nodes a server takes: those of one job (`dispatcher.Dispatcher`) or of any (`jobs.ManyJobs`)."""
-
-    on_change: Callable[[], None]
-    """Called after each event, from any thread: `wake_at` may have moved."""
-
-    @property
-    def job(self) -> str | None:
-        """The one job that nodes must be of; None takes any."""
-        ...
-
-    def dispatcher_for(self, hello: Hello, peer: str) -> Dispatcher:
-        """The dispatcher of the job that a node, which has proved that it may, belongs to. HandshakeError if there is
-        none.
-
-        `peer` is the address that its connection comes from.
-        """
-        ...
-
-    def find(self, job: str) -> Dispatcher | None:
-        """The dispatcher of a job, for those who watch; with an empty `job`, of the only one that there is."""
-        ...
-
-    def summaries(self) -> tuple[JobSummary, ...]:
-        """All jobs that there are, in a line each."""
-        ...
-
-    def now(self) -> float:
-        """The time on which `wake_at` is."""
-        ...
-
-    def wake_at(self) -> float:
-        """When `tick` should be called next; infinity for never."""
-        ...
-
-    def tick(self) -> None:
-        """Time has passed."""
-        ...
+    from rallypoint.protocol.observation import WatcherNotification
 
 
 class Connection(Protocol):
@@ -74,7 +34,7 @@ class Connection(Protocol):
         ...
 
     def abort(self) -> None:
-        """Hang up at once."""
+        """Disconnect at once."""
         ...
 
     def evict(self) -> None:
@@ -87,7 +47,7 @@ class ConnectionContext:
 
     def __init__(
         self,
-        jobs: JobDirectory,
+        jobs: ServedJobs,
         connections: set[Connection],
         keys: Keys | None,
         tls: ControlTls | None,

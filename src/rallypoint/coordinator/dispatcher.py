@@ -112,7 +112,7 @@ class Dispatcher:
         self._lock = threading.Lock()
         self._numbers = itertools.count(1)
         self._deliver: dict[int, Callable[[Any], None]] = {}
-        self._hang_up: dict[int, Callable[[str], None]] = {}
+        self._disconnect: dict[int, Callable[[str], None]] = {}
         self._outbox: deque[_PendingNotification] = deque()
         self._heartbeats: deque[OutgoingNotification] = deque()
         self._sessions_after_end: set[int] = set()
@@ -170,32 +170,32 @@ class Dispatcher:
         return self._clock.monotonic()
 
     def attach(
-        self, deliver: Deliver, session: SessionRecord, hang_up: Callable[[str], None] | None = None
+        self, deliver: Deliver, session: SessionRecord, disconnect: Callable[[str], None] | None = None
     ) -> tuple[int, NodeId]:
         """Open a session. Returns its number, and the name that the node goes by.
 
         Args:
             deliver: is handed the session's notifications.
             session: who speaks in it.
-            hang_up: called, from any thread, with the reason, when it was ended from here.
+            disconnect: called, from any thread, with the reason, when it was ended from here.
         """
         with self._lock:
             number = next(self._numbers)
             self._deliver[number] = deliver
-            if hang_up is not None:
-                self._hang_up[number] = hang_up
+            if disconnect is not None:
+                self._disconnect[number] = disconnect
             if self._coordinator.state.verdict is not None:
                 self._sessions_after_end.add(number)
             name = self._coordinator.open(number, session, self._clock.monotonic())
         self.on_change()
         return number, name
 
-    def attach_watcher(self, deliver: Callable[[WatcherNotification], None], hang_up: Callable[[str], None]) -> int:
+    def attach_watcher(self, deliver: Callable[[WatcherNotification], None], disconnect: Callable[[str], None]) -> int:
         """Open a session of somebody who is no node; returns its number."""
         with self._lock:
             session = next(self._numbers)
             self._deliver[session] = deliver
-            self._hang_up[session] = hang_up
+            self._disconnect[session] = disconnect
             self.watchers.add(session)
             self._coordinator.watchers.open(session)
         return session
@@ -206,8 +206,8 @@ class Dispatcher:
             now = self._clock.monotonic()
             self._enqueue(self._coordinator.receive_from_watcher(session, request, now, refusal))
             self._enqueue(self._coordinator.tick(now))
-            hang_ups = self._pop_hang_ups()
-        self._flush(hang_ups)
+            disconnects = self._pop_disconnects()
+        self._flush(disconnects)
 
     def snapshot(self) -> Snapshot:
         """How the job stands, as far as is known without asking the nodes."""
@@ -220,8 +220,8 @@ class Dispatcher:
         with self._lock:
             known = self._coordinator.sessions.get(session) is not None
             self._enqueue(self._coordinator.receive(session, request, self._clock.monotonic()))
-            hang_ups = self._pop_hang_ups()
-        self._flush(hang_ups)
+            disconnects = self._pop_disconnects()
+        self._flush(disconnects)
         return known
 
     def heartbeat(self, session: int) -> bool:
@@ -233,7 +233,7 @@ class Dispatcher:
         """A session has ended, in the way that `detail` says."""
         with self._lock:
             self._deliver.pop(session, None)
-            self._hang_up.pop(session, None)
+            self._disconnect.pop(session, None)
             self._sessions_after_end.discard(session)
             self.watchers.discard(session)
             self._enqueue(self._coordinator.close(session, self._clock.monotonic(), reason, detail))
@@ -259,20 +259,20 @@ class Dispatcher:
             except Exception:
                 log.exception("job %r: what was due now has gone wrong and is tried again", self.settings.run_id)
                 self._tick_again_at = now + _PAUSE
-            hang_ups = self._pop_hang_ups()
-        self._flush(hang_ups)
+            disconnects = self._pop_disconnects()
+        self._flush(disconnects)
 
     def wake_at(self) -> float:
         """When `tick` should be called next, on the clock's monotonic time; infinity for never."""
         with self._lock:
             return max(self._coordinator.wake_at(), self._tick_again_at)
 
-    def _pop_hang_ups(self) -> list[Callable[[], None]]:
+    def _pop_disconnects(self) -> list[Callable[[], None]]:
         ended = self._coordinator.pop_ended_sessions()
         for session, _ in ended:
             self._deliver.pop(session, None)
             self._sessions_after_end.discard(session)
-        return [partial(self._hang_up.pop(session), why) for session, why in ended if session in self._hang_up]
+        return [partial(self._disconnect.pop(session), why) for session, why in ended if session in self._disconnect]
 
     def _enqueue(self, sends: Iterable[OutgoingNotification]) -> None:
         """What is to be told waits for the state that it follows from. With the lock held."""
@@ -286,9 +286,9 @@ class Dispatcher:
             else:
                 self._outbox.append(_PendingNotification(self._number, session, notification))
 
-    def _flush(self, hang_ups: Sequence[Callable[[], None]] = ()) -> None:
-        for hang_up in hang_ups:
-            self._guarded_call(hang_up)
+    def _flush(self, disconnects: Sequence[Callable[[], None]] = ()) -> None:
+        for disconnect in disconnects:
+            self._guarded_call(disconnect)
         self._append_to_journal()
         while (self._heartbeats or self._may_deliver()) and self._delivering.acquire(blocking=False):
             try:
@@ -319,9 +319,9 @@ class Dispatcher:
             self._job_log().log_progress(notification, self._clock.monotonic())
         deliver = self._deliver.get(session)
         if deliver is not None and not self._guarded_call(partial(deliver, notification)):
-            hang_up = self._hang_up.get(session)
-            if hang_up is not None:
-                self._guarded_call(partial(hang_up, "it could not be told what concerns its node"))
+            disconnect = self._disconnect.get(session)
+            if disconnect is not None:
+                self._guarded_call(partial(disconnect, "it could not be told what concerns its node"))
 
     def _job_log(self) -> JobLog:
         if self._log is None:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     import asyncio
 
     from rallypoint.base.tls import ControlTls
-    from rallypoint.coordinator.connection_context import Connection, ConnectionContext, JobDirectory
+    from rallypoint.coordinator.connection_context import Connection, ConnectionContext
+    from rallypoint.coordinator.job_directory import ServedJobs
     from rallypoint.protocol.handshake import Keys
 
 log = get_logger(__name__)
@@ -35,7 +36,7 @@ class ControlServer:
 
     def __init__(
         self,
-        jobs: JobDirectory,
+        jobs: ServedJobs,
         listener: socket.socket | Sequence[socket.socket],
         *,
         keys: Keys | None = None,
@@ -95,7 +96,7 @@ class ControlServer:
         """Take no more nodes, let the last notifications arrive, and end all sessions. Idempotent.
 
         Args:
-            linger: seconds that nodes have to read what was sent and hang up.
+            linger: seconds that nodes have to read what was sent and disconnect.
             why: what to tell them, last of all.
         """
         if self._closed is None:
@@ -142,7 +143,7 @@ class ControlServer:
             try:
                 await asyncio.wait_for(self._context.emptied.wait(), linger)
             except TimeoutError:
-                log.info("%d control connections did not hang up in %.1f s", len(self.connections), linger)
+                log.info("%d control connections did not disconnect in %.1f s", len(self.connections), linger)
         for connection in list(self.connections):
             connection.abort()
         await asyncio.sleep(0)  # let the aborted transports report that they are gone

@@ -27,8 +27,9 @@ from rallypoint.protocol.observation import JobList
 
 if TYPE_CHECKING:
     from rallypoint.coordinator.dispatcher import Dispatcher
+    from rallypoint.coordinator.job_directory import JobDirectory
     from rallypoint.protocol.handshake import Keys
-    from rallypoint.protocol.observation import JobSummary, WatcherNotification
+    from rallypoint.protocol.observation import WatcherNotification
     from rallypoint.protocol.signing import Signers
 
 HEARTBEAT = codec.encode(Heartbeat())
@@ -45,7 +46,7 @@ class SessionOutput(Protocol):
         """Have a notification sent; from any thread, in the order of the calls."""
         ...
 
-    def hang_up(self, why: str) -> None:
+    def disconnect(self, why: str) -> None:
         """The coordinator has ended the session; from any thread."""
         ...
 
@@ -59,20 +60,10 @@ class SessionOutput(Protocol):
         ...
 
 
-class JobOf(Protocol):
-    """Which job a node belongs to. See `connection_context.JobDirectory`."""
-
-    @property
-    def job(self) -> str | None: ...
-    def dispatcher_for(self, hello: Hello, peer: str) -> Dispatcher: ...
-    def find(self, job: str) -> Dispatcher | None: ...
-    def summaries(self) -> tuple[JobSummary, ...]: ...
-
-
 class ServerSession:
     """One connection, from its first message on."""
 
-    def __init__(self, jobs: JobOf, keys: Keys | None, nonce: bytes, output: SessionOutput, peer: str) -> None:
+    def __init__(self, jobs: JobDirectory, keys: Keys | None, nonce: bytes, output: SessionOutput, peer: str) -> None:
         """Wait for the greeting.
 
         Args:
@@ -191,7 +182,7 @@ class ServerSession:
         self.signers = self._handshake.signers
         # The welcome must be the session's first frame: the name is known only after attaching, so notifications of
         # this session cannot precede it (they are only sent in answer to what the node says).
-        self.number, name = dispatcher.attach(self._output.post, self._output.describe(hello), self._on_hang_up)
+        self.number, name = dispatcher.attach(self._output.post, self._output.describe(hello), self._on_disconnect)
         self._dispatcher = dispatcher
         welcome = Welcome(name, dispatcher.settings.lease, dispatcher.incarnation, self._jobs.job is not None)
         self._output.send(codec.encode(welcome))
@@ -208,7 +199,7 @@ class ServerSession:
             self._listed = True
             return
         self._command_refusal = command_refusal(record, dispatcher.remote_control or self.signers is not None)
-        self.number = dispatcher.attach_watcher(self._output.post, self._on_hang_up)
+        self.number = dispatcher.attach_watcher(self._output.post, self._on_disconnect)
         self._dispatcher = dispatcher
 
     def _on_request(self, dispatcher: Dispatcher, payload: bytes) -> str | None:
@@ -219,6 +210,6 @@ class ServerSession:
             self._leaving = False
         return None if dispatcher.receive(self.number, request) else self.end_reason
 
-    def _on_hang_up(self, why: str) -> None:
+    def _on_disconnect(self, why: str) -> None:
         self.end_reason = why
-        self._output.hang_up(why)
+        self._output.disconnect(why)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from rallypoint.base.endpoint import is_loopback
 from rallypoint.coordinator.dispatcher import Dispatcher
@@ -10,15 +10,14 @@ from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.state import Settings
 from rallypoint.protocol.handshake import HandshakeError, Hello, Welcome
 
+if TYPE_CHECKING:
+    from rallypoint.coordinator.job_directory import JobDirectory
+
 MAX_WATCHERS = 64
 """Sessions that may watch one job at a time: each is told all of it after each change."""
 
 
-class _Jobs(Protocol):
-    def find(self, job: str) -> Dispatcher | None: ...
-
-
-def watched_dispatcher(jobs: _Jobs, hello: Hello) -> Dispatcher | None:
+def watched_dispatcher(jobs: JobDirectory, hello: Hello) -> Dispatcher | None:
     """The dispatcher of the job that a watcher names; None where it names none and there are several, or none.
 
     Raises:

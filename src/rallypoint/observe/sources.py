@@ -18,9 +18,9 @@ from rallypoint.base.errors import RallypointError
 from rallypoint.client.endpoint_resolver import DialTarget
 from rallypoint.client.watcher import Observation, UnreachableError, WatcherSession, open_session
 from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.coordinator.job_directory import JobDirectory
 from rallypoint.protocol.observation import (
     JobList,
-    JobSummary,
     Snapshot,
     SnapshotPart,
     WatcherNotification,
@@ -60,14 +60,6 @@ class JobsSource(Protocol):
 
 
 # Dispatchers in this process
-
-
-class JobDirectory(Protocol):
-    """The jobs of this process: `coordinator.jobs.ManyJobs`, or a dispatcher."""
-
-    def find(self, job: str) -> Dispatcher | None: ...
-
-    def summaries(self) -> tuple[JobSummary, ...]: ...
 
 
 class LocalJobs:
@@ -129,7 +121,7 @@ class _LocalWatch:
         self.ended = False
 
     def __enter__(self) -> _LocalWatch:
-        self._session = self._dispatcher.attach_watcher(self._deliver, self._hang_up)
+        self._session = self._dispatcher.attach_watcher(self._deliver, self._disconnect)
         self._dispatcher.receive_from_watcher(self._session, WatchRequest(self._follow))
         return self
 
@@ -150,7 +142,7 @@ class _LocalWatch:
     def _deliver(self, message: WatcherNotification) -> None:
         self._loop.call_soon_threadsafe(self._take, message)
 
-    def _hang_up(self, _why: str) -> None:
+    def _disconnect(self, _why: str) -> None:
         self._loop.call_soon_threadsafe(self._end)
 
     # On the loop's thread

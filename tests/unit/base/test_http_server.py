@@ -114,7 +114,7 @@ def test_streams_are_bounded_and_do_not_keep_others_out(monkeypatch: pytest.Monk
     asyncio.run(run())
 
 
-def test_a_reader_that_is_too_slow_is_hung_up_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reader_that_is_too_slow_is_disconnected(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "_READ_TIMEOUT", 0.1)
 
     async def run() -> None:

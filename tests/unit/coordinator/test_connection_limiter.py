@@ -42,7 +42,7 @@ def unauthenticated(port: int, says: bytes = b"") -> Iterator[socket.socket]:
         yield made
 
 
-def is_hung_up_on(made: socket.socket) -> bool:
+def is_disconnected(made: socket.socket) -> bool:
     with suppress(ConnectionResetError):
         return made.recv(1000) == b""
     return True
@@ -59,7 +59,7 @@ class Answers:
     def next(self) -> bytes:
         while not self._unread:
             data = self._made.recv(65536)
-            assert data, "it hung up"
+            assert data, "it closed the connection"
             self._unread += self._reader.feed(data)
         return self._unread.pop(0)
 
@@ -110,7 +110,7 @@ def test_many_unauthenticated_connections_cost_few_lines(
         with served() as port:
             for _ in range(50):
                 with unauthenticated(port, b"GET / HTTP/1.1\r\n\r\n") as made:
-                    assert is_hung_up_on(made)
+                    assert is_disconnected(made)
         assert len([line for line in caplog.messages if "refused: it starts with b'GET" in line]) == 10
         assert caplog.messages[-1].startswith("and 40 more control connections refused")
 
@@ -123,7 +123,7 @@ def test_after_a_while_they_are_told_of_again(
     with caplog.at_level(logging.WARNING, "rallypoint"), served() as port:
         while sum("more control connections" in line for line in caplog.messages) < 2:
             with unauthenticated(port, b"x") as made:
-                assert is_hung_up_on(made)
+                assert is_disconnected(made)
     assert sum("refused: it starts with b'x'" in line for line in caplog.messages) >= 2
 
 
@@ -139,7 +139,7 @@ def test_idle_unauthenticated_connections_make_way_for_newer_ones(monkeypatch: p
         answers.next()
         idle = [stack.enter_context(unauthenticated(port)) for _ in range(6)]
         for made in idle[:3]:
-            assert is_hung_up_on(made)
+            assert is_disconnected(made)
         for made in idle[3:]:
             made.sendall(greeting())
             assert Answers(made).next()
@@ -164,9 +164,9 @@ def test_a_session_that_cannot_be_told_something_ends_alone(caplog: pytest.LogCa
     def broken(notice: Notification) -> None:
         raise ValueError(f"cannot say {notice}")
 
-    first, _ = dispatcher.attach(broken, SessionRecord(NodeId("a", 1, 0), "a"), hang_up=ended.append)
+    first, _ = dispatcher.attach(broken, SessionRecord(NodeId("a", 1, 0), "a"), disconnect=ended.append)
     second, _ = dispatcher.attach(
-        told.append, SessionRecord(NodeId("b", 1, 0), "b"), hang_up=lambda _why: ended.append("second")
+        told.append, SessionRecord(NodeId("b", 1, 0), "b"), disconnect=lambda _why: ended.append("second")
     )
     dispatcher.receive(first, Heartbeat())
     dispatcher.receive(second, Heartbeat())

@@ -190,9 +190,9 @@ def test_why_a_session_was_ended_is_the_one_reason_that_there_was() -> None:
     clock, why, told = Clock(), list[str](), list[Notification]()
     dispatcher = Dispatcher(Settings("job", 1, 2), clock)
     node = NodeId("h", 1, 0)
-    first, name = dispatcher.attach(told.append, SessionRecord(node, "h"), hang_up=why.append)
+    first, name = dispatcher.attach(told.append, SessionRecord(node, "h"), disconnect=why.append)
     dispatcher.receive(first, JoinRequest(NodeInfo("default", 1, "", 7000), 600.0))
-    second, _ = dispatcher.attach(told.append, SessionRecord(node, "h"), hang_up=why.append)
+    second, _ = dispatcher.attach(told.append, SessionRecord(node, "h"), disconnect=why.append)
     dispatcher.receive(second, ResumeRequest(dispatcher.incarnation, name, NodeInfo("default", 1, "", 7000)))
     assert why == ["its node has opened another"]
     clock.now += 100.0
@@ -273,7 +273,7 @@ def test_the_bytes_of_an_unauthenticated_peer_cost_a_log_line(data: bytes, caplo
         with socket.create_connection(("127.0.0.1", endpoint.port)) as peer:
             peer.settimeout(TIMEOUT)
             peer.sendall(data)
-            with suppress(ConnectionResetError):  # it may hang up with our bytes unread
+            with suppress(ConnectionResetError):  # it may disconnect with our bytes unread
                 assert peer.recv(100) == b""
         node = Node(endpoint)
         node.join()
@@ -354,7 +354,7 @@ def test_who_needs_the_control_plane_gives_up_when_it_stays_away_for_the_join_ti
     with pytest.raises(queue.Empty):  # it needs nothing: no timeout runs out
         node.told.get(timeout=1.0)
     node.link.send(Fail(0, CAUSE, 3))
-    assert "was lost (it hung up) and has not come back within" in node.loses()
+    assert "was lost (it closed the connection) and has not come back within" in node.loses()
     node.link.close()
 
 

@@ -61,13 +61,13 @@ class Node:
             count += 1
         return count
 
-    def is_hung_up_on(self) -> bool:
+    def is_disconnected(self) -> bool:
         return self.made.recv(1000) == b""
 
     def _next(self) -> bytes:
         while not self._unread:
             data = self.made.recv(65536)
-            assert data, "it hung up"
+            assert data, "it closed the connection"
             self._unread += self._frames.feed(data)
         return self._unread.pop(0)
 
@@ -113,13 +113,13 @@ def test_of_a_large_job_every_second_heartbeat_is_answered_the_first_included(mo
     assert counts == [1, 0, 1, 0, 1, 0]
 
 
-def test_who_was_taken_out_is_hung_up_on_at_its_next_heartbeat() -> None:
+def test_who_was_taken_out_is_disconnected_at_its_next_heartbeat() -> None:
     clock = Clock()
     dispatcher = Dispatcher(SETTINGS, clock)
     with session(dispatcher) as node:
         dispatcher._coordinator.sessions.close(1)
         node.says(HEARTBEAT)
-        assert node.is_hung_up_on()
+        assert node.is_disconnected()
 
 
 def test_a_heartbeat_keeps_a_session_as_a_request_does() -> None:

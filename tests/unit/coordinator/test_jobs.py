@@ -255,15 +255,17 @@ def test_silent_nodes_of_ended_jobs_are_taken_out_too() -> None:
     old = Node(world, 1)
     old.joins()
     old.says(Succeed(0))
-    hung_up: list[str] = []
+    disconnected: list[str] = []
     hello = ClientHandshake("job", None, b"n", old.settings).hello("h", 9, 0, old.met)
     late = world.jobs.dispatcher_for(hello, "192.0.2.1")
-    late.attach(old.told.append, SessionRecord(NodeId("h", 9, 0), "h"), hang_up=lambda _why: hung_up.append("late"))
+    late.attach(
+        old.told.append, SessionRecord(NodeId("h", 9, 0), "h"), disconnect=lambda _why: disconnected.append("late")
+    )
     old.goes()
     new = Node(world, 2)
     assert new.dispatcher is not late
     world.passes(10.0)
-    assert hung_up == ["late"]
+    assert disconnected == ["late"]
 
 
 def costs(work: Callable[[], None]) -> int:
@@ -353,14 +355,14 @@ def test_a_tick_that_goes_wrong_is_told_and_tried_again_and_costs_other_jobs_not
     broken, sound = Node(world, 1, job="broken"), Node(world, 1, job="sound")
     broken.joins()
     sound.joins()
-    hung_up: list[str] = []
+    disconnected: list[str] = []
     sound.dispatcher.attach(
-        sound.told.append, SessionRecord(NodeId("h", 9, 0), "h"), hang_up=lambda _why: hung_up.append("mute")
+        sound.told.append, SessionRecord(NodeId("h", 9, 0), "h"), disconnect=lambda _why: disconnected.append("mute")
     )
     with monkeypatch.context() as patch:
         patch.setattr(broken.dispatcher.__dict__["_coordinator"], "tick", lambda _now: 1 / 0)
         world.passes(12.0, sound)
-        assert hung_up == ["mute"]
+        assert disconnected == ["mute"]
         told = [record.message for record in caplog.records]
         assert len(told) == 3, told
         assert told[0].startswith("job 'broken': what was due now has gone wrong")

@@ -13,6 +13,7 @@ import pytest
 
 from rallypoint.base.http import Answer, Stream
 from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.coordinator.job_directory import JobDirectory
 from rallypoint.coordinator.jobs import ManyJobs
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.operations import Close
@@ -20,7 +21,7 @@ from rallypoint.membership.state import NodeId, NodeInfo, Settings
 from rallypoint.observe.job_metrics import build_family
 from rallypoint.observe.metric_names import Family
 from rallypoint.observe.site import Access, Site
-from rallypoint.observe.sources import JobDirectory, LocalJobs
+from rallypoint.observe.sources import LocalJobs
 from rallypoint.observe.status_json import status_fields
 from rallypoint.protocol.handshake import Hello
 from rallypoint.protocol.messages import JoinRequest

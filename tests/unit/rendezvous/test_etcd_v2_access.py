@@ -108,10 +108,10 @@ def test_a_wrong_authority_or_certificate(secure: EtcdCluster, plain: EtcdCluste
 def test_tls_to_an_etcd_without_it_and_the_other_way_round(
     secure: EtcdCluster, plain: EtcdCluster, files: Files
 ) -> None:
-    """Both hang up without a word, as does an etcd that is just going: so it is said, and may be tried again."""
+    """Both disconnect without a word, as does an etcd that is just going: so it is said, and may be tried again."""
     for cluster, config, said in (
-        (secure, {}, "hangs up without an answer; if it speaks only TLS, give protocol=https"),
-        (plain, {"ca_cert": files.ca}, "hangs up on TLS; if it speaks none, give protocol=http"),
+        (secure, {}, "closes the connection without an answer; if it speaks only TLS, give protocol=https"),
+        (plain, {"ca_cert": files.ca}, "does not answer TLS; if it speaks none, give protocol=http"),
     ):
         client = client_of(parameters(cluster.endpoints[0], config))
         with closing(client), pytest.raises(EtcdUnreachable, match=said):

@@ -183,7 +183,7 @@ class EtcdV2Backend(RendezvousBackend):
                 self._poll.stop()
 
     def close(self) -> None:
-        """Hang up, once nobody uses it any more."""
+        """Disconnect, once nobody uses it any more."""
         self.cancel_waits()
         self._client.close()
         if self._poll is not None:
@@ -291,6 +291,6 @@ class _StateInEtcd(ControlPlane):
         return SharedStateLink(backend, self.settings, node, address, deliver)
 
     def close(self) -> None:
-        """Hang up."""
+        """Disconnect."""
         if self._backend is not None:
             self._backend.close()

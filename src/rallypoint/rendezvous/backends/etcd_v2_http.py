@@ -172,7 +172,7 @@ class EtcdV2Client:
         return LongPoll(lambda: self.endpoint, self._dial, self._headers)
 
     def close(self) -> None:
-        """Hang up. The client can be used on."""
+        """Disconnect. The client can be used on."""
         if self._connection is not None:
             self._connection.close()
             self._connection = None
@@ -210,7 +210,7 @@ class EtcdV2Client:
             ) as error:  # such a one may have been closed while nobody used it
                 self.close()
                 if changes and not repeatable:
-                    raise EtcdUnreachable(f"etcd at {endpoint} has hung up ({error})", True) from None
+                    raise EtcdUnreachable(f"etcd at {endpoint} has disconnected ({error})", True) from None
                 sent_again = changes
             except (OSError, http.client.HTTPException) as error:
                 raise error_for(endpoint, error, self._dial.secure, sent=True) from None
@@ -253,7 +253,7 @@ class LongPoll:
             The index of the change; if etcd does not remember so far back, its index now. None after `timeout` seconds.
 
         Raises:
-            EtcdUnreachable: the member does not answer, or has hung up.
+            EtcdUnreachable: the member does not answer, or has disconnected.
             EtcdRefused: it will not do it.
         """
         endpoint = self._endpoint()
@@ -267,7 +267,7 @@ class LongPoll:
                 self.close()
                 return None
             if not data:
-                raise ConnectionResetError("it has hung up")
+                raise ConnectionResetError("it has closed the connection")
             answer = read(endpoint, response, data)
         except (OSError, http.client.HTTPException) as error:
             self.close()
@@ -282,7 +282,7 @@ class LongPoll:
         return node_of(answer.body["node"]).modified
 
     def close(self) -> None:
-        """Hang up; the next wait connects anew."""
+        """Disconnect; the next wait connects anew."""
         with self._lock:
             self._socket = None
         if self._connection is not None:

@@ -189,9 +189,9 @@ def error_for(endpoint: Endpoint, error: Exception, secure: bool, *, sent: bool)
         )
     if isinstance(error, (*CONNECTION_ERRORS, ssl.SSLEOFError, ConnectionResetError, BrokenPipeError)):
         if secure and not sent:
-            return EtcdUnreachable(f"etcd at {endpoint} hangs up on TLS; if it speaks none, give protocol=http")
+            return EtcdUnreachable(f"etcd at {endpoint} does not answer TLS; if it speaks none, give protocol=http")
         hint = "" if secure else "; if it speaks only TLS, give protocol=https"
-        return EtcdUnreachable(f"etcd at {endpoint} hangs up without an answer{hint}", sent)
+        return EtcdUnreachable(f"etcd at {endpoint} closes the connection without an answer{hint}", sent)
     if isinstance(error, ssl.SSLError):
         reason = str(error.reason or error)
         if "ALERT" in reason:

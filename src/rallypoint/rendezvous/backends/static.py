@@ -142,7 +142,7 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
         return self._rank == 0
 
     def close(self) -> None:
-        """Hang up on all workers, and end the server, if it is here."""
+        """Disconnect all workers, and end the server, if it is here."""
         if self._stores is not None:
             self._stores.close()
         if self._endpoint_check is not None:
@@ -171,7 +171,7 @@ class _StaticEndpoint(ControlPlane, WorkerStoreSupply):
             self._stores.next_round()
 
     def begin_round(self, *, is_host: bool, clients: int) -> None:
-        """The workers of the round before are gone: hang up on whoever still uses its store."""
+        """The workers of the round before are gone: disconnect whoever still uses its store."""
         if self._stores is not None:
             allow_connections(clients)
             self._stores.end_previous()

@@ -119,7 +119,7 @@ class ReaperClient:
     @property
     def lost(self) -> bool:
         """Whether it, or its supervisor, has gone without having been closed."""
-        if not self._closed and not self.lost_reason and (readable(self._pidfd) or _hung_up(self._link.fileno())):
+        if not self._closed and not self.lost_reason and (readable(self._pidfd) or _disconnected(self._link.fileno())):
             self._disconnect("")
         return bool(self.lost_reason)
 
@@ -332,7 +332,7 @@ def readable(fd: int, seconds: float = 0.0) -> bool:
     return bool(poller.poll(seconds * 1000))
 
 
-def _hung_up(fd: int) -> bool:
+def _disconnected(fd: int) -> bool:
     poller = select.poll()
     poller.register(fd, 0)
     return bool(poller.poll(0))
