@@ -76,7 +76,7 @@ class _Node:
         except ssl.SSLWantReadError:
             return b""
         if not data:
-            raise SystemExit(f"the server has hung up on node {self.number}")
+            raise SystemExit(f"the server has disconnected node {self.number}")
         return data
 
 

@@ -1,6 +1,6 @@
 /* The store in C against arbitrary clients, for libFuzzer with the address and undefined-behaviour sanitizers.
  *
- * An input is a list of steps: a client sends bytes, reads some replies, hangs up, or memory is refused a while later.
+ * An input is a list of steps: a client sends bytes, reads some replies, disconnects, or memory is refused a while later.
  * After each input all clients go, and the store must be as it was: no connection, nobody waiting, no list, and counts
  * that agree with what is stored. What is not given back, the sanitizer finds.
  */
