@@ -138,6 +138,7 @@ ONLY_OURS = [
     *[value("--host-prefix", text, "always", "never", "auto", code=2) for text in ("maybe", "")],
     *[value("--exit-codes", text, "torchrun", "classified", code=2) for text in ("mine", "")],
     *[value("--tee-collapse", text, "0 to 3600", code=2) for text in ("-1", "nan", "3601")],
+    *[value("--preflight", text, "neither warn nor require", code=2) for text in ("maybe", "")],
     value("--tee-collapse", "x", "not a number", code=2),
     value("--progress-file", "/none/there", "no such folder"),
     value("--incident-dir", __file__, "name a folder of your own", code=2),

@@ -19,7 +19,16 @@ pytestmark = pytest.mark.torch
 
 Case = tuple[list[str], dict[str, str]]
 
-ONLY_OURS = ["preload", "host_prefix", "store_peers", "exit_codes", "incident_dir", "tee_collapse", "progress_file"]
+ONLY_OURS = [
+    "preload",
+    "host_prefix",
+    "store_peers",
+    "exit_codes",
+    "incident_dir",
+    "tee_collapse",
+    "progress_file",
+    "preflight",
+]
 """Flags that torchrun does not have."""
 
 READ: list[Case] = [

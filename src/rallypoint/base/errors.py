@@ -21,6 +21,7 @@
     │   ├── RendezvousStateError           the shared state is damaged or of another version
     │   └── RendezvousGracefulExitError    the job has ended while this node was a spare
     ├── LoopError                          base/           (also a RuntimeError) the event loop cannot be made
+    ├── PreflightError                     a check that was required has failed, so this node stays out of the job
     ├── ResourceError                      (also an OSError) processes, memory or descriptors have run out
     ├── SignalException                    agent and workers: a signal asked the agent to end
     │   └── NodeLeftInOrder                it has, and the job goes on without it
@@ -53,6 +54,10 @@ class UsageError(UserError):
 
 class ResourceError(RallypointError, OSError):
     """This machine has run out of processes, memory or descriptors."""
+
+
+class PreflightError(RallypointError):
+    """A check that was required has failed on this node, which stays out of the job; another node may be fit."""
 
 
 class SignalException(RallypointError):

@@ -81,6 +81,7 @@ def config_from_options(
         progress_file=_progress_file(options),
         incident_dir=_incident_dir(options),
         tee_collapse=options.tee_collapse,
+        preflight=options.preflight,
     )
     return config, program, arguments
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from signal import SIGTERM
 from typing import NamedTuple
 
-from rallypoint.base.errors import NodeLeftInOrder, ResourceError, SignalException, UserError
+from rallypoint.base.errors import NodeLeftInOrder, PreflightError, ResourceError, SignalException, UserError
 from rallypoint.base.loop import LoopError
 from rallypoint.etcd.api import EtcdError, EtcdPackageMissing, EtcdRefused
 from rallypoint.failures.cause import Ending
@@ -45,6 +45,7 @@ _ENDINGS: tuple[tuple[type[BaseException], Ending], ...] = (
     (RendezvousClosedError, Ending.CONFIGURATION),  # another job's id, or another node's rank
     (RendezvousStateError, Ending.CONFIGURATION),
     (StoreError, Ending.INFRASTRUCTURE),
+    (PreflightError, Ending.INFRASTRUCTURE),
     (ResourceError, Ending.INFRASTRUCTURE),
     (LoopError, Ending.INFRASTRUCTURE),
 )

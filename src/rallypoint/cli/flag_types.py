@@ -131,3 +131,10 @@ def when(text: str) -> str:
     if text not in ("auto", "always", "never"):
         raise ArgumentTypeError(f"{text!r} is none of auto, always, never")
     return text
+
+
+def preflight(text: str) -> str:
+    """Read what follows from checks of this node."""
+    if text not in ("warn", "require"):
+        raise ArgumentTypeError(f"{text!r} is neither warn nor require")
+    return text

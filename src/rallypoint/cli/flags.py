@@ -12,6 +12,7 @@ from rallypoint.cli.flag_types import (
     exit_codes,
     module_names,
     number,
+    preflight,
     seconds,
     split_filters,
     store_peers,
@@ -173,6 +174,13 @@ GROUPS = (
                 "torchrun",
                 "Exit codes: torchrun's, or classified for schedulers: 1, 2, 75 (try again), 93 (do not), 124, 143",
                 "WHICH",
+            ),
+            Flag(
+                "--preflight",
+                preflight,
+                "",
+                "Check this node before it joins (rallyctl check): warn, or require, which keeps it out after a FAIL",
+                "WHAT",
             ),
             Flag("--incident-dir", str, "", "Folder where each node writes what it knows of a failure", "DIR"),
             Flag(

@@ -73,6 +73,7 @@ class Options(NamedTuple):
     exit_codes: str
     incident_dir: str
     tee_collapse: float
+    preflight: str
     training_script: str
     training_script_args: tuple[str, ...]
     sources: Mapping[str, str]

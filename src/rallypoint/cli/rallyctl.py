@@ -1,6 +1,7 @@
 """The command `rallyctl`: what runs beside jobs and not in one.
 
 rallyctl status ENDPOINT                how a job stands; also restart, drain, resize, stop, stacks, bundle
+rallyctl check                          whether this node can run a job
 rallyctl report PATH...                 what became of a job's time, from the events of its agents
 rallyctl serve --endpoint HOST:PORT     a control plane outside the training nodes, for many jobs
 rallyctl secret                         a new secret, which the nodes of a job share
@@ -18,6 +19,7 @@ from typing import TYPE_CHECKING
 
 from rallypoint.base.errors import RallypointError, UsageError, UserError
 from rallypoint.cli.bundle import add_bundle
+from rallypoint.cli.check import add_check
 from rallypoint.cli.etcd import add_etcd
 from rallypoint.cli.flag_types import ShowVersion
 from rallypoint.cli.parse import HelpFormatter, Parser, Verb
@@ -69,6 +71,7 @@ def _parser() -> argparse.ArgumentParser:
         return page
 
     add_watching(verb)
+    add_check(verb)
     add_report(verb)
     add_bundle(verb)
     _add_serve(verb)

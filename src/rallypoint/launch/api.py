@@ -71,6 +71,7 @@ def launch_agent(
     Raises:
         UserError: something in the config cannot work.
         ChildFailedError: workers failed; it carries the first failure of the job.
+        PreflightError: this node has failed a check that was required.
         RendezvousError: the nodes did not come together.
         SignalException: a signal ended this agent; a `NodeLeftInOrder` if the job goes on without this node.
     """
@@ -91,6 +92,10 @@ def launch_agent(
     parameters = _parameters(config, run_id)
     with ignore_signals_at_exit(), _warn_of_shared_host(parameters):
         try:
+            if config.preflight:
+                from rallypoint.launch.preflight import check_node
+
+                check_node(config, parameters)
             agent = _agent(config, entrypoint, args, parameters, health_check_server)
             return _run(agent, config.role, program_name(entrypoint, args))
         finally:

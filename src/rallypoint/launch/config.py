@@ -57,6 +57,8 @@ class LaunchConfig:
             for none. Beyond torch.
         incident_dir: a folder where each node keeps what it knows of a failure; empty for none. Beyond torch.
         tee_collapse: seconds within which equal teed lines of several ranks are shown once; 0 for never. Beyond torch.
+        preflight: `warn` or `require`: this node is checked before it joins, and stays out of the job after a FAIL if
+            that is required; empty for no checks. Beyond torch.
         endpoint_flag: what the user gave the endpoint by, for messages. Beyond torch.
         endpoint_given: whether the user gave the endpoint, or it is the default. Beyond torch.
         node_rank: the group rank that this node would like where the rendezvous assigns ranks. Beyond torch.
@@ -95,6 +97,7 @@ class LaunchConfig:
     progress_file: str = ""
     incident_dir: str = ""
     tee_collapse: float = 0.0
+    preflight: str = ""
 
     shutdown_timeout_given: bool = field(init=False, default=True)
     """Whether somebody has chosen `shutdown_timeout`."""

@@ -9,7 +9,14 @@ from typing import Any
 
 import pytest
 
-from rallypoint.base.errors import NodeLeftInOrder, ResourceError, SignalException, UsageError, UserError
+from rallypoint.base.errors import (
+    NodeLeftInOrder,
+    PreflightError,
+    ResourceError,
+    SignalException,
+    UsageError,
+    UserError,
+)
 from rallypoint.cli.exit_codes import CODES, Classified, classified
 from rallypoint.cli.verdict import MAX_TERMINATION_LOG, finish, termination_message, verdict_of
 from rallypoint.etcd.api import EtcdRefused, EtcdUnreachable
@@ -46,6 +53,7 @@ def failed(ending: Ending) -> ChildFailedError:
         (RendezvousTimeoutError("too few"), 75),
         (RendezvousConnectionError("lost"), 75),
         (ResourceError("no memory"), 75),
+        (PreflightError("no shared memory"), 75),
         (failed(Ending.INFRASTRUCTURE), 75),
         (SignalException("got SIGTERM", SIGTERM), 75),
         (failed(Ending.REPEATED), 93),

@@ -22,7 +22,10 @@ from rallypoint.rendezvous.params import C10D_PORT
 
 _VALUED = [flag for flag in FLAGS if flag.read is not None]
 _SAMPLES = {"preload": "torch,torch.distributed", "host_prefix": "always", "store_peers": "members,10.0.0.0/8"}
-_SAMPLES |= {"exit_codes": "classified", "tee_collapse": "2.5"}
+_SAMPLES |= {"exit_codes": "classified", "tee_collapse": "2.5", "preflight": "require"}
+_OTHERS = {"preload": "json", "host_prefix": "never", "store_peers": "any", "exit_codes": "torchrun"}
+_OTHERS |= {"preflight": "warn"}
+"""Another value than that of `_SAMPLES`, for flags that take no number."""
 _SWITCHES = [flag for flag in FLAGS if flag.read is None]
 
 
@@ -72,11 +75,7 @@ def test_environment_gives_way_to_the_command_line(flag: Flag) -> None:
     from_environment = parse(["s.py"], {flag.variable: _sample(flag)})
     assert getattr(from_environment, flag.dest) == _value(flag)
     assert from_environment.source(flag.dest) == flag.variable
-    other = (
-        {"preload": "json", "host_prefix": "never", "store_peers": "any", "exit_codes": "torchrun"}.get(flag.dest, "3")
-        if flag.choices is None
-        else flag.choices[0]
-    )
+    other = _OTHERS.get(flag.dest, "3") if flag.choices is None else flag.choices[0]
     both = parse([flag.name, other, "s.py"], {flag.variable: _sample(flag)})
     assert flag.read is not None
     assert getattr(both, flag.dest) == flag.read(other)

@@ -1,0 +1,71 @@
+"""`rallyctl check`: whether this node can run a job, before one is started."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+
+from rallypoint.base.errors import UsageError
+from rallypoint.cli.parse import Verb
+
+
+def add_check(verb: Verb) -> None:
+    """Make `check` a verb of `rallyctl`."""
+    page = verb(
+        "check",
+        "check whether this node can run a job",
+        "Check this node before a job is started on it: shared memory, limits, space, names, the endpoint, GPUs "
+        "(docs/preflight.md). Prints a line for each check: PASS, WARN or FAIL, its name, the fact and the remedy. "
+        "Exits with 0 if all have passed, 1 after a WARN, and 2 after a FAIL. rallyrun --preflight does the same on "
+        "every node of a job before it joins.",
+        "--endpoint=node1:29400 --require=shared-memory,gpus",
+        _check,
+    )
+    what = page.add_argument_group("what is checked")
+    what.add_argument("--endpoint", default="", metavar="HOST:PORT", help="the job's --rdzv-endpoint (default: none)")
+    backends = ("c10d", "static", "etcd")
+    text = "c10d, static or etcd (default: c10d)"
+    what.add_argument("--rdzv-backend", default="c10d", choices=backends, metavar="NAME", help=text)
+    text = "the job's id, to ask its control plane for the time of day (etcd needs it)"
+    what.add_argument("--rdzv-id", default="", metavar="ID", help=text)
+    what.add_argument("--rdzv-conf", default="", metavar="K=V,...", help="options of the backend, such as tls_ca")
+    what.add_argument("--log-dir", default="", metavar="DIR", help="folder of the logs (default: a temporary one)")
+    output = page.add_argument_group("answer")
+    output.add_argument("--json", action="store_true", help="print JSON (docs/preflight.md)")
+    text = "checks that must be known and pass: each is a FAIL otherwise, a WARN included"
+    output.add_argument("--require", default="", metavar="NAME,...", help=text)
+
+
+def _check(options: argparse.Namespace) -> int:
+    from rallypoint.cli.exit import print_answer
+    from rallypoint.preflight.results import EXIT_CODES, with_required, worst
+    from rallypoint.preflight.run import run_checks
+    from rallypoint.preflight.table import CheckInputs
+
+    required = _required(options.require)
+    inputs = CheckInputs(
+        tempfile.gettempdir(),
+        os.path.abspath(options.log_dir) if options.log_dir else "",
+        options.endpoint,
+        options.rdzv_backend,
+        options.rdzv_id,
+    )
+    results = with_required(run_checks(inputs), required)
+    if options.json:
+        from rallypoint.preflight.results import results_json
+
+        print_answer(results_json(results))
+    else:
+        print_answer("\n".join(map(str, results)))
+    return EXIT_CODES[worst(results)]
+
+
+def _required(text: str) -> tuple[str, ...]:
+    from rallypoint.preflight.checks import NAMES
+
+    names = tuple(part.strip() for part in text.split(",")) if text else ()
+    for name in names:
+        if name not in NAMES:
+            raise UsageError(f"--require={text} names {name!r}, which is no check; the checks are {', '.join(NAMES)}")
+    return names

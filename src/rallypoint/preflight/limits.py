@@ -1,0 +1,177 @@
+"""Limits of this process that its workers inherit: open files, locked memory, processes."""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Iterator
+from contextlib import suppress
+from typing import NamedTuple
+
+from rallypoint.base.descriptors import limits
+from rallypoint.preflight.results import Judgement, failed, not_known, passed, warned
+from rallypoint.preflight.table import Check, CheckInputs, Reading
+
+NO_LIMIT = resource.RLIM_INFINITY
+
+MIN_FILES, ENOUGH_FILES = 1024, 16384
+"""Of the hard limit, to which every agent raises the soft one."""
+MIN_LOCKED, MEBIBYTE = 64 << 20, 1 << 20
+MIN_PROCESSES, ENOUGH_PROCESSES = 256, 2048
+
+_CAP_IPC_LOCK, _CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 14, 21, 24
+
+
+class LimitFacts(NamedTuple):
+    """Limits are numbers, or `NO_LIMIT`; memory is in bytes."""
+
+    soft_files: int
+    hard_files: int
+    locked_memory: int
+    may_lock: bool
+    """Whether a capability lifts the limit of locked memory."""
+    infiniband: tuple[str, ...]
+    """The devices of /sys/class/infiniband."""
+    processes: int
+    """The limit for this user; `NO_LIMIT` where a capability lifts it."""
+    cgroup_processes: int
+    """Processes and threads that this control group may still make."""
+
+
+def read_limits(_inputs: CheckInputs) -> LimitFacts:
+    """Read the limits of this process."""
+    lifted = _capabilities()
+    soft, hard = limits()
+    unbounded = os.getuid() == 0 or bool(lifted & (1 << _CAP_SYS_ADMIN | 1 << _CAP_SYS_RESOURCE))
+    return LimitFacts(
+        soft,
+        hard,
+        resource.getrlimit(resource.RLIMIT_MEMLOCK)[0],
+        bool(lifted & 1 << _CAP_IPC_LOCK),
+        _devices("/sys/class/infiniband"),
+        NO_LIMIT if unbounded else resource.getrlimit(resource.RLIMIT_NPROC)[0],
+        min(_left_in_cgroups(), default=NO_LIMIT),
+    )
+
+
+def judge_open_files(facts: LimitFacts) -> Judgement:
+    """The hard limit counts: the agent raises the soft one, and its workers inherit that."""
+    text = f"up to {_limit(facts.hard_files)} open files in a process (now {_limit(facts.soft_files)})"
+    remedy = (
+        "raise the hard limit to 65536 (LimitNOFILE= of a service, --ulimit nofile= of a container, "
+        "/etc/security/limits.conf)"
+    )
+    if facts.hard_files == NO_LIMIT or facts.hard_files >= ENOUGH_FILES:
+        return passed(text)
+    return failed(text, remedy) if facts.hard_files < MIN_FILES else warned(text, remedy)
+
+
+def judge_locked_memory(facts: LimitFacts) -> Judgement:
+    """Only InfiniBand needs much of it."""
+    if not facts.infiniband:
+        return not_known("there are no InfiniBand devices, which alone need it")
+    if facts.may_lock or facts.locked_memory == NO_LIMIT:
+        return passed(f"memory may be locked without limit for {', '.join(facts.infiniband)}")
+    text = f"{facts.locked_memory / MEBIBYTE:.3g} MiB may be locked, and {', '.join(facts.infiniband)} needs more"
+    remedy = "set `ulimit -l unlimited` (LimitMEMLOCK=infinity of a service, --ulimit memlock=-1 of a container)"
+    return failed(text, remedy) if facts.locked_memory < MIN_LOCKED else warned(text, remedy)
+
+
+def judge_processes(facts: LimitFacts) -> Judgement:
+    """Each worker is a process of many threads, and its data loaders are more of them; threads count too."""
+    left, what, remedy = facts.processes, "this user may have", "raise it: `ulimit -u`, TasksMax= of a service"
+    if facts.cgroup_processes != NO_LIMIT and (left == NO_LIMIT or facts.cgroup_processes < left):
+        left, what = facts.cgroup_processes, "this control group can still make"
+        remedy = "raise pids.max: --pids-limit of a container, podPidsLimit of Kubernetes, TasksMax= of a service"
+    if left == NO_LIMIT:
+        return passed("no limit of processes and threads")
+    text = f"{what} {left} processes and threads"
+    if left >= ENOUGH_PROCESSES:
+        return passed(text)
+    return failed(text, remedy) if left < MIN_PROCESSES else warned(text, remedy)
+
+
+def _limit(number: int) -> str:
+    return "unlimited" if number == NO_LIMIT else str(number)
+
+
+def _capabilities() -> int:
+    """The effective ones of this process, as bits; none if that cannot be read."""
+    with suppress(OSError, ValueError), open("/proc/self/status", encoding="utf-8") as lines:
+        return int(next((line.split()[1] for line in lines if line.startswith("CapEff:")), "0"), 16)
+    return 0
+
+
+def _devices(folder: str) -> tuple[str, ...]:
+    try:
+        return tuple(sorted(os.listdir(folder)))
+    except OSError:
+        return ()
+
+
+def _left_in_cgroups() -> Iterator[int]:
+    """What is left of `pids.max` in this control group and those above it."""
+    folder, second = _own_cgroup()
+    top = "/sys/fs/cgroup" if second else "/sys/fs/cgroup/pids"
+    path = top + folder.rstrip("/")
+    if not os.path.isdir(path):  # a container sees its own group at the top, by the name that it has outside
+        path = top
+    while path.startswith(top):
+        with suppress(OSError, ValueError):
+            yield max(0, _number(f"{path}/pids.max") - _number(f"{path}/pids.current"))
+        path = os.path.dirname(path)
+
+
+def _own_cgroup() -> tuple[str, bool]:
+    """The control group that counts processes, and whether it is of the second version."""
+    unified = ""
+    with suppress(OSError), open("/proc/self/cgroup", encoding="utf-8", errors="surrogateescape") as lines:
+        for line in lines:
+            number, controllers, path = line.rstrip("\n").split(":", 2)
+            if "pids" in controllers.split(","):
+                return path, False
+            unified = path if number == "0" else unified
+    return unified, True
+
+
+def _number(path: str) -> int:
+    """The number in a file; ValueError for `max`."""
+    with open(path, encoding="ascii") as file:
+        return int(file.read())
+
+
+_READING_FAILED = not_known("the limits could not be read in time")
+
+LIMITS = Reading(
+    read_limits,
+    (
+        Check(
+            "open-files",
+            "The hard limit of open files of a process, to which an agent raises the soft one for itself and its "
+            "workers. Each connection, and each tensor that data loaders hand over, is an open file.",
+            f"below {ENOUGH_FILES}",
+            f"below {MIN_FILES}",
+            "`LimitNOFILE=` of a service, `--ulimit nofile=` of a container, /etc/security/limits.conf",
+            judge_open_files,
+        ),
+        Check(
+            "locked-memory",
+            "The limit of locked memory, where /sys/class/infiniband has devices: InfiniBand registers its buffers as "
+            "such, and NCCL fails without.",
+            "not unlimited, and no CAP_IPC_LOCK",
+            f"below {MIN_LOCKED // MEBIBYTE} MiB",
+            "`ulimit -l unlimited`, `LimitMEMLOCK=infinity` of a service, `--ulimit memlock=-1` of a container",
+            judge_locked_memory,
+        ),
+        Check(
+            "processes",
+            "Processes and threads that this user may have (`ulimit -u`), and that are left in this control group and "
+            "those above it (`pids.max`). A worker with its libraries and data loaders has hundreds.",
+            f"below {ENOUGH_PROCESSES}",
+            f"below {MIN_PROCESSES}",
+            "`ulimit -u`, `--pids-limit` of a container, `podPidsLimit` of Kubernetes, `TasksMax=` of a service",
+            judge_processes,
+        ),
+    ),
+    _READING_FAILED,
+)

@@ -1,0 +1,118 @@
+"""Runs the checks of this node side by side, and never waits longer than `DEADLINE`.
+
+Laws:
+
+1. What only waits for the network runs on threads that nobody waits for. What may hang in the kernel (a dead network
+   file system, a driver) runs in a process of its own: a thread that hangs there would keep this process from ending.
+2. What has not answered by the deadline is a result as well (`Reading.silence`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import queue
+import subprocess
+import sys
+import threading
+from typing import IO, Any
+
+from rallypoint.base.clock import Deadline
+from rallypoint.preflight.checks import READINGS
+from rallypoint.preflight.results import CheckResult, Status, warned
+from rallypoint.preflight.table import CheckInputs, Reading
+
+DEADLINE = 10.0
+"""Seconds that all checks together may take. Where nothing hangs they take some tenths of one."""
+
+_FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+_BOOTSTRAP = (
+    "import sys; sys.path.insert(0, sys.argv.pop(1)); from rallypoint.preflight.run import main_of_child; "
+    "main_of_child()"
+)
+
+_Answers = queue.SimpleQueue[tuple[int, list[CheckResult]]]
+"""The number of each reading that was done, with its results."""
+
+
+def run_checks(inputs: CheckInputs, seconds: float = DEADLINE) -> list[CheckResult]:
+    """Run all checks.
+
+    Args:
+        inputs: what is to be checked.
+        seconds: until when what has not answered is given up.
+
+    Returns:
+        One result for each check, in the order of the table.
+    """
+    deadline = Deadline.after(seconds)
+    answers = _Answers()
+    hanging = [number for number, reading in enumerate(READINGS) if reading.may_hang]
+    child = _start_child(inputs, hanging, answers)
+    for number, reading in enumerate(READINGS):
+        if not reading.may_hang:
+            _start_thread(_answer, number, reading, inputs, answers)
+    found: dict[int, list[CheckResult]] = {}
+    while len(found) < len(READINGS):
+        try:
+            number, results = answers.get(timeout=deadline.remaining())
+        except queue.Empty:
+            break
+        found.setdefault(number, results)
+    child.kill()
+    return [each for number, reading in enumerate(READINGS) for each in found.get(number) or reading.silent()]
+
+
+def _answer(number: int, reading: Reading[Any], inputs: CheckInputs, answers: _Answers) -> None:
+    answers.put((number, _results(reading, inputs)))
+
+
+def _results(reading: Reading[Any], inputs: CheckInputs) -> list[CheckResult]:
+    try:
+        return reading.results(inputs)
+    except Exception as error:
+        broken = warned(f"the check itself failed ({type(error).__name__}: {error})", "please report it")
+        return [broken.of(each.name) for each in reading.checks]
+
+
+def _start_thread(work: Any, *arguments: object) -> None:
+    threading.Thread(target=work, args=arguments, daemon=True, name="preflight").start()
+
+
+# The process for what may hang
+
+
+def _start_child(inputs: CheckInputs, numbers: list[int], answers: _Answers) -> subprocess.Popen[bytes]:
+    told = json.dumps([numbers, inputs._replace(coordinators=None)])
+    child = subprocess.Popen(
+        [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _FOLDER, told],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+    )
+    assert child.stdout is not None
+    _start_thread(_read_child, child, child.stdout, numbers, answers)
+    return child
+
+
+def _read_child(child: subprocess.Popen[bytes], output: IO[bytes], numbers: list[int], answers: _Answers) -> None:
+    with output:
+        for line in output:
+            number, results = json.loads(line)
+            answers.put((number, [CheckResult(name, Status(status), *rest) for name, status, *rest in results]))
+    code = child.wait()
+    broken = warned(f"the process that checks ended with code {code} before it answered", "please report it")
+    for number in numbers:
+        answers.put((number, [broken.of(each.name) for each in READINGS[number].checks]))
+
+
+def main_of_child() -> None:
+    """The process: each reading on a thread of its own, and a line of JSON for each that is done."""
+    numbers, told = json.loads(sys.argv[1])
+    inputs = CheckInputs(*told)
+    answers = _Answers()
+    for number in numbers:
+        _start_thread(_answer, number, READINGS[number], inputs, answers)
+    for _ in numbers:
+        print(json.dumps(answers.get()), flush=True)
+    os._exit(0)

@@ -1,0 +1,79 @@
+"""What a check is: facts that are read, and a pure judgement of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Generic, NamedTuple, TypeVar
+
+from rallypoint.preflight.results import CheckResult, Judgement
+
+if TYPE_CHECKING:
+    from rallypoint.client.endpoint_resolver import DialTarget
+
+F = TypeVar("F")
+
+
+class CheckInputs(NamedTuple):
+    """What is to be checked.
+
+    `log_dir` is empty where logs go to the temporary folder; `endpoint` and `backend` are as in the flags, the first
+    empty for none; `job` is the job's id, or empty; `workers` is how many this node will run, 0 if that is not known.
+    """
+
+    temp_dir: str
+    log_dir: str = ""
+    endpoint: str = ""
+    backend: str = "c10d"
+    job: str = ""
+    workers: int = 0
+    coordinators: Callable[[], list[DialTarget]] | None = None
+    """Says where the job's coordinator may be; None if there is no control plane to ask. May take seconds, and raises
+    as `agent.coordinators.coordinators` does."""
+
+
+@dataclass(frozen=True)
+class Check(Generic[F]):
+    """One line of the answer.
+
+    Args:
+        name: what users call it.
+        meaning: what is looked at, and why it matters.
+        warns: when it is a WARN; empty for never.
+        fails: when it is a FAIL; empty for never.
+        remedy: what to do then.
+        judge: what it makes of the facts. Pure.
+    """
+
+    name: str
+    meaning: str
+    warns: str
+    fails: str
+    remedy: str
+    judge: Callable[[F], Judgement]
+
+
+@dataclass(frozen=True)
+class Reading(Generic[F]):
+    """Facts that are read at once, and the checks that judge them.
+
+    Args:
+        read: reads the facts. Waits for the network some seconds at most, if at all.
+        checks: what judges them.
+        silence: what each check is if the facts cannot be had in time.
+        may_hang: whether the kernel may hold up for ever whoever reads them: a process of its own does it then.
+    """
+
+    read: Callable[[CheckInputs], F]
+    checks: tuple[Check[F], ...]
+    silence: Judgement
+    may_hang: bool = False
+
+    def results(self, inputs: CheckInputs) -> list[CheckResult]:
+        """Read and judge."""
+        facts = self.read(inputs)
+        return [each.judge(facts).of(each.name) for each in self.checks]
+
+    def silent(self) -> list[CheckResult]:
+        """The results if the facts cannot be had in time."""
+        return [self.silence.of(each.name) for each in self.checks]
