@@ -18,6 +18,7 @@ from unittest.mock import patch
 from rallypoint import notices
 from rallypoint.agent import grace_period
 from rallypoint.agent.notice_directory import NoticeDirectory
+from rallypoint.agent.peer_record import PeerRecord, decode_record, encode_record
 from rallypoint.agent.progress import ProgressTracker, _integer
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.endpoint import parse_endpoint
@@ -258,6 +259,14 @@ def progress(data: bytes) -> None:
         assert _integer(f"{folder}/{notices.PROGRESS_PREFIX}0") >= -1
 
 
+def peer_records(data: bytes) -> None:
+    """A record of another node: one that can be written again, or a sentence."""
+    with suppress(ValueError):
+        found = decode_record(data, 1, 64)
+        assert decode_record(encode_record(found), 1, 64) == found
+        assert found.node.isprintable()
+
+
 def event_files(data: bytes) -> None:
     """A file of events: what can be read makes a report, in which all adds up, and nothing else does harm."""
     with TemporaryDirectory() as folder:
@@ -280,7 +289,14 @@ def _event_file_seeds() -> Sequence[bytes]:
     return [b"".join(lines[:12]), b"".join(lines[10:24]), b"".join(lines[-12:])]
 
 
+_PEER = PeerRecord(1, "n1", "10.0.0.1", 8, 8, {"jax": (40000,)})
+
 TARGETS = {
+    "peer-records": Target(
+        peer_records,
+        lambda: [encode_record(_PEER), encode_record(_PEER._replace(address="2001:db8::1", ports={}))],
+        ("agent/peer_record.py",),
+    ),
     "progress": Target(
         progress,
         lambda: [b"1200\n", bytes(32), (7).to_bytes(8, "little") * 4, (7).to_bytes(8, "little") * 2],

@@ -23,10 +23,11 @@ from typing import TYPE_CHECKING, Protocol
 from rallypoint.agent.event_emitter import EventEmitter
 from rallypoint.agent.grace_period import GracePeriods
 from rallypoint.agent.rendezvous_client import RendezvousClient
-from rallypoint.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
+from rallypoint.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, node_failure
 from rallypoint.agent.steps import StopWorkers
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.log import get_logger
+from rallypoint.failures.cause import Cause, Ending
 from rallypoint.membership.operations import Succeed
 from rallypoint.protocol.messages import Placement
 from rallypoint.protocol.operator_messages import NodeReport
@@ -54,6 +55,25 @@ class Monitor(Protocol):
 
     def step(self) -> None:
         """Do what is due; `poll` returns what came of it."""
+
+
+class Preparation(Monitor, Protocol):
+    """What has to be done in a round, with other nodes maybe, before its workers can start. Nothing here blocks."""
+
+    failure: str
+    """Why the workers cannot start, in a sentence; empty if nothing has failed."""
+
+    def begin(self, group: WorkerGroup) -> None:
+        """The node has entered a round, in which the group has its place now. What was under way is forgotten."""
+
+    def preparing(self) -> bool:
+        """Whether it is under way."""
+
+    def cancel(self) -> None:
+        """The round has ended before its workers have started: forget what is under way. Idempotent."""
+
+    def close(self) -> None:
+        """The run is over. Idempotent."""
 
 
 class EventObserver(Protocol):
@@ -86,12 +106,20 @@ class WorkerController(ABC):
         """The processes of the present workers; None before the first, and where they are no processes of ours."""
         self.incidents: EventObserver | None = None
         """What keeps failures for later, where a folder for that was named."""
+        self.preparations: list[Preparation] = []
+        """What each round has to wait for before its workers start, in this order."""
         self.started_at = 0.0
         """When the present workers were started, in seconds since 1970."""
 
+    def begin_round(self, placement: Placement) -> None:
+        """Begin a round; `start` follows as soon as nothing is in preparation any more."""
+        self.enter_round(placement)
+        for each in self.preparations:
+            each.begin(self.group)
+
     @abstractmethod
     def start(self, placement: Placement) -> None:
-        """Begin a round and start its workers."""
+        """Start the workers of the round that was begun."""
 
     @abstractmethod
     def poll(self) -> RunResult:
@@ -118,7 +146,7 @@ class WorkerController(ABC):
 
     def close(self) -> None:
         """The run is over, for the other nodes too: what has stood by until here can go."""
-        for each in (self.progress, self.incidents):
+        for each in (self.progress, self.incidents, *self.preparations):
             if each is not None:
                 each.close()
 
@@ -153,11 +181,21 @@ class WorkerController(ABC):
 
     def monitors(self) -> Sequence[Monitor]:
         """What else the loop is to wait for and to step."""
-        return () if self.progress is None else (self.progress,)
+        return [*(() if self.progress is None else (self.progress,)), *self.preparations]
 
     def preparing(self) -> bool:
-        """Whether workers that are to start shall wait, since they will be sooner there than if they started now."""
-        return False
+        """Whether workers that are to start have to wait."""
+        return any(each.preparing() for each in self.preparations)
+
+    def preparation_failure(self) -> Cause | None:
+        """Why the workers of this round cannot start; None if they can."""
+        failure = next((each.failure for each in self.preparations if each.failure), "")
+        return node_failure(failure, Ending.INFRASTRUCTURE, exitcode=1) if failure else None
+
+    def cancel_preparations(self) -> None:
+        """The round is over, and its workers, if they have not started, never will."""
+        for each in self.preparations:
+            each.cancel()
 
     def running(self) -> Collection[int]:
         """Local ranks of the workers that have not ended, as far as is known."""
@@ -238,11 +276,12 @@ class WorkerController(ABC):
             ],
         }
 
-    # Parts of `start`
+    # Parts of `begin_round` and `start`
 
     def enter_round(self, placement: Placement) -> None:
         """Begin a round: address of the store, group rank, worker ranks."""
         group, spec = self.group, self.group.spec
+        self.pcontext = None  # those of the round before, which are gone
         group.placement, group.restarts = placement, placement.restarts
         self.rendezvous.begin_round(placement)
         if placement.max_restarts >= 0:  # the first node's value is the job's

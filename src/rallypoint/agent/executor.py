@@ -62,7 +62,7 @@ class StepExecutor:
         self._round = -1
         self.stopping: StopInProgress | None = None
         self.starting: steps.StartWorkers | None = None
-        """What is to start as soon as preloading is done."""
+        """What is to start as soon as all is ready that it has to wait for."""
         self.waiting = WaitingForOthers(rendezvous, clock)
         self.result: RunResult | None = None
         """How the run ends, once it does."""
@@ -90,7 +90,8 @@ class StepExecutor:
     def wake_at(self) -> float:
         """When there is something to do by itself, on the clock; infinite for never."""
         stop_at = math.inf if self.stopping is None else self.stopping.wake_at()
-        return min(self._notices.wake_at(), self._signal_by, stop_at)
+        start_at = math.inf if self.starting is None or self._workers.preparing() else -math.inf
+        return min(self._notices.wake_at(), self._signal_by, stop_at, start_at)
 
     def stop_events(self) -> Iterator[steps.Event]:
         """Go on with the stop that is under way."""
@@ -98,11 +99,16 @@ class StepExecutor:
             self.stopping = None
             yield self._stopped()
 
-    def start_once_ready(self) -> None:
-        """Start the workers, if they are to start; but not while modules are preloaded for them."""
-        if self.starting is not None and not self._workers.preparing():
-            step, self.starting = self.starting, None
+    def start_events(self) -> Iterator[steps.Event]:
+        """Start the workers, if they are to start and need not wait for anything; or tell why they cannot."""
+        if self.starting is None or self._workers.preparing():
+            return
+        step, self.starting = self.starting, None
+        cause = self._workers.preparation_failure()
+        if cause is None:
             self._workers.start(step.placement)
+        else:
+            yield steps.WorkersFailed(cause, max_restarts=self._workers.restart_limit())
 
     def notice_events(self) -> Iterator[steps.Event]:
         """The signal that did not come, and acknowledgements of the notice to the workers."""
@@ -151,7 +157,9 @@ class StepExecutor:
         self.starting = step
         if self._events is not None:
             self._events.starts()
-        self.start_once_ready()
+        self._workers.begin_round(step.placement)
+        if self._workers.preparation_failure() is None:  # else it is told where the loop asks for events
+            list(self.start_events())
 
     def _do_await_signal(self, _step: steps.AwaitSignal) -> None:
         self.last, self._held = None, self.last
@@ -194,6 +202,7 @@ class StepExecutor:
 
     def _do_stop(self, step: steps.StopWorkers) -> None:
         self.starting = None
+        self._workers.cancel_preparations()
         self._workers.report_progress()
         if self._events is not None:
             self._events.stops()

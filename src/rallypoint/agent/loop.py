@@ -101,7 +101,7 @@ class AgentLoop:
         yield from self._executor.stop_events()
         for monitor in self._workers.monitors():
             monitor.step()
-        self._executor.start_once_ready()
+        yield from self._executor.start_events()
         if self._watches:
             yield from self._poll_workers()
         yield from self._executor.notice_events()

@@ -133,9 +133,9 @@ class PollingRendezvousClient:
     def _count_failure(self, round_: int, cause: Cause, max_restarts: int) -> None:
         if self._failures >= max_restarts:
             self._runs = False
-            self._notify(
-                messages.JobEnded(Verdict(Outcome.FAILED, cause, restarts=Restarts(self._failures, max_restarts)))
-            )
+            restarts = Restarts(self._failures, max_restarts)
+            verdict = Verdict(Outcome.FAILED, cause, restarts=restarts, ending=cause.ending)
+            self._notify(messages.JobEnded(verdict))
             return
         self._failures += 1
         restarts = Restarts(self._failures, max_restarts)

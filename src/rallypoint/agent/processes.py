@@ -88,7 +88,6 @@ class ProcessController(WorkerController):
 
     @profiled("SimpleElasticAgent._initialize_workers")
     def start(self, placement: Placement) -> None:
-        self.enter_round(placement)
         self.started(self.start_workers())
 
     @profiled("LocalElasticAgent._start_workers")
@@ -167,7 +166,7 @@ class ProcessController(WorkerController):
             reaper.close()
 
     def preparing(self) -> bool:
-        return self._preload is not None and self._preload.importing
+        return (self._preload is not None and self._preload.importing) or super().preparing()
 
     # The watchdog
 

@@ -210,9 +210,13 @@ class RunResult:
 
     def first_cause(self, exitcode: int = 0) -> Cause:
         """The first of the failures; where none is known, that the group failed with this exit code."""
-        host = socket.gethostname()  # not getfqdn: a name server that is away must not hold up the news
         if not self.failures:
-            text = f"worker group {self.state.value}"
-            return Cause(-1, -1, host, os.getpid(), exitcode, text, "", time.time(), "")
+            return node_failure(f"worker group {self.state.value}", exitcode=exitcode)
         rank, failure = min(self.failures.items(), key=lambda entry: entry[1].moment)
-        return Cause.of(failure, rank, host)
+        return Cause.of(failure, rank, socket.gethostname())
+
+
+def node_failure(text: str, ending: Ending = Ending.PROGRAM, exitcode: int = 0) -> Cause:
+    """The cause of a failure of this node of which no worker is known to be the reason."""
+    host = socket.gethostname()  # not getfqdn: a name server that is away must not hold up the news
+    return Cause(-1, -1, host, os.getpid(), exitcode, text, "", time.time(), "", ending)

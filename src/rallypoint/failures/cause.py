@@ -50,7 +50,8 @@ class Cause(NamedTuple):
 
     `exitcode` is 0 to 255, or -N for death by signal N; `timestamp` is in epoch seconds on `host`'s clock, for people
     and not to be compared; `error_file` is a path on `host`, empty if the worker left none. `traceback` is the
-    exception's traceback, else the end of the worker's standard error, else empty.
+    exception's traceback, else the end of the worker's standard error, else empty. A `rank` below 0: no worker has
+    failed, but what its node needs to start any. `ending` is why the job fails if it fails by this.
     """
 
     rank: int
@@ -62,6 +63,7 @@ class Cause(NamedTuple):
     traceback: str
     timestamp: float
     error_file: str
+    ending: Ending = Ending.PROGRAM
 
     @classmethod
     def of(cls, failure: ProcessFailure, rank: int, host: str) -> Cause:
@@ -104,6 +106,9 @@ class Cause(NamedTuple):
         """Who failed, where, how and why, in one line."""
         from rallypoint.failures.truncate import first_line
 
+        if self.rank < 0:
+            line = first_line(self.message)
+            return line if line.startswith(self.host) else f"{self.host}: {line}"
         how = f"exit code {self.exitcode}" + (f", {self.signal_name}" if self.exitcode < 0 else "")
         return f"rank {self.rank} failed on {self.host} ({how}): {first_line(self.message)}"
 

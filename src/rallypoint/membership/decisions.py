@@ -237,7 +237,7 @@ def _fail(operation: Fail, state: State, node: NodeId, view: ClockView, settings
     streak = failure_streak_after(state, operation.cause, view, settings)
     cause, most = operation.cause, operation.max_restarts
     if state.ledger.failures >= most:
-        return Action(ActionKind.MARK_JOB_FAILED, cause=cause, max_restarts=most)
+        return Action(ActionKind.MARK_JOB_FAILED, cause=cause, max_restarts=most, ending=cause.ending)
     if 0 < settings.same_failure_limit <= streak.repeats:
         often = "once" if streak.repeats == 1 else f"{streak.repeats} times"
         detail = f"the same failure came back {often} without progress (same_failure_limit)"

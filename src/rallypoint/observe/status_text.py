@@ -136,7 +136,7 @@ def failure_sentence(failure: FailureView) -> str:
 
 def failure_text(failure: FailureView) -> str:
     """The same without its age."""
-    lost = f"{failure.node} was lost: " if failure.rank < 0 else ""
+    lost = f"{failure.node} was lost: " if failure.rank < 0 and not failure.pid else ""
     return f"round {failure.round}: {lost}{failure.message}"
 
 

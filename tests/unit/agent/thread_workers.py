@@ -31,7 +31,6 @@ class ThreadWorkers(WorkerController):
 
     def start(self, placement: Placement) -> None:
         self.calls.append("start")
-        self.enter_round(placement)
         self._told_to_stop = threading.Event()
         self._result = RunResult(WorkerState.HEALTHY)
         self._thread = threading.Thread(target=self._work, args=(placement.restarts, self._told_to_stop))

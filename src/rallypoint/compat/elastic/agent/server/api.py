@@ -69,9 +69,11 @@ class OverriddenWorkers(WorkerController):
         """Whether the agent's class has another method of this name than `of`, or than `SimpleElasticAgent`, has."""
         return getattr(type(self.agent), name) is not getattr(of or SimpleElasticAgent, name)
 
-    def start(self, placement: Placement) -> None:
+    def begin_round(self, placement: Placement) -> None:
         self.group.placement, self.group.restarts = placement, placement.restarts
-        self.agent._initialize_workers(self.group)
+
+    def start(self, placement: Placement) -> None:
+        self.agent._initialize_workers(self.group)  # it enters the round, by methods that a subclass may override
 
     def assign(self, placement: Placement) -> list[Worker]:
         # An override may use the round's store. Ours does not, and then none is opened.

@@ -1,0 +1,270 @@
+"""What the agents of a round tell each other before its workers start, over the round's worker store.
+
+A placement holds a node's own place only. Who needs to know of other nodes (a framework's variables that name every
+worker, a check that they reach each other) asks here: each agent writes one small record, and reads the ones it wants.
+
+Laws:
+
+1. Nothing happens where nobody asks: no connection, no thread, no import of this file.
+2. The agent's loop never waits: a thread of its own connects, writes and waits, and the loop is woken when it is done.
+3. A round that ends meanwhile is forgotten with its thread's connection. A node that dies meanwhile is the matter of
+   its lease. A store that cannot be reached, or a record that does not come, is a failure of this node.
+4. What comes from the store is checked once, in `peer_record.decode_record`.
+5. Only the records that are wanted are read: reading all on each of n nodes costs n times n reads.
+"""
+
+from __future__ import annotations
+
+import math
+import socket
+import threading
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import timedelta
+from typing import TYPE_CHECKING, NamedTuple, Protocol
+
+from rallypoint.agent.peer_record import PeerRecord, decode_record, encode_record
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock, Deadline
+from rallypoint.base.endpoint import Endpoint, own_address
+from rallypoint.base.log import get_logger, printable
+from rallypoint.base.mailbox import Mailbox
+from rallypoint.rendezvous.elastic import ElasticHandler
+
+if TYPE_CHECKING:
+    from rallypoint.agent.spec import WorkerGroup
+    from rallypoint.protocol.messages import Placement
+    from rallypoint.store.api import Store
+
+log = get_logger(__name__)
+
+TIMEOUT = 60.0
+"""Seconds in which the store must be reached and the records of the other nodes be there."""
+
+_MAX_SENTENCE = 1000
+_LATE = 5.0
+"""Seconds after the deadline for which its thread may be busy yet: with a name server, say."""
+_FEW = 8
+"""How many of the missing nodes are named."""
+
+
+class PeerUser(Protocol):
+    """What needs the records of other nodes. All is called on the loop's thread, and nothing there blocks."""
+
+    use: str
+    """The name of its ports: lower-case letters, digits and hyphens."""
+
+    def reserve(self, group: WorkerGroup) -> Sequence[int]:
+        """Reserve ports of this node for the round that the group has entered, and release those of the last one.
+
+        Raises:
+            OSError: there are none.
+        """
+
+    def wanted(self, placement: Placement) -> Collection[int]:
+        """The group ranks of the nodes whose records it needs."""
+
+    def take(self, records: Mapping[int, PeerRecord]) -> None:
+        """The records of all nodes that any user wants, by group rank; this node's own is always among them."""
+
+
+class PeerExchange:
+    """The exchange of one agent, round by round: a `controller.Preparation`.
+
+    Args:
+        users: what needs the records; may grow until the first round.
+        clock: on which the deadline counts.
+        timeout: seconds for the exchange of one round.
+    """
+
+    def __init__(self, users: Sequence[PeerUser] = (), clock: Clock = SYSTEM_CLOCK, timeout: float = TIMEOUT) -> None:
+        self.users = list(users)
+        self._clock = clock
+        self._timeout = timeout
+        self._mailbox: Mailbox[_Attempt] = Mailbox()
+        self._attempt: _Attempt | None = None
+        self._give_up_at = math.inf
+        self.failure = ""
+        """Why the workers of this round cannot start, in a sentence; empty if nothing has failed."""
+
+    def begin(self, group: WorkerGroup) -> None:
+        """Begin the exchange of the round that the group has entered."""
+        self.cancel()
+        placement = group.placement
+        assert placement is not None
+        try:
+            ports = {each.use: tuple(each.reserve(group)) for each in self.users}
+        except OSError as error:
+            self.failure = f"{socket.gethostname()} has no port for its workers: {error.strerror or error}"
+            return
+        address = group.spec.local_addr or (placement.store_address if placement.group_rank == 0 else "")
+        own = PeerRecord(
+            placement.group_rank,
+            socket.gethostname(),
+            address,
+            placement.ranks.base_rank,
+            group.spec.local_world_size,
+            {use: found for use, found in ports.items() if found},
+        )
+        wanted = {rank for each in self.users for rank in each.wanted(placement)} - {own.group_rank}
+        if placement.group_world_size == 1:
+            self._give_out({0: own})
+            return
+        limit = Deadline.after(self._timeout, self._clock)
+        self._give_up_at = limit.at + _LATE
+        self._attempt = _Attempt(placement, own, sorted(wanted), _opener(group, placement), limit, self._mailbox.post)
+        threading.Thread(target=self._attempt.run, name="rallypoint-peers", daemon=True).start()
+
+    def preparing(self) -> bool:
+        """Whether the workers of the round have to wait for it."""
+        return self._attempt is not None
+
+    def fds(self) -> list[int]:
+        """Readable when the exchange is done."""
+        return [self._mailbox.fileno()]
+
+    def wake_at(self) -> float:
+        """When its thread counts as stuck, on the clock; infinite if none is under way."""
+        return self._give_up_at if self._attempt is not None else math.inf
+
+    def step(self) -> None:
+        """Take what the thread has found."""
+        for done in self._mailbox.drain():
+            if done is self._attempt:
+                self._end_attempt()
+                self.failure = done.failure
+                if not done.failure:
+                    self._give_out(done.records)
+        if self._attempt is not None and self._clock.monotonic() >= self._give_up_at:
+            self.failure = self._attempt.sentence(f"nothing has come within {self._timeout:g} s")
+            self._end_attempt()
+
+    def cancel(self) -> None:
+        """Forget what is under way. Idempotent."""
+        self.failure = ""
+        self._end_attempt()
+
+    def close(self) -> None:
+        """Release everything. Idempotent."""
+        self.cancel()
+        self._mailbox.close()
+
+    def _end_attempt(self) -> None:
+        attempt, self._attempt = self._attempt, None
+        if attempt is not None:
+            attempt.end()
+
+    def _give_out(self, records: Mapping[int, PeerRecord]) -> None:
+        for each in self.users:
+            each.take(records)
+
+
+class _Attempt:
+    """The exchange of one round, on a thread of its own."""
+
+    def __init__(
+        self,
+        placement: Placement,
+        own: PeerRecord,
+        wanted: Sequence[int],
+        open_store: _Opener,
+        limit: Deadline,
+        done: Callable[[_Attempt], None],
+    ) -> None:
+        self._placement = placement
+        self._own = own
+        self._wanted = wanted
+        self._open_store = open_store
+        self._limit = limit
+        self._done = done
+        self._opened: _Opened | None = None
+        self._lock = threading.Lock()
+        self._ended = False
+        self.records: dict[int, PeerRecord] = {}
+        self.failure = ""
+
+    def run(self) -> None:
+        """Write and read; `records` or `failure` says what came of it."""
+        try:
+            self._exchange()
+        except Exception as error:  # a store may be anybody's, and raise anything
+            self.failure = self.sentence(printable(f"{error}" or type(error).__name__, _MAX_SENTENCE))
+        self._done(self)
+
+    def end(self) -> None:
+        """Nobody wants the result any more: end the connection, under the thread too. Idempotent."""
+        with self._lock:
+            self._ended = True
+            opened, self._opened = self._opened, None
+        close = getattr(opened.store, "close", None) if opened is not None and opened.is_own else None
+        if close is not None:  # torch's stores have none
+            close()
+
+    def sentence(self, why: str) -> str:
+        """Why the exchange has failed, for people."""
+        where = Endpoint(self._placement.store_address, self._placement.store_port)
+        return (
+            f"{self._own.node} cannot learn of the other nodes of round {self._placement.round} "
+            f"over the worker store at {where}: {why}"
+        )
+
+    def _exchange(self) -> None:
+        placement, own = self._placement, self._own
+        if not own.address:
+            own = own._replace(address=own_address(Endpoint(placement.store_address, placement.store_port)))
+        opened = self._open_store(self._limit.remaining())
+        with self._lock:
+            ended, self._opened = self._ended, opened
+        if ended:
+            self.end()
+            return
+        store = opened.store
+        self.records[own.group_rank] = own
+        store.set(opened.key(own.group_rank), encode_record(own))
+        if not self._wanted:
+            return
+        keys = [opened.key(rank) for rank in self._wanted]
+        try:
+            store.wait(keys, timedelta(seconds=max(0.001, self._limit.remaining())))
+        except Exception as error:
+            missing = [rank for rank, key in zip(self._wanted, keys, strict=True) if not store.check([key])]
+            if not missing:
+                raise
+            more = f" and {len(missing) - _FEW} more" if len(missing) > _FEW else ""
+            named = ", ".join(map(str, missing[:_FEW]))
+            raise TimeoutError(f"nothing has come from group rank {named}{more} in time") from error
+        for rank, data in zip(self._wanted, store.multi_get(keys), strict=True):
+            self.records[rank] = decode_record(bytes(data), rank, placement.ranks.world_size)
+
+
+class _Opened(NamedTuple):
+    """A round's store; `is_own` says whether nobody else uses this connection."""
+
+    store: Store
+    scope: str
+    is_own: bool
+
+    def key(self, group_rank: int) -> str:
+        """Under which a node's record is."""
+        return f"rallypoint/peers/{self.scope}/{group_rank}"
+
+
+_Opener = Callable[[float], _Opened]
+"""Opens the store of a round, with a timeout in seconds."""
+
+
+def _opener(group: WorkerGroup, placement: Placement) -> _Opener:
+    """A store of ours is new in each round. One that a third party's handler gives may be that of all rounds, which
+    such agents do not count alike: what they have in common is the number of restarts, larger in each round."""
+
+    def own(timeout: float) -> _Opened:
+        from rallypoint.store.client import TCPStore
+
+        store = TCPStore(placement.store_address, placement.store_port, timeout=timeout)
+        return _Opened(store, str(placement.round), True)
+
+    def given(_timeout: float) -> _Opened:
+        store = group.store
+        assert store is not None
+        clone = getattr(store, "clone", None)  # who waits in a connection keeps all others waiting that use it
+        return _Opened(store if clone is None else clone(), f"restart{placement.restarts}", clone is not None)
+
+    return own if isinstance(group.spec.rdzv_handler, ElasticHandler) else given

@@ -1,0 +1,292 @@
+"""What agents tell each other before the workers of a round start: over a real store, and what is no record."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from rallypoint.agent.agent import Agent
+from rallypoint.agent.peer_exchange import PeerExchange
+from rallypoint.agent.peer_record import PeerRecord, decode_record, encode_record
+from rallypoint.agent.rank_exchange import exchange
+from rallypoint.agent.spec import WorkerGroup, WorkerState
+from rallypoint.base.errors import SignalException
+from rallypoint.base.poll import until_readable
+from rallypoint.failures.cause import Ending
+from rallypoint.protocol.messages import Placement
+from rallypoint.ranks.assign import NodeRanks
+from rallypoint.rendezvous.handler import RendezvousHandler
+from rallypoint.store.client import TCPStore
+from rallypoint.store.hashstore import HashStore
+from rallypoint.store.server import StoreServer
+from tests.ports import free_port
+from tests.unit.agent.test_stopping import TIMEOUT, beside
+from tests.unit.agent.third_party import CountingHandler, outcome
+from tests.unit.agent.thread_workers import ThreadWorkers
+from tests.unit.compat.test_subclass import ours, spec
+
+RECORD = PeerRecord(1, "n1", "10.0.0.1", 2, 2, {"jax": (4000,), "tf": (4001, 4002)})
+
+
+class User:
+    """Reserves one made-up port, and wants the records of these ranks."""
+
+    use = "made-up"
+
+    def __init__(self, *wanted: int) -> None:
+        self._wanted = wanted
+        self.taken: Mapping[int, PeerRecord] = {}
+        self.asked = threading.Event()
+
+    def reserve(self, group: WorkerGroup) -> Sequence[int]:
+        assert group.placement is not None
+        self.asked.set()
+        return [5000 + group.placement.group_rank]
+
+    def wanted(self, placement: Placement) -> Collection[int]:
+        return [rank for rank in self._wanted if rank < placement.group_world_size]
+
+    def take(self, records: Mapping[int, PeerRecord]) -> None:
+        self.taken = records
+
+
+class NoPort(User):
+    def reserve(self, group: WorkerGroup) -> Sequence[int]:
+        raise OSError(98, "Address already in use")
+
+
+def entered(rank: int, nodes: int, port: int, handler: Callable[[], RendezvousHandler] = ours) -> WorkerGroup:
+    """A group of two workers that has entered round 3, whose store is on this port."""
+    group = WorkerGroup(spec(handler(), workers=2))
+    ranks = NodeRanks(2 * rank, 2 * nodes, 2 * rank, 2 * nodes)
+    group.placement = Placement(3, rank, nodes, ranks, "127.0.0.1", port, 1)
+    return group
+
+
+def finish(peers: PeerExchange) -> None:
+    """Drive it as the agent's loop does, until it is done."""
+    deadline = time.monotonic() + TIMEOUT
+    while peers.preparing():
+        assert time.monotonic() < deadline
+        until_readable(peers.fds(), min(peers.wake_at(), deadline) - time.monotonic())
+        peers.step()
+
+
+def test_each_node_has_the_records_that_it_wants() -> None:
+    users = [User(0), User(0, 2), User()]
+    exchanges = [PeerExchange([user]) for user in users]
+    with StoreServer("127.0.0.1") as server:
+        for rank, peers in enumerate(exchanges):
+            peers.begin(entered(rank, 3, server.port))
+        for peers in exchanges:
+            finish(peers)
+            assert not peers.failure
+    assert [sorted(user.taken) for user in users] == [[0], [0, 1, 2], [2]]
+    found = users[1].taken[2]
+    assert found[:1] + found[2:] == (2, "127.0.0.1", 4, 2, {"made-up": (5002,)})
+    for peers in exchanges:
+        peers.close()
+
+
+def test_the_address_is_the_one_that_was_given() -> None:
+    user = User(0)
+    with StoreServer("127.0.0.1") as server:
+        group = entered(1, 2, server.port)
+        group.spec.local_addr = "node1.example"
+        peers = PeerExchange([User()])
+        peers.begin(group)
+        finish(peers)
+        reader = PeerExchange([User(1)])
+        reader.users.append(user)
+        reader.begin(entered(0, 2, server.port))
+        finish(reader)
+    assert user.taken[1].address == "node1.example"
+    peers.close()
+    reader.close()
+
+
+def test_one_node_needs_no_store() -> None:
+    user = User(0)
+    peers = PeerExchange([user])
+    peers.begin(entered(0, 1, 1))
+    assert not peers.preparing()
+    assert user.taken[0].ports == {"made-up": (5000,)}
+    peers.close()
+
+
+def test_a_store_of_another_handler() -> None:
+    store = HashStore(timeout=TIMEOUT)
+    users = [User(0, 1), User(0, 1)]
+    exchanges = []
+    for rank, user in enumerate(users):
+        group = entered(rank, 2, 1, lambda: CountingHandler(store, "job", 2))
+        group.store = store
+        exchanges.append(PeerExchange([user]))
+        exchanges[-1].begin(group)
+    for peers in exchanges:
+        finish(peers)
+        assert not peers.failure
+        peers.close()
+    assert [sorted(user.taken) for user in users] == [[0, 1], [0, 1]]
+    assert not store.check(["rallypoint/peers/3/0"]), "its agents do not count rounds alike"
+
+
+def test_a_store_that_cannot_be_reached_is_named_with_the_reason() -> None:
+    port = free_port()
+    peers = PeerExchange([User(0)], timeout=0.3)
+    peers.begin(entered(1, 2, port))
+    finish(peers)
+    assert f"the other nodes of round 3 over the worker store at 127.0.0.1:{port}" in peers.failure
+    assert "Connection refused" in peers.failure
+    assert peers.failure.startswith(os.uname().nodename)
+    peers.close()
+
+
+def test_nodes_that_say_nothing_are_named() -> None:
+    peers = PeerExchange([User(*range(12))], timeout=0.3)
+    with StoreServer("127.0.0.1") as server:
+        peers.begin(entered(1, 12, server.port))
+        finish(peers)
+    assert peers.failure.endswith("nothing has come from group rank 0, 2, 3, 4, 5, 6, 7, 8 and 3 more in time")
+    peers.close()
+
+
+def test_a_record_that_is_none_is_a_failure() -> None:
+    peers = PeerExchange([User(0)], timeout=TIMEOUT)
+    with StoreServer("127.0.0.1") as server, TCPStore("127.0.0.1", server.port) as store:
+        store.set("rallypoint/peers/3/0", "\x1b[31m")
+        peers.begin(entered(1, 2, server.port))
+        finish(peers)
+    assert "the record of group rank 0 cannot be used" in peers.failure
+    assert peers.failure.isprintable()
+    peers.close()
+
+
+def test_no_port_is_a_failure_at_once() -> None:
+    peers = PeerExchange([NoPort()])
+    peers.begin(entered(0, 2, 1))
+    assert not peers.preparing()
+    assert peers.failure.endswith("has no port for its workers: Address already in use")
+    peers.close()
+
+
+def test_a_round_that_ends_meanwhile_is_forgotten_and_its_connection_ended() -> None:
+    user = User(0)
+    peers = PeerExchange([user], timeout=TIMEOUT)
+    with StoreServer("127.0.0.1") as server, TCPStore("127.0.0.1", server.port) as store:
+        peers.begin(entered(1, 2, server.port))
+        store.wait(["rallypoint/peers/3/1"], TIMEOUT)
+        (thread,) = [each for each in threading.enumerate() if each.name == "rallypoint-peers"]
+        peers.cancel()
+        thread.join(TIMEOUT)
+        assert not thread.is_alive()
+        peers.step()
+        assert not peers.failure
+        assert not user.taken
+    peers.close()
+
+
+# The agent that waits for it
+
+
+class Exchanging(ThreadWorkers):
+    def __init__(self, handler: RendezvousHandler, timeout: float) -> None:
+        super().__init__(lambda rank, start, stopping: rank, handler)
+        self.exchange = PeerExchange([User(0, 1)], timeout=timeout)
+        self.preparations.append(self.exchange)
+
+
+def test_the_workers_do_not_start_and_the_job_fails_by_its_infrastructure() -> None:
+    workers = Exchanging(CountingHandler(HashStore(timeout=TIMEOUT), "job", 1, address="127.0.0.1"), 0.2)
+    workers.exchange.users.append(NoPort())
+    result = outcome(Agent(workers))
+    assert result.state is WorkerState.FAILED
+    assert result.ending is Ending.INFRASTRUCTURE
+    assert result.cause is not None
+    assert result.cause.headline.endswith("has no port for its workers: Address already in use")
+    assert result.restarts.used == 1, "another round may do better"
+    assert "start" not in workers.calls
+
+
+def test_the_same_with_a_coordinator() -> None:
+    workers = Exchanging(ours(), TIMEOUT)
+    workers.exchange.users.append(NoPort())
+    result = outcome(Agent(workers))
+    assert (result.state, result.ending) == (WorkerState.FAILED, Ending.INFRASTRUCTURE)
+
+
+def test_a_signal_ends_an_agent_that_waits_for_other_nodes() -> None:
+    store = HashStore(timeout=TIMEOUT)
+    handlers = [CountingHandler(store, "job", 2, address="127.0.0.1") for _ in range(2)]
+    workers = Exchanging(handlers[0], TIMEOUT)
+    (user,) = workers.exchange.users
+    assert isinstance(user, User)
+
+    def other_node() -> None:
+        info = handlers[1].next_rendezvous()
+        exchange(info.store, info.rank, 2, "default", 1, 0)  # and says nothing of itself
+        assert user.asked.wait(TIMEOUT)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with beside(threading.Thread(target=other_node)), pytest.raises(SignalException):
+        Agent(workers).run()
+    assert "start" not in workers.calls
+
+
+# Records
+
+
+def test_what_is_written_is_read() -> None:
+    assert decode_record(encode_record(RECORD), 1, 4) == RECORD
+    bare = RECORD._replace(ports={}, address="2001:db8::1")
+    assert decode_record(encode_record(bare), 1, 4) == bare
+
+
+@pytest.mark.parametrize(
+    ("place", "value"),
+    [
+        (0, 2),
+        (0, True),
+        (0, None),
+        (1, ""),
+        (1, "a\nb"),
+        (1, "n" * 256),
+        (1, 7),
+        (2, ""),
+        (2, "a b"),
+        (2, "10.0.0.1:80"),
+        (2, "-\x00"),
+        (2, ["10.0.0.1"]),
+        (3, -1),
+        (3, 4),
+        (3, 2.0),
+        (4, 0),
+        (4, 3),
+        (5, []),
+        (5, {"Jax": [1]}),
+        (5, {"jax": 1}),
+        (5, {"jax": [0]}),
+        (5, {"jax": [65536]}),
+        (5, {"jax": ["1"]}),
+        (5, {f"u{number}": [1] for number in range(17)}),
+    ],
+)
+def test_what_cannot_be_is_refused(place: int, value: Any) -> None:
+    fields: list[Any] = json.loads(encode_record(RECORD))
+    fields[place] = value
+    with pytest.raises(ValueError, match="the record of group rank 1 cannot be used"):
+        decode_record(json.dumps(fields).encode(), 1, 4)
+
+
+@pytest.mark.parametrize("data", [b"", b"{}", b"[]", b"[1]", b"\xff", b"[" * 5000, b"9" * 5000, b" " * 70000])
+def test_what_is_no_record_is_refused(data: bytes) -> None:
+    with pytest.raises(ValueError, match="the record of group rank 1 cannot be used") as refused:
+        decode_record(data, 1, 4)
+    assert str(refused.value).isprintable()
