@@ -140,6 +140,8 @@ ONLY_OURS = [
     *[value("--tee-collapse", text, "0 to 3600", code=2) for text in ("-1", "nan", "3601")],
     *[value("--preflight", text, "neither warn nor require", code=2) for text in ("maybe", "")],
     value("--tee-collapse", "x", "not a number", code=2),
+    *[value("--cluster", text, "slurm", "mpi", "k8s", code=2) for text in ("pbs", "")],
+    value("--cluster", "k8s", "JOB_COMPLETION_INDEX", code=2),
     value("--progress-file", "/none/there", "no such folder"),
     value("--incident-dir", __file__, "name a folder of your own", code=2),
     variable("--preload", "a b", "name of a module", "such as torch", code=2),

@@ -28,6 +28,7 @@ ONLY_OURS = [
     "tee_collapse",
     "progress_file",
     "preflight",
+    "cluster",
 ]
 """Flags that torchrun does not have."""
 

@@ -138,3 +138,10 @@ def preflight(text: str) -> str:
     if text not in ("warn", "require"):
         raise ArgumentTypeError(f"{text!r} is neither warn nor require")
     return text
+
+
+def cluster(text: str) -> str:
+    """Read which cluster's environment is used."""
+    if text not in ("auto", "slurm", "mpi", "k8s", "none"):
+        raise ArgumentTypeError(f"{text!r} is none of auto, slurm, mpi, k8s, none")
+    return text

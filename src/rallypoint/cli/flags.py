@@ -9,6 +9,7 @@ from rallypoint.cli.flag_types import (
     SWITCH,
     Flag,
     FlagGroup,
+    cluster,
     exit_codes,
     module_names,
     number,
@@ -147,6 +148,13 @@ GROUPS = (
         "beyond torchrun",
         "--preload=torch,numpy --store-peers=members,10.0.0.0/8 --host-prefix=always train.py",
         (
+            Flag(
+                "--cluster",
+                cluster,
+                "none",
+                "Fill in what was not given from Slurm, mpirun or an Indexed Job: auto, slurm, mpi, k8s, none",
+                "WHICH",
+            ),
             Flag(
                 "--preload",
                 module_names,

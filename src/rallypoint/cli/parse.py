@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple, NoReturn
 
-from rallypoint.base.errors import UserError, user_error
+from rallypoint.base.errors import UsageError, UserError, user_error
 from rallypoint.cli.flag_types import Flag, ShowVersion
 from rallypoint.cli.flags import FLAGS, GROUPS
 
@@ -74,6 +74,7 @@ class Options(NamedTuple):
     incident_dir: str
     tee_collapse: float
     preflight: str
+    cluster: str
     training_script: str
     training_script_args: tuple[str, ...]
     sources: Mapping[str, str]
@@ -89,7 +90,8 @@ def naming(source: str) -> Iterator[None]:
     try:
         yield
     except UserError as error:
-        raise user_error(f"{source}: {error}", error) from error
+        text = f"{source}: {error}"
+        raise (UsageError(text) if isinstance(error, UsageError) else user_error(text, error)) from error
 
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:

@@ -11,6 +11,8 @@ import sys
 
 _STARTED_AFTER = 0.7
 """Seconds after which a job has started."""
+_SEVERAL_NODES = ("SLURM_STEP_NUM_NODES", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "MV2_COMM_WORLD_SIZE", "JOB_COMPLETIONS")
+"""Variables without which the environment does not show several nodes."""
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -58,12 +60,14 @@ def run_command(argv: Sequence[str] | None, read: Callable[[Sequence[str], Mappi
     from rallypoint.base.errors import UserError
 
     finish = None
+    work: Callable[[], None]
     try:
         options = read(sys.argv[1:] if argv is None else argv, os.environ)
     except UserError as error:
         work = partial(_refuse, error)
     else:
-        work, finish = partial(_run, options), partial(_finish, options)
+        run = _Run(options)
+        work, finish = run.launch, run.finish
     from rallypoint.cli.exit import INTERRUPTED, exit_code_of
 
     code = exit_code_of(work, finish=finish)
@@ -78,43 +82,62 @@ def _refuse(error: UserError) -> None:
     raise error
 
 
-def _run(options: Options) -> None:
-    """Launch `options`; returns when all workers have succeeded."""
-    from rallypoint.base.secrets import take_from_environment
+class _Run:
+    """One run; its options are what the user has given, and from the start of `launch` on, what holds."""
 
-    take_from_environment()  # before anything is started that would inherit it
-    from rallypoint.base.log import configure
-    from rallypoint.workers.reaper.prestart import prestart
+    def __init__(self, options: Options) -> None:
+        self._options = options
 
-    prestart()  # it starts up during the imports that follow
-    from rallypoint.logs.prefix import host_label
+    def launch(self) -> None:
+        """Launch it; returns when all workers have succeeded."""
+        from rallypoint.base.secrets import take_from_environment
 
-    configure(host_label(options.host_prefix, os.environ))
-    from rallypoint.cli.convert import config_from_options, limit_threads
+        take_from_environment()  # before anything is started that would inherit it
+        from rallypoint.base.log import configure
+        from rallypoint.workers.reaper.prestart import prestart
 
-    config, program, arguments = config_from_options(options, os.environ)
-    _warn_of_variables()
-    limit_threads(config, os.environ)
-    from rallypoint.cli.process_setup import restore_keyboard_interrupt
-    from rallypoint.launch.api import elastic_launch
+        prestart()  # it starts up during the imports that follow
+        from rallypoint.logs.prefix import host_label
 
-    # Only where the run does not handle it: in an import, a KeyboardInterrupt can leave a traceback.
-    if "SIGINT" not in map(str.strip, config.signals_to_handle.split(",")):
-        restore_keyboard_interrupt()
-    _trim_memory_later()
-    elastic_launch(config, program)(*arguments)
+        configure(host_label(self._options.host_prefix, os.environ))
+        self._options = _by_cluster(self._options)
+        from rallypoint.cli.convert import config_from_options, limit_threads
+
+        config, program, arguments = config_from_options(self._options, os.environ)
+        _warn_of_variables()
+        limit_threads(config, os.environ)
+        from rallypoint.cli.process_setup import restore_keyboard_interrupt
+        from rallypoint.launch.api import elastic_launch
+
+        # Only where the run does not handle it: in an import, a KeyboardInterrupt can leave a traceback.
+        if "SIGINT" not in map(str.strip, config.signals_to_handle.split(",")):
+            restore_keyboard_interrupt()
+        _trim_memory_later()
+        elastic_launch(config, program)(*arguments)
+
+    def finish(self, error: BaseException | None, code: int) -> int:
+        """The exit code that holds; the verdict is written where it is asked for. Most have nothing to import here."""
+        wants = self._options.exit_codes == "classified"
+        named = "RALLYPOINT_VERDICT_FILE" in os.environ
+        shown = os.environ.get("RALLYPOINT_TERMINATION_LOG") or "/dev/termination-log"
+        if not wants and not named and not (error is not None and os.path.exists(shown)):
+            return code
+        from rallypoint.cli.verdict import finish
+
+        return finish(error, code, self._options.rdzv_id, wants, os.environ)
 
 
-def _finish(options: Options, error: BaseException | None, code: int) -> int:
-    """The exit code that holds; the verdict is written where it is asked for. Most runs have nothing to import here."""
-    wants = options.exit_codes == "classified"
-    named = "RALLYPOINT_VERDICT_FILE" in os.environ
-    shown = os.environ.get("RALLYPOINT_TERMINATION_LOG") or "/dev/termination-log"
-    if not wants and not named and not (error is not None and os.path.exists(shown)):
-        return code
-    from rallypoint.cli.verdict import finish
+def _by_cluster(options: Options) -> Options:
+    """The options with what the cluster says, where that was asked for."""
+    if options.cluster != "none":
+        from rallypoint.cli.cluster_options import with_cluster
 
-    return finish(error, code, options.rdzv_id, wants, os.environ)
+        return with_cluster(options, os.environ)
+    if any(name in os.environ for name in _SEVERAL_NODES):
+        from rallypoint.cli.cluster_options import warn_of_own_worlds
+
+        warn_of_own_worlds(options, os.environ)
+    return options
 
 
 def _warn_of_variables() -> None:

@@ -1,0 +1,159 @@
+"""`--cluster`: what the environment of a cluster says takes the place of values that the user has not given.
+
+Laws:
+
+1. What was given, by a flag or by a `PET_*` variable, holds. Who has given an endpoint has chosen how nodes meet.
+2. What cannot be known is said in one sentence before anything is started; it costs the job (exit code 2) unless the
+   flags say enough without it.
+3. Without `--cluster` nothing changes; one warning says where each node is about to run a job of its own.
+"""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Mapping
+from typing import Any
+
+from rallypoint.base.endpoint import Endpoint, is_loopback, parse_endpoint
+from rallypoint.base.errors import UsageError, UserError
+from rallypoint.base.log import get_logger
+from rallypoint.cli.parse import Options, naming
+from rallypoint.cli.sizes import parse_nnodes
+from rallypoint.cluster.detect import find, started_with_others
+from rallypoint.cluster.findings import Cluster, Machine, Nothing, Refusal
+
+_log = get_logger(__name__)
+
+_MEETING = ("rdzv_endpoint", "master_addr", "master_port")
+"""Who gives one of these has said where nodes meet."""
+_BY_ENDPOINT = ("c10d", "static")
+"""Backends that meet at a node of the job."""
+
+
+def with_cluster(options: Options, environ: Mapping[str, str]) -> Options:
+    """The options, completed by what the cluster says.
+
+    Raises:
+        UsageError: the cluster's environment is damaged, or not enough to start a job by.
+    """
+    source = f"{options.source('cluster')}={options.cluster}"
+    with naming(source):
+        finding = find(options.cluster, environ, _machine())
+        if isinstance(finding, Cluster):
+            return _completed(options, finding, environ)
+    says_enough = options.standalone or _meets_somewhere(options)
+    if isinstance(finding, Refusal) and not says_enough:
+        raise UsageError(f"{source}: {finding.sentence}")
+    if isinstance(finding, Nothing) and options.cluster != "auto":
+        raise UsageError(f"{source}: {finding.sentence}")
+    say = _log.info if says_enough or "nnodes" in options.sources else _log.warning
+    say("%s: %s", source, finding.sentence)
+    return options
+
+
+def _meets_somewhere(options: Options) -> bool:
+    return any(dest in options.sources for dest in _MEETING)
+
+
+def _machine() -> Machine:
+    return Machine(
+        hostname=socket.gethostname(),
+        hosts_file=_text("/etc/hosts"),
+        ephemeral=_text("/proc/sys/net/ipv4/ip_local_port_range"),
+        cpu_quota=_text("/sys/fs/cgroup/cpu.max"),
+    )
+
+
+def _text(path: str) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(1 << 20)
+    except OSError:
+        return ""
+
+
+def _completed(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> Options:
+    values: dict[str, Any] = {}
+    if not options.standalone:
+        if "nnodes" not in options.sources:
+            if cluster.nodes is None:
+                raise UsageError(cluster.wanted["nnodes"])
+            values["nnodes"] = str(cluster.nodes)
+        _, most = parse_nnodes(values.get("nnodes", options.nnodes), options.source("nnodes"))
+        if most > 1:
+            values |= _rendezvous(options, cluster)
+    workers, origin = _workers(options, cluster, environ)
+    if workers:
+        values["nproc_per_node"] = workers
+    origins = {dest: cluster.origins.get(dest, options.source("cluster")) for dest in values} | {
+        "nproc_per_node": origin
+    }
+    sources = {**options.sources, **{dest: origins[dest] for dest in values}}
+    derived = " ".join(f"--{dest.replace('_', '-')}={value}" for dest, value in values.items())
+    _log.info("%s, node %d: %s", cluster.title, cluster.index, derived or "all values were given")
+    if cluster.remark and cluster.index == 0 and "rdzv_endpoint" in values:
+        _log.warning("%s: %s", cluster.title, cluster.remark)
+    return options._replace(**values, sources=sources)
+
+
+def _rendezvous(options: Options, cluster: Cluster) -> dict[str, Any]:
+    """Where nodes meet, the job's id and the rank that this node wishes for."""
+    values: dict[str, Any] = {}
+    backend = options.rdzv_backend if "rdzv_backend" in options.sources else "c10d"
+    if backend in _BY_ENDPOINT and not _meets_somewhere(options) and "store_type" not in options.rdzv_conf:
+        cluster = _with_host(cluster)
+        if not cluster.host:
+            raise UsageError(cluster.wanted["rdzv_endpoint"])
+        values["rdzv_backend"] = backend
+        values["rdzv_endpoint"] = str(Endpoint(cluster.host, cluster.port))
+        if backend == "c10d" and cluster.hosts_here and "is_host" not in options.rdzv_conf:
+            values["rdzv_conf"] = ",".join(filter(None, (options.rdzv_conf, "is_host=true")))
+    if "rdzv_id" not in options.sources and cluster.job_id:
+        values["rdzv_id"] = cluster.job_id
+    if "node_rank" not in options.sources:
+        values["node_rank"] = cluster.index
+    return {dest: value for dest, value in values.items() if value != getattr(options, dest) or dest == "node_rank"}
+
+
+def _with_host(cluster: Cluster) -> Cluster:
+    return cluster
+
+
+def _workers(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> tuple[str, str]:
+    """How many workers this node starts, and by what that is known; empty where the user has said it.
+
+    That is `auto`, of what the task may use of this machine.
+    """
+    given = options.nproc_per_node if "nproc_per_node" in options.sources else "auto"
+    if given != "auto":
+        return "", ""
+    from rallypoint.base.devices import cpu_count, cuda_count, xpu_count
+
+    gpus = cuda_count(environ) or xpu_count(environ, integrated=False)
+    if gpus or cluster.gpus:
+        return str(min(gpus or cluster.gpus or 1, cluster.gpus or gpus)), "the task's GPUs"
+    return str(min(cpu_count(), cluster.cpus or cpu_count())), "the task's processors"
+
+
+def warn_of_own_worlds(options: Options, environ: Mapping[str, str]) -> None:
+    """Warn, on one of several nodes, where each of them is about to run a job of its own or to wait for itself."""
+    started = None if options.standalone or "TORCHELASTIC_RUN_ID" in environ else started_with_others(environ)
+    if started is None or started.number != 0:
+        return
+    try:
+        _, most = parse_nnodes(options.nnodes)
+        where = parse_endpoint(options.rdzv_endpoint or options.master_addr, 0).host
+    except UserError:
+        return  # it is said where it is checked
+    if most == 1:
+        _log.warning(
+            "%s has %d nodes, and %s is 1: each of them runs a job of its own, whose world is that node; write "
+            "--cluster=%s to make them one job, or --standalone if that is meant",
+            *(started.title, started.nodes, options.source("nnodes"), started.flag),
+        )
+    elif options.rdzv_backend in _BY_ENDPOINT and (where == "localhost" or is_loopback(where)):
+        _log.warning(
+            "%s has %d nodes, and they are to meet at %s, where each finds itself alone; write --cluster=%s and leave "
+            "the endpoint out, or give --rdzv-endpoint=HOST:PORT with the name of the first node",
+            *(started.title, started.nodes, where, started.flag),
+        )

@@ -1,0 +1,103 @@
+"""Slurm's lists of hosts: `n[1-3,07],rack[1-2]gpu[01-16],login` and what they stand for.
+
+Laws:
+
+1. A list that `scontrol show hostnames` accepts in this grammar becomes the same hosts in the same order:
+
+       list   = [item] { separator [item] }       separators: comma, space, tab, line end, outside of brackets
+       item   = text | { text "[" ranges "]" } [text]
+       ranges = range { "," range }
+       range  = number | number "-" number
+
+   The zeros before the first number of a range are its width: `[08-10]` is 08, 09, 10. Steps (`[1-9/2]`) there are
+   none, for scontrol neither. A text after the last bracket is accepted here, though not by every version of Slurm.
+2. With several brackets the last one counts fastest; of those before it the one nearer to the end counts slowest, which
+   is odd, and Slurm's order.
+3. The text is foreign: whatever it is, the work and the result are bounded.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from itertools import product
+
+MAX_HOSTS = 65536
+"""Hosts that one list may stand for, as in Slurm."""
+MAX_TEXT = 1 << 17
+"""Characters of a list: no environment variable is longer."""
+MAX_BRACKETS = 16
+
+_PART = re.compile(r"\[([^\[\]]*)\]")
+_RANGE = re.compile(r"([0-9]{1,20})(?:-([0-9]{1,20}))?", re.ASCII)
+
+
+class HostlistError(ValueError):
+    """A text is not a list of hosts; the message says what is wrong with it."""
+
+
+def expand(text: str) -> list[str]:
+    """The hosts that a list stands for, in its order, each as often as it is named.
+
+    Raises:
+        HostlistError: the text is no such list, or stands for more than `MAX_HOSTS` hosts.
+    """
+    if len(text) > MAX_TEXT:
+        raise HostlistError(f"it has {len(text)} characters, and {MAX_TEXT} are allowed")
+    hosts: list[str] = []
+    for item in _items(text):
+        hosts += _expand_item(item, MAX_HOSTS - len(hosts))
+    return hosts
+
+
+def _items(text: str) -> Iterator[str]:
+    """The parts between separators that are outside of brackets."""
+    start, depth = 0, 0
+    for place, character in enumerate(text):
+        if character == "[":
+            depth += 1
+        elif character == "]":
+            depth -= 1
+        elif depth == 0 and character in ", \t\n\r":
+            if place > start:
+                yield text[start:place]
+            start = place + 1
+        if depth not in (0, 1):
+            raise HostlistError(f"the brackets at character {place + 1} do not match")
+    if depth:
+        raise HostlistError("a bracket is not closed")
+    if start < len(text):
+        yield text[start:]
+
+
+def _expand_item(item: str, room: int) -> Iterator[str]:
+    pieces = _PART.split(item)  # text, ranges, text, ..., text
+    texts, brackets = pieces[::2], pieces[1::2]
+    if len(brackets) > MAX_BRACKETS:
+        raise HostlistError(f"{item[:60]!r} has {len(brackets)} brackets, and {MAX_BRACKETS} are allowed")
+    numbers: list[list[str]] = []
+    for bracket in brackets:
+        numbers.append(_numbers(bracket, room))
+        room //= len(numbers[-1])
+    if room < 1:
+        raise HostlistError(f"it stands for more than {MAX_HOSTS} hosts")
+    slow_to_fast = [*reversed(range(len(numbers) - 1)), len(numbers) - 1] if numbers else []
+    for chosen in product(*(numbers[bracket] for bracket in slow_to_fast)):
+        by_place = dict(zip(slow_to_fast, chosen, strict=True))
+        yield texts[0] + "".join(by_place[place] + texts[place + 1] for place in range(len(numbers)))
+
+
+def _numbers(bracket: str, most: int) -> list[str]:
+    found: list[str] = []
+    for part in bracket.split(","):
+        match = _RANGE.fullmatch(part)
+        if match is None:
+            raise HostlistError(f"{part[:60]!r} in brackets is neither a number nor a range such as 1-8")
+        first = match[1]
+        low, high = int(first), int(match[2] or first)
+        if low > high:
+            raise HostlistError(f"the range {part} goes down")
+        if high - low >= most - len(found):
+            raise HostlistError(f"it stands for more than {MAX_HOSTS} hosts")
+        found += [str(number).zfill(len(first)) for number in range(low, high + 1)]
+    return found
