@@ -21,6 +21,7 @@ MARKERS = {
 
 BY_FOLDER = {
     "conformance": ("process", "torch"),
+    "deploy": ("process",),
     "faults": ("process", "root"),
     "jobs": ("process",),
     "slurm": ("process", "root"),

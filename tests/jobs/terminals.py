@@ -77,6 +77,10 @@ class Terminal:
                 raise AssertionError(f"the terminal is still without {words!r}:\n{self.text[after:]}")
             return self.text.find(words, after) + len(words)
 
+    def write(self, keys: bytes) -> None:
+        """Type."""
+        os.write(self._fd, keys)
+
     def signal(self, number: int) -> None:
         """Send the command a signal."""
         self._process.send_signal(number)

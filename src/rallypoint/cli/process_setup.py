@@ -22,8 +22,13 @@ def set_up_process() -> None:
 
     Closed standard descriptors become /dev/null: else whatever is opened next would get their numbers, and workers
     would write into it. Until `restore_keyboard_interrupt`, a ^C ends this process at once and silently, as it ends any
-    program without a handler. While the interpreter shuts down, signals are ignored.
+    program without a handler. While the interpreter shuts down, signals are ignored. Process 1 of a container becomes
+    its init, and the command a child of that.
     """
+    if os.getpid() == 1:
+        from rallypoint.cli.container_init import become_container_init
+
+        become_container_init()
     import atexit
 
     signals = _signals()

@@ -1,0 +1,75 @@
+"""A command that is process 1 of a container: it runs as a child, and process 1 is an init, as `tini` is.
+
+The kernel gives process 1 what no other has: orphans of the whole container become its children (what the image's
+entrypoint has left, what `kubectl exec` has started), and a signal that it has no handler for is lost, such as a
+SIGTERM that comes before the handlers are installed. Laws:
+
+1. What has ended is reaped, whoever started it.
+2. What is sent to process 1 is sent to the command, once: what a terminal sends, it has sent to both.
+3. Process 1 ends when the command does, with its code, or 128 and the signal's number; the kernel then kills the rest.
+   After a death by a signal it stays for a moment, in which the reaper takes away what the command has left.
+4. Built-in modules only, since it runs before the imports of a command, and the copy should be small.
+"""
+
+from __future__ import annotations
+
+import posix
+import time
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Any
+
+_SIGCHLD = 17
+_LAST_TIMEOUT = 2.0
+"""Seconds that process 1 stays for what a command that was killed has left."""
+
+
+def become_container_init() -> None:
+    """Go on in a child. Without room for another process, go on in this one. To be called with one thread."""
+    signals = __import__("_signal")
+    mask = signals.pthread_sigmask(signals.SIG_BLOCK, signals.valid_signals())
+    handler = signals.signal(_SIGCHLD, signals.SIG_DFL)  # where it is ignored, the kernel keeps no exit code
+    try:
+        command = posix.fork()
+    except OSError:
+        command = 0
+    if command:
+        posix._exit(_run_init(signals, command))
+    signals.signal(_SIGCHLD, handler)
+    signals.pthread_sigmask(signals.SIG_SETMASK, mask)
+
+
+def _run_init(signals: Any, command: int) -> int:
+    """Hand on signals and reap until the command has ended. Returns its exit code, as a shell has it."""
+    code, _ = _reap(command)  # what has ended before will not be told
+    while code is None:
+        received = signals.sigwaitinfo(signals.valid_signals())
+        if received.si_signo == _SIGCHLD:
+            code, _ = _reap(command)
+        elif received.si_code <= 0:  # a process has sent it, and not the kernel
+            posix.kill(command, received.si_signo)
+    if code >= 0:
+        return code
+    until = time.monotonic() + _LAST_TIMEOUT
+    while _reap(command)[1] and (seconds := until - time.monotonic()) > 0:
+        signals.sigtimedwait([_SIGCHLD], seconds)
+    return 128 - code
+
+
+def _reap(command: int) -> tuple[int | None, bool]:
+    """Reap all that has ended.
+
+    Returns:
+        The command's exit code, -N for signal N, if it was among them; and whether other children are left.
+    """
+    code = None
+    while True:
+        try:
+            pid, status = posix.waitpid(-1, posix.WNOHANG)
+        except ChildProcessError:
+            return code, False
+        if pid == 0:
+            return code, True
+        if pid == command:
+            code = posix.waitstatus_to_exitcode(status)
