@@ -29,6 +29,8 @@ ONLY_OURS = [
     "progress_file",
     "preflight",
     "cluster",
+    "node_check",
+    "node_check_timeout",
 ]
 """Flags that torchrun does not have."""
 

@@ -7,13 +7,15 @@ from collections.abc import Callable
 from enum import Enum, auto
 from typing import TYPE_CHECKING, NamedTuple
 
-from rallypoint.agent.policy import decide
+from rallypoint.agent.policy import begin, decide
 from rallypoint.agent.policy_state import Phase, PolicyState
 from rallypoint.agent.steps import (
     AwaitSignal,
+    CheckNode,
     Collect,
     EndBySignal,
     EndInSuccess,
+    EndUnfit,
     EndWithError,
     EndWithVerdict,
     Event,
@@ -21,6 +23,7 @@ from rallypoint.agent.steps import (
     KillWorkers,
     LeaveTimedOut,
     LogLine,
+    NodeChecked,
     NoticeExpired,
     PostNotice,
     PostStopNotice,
@@ -57,6 +60,10 @@ from tests.sim.world import Process, Timer
 
 if TYPE_CHECKING:
     from tests.sim.job import Job
+
+
+_CHECKS_THAT_FAIL = 0.15
+"""The share of checks of a node that fail before the calm."""
 
 
 class SimOutcome(Enum):
@@ -98,7 +105,8 @@ class Agent:
         self.number = plan.number
         self.process = Process(job.world, f"node {plan.number}", job.scenario.stream(f"agent {plan.number}"))
         self.wall_skew = self.process.rng.uniform(-0.2, 0.2)
-        self.status = PolicyState(notice_timeout=job.settings.notice_timeout)
+        checks = job.scenario.check > 0
+        self.status = PolicyState(notice_timeout=job.settings.notice_timeout, checks_node=checks)
         self.fate: SimOutcome | None = None
         self.workers = SimWorkers(
             job.world,
@@ -116,6 +124,7 @@ class Agent:
         self._mail: deque[Event] = deque()
         self._busy = False
         self._stop: Timer | None = None
+        self._check: Timer | None = None
         self._told: Exit | None = None
         self._notice: _PendingNotice | None = None
         self.joined_at = 0.0
@@ -126,7 +135,9 @@ class Agent:
         self.handler = ElasticHandler("sim", control, self.stores, self.process.clock, self.wall_clock)
         self.handler.listen(self._post)
         job.world.note(self.process, "starts")
-        self._do(RequestJoin())
+        self.status, steps = begin(self.status)
+        for step in steps:
+            self._do(step)
 
     @property
     def alive(self) -> bool:
@@ -245,7 +256,21 @@ class Agent:
         self._told = None
         self.workers.start(self.job.audit.names[self.number, step.placement.round])
 
+    def _do_check(self, _step: CheckNode) -> None:
+        rng = self.process.rng
+        fails = self.job.world.now < self.job.scenario.calm and rng.random() < _CHECKS_THAT_FAIL
+        self._check = self.process.later(rng.uniform(0.0, self.job.scenario.check), self._checked, fails)
+
+    def _checked(self, fails: bool) -> None:
+        self._check = None
+        if fails:
+            self.job.audit.disturb(self.number)
+        self._post(NodeChecked("the check has failed" if fails else ""))
+
     def _do_stop(self, step: StopWorkers) -> None:
+        if self._check is not None:
+            self._check.cancel()
+            self._check = None
         self._stop = self.process.later(self.workers.stop_time(), self._stopped)
 
     def _stopped(self) -> None:
@@ -300,7 +325,7 @@ class Agent:
     def _do_give_up(self, step: EndWithError) -> None:
         self._shut(SimOutcome.GAVE_UP)
 
-    def _do_depart(self, _step: EndBySignal) -> None:
+    def _do_depart(self, _step: EndBySignal | EndUnfit) -> None:
         self._shut(SimOutcome.DEPARTED)
 
     def _do_finish(self, _step: EndInSuccess) -> None:
@@ -309,6 +334,7 @@ class Agent:
     _HOW: dict[type, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
         RequestJoin: _do_join,
         StartWorkers: _do_start,
+        CheckNode: _do_check,
         StopWorkers: _do_stop,
         KillWorkers: _do_kill,
         Fail: _do_send,
@@ -327,6 +353,7 @@ class Agent:
         QueryStanding: _do_ask_others,
         EndWithVerdict: _do_end,
         EndWithError: _do_give_up,
+        EndUnfit: _do_depart,
         EndBySignal: _do_depart,
         EndInSuccess: _do_finish,
     }

@@ -201,7 +201,8 @@ class Job:
     def _join_allowance(self) -> float:
         """Seconds after the calm in which everybody must have come to an end."""
         scenario = self.scenario
-        return 3 * scenario.join_timeout + 4 * (scenario.temper.longest + scenario.grace) + 12 * scenario.lease + 60
+        rounds = 4 * (scenario.temper.longest + scenario.grace + scenario.check)
+        return 3 * scenario.join_timeout + rounds + 12 * scenario.lease + 60
 
     def _look(self) -> None:
         """The calm: a server is there again unless the job is abandoned, and with enough nodes a round completes."""
@@ -231,6 +232,7 @@ class Job:
         bound = (
             scenario.last_call
             + scenario.grace
+            + scenario.check
             + 5 * scenario.lease
             + max(8 * scenario.backoff, state.restart_delay)
             + 10.0

@@ -75,6 +75,8 @@ class Scenario(NamedTuple):
     """Nobody brings the control server back at the calm."""
     etcd: bool = False
     """The control plane is kept in etcd, and its server elected."""
+    check: float = 0.0
+    """The longest that the user's check of a node takes, in seconds; 0 where there is none."""
 
     @property
     def hosted(self) -> bool:
@@ -234,6 +236,7 @@ def generate(seed: int) -> Scenario:
         calm=max(over, *(node.start for node in nodes)) + 0.5,
         abandoned=rng.random() < 0.05 and not etcd,
         etcd=etcd,
+        check=Random(f"checks/{seed}").choice([0.0, 0.0, 0.0, 0.1, 3.0]),
     )
 
 

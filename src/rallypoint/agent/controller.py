@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from signal import Signals
 from typing import TYPE_CHECKING, Protocol
 
@@ -34,6 +34,7 @@ from rallypoint.protocol.operator_messages import NodeReport
 from rallypoint.telemetry.lazy import profiled
 
 if TYPE_CHECKING:
+    from rallypoint.agent.node_check import NodeCheck
     from rallypoint.agent.policy_state import PolicyState
     from rallypoint.agent.progress import ProgressTracker
     from rallypoint.agent.steps import Event
@@ -108,6 +109,8 @@ class WorkerController(ABC):
         """What keeps failures for later, where a folder for that was named."""
         self.preparations: list[Preparation] = []
         """What each round has to wait for before its workers start, in this order."""
+        self.begin_check: Callable[[], NodeCheck] | None = None
+        """Begins the user's check of this node, where there is one."""
         self.started_at = 0.0
         """When the present workers were started, in seconds since 1970."""
 

@@ -31,6 +31,7 @@ from rallypoint.protocol.messages import LeaveRequest
 
 if TYPE_CHECKING:
     from rallypoint.agent.collect import StatusReporter
+    from rallypoint.agent.node_check import NodeCheck
     from rallypoint.workers.escalation import StopInProgress
 
 log = get_logger(__name__)
@@ -61,6 +62,8 @@ class StepExecutor:
         self._notices = NoticeDirectory(clock)
         self._round = -1
         self.stopping: StopInProgress | None = None
+        self._check: NodeCheck | None = None
+        """The user's check of this node, while it runs."""
         self.starting: steps.StartWorkers | None = None
         """What is to start as soon as all is ready that it has to wait for."""
         self.waiting = WaitingForOthers(rendezvous, clock)
@@ -85,19 +88,28 @@ class StepExecutor:
 
     def fds(self) -> list[int]:
         """Descriptors that become readable when there is something to do."""
-        return [*self._notices.fds(), *([] if self.stopping is None else self.stopping.fds())]
+        return [*self._notices.fds(), *(fd for each in self._begun() for fd in each.fds())]
 
     def wake_at(self) -> float:
         """When there is something to do by itself, on the clock; infinite for never."""
-        stop_at = math.inf if self.stopping is None else self.stopping.wake_at()
         start_at = math.inf if self.starting is None or self._workers.preparing() else -math.inf
-        return min(self._notices.wake_at(), self._signal_by, stop_at, start_at)
+        begun = (each.wake_at() for each in self._begun())
+        return min(self._notices.wake_at(), self._signal_by, start_at, *begun)
+
+    def _begun(self) -> list[StopInProgress | NodeCheck]:
+        return [each for each in (self.stopping, self._check) if each is not None]
 
     def stop_events(self) -> Iterator[steps.Event]:
         """Go on with the stop that is under way."""
         if self.stopping is not None and self.stopping.step():
             self.stopping = None
             yield self._stopped()
+
+    def check_events(self) -> Iterator[steps.Event]:
+        """Go on with the check of this node that runs."""
+        if self._check is not None and self._check.step():
+            check, self._check = self._check, None
+            yield check.outcome()
 
     def start_events(self) -> Iterator[steps.Event]:
         """Start the workers, if they are to start and need not wait for anything; or tell why they cannot."""
@@ -121,6 +133,8 @@ class StepExecutor:
         """End whatever runs by this signal, and return when it is gone."""
         self.waiting.end()
         try:
+            if self._check is not None:
+                self._check.end(number)
             self._workers.shutdown(number)
         except BaseException:  # an unhandled ^C, say, must not cut the shutdown short
             self._workers.shutdown(Signals.SIGKILL)
@@ -200,7 +214,14 @@ class StepExecutor:
 
     # Steps: the workers
 
+    def _do_check(self, _step: steps.CheckNode) -> None:
+        assert self._workers.begin_check is not None, "only where the user has a check"
+        self._check = self._workers.begin_check()
+
     def _do_stop(self, step: steps.StopWorkers) -> None:
+        if self._check is not None:
+            self._check.begin_stop(step.signal)
+            return
         self.starting = None
         self._workers.cancel_preparations()
         self._workers.report_progress()
@@ -213,8 +234,8 @@ class StepExecutor:
 
     def _do_kill(self, _step: steps.KillWorkers) -> None:
         log.warning("Killing the workers")
-        if self.stopping is not None:
-            self.stopping.kill_now()
+        for each in self._begun():
+            each.kill_now()
 
     def _do_forward(self, step: steps.ForwardSignal) -> None:
         log.info("Received %s for the workers", signal_name(step.signal))
@@ -265,6 +286,11 @@ class StepExecutor:
         assert error is not None
         raise error
 
+    def _do_end_unfit(self, step: steps.EndUnfit) -> None:
+        from rallypoint.base.errors import PreflightError
+
+        raise PreflightError(step.failure)
+
     def _do_end_by_signal(self, step: steps.EndBySignal) -> None:
         from rallypoint.agent.endings import signal_error
 
@@ -288,6 +314,7 @@ class StepExecutor:
         Preempt: _do_send,
         LeaveRequest: _do_send,
         steps.LogLine: _do_log,
+        steps.CheckNode: _do_check,
         steps.StopWorkers: _do_stop,
         steps.KillWorkers: _do_kill,
         steps.ForwardSignal: _do_forward,
@@ -299,6 +326,7 @@ class StepExecutor:
         steps.Collect: _do_collect,
         steps.EndWithVerdict: _do_end_with_verdict,
         steps.EndWithError: _do_end_with_error,
+        steps.EndUnfit: _do_end_unfit,
         steps.EndBySignal: _do_end_by_signal,
         steps.EndInSuccess: _do_end_in_success,
     }

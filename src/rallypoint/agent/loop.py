@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 
 from rallypoint.agent.controller import WorkerController
 from rallypoint.agent.executor import StepExecutor
-from rallypoint.agent.policy import decide
+from rallypoint.agent.policy import begin, decide
 from rallypoint.agent.policy_state import Phase, PolicyState
 from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.spec import RunResult, WorkerState
-from rallypoint.agent.steps import Event, RequestJoin, SignalArrived, WorkersFailed, WorkersSucceeded
+from rallypoint.agent.steps import Event, SignalArrived, Step, WorkersFailed, WorkersSucceeded
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.mailbox import Mailbox
 from rallypoint.base.poll import until_readable
@@ -47,7 +47,7 @@ class AgentLoop:
         self._mailbox: Mailbox[Event] = Mailbox()
         self._executor = StepExecutor(workers, rendezvous, clock, self._mailbox.post)
         self._signal_wakeup: SignalWakeup | None = None
-        self._state = PolicyState(notice_timeout=rendezvous.notice_timeout)
+        self._state = PolicyState(notice_timeout=rendezvous.notice_timeout, checks_node=workers.begin_check is not None)
         self._safety_check_at = 0.0
         self._local_socket: LocalSocket | None = None
         """Opened after the first look at events: no worker waits for it."""
@@ -81,7 +81,7 @@ class AgentLoop:
 
     def _run_to_end(self) -> RunResult:
         self._rendezvous.listen(self._mailbox.post)
-        self._executor.carry_out(RequestJoin(), self._state.round)
+        self._take(begin(self._state))
         told = self._workers.events.log
         while self._executor.result is None:
             for event in self._events():
@@ -89,16 +89,20 @@ class AgentLoop:
                     told.heard(event)
                 if self._workers.incidents is not None:
                     self._workers.incidents.look_at(event, self._state)
-                self._state, steps = decide(self._state, event)
-                for step in steps:
-                    self._executor.carry_out(step, self._state.round)
+                self._take(decide(self._state, event))
         return self._executor.result
+
+    def _take(self, decision: tuple[PolicyState, tuple[Step, ...]]) -> None:
+        self._state, steps = decision
+        for step in steps:
+            self._executor.carry_out(step, self._state.round)
 
     def _events(self) -> Iterator[Event]:
         """Wait until something has happened, and give it out one by one."""
         self._wait()
         yield from self._drain_mailbox()
         yield from self._executor.stop_events()
+        yield from self._executor.check_events()
         for monitor in self._workers.monitors():
             monitor.step()
         yield from self._executor.start_events()

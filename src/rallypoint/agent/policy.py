@@ -1,5 +1,6 @@
 """What an agent does about what happens. Pure: where it stands and an event in, steps and where it stands next out.
 
+    CHECKING  the user's check of this node runs, or will when the workers of the round before are gone
     FORMING   waits for a placement; the workers of the round before may still be stopping
     RUNNING   its workers run
     BROKEN    its workers have failed, which was announced; waits for the end of the round or the job
@@ -25,6 +26,8 @@ Laws:
 11. Who ends by a signal that this agent was sent too was stopped and has not failed, whichever is seen first.
 12. To leave by SIGTERM a job that goes on elsewhere, with workers that end in order, is a success. That the job goes on
     must hold for a moment, for all its nodes may be ending.
+13. Where the user has a check of the node, no place is requested before it has passed: at first, and after a round that
+    a failure of this node's own workers has ended, once these are gone. If it does not pass, the node leaves.
 """
 
 from __future__ import annotations
@@ -51,6 +54,14 @@ from rallypoint.failures.cause import Ending
 from rallypoint.membership.operations import Fail, Succeed
 from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict
 from rallypoint.protocol import messages, operator_messages
+from rallypoint.protocol.messages import LeaveRequest
+
+
+def begin(status: PolicyState) -> Decision:
+    """Where an agent stands at first, and its first step."""
+    if status.checks_node:
+        return status._replace(phase=Phase.CHECKING), (steps.CheckNode(),)
+    return status, (steps.RequestJoin(),)
 
 
 def decide(status: PolicyState, event: steps.Event) -> Decision:
@@ -79,13 +90,25 @@ def _on_placed(status: PolicyState, event: messages.Placed) -> Decision:
 
 def _on_workers_stopped(status: PolicyState, _event: steps.WorkersStopped) -> Decision:
     gone = status._replace(stopping=0, pending_placement=None)
+    if status.phase is Phase.CHECKING:
+        return gone, (steps.CheckNode(),)
     if not status.stopping or status.pending_placement is None:
         return gone, ()
     return start_workers(gone, status.pending_placement)
 
 
+def _on_node_checked(status: PolicyState, event: steps.NodeChecked) -> Decision:
+    if status.phase is not Phase.CHECKING:
+        return status, ()
+    if event.failure:
+        return status._replace(phase=Phase.ENDED), (LeaveRequest(), steps.EndUnfit(event.failure))
+    return status._replace(phase=Phase.FORMING), (steps.RequestJoin(),)
+
+
 def _on_round_ended(status: PolicyState, event: messages.RoundEnded) -> Decision:
     over = event.end.round
+    if status.phase is Phase.CHECKING:
+        return status._replace(round=max(over, status.round)), ()
     if status.phase is Phase.FORMING:
         # Our own round came and went before we knew our place in it, or could take it: join the next.
         missed = over > status.round if status.pending_placement is None else over >= status.pending_placement.round
@@ -95,18 +118,15 @@ def _on_round_ended(status: PolicyState, event: messages.RoundEnded) -> Decision
     if status.leave_signal:
         ending, then = leave_job(status, status.leave_signal, saved=event.end.reason is Reason.DRAINED)
         return ending, (warning(_log_round_end(event, "this node leaves")), *then)
-    forming = PolicyState(
-        Phase.FORMING,
-        status.round,
-        notice_timeout=status.notice_timeout,
-        stopping=SIGTERM,
-        link_down=status.link_down,
-    )
-    line = warning(_log_round_end(event, _next_round(event.end)))
     failed = event.end.reason in (Reason.FAILURE, Reason.LOST) and status.posted_notice is None
     # Where a signal makes one node leave, it may have been sent to all.
     shared = event.end.reason is Reason.DEPARTED
-    return forming, (line, steps.RequestJoin(), steps.StopWorkers(SIGTERM, restarts=True, failed=failed, shared=shared))
+    stop = steps.StopWorkers(SIGTERM, restarts=True, failed=failed, shared=shared)
+    if status.checks_node and event.end.cause is not None and event.end.cause.is_of(status.failure):
+        line = warning(_log_round_end(event, "this node is checked before it comes back"))
+        return status.anew(Phase.CHECKING, status.round)._replace(stopping=SIGTERM), (line, stop)
+    line = warning(_log_round_end(event, _next_round(event.end)))
+    return status.anew(Phase.FORMING, status.round)._replace(stopping=SIGTERM), (line, steps.RequestJoin(), stop)
 
 
 def _log_round_end(event: messages.RoundEnded, then: str) -> str:
@@ -251,6 +271,7 @@ def _on_collect_requested(status: PolicyState, event: operator_messages.CollectR
 _RULES: dict[type, Callable[..., Decision]] = {
     messages.Placed: _on_placed,
     steps.WorkersStopped: _on_workers_stopped,
+    steps.NodeChecked: _on_node_checked,
     messages.RoundEnded: _on_round_ended,
     messages.NodesWaiting: policy_notices.on_waiting,
     messages.Preempted: policy_notices.on_preempted,

@@ -20,6 +20,7 @@ INTERRUPTS = frozenset({SIGINT, SIGQUIT})
 class Phase(Enum):
     """Where an agent stands."""
 
+    CHECKING = auto()
     FORMING = auto()
     RUNNING = auto()
     BROKEN = auto()
@@ -46,13 +47,15 @@ class PolicyState(NamedTuple):
     """All that the agent knows of itself.
 
     `round` is the one it holds a place in, `group_rank` its rank there; -1 before the first. `notice_timeout` is how
-    many seconds workers are given before the round is drained; 0 drains at once. It is the same for the whole run.
+    many seconds workers are given before the round is drained; 0 drains at once. `checks_node` is whether the user has
+    a check of this node. Both are the same for the whole run.
     """
 
     phase: Phase = Phase.FORMING
     round: int = -1
     group_rank: int = -1
     notice_timeout: float = 0.0
+    checks_node: bool = False
     stopping: int = 0
     """The signal that the workers were sent to stop, while they do; else 0."""
     pending_placement: Placement | None = None
@@ -71,6 +74,12 @@ class PolicyState(NamedTuple):
     link_down: bool = False
     """Whether the control plane is out of reach."""
 
+    def anew(self, phase: Phase, round_: int, group_rank: int = -1) -> PolicyState:
+        """Where an agent stands that enters a phase, and has forgotten what was before."""
+        return PolicyState(
+            phase, round_, group_rank, self.notice_timeout, checks_node=self.checks_node, link_down=self.link_down
+        )
+
     @property
     def can_notify_workers(self) -> bool:
         """Whether there are workers to notify, and time for that."""
@@ -87,9 +96,7 @@ def warning(text: str) -> steps.LogLine:
 
 def start_workers(status: PolicyState, placement: Placement) -> Decision:
     """Start the workers of a round in which this node has a place; none is left of the one before."""
-    running = PolicyState(
-        Phase.RUNNING, placement.round, placement.group_rank, status.notice_timeout, link_down=status.link_down
-    )
+    running = status.anew(Phase.RUNNING, placement.round, placement.group_rank)
     return running, (steps.StartWorkers(placement),)
 
 
@@ -97,11 +104,11 @@ def end(
     status: PolicyState, last: steps.FinalStep, *before: steps.Step, by: int = SIGTERM, failed: bool = False
 ) -> Decision:
     """Settle the end: first the workers are stopped, with the signal `by` unless they are stopping already."""
+    if status.stopping:
+        return status._replace(phase=Phase.ENDING, final_step=last, pending_placement=None), before
     if status.phase is not Phase.FORMING:
         stop = steps.StopWorkers(by, failed=failed, shared=isinstance(last, steps.EndBySignal))
         return status._replace(phase=Phase.ENDING, final_step=last, stopping=by), (*before, stop)
-    if status.stopping:
-        return status._replace(phase=Phase.ENDING, final_step=last, pending_placement=None), before
     return take_final_step(status, last, *before, in_order=True)
 
 

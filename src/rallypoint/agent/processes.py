@@ -80,7 +80,7 @@ class ProcessController(WorkerController):
     # The start
 
     def prepare(self) -> None:
-        reaper = self._ensure_reaper()
+        reaper = self.ensure_reaper()
         if self.group.spec.preload:
             from rallypoint.agent.preload import preload_manager
 
@@ -108,7 +108,7 @@ class ProcessController(WorkerController):
         prefixes = line_prefixes(self.log_line_prefix_template, spec.role, ranks, group.restarts)
         log.info("[%s] Starting worker group", spec.role)
         log.info("use_agent_store: %s", spec.rdzv_handler.use_agent_store)
-        reaper = self._ensure_reaper()
+        reaper = self.ensure_reaper()
         self._forwarded.clear()
         if self._forwarding is not None:
             self._forwarding.reset()
@@ -148,7 +148,7 @@ class ProcessController(WorkerController):
         whole = [*([self.group.notices] if self.group.notices else []), *pipes]
         reaper.set_cleanup(empty=[temporary] if temporary else [], whole=whole)
 
-    def _ensure_reaper(self) -> ReaperClient:
+    def ensure_reaper(self) -> ReaperClient:
         """The reaper of this run, which starts the workers of all rounds; a new one if that is lost."""
         if self._reaper is not None and self._reaper.lost:
             self.close()

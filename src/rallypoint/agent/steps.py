@@ -49,6 +49,12 @@ class NoticeExpired(NamedTuple):
     """The time of the notice is over."""
 
 
+class NodeChecked(NamedTuple):
+    """The user's check of this node is over, and nothing of it is left. `failure` says why it has not passed."""
+
+    failure: str = ""
+
+
 class SignalArrived(NamedTuple):
     """This agent was sent a signal that it handles. `notice`: seconds that the workers may be given at most."""
 
@@ -69,6 +75,7 @@ Event = (
     | WorkersSucceeded
     | WorkersFailed
     | WorkersStopped
+    | NodeChecked
     | WorkersReady
     | NoticeExpired
     | SignalArrived
@@ -90,8 +97,12 @@ class RequestJoin(NamedTuple):
     """Request a place in the next round."""
 
 
+class CheckNode(NamedTuple):
+    """Run the user's check of this node; `NodeChecked` follows, unless a stop ends it before."""
+
+
 class StopWorkers(NamedTuple):
-    """Begin to stop the workers; `WorkersStopped` follows.
+    """Begin to stop the workers, or the check that runs in their place; `WorkersStopped` follows.
 
     `restarts`: they are to be started again. `failed`: their round has ended by a failure, so that there is nothing to
     save beyond what they are at, and the grace period is the short one. `shared`: whoever made this agent stop them may
@@ -174,6 +185,12 @@ class EndWithError(NamedTuple):
     notification: Notification
 
 
+class EndUnfit(NamedTuple):
+    """End because the user's check of this node has not passed, as `failure` says."""
+
+    failure: str
+
+
 class EndBySignal(NamedTuple):
     """End as the signal asked. `standing` says in words how the job goes on without this node; empty if it does not.
 
@@ -189,7 +206,7 @@ class EndInSuccess(NamedTuple):
     """End in success although the verdict cannot arrive any more."""
 
 
-FinalStep = EndWithVerdict | EndWithError | EndBySignal | EndInSuccess
+FinalStep = EndWithVerdict | EndWithError | EndUnfit | EndBySignal | EndInSuccess
 
 Step = (
     Fail
@@ -199,6 +216,7 @@ Step = (
     | LeaveRequest
     | StartWorkers
     | RequestJoin
+    | CheckNode
     | StopWorkers
     | KillWorkers
     | ForwardSignal

@@ -82,6 +82,8 @@ def config_from_options(
         incident_dir=_incident_dir(options),
         tee_collapse=options.tee_collapse,
         preflight=options.preflight,
+        node_check=options.node_check,
+        node_check_timeout=options.node_check_timeout,
     )
     return config, program, arguments
 

@@ -6,6 +6,8 @@ from argparse import SUPPRESS, Action, ArgumentParser, ArgumentTypeError, Namesp
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+_DAY = 24 * 3600
+
 SWITCH = None
 """The `read` of a flag that takes no value."""
 
@@ -44,11 +46,12 @@ class Flag(NamedTuple):
 
 
 class FlagGroup(NamedTuple):
-    """A section of the help page, with an example of its flags."""
+    """A section of the help page, with an example of its flags, and whether torchrun has none of them."""
 
     title: str
     example: str
     flags: tuple[Flag, ...]
+    beyond_torchrun: bool = False
 
 
 class ShowVersion(Action):
@@ -124,6 +127,21 @@ def seconds(text: str) -> float:
     if not 0 <= value <= 3600:
         raise ArgumentTypeError(f"{text!r} is not a number of seconds from 0 to 3600")
     return value
+
+
+def duration(text: str) -> float:
+    """Read a time in seconds that something may take."""
+    value = number(text)
+    if not 0 < value <= _DAY:
+        raise ArgumentTypeError(f"{text!r} is not a number of seconds above 0, {_DAY} at most")
+    return value
+
+
+def shell_command(text: str) -> str:
+    """Read a command for the shell; none in an empty text."""
+    if text and not text.strip():
+        raise ArgumentTypeError(f"{text!r} is not a command, such as 'dcgmi diag -r 1'")
+    return text
 
 
 def when(text: str) -> str:

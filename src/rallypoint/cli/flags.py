@@ -10,11 +10,13 @@ from rallypoint.cli.flag_types import (
     Flag,
     FlagGroup,
     cluster,
+    duration,
     exit_codes,
     module_names,
     number,
     preflight,
     seconds,
+    shell_command,
     split_filters,
     store_peers,
     when,
@@ -190,6 +192,14 @@ GROUPS = (
                 "Check this node before it joins (rallyctl check): warn, or require, which keeps it out after a FAIL",
                 "WHAT",
             ),
+            Flag(
+                "--node-check",
+                shell_command,
+                "",
+                "Shell command that must succeed before this node joins, and after a failure of its own",
+                "COMMAND",
+            ),
+            Flag("--node-check-timeout", duration, 300.0, "Time in which it must succeed", "SECONDS"),
             Flag("--incident-dir", str, "", "Folder where each node writes what it knows of a failure", "DIR"),
             Flag(
                 "--tee-collapse",
@@ -202,8 +212,12 @@ GROUPS = (
                 "--host-prefix", when, "auto", "Host name before each line: always, never, or auto, under srun", "WHEN"
             ),
         ),
+        beyond_torchrun=True,
     ),
 )
 """The flags, in the order of the help page."""
+
+BEYOND_TORCHRUN = frozenset(flag.dest for group in GROUPS if group.beyond_torchrun for flag in group.flags)
+"""The values that torchrun does not know."""
 
 FLAGS = tuple(flag for group in GROUPS for flag in group.flags)

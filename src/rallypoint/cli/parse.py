@@ -4,7 +4,7 @@ Laws:
 
 1. The command line takes precedence over `PET_<NAME>`, and that over the default.
 2. Up to the script, prefixes, `--` and usage errors are argparse's, as in torchrun under the same Python. A prefix
-   never means `--version`, which torchrun does not have.
+   never means `--version`, nor a flag that torchrun does not have where it could be one of torchrun's.
 3. What follows the script is not parsed, except for a first `--` right after it. (argparse does parse it: torchrun
    refuses `train.py --log x`, since `--log` could be two of its own flags.)
 4. Text from the environment is converted by the flag's type, but not checked against its choices.
@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, NoReturn
 
 from rallypoint.base.errors import UsageError, UserError, user_error
 from rallypoint.cli.flag_types import Flag, ShowVersion
-from rallypoint.cli.flags import FLAGS, GROUPS
+from rallypoint.cli.flags import BEYOND_TORCHRUN, FLAGS, GROUPS
 
 _DESCRIPTION = """\
 Start a distributed Python job, keep it running, and report why it failed. Drop-in replacement for torchrun: the same
@@ -72,6 +72,8 @@ class Options(NamedTuple):
     host_prefix: str
     exit_codes: str
     incident_dir: str
+    node_check: str
+    node_check_timeout: float
     tee_collapse: float
     preflight: str
     cluster: str
@@ -169,8 +171,9 @@ class Parser(argparse.ArgumentParser):
             self._trying = False
 
     def _get_option_tuples(self, option_string: str) -> list[Any]:
-        """argparse's candidates for a prefix, without `--version`: `--v` means what it means to torchrun."""
-        return [found for found in super()._get_option_tuples(option_string) if not isinstance(found[0], ShowVersion)]
+        """argparse's candidates for a prefix, as far as they are torchrun's: `--te` means what it means to torchrun."""
+        found = [each for each in super()._get_option_tuples(option_string) if not isinstance(each[0], ShowVersion)]
+        return [each for each in found if each[0].dest not in BEYOND_TORCHRUN] or found
 
     def _get_values(self, action: argparse.Action, arg_strings: list[str]) -> Any:
         """As argparse does, which until Python 3.12 makes an empty list of `--flag=--` where one value is expected."""

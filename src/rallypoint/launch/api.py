@@ -203,6 +203,12 @@ def _agent(
 
         record_incidents(workers, config.incident_dir)
 
+    if config.node_check:
+        from rallypoint.agent.node_check import NodeCheck
+
+        command, timeout = config.node_check, config.node_check_timeout
+        workers.begin_check = lambda: NodeCheck(command, timeout, workers.ensure_reaper())
+
     def pages() -> AgentPages:
         from rallypoint.agent.pages import AgentPages
 

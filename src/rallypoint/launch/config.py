@@ -59,6 +59,9 @@ class LaunchConfig:
         tee_collapse: seconds within which equal teed lines of several ranks are shown once; 0 for never. Beyond torch.
         preflight: `warn` or `require`: this node is checked before it joins, and stays out of the job after a FAIL if
             that is required; empty for no checks. Beyond torch.
+        node_check: a command for the shell that must succeed before this node joins, and before it joins again after a
+            failure of its own workers; empty for none. Beyond torch.
+        node_check_timeout: seconds in which it must. Beyond torch.
         endpoint_flag: what the user gave the endpoint by, for messages. Beyond torch.
         endpoint_given: whether the user gave the endpoint, or it is the default. Beyond torch.
         node_rank: the group rank that this node would like where the rendezvous assigns ranks. Beyond torch.
@@ -98,6 +101,8 @@ class LaunchConfig:
     incident_dir: str = ""
     tee_collapse: float = 0.0
     preflight: str = ""
+    node_check: str = ""
+    node_check_timeout: float = 300.0
 
     shutdown_timeout_given: bool = field(init=False, default=True)
     """Whether somebody has chosen `shutdown_timeout`."""

@@ -45,7 +45,7 @@ def torch_flags(args: argparse.Namespace) -> dict[str, Any]:
         name: value
         for name, value in vars(args).items()
         if not name.startswith(("rallypoint", "preload", "host_prefix", "store_peers", "exit_codes", "incident_dir"))
-        and name not in {"tee_collapse", "progress_file", "preflight", "cluster"}
+        and name not in {"tee_collapse", "progress_file", "preflight", "cluster", "node_check", "node_check_timeout"}
     }
 
 

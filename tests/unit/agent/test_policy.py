@@ -9,12 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rallypoint.agent.policy import decide
+from rallypoint.agent.policy import begin, decide
 from rallypoint.agent.policy_state import Phase, PolicyState, PostedNotice
 from rallypoint.agent.steps import (
     AwaitSignal,
+    CheckNode,
     EndBySignal,
     EndInSuccess,
+    EndUnfit,
     EndWithError,
     EndWithVerdict,
     Event,
@@ -23,6 +25,7 @@ from rallypoint.agent.steps import (
     KillWorkers,
     LeaveTimedOut,
     LogLine,
+    NodeChecked,
     NoticeExpired,
     PostNotice,
     PostStopNotice,
@@ -514,12 +517,19 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
             LeaveReply(False, 0),
             LeaveTimedOut(),
             STOPPED,
+            NodeChecked(),
+            NodeChecked("exit code 1"),
             WorkersReady(),
             NoticeExpired(),
         ]
     ),
 )
-LIVELY = st.one_of(st.builds(placed, st.integers(0, 3)), st.builds(ended, st.integers(0, 3)), st.just(STOPPED), EVENTS)
+LIVELY = st.one_of(
+    st.builds(placed, st.integers(0, 3)),
+    st.builds(ended, st.integers(0, 3)),
+    st.sampled_from([STOPPED, WorkersFailed(CAUSE), NodeChecked()]),
+    EVENTS,
+)
 
 
 _HOLDS_A_PLACE = {Phase.RUNNING, Phase.BROKEN, Phase.FINISHED}
@@ -529,9 +539,24 @@ class World:
     """What the steps have done to a node, and what must never be."""
 
     def __init__(self) -> None:
-        self.running = self.stopping = self.over = False
+        self.running = self.stopping = self.over = self.checking = self.unchecked = False
         self.round = -1
         self.killed_by: list[int] = []
+
+    def can_be(self, event: Event) -> bool:
+        if isinstance(event, WorkersStopped):
+            return self.stopping  # else nothing was asked to stop
+        if isinstance(event, NodeChecked):
+            return self.checking and not self.stopping
+        return self.running or not isinstance(event, (WorkersSucceeded, WorkersFailed, WorkersReady))
+
+    def happens(self, event: Event) -> None:
+        if isinstance(event, SignalArrived) and event.number in {SIGINT, SIGQUIT}:
+            self.killed_by.append(event.number)
+        if isinstance(event, WorkersStopped):
+            self.running = self.stopping = self.checking = False
+        if isinstance(event, NodeChecked):
+            self.checking, self.unchecked = False, bool(event.failure)
 
     def take(self, step: Step, event: Event, before: Sequence[Step]) -> None:
         assert not self.over, f"{step} after the end"
@@ -539,10 +564,19 @@ class World:
             case StartWorkers(placement=placement):
                 assert not self.running, "started while workers run or stop"
                 self.running, self.round = True, placement.round
+                assert not self.checking, "started beside the check"
+            case CheckNode():
+                assert not self.running, "checked while workers run or stop"
+                assert not self.checking, "checked twice at once"
+                self.checking = self.unchecked = True
+            case RequestJoin():
+                assert not self.checking, "asked for a place while the check runs"
+                assert not self.unchecked, "asked for a place before the check has passed"
             case StopWorkers(restarts=again):
-                assert self.running, "stopped what does not run"
+                assert self.running or self.checking, "stopped what does not run"
                 assert not self.stopping, "stopped twice"
-                assert not again or any(isinstance(each, RequestJoin) for each in before), "stopped before asking again"
+                asked = any(isinstance(each, RequestJoin) for each in before)
+                assert asked or not again or self.unchecked, "stopped before asking again"
                 self.stopping = True
             case KillWorkers():
                 assert self.stopping, "killed without having asked"
@@ -550,31 +584,31 @@ class World:
             case PostNotice() | WithdrawNotice() | PostStopNotice() | Preempt():
                 assert self.running, "asked nobody"
                 assert not self.stopping, "asked those that stop"
-            case EndWithVerdict() | EndWithError() | EndBySignal() | EndInSuccess():
+            case EndWithVerdict() | EndWithError() | EndUnfit() | EndBySignal() | EndInSuccess():
                 assert not self.running, "ended before the workers were gone"
+                assert not self.checking, "ended before the check was"
                 self.over = True
             case _:
                 pass
 
 
 @settings(max_examples=examples(1000))
-@given(st.lists(LIVELY, max_size=40), st.sampled_from([0.0, 30.0]))
-def test_laws(events: list[Event], notice: float) -> None:
-    status, world = PolicyState(notice_timeout=notice), World()
+@given(st.lists(LIVELY, max_size=40), st.sampled_from([0.0, 30.0]), st.booleans())
+def test_laws(events: list[Event], notice: float, checks: bool) -> None:
+    world = World()
+    status, first = begin(PolicyState(notice_timeout=notice, checks_node=checks))
+    for step in first:
+        world.take(step, Heartbeat(), ())
     for event in events:
-        if isinstance(event, WorkersStopped) and not world.stopping:
-            continue  # nothing was asked to stop
-        if isinstance(event, (WorkersSucceeded, WorkersFailed, WorkersReady)) and not world.running:
+        if not world.can_be(event):
             continue
-        if isinstance(event, SignalArrived) and event.number in {SIGINT, SIGQUIT}:
-            world.killed_by.append(event.number)
-        if isinstance(event, WorkersStopped):
-            world.running = world.stopping = False
+        world.happens(event)
         before = status
+        world.unchecked |= checks and before.phase is Phase.BROKEN and event == ended(before.round)
         status, now = decide(status, event)
         for place, step in enumerate(now):
             world.take(step, event, now[:place])
-        assert status.notice_timeout == notice
+        assert (status.notice_timeout, status.checks_node) == (notice, checks)
         assert bool(status.stopping) == world.stopping or status.phase is Phase.ENDED
         assert (status.phase is Phase.ENDED) == world.over
         if isinstance(event, RoundEnded) and before.phase in _HOLDS_A_PLACE:
@@ -584,7 +618,7 @@ def test_laws(events: list[Event], notice: float) -> None:
     for step in now:
         world.take(step, HUP, now)
     if world.stopping:
-        world.running = world.stopping = False
+        world.running = world.stopping = world.checking = False
         status, now = decide(status, STOPPED)
         for step in now:
             world.take(step, STOPPED, now)

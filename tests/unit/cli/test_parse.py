@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from rallypoint.base.errors import UserError
 from rallypoint.cli import rallyctl
 from rallypoint.cli.flag_types import Flag, FlagGroup, split_filters
-from rallypoint.cli.flags import FLAGS, GROUPS
+from rallypoint.cli.flags import BEYOND_TORCHRUN, FLAGS, GROUPS
 from rallypoint.cli.parse import Options, build_parser, parse
 from rallypoint.cli.rendezvous_choice import STATIC_PORT
 from rallypoint.rendezvous.backends.etcd_options import DEFAULT_PORT
@@ -22,7 +22,8 @@ from rallypoint.rendezvous.params import C10D_PORT
 
 _VALUED = [flag for flag in FLAGS if flag.read is not None]
 _SAMPLES = {"preload": "torch,torch.distributed", "host_prefix": "always", "store_peers": "members,10.0.0.0/8"}
-_SAMPLES |= {"exit_codes": "classified", "tee_collapse": "2.5", "preflight": "require", "cluster": "slurm"}
+_SAMPLES |= {"exit_codes": "classified", "tee_collapse": "2.5", "node_check": "nvidia-smi -L && true"}
+_SAMPLES |= {"preflight": "require", "cluster": "slurm"}
 _OTHERS = {"preload": "json", "host_prefix": "never", "store_peers": "any", "exit_codes": "torchrun"}
 _OTHERS |= {"preflight": "warn", "cluster": "k8s"}
 """Another value than that of `_SAMPLES`, for flags that take no number."""
@@ -195,17 +196,25 @@ def test_only_the_whole_word_is_version(word: str, capsys: pytest.CaptureFixture
     assert shown.err.splitlines()[-1].endswith(("takes no value, and was given '1'; leave that out", f": {word}"))
 
 
-def test_a_prefix_means_what_it_means_to_a_parser_without_version(capsys: pytest.CaptureFixture[str]) -> None:
-    plain = argparse.ArgumentParser()
-    plain.add_argument("--virtual-local-rank", "--virtual_local_rank", action="store_true")
-    plain.add_argument("script")
-    ends = []
-    for read in (plain.parse_args, partial(parse, environ={})):
-        try:
-            ends.append((read(["--v", "s.py"]).virtual_local_rank, ""))
-        except SystemExit as end:
-            ends.append((end.code, capsys.readouterr().err.rpartition(": error: ")[2]))
-    assert ends[0] == ends[1]
+def test_a_prefix_means_what_it_means_to_a_parser_of_torchruns_flags_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    plain = argparse.ArgumentParser(argument_default=argparse.SUPPRESS)
+    plain.add_argument("training_script")
+    plain.add_argument("training_script_args", nargs=argparse.REMAINDER)
+    of_torchrun = [flag for flag in FLAGS if flag.dest not in BEYOND_TORCHRUN]
+    for flag in of_torchrun:
+        if flag.read is None:
+            plain.add_argument(*flag.spellings, dest=flag.dest, action="store_true")
+        else:
+            plain.add_argument(*flag.spellings, dest=flag.dest, type=flag.read, choices=flag.choices)
+    prefixes = {flag.name[:end] for flag in of_torchrun for end in range(3, len(flag.name))} - {"--h", "--ve"}
+    for prefix in sorted(prefixes):
+        ends = []
+        for read in (plain.parse_args, build_parser().parse_args):
+            try:
+                ends.append(vars(read([prefix, "1", "s.py"])))
+            except SystemExit:
+                ends.append({"error": capsys.readouterr().err.rpartition(": error: ")[2]})
+        assert ends[0] == ends[1], prefix
 
 
 @given(st.lists(st.text(alphabet="-=ab x1")))

@@ -1,0 +1,220 @@
+"""The user's own check of this node (`--node-check`): a command that runs before the node asks for a place.
+
+Laws:
+
+1. Nothing here waits: the loop sleeps on `fds` until `wake_at` and calls `step`, as for a stop.
+2. When it is over nothing is left of it: what the command has started is ended, as what workers leave is.
+3. What it writes is read as it comes and goes to the log; only the end of it is kept.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from signal import SIGKILL, SIGTERM
+
+from rallypoint.agent.steps import NodeChecked, WorkersStopped
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.errors import UserError
+from rallypoint.base.log import get_logger, printable
+from rallypoint.base.poll import until_readable
+from rallypoint.base.signals import signal_name
+from rallypoint.failures.stderr_tail import clean_lines
+from rallypoint.failures.truncate import truncate_line
+from rallypoint.workers.escalation import Escalation
+from rallypoint.workers.process import WorkerProcess
+from rallypoint.workers.reaper.client import ReaperClient
+from rallypoint.workers.sweep import Sweep
+
+log = get_logger(__name__)
+
+_SHELL = "/bin/sh"
+_GRACE = 5.0
+"""Seconds between SIGTERM and SIGKILL for a check that is ended."""
+_REMINDER = 10.0
+"""Seconds until it is logged that the check still runs; each interval is twice the one before."""
+_READ, _READS = 64 * 1024, 4
+"""Bytes of a read, and reads at once: a command that writes without end must not keep the loop from all else."""
+_KEPT = 8 * 1024
+"""Bytes of its output that are kept, and the longest line that is logged whole."""
+_SHOWN_LINES, _SHOWN_WIDTH, _SHOWN_COMMAND = 3, 200, 200
+
+
+class NodeCheck:
+    """One run of the check, which begins when this is made.
+
+    Args:
+        command: for the shell.
+        timeout: seconds after which it has failed.
+        reaper: starts it.
+        clock: of `wake_at`.
+
+    Raises:
+        ResourceError: this machine has no room for another process.
+        ReaperLost: the reaper has ended.
+    """
+
+    def __init__(self, command: str, timeout: float, reaper: ReaperClient, clock: Clock = SYSTEM_CLOCK) -> None:
+        self._command = truncate_line(printable(command, len(command)), _SHOWN_COMMAND)
+        self._timeout = timeout
+        self._clock = clock
+        self._reaper = reaper
+        self._tail = self._line = b""
+        self._why = ""
+        """Why it has not passed, once that is known."""
+        self._stopped = False
+        self._process: WorkerProcess | None = None
+        self._ending: Escalation | None = None
+        self._output = -1
+        now = clock.monotonic()
+        self._deadline = now + timeout
+        self._remind_every, self._remind_at = _REMINDER, now + _REMINDER
+        log.info("the node check %r begins", self._command)
+        self._began = now
+        self._start(command)
+
+    def _start(self, command: str) -> None:
+        self._output, writing = os.pipe2(os.O_CLOEXEC)
+        nothing = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.set_blocking(self._output, False)
+            argv = [_SHELL, "-c", command]
+            self._process = WorkerProcess(self._reaper, argv, os.environ, writing, writing, stdin=nothing)
+        except UserError as error:  # there is no shell, or the command is too long for it
+            self._why = f"could not be started: {error}"
+        except BaseException:
+            self._close_output()
+            raise
+        finally:
+            os.close(writing)
+            os.close(nothing)
+
+    # For the loop
+
+    def fds(self) -> list[int]:
+        """Descriptors that become readable when there is something to do."""
+        if self._ending is not None:
+            more = self._ending.fds()
+        else:
+            more = [] if self._process is None else [self._process.fileno()]
+        return more if self._output < 0 else [self._output, *more]
+
+    def wake_at(self) -> float:
+        """When there is something to do by itself, in seconds on the clock."""
+        if self._ending is not None:
+            return self._ending.wake_at()
+        return 0.0 if self._process is None else min(self._deadline, self._remind_at)
+
+    def step(self) -> bool:
+        """Do what is due. Returns whether the check is over, and nothing of it left."""
+        self._read(_READS)
+        if self._process is None:
+            self._close_output()
+            return True
+        if self._ending is None and not self._look(self._process):
+            return False
+        if self._ending is None or not self._ending.step():
+            return False
+        self._read(_READS)  # all who could write are gone: what the pipe holds
+        self._log_lines(b"\n" if self._line else b"")
+        self._close_output()
+        self._process.release()
+        return True
+
+    def begin_stop(self, number: int) -> None:
+        """End it, as this signal asks: how it ends says nothing of the node."""
+        self._stopped = True
+        self._begin_end(number if number == SIGKILL else SIGTERM)  # a shell that waits for a command may ignore others
+
+    def kill_now(self) -> None:
+        """Give no more time: SIGKILL to all that is left."""
+        if self._ending is not None:
+            self._ending.kill_now()
+
+    def end(self, number: int) -> None:
+        """End it, as this signal asks, and return when it is gone."""
+        self.begin_stop(number)
+        while not self.step():
+            until_readable(self.fds(), self.wake_at() - self._clock.monotonic())
+
+    def outcome(self) -> NodeChecked | WorkersStopped:
+        """What came of it, once it is over."""
+        if self._stopped:
+            return WorkersStopped(ended_in_order=True)
+        if not self._why:
+            log.info("the node check %r has passed in %.1f s", self._command, self._clock.monotonic() - self._began)
+            return NodeChecked()
+        return NodeChecked(failure_sentence(self._command, self._why, self._tail))
+
+    # Inside
+
+    def _look(self, process: WorkerProcess) -> bool:
+        """See how far it is; returns whether its end has begun."""
+        now = self._clock.monotonic()
+        code = process.poll()
+        if code is not None:
+            self._why = "was lost with the process that had started it" if process.orphaned else how_it_ended(code)
+            self._begin_end(SIGTERM)
+        elif now >= self._deadline:
+            self._why = f"has not ended within {self._timeout:g} s (--node-check-timeout)"
+            self._begin_end(SIGTERM)
+        elif now >= self._remind_at:
+            self._remind_every *= 2
+            self._remind_at = now + self._remind_every
+            took = now - self._began
+            log.warning("the node check %r has run for %.0f s, of at most %g s", self._command, took, self._timeout)
+        return self._ending is not None
+
+    def _begin_end(self, number: int) -> None:
+        if self._process is not None and self._ending is None:
+            processes = [self._process]
+            self._ending = Escalation(processes, Sweep(self._reaper, processes), number, _GRACE, clock=self._clock)
+
+    def _read(self, reads: int) -> None:
+        while self._output >= 0 and reads:
+            reads -= 1
+            try:
+                chunk = os.read(self._output, _READ)
+            except BlockingIOError:
+                return
+            if not chunk:
+                self._close_output()
+                return
+            self._tail = (self._tail + chunk)[-_KEPT:]
+            self._log_lines(chunk)
+
+    def _log_lines(self, chunk: bytes) -> None:
+        if not log.isEnabledFor(logging.INFO):
+            return
+        *lines, self._line = (self._line + chunk).split(b"\n")
+        if len(self._line) > _KEPT:
+            lines, self._line = [*lines, self._line], b""
+        for line in lines:
+            for text in clean_lines(line[:_KEPT]):
+                log.info("[node check] %s", printable(text, _KEPT))
+
+    def _close_output(self) -> None:
+        fd, self._output = self._output, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+def how_it_ended(code: int) -> str:
+    """How a check has ended that was not stopped, in words; empty if it has passed."""
+    if not code:
+        return ""
+    return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
+
+
+def failure_sentence(command: str, why: str, output: bytes) -> str:
+    """What to say of a check that has not passed.
+
+    Args:
+        command: as shown.
+        why: what has become of it.
+        output: the end of what it has written.
+    """
+    lines = [line for line in clean_lines(output) if line.strip()][-_SHOWN_LINES:]
+    shown = " / ".join(truncate_line(printable(line.strip(), len(line)), _SHOWN_WIDTH) for line in lines)
+    wrote = f"; it wrote last: {shown}" if shown else ""
+    return f"this node takes no part: the node check {command!r} {why}{wrote}; mend the node and start its agent again"
