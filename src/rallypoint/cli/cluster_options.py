@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from rallypoint.base.endpoint import Endpoint, is_loopback, parse_endpoint
@@ -30,17 +31,22 @@ _BY_ENDPOINT = ("c10d", "static")
 """Backends that meet at a node of the job."""
 
 
-def with_cluster(options: Options, environ: Mapping[str, str]) -> Options:
+def with_cluster(options: Options, environ: Mapping[str, str], machine: Machine) -> Options:
     """The options, completed by what the cluster says.
+
+    Args:
+        options: what the user has given; `cluster` says whose environment is believed.
+        environ: the environment of this process.
+        machine: what else there is to know of this node (`this_machine`).
 
     Raises:
         UsageError: the cluster's environment is damaged, or not enough to start a job by.
     """
     source = f"{options.source('cluster')}={options.cluster}"
     with naming(source):
-        finding = find(options.cluster, environ, _machine())
+        finding = find(options.cluster, environ, machine)
         if isinstance(finding, Cluster):
-            return _completed(options, finding, environ)
+            return _completed(options, finding, environ, machine)
     says_enough = options.standalone or _meets_somewhere(options)
     if isinstance(finding, Refusal) and not says_enough:
         raise UsageError(f"{source}: {finding.sentence}")
@@ -55,7 +61,8 @@ def _meets_somewhere(options: Options) -> bool:
     return any(dest in options.sources for dest in _MEETING)
 
 
-def _machine() -> Machine:
+def this_machine() -> Machine:
+    """What is to be known of this node beside the environment."""
     return Machine(
         hostname=socket.gethostname(),
         hosts_file=_text("/etc/hosts"),
@@ -72,7 +79,7 @@ def _text(path: str) -> str:
         return ""
 
 
-def _completed(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> Options:
+def _completed(options: Options, cluster: Cluster, environ: Mapping[str, str], machine: Machine) -> Options:
     values: dict[str, Any] = {}
     if not options.standalone:
         if "nnodes" not in options.sources:
@@ -81,7 +88,7 @@ def _completed(options: Options, cluster: Cluster, environ: Mapping[str, str]) -
             values["nnodes"] = str(cluster.nodes)
         _, most = parse_nnodes(values.get("nnodes", options.nnodes), options.source("nnodes"))
         if most > 1:
-            values |= _rendezvous(options, cluster)
+            values |= _rendezvous(options, cluster, environ, machine)
     workers, origin = _workers(options, cluster, environ)
     if workers:
         values["nproc_per_node"] = workers
@@ -96,12 +103,12 @@ def _completed(options: Options, cluster: Cluster, environ: Mapping[str, str]) -
     return options._replace(**values, sources=sources)
 
 
-def _rendezvous(options: Options, cluster: Cluster) -> dict[str, Any]:
+def _rendezvous(options: Options, cluster: Cluster, environ: Mapping[str, str], machine: Machine) -> dict[str, Any]:
     """Where nodes meet, the job's id and the rank that this node wishes for."""
     values: dict[str, Any] = {}
     backend = options.rdzv_backend if "rdzv_backend" in options.sources else "c10d"
     if backend in _BY_ENDPOINT and not _meets_somewhere(options) and "store_type" not in options.rdzv_conf:
-        cluster = _with_host(cluster)
+        cluster = _with_host(cluster, environ, machine)
         if not cluster.host:
             raise UsageError(cluster.wanted["rdzv_endpoint"])
         values["rdzv_backend"] = backend
@@ -115,8 +122,16 @@ def _rendezvous(options: Options, cluster: Cluster) -> dict[str, Any]:
     return {dest: value for dest, value in values.items() if value != getattr(options, dest) or dest == "node_rank"}
 
 
-def _with_host(cluster: Cluster) -> Cluster:
-    return cluster
+def _with_host(cluster: Cluster, environ: Mapping[str, str], machine: Machine) -> Cluster:
+    """The job with the host of node 0, which a launcher may have to be asked for: then by all nodes at once."""
+    if cluster.host or not cluster.ask:
+        return cluster
+    from rallypoint.cluster.ask import ask
+    from rallypoint.cluster.mpi import with_name
+
+    answer = ask(cluster.ask, cluster.index, environ)
+    found = replace(cluster, host=answer.host, hosts_here=cluster.index == 0)
+    return with_name(found, answer.name, machine) if answer.name else found
 
 
 def _workers(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> tuple[str, str]:

@@ -130,9 +130,9 @@ class _Run:
 def _by_cluster(options: Options) -> Options:
     """The options with what the cluster says, where that was asked for."""
     if options.cluster != "none":
-        from rallypoint.cli.cluster_options import with_cluster
+        from rallypoint.cli.cluster_options import this_machine, with_cluster
 
-        return with_cluster(options, os.environ)
+        return with_cluster(options, os.environ, this_machine())
     if any(name in os.environ for name in _SEVERAL_NODES):
         from rallypoint.cli.cluster_options import warn_of_own_worlds
 

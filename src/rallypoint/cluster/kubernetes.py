@@ -47,7 +47,7 @@ def find(environ: Mapping[str, str], machine: Machine) -> Finding:
     if nodes is not None and index >= nodes:
         return Refusal(f"JOB_COMPLETION_INDEX={index} is not below JOB_COMPLETIONS={nodes}; set it to the completions")
     name, dash, last = machine.hostname.split(".")[0].rpartition("-")
-    job = name if dash and last == str(index) else ""
+    job = name if dash and last == str(index) and is_host_name(name) else ""
     service = environ.get(SERVICE, "").strip() or _service_of(machine)
     host = f"{job}-0.{service}" if job and service else ""
     return Cluster(

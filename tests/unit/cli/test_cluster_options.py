@@ -1,0 +1,195 @@
+"""What `--cluster` fills in, what it leaves, and the warning where it is not used."""
+
+from __future__ import annotations
+
+from itertools import product
+
+import pytest
+
+from rallypoint.base.devices import cpu_count
+from rallypoint.base.errors import UsageError
+from rallypoint.cli.cluster_options import warn_of_own_worlds, with_cluster
+from rallypoint.cli.parse import Options, parse
+from rallypoint.cli.rallyrun import _SEVERAL_NODES
+from rallypoint.cluster.detect import started_with_others
+from rallypoint.cluster.findings import Machine
+from rallypoint.cluster.mpi import LAUNCHERS
+from rallypoint.cluster.ports import control_port
+from tests.unit.cluster.test_kubernetes import JOB as INDEXED
+from tests.unit.cluster.test_kubernetes import POD
+from tests.unit.cluster.test_mpi import HYDRA, OPEN_MPI
+from tests.unit.cluster.test_slurm import BATCH, STEP
+
+MACHINE = Machine(hostname="n3", ephemeral="32768 60999")
+ENDPOINT = f"n2:{control_port(12)[0]}"
+FIRST = {**STEP, "SLURM_NODEID": "0", "SLURM_PROCID": "0", "SLURMD_NODENAME": "n2"}
+
+
+def filled(*flags: str, environ: dict[str, str] = STEP, machine: Machine = MACHINE) -> Options:
+    return with_cluster(parse(["--cluster=auto", *flags, "train.py"], environ), environ, machine)
+
+
+def meeting(options: Options) -> tuple[str, str, str, str, int]:
+    return options.nnodes, options.rdzv_backend, options.rdzv_endpoint, options.rdzv_id, options.node_rank
+
+
+def test_a_step_needs_nothing_more() -> None:
+    options = filled()
+    assert meeting(options) == ("2", "c10d", ENDPOINT, "slurm-12.0.0", 1)
+    assert options.nproc_per_node == str(min(2, cpu_count()))
+    assert options.rdzv_conf == ""
+    assert options.source("node_rank") == "SLURM_NODEID"
+    assert filled(environ=FIRST).rdzv_conf == "is_host=true"
+    assert filled("--rdzv-conf=lease=3", environ=FIRST).rdzv_conf == "lease=3,is_host=true"
+    assert filled("--rdzv-conf=is_host=0", environ=FIRST).rdzv_conf == "is_host=0"
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--nnodes=1:2"], ("1:2", "c10d", ENDPOINT, "slurm-12.0.0", 1)),
+        (["--rdzv-id=mine"], ("2", "c10d", ENDPOINT, "mine", 1)),
+        (["--node-rank=0"], ("2", "c10d", ENDPOINT, "slurm-12.0.0", 0)),
+        (["--rdzv-backend=static"], ("2", "static", ENDPOINT, "slurm-12.0.0", 1)),
+        (["--rdzv-backend=c10d", "--rdzv-endpoint=x:1"], ("2", "c10d", "x:1", "slurm-12.0.0", 1)),
+        (["--rdzv-backend=etcd", "--rdzv-endpoint=x:1"], ("2", "etcd", "x:1", "slurm-12.0.0", 1)),
+        (["--rdzv-backend=etcd"], ("2", "etcd", "", "slurm-12.0.0", 1)),
+        (["--master-addr=n2"], ("2", "static", "", "slurm-12.0.0", 1)),
+        (["--standalone"], ("1:1", "static", "", "none", 0)),
+        (["--nnodes=1"], ("1", "static", "", "none", 0)),
+    ],
+)
+def test_what_is_given_holds(flags: list[str], expected: tuple[str, str, str, str, int]) -> None:
+    assert meeting(filled(*flags, environ=FIRST | {"SLURM_NODEID": "1", "SLURMD_NODENAME": "n3"})) == expected
+
+
+def test_variables_of_trainers_hold_too() -> None:
+    """Kubeflow's Trainer sets these in the pods of an Indexed Job."""
+    trainer = {
+        **INDEXED,
+        "PET_NNODES": "4",
+        "PET_NPROC_PER_NODE": "8",
+        "PET_NODE_RANK": "1",
+        "PET_MASTER_ADDR": "train-node-0-0.train",
+        "PET_MASTER_PORT": "29400",
+    }
+    options = filled(environ=trainer, machine=POD)
+    assert meeting(options) == ("4", "static", "", "k8s-train", 1)
+    assert (options.master_addr, options.master_port, options.nproc_per_node) == ("train-node-0-0.train", 29400, "8")
+    elastic = {"PET_NNODES": "1:4", "PET_RDZV_BACKEND": "c10d", "PET_RDZV_ENDPOINT": "job-worker-0:23456"}
+    untouched = parse(["train.py"], elastic)
+    assert filled(environ=elastic)._replace(cluster="none", sources=untouched.sources) == untouched
+
+
+@pytest.mark.parametrize(
+    ("flags", "changed", "workers"),
+    [
+        ([], {"SLURM_GPUS_ON_NODE": "4"}, "4"),
+        (["--nproc-per-node=auto"], {"SLURM_GPUS_ON_NODE": "4"}, "4"),
+        (["--nproc-per-node=3"], {"SLURM_GPUS_ON_NODE": "4"}, "3"),
+        ([], {"SLURM_CPUS_PER_TASK": "1"}, "1"),
+        (["--nproc-per-node=auto"], {"SLURM_CPUS_PER_TASK": "1"}, "1"),
+        (["--nproc-per-node=cpu"], {"SLURM_CPUS_PER_TASK": "1"}, "cpu"),
+        ([], {"SLURM_CPUS_PER_TASK": "4000"}, str(cpu_count())),
+    ],
+)
+def test_workers_are_what_the_task_may_use(flags: list[str], changed: dict[str, str], workers: str) -> None:
+    assert filled(*flags, environ={**STEP, **changed}).nproc_per_node == workers
+
+
+def test_a_pod() -> None:
+    options = filled(environ=INDEXED, machine=POD)
+    assert meeting(options) == ("4", "c10d", "train-0.workers.research.svc.cluster.local:29400", "k8s-train", 1)
+    with pytest.raises(UsageError, match="--cluster=auto: the number of pods"):
+        filled(environ={"JOB_COMPLETION_INDEX": "1"}, machine=POD)
+    assert filled("--nnodes=4", environ={"JOB_COMPLETION_INDEX": "1"}, machine=POD).rdzv_endpoint.endswith(":29400")
+    with pytest.raises(UsageError, match="set subdomain"):
+        filled(environ=INDEXED, machine=Machine(hostname="train-1"))
+
+
+def test_an_mpi_launcher_that_cannot_be_asked() -> None:
+    silent = {name: text for name, text in OPEN_MPI.items() if name != "PMIX_NAMESPACE"}
+    with pytest.raises(UsageError, match="give it with a free port: mpirun --map-by"):
+        filled(environ=silent)
+    options = filled("--rdzv-backend=c10d", "--rdzv-endpoint=n1:29400", environ=silent)
+    assert meeting(options) == ("2", "c10d", "n1:29400", "none", 1)
+    assert filled(environ={**silent, "OMPI_COMM_WORLD_SIZE": "1", "OMPI_COMM_WORLD_RANK": "0"}).nnodes == "1"
+
+
+def test_an_mpi_launcher_inside_a_job_of_slurm_is_the_one_that_counts() -> None:
+    assert filled("--master-addr=n1", environ={**STEP, **OPEN_MPI}).source("nnodes") == "OMPI_COMM_WORLD_SIZE"
+
+
+def test_what_is_not_enough_is_refused_unless_the_flags_are(caplog: pytest.LogCaptureFixture) -> None:
+    with pytest.raises(
+        UsageError, match=r"^--cluster=auto: Slurm job 12 has 3 nodes, and this process was started wit"
+    ):
+        filled(environ=BATCH)
+    for flags in (["--standalone"], ["--nnodes=3", "--master-addr=n1", "--node-rank=0"]):
+        assert meeting(filled(*flags, environ=BATCH)) == meeting(parse([*flags, "train.py"], {}))
+    with pytest.raises(UsageError, match=r"^PET_CLUSTER=slurm: SLURM_JOB_ID is not set"):
+        with_cluster(parse(["train.py"], {"PET_CLUSTER": "slurm"}), {}, MACHINE)
+
+
+def test_nothing_found_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    for environ, said in (({}, "neither Slurm"), ({"SLURM_JOB_ID": "12"}, "as after ssh to a node of it")):
+        caplog.clear()
+        assert meeting(filled(environ=environ)) == ("1:1", "static", "", "none", 0)
+        (record,) = caplog.records
+        assert record.levelname == "WARNING"
+        assert said in record.getMessage()
+    caplog.clear()
+    filled("--nnodes=2", "--master-addr=n1", environ={})
+    assert [record.levelname for record in caplog.records if record.levelno > 20] == []
+
+
+SEVERAL = {
+    "slurm": FIRST,
+    "mpi": {**OPEN_MPI, "OMPI_COMM_WORLD_RANK": "0"},
+    "hydra": HYDRA,
+    "k8s": {**INDEXED, "JOB_COMPLETION_INDEX": "0"},
+}
+
+
+@pytest.mark.parametrize(
+    ("flags", "warns"),
+    [
+        ([], "is 1: each of them runs a job of its own"),
+        (["--nnodes=1"], "--nnodes is 1: each of them"),
+        (["--nnodes=2"], "they are to meet at 127.0.0.1"),
+        (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=localhost:1"], "they are to meet at localhost"),
+        (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=[::1]:1"], "they are to meet at ::1"),
+        (["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-endpoint=n1:1"], ""),
+        (["--nnodes=2", "--master-addr=n1"], ""),
+        (["--nnodes=2", "--rdzv-backend=etcd"], ""),
+        (["--standalone"], ""),
+    ],
+)
+@pytest.mark.parametrize("kind", SEVERAL)
+def test_worlds_of_one_are_warned_of(flags: list[str], warns: str, kind: str, caplog: pytest.LogCaptureFixture) -> None:
+    warn_of_own_worlds(parse([*flags, "train.py"], {}), SEVERAL[kind])
+    found = [record.getMessage() for record in caplog.records]
+    assert len(found) == bool(warns)
+    if warns:
+        assert warns.rsplit("|", maxsplit=1)[-1] in found[0]
+        assert "--cluster=" in found[0]
+
+
+def test_one_node_warns_and_no_worker_of_a_job(caplog: pytest.LogCaptureFixture) -> None:
+    options = parse(["train.py"], {})
+    others = [STEP, OPEN_MPI, {**HYDRA, "PMI_RANK": "1"}, INDEXED]
+    alone = [{**FIRST, "SLURM_STEP_NUM_NODES": "1"}, {**HYDRA, "PMI_SIZE": "1"}, {**HYDRA, "MPI_LOCALNRANKS": "2"}]
+    alone += [{"JOB_COMPLETION_INDEX": "0"}, {**FIRST, "TORCHELASTIC_RUN_ID": "job"}, BATCH, {}]
+    odd = [{**each, name: "x"} for each in SEVERAL.values() for name in each if name in _SEVERAL_NODES]
+    for environ in [*others, *alone, *odd]:
+        warn_of_own_worlds(options, environ)
+    assert not caplog.records
+
+
+def test_the_quick_check_misses_none() -> None:
+    """Without these variables nothing is imported, so they must be all that such a finding needs."""
+    assert {each.size for each in LAUNCHERS} <= set(_SEVERAL_NODES)
+    for environ, name in product(SEVERAL.values(), _SEVERAL_NODES):
+        assert started_with_others(environ) is not None
+        if name in environ:
+            assert started_with_others({key: text for key, text in environ.items() if key != name}) is None
