@@ -23,9 +23,11 @@ _OURS = "both ends are ours, over a pair of sockets or a memory file that nobody
 TRUSTED: Mapping[str, str] = {
     "base/inotify.py": _KERNEL,
     "base/interfaces.py": _KERNEL,
+    "base/kernel_log.py": _KERNEL,
     "base/nvml.py": "the driver's library fills what is read",
     "cluster/pmix.py": "PMIx's library fills what is read; who asked checks it, in `cluster/ask.py`",
     "base/process_table.py": _KERNEL,
+    "preflight/run.py": "lines of a child of our own",
     "cli/rendezvous_choice.py": "our own random bytes",
     "agent/incident_files.py": _KERNEL,
     "observe/incidents.py": "files that the user has named; what is no summary is a note, which a test holds",

@@ -236,24 +236,13 @@ def kernel_words(lines: Sequence[str], pids: set[int]) -> list[str]:
 
 
 def _kernel_log() -> list[str]:
-    """The newest lines of the kernel's log, without priorities; none where that may not be read."""
-    lines: list[str] = []
-    with suppress(OSError):
-        fd = os.open("/dev/kmsg", os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            for _ in range(20000):
-                try:
-                    record = os.read(fd, 8192)
-                except BrokenPipeError:  # it was overwritten meanwhile
-                    continue
-                head, _, text = record.decode(errors="replace").partition(";")
-                moment = head.split(",")[2] if head.count(",") >= 2 else "0"
-                lines.append(f"[{int(moment) / 1e6:.3f}] {text.splitlines()[0] if text else ''}")
-        except BlockingIOError:
-            pass
-        finally:
-            os.close(fd)
-    return lines
+    """The kernel's log, without priorities; none where that may not be read."""
+    from rallypoint.base.kernel_log import log_entries, raw_entries
+
+    try:
+        return [f"[{each.moment:.3f}] {each.text}" for each in log_entries(raw_entries())]
+    except OSError:
+        return []
 
 
 def _own_group() -> str:

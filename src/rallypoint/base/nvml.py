@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+from typing import NamedTuple
 
 LIBRARY = "libnvidia-ml.so.1"
 
 _MAX_UUID = 96
+_UNCORRECTED, _SINCE_LOADED = 1, 0
+"""Of `nvmlMemoryErrorType_t` and `nvmlEccCounterType_t`."""
 
 
 class _PciInfo(ctypes.Structure):
@@ -57,3 +60,85 @@ def _device(nvml: ctypes.CDLL, number: int) -> tuple[str, str]:
         return "", uuid.value.decode(errors="replace")
     address = f"{pci.domain:04x}:{pci.bus:02x}:{pci.device:02x}.0"
     return address, uuid.value.decode(errors="replace")
+
+
+class GpuHealth(NamedTuple):
+    """How one GPU is: its PCI address and name, and if the driver does not answer for it, why.
+
+    `errors` are memory errors that ECC could not correct, since the driver was loaded; -1 where there is no ECC, or it
+    is off. Of rows of memory that are to be replaced by spare ones: whether that waits for a reset, and whether it has
+    failed.
+    """
+
+    address: str
+    name: str = ""
+    trouble: str = ""
+    errors: int = -1
+    remap_pending: bool = False
+    remap_failed: bool = False
+
+
+class NvmlHealth(NamedTuple):
+    """What the library says: why it cannot be used, if so; the driver's version; all GPUs."""
+
+    trouble: str = ""
+    driver: str = ""
+    gpus: tuple[GpuHealth, ...] = ()
+
+
+def nvml_health(library: str = LIBRARY) -> NvmlHealth | None:
+    """How all GPUs are, in the order of the PCI bus; None without the library (its name or path).
+
+    May hang for as long as the driver does.
+    """
+    try:
+        nvml = ctypes.CDLL(library)
+        nvml.nvmlErrorString.restype = ctypes.c_char_p
+        code = nvml.nvmlInit_v2()
+    except (OSError, AttributeError):
+        return None
+    if code:
+        return NvmlHealth(_error(nvml, code))
+    try:
+        driver = ctypes.create_string_buffer(_MAX_UUID)
+        nvml.nvmlSystemGetDriverVersion(driver, ctypes.c_uint(_MAX_UUID))
+        count = ctypes.c_uint()
+        code = nvml.nvmlDeviceGetCount_v2(ctypes.byref(count))
+        gpus = tuple(_health(nvml, number) for number in range(count.value))
+        return NvmlHealth(_error(nvml, code), driver.value.decode(errors="replace"), gpus)
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _error(nvml: ctypes.CDLL, code: int) -> str:
+    return nvml.nvmlErrorString(code).decode(errors="replace") if code else ""
+
+
+def _health(nvml: ctypes.CDLL, number: int) -> GpuHealth:
+    handle = ctypes.c_void_p()
+    if code := nvml.nvmlDeviceGetHandleByIndex_v2(ctypes.c_uint(number), ctypes.byref(handle)):
+        return GpuHealth(f"GPU {number}", trouble=_error(nvml, code))
+    name = ctypes.create_string_buffer(_MAX_UUID)
+    code = nvml.nvmlDeviceGetName(handle, name, ctypes.c_uint(_MAX_UUID))
+    address = _device(nvml, number)[0] or f"GPU {number}"
+    errors = ctypes.c_ulonglong()
+    arguments = (handle, _UNCORRECTED, _SINCE_LOADED, ctypes.byref(errors))
+    counted = _asked(nvml, "nvmlDeviceGetTotalEccErrors", *arguments)
+    corrected, uncorrected, pending, failed = (ctypes.c_uint() for _ in range(4))
+    counts = tuple(map(ctypes.byref, (corrected, uncorrected, pending, failed)))
+    if not _asked(nvml, "nvmlDeviceGetRemappedRows", handle, *counts):  # GPUs before Ampere retire pages instead
+        _asked(nvml, "nvmlDeviceGetRetiredPagesPendingStatus", handle, ctypes.byref(pending))
+    return GpuHealth(
+        address,
+        name.value.decode(errors="replace"),
+        _error(nvml, code),
+        errors.value if counted else -1,
+        bool(pending.value),
+        bool(failed.value),
+    )
+
+
+def _asked(nvml: ctypes.CDLL, function: str, *arguments: object) -> bool:
+    """Whether the library, the GPU and its settings know an answer, which is then in the arguments."""
+    found = getattr(nvml, function, None)
+    return found is not None and found(*arguments) == 0

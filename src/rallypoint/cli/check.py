@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import os
-import tempfile
+from typing import TYPE_CHECKING
 
-from rallypoint.base.errors import UsageError
+from rallypoint.base.errors import UsageError, UserError
 from rallypoint.cli.parse import Verb
+
+if TYPE_CHECKING:
+    from rallypoint.preflight.table import CheckInputs
 
 
 def add_check(verb: Verb) -> None:
@@ -39,26 +42,34 @@ def add_check(verb: Verb) -> None:
 
 def _check(options: argparse.Namespace) -> int:
     from rallypoint.cli.exit import print_answer
-    from rallypoint.preflight.results import EXIT_CODES, with_required, worst
+    from rallypoint.preflight.results import EXIT_CODES, results_json, with_required, worst
     from rallypoint.preflight.run import run_checks
-    from rallypoint.preflight.table import CheckInputs
 
     required = _required(options.require)
-    inputs = CheckInputs(
-        tempfile.gettempdir(),
-        os.path.abspath(options.log_dir) if options.log_dir else "",
-        options.endpoint,
-        options.rdzv_backend,
-        options.rdzv_id,
-    )
-    results = with_required(run_checks(inputs), required)
-    if options.json:
-        from rallypoint.preflight.results import results_json
-
-        print_answer(results_json(results))
-    else:
-        print_answer("\n".join(map(str, results)))
+    results = with_required(run_checks(_inputs(options)), required)
+    print_answer(results_json(results) if options.json else "\n".join(map(str, results)))
     return EXIT_CODES[worst(results)]
+
+
+def _inputs(options: argparse.Namespace) -> CheckInputs:
+    import tempfile
+
+    from rallypoint.preflight.table import CheckInputs
+
+    log_dir = os.path.abspath(options.log_dir) if options.log_dir else ""
+    if not options.endpoint:
+        if options.rdzv_conf or options.rdzv_id:
+            raise UsageError("--rdzv-id and --rdzv-conf are of use with --endpoint only; give that, or leave them out")
+        return CheckInputs(tempfile.gettempdir(), log_dir)
+    from rallypoint.launch.preflight import inputs_of
+    from rallypoint.rendezvous.params import RendezvousParameters, parse_rdzv_conf
+
+    try:
+        config = parse_rdzv_conf(options.rdzv_conf)
+        parameters = RendezvousParameters(options.rdzv_backend, options.endpoint, options.rdzv_id, 1, 1, **config)
+        return inputs_of(parameters, log_dir)
+    except UserError as error:
+        raise UsageError(str(error)) from None
 
 
 def _required(text: str) -> tuple[str, ...]:

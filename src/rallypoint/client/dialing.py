@@ -65,12 +65,21 @@ class ClientSession:
 class Dialer:
     """Opens sessions of one node with whoever listens at an endpoint."""
 
-    def __init__(self, place: DialTarget, settings: Settings, local_id: int, *, is_watcher: bool = False) -> None:
+    def __init__(
+        self,
+        place: DialTarget,
+        settings: Settings,
+        local_id: int,
+        *,
+        is_watcher: bool = False,
+        only_greets: bool = False,
+    ) -> None:
         self._endpoint = place.endpoint
         self._flag = place.flag
         self._settings = settings
         self._local_id = local_id
         self._is_watcher = is_watcher
+        self._only_greets = only_greets
         self._key = place.key
         self._tls = place.tls
         self._silent_attempts = 0
@@ -188,7 +197,12 @@ class Dialer:
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, incarnation: str
     ) -> ClientSession:
         handshake = ClientHandshake(
-            self._settings.run_id, self._key, os.urandom(16), self._settings, is_watcher=self._is_watcher
+            self._settings.run_id,
+            self._key,
+            os.urandom(16),
+            self._settings,
+            is_watcher=self._is_watcher,
+            only_greets=self._only_greets,
         )
         frames, unread = FrameReader(), deque[bytes]()
         address = usable_address(str(writer.get_extra_info("sockname")[0]))

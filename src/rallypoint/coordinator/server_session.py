@@ -5,6 +5,7 @@ It knows no socket: its connection sends for it. The simulator drives the same c
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Protocol
 
 from rallypoint.base.log import printable
@@ -81,8 +82,8 @@ class ServerSession:
         self._dispatcher: Dispatcher | None = None
         self._command_refusal: str | None = None
         """Of a watcher: why it may give no commands, empty if it may; None for a node."""
-        self._listed = False
-        """Whether a watcher was told which jobs there are: there is nothing more to tell it."""
+        self._told_all = False
+        """Whether the other side was told all that it came for, such as which jobs there are."""
         self._leaving = False
         self._answered = False
         """Whether the last heartbeat was."""
@@ -112,7 +113,7 @@ class ServerSession:
                 self._dispatcher.receive_from_watcher(self.number, request, self._command_refusal)
                 return None
             return self.heartbeat() if payload == HEARTBEAT else self._on_request(self._dispatcher, payload)
-        if self._listed:
+        if self._told_all:
             return None
         greeted = self._handshake.greeted
         if greeted is None:
@@ -175,6 +176,9 @@ class ServerSession:
         return answer
 
     def _open(self, hello: Hello) -> None:
+        if hello.only_greets:
+            self._answer_greeting(hello)
+            return
         if hello.is_watcher:
             self._open_watcher(hello)
             return
@@ -187,6 +191,14 @@ class ServerSession:
         welcome = Welcome(name, dispatcher.settings.lease, dispatcher.incarnation, self._jobs.job is not None)
         self._output.send(codec.encode(welcome))
 
+    def _answer_greeting(self, hello: Hello) -> None:
+        """There is no session: who only greets learns that it would be let in, and how late it is here."""
+        self.signers = self._handshake.signers
+        name = self._output.describe(hello).node
+        lease = hello.settings.lease
+        self._output.send(codec.encode(Welcome(name, lease, "", self._jobs.job is not None, time.time())))
+        self._told_all = True
+
     def _open_watcher(self, hello: Hello) -> None:
         from rallypoint.coordinator.watcher_access import command_refusal, watched_dispatcher, welcome_watcher
 
@@ -196,7 +208,7 @@ class ServerSession:
         self._output.send(codec.encode(welcome_watcher(record, dispatcher)))
         if dispatcher is None:
             self._output.send(codec.encode(JobList(self._jobs.summaries())))
-            self._listed = True
+            self._told_all = True
             return
         self._command_refusal = command_refusal(record, dispatcher.remote_control or self.signers is not None)
         self.number = dispatcher.attach_watcher(self._output.post, self._on_disconnect)

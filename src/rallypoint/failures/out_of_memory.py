@@ -161,28 +161,9 @@ def killed_for_memory(log: str = "/dev/kmsg", namespace: str = "/proc/self/ns/pi
     try:
         if os.stat(namespace).st_ino != _FIRST_NAMESPACE:
             return None
-        fd = os.open(log, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        from rallypoint.base.kernel_log import raw_entries
+
+        found = re.findall(_KILLED, b"".join(raw_entries(log)))
     except OSError:
         return None
-    try:
-        return {int(pid): (int(own) + int(shared)) * 1024 for pid, own, shared in re.findall(_KILLED, _all(fd))}
-    except OSError:
-        return None
-    finally:
-        os.close(fd)
-
-
-def _all(fd: int) -> bytes:
-    """All entries of the log; each read returns one."""
-    entries = []
-    while True:
-        try:
-            entry = os.read(fd, 8192)
-        except BlockingIOError:
-            break
-        except BrokenPipeError:  # it was overwritten
-            continue
-        if not entry:
-            break
-        entries.append(entry)
-    return b"".join(entries)
+    return {int(pid): (int(own) + int(shared)) * 1024 for pid, own, shared in found}

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from typing import TYPE_CHECKING
 
+from rallypoint.agent.coordinators import coordinators
 from rallypoint.base.clock import SYSTEM_CLOCK
+from rallypoint.base.endpoint import Endpoint, parse_endpoint
 from rallypoint.base.log import get_logger
 from rallypoint.preflight.admission import admit
 from rallypoint.preflight.results import counts
 from rallypoint.preflight.run import run_checks
 from rallypoint.preflight.table import CheckInputs
+from rallypoint.rendezvous.params import C10D_PORT
 
 if TYPE_CHECKING:
     from rallypoint.launch.config import LaunchConfig
@@ -27,15 +31,32 @@ def check_node(config: LaunchConfig, parameters: RendezvousParameters) -> None:
     """
     assert config.logs_specs is not None
     begun = SYSTEM_CLOCK.monotonic()
-    results = run_checks(
-        CheckInputs(
-            tempfile.gettempdir(),
-            str(config.logs_specs.root_log_dir or ""),
-            parameters.endpoint,
-            parameters.backend,
-            parameters.run_id,
-            config.nproc_per_node,
-        )
-    )
+    log_dir = str(config.logs_specs.root_log_dir or "")
+    results = run_checks(inputs_of(parameters, log_dir)._replace(workers=config.nproc_per_node))
     _log.info("preflight checks of this node: %s, in %.2f s", counts(results), SYSTEM_CLOCK.monotonic() - begun)
     admit(results, config.preflight)
+
+
+def inputs_of(parameters: RendezvousParameters, log_dir: str) -> CheckInputs:
+    """What is to be checked for this rendezvous; `log_dir` is empty where logs go to the temporary folder.
+
+    Raises:
+        UserError: the endpoint, or an option of the backend, cannot work.
+    """
+    places = [each for each in _endpoints(parameters) if each.port]  # without one, nobody else comes
+    ask = partial(coordinators, parameters) if places and parameters.backend in _WITH_COORDINATOR else None
+    return CheckInputs(tempfile.gettempdir(), log_dir, tuple(places), parameters.backend, parameters.run_id, 0, ask)
+
+
+_WITH_COORDINATOR = ("c10d", "static", "etcd")
+
+
+def _endpoints(parameters: RendezvousParameters) -> list[Endpoint]:
+    if parameters.backend in ("etcd", "etcd-v2"):
+        from rallypoint.rendezvous.backends.etcd_options import endpoints_of
+
+        return endpoints_of(parameters.endpoint)
+    in_file = str(parameters.get("store_type", "tcp")).strip().lower() == "file"
+    if in_file or parameters.backend not in _WITH_COORDINATOR:
+        return []
+    return [parse_endpoint(parameters.endpoint, C10D_PORT)]

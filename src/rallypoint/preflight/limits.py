@@ -14,8 +14,8 @@ from rallypoint.preflight.table import Check, CheckInputs, Reading
 
 NO_LIMIT = resource.RLIM_INFINITY
 
-MIN_FILES, ENOUGH_FILES = 1024, 16384
-"""Of the hard limit, to which every agent raises the soft one."""
+MIN_FILES, ENOUGH_FILES = 256, 4096
+"""Of the soft limit: an agent raises its own, and leaves that of its workers."""
 MIN_LOCKED, MEBIBYTE = 64 << 20, 1 << 20
 MIN_PROCESSES, ENOUGH_PROCESSES = 256, 2048
 
@@ -55,15 +55,12 @@ def read_limits(_inputs: CheckInputs) -> LimitFacts:
 
 
 def judge_open_files(facts: LimitFacts) -> Judgement:
-    """The hard limit counts: the agent raises the soft one, and its workers inherit that."""
-    text = f"up to {_limit(facts.hard_files)} open files in a process (now {_limit(facts.soft_files)})"
-    remedy = (
-        "raise the hard limit to 65536 (LimitNOFILE= of a service, --ulimit nofile= of a container, "
-        "/etc/security/limits.conf)"
-    )
-    if facts.hard_files == NO_LIMIT or facts.hard_files >= ENOUGH_FILES:
+    """The soft limit counts: it is what workers start with."""
+    text = f"a process may have {_limit(facts.soft_files)} open files (hard limit: {_limit(facts.hard_files)})"
+    if facts.soft_files == NO_LIMIT or facts.soft_files >= ENOUGH_FILES:
         return passed(text)
-    return failed(text, remedy) if facts.hard_files < MIN_FILES else warned(text, remedy)
+    remedy = "set `ulimit -n 65536` (LimitNOFILE= of a service, --ulimit nofile= of a container)"
+    return failed(text, remedy) if facts.soft_files < MIN_FILES else warned(text, remedy)
 
 
 def judge_locked_memory(facts: LimitFacts) -> Judgement:
@@ -147,11 +144,11 @@ LIMITS = Reading(
     (
         Check(
             "open-files",
-            "The hard limit of open files of a process, to which an agent raises the soft one for itself and its "
-            "workers. Each connection, and each tensor that data loaders hand over, is an open file.",
+            "Open files that a worker may have: each connection is one, and each tensor that a data loader hands over. "
+            "(An agent raises its own limit, and leaves that of its workers.)",
             f"below {ENOUGH_FILES}",
             f"below {MIN_FILES}",
-            "`LimitNOFILE=` of a service, `--ulimit nofile=` of a container, /etc/security/limits.conf",
+            "`ulimit -n 65536`, `LimitNOFILE=` of a service, `--ulimit nofile=` of a container",
             judge_open_files,
         ),
         Check(

@@ -22,7 +22,7 @@ from rallypoint.preflight.checks import READINGS
 from rallypoint.preflight.results import CheckResult, Status, warned
 from rallypoint.preflight.table import CheckInputs, Reading
 
-DEADLINE = 10.0
+DEADLINE = 15.0
 """Seconds that all checks together may take. Where nothing hangs they take some tenths of one."""
 
 _FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))

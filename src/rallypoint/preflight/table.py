@@ -17,19 +17,20 @@ F = TypeVar("F")
 class CheckInputs(NamedTuple):
     """What is to be checked.
 
-    `log_dir` is empty where logs go to the temporary folder; `endpoint` and `backend` are as in the flags, the first
-    empty for none; `job` is the job's id, or empty; `workers` is how many this node will run, 0 if that is not known.
+    `log_dir` is empty where logs go to the temporary folder; `endpoints` are hosts and ports where nodes meet, none if
+    there is nothing to reach; `job` is the job's id, or empty; `workers` is how many this node will run, 0 if that is
+    not known.
     """
 
     temp_dir: str
     log_dir: str = ""
-    endpoint: str = ""
+    endpoints: tuple[tuple[str, int], ...] = ()
     backend: str = "c10d"
     job: str = ""
     workers: int = 0
     coordinators: Callable[[], list[DialTarget]] | None = None
     """Says where the job's coordinator may be; None if there is no control plane to ask. May take seconds, and raises
-    as `agent.coordinators.coordinators` does."""
+    as `coordinators` of the agent does."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 Keys: TypeAlias = Callable[[str], tuple[bytes, ...]]
 """The keys that are accepted from nodes of a job, by its id."""
 
-PROTOCOL_VERSION = 9
+PROTOCOL_VERSION = 10
 """Raised with every change of a message. Two things never change, so that versions can tell each other apart: a `Hello`
 begins with the version, and a `HandshakeRefused` is one sentence."""
 
@@ -52,6 +52,9 @@ class Hello(NamedTuple):
     is_watcher: bool = False
     """Whether this session is one of a watcher (`observation`), and never a node's. Its `job` may be empty: the one job
     that there is, or the list of all."""
+    only_greets: bool = False
+    """Whether the welcome is all that is wanted: whether this node would be let in, and the time of day. No session is
+    opened, whether there is such a job yet or not."""
 
 
 class Challenge(NamedTuple):
@@ -74,6 +77,8 @@ class Welcome(NamedTuple):
     incarnation: str
     embedded: bool = False
     """Whether the server lives inside an agent of the job, and so may end with a node."""
+    timestamp: float = 0.0
+    """Told to who only greets: the server's clock, in seconds since 1970. Nothing is decided by it."""
 
 
 class HandshakeRefused(NamedTuple):
@@ -116,7 +121,7 @@ class ServerHandshake:
     def _refusal_reason(self, hello: Hello) -> str | None:
         if hello.version != PROTOCOL_VERSION:
             return version_error(hello.version)
-        names_job = bool(hello.job) or not hello.is_watcher
+        names_job = bool(hello.job) or not (hello.is_watcher or hello.only_greets)
         if self.job is not None and names_job and hello.job != self.job:
             return (
                 f"this control plane belongs to job {self.job!r}, not to {hello.job!r}; "
@@ -158,6 +163,7 @@ class ClientHandshake:
     nonce: bytes
     settings: Settings
     is_watcher: bool = False
+    only_greets: bool = False
     signers: Signers | None = None
     """After `prove`: what signs all further frames; None where the job has no key."""
 
@@ -175,6 +181,7 @@ class ClientHandshake:
             incarnation,
             host,
             self.is_watcher,
+            self.only_greets,
         )
 
     def prove(self, transcript: bytes = b"") -> Proof:
