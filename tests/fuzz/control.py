@@ -198,8 +198,8 @@ def heard(notice: Notification) -> None:
     """What a node does with a notice: hold it, and tell people."""
     placed = NOTICES[0]
     assert isinstance(placed, Placed)
-    for held in (ResumeState(), ResumeState(("i", NodeId("a", 1, 0)), None, MEMBER, placed.placement, False)):
-        requests_to_repeat(after_notification(held, notice), 5.0)
+    for held in (ResumeState(), ResumeState(("i", NodeId("a", 1, 0)), None, (), MEMBER, placed.placement, False)):
+        requests_to_repeat(after_notification(held, notice), 5.0, "i")
     match notice:
         case Progress():
             shown = waiting_line(_SUBJECT, notice, 1e9) + timeout_sentence(_SUBJECT, notice, 1e9)
@@ -216,7 +216,7 @@ def heard(notice: Notification) -> None:
 
 def _said(request: object) -> None:
     held = after_request(ResumeState(), request, 5.0)  # type: ignore[arg-type]
-    for again in requests_to_repeat(held, 6.0):
+    for again in requests_to_repeat(held, 6.0, "i"):
         codec.decode_request(codec.encode(again))
 
 

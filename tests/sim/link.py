@@ -267,7 +267,7 @@ class SimLink:
             self._hold(without_foreign_join(before, answer.incarnation))
             self._deliver(LinkUp(join_lost=before.join is not self._held.join))
         self._ever = True
-        again = requests_to_repeat(self._held, self.process.clock())
+        again = requests_to_repeat(self._held, self.process.clock(), answer.incarnation)
         self._hold(session_opened(self._held, answer.incarnation, answer.node))
         if self._where is not None and self._held.offered_identity is not None:
             self._where.session_opened(self._held.offered_identity[1], answer.incarnation)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -128,13 +128,14 @@ def _dead_node() -> AbstractContextManager[object]:
     """A node that is lost while a round forms keeps its place in it."""
     end = Coordinator._end
 
-    def bad(self: Coordinator, session: int, now: float, reason: Reason, detail: str = "") -> None:
-        gone = self.sessions.get(session)
-        if gone is not None and not self.state.complete and gone.node in self.state.participants:
-            self.sessions.close(session)
-            self._pending.remove(gone.node)
-            return
-        end(self, session, now, reason, detail)
+    def bad(self: Coordinator, sessions: Iterable[int], now: float, reason: Reason, detail: str = "") -> None:
+        for session in sessions:
+            gone = self.sessions.get(session)
+            if gone is not None and not self.state.complete and gone.node in self.state.participants:
+                self.sessions.close(session)
+                self._pending.remove(gone.node)
+            else:
+                end(self, [session], now, reason, detail)
 
     return patch.object(Coordinator, "_end", bad)
 
@@ -172,6 +173,16 @@ def _forgets() -> AbstractContextManager[object]:
         return taken_over(*given)._replace(state=State())
 
     return patch.object(leadership, "takeover_from", bad)
+
+
+def _one_name() -> AbstractContextManager[object]:
+    """Who waits knows only what the last coordinator called it."""
+    opened = resume_state.session_opened
+
+    def bad(held: ResumeState, incarnation: str, node: NodeId) -> ResumeState:
+        return opened(held, incarnation, node)._replace(identities=())
+
+    return patch.object(link, "session_opened", bad)
 
 
 def _leaves_all() -> AbstractContextManager[object]:
@@ -236,6 +247,7 @@ BUGS = (
     Mutation("the state is written without a fence", _without_fence),
     Mutation("a candidate leads out of its turn", _leads_out_of_turn),
     Mutation("a new coordinator forgets what the one before knew", _forgets),
+    Mutation("a node that waits is another one to a coordinator that comes back", _one_name, found_by=118273804),
     Mutation("who goes last leaves the job's state in etcd", _leaves_all),
     Mutation("nobody takes the place of a coordinator that is gone", _deaf_to_rivals),
     Mutation("nobody is waited for whose lease ended while etcd was away", _no_recovery_timeout, found_by=350),

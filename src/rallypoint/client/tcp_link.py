@@ -189,7 +189,7 @@ class TcpLink:
         welcome = session.welcome
         self._embedded = welcome.embedded
         self._end_detail = ""
-        for request in requests_to_repeat(self._resume_state, SYSTEM_CLOCK.monotonic()):
+        for request in requests_to_repeat(self._resume_state, SYSTEM_CLOCK.monotonic(), welcome.incarnation):
             self._write_frame(session, _payload(request))
         self._update_resume_state(session_opened(self._resume_state, welcome.incarnation, welcome.node))
         if self._resume_state.offered_identity is not None:

@@ -36,6 +36,7 @@ from rallypoint.coordinator.recovery import (
     recovery_timeout,
     with_later_rounds,
     with_size,
+    without_given_up_join,
 )
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.membership.operations import Close, Drain, Exit, Fail, Join, Operation, Preempt, RecordProgress, Succeed
@@ -134,14 +135,12 @@ class Coordinator(JobState):
         """A session has ended, in the way that `detail` says; its node is gone, unless it had left before."""
         if self._watchers is not None and self._watchers.close(session):
             return self._pop_sends()
-        self._end(session, now, reason, detail)
+        self._end([session], now, reason, detail)
         return self._pop_sends()
 
     def nodes_lost(self, nodes: Iterable[NodeId], now: float, detail: str = "") -> list[OutgoingNotification]:
         """These nodes are no more, as others know; of those that have a session, the session is the better evidence."""
-        for node in nodes:
-            if node not in self.sessions:
-                self._change(now, self._run, node, Exit(Reason.LOST, detail), now)
+        self._lose([each for each in nodes if each not in self.sessions], now, Reason.LOST, detail)
         self._check_all_reported()
         return self._pop_sends()
 
@@ -177,18 +176,16 @@ class Coordinator(JobState):
         """Time has passed: end silent sessions, and look at the joins that wait for a moment."""
         self._ticked_at = now
         silence = self.sessions.liveness.check(now)
-        for session in silence.lost:
-            silent = _SILENCE_DETAIL.format(self.settings.lease)
-            self._ended.append((session, silent))
-            self._end(session, now, Reason.LOST, silent)
+        silent = _SILENCE_DETAIL.format(self.settings.lease)
+        self._ended += [(session, silent) for session in silence.lost]
+        self._end(silence.lost, now, Reason.LOST, silent)
         for session in silence.out_of_reach:
             self._ended.append((session, _CUT_OFF_DETAIL.format(recovery_timeout(self.settings))))
             self._release_session(session, now)
         while (late := self._pending.pop_due(now)) is not None:
             self._change(now, self._retry_join, late, now)
         if self._placeholders_until is not None and now >= self._placeholders_until:
-            for node in sorted(self._unreported()):
-                self._change(now, self._run, node, Exit(Reason.LOST, _NOT_BACK_DETAIL), now)
+            self._lose(sorted(self._unreported()), now, Reason.LOST, _NOT_BACK_DETAIL)
             self._all_reported()
         if self._waits_for_time():
             self._change(now, self._retry_join, next(iter(self.state.participants)), now)
@@ -250,6 +247,9 @@ class Coordinator(JobState):
         if earlier is not None:
             ended = self.sessions.resume(speaker, earlier)
             self._ended += [] if ended is None else [(ended, _REPLACED_DETAIL)]
+            given_up = without_given_up_join(self.state, speaker.node, request, self.settings)
+            if given_up is not self.state:
+                self._change(now, self._write, given_up, now)
             self._check_all_reported()
         elif self._completed_a_round:
             self.state = with_later_rounds(self.state, request)
@@ -323,15 +323,14 @@ class Coordinator(JobState):
 
     # The end of sessions
 
-    def _end(self, session: int, now: float, reason: Reason, detail: str = "") -> None:
-        gone = self.sessions.close(session)
-        if gone is None:
-            return
-        self._pending.remove(gone.node)
-        self.sessions.forget(gone.node)
-        if self._watchers is not None:
-            self._watchers.forget(gone.node)
-        self._change(now, self._run, gone.node, Exit(reason, detail), now)
+    def _end(self, sessions: Iterable[int], now: float, reason: Reason, detail: str = "") -> None:
+        gone = [closed.node for each in sessions if (closed := self.sessions.close(each)) is not None]
+        for node in gone:
+            self._pending.remove(node)
+            self.sessions.forget(node)
+            if self._watchers is not None:
+                self._watchers.forget(node)
+        self._lose(gone, now, reason, detail)
 
     def _release_session(self, session: int, now: float) -> None:
         """Law 5: a node of a round that runs may well run on. What others have asked for, they will ask again."""
@@ -341,7 +340,7 @@ class Coordinator(JobState):
             self._pending.remove(speaker.node)
             self._all_released = True
         else:
-            self._end(session, now, Reason.LOST, _SILENCE_DETAIL.format(recovery_timeout(self.settings)))
+            self._end([session], now, Reason.LOST, _SILENCE_DETAIL.format(recovery_timeout(self.settings)))
 
     def _node_heard(self, session: int, now: float) -> None:
         self.sessions.liveness.heard(session, now)

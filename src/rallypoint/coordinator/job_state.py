@@ -20,8 +20,8 @@ from rallypoint.coordinator.session_registry import SessionRecord, SessionRegist
 from rallypoint.membership.decisions import ClockView, backoff_ends, last_call_decides, needs_all
 from rallypoint.membership.liveness import Liveness
 from rallypoint.membership.observer import StallObserver
-from rallypoint.membership.operations import Join, Operation
-from rallypoint.membership.state import NodeId, NodeInfo, Settings, State, name_of, nodes_waiting_alike
+from rallypoint.membership.operations import Exit, Join, Operation
+from rallypoint.membership.state import NodeId, NodeInfo, Reason, Settings, State, name_of, nodes_waiting_alike
 from rallypoint.protocol.messages import ConfigDiffers, NodesWaiting, Notification, Placed, Placement
 
 P = ParamSpec("P")
@@ -115,14 +115,28 @@ class JobState:
             self._pending.add(node, ran.operation)
 
     def _run(self, node: NodeId, operation: Operation, now: float) -> OperationResult:
-        def write(state: State) -> None:
-            self.state = state
-            self._observer.observe(state, now)
-            self._take_size(state)
-
         return run_operation(
-            operation, node, self.settings, lambda: self.state, lambda: self._observer.clock_view(now), write
+            operation,
+            node,
+            self.settings,
+            lambda: self.state,
+            lambda: self._observer.clock_view(now),
+            lambda state: self._write(state, now),
         )
+
+    def _write(self, state: State, now: float) -> None:
+        self.state = state
+        self._observer.observe(state, now)
+        self._take_size(state)
+
+    def _lose(self, nodes: Iterable[NodeId], now: float, reason: Reason, detail: str = "") -> None:
+        """These nodes are gone: all in one change, or a round might be completed with one whose turn is yet to come."""
+
+        def remove_all() -> None:
+            for node in nodes:
+                self._run(node, Exit(reason, detail), now)
+
+        self._change(now, remove_all)
 
     # From one state to the next.
 

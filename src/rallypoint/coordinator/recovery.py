@@ -13,18 +13,21 @@ Laws:
    rounds and of restarts, that were used before its time.
 5. Who waited for a place cannot know whether a round runs. Where only such nodes have spoken, no round is completed
    until those who run one have had the time to say so.
+6. Who has met another coordinator since has given up the join that it had asked of us (`resume_state`, law 1). It keeps
+   its place, which waits for its next join: no round goes on with what the first one brought along.
 """
 
 from __future__ import annotations
 
 from rallypoint.coordinator.notifications import placements
 from rallypoint.membership.operations import Action, ActionKind
-from rallypoint.membership.state import NodeId, NodeInfo, Participant, Reason, RoundEnd, Settings, State
+from rallypoint.membership.state import NodeId, NodeInfo, Participant, Reason, RoundEnd, Settings, State, name_of
 from rallypoint.membership.transitions import apply, end_round
 from rallypoint.protocol.messages import Notification, Placed, ResumeRequest, RoundEnded
 
 _UNKNOWN_NODE = NodeInfo("", 0, "", 0)
 _LEASES, _CONNECT = 3, 5.0
+_GIVEN_UP_DETAIL = "it has asked another coordinator for a place since"
 
 
 def recovery_timeout(settings: Settings) -> float:
@@ -108,6 +111,23 @@ def missed_notifications(state: State, node: NodeId, request: ResumeRequest) -> 
         # A place that it was given is lost again, and the worker store that it brought may have been used there.
         return [RoundEnded(end_of(state, last))]
     return []
+
+
+def without_given_up_join(state: State, node: NodeId, request: ResumeRequest, settings: Settings) -> State:
+    """The state once `node`, which has claimed its name, has said what it waits with (law 6)."""
+    place = state.participants.get(node)
+    if place is None or request.joining:
+        return state
+    if state.complete:
+        if state.round <= request.round:
+            return state
+        return end_round(state, RoundEnd(state.round, Reason.LOST, name_of(state, node), detail=_GIVEN_UP_DETAIL))
+    after = _without(state, node)
+    if len(after.participants) < settings.min_nodes:
+        after = after._replace(last_call=0)
+    if place.previous_rank is None:
+        return after._replace(wait_list={**state.wait_list, node: place.node_info})
+    return after._replace(survivors={**state.survivors, node: place.previous_rank})
 
 
 def end_of(state: State, round_: int) -> RoundEnd:

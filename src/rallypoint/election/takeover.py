@@ -112,15 +112,15 @@ class Presence:
             self._missing.setdefault(node, until)
 
     def change(self, events: Iterable[WatchEvent], until: float) -> None:
-        """Keys have changed; whose is gone is waited for until then."""
-        gone: set[NodeId] = set()
+        """Keys have changed; whose is gone, or names another node now, is waited for until then."""
+        before = set[NodeId]()
         for event in events:
+            if (name := self._names.pop(event.kv.key, None)) is not None:
+                before.add(name)
             if event.kind == "put":
                 self._learn([event.kv])
-            elif (name := self._names.pop(event.kv.key, None)) is not None:
-                gone.add(name)
-        if gone:
-            self.wait_for(gone, until)
+        if before:
+            self.wait_for(before, until)
 
     def replace(self, kvs: Iterable[KeyValue], until: float) -> None:
         """These are all keys there are; whose is gone is waited for until then."""

@@ -10,6 +10,8 @@ Laws:
    gave. A spare waits for as long as it takes.
 2. The name and the incarnation of a session hold good once the coordinator has said anything in it: only then has it
    surely heard what was said at its beginning. A name that was claimed from the coordinator that gave it stays.
+   Who waits for its first place claims from each coordinator the name that this one gave: one may come back that was
+   thought to be gone, if those after it have written nothing down.
 3. Nothing is said again after the job's end.
 """
 
@@ -40,6 +42,9 @@ from rallypoint.protocol.messages import (
 )
 from rallypoint.protocol.operator_messages import CollectedPart, NodeReport, OperatorAction
 
+_MAX_IDENTITIES = 8
+"""Of how many coordinators a node that waits knows what they called it."""
+
 
 class ResumeState(NamedTuple):
     """A node's place, what it has asked, and who it is there.
@@ -48,10 +53,12 @@ class ResumeState(NamedTuple):
     been told that it waits as a spare, `refused` whether its last join came to nothing; `repeated_requests` what was
     said of the round that runs. `last_ended_round` is the newest round that it knows to be over. `last_identity` is
     incarnation and name of the last session that was answered in, `offered_identity` of one that was not yet.
+    `identities` are those of all sessions since the node last had a place, the last for each coordinator.
     """
 
     last_identity: tuple[str, NodeId] | None = None
     offered_identity: tuple[str, NodeId] | None = None
+    identities: tuple[tuple[str, NodeId], ...] = ()
     node_info: NodeInfo | None = None
     placement: Placement | None = None
     round_over: bool = True
@@ -101,6 +108,7 @@ def after_notification(held: ResumeState, notification: Notification) -> ResumeS
             failures = max(held.failures, placement.restarts)
             return held._replace(
                 placement=placement,
+                identities=(),
                 round_over=False,
                 failures=failures,
                 join=None,
@@ -138,20 +146,22 @@ def without_foreign_join(held: ResumeState, incarnation: str) -> ResumeState:
 
 def session_opened(held: ResumeState, incarnation: str, node: NodeId) -> ResumeState:
     """What is held once a session is open in which the node is called `node`, unless it claims an earlier name."""
-    claimed = _claimed_identity(held)
-    stays = claimed is not None and claimed[0] == incarnation
-    return held._replace(offered_identity=claimed if stays else (incarnation, node))
+    claimed = _claimed_identity(held, incarnation)
+    identity = claimed if claimed is not None and claimed[0] == incarnation else (incarnation, node)
+    others = tuple(each for each in held.identities if each[0] != incarnation)
+    known = () if held.placement is not None else (*others[1 - _MAX_IDENTITIES :], identity)
+    return held._replace(offered_identity=identity, identities=known)
 
 
-def requests_to_repeat(held: ResumeState, now: float) -> list[Request]:
-    """What to say at the beginning of a session, before anything else and before `session_opened`.
+def requests_to_repeat(held: ResumeState, now: float, incarnation: str) -> list[Request]:
+    """What to say at the beginning of a session with this coordinator, before anything else and `session_opened`.
 
     In the first session that is only what waits.
     """
     if held.ended:
         return []
     again: list[Request] = []
-    claimed = _claimed_identity(held)
+    claimed = _claimed_identity(held, incarnation)
     if claimed is not None and held.node_info is not None:
         again.append(_resume_request(held, held.node_info, *claimed))
     again += held.repeated_requests
@@ -181,13 +191,16 @@ def last_incarnation(held: ResumeState) -> str:
     return "" if last is None else last[0]
 
 
-def _claimed_identity(held: ResumeState) -> tuple[str, NodeId] | None:
-    """The name that the next session begins with, and who gave it."""
+def _claimed_identity(held: ResumeState, incarnation: str) -> tuple[str, NodeId] | None:
+    """The name that a session with this coordinator begins with, and who gave it."""
     if held.node_info is None or held.ended:
         return None
+    if held.placement is not None:
+        return held.last_identity
     # Without a place nothing depends on what the coordinator has heard, so the last name is the one that it may still
     # know.
-    return held.last_identity if held.placement is not None else held.offered_identity or held.last_identity
+    given = next((each for each in held.identities if each[0] == incarnation), None)
+    return given or held.offered_identity or held.last_identity
 
 
 def _resume_request(held: ResumeState, node_info: NodeInfo, incarnation: str, node: NodeId) -> ResumeRequest:

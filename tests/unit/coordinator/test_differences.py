@@ -112,7 +112,7 @@ def test_a_new_control_plane_learns_the_jobs_number_and_not_the_nodes_own() -> N
     held = session_opened(held, "a", B)
     for notice in told:
         held = after_notification(held, notice)
-    (holding,) = [each for each in requests_to_repeat(held, 1.0) if isinstance(each, ResumeRequest)]
+    (holding,) = [each for each in requests_to_repeat(held, 1.0, "a") if isinstance(each, ResumeRequest)]
     new = Coordinator(JOB, "new")
     new.open(1, SessionRecord(B, B.addr), 2.0)
     new.receive(1, holding, 2.0)

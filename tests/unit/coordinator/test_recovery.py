@@ -69,7 +69,7 @@ class Job:
         name = self.coordinator.open(node.session, SessionRecord(node.id, node.id.addr), self.now)
         waited = node.held.join is not None
         node.held = without_foreign_join(node.held, self.coordinator.incarnation)
-        again = requests_to_repeat(node.held, self.now)
+        again = requests_to_repeat(node.held, self.now, self.coordinator.incarnation)
         node.held = session_opened(node.held, self.coordinator.incarnation, name)
         for request in again:
             self.deliver(self.coordinator.receive(node.session, request, self.now))

@@ -101,7 +101,7 @@ def test_a_control_plane_that_has_forgotten_all_learns_the_size_from_the_nodes(s
     placed = next(each for session, each in running("a", "b", "c").sent if isinstance(each, Placed))
     held = after_notification(after_notification(ResumeState(node_info=JOINED.node_info), placed), action)
     held = held._replace(last_identity=("inc", NodeId("10.0.0.97", 7, 0, "a")))
-    (resumed,) = requests_to_repeat(held, 0.0)
+    (resumed,) = requests_to_repeat(held, 0.0, "inc")
     assert isinstance(resumed, ResumeRequest)
     settings = Settings("job", 3, 3, last_call_timeout=0.0)
     fresh = Coordinator(settings, "another", learns_settings=True)

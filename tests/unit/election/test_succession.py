@@ -77,8 +77,8 @@ class Node:
 class Job:
     """Some nodes, the dispatcher of the coordinator that they speak to, and where it keeps its state."""
 
-    def __init__(self, nodes: int, least: int) -> None:
-        self.settings = Settings("job", least, nodes, last_call_timeout=5.0)
+    def __init__(self, nodes: int, least: int, most: int = 0) -> None:
+        self.settings = Settings("job", least, most or nodes, last_call_timeout=5.0)
         self.time = Time()
         self.shelf = Shelf()
         self.dispatcher = Dispatcher(self.settings, self.time, journal=self.shelf)
@@ -92,7 +92,7 @@ class Job:
         node.session, name = self.dispatcher.attach(node.hear, SessionRecord(node.id, node.id.addr))
         waited = node.held.join is not None
         node.held = without_foreign_join(node.held, self.dispatcher.incarnation)
-        again = requests_to_repeat(node.held, self.time.now)
+        again = requests_to_repeat(node.held, self.time.now, self.dispatcher.incarnation)
         node.held = session_opened(node.held, self.dispatcher.incarnation, name)
         for request in again:
             self.dispatcher.receive(node.session, request)
@@ -128,6 +128,22 @@ class Job:
         self.dispatcher = Dispatcher(self.settings, self.time, journal=self.shelf)
         for node in self.nodes:
             node.session = 0
+
+    def passed_over(self) -> None:
+        """Another coordinator begins with nothing, keeps nothing, and is gone; what was kept before it is restored."""
+        incarnation, kept = self.dispatcher.incarnation, self.shelf.kept
+        self.forgotten()
+        for node in self.nodes:
+            node.port += 100  # a join that is said anew brings another store
+            self.open(node)
+            self.dispatcher.receive(node.session, Heartbeat())
+        self.shelf = Shelf()
+        self.shelf.kept = kept
+        self.dispatcher = Dispatcher(
+            self.settings, self.time, restored=RestoredState(incarnation, kept), journal=self.shelf
+        )
+        for node in self.nodes:
+            node.session, node.port = 0, node.port + 100
 
     def heartbeats(self, seconds: float) -> None:
         """Time passes; whoever has a session sends heartbeats."""
@@ -222,6 +238,20 @@ def test_who_does_not_come_back_is_lost_when_the_recovery_timeout_is_over() -> N
     assert job.dispatcher.state.ledger.lost == 1
 
 
+def test_no_round_is_completed_with_one_who_is_lost_at_the_same_moment() -> None:
+    job = Job(3, 1)
+    job.say(job.nodes[0], Fail(0, CAUSE, 3))
+    for node in job.nodes[1:]:
+        job.join(node)
+    job.keep()
+    job.succeeded()
+    job.open(job.nodes[2])
+    job.heartbeats(recovery_timeout(job.settings) + 1.0)
+    assert set(job.dispatcher.state.participants) == {job.nodes[2].id}
+    assert [rounds(node) for node in job.nodes] == [[0], [0], [0, 1]]
+    assert not any(isinstance(each, RoundEnded) and each.end.round for each in job.nodes[2].told)
+
+
 def test_who_succeeds_a_coordinator_that_was_being_filled_is_filled_on() -> None:
     job = Job(2, 1)
     first, second = job.nodes
@@ -262,6 +292,54 @@ def test_a_name_that_the_last_coordinator_gave_is_not_given_again() -> None:
     assert name not in {node.id for node in job.nodes}
     job.open(job.nodes[0])
     assert runs(job)
+
+
+def stores(node: Node) -> list[int]:
+    return [each.placement.store_port for each in node.told if isinstance(each, Placed)]
+
+
+def test_a_node_that_waited_is_one_node_after_a_coordinator_that_kept_nothing() -> None:
+    """As where etcd was away: the one between had never written its state, so that of the one before is restored."""
+    job = Job(2, 1, most=4)
+    job.passed_over()
+    for node in job.nodes:
+        job.open(node)
+    state = job.dispatcher.state
+    assert set(state.participants) == {node.id for node in job.nodes}
+    job.heartbeats(2 * recovery_timeout(job.settings))
+    assert [rounds(node) for node in job.nodes] == [[0], [0]]
+    assert [stores(node) for node in job.nodes] == [[job.nodes[0].port]] * 2, "that of a join which was given up"
+
+
+def test_a_place_that_nobody_was_told_of_is_not_taken_with_a_store_that_was_given_up() -> None:
+    job = Job(2, 2, most=3)
+    job.dispatcher.tick()
+    job.time.now += 10.0
+    job.dispatcher.tick()  # the last call is over; what follows is kept and not told
+    assert runs(job)
+    assert job.shelf.newest is not None
+    job.shelf.kept = job.shelf.newest[1]
+    job.passed_over()
+    for node in job.nodes:
+        job.open(node)
+    job.heartbeats(2 * recovery_timeout(job.settings))
+    assert [stores(node)[-1] for node in job.nodes] == [job.nodes[0].port] * 2
+
+
+def test_who_came_back_into_the_next_round_brings_the_store_of_its_newest_join() -> None:
+    job = Job(3, 3)
+    job.say(job.nodes[0], Fail(0, CAUSE, 3))
+    job.keep()
+    for node in job.nodes[:2]:
+        job.join(node)
+    job.keep()
+    job.passed_over()
+    for node in job.nodes:
+        job.open(node)
+    job.join(job.nodes[2])
+    job.heartbeats(2 * recovery_timeout(job.settings))
+    assert [rounds(node) for node in job.nodes] == [[0, 1]] * 3
+    assert [stores(node)[-1] for node in job.nodes] == [job.nodes[0].port] * 3
 
 
 STEPS = st.lists(

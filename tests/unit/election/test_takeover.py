@@ -84,6 +84,15 @@ def test_who_has_a_key_again_is_not_lost() -> None:
     assert presence.nodes == {ONE}
 
 
+def test_a_name_that_its_key_no_longer_has_is_waited_for_like_one_whose_key_is_gone() -> None:
+    """An agent is called otherwise by the next coordinator, and would seem to be two nodes for ever."""
+    presence = Presence([kv(ONE)])
+    presence.change([WatchEvent("put", kv(ONE))], 4.0)
+    assert presence.wake_at == math.inf
+    presence.change([WatchEvent("put", kv(ONE._replace(local_id=1), KEYS.node(ONE.pid)))], 5.0)
+    assert presence.overdue(5.0) == {ONE}
+
+
 def test_who_has_two_keys_and_loses_one_is_there() -> None:
     presence = Presence([kv(ONE), kv(ONE, KEYS.node(1000))])
     presence.change([gone(ONE)], 5.0)

@@ -13,7 +13,7 @@ from rallypoint.client.endpoint_resolver import DialTarget, FixedEndpoint
 from rallypoint.client.tcp_link import TcpLink
 from rallypoint.membership.operations import Fail
 from rallypoint.membership.state import NodeId, NodeInfo, Settings
-from rallypoint.protocol.messages import JoinRequest, LinkLost, Notification, Progress, ResumeRequest
+from rallypoint.protocol.messages import Heartbeat, JoinRequest, LinkLost, Notification, Progress, ResumeRequest
 from rallypoint.protocol.resume_state import (
     ResumeState,
     after_notification,
@@ -34,7 +34,7 @@ def waiting(now: float = 0.0, timeout: float = 600.0) -> ResumeState:
 
 
 def timeouts(held: ResumeState, now: float) -> list[float]:
-    return [each.timeout for each in requests_to_repeat(held, now) if isinstance(each, JoinRequest)]
+    return [each.timeout for each in requests_to_repeat(held, now, "a") if isinstance(each, JoinRequest)]
 
 
 def progress(*, spare: bool) -> Progress:
@@ -49,10 +49,10 @@ def test_a_join_waits_no_longer_for_being_said_again(now: float, left: float) ->
 
 
 def test_a_join_that_is_said_again_tells_how_long_it_has_waited() -> None:
-    (again,) = [each for each in requests_to_repeat(waiting(), 100.0) if isinstance(each, JoinRequest)]
+    (again,) = [each for each in requests_to_repeat(waiting(), 100.0, "a") if isinstance(each, JoinRequest)]
     assert (again.timeout, again.waited) == (500.0, 100.0)
     held = after_request(ResumeState(), again, 200.0)  # by another agent's link, say
-    assert [each.waited for each in requests_to_repeat(held, 250.0) if isinstance(each, JoinRequest)] == [150.0]
+    assert [each.waited for each in requests_to_repeat(held, 250.0, "a") if isinstance(each, JoinRequest)] == [150.0]
 
 
 def test_a_spare_waits_for_as_long_as_it_takes() -> None:
@@ -68,9 +68,21 @@ def test_a_name_stays_where_it_was_given() -> None:
     """The session is called by another name while the former looks open; the former's is claimed, so it stays."""
     held = after_notification(waiting(), progress(spare=False))
     again = session_opened(held, "a", SECOND)
-    assert requests_to_repeat(again, 0.0)[0] == ResumeRequest("a", FIRST, MEMBER, joining=True)
+    assert requests_to_repeat(again, 0.0, "a")[0] == ResumeRequest("a", FIRST, MEMBER, joining=True)
     elsewhere = after_notification(session_opened(without_foreign_join(held, "b"), "b", SECOND), progress(spare=False))
-    assert requests_to_repeat(elsewhere, 0.0)[0] == ResumeRequest("b", SECOND, MEMBER)
+    assert requests_to_repeat(elsewhere, 0.0, "b")[0] == ResumeRequest("b", SECOND, MEMBER)
+
+
+def test_who_waits_claims_from_each_coordinator_the_name_that_this_one_gave() -> None:
+    """The second may have written nothing down, so that the first comes back."""
+    held = session_opened(after_notification(waiting(), Heartbeat()), "b", SECOND)
+    held = after_notification(held, Heartbeat())
+    assert requests_to_repeat(held, 0.0, "a")[0] == ResumeRequest("a", FIRST, MEMBER, joining=True)
+    assert requests_to_repeat(held, 0.0, "b")[0] == ResumeRequest("b", SECOND, MEMBER, joining=True)
+    assert requests_to_repeat(held, 0.0, "c")[0] == ResumeRequest("b", SECOND, MEMBER, joining=True)
+    for number in range(20):
+        held = session_opened(held, f"c{number}", SECOND)
+    assert len(held.identities) <= 8
 
 
 def test_what_cannot_be_sent_ends_the_link_with_a_sentence_instead_of_silence() -> None:
