@@ -12,24 +12,22 @@ rallyctl etcd                           a temporary etcd on this machine, for tr
 from __future__ import annotations
 
 import argparse
-import signal
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from rallypoint.base.errors import RallypointError, UsageError, UserError
+from rallypoint.base.errors import UsageError
 from rallypoint.cli.bundle import add_bundle
 from rallypoint.cli.check import add_check
 from rallypoint.cli.etcd import add_etcd
 from rallypoint.cli.flag_types import ShowVersion
 from rallypoint.cli.parse import HelpFormatter, Parser, Verb
 from rallypoint.cli.report import add_report
+from rallypoint.cli.serve import add_serve
 from rallypoint.cli.watching import add_watching
-from rallypoint.rendezvous.params import C10D_PORT
 
 if TYPE_CHECKING:
-    from rallypoint.cli.pages import PageServer
-    from rallypoint.coordinator.jobs import ManyJobs
+    pass
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -74,44 +72,10 @@ def _parser() -> argparse.ArgumentParser:
     add_check(verb)
     add_report(verb)
     add_bundle(verb)
-    _add_serve(verb)
+    add_serve(verb)
     _add_secrets(verb)
     add_etcd(verb)
     return parser
-
-
-def _add_serve(verb: Verb) -> None:
-    page = verb(
-        "serve",
-        "run a control plane outside the training nodes",
-        "Run a control plane outside the training nodes, for many jobs with --rdzv-backend=c10d, whose nodes give its "
-        "address as --rdzv-endpoint. If it is lost, workers go on; started again at the same endpoint, it gets its "
-        "state from the nodes. Give it the jobs' RALLYPOINT_SECRET. Nodes on its own machine need "
-        "--rdzv-conf=is_host=false: one that starts while the control plane is down would host its job itself. When a "
-        "job has ended and its nodes have disconnected, its id can be used again; a node that reconnects within a day "
-        "learns how the job ended, unless the control plane was started again.",
-        "--endpoint=:29400",
-        _serve,
-    )
-    endpoint = f"all addresses of HOST, or of this machine without HOST; port 0 is a free one (default: :{C10D_PORT})"
-    listening = page.add_argument_group("listening")
-    listening.add_argument("--endpoint", default="", metavar="HOST:PORT", help=endpoint)
-    remote = "take commands (rallyctl restart, stop, ...) from other machines where there is no secret"
-    listening.add_argument("--remote-control", action="store_true", help=remote)
-    pages = page.add_argument_group("page and metrics")
-    http = (
-        "serve a page, /status.json, /events and /metrics there; on this machine alone without HOST (default: nowhere)"
-    )
-    pages.add_argument("--http", default="", metavar="[HOST:]PORT", help=http)
-    pages.add_argument("--http-token-file", default="", metavar="FILE", help="file with the token to be given there")
-    tls = page.add_argument_group("TLS")
-    for name, metavar, text in (
-        ("cert", "FILE", "PEM certificate; nodes give theirs as --rdzv-conf=tls_cert=..."),
-        ("key", "FILE", "PEM file of its key"),
-        ("ca", "FILE", "PEM file of the authorities that sign the nodes' certificates"),
-        ("peer", "NAME", "name in nodes' certificates: spiffe://cluster/job (default: any)"),
-    ):
-        tls.add_argument(f"--tls-{name}", default="", metavar=metavar, help=text)
 
 
 def _add_secrets(verb: Verb) -> None:
@@ -132,62 +96,6 @@ def _add_secrets(verb: Verb) -> None:
         _token,
     )
     page.add_argument_group("job").add_argument("--job", required=True, metavar="ID", help="the job's --rdzv-id")
-
-
-def _serve(options: argparse.Namespace) -> None:
-    """Serve until a signal asks to end."""
-    from rallypoint.base.descriptors import allow_descriptors
-    from rallypoint.base.endpoint import Endpoint, listening_sockets, parse_endpoint, resolve
-    from rallypoint.base.kernel import check_for_loop
-    from rallypoint.base.log import configure
-    from rallypoint.cli.exit import print_error
-    from rallypoint.coordinator.jobs import ManyJobs
-    from rallypoint.coordinator.server import ControlServer
-    from rallypoint.rendezvous.backends.options import accepted_keys, control_tls
-
-    configure()
-    check_for_loop()
-    text: str = options.endpoint
-    try:
-        everywhere = not text or text.startswith(":")
-        endpoint = parse_endpoint(f"localhost{text}" if everywhere else text, C10D_PORT)
-    except UserError as error:
-        raise UsageError(f"--endpoint: {error}") from None
-    host = "" if everywhere else endpoint.host
-    # Blocked before any thread is made, so that `sigwait` alone gets them.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
-    try:
-        listeners = listening_sockets(resolve(host) if host else [], endpoint.port)
-    except OSError as error:
-        raise RallypointError(
-            f"the control plane cannot listen at {text or endpoint}: {error.strerror}; "
-            "give --endpoint another port, or an address of this machine"
-        ) from None
-    allow_descriptors()
-    jobs = ManyJobs()
-    jobs.remote_control = options.remote_control
-    pages = _pages(jobs, options)
-    server = ControlServer(jobs, listeners, keys=accepted_keys(), tls=control_tls(vars(options)))
-    print_error(f"rallyctl: control plane listens at {Endpoint(host or '*', server.port)}")
-    number = signal.sigwait({signal.SIGTERM, signal.SIGINT})
-    if pages is not None:
-        pages.close()
-    server.close(linger=0.0, why=f"{signal.Signals(number).name} has ended it")
-    print_error(f"rallyctl: ended by {signal.Signals(number).name}")
-
-
-def _pages(jobs: ManyJobs, options: argparse.Namespace) -> PageServer | None:
-    from rallypoint.cli.exit import print_error
-
-    if not options.http:
-        if options.http_token_file:
-            raise UsageError("--http-token-file is of use with --http only; give that, or leave it out")
-        return None
-    from rallypoint.cli.pages import PageServer
-
-    pages = PageServer(jobs, options.http, options.http_token_file)
-    print_error(f"rallyctl: the page of all jobs is at http://{pages.endpoint}/")
-    return pages
 
 
 def _secret(_options: argparse.Namespace) -> None:

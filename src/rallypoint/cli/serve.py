@@ -1,0 +1,169 @@
+"""`rallyctl serve`: a control plane outside the training nodes.
+
+A service manager that asks for it (`Type=notify` and `WatchdogSec=` of systemd, by sd_notify(3)) is told when it
+serves, that its loop is not stuck, and when it begins to end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import socket
+from typing import TYPE_CHECKING
+
+from rallypoint.base.errors import RallypointError, UsageError, UserError
+from rallypoint.cli.parse import Verb
+from rallypoint.rendezvous.params import C10D_PORT
+
+if TYPE_CHECKING:
+    from rallypoint.cli.pages import PageServer
+    from rallypoint.coordinator.jobs import ManyJobs
+
+
+_ENDING = {signal.SIGTERM, signal.SIGINT}
+_MANAGER_TIMEOUT = 1.0
+"""Seconds that the service manager has to take a message in."""
+
+
+def add_serve(verb: Verb) -> None:
+    """Make `serve` a verb of `rallyctl`."""
+    page = verb(
+        "serve",
+        "run a control plane outside the training nodes",
+        "Run a control plane outside the training nodes, for many jobs with --rdzv-backend=c10d, whose nodes give its "
+        "address as --rdzv-endpoint. If it is lost, workers go on; started again at the same endpoint, it gets its "
+        "state from the nodes. Give it the jobs' RALLYPOINT_SECRET. Nodes on its own machine need "
+        "--rdzv-conf=is_host=false: one that starts while the control plane is down would host its job itself. When a "
+        "job has ended and its nodes have disconnected, its id can be used again; a node that reconnects within a day "
+        "learns how the job ended, unless the control plane was started again.",
+        "--endpoint=:29400",
+        _serve,
+    )
+    endpoint = f"all addresses of HOST, or of this machine without HOST; port 0 is a free one (default: :{C10D_PORT})"
+    listening = page.add_argument_group("listening")
+    listening.add_argument("--endpoint", default="", metavar="HOST:PORT", help=endpoint)
+    remote = "take commands (rallyctl restart, stop, ...) from other machines where there is no secret"
+    listening.add_argument("--remote-control", action="store_true", help=remote)
+    pages = page.add_argument_group("page and metrics")
+    http = (
+        "serve a page, /status.json, /events and /metrics there; on this machine alone without HOST (default: nowhere)"
+    )
+    pages.add_argument("--http", default="", metavar="[HOST:]PORT", help=http)
+    pages.add_argument("--http-token-file", default="", metavar="FILE", help="file with the token to be given there")
+    tls = page.add_argument_group("TLS")
+    for name, metavar, text in (
+        ("cert", "FILE", "PEM certificate; nodes give theirs as --rdzv-conf=tls_cert=..."),
+        ("key", "FILE", "PEM file of its key"),
+        ("ca", "FILE", "PEM file of the authorities that sign the nodes' certificates"),
+        ("peer", "NAME", "name in nodes' certificates: spiffe://cluster/job (default: any)"),
+    ):
+        tls.add_argument(f"--tls-{name}", default="", metavar=metavar, help=text)
+
+
+def _serve(options: argparse.Namespace) -> None:
+    """Serve until a signal asks to end."""
+    from rallypoint.base.descriptors import allow_descriptors
+    from rallypoint.base.endpoint import Endpoint, listening_sockets, parse_endpoint, resolve
+    from rallypoint.base.kernel import check_for_loop
+    from rallypoint.base.log import configure
+    from rallypoint.cli.exit import print_error
+    from rallypoint.coordinator.jobs import ManyJobs
+    from rallypoint.coordinator.server import ControlServer
+    from rallypoint.rendezvous.backends.options import accepted_keys, control_tls
+
+    configure()
+    check_for_loop()
+    text: str = options.endpoint
+    try:
+        everywhere = not text or text.startswith(":")
+        endpoint = parse_endpoint(f"localhost{text}" if everywhere else text, C10D_PORT)
+    except UserError as error:
+        raise UsageError(f"--endpoint: {error}") from None
+    host = "" if everywhere else endpoint.host
+    # Blocked before any thread is made, so that `sigwait` alone gets them.
+    signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
+    try:
+        listeners = listening_sockets(resolve(host) if host else [], endpoint.port)
+    except OSError as error:
+        raise RallypointError(
+            f"the control plane cannot listen at {text or endpoint}: {error.strerror}; "
+            "give --endpoint another port, or an address of this machine"
+        ) from None
+    allow_descriptors()
+    jobs = ManyJobs()
+    jobs.remote_control = options.remote_control
+    pages = _pages(jobs, options)
+    server = ControlServer(jobs, listeners, keys=accepted_keys(), tls=control_tls(vars(options)))
+    where = f"control plane listens at {Endpoint(host or '*', server.port)}"
+    print_error(f"rallyctl: {where}")
+    number = _serve_until_signal(f"READY=1\nSTATUS={where}")
+    _tell_manager("STOPPING=1")
+    if pages is not None:
+        pages.close()
+    server.close(linger=0.0, why=f"{number.name} has ended it")
+    print_error(f"rallyctl: ended by {number.name}")
+
+
+def _serve_until_signal(ready: str) -> signal.Signals:
+    """Wait for a signal that ends this, and tell the service manager that the loop goes on: at first with `ready`."""
+    timeout = _watchdog_timeout()
+    answered = ready
+    while True:
+        if answered and _loop_answers(timeout):
+            _tell_manager(answered)
+            answered = "WATCHDOG=1" if timeout else ""
+        received = signal.sigtimedwait(_ENDING, timeout / 2) if timeout else signal.sigwaitinfo(_ENDING)
+        if received is not None:
+            return signal.Signals(received.si_signo)
+
+
+def _watchdog_timeout() -> float:
+    """Seconds in which the service manager wants to hear of us again; 0 where it does not ask."""
+    asked, of = os.environ.get("WATCHDOG_USEC", ""), os.environ.get("WATCHDOG_PID", "")
+    return int(asked) / 1e6 if asked.isdecimal() and of in ("", str(os.getpid())) else 0.0
+
+
+def _loop_answers(timeout: float) -> bool:
+    """Whether the loop that serves does what it is asked, within this time; 0 for any time."""
+    from rallypoint.base.loop import shared_loop
+
+    async def answer() -> bool:
+        return True
+
+    try:
+        return shared_loop().submit(answer()).result(timeout or None)
+    except TimeoutError:
+        return False
+
+
+def _tell_manager(state: str) -> None:
+    """Send the service manager a message, where there is one."""
+    path = os.environ.get("NOTIFY_SOCKET", "")
+    if not path:
+        return
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sender:
+            sender.settimeout(_MANAGER_TIMEOUT)
+            sender.sendto(state.encode(), f"\0{path[1:]}" if path.startswith("@") else path)
+    except OSError as error:
+        from rallypoint.base.log import get_logger
+
+        get_logger(__name__).warning(
+            "the service manager at NOTIFY_SOCKET=%s cannot be told %r: %s; unset it, or see to that socket",
+            *(path, state, error.strerror or error),
+        )
+
+
+def _pages(jobs: ManyJobs, options: argparse.Namespace) -> PageServer | None:
+    from rallypoint.cli.exit import print_error
+
+    if not options.http:
+        if options.http_token_file:
+            raise UsageError("--http-token-file is of use with --http only; give that, or leave it out")
+        return None
+    from rallypoint.cli.pages import PageServer
+
+    pages = PageServer(jobs, options.http, options.http_token_file)
+    print_error(f"rallyctl: the page of all jobs is at http://{pages.endpoint}/")
+    return pages
