@@ -79,6 +79,16 @@ def job_secret() -> Secret | None:
     return Secret(tuple(words)) if words else None
 
 
+def launch_secret() -> str:
+    """The secret that the nodes of a job started from here share: that of this process's environment, else a new one.
+
+    Raises:
+        UsageError: see `job_secret`.
+    """
+    secret = job_secret()
+    return " ".join(secret.texts) if secret is not None else new_secret()
+
+
 def etcd_password() -> str:
     """The password in `RALLYPOINT_ETCD_PASSWORD` or in the file of `RALLYPOINT_ETCD_PASSWORD_FILE`; empty without
     either.

@@ -1,5 +1,6 @@
 """The command `rallyctl`: what runs beside jobs and not in one.
 
+rallyctl launch --hosts a,b -- COMMAND  a job on several hosts, over ssh
 rallyctl status ENDPOINT                how a job stands; also restart, drain, resize, stop, stacks, bundle
 rallyctl check                          whether this node can run a job
 rallyctl report PATH...                 what became of a job's time, from the events of its agents
@@ -21,6 +22,7 @@ from rallypoint.cli.bundle import add_bundle
 from rallypoint.cli.check import add_check
 from rallypoint.cli.etcd import add_etcd
 from rallypoint.cli.flag_types import ShowVersion
+from rallypoint.cli.launching import add_launch
 from rallypoint.cli.parse import HelpFormatter, Parser, Verb
 from rallypoint.cli.report import add_report
 from rallypoint.cli.serve import add_serve
@@ -68,6 +70,7 @@ def _parser() -> argparse.ArgumentParser:
         page.set_defaults(work=work)
         return page
 
+    add_launch(verb)
     add_watching(verb)
     add_check(verb)
     add_report(verb)

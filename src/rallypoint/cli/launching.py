@@ -1,0 +1,157 @@
+"""`rallyctl launch`: a command on several hosts, over ssh."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from rallypoint.base.errors import UsageError
+from rallypoint.cli.parse import Verb
+
+if TYPE_CHECKING:
+    from rallypoint.remote.hosts import Host
+    from rallypoint.remote.job import Plan
+
+_TIMES = {"connect_timeout": 3600, "lost_after": 86_400, "grace": 86_400}
+"""The most seconds of each."""
+
+
+def add_launch(verb: Verb) -> None:
+    """Make `launch` a verb of `rallyctl`."""
+    page = verb(
+        "launch",
+        "start a job on several hosts over ssh",
+        "Start a command, mostly rallyrun, on several hosts over the system's ssh, and stay until it has ended on all "
+        "of them. Rallypoint must be installed on each. rallyrun finds there, as PET_* variables, how the nodes meet: "
+        "the first host has the control plane, and each node its rank; flags of the command take precedence. Nothing "
+        "is started unless every host can be used. ^C ends the job on all hosts, and so does the loss of this "
+        "command; a second ^C kills it.",
+        "--hosts node1:8,node2:8 -- rallyrun train.py",
+        _launch,
+    )
+    page.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what to run on each host")
+    hosts = page.add_argument_group("hosts")
+    hosts.add_argument(
+        "--hosts", default="", metavar="LIST", help="hosts, and slots (workers) of each: node1:8,node2:8"
+    )
+    hosts.add_argument("--hostfile", default="", metavar="FILE", help="file with a host on each line: node1 slots=8")
+    hosts.add_argument("--include", default="", metavar="SPEC", help="only these hosts or slots: node1@node2:0,2")
+    hosts.add_argument("--exclude", default="", metavar="SPEC", help="all but these hosts or slots: node3@node2:1")
+    command = page.add_argument_group("command")
+    env = "variable to hand on: NAME, NAME=VALUE or a pattern such as 'NCCL_*'; may be repeated"
+    command.add_argument("--env", action="append", default=[], metavar="NAME[=VALUE]", help=env)
+    file = "file of NAME=VALUE lines to hand on; may be repeated"
+    command.add_argument("--env-file", action="append", default=[], metavar="FILE", help=file)
+    command.add_argument("--chdir", default="", metavar="DIR", help="folder there (default: the one of this command)")
+    ssh = page.add_argument_group("ssh")
+    words = "options for ssh, as one word: --ssh-args='-l me -i key'; may be repeated"
+    ssh.add_argument("--ssh-args", action="append", default=[], metavar="ARGS", help=words)
+    python = f"the Python there that has Rallypoint (default: {sys.executable})"
+    ssh.add_argument("--python", default="", metavar="PATH", help=python)
+    for name, default, text in (
+        ("connect-timeout", 10, "seconds to connect to a host"),
+        ("lost-after", 30, "seconds of silence after which launcher and host take each other for lost"),
+        ("grace", 60, "seconds between SIGTERM and SIGKILL on a host whose launcher is lost"),
+    ):
+        ssh.add_argument(f"--{name}", default=str(default), metavar="S", help=f"{text} (default: {default})")
+
+
+def _launch(options: argparse.Namespace) -> int:
+    plan = _plan(options)
+    from rallypoint.base.descriptors import allow_descriptors
+    from rallypoint.cli.process_setup import restore_keyboard_interrupt
+    from rallypoint.remote.job import launch
+
+    allow_descriptors(3 * len(plan.hosts), f"The connections to {len(plan.hosts)} hosts")
+    restore_keyboard_interrupt()
+    return launch(plan)
+
+
+def _plan(options: argparse.Namespace) -> Plan:
+    """What is asked for. Raises UsageError."""
+    import shlex
+
+    from rallypoint.remote.job import Plan
+    from rallypoint.remote.ssh_command import SshOptions
+
+    command = options.command[1:] if options.command[:1] == ["--"] else options.command
+    if not command:
+        raise UsageError(
+            "there is no command; write it behind --: rallyctl launch --hosts node1,node2 -- rallyrun t.py"
+        )
+    hosts = _hosts(options)
+    times = {name: _seconds(options, name) for name in _TIMES}
+    words: list[str] = []
+    for text in options.ssh_args:
+        try:
+            words += shlex.split(text)
+        except ValueError as error:
+            raise UsageError(f"--ssh-args={text!r} cannot be read: {error}; quote it as for a shell") from None
+    ssh = SshOptions(tuple(words), options.python or sys.executable, times["connect_timeout"], times["lost_after"])
+    return Plan(hosts, command, options.chdir or _folder(), _variables(options, hosts), ssh, times["grace"])
+
+
+def _hosts(options: argparse.Namespace) -> list[Host]:
+    from rallypoint.remote.hosts import parse_hostfile, parse_hosts
+    from rallypoint.remote.selection import exclude, include
+
+    if bool(options.hosts) == bool(options.hostfile):
+        both = "are both given; give one of them" if options.hosts else "are both missing; give one of them"
+        raise UsageError(f"--hosts and --hostfile {both}")
+    if options.include and options.exclude:
+        raise UsageError("--include and --exclude are both given; give one of them")
+    if options.hosts:
+        hosts = parse_hosts(options.hosts)
+    else:
+        hosts = parse_hostfile(_read(options.hostfile, "--hostfile"), options.hostfile)
+    if options.include:
+        return include(hosts, options.include)
+    return exclude(hosts, options.exclude) if options.exclude else hosts
+
+
+def _variables(options: argparse.Namespace, hosts: list[Host]) -> dict[str, str]:
+    """The user's variables, and the secret of the job."""
+    from rallypoint.base.secrets import SECRET, launch_secret
+    from rallypoint.remote.environment import DEVICES, file_variables, named_variables
+
+    found: dict[str, str] = {}
+    for path in options.env_file:
+        found |= file_variables(_read(path, "--env-file"), path, os.environ)
+    found |= named_variables(options.env, os.environ)
+    picked = any(host.devices is not None for host in hosts)
+    if picked and DEVICES in found:
+        raise UsageError(f"{DEVICES} is given, and slots are picked by --include or --exclude; leave one of them out")
+    if SECRET not in found and f"{SECRET}_FILE" not in found:
+        found[SECRET] = launch_secret()
+    return found
+
+
+def _read(path: str, flag: str) -> bytes:
+    from rallypoint.remote.hosts import LARGEST_FILE
+
+    try:
+        with open(path, "rb") as file:
+            return file.read(LARGEST_FILE + 1)
+    except OSError as error:
+        raise UsageError(f"{flag}={path!r} cannot be read: {error.strerror}; name another") from None
+
+
+def _seconds(options: argparse.Namespace, name: str) -> int:
+    text = str(getattr(options, name))
+    if not (text.isascii() and text.isdecimal() and 1 <= int(text[:9]) <= _TIMES[name]):
+        flag = name.replace("_", "-")
+        raise UsageError(f"--{flag}={text!r} is not a number of seconds; give one from 1 to {_TIMES[name]}")
+    return int(text)
+
+
+def _folder() -> str:
+    """The folder of this command, by the name by which its user went there: it is the one that other hosts know."""
+    shown = os.environ.get("PWD", "")
+    try:
+        if os.path.isabs(shown) and os.path.samefile(shown, "."):
+            return shown
+        return os.getcwd()
+    except OSError as error:
+        raise UsageError(f"the folder of this command is gone ({error.strerror}); give one by --chdir") from None

@@ -1,0 +1,208 @@
+"""One host: ssh, and the supervisor at its other end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from rallypoint.base.log import printable
+from rallypoint.remote.lines import PrefixedLines
+from rallypoint.remote.messages import (
+    LONGEST_ANSWER,
+    LONGEST_END,
+    MARK,
+    Answer,
+    Ended,
+    Hello,
+    Refused,
+    Request,
+    decode_answer,
+    encode,
+    end_mark,
+)
+from rallypoint.remote.ssh_command import SshOptions, ssh_command, why_unreachable
+
+if TYPE_CHECKING:
+    from rallypoint.remote.console import Console, Output
+    from rallypoint.remote.hosts import Host
+
+_CHUNK = 64 * 1024
+_PROGRESS_BAR_DELAY = 1.0
+"""Seconds after which an unfinished progress bar is shown."""
+_START_FACTOR = 3
+"""How many times ssh's time to connect the supervisor may take to answer: authentication and Python come after it."""
+_SSH_END = 5.0
+"""Seconds that ssh has to end when nothing is left to say."""
+
+
+class HostError(Exception):
+    """A host that cannot be used; the text is the end of a sentence that begins with the host."""
+
+
+class Connection:
+    """ssh to one host.
+
+    Args:
+        host: the host.
+        label: what it is called.
+    """
+
+    def __init__(self, host: Host, label: str, options: SshOptions) -> None:
+        self.host = host
+        self.label = label
+        self.hello: Hello | None = None
+        self.ended = False
+        self._options = options
+        self._process: asyncio.subprocess.Process | None = None
+        self._before = bytearray()
+        """What came before the start and is no answer: of ssh, and of the login shell."""
+        self._buffer = bytearray()
+        self._reading_errors: asyncio.Task[None] | None = None
+        self._started = False
+
+    async def open(self) -> Hello:
+        """Reach the supervisor. Raises HostError."""
+        self._process = await asyncio.create_subprocess_exec(
+            *ssh_command(self.host, self._options),
+            stdin=asyncio.subprocess.PIPE,
+            stdout=asyncio.subprocess.PIPE,
+            stderr=asyncio.subprocess.PIPE,
+            start_new_session=True,  # a ^C at the terminal is for us, who send it on
+        )
+        self._reading_errors = asyncio.create_task(self._keep_errors())
+        answer = await self._answer()
+        if not isinstance(answer, Hello):
+            raise HostError(f"answers {type(answer).__name__} first; install the same Rallypoint on all hosts")
+        self.hello = answer
+        return answer
+
+    async def ask(self, request: Request) -> Answer:
+        """Send a request and return the answer. Raises HostError; also where the host refuses."""
+        self.send(request)
+        answer = await self._answer()
+        if isinstance(answer, Refused):
+            raise HostError(printable(answer.why, 1000))
+        return answer
+
+    def send(self, request: Request) -> None:
+        """Send a request, if anybody is there."""
+        if self._process is not None and self._process.stdin is not None and not self._process.stdin.is_closing():
+            with suppress(OSError):
+                self._process.stdin.write(encode(request) + b"\n")
+
+    async def _answer(self) -> Answer:
+        """The next answer. Raises HostError."""
+        seconds = self._options.connect_timeout * _START_FACTOR
+        try:
+            line = await asyncio.wait_for(self._line(), seconds)
+        except TimeoutError:
+            raise HostError(why_unreachable(self.host, self._options, None, bytes(self._before))) from None
+        if line is None:
+            assert self._process is not None
+            assert self._reading_errors is not None
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asyncio.gather(self._process.wait(), self._reading_errors), _SSH_END)
+            code = self._process.returncode
+            raise HostError(why_unreachable(self.host, self._options, code, bytes(self._before)))
+        try:
+            return decode_answer(line)
+        except ValueError as error:
+            raise HostError(f"answers what is no message ({error}); install the same Rallypoint on all hosts") from None
+
+    async def _line(self) -> bytes | None:
+        """The next line of the supervisor, without its mark; None at the end, or after too much that is none."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        while True:
+            line, newline, rest = self._buffer.partition(b"\n")
+            if newline:
+                self._buffer = rest
+                if line.startswith(MARK):
+                    return bytes(line[len(MARK) :])
+                self._keep(line + b"\n")
+                continue
+            data = await self._process.stdout.read(_CHUNK)
+            if not data or len(self._buffer) > LONGEST_ANSWER:
+                self._keep(self._buffer)
+                return None
+            self._buffer += data
+
+    def _keep(self, data: bytes | bytearray) -> None:
+        self._before += data
+        del self._before[:-LONGEST_ANSWER]
+
+    async def _keep_errors(self) -> None:
+        assert self._process is not None
+        assert self._process.stderr is not None
+        while data := await self._process.stderr.read(_CHUNK):
+            self._keep(data)
+
+    async def follow(self, console: Console, nonce: str) -> Ended | None:
+        """Show what the command writes until it has ended; None if the connection is lost before that is known."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        assert self._process.stderr is not None
+        assert self._reading_errors is not None
+        self._reading_errors.cancel()
+        with suppress(asyncio.CancelledError):
+            await self._reading_errors
+        prefix = f"{self.label}: ".encode()
+        out, err = PrefixedLines(prefix, end_mark(nonce)), PrefixedLines(prefix)
+        errors = asyncio.create_task(_show(self._process.stderr, err, console.err))
+        await console.out.write(out.feed(bytes(self._buffer)))
+        await _show(self._process.stdout, out, console.out)
+        rest, last = out.finish()
+        await console.out.write(rest)
+        with suppress(TimeoutError):
+            await asyncio.wait_for(errors, _SSH_END)
+        await console.err.write(err.finish()[0])
+        self.ended = True
+        await self.close()
+        try:
+            ended = decode_answer(last)
+        except ValueError:
+            return None
+        return ended if isinstance(ended, Ended) else None
+
+    async def close(self) -> None:
+        """Say nothing more: the supervisor ends what it has started, and then ssh ends."""
+        if self._process is None:
+            return
+        if self._process.stdin is not None:
+            self._process.stdin.close()
+        try:
+            await asyncio.wait_for(self._process.wait(), _SSH_END)
+        except TimeoutError:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+            await self._process.wait()
+
+    def abandon(self) -> None:
+        """End ssh at once; the supervisor will see that nobody is there."""
+        if self._process is not None and self._process.returncode is None:
+            with suppress(ProcessLookupError):
+                self._process.kill()
+
+
+async def _show(stream: asyncio.StreamReader, lines: PrefixedLines, output: Output) -> None:
+    """Write the lines of a stream until it ends."""
+    bar_due: float | None = None
+    while True:
+        wait = None if bar_due is None else max(0.0, bar_due - time.monotonic())
+        try:
+            data = await asyncio.wait_for(stream.read(_CHUNK), wait)
+        except TimeoutError:
+            await output.write(lines.progress_bar())
+            bar_due = None
+            continue
+        if not data:
+            return
+        await output.write(lines.feed(data))
+        if lines.ends and len(data) > LONGEST_END:
+            return
+        if not lines.has_progress_bar:
+            bar_due = None
+        elif bar_due is None:
+            bar_due = time.monotonic() + _PROGRESS_BAR_DELAY

@@ -1,0 +1,235 @@
+"""One launch: all hosts are reached and made ready before anything is started on any; then one job, until it has ended
+on all of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import signal
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from rallypoint.base.endpoint import Endpoint, is_loopback
+from rallypoint.base.errors import RallypointError, SignalException
+from rallypoint.base.log import printable
+from rallypoint.base.signals import signal_name
+from rallypoint.remote import here
+from rallypoint.remote.connection import Connection, HostError
+from rallypoint.remote.console import Console
+from rallypoint.remote.environment import node_variables
+from rallypoint.remote.hosts import Host, labels
+from rallypoint.remote.messages import Alive, Ended, FindEndpoint, Found, Prepare, Signal, Start, portable
+from rallypoint.remote.outcome import End, exit_code, missing
+from rallypoint.remote.ssh_command import SshOptions
+
+_AT_ONCE = 64
+"""Hosts that are connected to at a time: sshd on one gateway, or name servers, would refuse hundreds."""
+_KILL_AFTER = 5.0
+"""Seconds between a second ^C and SIGKILL to whatever is left."""
+_FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
+_ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+
+
+class Plan(NamedTuple):
+    """What is asked for: the command on each host, in a folder, with these variables beside those of the host.
+
+    `grace` is in seconds; `given` are the user's variables, which take precedence over those that are chosen here.
+    """
+
+    hosts: Sequence[Host]
+    command: Sequence[str]
+    folder: str
+    given: Mapping[str, str]
+    ssh: SshOptions
+    grace: float
+
+
+def launch(plan: Plan) -> int:
+    """Run a job; returns its exit code.
+
+    Raises:
+        RallypointError: a host cannot be used, so that nothing was started; each such host has had its line.
+        SignalException: a signal came before the start.
+    """
+    return asyncio.run(_Launch(plan).run())
+
+
+class _Launch:
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+        named = zip(plan.hosts, labels(plan.hosts), strict=True)
+        self._connections = [Connection(host, label, plan.ssh) for host, label in named]
+        self._nonce = secrets.token_hex(16)
+        self._started = False
+        self._signals: list[int] = []
+        self._signalled = asyncio.Event()
+        self._ends: list[End] = []
+
+    async def run(self) -> int:
+        self._console = Console()
+        loop = asyncio.get_running_loop()
+        for number in _FORWARDED:
+            if signal.getsignal(number) != signal.SIG_IGN:  # as under nohup
+                loop.add_signal_handler(number, self._heard, number)
+        heartbeats = asyncio.create_task(self._heartbeats())
+        try:
+            await self._until_signalled(self._prepare())
+            self._started = True
+            for each in self._connections:
+                each.send(Start())
+            await asyncio.gather(*(self._follow(each) for each in self._connections))
+            await self._conclude()
+        finally:
+            heartbeats.cancel()
+            await self._close()
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._console.drained(), None if self._started else _KILL_AFTER)
+        return exit_code(self._ends)
+
+    # Before the start
+
+    async def _until_signalled(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do the work; a signal that asks to end cuts it short."""
+        task = asyncio.create_task(work)
+        waiting = asyncio.create_task(self._signalled.wait())
+        try:
+            await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                number = self._signals[0]
+                if number == signal.SIGINT:
+                    raise KeyboardInterrupt
+                raise SignalException(f"{signal_name(number)} came before the start", number)
+            task.result()
+        finally:
+            waiting.cancel()
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+
+    async def _prepare(self) -> None:
+        """Have all hosts ready. Raises RallypointError after a line for each that is not."""
+        gate = asyncio.Semaphore(_AT_ONCE)
+
+        async def reach(each: Connection) -> None:
+            async with gate:
+                hello = await each.open()
+            if hello.version != here.version():
+                there = printable(hello.version) or "of unknown version"
+                raise HostError(f"has Rallypoint {there}, and {here.version()} is here; install the same on all hosts")
+
+        await self._on_all(reach)
+        endpoint = await self._find_endpoint()
+        run_id = f"ssh-{secrets.token_hex(4)}"
+
+        async def make_ready(each: Connection) -> None:
+            rank = self._connections.index(each)
+            chosen = node_variables(self._plan.hosts, rank, endpoint, run_id)
+            variables = {**chosen, **self._plan.given}
+            await each.ask(
+                Prepare(
+                    [portable(word) for word in self._plan.command],
+                    portable(self._plan.folder),
+                    {portable(name): portable(value) for name, value in variables.items()},
+                    self._plan.ssh.lost_after,
+                    self._plan.grace,
+                    self._nonce,
+                )
+            )
+
+        await self._on_all(make_ready)
+
+    async def _on_all(self, work: Callable[[Connection], Awaitable[None]]) -> None:
+        """Do something with all connections. Raises RallypointError after a line for each for which it failed."""
+        results = await asyncio.gather(*(work(each) for each in self._connections), return_exceptions=True)
+        failed = 0
+        for each, result in zip(self._connections, results, strict=True):
+            if isinstance(result, HostError):
+                failed += 1
+                await self._console.say(f"{each.label} {result}")
+            elif isinstance(result, BaseException):
+                raise result
+        if failed:
+            count = len(self._connections)
+            which = f"{failed} of {count} hosts cannot" if count > 1 else "the host cannot"
+            raise RallypointError(f"{which} be used, so nothing was started; see above")
+
+    async def _find_endpoint(self) -> str:
+        """Where the control plane will be: on the first host."""
+        first, *others = self._connections
+        towards = ""
+        addresses = [each.hello.address for each in self._connections if each.hello is not None]
+        if others and not _is_global(addresses[0]):
+            towards = next(filter(_is_global, addresses), "")
+        try:
+            found = await first.ask(FindEndpoint(towards))
+        except HostError as error:
+            await self._console.say(f"{first.label} {error}")
+            raise RallypointError("there is no place for the rendezvous, so nothing was started") from None
+        assert isinstance(found, Found)
+        return str(Endpoint(found.address, found.port))
+
+    # While it runs
+
+    async def _follow(self, each: Connection) -> None:
+        ended = await each.follow(self._console, self._nonce)
+        self._ends.append(End(each.label, ended.code if ended is not None else None))
+        left = len(self._connections) - len(self._ends)
+        for text in _end_texts(each.label, ended, left, self._plan):
+            await self._console.say(text)
+        if ended is not None and ended.code == here.CANNOT_START and ended.why:
+            for other in self._connections:
+                if not other.ended:
+                    other.send(Signal(signal.SIGTERM, self._plan.grace))
+
+    async def _conclude(self) -> None:
+        absent = missing(self._ends)
+        if absent and len(self._ends) > 1 and exit_code(self._ends) == 0:
+            await self._console.say(f"the job has succeeded without {', '.join(absent[:8])}")
+
+    async def _heartbeats(self) -> None:
+        while True:
+            await asyncio.sleep(max(0.5, min(5.0, self._plan.ssh.lost_after / 4)))
+            for each in self._connections:
+                if not each.ended:
+                    each.send(Alive())
+
+    def _heard(self, number: int) -> None:
+        """A signal has come: it is for the command on all hosts; a second one that asks to end has all killed soon."""
+        self._signals.append(number)
+        if number in _ENDS:
+            self._signalled.set()
+        if self._started:
+            twice = sum(each in _ENDS for each in self._signals) > 1 and number in _ENDS
+            for each in self._connections:
+                each.send(Signal(number, _KILL_AFTER if twice else None))
+
+    async def _close(self) -> None:
+        if not self._started:
+            for each in self._connections:
+                if each.hello is None:
+                    each.abandon()
+        await asyncio.gather(*(each.close() for each in self._connections if not each.ended))
+
+
+def _is_global(address: str) -> bool:
+    """Whether an address leads from one host to another."""
+    return bool(address) and not is_loopback(address) and not address.lower().startswith(("fe80:", "169.254."))
+
+
+def _end_texts(label: str, ended: Ended | None, left: int, plan: Plan) -> list[str]:
+    """What is to be said about the end on one host."""
+    going_on = f"; {left} host{'s go' if left > 1 else ' goes'} on" if left else ""
+    if ended is None:
+        return [
+            f"{label}: the connection is lost; what runs there is ended within {plan.ssh.lost_after} s, and killed "
+            f"{plan.grace:.0f} s later{going_on}"
+        ]
+    if ended.why:
+        return [f"{label}: {printable(ended.why, 1000)}{going_on}"]
+    if ended.code < 0:
+        return [f"{label}: {plan.command[0]} was killed by {signal_name(ended.code)}{going_on}"]
+    if ended.code and left:
+        return [f"{label}: {plan.command[0]} has ended with exit code {ended.code}{going_on}"]
+    return []

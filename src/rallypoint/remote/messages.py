@@ -1,0 +1,135 @@
+"""What `rallyctl launch` and its supervisor on a host say to each other over ssh: one JSON object on a line. Pure.
+
+    supervisor                      launcher
+    Hello                     ->
+                              <-    FindEndpoint      to the first host only
+    Found                     ->
+                              <-    Prepare           the command, its folder and environment
+    Ready or Refused          ->
+                              <-    Start             when all hosts are ready
+    the command's output      ->
+                              <-    Alive, Signal
+    Ended                     ->
+
+Laws:
+
+1. Values of the environment are in messages only, and never on a command line.
+2. Before `Start`, a supervisor's lines begin with `MARK`, so that what a login shell prints is told from them. After
+   it, its standard output is the command's, and `Ended` stands at the very end, behind `end_mark`.
+3. What comes from the other side is bounded and checked against these types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+MARK = b"rallypoint-supervisor "
+LONGEST_ANSWER = 64 * 1024
+"""Bytes of what a supervisor says before the start, and of what a login shell prints before it."""
+LONGEST_REQUEST = 8 * 1024 * 1024
+"""Bytes of a launcher's line; an environment of more than a quarter of the stack's limit cannot be handed on anyway."""
+LONGEST_END = 4096
+
+
+class Hello(msgspec.Struct, frozen=True, tag=True):
+    """A supervisor is there. `address` is that at which it was reached; empty where sshd does not say."""
+
+    version: str
+    address: str
+
+
+class Found(msgspec.Struct, frozen=True, tag=True):
+    """Where the job's control plane can listen on this host."""
+
+    address: str
+    port: int
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True):
+    """The command can be started."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True):
+    """It cannot, and why: the end of a sentence that begins with the host."""
+
+    why: str
+
+
+class Ended(msgspec.Struct, frozen=True, tag=True):
+    """The command has ended, and all that it left.
+
+    `code` is its exit code, -N for death by signal N; `why` says why it was ended, where the supervisor did that.
+    """
+
+    code: int
+    why: str = ""
+
+
+class FindEndpoint(msgspec.Struct, frozen=True, tag=True):
+    """Name an address of this host, and a free port. `towards` is the address of another host, empty for none."""
+
+    towards: str
+
+
+class Prepare(msgspec.Struct, frozen=True, tag=True):
+    """The command that will be started.
+
+    `lost_after` are the seconds of silence after which the launcher counts as lost; `grace` those between SIGTERM and
+    SIGKILL then; `nonce` is for `end_mark`.
+    """
+
+    command: list[str]
+    folder: str
+    environment: Mapping[str, str]
+    lost_after: float
+    grace: float
+    nonce: str
+
+
+class Start(msgspec.Struct, frozen=True, tag=True):
+    """Start it."""
+
+
+class Alive(msgspec.Struct, frozen=True, tag=True):
+    """The launcher is there."""
+
+
+class Signal(msgspec.Struct, frozen=True, tag=True):
+    """Send the command a signal; with `kill_after`, end all that is left so many seconds later."""
+
+    number: int
+    kill_after: float | None = None
+
+
+Request = FindEndpoint | Prepare | Start | Alive | Signal
+Answer = Hello | Found | Ready | Refused | Ended
+
+_REQUESTS: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
+_ANSWERS: msgspec.json.Decoder[Answer] = msgspec.json.Decoder(Answer)
+
+
+def encode(message: Request | Answer) -> bytes:
+    """A message as a line, without the newline."""
+    return msgspec.json.encode(message)
+
+
+def decode_request(line: bytes) -> Request:
+    """Read what a launcher says. Raises ValueError if it is no message."""
+    return _REQUESTS.decode(line)
+
+
+def decode_answer(line: bytes) -> Answer:
+    """Read what a supervisor says. Raises ValueError if it is no message."""
+    return _ANSWERS.decode(line)
+
+
+def end_mark(nonce: str) -> bytes:
+    """What stands before `Ended` in the output of a command."""
+    return b"\0" + MARK + nonce.encode() + b" "
+
+
+def portable(text: str) -> str:
+    """An argument, a path or a variable, which may be any bytes, as a text that a message can hold: byte by byte."""
+    return text.encode("utf-8", "surrogateescape").decode("latin-1")

@@ -1,0 +1,297 @@
+"""What `rallyctl launch` runs on each host, by `python -m rallypoint.remote.supervisor`: it starts the command there,
+and ends it, with all that it left, when it is told to or when nobody is there any more.
+
+Laws:
+
+1. Nothing is started before the launcher says so, which it does when all hosts are ready.
+2. The launcher is gone when standard input ends, or when nothing has come from it for `lost_after` seconds: sshd may
+   not notice for hours that a network is cut. Then the command gets SIGTERM, and `grace` seconds later SIGKILL.
+3. Whatever ends this process, SIGKILL included, the reaper ends what the command has left.
+4. The command writes into pipes that are read to the end, so that a worker which saves when the launcher is gone can
+   still print. While a launcher is there and slow, the command writes at its pace.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import signal
+import sys
+import time
+from collections import deque
+
+from rallypoint.base.errors import RallypointError
+from rallypoint.base.signals import SignalWakeup, post_signals, signal_name
+from rallypoint.remote import here
+from rallypoint.remote.messages import (
+    LONGEST_REQUEST,
+    MARK,
+    Answer,
+    Ended,
+    FindEndpoint,
+    Hello,
+    Prepare,
+    Ready,
+    Request,
+    Signal,
+    Start,
+    decode_request,
+    encode,
+    end_mark,
+)
+from rallypoint.workers.process import UNKNOWN_EXIT, WorkerProcess
+from rallypoint.workers.reaper.client import ReaperClient
+from rallypoint.workers.sweep import Sweep
+
+_UNPREPARED = 60.0
+"""Seconds of silence after which the launcher counts as lost, before it has said how many."""
+_LEFTOVERS_GRACE = 1.0
+"""Seconds between SIGTERM and SIGKILL to what the command has left running."""
+_STUCK_AFTER = 10.0
+"""Seconds after SIGKILL in which everything should have ended."""
+_CHUNK = 64 * 1024
+
+
+class Launcher:
+    """What comes from the launcher, by standard input."""
+
+    def __init__(self) -> None:
+        os.set_blocking(0, False)
+        self.gone = ""
+        """Why it counts as lost; empty while it does not."""
+        self.lost_after = _UNPREPARED
+        self._heard = time.monotonic()
+        self._buffer = bytearray()
+
+    @property
+    def lost_at(self) -> float:
+        """When it will count as lost, if nothing comes until then."""
+        return self._heard + self.lost_after
+
+    def receive(self) -> list[Request]:
+        """All requests that have come."""
+        while not self.gone:
+            try:
+                data = os.read(0, _CHUNK)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            self._heard = time.monotonic()
+            self._buffer += data
+            if not data:
+                self.gone = "the connection has ended"
+            elif len(self._buffer) > LONGEST_REQUEST:
+                self.gone = f"a message of more than {LONGEST_REQUEST} bytes came"
+        *lines, rest = self._buffer.split(b"\n")
+        self._buffer = bytearray(rest)
+        try:
+            return [decode_request(bytes(line)) for line in lines]
+        except ValueError as error:
+            self.gone = f"a message came that is none ({error})"
+            return []
+
+    def check(self) -> None:
+        """Look whether it has been silent for too long. Call `receive` first: this process may have slept itself."""
+        if not self.gone and time.monotonic() >= self.lost_at:
+            self.gone = f"nothing has come from rallyctl for {self.lost_after:.0f} s"
+
+
+class Relay:
+    """What the command writes, on its way to sshd.
+
+    Args:
+        target: a descriptor of ours.
+    """
+
+    def __init__(self, target: int) -> None:
+        self.source, self.command_end = os.pipe2(os.O_CLOEXEC)
+        os.set_blocking(self.source, False)
+        os.set_blocking(target, False)
+        self._target = target
+        self._pending = b""
+        self.discards = False
+        """Whether nobody reads it any more."""
+        self.ended = False
+
+    def wants(self) -> tuple[int, int] | None:
+        """The descriptor to wait for, and the event; None for nothing."""
+        if self._pending and not self.discards:
+            return self._target, select.POLLOUT
+        return None if self.ended else (self.source, select.POLLIN)
+
+    @property
+    def done(self) -> bool:
+        """Whether all has been handed on."""
+        return self.ended and (self.discards or not self._pending)
+
+    def move(self) -> None:
+        """Read and write what can be at the moment."""
+        if not self.ended and not self._pending:
+            try:
+                self._pending = os.read(self.source, _CHUNK)
+                self.ended = not self._pending
+            except BlockingIOError:
+                pass
+        if self.discards:
+            self._pending = b""
+        if self._pending:
+            try:
+                self._pending = self._pending[os.write(self._target, self._pending) :]
+            except BlockingIOError:
+                pass
+            except OSError:
+                self.discards = True
+
+
+class Command:
+    """The command, from its start until nothing of it is left."""
+
+    def __init__(self, job: Prepare, launcher: Launcher) -> None:
+        """Start it. Raises RallypointError if that cannot be done."""
+        self._launcher = launcher
+        self._grace = job.grace
+        self._why = ""
+        self._kill_at = self._stuck_at = float("inf")
+        self._swept = False
+        self.relays = (Relay(1), Relay(2))
+        self.own_signals: deque[int] = deque()
+        self.reaper = ReaperClient()
+        null = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            out, err = (each.command_end for each in self.relays)
+            self._process = WorkerProcess(self.reaper, here.arguments(job), os.environ, out, err, stdin=null)
+        finally:
+            for fd in (null, *(each.command_end for each in self.relays)):
+                os.close(fd)
+        self._sweep = Sweep(self.reaper, [self._process])
+
+    def run(self) -> Ended:
+        """Wait for its end, and see to it where that is due."""
+        with post_signals(self.own_signals.append, (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)) as wakeup:
+            assert wakeup is not None
+            while not self._over():
+                self._wait(wakeup)
+                for request in self._launcher.receive():
+                    if isinstance(request, Signal):
+                        self._signal(request.number, request.kill_after)
+                self._launcher.check()
+                while self.own_signals:
+                    number = self.own_signals.popleft()
+                    self._end(f"the supervisor there was sent {signal_name(number)}", number)
+                if self._launcher.gone:
+                    self._end(self._launcher.gone, signal.SIGTERM)
+                    for relay in self.relays:
+                        relay.discards = True
+                for relay in self.relays:
+                    relay.move()
+                self._sweep_if_due()
+        code = self._process.poll()
+        return Ended(UNKNOWN_EXIT if code is None else code, self._why)
+
+    def _over(self) -> bool:
+        gave_up = time.monotonic() >= self._stuck_at
+        if gave_up:
+            self._sweep.give_up()
+        return self._swept and (gave_up or (self._sweep.done() and all(each.done for each in self.relays)))
+
+    def _wait(self, wakeup: SignalWakeup) -> None:
+        poller = select.poll()
+        poller.register(wakeup.fileno(), select.POLLIN)
+        for relay in self.relays:
+            if (wanted := relay.wants()) is not None:
+                poller.register(*wanted)
+        fds = self._sweep.fds() if self._swept else [self._process.fileno(), self.reaper.fileno()]
+        if not self._launcher.gone:
+            fds.append(0)
+        for fd in fds:
+            poller.register(fd, select.POLLIN)
+        until = min(self._kill_at, self._stuck_at, float("inf") if self._launcher.gone else self._launcher.lost_at)
+        seconds = max(0.0, until - time.monotonic())
+        poller.poll(None if seconds == float("inf") else min(seconds, 3600.0) * 1000 + 1)
+        wakeup.clear()
+
+    def _signal(self, number: int, kill_after: float | None) -> None:
+        if number in here.SIGNALS:
+            self._process.forward_signal(number)
+        if kill_after is not None:
+            self._kill_at = min(self._kill_at, time.monotonic() + kill_after)
+
+    def _end(self, why: str, number: int) -> None:
+        """Ask the command to end, unless it was asked already."""
+        if not self._why:
+            self._why = why
+            self._signal(number, self._grace)
+
+    def _sweep_if_due(self) -> None:
+        now = time.monotonic()
+        if now >= self._kill_at:
+            self._begin_sweep(0.0)
+        elif not self._swept and (self._process.poll() is not None or self.reaper.lost):
+            self._begin_sweep(_LEFTOVERS_GRACE)
+
+    def _begin_sweep(self, seconds: float) -> None:
+        self._swept = True
+        self._kill_at = float("inf")
+        self._stuck_at = time.monotonic() + seconds + _STUCK_AFTER
+        self._sweep.begin(seconds)
+
+
+def _say(answer: Answer) -> None:
+    _write(1, MARK + encode(answer) + b"\n")
+
+
+def _write(fd: int, data: bytes) -> None:
+    """Write all, as long as somebody reads."""
+    poller = select.poll()
+    poller.register(fd, select.POLLOUT)
+    while data and poller.poll(_STUCK_AFTER * 1000):
+        try:
+            data = data[os.write(fd, data) :]
+        except BlockingIOError:
+            pass
+        except OSError:
+            return
+
+
+def _until_started(launcher: Launcher) -> Prepare | None:
+    """Answer until the start; returns the command, None where the launcher is gone before."""
+    job: Prepare | None = None
+    poller = select.poll()
+    poller.register(0, select.POLLIN)
+    _say(Hello(here.version(), here.address()))
+    while not launcher.gone:
+        poller.poll(max(0.0, launcher.lost_at - time.monotonic()) * 1000 + 1)
+        for request in launcher.receive():
+            if isinstance(request, FindEndpoint):
+                _say(here.find_endpoint(request.towards))
+            elif isinstance(request, Prepare):
+                refusal = here.prepare(request)
+                _say(refusal or Ready())
+                job = None if refusal else request
+                launcher.lost_after = request.lost_after
+            elif isinstance(request, Start) and job is not None:
+                return job
+        launcher.check()
+    return None
+
+
+def main() -> int:
+    """Serve one launcher; returns the command's exit code."""
+    launcher = Launcher()
+    job = _until_started(launcher)
+    if job is None:
+        return 0
+    try:
+        command = Command(job, launcher)
+    except RallypointError as error:
+        ended = Ended(here.CANNOT_START, str(error))
+    else:
+        ended = command.run()
+        command.reaper.close()
+    _write(1, end_mark(job.nonce) + encode(ended))
+    return ended.code if ended.code >= 0 else 128 - ended.code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,157 @@
+"""Hosts that are reached by ssh: each a namespace with a name and an sshd of its own, and one from which jobs start.
+
+Names are known to ssh alone, by its configuration: the hosts cannot resolve each other's.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from tests.faults import network
+from tests.faults.cluster import settle
+from tests.faults.network import Host, Network, ip
+from tests.jobs.launching import Job, Launcher
+
+SSHD = "/usr/sbin/sshd"
+_PRIVILEGE_SEPARATION = Path("/run/sshd")
+"""Debian's sshd wants it; there is none until the service has been started once."""
+_SSHD_CONFIG = """
+HostKey {folder}/{name}.key
+AuthorizedKeysFile {folder}/user.pub
+PidFile none
+UsePAM no
+StrictModes no
+PermitRootLogin yes
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+"""
+_SSH_CONFIG = """
+Host {name}
+  HostName {address}
+"""
+_COMMON = """
+Host *
+  IdentityFile {folder}/user
+  IdentitiesOnly yes
+  UserKnownHostsFile {folder}/known_hosts
+  GlobalKnownHostsFile none
+"""
+
+
+def why_not() -> str | None:
+    """Why this machine cannot have such hosts, or None if it can."""
+    if not os.path.exists(SSHD) or shutil.which("ssh") is None:
+        return "needs ssh and sshd (Debian: apt-get install openssh-client openssh-server)"
+    return network.why_not()
+
+
+class SshHosts:
+    """Some hosts with sshd, and the host `login` without."""
+
+    def __init__(self, net: Network, folder: Path, names: Sequence[str], *, ipv6_only: bool = False) -> None:
+        self.folder = folder
+        self.login = net.add("login")
+        self.hosts = {name: net.add(name) for name in names}
+        self.addresses = {name: host.address for name, host in self.hosts.items()}
+        self._servers: dict[str, subprocess.Popen[bytes]] = {}
+        if ipv6_only:
+            for number, host in enumerate((self.login, *self.hosts.values()), 1):
+                ip("-n", host.namespace, "address", "flush", "dev", "eth0", "scope", "global")
+                ip("-n", host.namespace, "address", "add", f"fd77::{number}/64", "dev", "eth0", "nodad")
+                self.addresses[host.name] = f"fd77::{number}"
+        self._key("user")
+        self.config = folder / "ssh_config"
+        entries = [_SSH_CONFIG.format(name=name, address=self.addresses[name]) for name in names]
+        self.config.write_text("".join([*entries, _COMMON.format(folder=folder)]))
+        for name in names:
+            self._key(f"{name}.key")
+        self.trust(*names)
+
+    def _key(self, name: str) -> None:
+        command = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(self.folder / name)]
+        subprocess.run(command, check=True, timeout=30)
+
+    def trust(self, *names: str) -> None:
+        """Let ssh know the keys of these hosts and of no others."""
+        lines = [f"{self.addresses[name]} {(self.folder / f'{name}.key.pub').read_text()}" for name in names]
+        (self.folder / "known_hosts").write_text("".join(lines))
+
+    def start(self) -> None:
+        """Start an sshd on each host; returns when all listen."""
+        _PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
+        for name, host in self.hosts.items():
+            config = self.folder / f"{name}.conf"
+            config.write_text(_SSHD_CONFIG.format(folder=self.folder, name=name))
+            enter = ["nsenter", f"--net=/run/netns/{host.namespace}", "unshare", "--uts", "sh", "-c"]
+            become = 'hostname "$1" && shift && exec "$@"'
+            with open(self.folder / f"{name}.log", "wb") as log:
+                self._servers[name] = subprocess.Popen(
+                    [*enter, become, "sh", name, SSHD, "-D", "-e", "-f", str(config)],
+                    stdin=subprocess.DEVNULL,
+                    stderr=log,
+                    env={"PATH": os.environ["PATH"]},
+                )
+        for name, host in self.hosts.items():
+            settle(lambda host=host: bool(host.listening()), f"sshd listens on {name}")  # type: ignore[misc]
+
+    def close(self) -> None:
+        """End all sshds."""
+        for server in self._servers.values():
+            server.terminate()
+            server.wait(10)
+
+    def launch(self, launcher: Launcher, *words: str, env: dict[str, str] | None = None) -> Job:
+        """Run `rallyctl launch` on `login` with these arguments; the command there carries the test's mark."""
+        flags = [f"--ssh-args=-F {self.config}", "--env=RALLYPOINT_TEST_MARK", "--env=TMPDIR", "--env=OMP_NUM_THREADS"]
+        command = [sys.executable, "-m", "rallypoint.cli.rallyctl", "launch", *flags, *words]
+        return launcher.command([*self.login.entry, *command], env)
+
+    def server(self, name: str) -> int:
+        """The pid of a host's sshd."""
+        return self._servers[name].pid
+
+    def running(self) -> dict[str, list[str]]:
+        """What runs on each host beside its sshd: command lines."""
+        found = {name: self._commands(host, {self._servers[name].pid}) for name, host in self.hosts.items()}
+        found["login"] = self._commands(self.login, set())
+        return {name: commands for name, commands in found.items() if commands}
+
+    def pids(self, name: str, text: str) -> list[int]:
+        """The processes on a host whose command line has this text."""
+        return [pid for pid in self.hosts[name].pids() if text in _command_line(pid)]
+
+    def until_empty(self, seconds: float = 30.0) -> float:
+        """Wait until nothing runs on any host; returns how long that took."""
+        since = time.monotonic()
+        settle(lambda: not self.running(), f"all hosts are empty: {self.running()}", seconds)
+        return time.monotonic() - since
+
+    @staticmethod
+    def _commands(host: Host, but: set[int]) -> list[str]:
+        return [line for pid in host.pids() if pid not in but and (line := _command_line(pid))]
+
+
+def _command_line(pid: int) -> str:
+    with suppress(OSError):
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    return ""
+
+
+@contextmanager
+def ssh_hosts(folder: Path, *names: str, ipv6_only: bool = False) -> Iterator[SshHosts]:
+    """Hosts with sshd; nothing of them is left at the end."""
+    with network.network() as net:
+        made = SshHosts(net, folder, names, ipv6_only=ipv6_only)
+        try:
+            made.start()
+            yield made
+            made.until_empty()
+        finally:
+            made.close()

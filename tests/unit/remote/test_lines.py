@@ -1,0 +1,65 @@
+"""Output of a host as whole lines behind its name."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.remote.lines import LONGEST, PrefixedLines
+
+MARK = b"\0mark 77 "
+
+
+def _shown(pieces: list[bytes], mark: bytes = b"") -> tuple[bytes, bytes]:
+    lines = PrefixedLines(b"a: ", mark)
+    out = b"".join(lines.feed(piece) for piece in pieces)
+    rest, last = lines.finish()
+    return out + rest, last
+
+
+def _pieces(data: bytes, cuts: list[int]) -> list[bytes]:
+    places = [0, *sorted(cut % (len(data) + 1) for cut in cuts), len(data)]
+    return [data[low:high] for low, high in pairwise(places)]
+
+
+@given(st.binary(), st.lists(st.integers(0, 1000), max_size=8))
+def test_each_line_once_however_it_comes(data: bytes, cuts: list[int]) -> None:
+    shown, last = _shown(_pieces(data, cuts))
+    lines = data.removesuffix(b"\n").split(b"\n") if data else []
+    assert shown == b"".join(b"a: " + line + b"\n" for line in lines)
+    assert last == b""
+
+
+@given(st.binary().filter(lambda data: b"\0" not in data), st.lists(st.integers(0, 1000), max_size=8))
+def test_what_stands_behind_the_mark_is_no_line(data: bytes, cuts: list[int]) -> None:
+    shown, last = _shown(_pieces(data + MARK + b'{"code":1}', cuts), MARK)
+    assert last == b'{"code":1}'
+    assert shown == _shown([data])[0]
+
+
+def test_a_long_line_is_cut_and_the_mark_behind_it_found() -> None:
+    for size in (LONGEST - 1, LONGEST, LONGEST + len(MARK) - 1, LONGEST + len(MARK), 3 * LONGEST):
+        data = b"x" * size
+        shown, last = _shown(_pieces(data + MARK + b"{}", list(range(0, size + 100, 1000))), MARK)
+        assert last == b"{}"
+        assert shown.replace(b"a: ", b"").replace(b"\n", b"") == data
+        assert max(map(len, shown.split(b"\n"))) <= LONGEST + len(b"a: ") + len(MARK)
+
+
+def test_a_line_without_end_is_not_kept() -> None:
+    lines = PrefixedLines(b"a: ", MARK)
+    for _ in range(100):
+        lines.feed(b"x" * LONGEST)
+        assert len(lines.finish()[0]) <= LONGEST + 100
+
+
+def test_a_progress_bar_is_shown_before_it_ends() -> None:
+    lines = PrefixedLines(b"a: ")
+    assert lines.feed(b"10%\r20%\r30") == b""
+    before = lines.has_progress_bar
+    assert lines.progress_bar() == b"a: 10%\r20%\r\n"
+    assert (before, lines.has_progress_bar) == (True, False)
+    assert lines.progress_bar() == b""
+    assert lines.feed(b"%\n") == b"a: 30%\n"

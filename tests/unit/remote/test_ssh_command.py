@@ -1,0 +1,50 @@
+"""What is run here for each host, and what its failures mean."""
+
+from __future__ import annotations
+
+import pytest
+
+from rallypoint.remote.hosts import Host
+from rallypoint.remote.ssh_command import SshOptions, ssh_command, why_unreachable
+
+OPTIONS = SshOptions(("-i", "key", "-o", "BatchMode=no"), "/opt/my venv/bin/python", 10, 30)
+
+
+def test_the_users_options_come_first() -> None:
+    command = ssh_command(Host("node1", user="me", port=2222), OPTIONS)
+    assert command[:5] == ["ssh", "-i", "key", "-o", "BatchMode=no"]
+    assert command.index("BatchMode=no") < command.index("BatchMode=yes")
+    assert command[command.index("-p") + 1] == "2222"
+    assert command[-3:] == [
+        "--",
+        "me@node1",
+        "exec '/opt/my venv/bin/python' -P -m rallypoint.remote.supervisor",
+    ]
+    assert "ServerAliveInterval=10" in command
+
+
+@pytest.mark.parametrize(
+    ("code", "said", "words"),
+    [
+        (255, "ssh: Could not resolve hostname n: Name or service not known", "its name is not known here"),
+        (255, "ssh: connect to host n port 22: Connection refused", "no ssh server listens there"),
+        (255, "ssh: connect to host n port 22: Connection timed out", "nobody answers"),
+        (255, "ssh: connect to host n port 22: No route to host", "no way leads there"),
+        (255, "ssh: connect to host n port 22: Network is unreachable", "no way leads there"),
+        (255, "Host key verification failed.", "connect once by hand: ssh me@n"),
+        (255, "me@n: Permission denied (publickey).", "it accepts no key of yours"),
+        (255, "Connection closed by 10.0.0.1 port 22", "cannot be reached (Connection closed by 10.0.0.1 port 22)"),
+        (255, "", "cannot be reached: ssh ended with exit code 255"),
+        (127, "sh: 1: exec: py: not found", "py cannot be run there; name its Python by --python (sh: 1:"),
+        (1, "py: No module named rallypoint", "Rallypoint is not installed for py there"),
+        (2, "unknown option -P\nusage: py [option]", "older than Python 3.11"),
+        (1, "This account is currently not available.", "its login shell ended with exit code 1"),
+        (0, "", "its login shell ended with exit code 0"),
+        (None, "", "has not answered in time"),
+        (255, "\x1b[31mred\n", "cannot be reached (?[31mred)"),
+    ],
+)
+def test_why_a_host_cannot_be_used(code: int | None, said: str, words: str) -> None:
+    text = why_unreachable(Host("n", user="me"), SshOptions((), "py", 10, 30), code, said.encode())
+    assert words in text
+    assert text.isprintable()
