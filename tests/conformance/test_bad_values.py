@@ -134,6 +134,7 @@ ONLY_OURS = [
     *[bad([f"--rdzv-conf={key}={text}", "--standalone"], key, text)._replace(code=2) for key, text in OF_OURS],
     value("--signals-to-handle", "SIGKILL", "leave it out"),
     *[value("--preload", text, "name of a module", "such as torch", code=2) for text in ("a-b", "torch,", "1")],
+    *[value("--worker-env", text, "none of torch, jax, tf, ompi", code=2) for text in ("horovod", "", "jax,,tf")],
     *[value("--store-peers", text, "members", "any", "10.0.0.0/8", code=2) for text in ("maybe", "10.0.0.0/33")],
     *[value("--host-prefix", text, "always", "never", "auto", code=2) for text in ("maybe", "")],
     *[value("--exit-codes", text, "torchrun", "classified", code=2) for text in ("mine", "")],

@@ -31,6 +31,7 @@ ONLY_OURS = [
     "cluster",
     "node_check",
     "node_check_timeout",
+    "worker_env",
 ]
 """Flags that torchrun does not have."""
 

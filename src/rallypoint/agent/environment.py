@@ -41,6 +41,8 @@ def worker_environment(
         environment[VISIBLE] = one_gpu_per_worker(agent_environment, spec.local_world_size)[worker.local_rank]
     if group.notices:
         environment[NOTICES_VARIABLE] = group.notices
+    for source in group.variable_sources:
+        environment.update(source.variables(worker, environment))
     return environment
 
 

@@ -25,11 +25,13 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol
 from rallypoint.agent.peer_record import PeerRecord, decode_record, encode_record
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock, Deadline
 from rallypoint.base.endpoint import Endpoint, own_address
+from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger, printable
 from rallypoint.base.mailbox import Mailbox
 from rallypoint.rendezvous.elastic import ElasticHandler
 
 if TYPE_CHECKING:
+    from rallypoint.agent.controller import WorkerController
     from rallypoint.agent.spec import WorkerGroup
     from rallypoint.protocol.messages import Placement
     from rallypoint.store.api import Store
@@ -63,7 +65,39 @@ class PeerUser(Protocol):
         """The group ranks of the nodes whose records it needs."""
 
     def take(self, records: Mapping[int, PeerRecord]) -> None:
-        """The records of all nodes that any user wants, by group rank; this node's own is always among them."""
+        """The records of all nodes that any user wants, by group rank; this node's own is always among them.
+
+        Raises:
+            ValueError: they are not what it needs; in a sentence.
+        """
+
+    def close(self) -> None:
+        """The run is over: release the ports. Idempotent."""
+
+
+def exchange_of(workers: WorkerController, nodes: int, why: str) -> PeerExchange:
+    """The exchange of an agent that has not run yet, to whose `users` can be added; made when first asked for.
+
+    Args:
+        workers: of the agent.
+        nodes: how many the job may have.
+        why: what needs it, for messages.
+
+    Raises:
+        UserError: the rounds have no store before their workers run.
+    """
+    handler = workers.group.spec.rdzv_handler
+    if nodes > 1 and isinstance(handler, ElasticHandler) and not handler.use_agent_store:
+        raise UserError(
+            f"with {why} the nodes tell each other where they are over the worker store, which with "
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 exists only once workers run; unset that variable"
+        )
+    for each in workers.preparations:
+        if isinstance(each, PeerExchange):
+            return each
+    made = PeerExchange()
+    workers.preparations.insert(0, made)
+    return made
 
 
 class PeerExchange:
@@ -146,6 +180,8 @@ class PeerExchange:
         """Release everything. Idempotent."""
         self.cancel()
         self._mailbox.close()
+        for each in self.users:
+            each.close()
 
     def _end_attempt(self) -> None:
         attempt, self._attempt = self._attempt, None
@@ -153,8 +189,11 @@ class PeerExchange:
             attempt.end()
 
     def _give_out(self, records: Mapping[int, PeerRecord]) -> None:
-        for each in self.users:
-            each.take(records)
+        try:
+            for each in self.users:
+                each.take(records)
+        except ValueError as error:
+            self.failure = f"{socket.gethostname()} cannot start its workers: {error}"
 
 
 class _Attempt:
@@ -230,7 +269,9 @@ class _Attempt:
                 raise
             more = f" and {len(missing) - _FEW} more" if len(missing) > _FEW else ""
             named = ", ".join(map(str, missing[:_FEW]))
-            raise TimeoutError(f"nothing has come from group rank {named}{more} in time") from error
+            raise TimeoutError(
+                f"nothing has come from group rank {named}{more} in time; see whether all nodes were started alike"
+            ) from error
         for rank, data in zip(self._wanted, store.multi_get(keys), strict=True):
             self.records[rank] = decode_record(bytes(data), rank, placement.ranks.world_size)
 

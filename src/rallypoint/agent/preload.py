@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from rallypoint.agent.environment import constant_environment
-from rallypoint.agent.spec import WorkerSpec
+from rallypoint.agent.spec import WorkerGroup, WorkerSpec
 from rallypoint.base.devices import VISIBLE
 from rallypoint.base.log import get_logger
 from rallypoint.logs.specs import ERROR_FILE_VARIABLE
@@ -30,8 +30,9 @@ _PER_WORKER = frozenset(
 """What a worker finds in its environment that is of no other, or of no other round."""
 
 
-def preload_manager(spec: WorkerSpec, reaper: ReaperClient) -> PreloadManager | None:
+def preload_manager(group: WorkerGroup, reaper: ReaperClient) -> PreloadManager | None:
     """Begin to import what the spec wants imported ahead; None if that is nothing, or no workers could be forked."""
+    spec = group.spec
     if not spec.preload:
         return None
     if not isinstance(spec.entrypoint, str):
@@ -41,7 +42,7 @@ def preload_manager(spec: WorkerSpec, reaper: ReaperClient) -> PreloadManager | 
 
     argv = [spec.entrypoint, *(str(each) for each in macros.substitute(spec.args, "0"))]
     constant = constant_environment(spec, os.environ)
-    own = per_worker_variables(spec, constant)
+    own = per_worker_variables(spec, constant).union(*(each.names for each in group.variable_sources))
     environ = {name: value for name, value in os.environ.items() if name not in own}
     starts = PreloadManager(spec.preload, argv, {**environ, **constant}, own, spec.local_world_size)
     starts.ensure_zygote(reaper)

@@ -6,10 +6,10 @@ import os
 import socket
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import printable
@@ -151,6 +151,17 @@ class Worker:
     __repr__ = __str__
 
 
+class VariableSource(Protocol):
+    """Adds variables to what torch's workers find in their environment."""
+
+    @property
+    def names(self) -> Collection[str]:
+        """Of all that it may add."""
+
+    def variables(self, worker: Worker, environment: Mapping[str, str]) -> Mapping[str, str]:
+        """What one worker of the present round gets besides `environment`, which has torch's variables."""
+
+
 class WorkerGroup:
     """The workers of this node in the present round."""
 
@@ -170,6 +181,8 @@ class WorkerGroup:
         """The folder where these workers find notices (`rallypoint.notices`); empty if there is none."""
         self.join_requested_at = 0.0
         """When the present round was requested, on the clock of the agent's loop."""
+        self.variable_sources: list[VariableSource] = []
+        """What adds to the environment of workers."""
         self.open_store: Callable[[], Store] | None = None
         self._store: Store | None = None
 

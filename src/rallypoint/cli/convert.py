@@ -78,6 +78,7 @@ def config_from_options(
         endpoint_flag=choice.endpoint_flag,
         endpoint_given=choice.endpoint_given,
         preload=options.preload,
+        worker_env=options.worker_env,
         progress_file=_progress_file(options),
         incident_dir=_incident_dir(options),
         tee_collapse=options.tee_collapse,

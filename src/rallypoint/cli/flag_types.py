@@ -114,6 +114,17 @@ def store_peers(text: str) -> str:
     return text
 
 
+def worker_env(text: str) -> tuple[str, ...]:
+    """Read comma-separated kinds of variables; torch's alone come to none."""
+    from rallypoint.agent.worker_env.kinds import checked
+    from rallypoint.base.errors import UserError
+
+    try:
+        return checked([part.strip() for part in text.split(",")])
+    except UserError as error:
+        raise ArgumentTypeError(f"{text!r} is no list of kinds: {error}") from None
+
+
 def exit_codes(text: str) -> str:
     """Read what the exit code says."""
     if text not in ("torchrun", "classified"):

@@ -21,6 +21,7 @@ from rallypoint.cli.flag_types import (
     store_peers,
     when,
     whole_number,
+    worker_env,
 )
 
 GROUPS = (
@@ -163,6 +164,13 @@ GROUPS = (
                 (),
                 "Modules imported once on this node, from where restarted workers are forked",
                 "MODULES",
+            ),
+            Flag(
+                "--worker-env",
+                worker_env,
+                (),
+                "Variables that workers get beside torch's: jax (for jax.distributed.initialize()), tf, ompi",
+                "KIND,...",
             ),
             Flag(
                 "--progress-file",

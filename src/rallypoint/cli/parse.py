@@ -68,6 +68,7 @@ class Options(NamedTuple):
     store_peers: str
     virtual_local_rank: bool
     preload: tuple[str, ...]
+    worker_env: tuple[str, ...]
     progress_file: str
     host_prefix: str
     exit_codes: str

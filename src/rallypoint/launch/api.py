@@ -208,6 +208,10 @@ def _agent(
 
         command, timeout = config.node_check, config.node_check_timeout
         workers.begin_check = lambda: NodeCheck(command, timeout, workers.ensure_reaper())
+    if config.worker_env:
+        from rallypoint.agent.worker_env.install import add_worker_env
+
+        add_worker_env(workers, config.worker_env, parameters.max_nodes)
 
     def pages() -> AgentPages:
         from rallypoint.agent.pages import AgentPages

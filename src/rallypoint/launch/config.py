@@ -56,6 +56,7 @@ class LaunchConfig:
         progress_file: a file that the workers write when they have come further, with an integer, or anything; empty
             for none. Beyond torch.
         incident_dir: a folder where each node keeps what it knows of a failure; empty for none. Beyond torch.
+        worker_env: frameworks whose variables workers get beside torch's: `jax`, `tf`, `ompi`. Beyond torch.
         tee_collapse: seconds within which equal teed lines of several ranks are shown once; 0 for never. Beyond torch.
         preflight: `warn` or `require`: this node is checked before it joins, and stays out of the job after a FAIL if
             that is required; empty for no checks. Beyond torch.
@@ -99,6 +100,7 @@ class LaunchConfig:
     preload: tuple[str, ...] = ()
     progress_file: str = ""
     incident_dir: str = ""
+    worker_env: tuple[str, ...] = ()
     tee_collapse: float = 0.0
     preflight: str = ""
     node_check: str = ""

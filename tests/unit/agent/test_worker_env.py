@@ -1,0 +1,233 @@
+"""Variables of other frameworks: what each kind gives, the ports that are kept, and who is told what."""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+from collections.abc import Iterator, Mapping
+
+import pytest
+
+from rallypoint.agent.environment import worker_environment
+from rallypoint.agent.peer_exchange import PeerExchange, exchange_of
+from rallypoint.agent.peer_record import PeerRecord
+from rallypoint.agent.preload import per_worker_variables
+from rallypoint.agent.spec import Worker, WorkerGroup
+from rallypoint.agent.worker_env.install import FrameworkVariables, add_worker_env
+from rallypoint.agent.worker_env.kinds import KINDS, checked
+from rallypoint.agent.worker_env.place import WorkerPlace
+from rallypoint.agent.worker_env.reserved import ReservedPorts
+from rallypoint.base.errors import UserError
+from rallypoint.protocol.messages import Placement
+from rallypoint.ranks.assign import NodeRanks
+from tests.unit.agent.thread_workers import ThreadWorkers
+from tests.unit.compat.test_subclass import ours
+
+RECORDS = {
+    1: PeerRecord(1, "n1", "2001:db8::1", 2, 2, {"tf": (42, 43)}),
+    0: PeerRecord(0, "n0", "node0", 0, 2, {"jax": (7000,), "tf": (40, 41)}),
+}
+PLACE = WorkerPlace(3, 4, 1, 2, RECORDS, {}, gpus=0, shares_gpus=True)
+
+
+def given(kind: str, place: WorkerPlace = PLACE) -> Mapping[str, str]:
+    """What a kind gives; nothing that it has not named, which preloaded workers would not get."""
+    found = KINDS[kind].variables(place)
+    assert set(found) <= KINDS[kind].names
+    return found
+
+
+def test_jax_gets_the_coordinator_and_is_led_to_the_numbers() -> None:
+    assert given("jax") == {
+        "JAX_COORDINATOR_ADDRESS": "node0:7000",
+        "JAX_COORDINATOR_PORT": "7000",
+        "JAX_NUM_PROCESSES": "4",
+        "JAX_PROCESS_ID": "3",
+        "OMPI_MCA_orte_hnp_uri": "0.0;tcp://node0:7000",
+        "OMPI_COMM_WORLD_RANK": "3",
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+    }
+
+
+def test_jax_over_ipv6() -> None:
+    found = given("jax", PLACE._replace(records={0: RECORDS[0]._replace(address="2001:db8::2")}))
+    assert found["JAX_COORDINATOR_ADDRESS"] == "[2001:db8::2]:7000"
+    assert found["OMPI_MCA_orte_hnp_uri"] == "0.0;tcp6://[2001:db8::2]:7000"
+
+
+def test_jax_under_slurm_has_the_workers_numbers_and_not_the_tasks() -> None:
+    inherited = {"SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NTASKS": "2", "SLURM_JOB_ID": "7"}
+    found = given("jax", PLACE._replace(inherited=inherited))
+    assert {name: value for name, value in found.items() if name.startswith("SLURM")} == {
+        "SLURM_PROCID": "3",
+        "SLURM_LOCALID": "1",
+        "SLURM_NTASKS": "4",
+    }
+
+
+@pytest.mark.parametrize(
+    ("gpus", "workers", "local_rank", "shares", "devices"),
+    [
+        (8, 1, 0, True, "0,1,2,3,4,5,6,7"),
+        (8, 2, 1, True, "4,5,6,7"),
+        (8, 8, 7, True, "7"),
+        (7, 2, 1, True, "3,4,5"),
+        (1, 8, 0, False, "0"),
+        (1, 2, 1, True, None),
+        (0, 2, 1, True, None),
+    ],
+)
+def test_jax_gets_an_equal_share_of_the_gpus(
+    gpus: int, workers: int, local_rank: int, shares: bool, devices: str | None
+) -> None:
+    place = PLACE._replace(gpus=gpus, local_world_size=workers, local_rank=local_rank, shares_gpus=shares)
+    assert given("jax", place).get("JAX_LOCAL_DEVICE_IDS") == devices
+    own = place._replace(inherited={"JAX_LOCAL_DEVICE_IDS": "1"})
+    assert "JAX_LOCAL_DEVICE_IDS" not in given("jax", own), "the user's own stands"
+
+
+def test_tf_config_names_all_workers_by_rank() -> None:
+    assert json.loads(given("tf")["TF_CONFIG"]) == {
+        "cluster": {"worker": ["node0:40", "node0:41", "[2001:db8::1]:42", "[2001:db8::1]:43"]},
+        "task": {"type": "worker", "index": 3},
+    }
+
+
+def test_ompi_agrees_with_what_jax_is_led_to() -> None:
+    found = given("ompi")
+    assert found == {
+        "OMPI_COMM_WORLD_RANK": "3",
+        "OMPI_COMM_WORLD_SIZE": "4",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "1",
+        "OMPI_COMM_WORLD_LOCAL_SIZE": "2",
+        "OMPI_COMM_WORLD_NODE_RANK": "1",
+        "OMPI_UNIVERSE_SIZE": "4",
+    }
+    assert found.items() & given("jax").items() == {item for item in found.items() if item[0] in given("jax")}
+    assert "OMPI_MCA_orte_hnp_uri" not in found, "by that jax, and Open MPI itself, would take it for mpirun's"
+
+
+def test_names() -> None:
+    assert checked(["ompi", "torch", "jax", "ompi"]) == ("jax", "ompi")
+    assert checked(["torch"]) == ()
+    with pytest.raises(UserError, match="'horovod' is none of torch, jax, tf, ompi"):
+        checked(["horovod"])
+
+
+# Ports
+
+
+@pytest.fixture
+def reserved() -> Iterator[ReservedPorts]:
+    made = ReservedPorts()
+    yield made
+    made.close()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1", "::1"])
+def test_a_reserved_port_is_kept_for_who_listens_as_grpc_does(reserved: ReservedPorts, address: str) -> None:
+    (port,) = reserved.reserve(1)
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.socket(family) as other, pytest.raises(OSError, match="in use") as refused:
+        other.bind((address, port))
+    assert refused.value.errno == errno.EADDRINUSE
+    with socket.socket(family) as worker, socket.socket(family) as client:
+        worker.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        worker.bind((address, port))
+        worker.listen()
+        client.connect((address, port))
+        with worker.accept()[0] as accepted:
+            accepted.sendall(b"here")
+        assert client.recv(9) == b"here"
+
+
+def test_each_round_has_ports_of_its_own(reserved: ReservedPorts) -> None:
+    first = reserved.reserve(3)
+    second = reserved.reserve(2)
+    assert len({*first, *second}) == 5
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", first[0]))
+
+
+# In an agent
+
+
+def entered(*kinds: str, nodes: int = 1) -> ThreadWorkers:
+    """Workers of an agent that has entered a round of one node."""
+    workers = ThreadWorkers(lambda rank, start, stopping: rank, ours())
+    add_worker_env(workers, kinds, nodes)
+    ranks = NodeRanks(0, 1, 0, 1)
+    workers.enter_round(Placement(0, 0, 1, ranks, "127.0.0.1", 1, 0))
+    for each in workers.preparations:
+        each.begin(workers.group)
+    return workers
+
+
+def environment(group: WorkerGroup) -> dict[str, str]:
+    return worker_environment(group, group.workers[0], 0, {})
+
+
+def test_workers_get_them_beside_torchs() -> None:
+    workers = entered("torch", "jax", "tf", "ompi")
+    found = environment(workers.group)
+    assert found["MASTER_ADDR"] == "127.0.0.1"
+    assert found["JAX_COORDINATOR_ADDRESS"].startswith("127.0.0.1:")
+    (tf,) = json.loads(found["TF_CONFIG"])["cluster"]["worker"]
+    assert tf != found["JAX_COORDINATOR_ADDRESS"]
+    assert found["OMPI_UNIVERSE_SIZE"] == "1"
+    sources = workers.group.variable_sources
+    own = per_worker_variables(workers.group.spec, ()).union(*(each.names for each in sources))
+    assert set(found) - own <= {"ROLE_NAME", "LOCAL_WORLD_SIZE", "PYTHONFAULTHANDLER"} | {
+        name for name in found if name.startswith(("TORCH", "LOCAL"))
+    }
+    workers.close()
+
+
+def test_nothing_is_done_for_torch_alone_and_no_exchange_for_ompi() -> None:
+    for kinds in (("torch",), ("ompi",)):
+        workers = entered(*kinds, nodes=2)
+        assert not workers.preparations
+        workers.close()
+
+
+def test_a_new_round_has_another_coordinator() -> None:
+    workers = entered("jax")
+    before = environment(workers.group)["JAX_COORDINATOR_ADDRESS"]
+    assert workers.group.placement is not None
+    workers.begin_round(workers.group.placement._replace(round=1))
+    assert environment(workers.group)["JAX_COORDINATOR_ADDRESS"] != before
+    workers.close()
+
+
+def test_a_node_that_was_started_without_it_is_named() -> None:
+    made = FrameworkVariables("tf", KINDS["tf"], entered().group)
+    with pytest.raises(ValueError, match="n1 has no port for tf; start all nodes with the same --worker-env"):
+        made.take({**RECORDS, 1: RECORDS[1]._replace(ports={"tf": (42,)})})
+
+
+def test_no_store_before_the_workers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_DISABLE_SHARE_RDZV_TCP_STORE", "1")
+    workers = ThreadWorkers(lambda rank, start, stopping: rank, ours())
+    with pytest.raises(UserError, match=r"--worker-env=jax.*TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1.*unset"):
+        add_worker_env(workers, ["jax"], 2)
+    add_worker_env(workers, ["ompi"], 2)
+
+
+def test_one_exchange_serves_all() -> None:
+    workers = entered("jax", "tf")
+    (exchange,) = workers.preparations
+    assert isinstance(exchange, PeerExchange)
+    assert exchange_of(workers, 1, "a check") is exchange
+    assert [each.use for each in exchange.users] == ["jax", "tf"]
+    workers.close()
+
+
+def test_virtual_local_ranks_see_one_gpu_each() -> None:
+    workers = entered("jax")
+    workers.group.spec.virtual_local_rank = True
+    workers.group.workers = [Worker(0, 0, 0, 1, 1)]
+    (source,) = workers.group.variable_sources
+    assert source.variables(workers.group.workers[0], {"LOCAL_RANK": "0"})["OMPI_COMM_WORLD_LOCAL_RANK"] == "0"
+    workers.close()
