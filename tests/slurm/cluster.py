@@ -57,7 +57,7 @@ ReturnToService=2
 JobRequeue=1
 MinJobAge=600
 NodeName={nodes} CPUs=2 RealMemory=1000 State=UNKNOWN {places}
-PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE State=UP
+PartitionName=main Nodes={nodes} Default=YES MaxTime=INFINITE OverSubscribe=YES State=UP
 """
 
 

@@ -12,7 +12,7 @@ from tests.slurm.jobs import SlurmJobs
 
 
 @pytest.fixture(scope="session")
-def _cluster() -> Iterator[Slurm]:
+def the_slurm() -> Iterator[Slurm]:
     if (reason := why_not()) is not None:
         pytest.skip(f"SLURM TESTS DID NOT RUN: {reason}")
     with slurm(nodes=3) as cluster:
@@ -20,7 +20,7 @@ def _cluster() -> Iterator[Slurm]:
 
 
 @pytest.fixture
-def jobs(_cluster: Slurm, tmp_path: Path) -> Iterator[SlurmJobs]:
-    made = SlurmJobs(_cluster, tmp_path)
+def jobs(the_slurm: Slurm, tmp_path: Path) -> Iterator[SlurmJobs]:
+    made = SlurmJobs(the_slurm, tmp_path)
     yield made
     made.close()

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import shutil
+import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from tests.slurm.cluster import Slurm, wait_until
@@ -89,25 +92,50 @@ class SlurmJobs:
 
     def start(self, *flags: str, signals: str, deaf: bool = False) -> SlurmJob:
         """Start a job on all nodes, one worker each, which handle these signals; `deaf` ones stay after SIGTERM."""
-        words = [sys.executable, "-m", "rallypoint.run", "--rdzv-backend=c10d", "--rdzv-endpoint=n1:29400"]
-        words += ["--rdzv-conf=last_call_timeout=50", *flags, "worker.py", str(self.folder), signals]
-        step = f"srun --no-kill --label {shlex.join([*words, 'deaf'] if deaf else words)}"
-        script = self.folder / "job.sh"
-        script.write_text(
-            f'#!/bin/sh\nexport PET_RDZV_ID=$SLURM_JOB_ID.$SLURM_RESTART_COUNT\n{step}\necho "srun has ended with $?"\n'
+        meeting = ["--rdzv-backend=c10d", "--rdzv-endpoint=n1:29400", "--rdzv-conf=last_call_timeout=50"]
+        step = self.rallyrun(*meeting, *flags, signals=signals, deaf=deaf)
+        return self.batch(
+            "export PET_RDZV_ID=$SLURM_JOB_ID.$SLURM_RESTART_COUNT",
+            f"srun --no-kill --label {step}",
+            nodes=len(self.cluster.nodes),
         )
-        output = self.folder / "output"
-        options = (f"--nodes={len(self.cluster.nodes)}", "--ntasks-per-node=1", "--no-kill", "--requeue", "--parsable")
+
+    def rallyrun(self, *flags: str, signals: str = "SIGTERM", deaf: bool = False) -> str:
+        """The words that start `rallyrun` with the test's workers, for a shell; `deaf` ones stay after SIGTERM."""
+        words = [sys.executable, "-m", "rallypoint.run", *flags, "worker.py", str(self.folder), signals]
+        return shlex.join([*words, "deaf"] if deaf else words)
+
+    def batch(self, *lines: str, nodes: int, options: Sequence[str] = ()) -> SlurmJob:
+        """Submit a batch script of these lines, with further options of `sbatch`; it says at its end how srun ended."""
+        number = len(self._jobs)
+        script, output = self.folder / f"job-{number}.sh", self.folder / f"output-{number}"
+        script.write_text("\n".join(["#!/bin/sh", *lines, 'echo "srun has ended with $?"', ""]))
+        several = (f"--nodes={nodes}", "--ntasks-per-node=1", "--no-kill", "--requeue", "--parsable", *options)
         where = (f"--chdir={self.folder}", f"--output={output}", "--open-mode=append")
-        env = {"TMPDIR": str(self._temporary), "OMP_NUM_THREADS": "1"}
-        number = self.cluster("sbatch", *options, *where, str(script), env=env).strip()
-        job = SlurmJob(self.cluster, number, output)
+        job = SlurmJob(
+            self.cluster, self.cluster("sbatch", *several, *where, str(script), env=self.env).strip(), output
+        )
         self._jobs.append(job)
         return job
+
+    @property
+    def env(self) -> dict[str, str]:
+        """What the test's jobs have in their environment."""
+        return {"TMPDIR": str(self._temporary), "OMP_NUM_THREADS": "1"}
 
     def finish(self) -> None:
         """Have the workers end with success."""
         (self.folder / "finish").touch()
+
+    def kill(self, name: str, text: str, number: int) -> None:
+        """Send a signal to the first process on a node whose command line has this text."""
+        os.kill(self.cluster.pids(name, text)[0], number)
+
+    def kill_step(self, name: str) -> None:
+        """SIGKILL to all of a step on a node: its tasks, what those have started, and Slurm's process above them."""
+        for pid in [*self.cluster.pids(name, "slurmstepd"), *self.cluster.pids(name, sys.executable)]:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def forget_temporary(self) -> None:
         """Take away what a node that was lost with all its processes has left."""
