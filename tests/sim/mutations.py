@@ -19,7 +19,7 @@ from rallypoint.election.takeover import Takeover
 from rallypoint.etcd import api
 from rallypoint.membership import decisions, transitions
 from rallypoint.membership.decisions import ClockView
-from rallypoint.membership.operations import FINISH, Action, ActionKind, Close, Fail, Join
+from rallypoint.membership.operations import FINISH, Action, ActionKind, Close, Exit, Fail, Join
 from rallypoint.membership.state import NodeId, Reason, Settings, State
 from rallypoint.protocol import resume_state
 from rallypoint.protocol.messages import JoinRequest, LeaveRequest, Notification, Placed, Request, RoundEnded
@@ -176,13 +176,20 @@ def _forgets() -> AbstractContextManager[object]:
 
 
 def _one_name() -> AbstractContextManager[object]:
-    """Who waits knows only what the last coordinator called it."""
+    """Who waits knows only what the last coordinator called it, and who is lost is taken out one by one."""
     opened = resume_state.session_opened
 
     def bad(held: ResumeState, incarnation: str, node: NodeId) -> ResumeState:
         return opened(held, incarnation, node)._replace(identities=())
 
-    return patch.object(link, "session_opened", bad)
+    def lose(self: Coordinator, nodes: Iterable[NodeId], now: float, reason: Reason, detail: str = "") -> None:
+        for node in nodes:
+            self._change(now, self._run, node, Exit(reason, detail), now)
+
+    stack = ExitStack()
+    stack.enter_context(patch.object(link, "session_opened", bad))
+    stack.enter_context(patch.object(Coordinator, "_lose", lose))
+    return stack
 
 
 def _leaves_all() -> AbstractContextManager[object]:
