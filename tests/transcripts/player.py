@@ -172,7 +172,7 @@ class Player:
             place.control_rank,
             int(options.get("failures", place.restarts)),
             "over" in options,
-            "joining" in options,
+            joining="joining" in options,
         )
 
     def _join(self, names: list[str], options: Options) -> list[str]:
