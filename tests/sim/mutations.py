@@ -242,9 +242,9 @@ def _all_survivors_stay() -> AbstractContextManager[object]:
 BUGS = (
     Mutation("a restart on request costs a restart", _restart_costs),
     Mutation("a drained node stays", _drained_stays, found_by=143),
-    Mutation("a round is larger than the job was made", _all_survivors_stay, found_by=239),
+    Mutation("a round is larger than the job was made", _all_survivors_stay, found_by=2299),
     Mutation("a departure closes the job", _departure_closes),
-    Mutation("the lease compares another host's wall clock", _wall_clock),
+    Mutation("the lease compares another host's wall clock", _wall_clock, found_by=41),
     Mutation("a message is taken without its round", _without_round),
     Mutation("keys are kept without their round", _one_store),
     Mutation("a failure that two nodes report is counted twice", _counted_twice),
