@@ -22,8 +22,8 @@ from rallypoint.agent.waiting import WaitingForOthers
 from rallypoint.base.clock import Clock
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_name
-from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Drain, Fail, Preempt, Succeed
+from rallypoint.failures.cause import Cause, Ending
+from rallypoint.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
 from rallypoint.membership.state import Outcome
 from rallypoint.notices import PREEMPTION
 from rallypoint.protocol.errors import error_of
@@ -32,6 +32,7 @@ from rallypoint.protocol.messages import LeaveRequest
 if TYPE_CHECKING:
     from rallypoint.agent.collect import StatusReporter
     from rallypoint.agent.node_check import NodeCheck
+    from rallypoint.agent.preempted_job import PreemptedJob
     from rallypoint.workers.escalation import StopInProgress
 
 log = get_logger(__name__)
@@ -78,6 +79,7 @@ class StepExecutor:
         self._announced: Cause | None = None
         """The last failure of this node's workers."""
         self._finished_at = 0.0
+        self._preempted: PreemptedJob | None = None
 
     def carry_out(self, step: steps.Step, round_: int) -> None:
         """Carry out a step of the policy, which counts in this round."""
@@ -93,7 +95,7 @@ class StepExecutor:
     def wake_at(self) -> float:
         """When there is something to do by itself, on the clock; infinite for never."""
         start_at = math.inf if self.starting is None or self._workers.preparing() else -math.inf
-        begun = (each.wake_at() for each in self._begun())
+        begun = (each.wake_at() for each in (*self._begun(), self._preempted) if each is not None)
         return min(self._notices.wake_at(), self._signal_by, start_at, *begun)
 
     def _begun(self) -> list[StopInProgress | NodeCheck]:
@@ -123,11 +125,17 @@ class StepExecutor:
             yield steps.WorkersFailed(cause, max_restarts=self._workers.restart_limit())
 
     def notice_events(self) -> Iterator[steps.Event]:
-        """The signal that did not come, and acknowledgements of the notice to the workers."""
+        """The signal or verdict that did not come, and acknowledgements of the notice to the workers."""
+        if self._preempted is not None:
+            yield from self._preempted.events()
         if self._clock.monotonic() >= self._signal_by:
             self._signal_by = math.inf
             yield steps.SignalTimedOut()
         yield from self._notices.poll(self._workers.running)
+
+    def acknowledged(self) -> bool:
+        """Whether a worker of this node has acknowledged a notice."""
+        return self._notices.any_acknowledged()
 
     def leave_nothing(self, number: int) -> None:
         """End whatever runs by this signal, and return when it is gone."""
@@ -185,9 +193,7 @@ class StepExecutor:
         if cause.rank >= 0:
             log.error(
                 "failed (exitcode: %d) local_rank: %d (pid: %d) of binary: %s",
-                cause.exitcode,
-                cause.local_rank,
-                cause.pid,
+                *(cause.exitcode, cause.local_rank, cause.pid),
                 spec.get_entrypoint_name(),
             )
         log.info("[%s] Worker group %s; notifying the other agents", spec.role, self._workers.group.state.value)
@@ -204,7 +210,7 @@ class StepExecutor:
         log.info("Local worker group finished (%s). Waiting for the other agents.", state)
         self._workers.on_succeeded()
 
-    def _do_send(self, step: Drain | Preempt | LeaveRequest) -> None:
+    def _do_send(self, step: Drain | Preempt | PreemptJob | LeaveRequest) -> None:
         self._rendezvous.send(step)
 
     def _do_log(self, step: steps.LogLine) -> None:
@@ -250,6 +256,16 @@ class StepExecutor:
     def _do_post_stop_notice(self, _step: steps.PostStopNotice) -> None:
         self._notices.post(PREEMPTION, "", self._round, self._workers.grace.of(failed=False), waits=False)
 
+    def _preempted_job(self) -> PreemptedJob:
+        if self._preempted is None:
+            from rallypoint.agent.preempted_job import PreemptedJob
+
+            self._preempted = PreemptedJob(self._workers.group.spec.preemption, self._clock)
+        return self._preempted
+
+    def _do_preempt(self, step: steps.AwaitVerdict | steps.RequeueJob) -> None:
+        self._preempted_job().carry_out(step)
+
     # Steps: for those who watch
 
     def _do_report(self, _step: steps.ReportStatus) -> None:
@@ -275,6 +291,8 @@ class StepExecutor:
         if verdict.outcome is Outcome.SUCCEEDED:
             self._succeed(last)
             return
+        if verdict.ending is Ending.PREEMPTED:
+            raise self._preempted_job().error(step)
         from rallypoint.agent.endings import result_of
 
         own = verdict.cause is not None and verdict.cause.is_of(self._announced)
@@ -310,9 +328,7 @@ class StepExecutor:
         steps.AwaitSignal: _do_await_signal,
         Fail: _do_fail,
         Succeed: _do_succeed,
-        Drain: _do_send,
-        Preempt: _do_send,
-        LeaveRequest: _do_send,
+        **dict.fromkeys((Drain, Preempt, PreemptJob, LeaveRequest), _do_send),
         steps.LogLine: _do_log,
         steps.CheckNode: _do_check,
         steps.StopWorkers: _do_stop,
@@ -321,6 +337,8 @@ class StepExecutor:
         steps.PostNotice: _do_post_notice,
         steps.WithdrawNotice: _do_withdraw_notice,
         steps.PostStopNotice: _do_post_stop_notice,
+        steps.AwaitVerdict: _do_preempt,
+        steps.RequeueJob: _do_preempt,
         steps.QueryStanding: _do_query_standing,
         steps.ReportStatus: _do_report,
         steps.Collect: _do_collect,

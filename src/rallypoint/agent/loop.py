@@ -6,7 +6,7 @@ stop that is under way, and does nothing else between events. What the steps mea
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from signal import SIGKILL, SIGTERM
 from typing import TYPE_CHECKING
 
@@ -16,14 +16,23 @@ from rallypoint.agent.policy import begin, decide
 from rallypoint.agent.policy_state import Phase, PolicyState
 from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.spec import RunResult, WorkerState
-from rallypoint.agent.steps import Event, SignalArrived, Step, WorkersFailed, WorkersSucceeded
+from rallypoint.agent.steps import (
+    Event,
+    PreemptionRequested,
+    SignalArrived,
+    Step,
+    WorkersFailed,
+    WorkersSucceeded,
+)
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.mailbox import Mailbox
 from rallypoint.base.poll import until_readable
 from rallypoint.base.signals import SignalWakeup, post_signals
 
 if TYPE_CHECKING:
+    from rallypoint.agent.controller import Monitor
     from rallypoint.agent.local_socket import LocalSocket
+    from rallypoint.agent.preemption import PreemptionTriggers
     from rallypoint.health.progress_probe import ProgressProbe
 
 _SAFETY_CHECK = 60.0
@@ -49,6 +58,19 @@ class AgentLoop:
         self._signal_wakeup: SignalWakeup | None = None
         self._state = PolicyState(notice_timeout=rendezvous.notice_timeout, checks_node=workers.begin_check is not None)
         self._safety_check_at = 0.0
+        self._preemption: PreemptionTriggers | None = None
+        group = workers.group
+        if group.spec.preemption is not None:
+            from rallypoint.agent.preemption import PreemptionTriggers
+
+            self._preemption = PreemptionTriggers(
+                group.spec.preemption,
+                rendezvous.notice_timeout,
+                workers.grace.stop,
+                lambda: not group.group_rank,
+                self._mailbox.post,
+                clock,
+            )
         self._local_socket: LocalSocket | None = None
         """Opened after the first look at events: no worker waits for it."""
 
@@ -56,13 +78,14 @@ class AgentLoop:
         """Run until the job ends. Whatever happens, no worker is left.
 
         Args:
-            signals: the numbers of the signals that this agent handles.
+            signals: the numbers of the signals that this agent handles, beside those that preempt the job.
 
         Raises:
             RendezvousError: no round could be agreed on.
             SignalException: one of `signals` came that ends this agent.
         """
         try:
+            signals = signals if self._preemption is None else {*signals, *self._preemption.signals}
             # The handlers stay until the workers are gone: a further signal must not end us before.
             with post_signals(lambda number: self._mailbox.post(SignalArrived(number)), signals) as self._signal_wakeup:
                 number = SIGTERM
@@ -72,6 +95,8 @@ class AgentLoop:
                     number = SIGTERM if self._executor.stopping is None else SIGKILL
                     raise
                 finally:
+                    if self._preemption is not None and self._preemption.deadline is not None:
+                        self._preemption.deadline.close()
                     self._executor.leave_nothing(number)
         finally:
             if self._local_socket is not None:
@@ -103,7 +128,7 @@ class AgentLoop:
         yield from self._drain_mailbox()
         yield from self._executor.stop_events()
         yield from self._executor.check_events()
-        for monitor in self._workers.monitors():
+        for monitor in self._monitors():
             monitor.step()
         yield from self._executor.start_events()
         if self._watches:
@@ -128,13 +153,18 @@ class AgentLoop:
     def _local_fds(self) -> list[int]:
         return [] if self._local_socket is None else self._local_socket.fds()
 
+    def _monitors(self) -> Sequence[Monitor]:
+        deadline = None if self._preemption is None else self._preemption.deadline
+        own = self._workers.monitors()
+        return own if deadline is None else [*own, deadline]
+
     def _wait(self) -> None:
         """Sleep until a descriptor is readable or something is due."""
         fds = [self._mailbox.fileno(), *self._executor.fds(), *self._local_fds()]
         wake_at = self._executor.wake_at()
         if self._signal_wakeup is not None:
             fds.append(self._signal_wakeup.fileno())
-        for monitor in self._workers.monitors():
+        for monitor in self._monitors():
             fds += monitor.fds()
             wake_at = min(wake_at, monitor.wake_at())
         if self._watches:
@@ -165,8 +195,17 @@ class AgentLoop:
         for event in self._mailbox.drain():
             if isinstance(event, SignalArrived) and event.number == SIGTERM:
                 yield event._replace(notice=self._workers.terminated())
+            elif isinstance(event, SignalArrived) and (preempted := self._preempted_by({event.number})) is not None:
+                yield preempted
             else:
                 yield event
+
+    def _preempted_by(self, numbers: Collection[int]) -> PreemptionRequested | None:
+        """What signals mean that preempt the job, if one of these does."""
+        if self._preemption is None:
+            return None
+        number = next((each for each in numbers if each in self._preemption.signals), None)
+        return None if number is None else self._preemption.of_signal(number)
 
     def _poll_workers(self) -> Iterator[Event]:
         group = self._workers.group
@@ -180,7 +219,7 @@ class AgentLoop:
         match result.state:
             case WorkerState.SUCCEEDED:
                 self._executor.last = result
-                yield WorkersSucceeded()
+                yield WorkersSucceeded(self._executor.acknowledged())
             case WorkerState.FAILED | WorkerState.UNHEALTHY:
                 cause = result.first_cause()
                 reached = frozenset[int]() if cause.exitcode == -SIGKILL else self._workers.shared_signals()
@@ -189,6 +228,9 @@ class AgentLoop:
                 yield from self._drain_mailbox()
                 if self._watches and self._state.round == round_:
                     self._executor.last = result
+                    # What was sent to all has reached the workers, and will have reached us in a moment.
+                    if (preempted := self._preempted_by(reached)) is not None:
+                        yield preempted
                     yield WorkersFailed(cause, reached, self._workers.restart_limit())
             case WorkerState.HEALTHY:
                 pass

@@ -112,6 +112,10 @@ class NoticeDirectory:
             rmtree(self._folder, ignore_errors=True)
             self._created = False
 
+    def any_acknowledged(self) -> bool:
+        """Whether a worker has acknowledged a notice that counts."""
+        return self._created and bool(self._acknowledged())
+
     # For the loop
 
     def fds(self) -> list[int]:

@@ -73,6 +73,10 @@ def decide(status: PolicyState, event: steps.Event) -> Decision:
         from rallypoint.agent.policy_ending import RULES_BY_PHASE
 
         rules = RULES_BY_PHASE[status.phase]
+    elif status.preemption:
+        from rallypoint.agent.policy_preemption import RULES
+
+        rules = _RULES | RULES
     rule = rules.get(type(event))
     return (status, ()) if rule is None else rule(status, event)
 
@@ -191,6 +195,7 @@ def _on_job_ended(status: PolicyState, event: messages.JobEnded) -> Decision:
     return end(
         status,
         steps.EndWithVerdict(event),
+        *((steps.RequeueJob(),) if event.is_delegate else ()),
         failed=event.verdict.outcome is Outcome.FAILED and status.posted_notice is None,
     )
 
@@ -223,6 +228,20 @@ def _on_signal(status: PolicyState, event: steps.SignalArrived) -> Decision:
     if number == SIGTERM and status.can_notify_workers:
         return notify_before_leaving(status, "Received SIGTERM", event.notice)
     return leave_job(status._replace(interrupted=number in INTERRUPTS), number)
+
+
+def _on_preempted(status: PolicyState, event: messages.Preempted) -> Decision:
+    if not event.whole_job:
+        return policy_notices.on_preempted(status, event)
+    from rallypoint.agent.policy_preemption import on_job_preempted
+
+    return on_job_preempted(status, event)
+
+
+def _on_preemption_requested(status: PolicyState, event: steps.PreemptionRequested) -> Decision:
+    from rallypoint.agent.policy_preemption import on_requested
+
+    return on_requested(status, event)
 
 
 # The link to the others
@@ -274,7 +293,7 @@ _RULES: dict[type, Callable[..., Decision]] = {
     steps.NodeChecked: _on_node_checked,
     messages.RoundEnded: _on_round_ended,
     messages.NodesWaiting: policy_notices.on_waiting,
-    messages.Preempted: policy_notices.on_preempted,
+    messages.Preempted: _on_preempted,
     steps.WorkersReady: policy_notices.on_workers_ready,
     steps.NoticeExpired: policy_notices.on_notice_expired,
     steps.WorkersSucceeded: _on_workers_succeeded,
@@ -284,6 +303,7 @@ _RULES: dict[type, Callable[..., Decision]] = {
     messages.JoinRefused: _on_refused,
     messages.LinkLost: _on_link_lost,
     steps.SignalArrived: _on_signal,
+    steps.PreemptionRequested: _on_preemption_requested,
     messages.LinkDown: _on_link_down,
     messages.LinkUp: _on_link_up,
     messages.ConfigDiffers: _on_differs,

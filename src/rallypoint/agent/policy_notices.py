@@ -52,7 +52,7 @@ def _log_new_nodes(event: messages.NodesWaiting, group_rank: int) -> str:
 
 def drain(status: PolicyState) -> Drain:
     """End the round in order; where workers are given notice, this is the node's consent."""
-    return Drain(status.round, needs_consent=status.notice_timeout > 0)
+    return Drain(status.round, needs_consent=status.notice_timeout > 0 or bool(status.preemption))
 
 
 def on_preempted(status: PolicyState, event: messages.Preempted) -> Decision:

@@ -37,10 +37,11 @@ LEAVES = frozenset({Phase.ENDING, Phase.LEAVING, Phase.ENDED})
 
 
 class PostedNotice(NamedTuple):
-    """A notice is out. `ready`: the workers have acknowledged or had their time, and the consent is given."""
+    """A notice is out. `ready`: the workers have acknowledged, or had their time (`is_late`); the consent is given."""
 
     reason: str
     ready: bool = False
+    is_late: bool = False
 
 
 class PolicyState(NamedTuple):
@@ -73,11 +74,19 @@ class PolicyState(NamedTuple):
     """Whether an interrupt has come."""
     link_down: bool = False
     """Whether the control plane is out of reach."""
+    preemption: str = ""
+    """Who was told that the whole job will be taken away, and how; empty as long as this is not known of anybody."""
 
     def anew(self, phase: Phase, round_: int, group_rank: int = -1) -> PolicyState:
         """Where an agent stands that enters a phase, and has forgotten what was before."""
         return PolicyState(
-            phase, round_, group_rank, self.notice_timeout, checks_node=self.checks_node, link_down=self.link_down
+            phase,
+            round_,
+            group_rank,
+            self.notice_timeout,
+            checks_node=self.checks_node,
+            link_down=self.link_down,
+            preemption=self.preemption,
         )
 
     @property

@@ -11,14 +11,15 @@ round before, so that workers who scope their keys by it share none, whatever st
 from __future__ import annotations
 
 import queue
+import socket
 import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from rallypoint.agent.rank_exchange import exchange, wait_at_exit_barrier
 from rallypoint.base.log import get_logger
-from rallypoint.failures.cause import Cause, Restarts
-from rallypoint.membership.operations import Drain, Fail, Succeed
+from rallypoint.failures.cause import Cause, Ending, Restarts
+from rallypoint.membership.operations import Drain, Fail, PreemptJob, Succeed
 from rallypoint.membership.state import Outcome, Reason, RoundEnd, Verdict
 from rallypoint.protocol import messages
 from rallypoint.rendezvous.control_plane import LocalJob
@@ -53,6 +54,8 @@ class PollingRendezvousClient:
         self._failures = 0
         self._restarts = 0
         self._info: RendezvousInfo | None = None
+        self._preempted = ""
+        """How this node was told that the job is preempted, once it was."""
         self.polls_waiting_nodes = True
         """Whether to poll for waiting nodes. An agent with a loop of its own does so on its own thread; as it waits for
         all else that is done here, the two never meet."""
@@ -85,6 +88,10 @@ class PollingRendezvousClient:
                 self._execute(lambda: self._count_failure(round_, cause, max_restarts))
             case Succeed():
                 self._execute(self._barrier)
+            case PreemptJob(seconds, why):
+                self._execute(lambda: self._preempt(seconds, why))
+            case Drain() if self._preempted:
+                self._execute(self._end_preempted)
             case Drain(round_):
                 self._execute(lambda: self._end_round(RoundEnd(round_, Reason.DRAINED, "new nodes")))
             case messages.LeaveRequest(wants_reply=True):
@@ -130,7 +137,22 @@ class PollingRendezvousClient:
             log.exception("the rendezvous handler %r could not be shut down", self._handler.get_backend())
             return False
 
+    def _preempt(self, seconds: float, why: str) -> None:
+        """Nobody else can be told: each node of such a job has to be sent the signal."""
+        self._preempted = f"{socket.gethostname()} {why}"
+        if not self._runs:
+            self._end_preempted()
+
+    def _end_preempted(self) -> None:
+        self._runs = False
+        verdict = Verdict(Outcome.STOPPED, detail=self._preempted, ending=Ending.PREEMPTED)
+        delegate = self._info is None or self._info.rank == 0
+        self._notify(messages.JobEnded(verdict, is_delegate=delegate))
+
     def _count_failure(self, round_: int, cause: Cause, max_restarts: int) -> None:
+        if self._preempted:
+            self._end_preempted()
+            return
         if self._failures >= max_restarts:
             self._runs = False
             restarts = Restarts(self._failures, max_restarts)

@@ -121,6 +121,7 @@ class ProcessController(WorkerController):
             self.start_method,
             self._preload,
             spec.tee_collapse,
+            () if spec.preemption is None else spec.preemption.signals,
         )
         context = make_context(spec.role, spec.entrypoint, args, envs, self.logs_specs, prefixes, options, reaper)
         self._register_cleanup(reaper)

@@ -17,6 +17,7 @@ from rallypoint.failures.cause import NO_RESTARTS, Cause, Ending, Restarts
 from rallypoint.rendezvous.handler import RendezvousHandler
 
 if TYPE_CHECKING:
+    from rallypoint.agent.preemption import PreemptionSettings
     from rallypoint.base.numa import NumaOptions
     from rallypoint.failures.failure import ProcessFailure
     from rallypoint.protocol.messages import Placement
@@ -69,6 +70,8 @@ class WorkerSpec:
         virtual_local_rank: every worker sees local rank 0 and one GPU.
         preload: modules that are imported once; workers that are Python scripts are forked from there if possible.
         progress_file: a file that the workers write when they have come further; empty for none.
+        tee_collapse: seconds within which equal teed lines of several ranks are shown once; 0 for never.
+        preemption: what makes the whole job end after its workers have saved; None for nothing.
 
     Raises:
         UserError: a number out of its bounds, or no entry point.
@@ -93,6 +96,7 @@ class WorkerSpec:
     preload: tuple[str, ...] = ()
     progress_file: str = ""
     tee_collapse: float = 0.0
+    preemption: PreemptionSettings | None = None
 
     def __post_init__(self) -> None:
         if self.local_world_size <= 0:

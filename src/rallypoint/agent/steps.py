@@ -7,7 +7,7 @@ from signal import SIGTERM
 from typing import NamedTuple
 
 from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Drain, Fail, Preempt, Succeed
+from rallypoint.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
 from rallypoint.protocol.messages import JobEnded, LeaveRequest, Notification, Placement
 from rallypoint.protocol.operator_messages import CollectRequested
 
@@ -15,7 +15,9 @@ from rallypoint.protocol.operator_messages import CollectRequested
 
 
 class WorkersSucceeded(NamedTuple):
-    """All workers of this node have exited with 0."""
+    """All workers of this node have exited with 0. `acknowledged`: some had acknowledged a notice before."""
+
+    acknowledged: bool = False
 
 
 class WorkersFailed(NamedTuple):
@@ -62,6 +64,20 @@ class SignalArrived(NamedTuple):
     notice: float = math.inf
 
 
+class PreemptionRequested(NamedTuple):
+    """This node was told that the whole job will be taken away, in the way that `why` says ("received SIGUSR2").
+
+    The workers have `seconds` to save.
+    """
+
+    seconds: float
+    why: str
+
+
+class VerdictTimedOut(NamedTuple):
+    """The verdict of the preempted job has not come in the time that it was awaited."""
+
+
 class SignalTimedOut(NamedTuple):
     """The signal that was awaited has not come."""
 
@@ -79,6 +95,8 @@ Event = (
     | WorkersReady
     | NoticeExpired
     | SignalArrived
+    | PreemptionRequested
+    | VerdictTimedOut
     | SignalTimedOut
     | LeaveTimedOut
 )
@@ -148,6 +166,17 @@ class PostStopNotice(NamedTuple):
     """Post a notice to the workers that they are being stopped; its deadline is the end of the grace period."""
 
 
+class AwaitVerdict(NamedTuple):
+    """Wait for the verdict of a preempted job, whose workers have so many seconds: `JobEnded` or `VerdictTimedOut`
+    follows."""
+
+    seconds: float
+
+
+class RequeueJob(NamedTuple):
+    """Have the scheduler start the preempted job again, if that is asked for."""
+
+
 class LogLine(NamedTuple):
     """Log a line. A terminal shows the `live` words, if any, in a line that it rewrites: see `ProgressText`."""
 
@@ -174,9 +203,10 @@ class QueryStanding(NamedTuple):
 
 
 class EndWithVerdict(NamedTuple):
-    """End with the job's verdict."""
+    """End with the job's verdict. `saved`: whether all workers of this node have, where the job was preempted."""
 
     verdict: JobEnded
+    saved: bool | None = None
 
 
 class EndWithError(NamedTuple):
@@ -213,6 +243,7 @@ Step = (
     | Succeed
     | Drain
     | Preempt
+    | PreemptJob
     | LeaveRequest
     | StartWorkers
     | RequestJoin
@@ -224,6 +255,8 @@ Step = (
     | PostNotice
     | WithdrawNotice
     | PostStopNotice
+    | AwaitVerdict
+    | RequeueJob
     | LogLine
     | QueryStanding
     | ReportStatus

@@ -25,6 +25,7 @@
     ├── ResourceError                      (also an OSError) processes, memory or descriptors have run out
     ├── SignalException                    agent and workers: a signal asked the agent to end
     │   └── NodeLeftInOrder                it has, and the job goes on without it
+    ├── JobPreempted                       the whole job was preempted; it has ended after its workers had saved
     └── ChildFailedError                   failures/       workers failed; has who, where, how and why
 
 Each message is one sentence that names what was wrong, with the value, and what to do next.
@@ -71,6 +72,10 @@ class SignalException(RallypointError):
 
 class NodeLeftInOrder(SignalException):
     """A signal asked this node to end; its workers have ended in order, and the job goes on without it."""
+
+
+class JobPreempted(RallypointError):
+    """The whole job was preempted (`--preempt-signals`): its workers have saved, and it has ended on all nodes."""
 
 
 def user_error(text: str, like: type[BaseException] | BaseException) -> UserError:

@@ -45,6 +45,10 @@ def config_from_options(
     low, high = parse_nnodes(options.nnodes, options.source("nnodes"))
     _check_bounds(options)
     _check_signals(options)
+    if options.preempt_signals or options.stop_before_end or options.requeue:
+        from rallypoint.cli.preemption import check_preemption
+
+        check_preemption(options, environ)
     _check_backend(options)
     program, arguments = entry_point(options, environ)
     choice = choose_rendezvous(options, high)
@@ -74,6 +78,9 @@ def config_from_options(
         duplicate_stderr_filters=list(options.duplicate_stderr_filters),
         virtual_local_rank=options.virtual_local_rank,
         shutdown_timeout=options.shutdown_timeout,
+        preempt_signals=options.preempt_signals,
+        stop_before_end=options.stop_before_end,
+        requeue=options.requeue,
         node_rank=choice.node_rank,
         endpoint_flag=choice.endpoint_flag,
         endpoint_given=choice.endpoint_given,

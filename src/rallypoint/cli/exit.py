@@ -10,11 +10,13 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 
-from rallypoint.base.errors import NodeLeftInOrder, RallypointError, SignalException, UsageError
+from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, RallypointError, SignalException, UsageError
 from rallypoint.base.log import with_label
 from rallypoint.failures.record import record
 
 FAILED, USAGE = 1, 2
+PREEMPTED = 143
+"""128 + SIGTERM, whatever `--exit-codes` says: only flags of ours lead here."""
 INTERRUPTED = 130
 """The shell's code for a program that ended by SIGINT: 128 + 2."""
 
@@ -36,11 +38,17 @@ def exit_code_of(work: Callable[[], None], program: str = "rallyrun", finish: Fi
 def _ended(work: Callable[[], None], program: str) -> tuple[BaseException | None, int]:
     """Do the work. Returns what has ended it, which is said, and the exit code."""
 
+    preempted: JobPreempted | None = None
+
     def recorded() -> None:
+        nonlocal preempted
         try:
             work()
         except NodeLeftInOrder as left:  # on request, and nothing has failed
             print_error(f"{program}: {left}")
+        except JobPreempted as error:  # nor here
+            print_error(f"{program}: {error}")
+            preempted = error
 
     try:
         record(recorded)()
@@ -57,7 +65,7 @@ def _ended(work: Callable[[], None], program: str) -> tuple[BaseException | None
             traceback.print_exc()
         print_error(f"{program}: error: {type(error).__name__} was {_who_raised(error)}")
         return error, FAILED
-    return None, 0
+    return preempted, 0 if preempted is None else PREEMPTED
 
 
 def _error_sentence(error: RallypointError, program: str) -> str:

@@ -9,7 +9,14 @@ from __future__ import annotations
 from signal import SIGTERM
 from typing import NamedTuple
 
-from rallypoint.base.errors import NodeLeftInOrder, PreflightError, ResourceError, SignalException, UserError
+from rallypoint.base.errors import (
+    JobPreempted,
+    NodeLeftInOrder,
+    PreflightError,
+    ResourceError,
+    SignalException,
+    UserError,
+)
 from rallypoint.base.loop import LoopError
 from rallypoint.etcd.api import EtcdError, EtcdPackageMissing, EtcdRefused
 from rallypoint.failures.cause import Ending
@@ -37,6 +44,7 @@ CODES = {
 _SUCCESSES = (NodeLeftInOrder, RendezvousGracefulExitError)
 _ENDINGS: tuple[tuple[type[BaseException], Ending], ...] = (
     (UserError, Ending.CONFIGURATION),
+    (JobPreempted, Ending.PREEMPTED),
     (EtcdRefused, Ending.CONFIGURATION),
     (EtcdPackageMissing, Ending.CONFIGURATION),
     (EtcdError, Ending.INFRASTRUCTURE),

@@ -110,6 +110,27 @@ GROUPS = (
         ),
     ),
     FlagGroup(
+        "preemption",
+        "--preempt-signals=SIGUSR2 --stop-before-end=120 --requeue=10 train.py",
+        (
+            Flag(
+                "--preempt-signals",
+                str,
+                "",
+                "Signals to one node after which all workers of the job save, and the job ends with exit code 143",
+                "NAMES",
+            ),
+            Flag(
+                "--stop-before-end",
+                number,
+                0.0,
+                "The same so many seconds before Slurm ends the job (default: 0, never)",
+                "SECONDS",
+            ),
+            Flag("--requeue", whole_number, 0, "Have Slurm start the job again then, at most N times", "N"),
+        ),
+    ),
+    FlagGroup(
         "logs",
         "--log-dir=logs --tee=3 --local-ranks-filter=0 train.py",
         (

@@ -65,6 +65,9 @@ class Options(NamedTuple):
     numa_binding: str | None
     signals_to_handle: str
     shutdown_timeout: int | None
+    preempt_signals: str
+    stop_before_end: float
+    requeue: int
     store_peers: str
     virtual_local_rank: bool
     preload: tuple[str, ...]

@@ -9,11 +9,12 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from rallypoint.coordinator.notifications import abandoned_progress, progress
+from rallypoint.failures.cause import Ending
 from rallypoint.membership.decisions import ClockView, next_action
 from rallypoint.membership.operations import FINAL_ACTIONS, ActionKind, Join, Operation
 from rallypoint.membership.state import NodeId, Outcome, Settings, State, name_of
 from rallypoint.membership.transitions import apply
-from rallypoint.protocol.messages import JoinRefused, Refusal
+from rallypoint.protocol.messages import JobEnded, JoinRefused, Refusal
 
 _REFUSALS = {
     ActionKind.ERROR_CLOSED: Refusal.CLOSED,
@@ -64,7 +65,7 @@ def run_operation(
 
 def join_refusal(
     ran: OperationResult, node: NodeId, before: State, after: State, settings: Settings, view: ClockView
-) -> JoinRefused | None:
+) -> JoinRefused | JobEnded | None:
     """What to tell a node whose join has ended; None if it has its place.
 
     How far things were is told as of `before` the last steps, when the node still counted itself.
@@ -74,6 +75,8 @@ def join_refusal(
         return None
     if kind is Refusal.RANK_TAKEN and isinstance(ran.operation, Join):
         return JoinRefused(kind, f"rank {ran.operation.node_info.rank_hint}")
+    if after.verdict is not None and after.verdict.ending is Ending.PREEMPTED:
+        return JobEnded(after.verdict)
     if after.closed or not isinstance(ran.operation, Join):
         return JoinRefused(kind, _end_of_job(after))
     own = name_of(before, node)

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, get_args
 
 from rallypoint.coordinator.job_state import JobState, OutgoingNotification
 from rallypoint.coordinator.notifications import end_notification, nodes_waiting, progress, standing_without
@@ -39,7 +39,7 @@ from rallypoint.coordinator.recovery import (
     without_given_up_join,
 )
 from rallypoint.coordinator.session_registry import SessionRecord
-from rallypoint.membership.operations import Close, Drain, Exit, Fail, Join, Operation, Preempt, RecordProgress, Succeed
+from rallypoint.membership.operations import Exit, Join, NodeOperation, Operation
 from rallypoint.membership.state import (
     NodeId,
     Reason,
@@ -308,12 +308,7 @@ class Coordinator(JobState):
     _RECEIVE: dict[type, Callable[..., None]] = {  # noqa: RUF012 - a table, never changed
         JoinRequest: _on_join,
         LeaveRequest: _on_leave,
-        Fail: _on_operation,
-        Succeed: _on_operation,
-        Drain: _on_operation,
-        Preempt: _on_operation,
-        RecordProgress: _on_operation,
-        Close: _on_operation,
+        **dict.fromkeys(get_args(NodeOperation), _on_operation),
         ResumeRequest: _on_resume_state,
         ProgressRequest: _on_progress_request,
         Heartbeat: _on_heartbeat,

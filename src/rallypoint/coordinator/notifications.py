@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from rallypoint.failures.cause import Ending
 from rallypoint.membership.decisions import ClockView, settled, starts_at
 from rallypoint.membership.state import (
     NodeId,
+    Preemption,
     Reason,
     RoundEnd,
     Settings,
     State,
     Verdict,
-    hosts_of,
     known_to,
-    missing,
     name_of,
     names_of,
 )
@@ -51,9 +51,13 @@ def notification_diff(before: State, after: State) -> list[tuple[Collection[Node
         due.append((after.participants, nodes_waiting(after)))
     said = after.preempted
     if said is not None and (said != before.preempted or after.round != before.round):
-        others = [node for node in after.participants if node != said.node]
-        due.append((others, Preempted(after.round, name_of(after, said.node), said.seconds)))
+        told = [node for node in after.participants if said.whole_job or node != said.node]
+        due.append((told, _preempted(after, said)))
     return due
+
+
+def _preempted(state: State, said: Preemption) -> Preempted:
+    return Preempted(state.round, name_of(state, said.node), said.seconds, said.whole_job, said.why)
 
 
 def newly_complete(before: State, after: State) -> bool:
@@ -70,10 +74,11 @@ def _round_end(before: State, after: State) -> RoundEnd:
 
 
 def end_notification(state: State, node: NodeId, verdict: Verdict) -> Notification:
-    """What the end of the job means to a node; a spare that was never needed has no part in how it ended."""
-    if node in state.redundancy_list:
+    """What the end of the job means to a node; a spare that was never needed has no part in how it ended, unless the
+    job has not ended for good."""
+    if node in state.redundancy_list and verdict.ending is not Ending.PREEMPTED:
         return JoinRefused(Refusal.SPARE_NOT_NEEDED, f"the job has {verdict.outcome.value}")
-    return JobEnded(verdict)
+    return JobEnded(verdict, is_delegate=node == verdict.delegate)
 
 
 def nodes_waiting(state: State) -> NodesWaiting:
@@ -107,6 +112,8 @@ def progress(
     state: State, node: NodeId, settings: Settings, view: ClockView, *, ends_in: float = -1.0, reports: bool = True
 ) -> Progress:
     """How far the rendezvous is, seen by `node`. For `ends_in` and `reports` see `Progress`."""
+    from rallypoint.membership.names import hosts_of, missing
+
     starts = settled(state, settings) and node in state.participants
     return Progress(
         round=state.round,

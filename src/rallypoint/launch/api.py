@@ -13,7 +13,7 @@ from rallypoint.agent.processes import ProcessController
 from rallypoint.agent.rendezvous_client import rendezvous_of
 from rallypoint.agent.signal_set import SIGNALS_VARIABLE
 from rallypoint.agent.spec import RunResult, WorkerSpec, program_name
-from rallypoint.base.errors import NodeLeftInOrder, SignalException
+from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, SignalException
 from rallypoint.base.log import get_logger
 from rallypoint.base.secrets import take_from_environment
 from rallypoint.base.signals import ignore_signals_at_exit
@@ -23,6 +23,7 @@ from rallypoint.rendezvous.registry import get_rendezvous_handler
 
 if TYPE_CHECKING:
     from rallypoint.agent.pages import AgentPages
+    from rallypoint.agent.preemption import PreemptionSettings
     from rallypoint.failures.report import ChildFailedError
     from rallypoint.health.check import HealthCheckServer
 
@@ -73,6 +74,7 @@ def launch_agent(
         ChildFailedError: workers failed; it carries the first failure of the job.
         PreflightError: this node has failed a check that was required.
         RendezvousError: the nodes did not come together.
+        JobPreempted: the whole job was preempted.
         SignalException: a signal ended this agent; a `NodeLeftInOrder` if the job goes on without this node.
     """
     if entrypoint is None:
@@ -123,7 +125,7 @@ def _run(agent: Agent, role: str, name: str) -> dict[int, Any]:
         raise
     except Exception as error:
         events.record(events.failed)
-        events.agent_ended("interrupted" if isinstance(error, SignalException) else "failed", error)
+        events.agent_ended("interrupted" if isinstance(error, SignalException | JobPreempted) else "failed", error)
         raise
     events.record(events.succeeded)
     events.agent_ended("succeeded")
@@ -187,6 +189,7 @@ def _agent(
         preload=tuple(config.preload),
         progress_file=config.progress_file,
         tee_collapse=config.tee_collapse,
+        preemption=_preemption(config),
     )
     assert config.logs_specs is not None
     assert config.shutdown_timeout is not None
@@ -219,6 +222,14 @@ def _agent(
         return AgentPages(workers, config.rdzv_configs)
 
     return Agent(workers, health_check(health_check_server, pages))
+
+
+def _preemption(config: LaunchConfig) -> PreemptionSettings | None:
+    if not (config.preempt_signals or config.stop_before_end):
+        return None
+    from rallypoint.agent.preemption import PreemptionSettings, preempt_signals
+
+    return PreemptionSettings(preempt_signals(config.preempt_signals), config.stop_before_end, config.requeue)
 
 
 def _random_run_id() -> str:

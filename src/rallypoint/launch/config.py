@@ -51,6 +51,10 @@ class LaunchConfig:
         virtual_local_rank: every worker sees local rank 0 and one GPU.
         shutdown_timeout: seconds between the signal to stop and SIGKILL; None is what `TORCH_ELASTIC_SHUTDOWN_TIMEOUT`
             says, or 30.
+        preempt_signals: names of signals, with commas between; after one of them to one node, all workers of a job are
+            asked to save, and the job ends with `JobPreempted`. Beyond torch.
+        stop_before_end: seconds before the end of the Slurm job at which the same is done; 0 for never. Beyond torch.
+        requeue: how often Slurm may be asked to start the job again after that. Beyond torch.
         preload: modules that are imported once; workers that are Python scripts are forked from there if possible.
             Beyond torch.
         progress_file: a file that the workers write when they have come further, with an integer, or anything; empty
@@ -102,6 +106,9 @@ class LaunchConfig:
     incident_dir: str = ""
     worker_env: tuple[str, ...] = ()
     tee_collapse: float = 0.0
+    preempt_signals: str = ""
+    stop_before_end: float = 0.0
+    requeue: int = 0
     preflight: str = ""
     node_check: str = ""
     node_check_timeout: float = 300.0

@@ -19,8 +19,9 @@ Laws:
 6. When the time of a node is over, and the others that are in or expected are too few without it, the rendezvous has
    come to nothing for all who wait: whose time is over first decides. If they are enough, it goes alone. Nobody's time
    is over while the round needs nothing more but a moment that will come.
-7. A round has at most one counted failure: who reports another for the same round finds it over.
-8. Nothing here was measured on another host's clock: a `ClockView` is one observer's own.
+7. Once the whole job is preempted its round ends only with it: when all who are in have consented, failed or succeeded.
+8. A round has at most one counted failure: who reports another for the same round finds it over.
+9. Nothing here was measured on another host's clock: a `ClockView` is one observer's own.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ from rallypoint.membership.operations import (
     KeepLeaseAlive,
     Operation,
     Preempt,
+    PreemptJob,
     RecordProgress,
     Resize,
     Restart,
@@ -91,7 +93,7 @@ def next_action(operation: Operation, state: State, node: NodeId, view: ClockVie
             return _succeed(operation, state, node)
         case Drain():
             return _drain(operation, state, node)
-        case Preempt():
+        case Preempt() | PreemptJob():
             return _preempt(operation, state, node)
         case RecordProgress():
             return _record_progress(operation, state, node)
@@ -234,6 +236,8 @@ def _is_running_participant(state: State, node: NodeId, round_: int) -> bool:
 def _fail(operation: Fail, state: State, node: NodeId, view: ClockView, settings: Settings) -> Action:
     if not _is_running_participant(state, node, operation.round):
         return FINISH
+    if state.is_preempted:  # what has not been saved by now never will be
+        return _consent(state, node)
     streak = failure_streak_after(state, operation.cause, view, settings)
     cause, most = operation.cause, operation.max_restarts
     if state.ledger.failures >= most:
@@ -277,8 +281,12 @@ def _succeed(operation: Succeed, state: State, node: NodeId) -> Action:
 
 
 def _drain(operation: Drain, state: State, node: NodeId) -> Action:
+    if not _is_running_participant(state, node, operation.round):
+        return FINISH
+    if state.is_preempted:
+        return _consent(state, node) if operation.needs_consent else FINISH
     # Once a node has finished, new nodes are not worth the work that would be done again.
-    if not _is_running_participant(state, node, operation.round) or state.succeeded:
+    if state.succeeded:
         return FINISH
     if not operation.needs_consent:
         return Action(ActionKind.END_ROUND, reason=Reason.DRAINED)
@@ -287,7 +295,15 @@ def _drain(operation: Drain, state: State, node: NodeId) -> Action:
     return Action(ActionKind.MARK_CONSENT)
 
 
-def _preempt(operation: Preempt, state: State, node: NodeId) -> Action:
+def _consent(state: State, node: NodeId) -> Action:
+    return FINISH if node in state.consents else Action(ActionKind.MARK_CONSENT)
+
+
+def _preempt(operation: Preempt | PreemptJob, state: State, node: NodeId) -> Action:
+    if state.closed or state.is_preempted:
+        return FINISH
+    if isinstance(operation, PreemptJob):
+        return Action(ActionKind.MARK_JOB_PREEMPTED, seconds=operation.seconds, detail=operation.why)
     if not _is_running_participant(state, node, operation.round) or state.succeeded:
         return FINISH
     said = Preemption(node, operation.seconds)
@@ -311,7 +327,7 @@ def _close(operation: Close, state: State, view: ClockView) -> Action:
 
 
 def _restart(operation: Restart, state: State) -> Action:
-    if not state.complete or state.closed or state.round != operation.round:
+    if not state.complete or state.closed or state.round != operation.round or state.is_preempted:
         return FINISH
     return Action(ActionKind.END_ROUND, reason=Reason.REQUESTED)
 

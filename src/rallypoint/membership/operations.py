@@ -63,6 +63,16 @@ class Preempt(NamedTuple):
     seconds: float
 
 
+class PreemptJob(NamedTuple):
+    """The whole job will be taken away `seconds` from now: it ends when all workers have saved, or when that is over.
+
+    `why` says what has told this node, for people, as in "received SIGUSR2".
+    """
+
+    seconds: float
+    why: str = ""
+
+
 class RecordProgress(NamedTuple):
     """Workers of this node have come to `step` in `round`, which is new to the job as far as this node can tell.
 
@@ -100,7 +110,10 @@ class KeepLeaseAlive(NamedTuple):
     deadline: float = math.inf
 
 
-Operation = Join | Exit | Fail | Succeed | Drain | Preempt | RecordProgress | Close | Restart | Resize | KeepLeaseAlive
+NodeOperation = Fail | Succeed | Drain | Preempt | PreemptJob | RecordProgress | Close
+"""What a node sends as it is."""
+
+Operation = NodeOperation | Join | Exit | Restart | Resize | KeepLeaseAlive
 
 
 class ActionKind(Enum):
@@ -119,6 +132,7 @@ class ActionKind(Enum):
     MARK_SUCCEEDED = auto()
     MARK_CONSENT = auto()
     MARK_PREEMPTED = auto()
+    MARK_JOB_PREEMPTED = auto()
     MARK_PROGRESS = auto()
     MARK_JOB_FAILED = auto()
     ABANDON = auto()

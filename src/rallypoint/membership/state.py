@@ -164,10 +164,12 @@ class JobProgress(NamedTuple):
 
 
 class Preemption(NamedTuple):
-    """A node that will be taken away so many seconds after it said so."""
+    """A node that will be taken away so many seconds after it said so; with `whole_job` all are, and `why` says why."""
 
     node: NodeId
     seconds: float
+    whole_job: bool = False
+    why: str = ""
 
 
 class Outcome(StrEnum):
@@ -182,7 +184,8 @@ class Verdict(NamedTuple):
     """The job's end, told to all; a failed job's carries the first failure, and `detail` why there is no restart left.
 
     An empty `detail` stands for the budget. `restarts` are those of a job that has failed, and `ending` is why it has;
-    it means nothing for one that has succeeded.
+    it means nothing for one that has succeeded. `delegate` is the node that does what one has to do for a job that was
+    preempted (`--requeue`).
     """
 
     outcome: Outcome
@@ -190,6 +193,7 @@ class Verdict(NamedTuple):
     detail: str = ""
     restarts: Restarts = Restarts()
     ending: Ending = Ending.PROGRAM
+    delegate: NodeId | None = None
 
 
 class State(NamedTuple):
@@ -214,7 +218,7 @@ class State(NamedTuple):
     consents: frozenset[NodeId] = frozenset()
     """Who agrees that the round ends, where the workers are asked first."""
     preempted: Preemption | None = None
-    """Who was last to say that it will be taken away in this round."""
+    """Who was last to say that it will be taken away in this round, or first to say that the whole job will be."""
     failure_streak: FailureStreak = FailureStreak()
     restart_delay: float = 0.0
     """Seconds for which the round that forms is held back, counted from when it began to form."""
@@ -242,6 +246,11 @@ class State(NamedTuple):
     def is_initial(self) -> bool:
         """Whether nobody is in yet, or no more: who comes now begins, and is held to nothing that others said."""
         return not (self.round or self.participants or self.wait_list or self.survivors)
+
+    @property
+    def is_preempted(self) -> bool:
+        """Whether the job ends as soon as the workers of the round that runs have saved."""
+        return self.preempted is not None and self.preempted.whole_job
 
     def knows(self, node: NodeId) -> bool:
         """Whether the node stands in any list."""
@@ -290,24 +299,6 @@ def nodes_waiting_alike(state: State, node: NodeId) -> Collection[NodeId]:
     """The nodes that wait in the same list as this one, itself counted."""
     lists = (state.participants, state.wait_list, state.redundancy_list)
     return next((each for each in lists if node in each), (node,))
-
-
-def hosts_of(nodes: Collection[NodeId], most: int = 8) -> tuple[str, ...]:
-    """The hosts of some nodes, at most so many; with their pids if some of these are on one."""
-    few = list(itertools.islice(nodes, most))
-    hosts = [str(each) for each in few]
-    twins = {each for each in hosts if hosts.count(each) > 1}
-    names = [f"{host} pid {each.pid}" if host in twins else host for host, each in zip(hosts, few, strict=True)]
-    return tuple(names) if len(nodes) <= most else (*names, f"{len(nodes) - most} more")
-
-
-def missing(state: State, settings: Settings, most: int = 4) -> tuple[str, ...]:
-    """Who is still to come as far as that is known, a few: survivors, or, where ranks are fixed, the ranks."""
-    if state.complete or not settings.fixed_ranks:
-        return names_of(state, sorted(state.survivors), most)
-    present = {each.node_info.rank_hint for each in state.participants.values()}
-    names = [f"node rank {rank}" for rank in range(settings.max_nodes) if rank not in present]
-    return tuple(names) if len(names) <= most else (*names[:most], f"{len(names) - most} more")
 
 
 def join_names(names: Sequence[str]) -> str:

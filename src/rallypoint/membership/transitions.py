@@ -14,7 +14,6 @@ from typing import TypeVar
 from rallypoint.failures.cause import Ending, Restarts
 from rallypoint.membership.operations import Action, ActionKind
 from rallypoint.membership.state import (
-    AbandonedRendezvous,
     FailureStreak,
     Ledger,
     NodeId,
@@ -28,10 +27,8 @@ from rallypoint.membership.state import (
     Settings,
     State,
     Verdict,
-    hosts_of,
     join_names,
     known_to,
-    missing,
     name_of,
     names_of,
 )
@@ -116,8 +113,10 @@ def _remove_from_participants(action: Action, state: State, node: NodeId, settin
     if state.closed:
         return after
     if state.complete and node in state.succeeded and after.participants:
-        return _end_job_if_all_succeeded(after)
+        return _end_job_if_all_done(after)
     after = after._replace(removed=_with_removed(state, node, action.reason))
+    if state.complete and state.is_preempted:
+        return _end_job_if_all_done(after._replace(consents=after.consents | {node}))
     if not state.complete:
         return after._replace(last_call=0) if len(after.participants) < settings.min_nodes else after
     return _end_round(action, after, name_of(state, node), settings)
@@ -150,6 +149,9 @@ def _without_replaced(gone: tuple[RemovedNode, ...], node: NodeId) -> tuple[Remo
 
 
 def _abandon(action: Action, state: State, node: NodeId, settings: Settings) -> State:
+    from rallypoint.membership.names import abandoned_rendezvous
+
+    abandoned = abandoned_rendezvous(state, node, action.seconds, settings)
     return state._replace(
         participants={},
         wait_list={},
@@ -158,14 +160,7 @@ def _abandon(action: Action, state: State, node: NodeId, settings: Settings) -> 
         heartbeats={},
         last_call=0,
         restart_delay=0.0,
-        abandoned=AbandonedRendezvous(
-            state.abandoned.number + 1,
-            name_of(state, node),
-            action.seconds,
-            len(state.participants),
-            hosts_of(state.participants),
-            missing(state, settings),
-        ),
+        abandoned=abandoned,
     )
 
 
@@ -176,11 +171,13 @@ def _mark_closed(action: Action, state: State, _node: NodeId, _settings: Setting
 
 
 def _mark_succeeded(_action: Action, state: State, node: NodeId, _settings: Settings) -> State:
-    return _end_job_if_all_succeeded(state._replace(succeeded=state.succeeded | {node}))
+    return _end_job_if_all_done(state._replace(succeeded=state.succeeded | {node}))
 
 
 def _mark_consent(_action: Action, state: State, node: NodeId, settings: Settings) -> State:
     after = state._replace(consents=state.consents | {node})
+    if after.is_preempted:
+        return _end_job_if_all_done(after)
     if len(after.consents) < len(after.participants) or not after.consents.issuperset(after.participants):
         return after
     return _end_round(Action(ActionKind.END_ROUND, reason=Reason.DRAINED), after, name_of(after, node), settings)
@@ -188,6 +185,12 @@ def _mark_consent(_action: Action, state: State, node: NodeId, settings: Setting
 
 def _mark_preempted(action: Action, state: State, node: NodeId, _settings: Settings) -> State:
     return state._replace(preempted=Preemption(node, action.seconds))
+
+
+def _mark_job_preempted(action: Action, state: State, node: NodeId, _settings: Settings) -> State:
+    from rallypoint.membership.job_preemption import mark_job_preempted
+
+    return mark_job_preempted(action, state, node)
 
 
 def _mark_progress(action: Action, state: State, _node: NodeId, _settings: Settings) -> State:
@@ -297,10 +300,16 @@ def end_round(state: State, end: RoundEnd) -> State:
     )
 
 
-def _end_job_if_all_succeeded(state: State) -> State:
+def _end_job_if_all_done(state: State) -> State:
+    """Who has succeeded, or consented to the end of a job that is preempted, is done."""
     # Who has succeeded and gone still stands among the succeeded: nobody is taken in for it.
-    if len(state.succeeded) < len(state.participants) or not state.succeeded.issuperset(state.participants):
+    done = state.succeeded | state.consents if state.is_preempted else state.succeeded
+    if len(done) < len(state.participants) or not done.issuperset(state.participants):
         return state
+    if state.is_preempted and state.consents:
+        from rallypoint.membership.job_preemption import end_preempted_job
+
+        return end_preempted_job(state)
     return state._replace(closed=True, verdict=Verdict(Outcome.SUCCEEDED))
 
 
@@ -331,6 +340,7 @@ _EFFECTS: dict[ActionKind, Callable[[Action, State, NodeId, Settings], State]] =
     ActionKind.MARK_SUCCEEDED: _mark_succeeded,
     ActionKind.MARK_CONSENT: _mark_consent,
     ActionKind.MARK_PREEMPTED: _mark_preempted,
+    ActionKind.MARK_JOB_PREEMPTED: _mark_job_preempted,
     ActionKind.MARK_PROGRESS: _mark_progress,
     ActionKind.MARK_JOB_FAILED: _mark_job_failed,
     ActionKind.END_ROUND: _mark_round_ended,

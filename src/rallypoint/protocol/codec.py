@@ -60,6 +60,7 @@ _TYPES: tuple[type, ...] = (
     operator_messages.DrainRequested,
     operator_messages.OperatorAction,
     operations.RecordProgress,
+    operations.PreemptJob,
 )
 _TAG = {kind: tag for tag, kind in enumerate(_TYPES)}
 _envelope = msgspec.msgpack.Decoder(tuple[int, msgspec.Raw])

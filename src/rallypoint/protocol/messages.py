@@ -10,7 +10,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import NamedTuple, Protocol
 
-from rallypoint.membership.operations import Close, Drain, Fail, Preempt, RecordProgress, Succeed
+from rallypoint.membership.operations import NodeOperation
 from rallypoint.membership.state import NodeId, NodeInfo, NodeRange, Outcome, Reason, RoundEnd, Verdict
 from rallypoint.protocol.operator_messages import (
     CollectedPart,
@@ -79,12 +79,7 @@ class ResumeRequest(NamedTuple):
 Request = (
     JoinRequest
     | LeaveRequest
-    | Fail
-    | Succeed
-    | Drain
-    | Preempt
-    | RecordProgress
-    | Close
+    | NodeOperation
     | Heartbeat
     | ProgressRequest
     | ResumeRequest
@@ -149,17 +144,23 @@ class NodesWaiting(NamedTuple):
 
 
 class Preempted(NamedTuple):
-    """`node` will be taken away in `seconds`: `round` is to end in order before that."""
+    """`node` will be taken away in `seconds`: `round` is to end in order before that.
+
+    With `whole_job` the job ends then, since `node` was told so in the way that `why` says.
+    """
 
     round: int
     node: str
     seconds: float
+    whole_job: bool = False
+    why: str = ""
 
 
 class JobEnded(NamedTuple):
-    """The job is over."""
+    """The job is over. `is_delegate`: this node is the one that does what one has to do for the job."""
 
     verdict: Verdict
+    is_delegate: bool = False
 
 
 class Refusal(StrEnum):

@@ -20,7 +20,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from rallypoint.membership.operations import Close, Drain, Fail, Preempt, RecordProgress, Succeed
+from rallypoint.membership.operations import Close, Fail, NodeOperation, PreemptJob, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, NodeRange
 from rallypoint.protocol.messages import (
     Heartbeat,
@@ -34,6 +34,7 @@ from rallypoint.protocol.messages import (
     Notification,
     Placed,
     Placement,
+    Preempted,
     Progress,
     ProgressRequest,
     Request,
@@ -67,7 +68,7 @@ class ResumeState(NamedTuple):
     refused: bool = False
     join: tuple[JoinRequest, float] | None = None
     is_spare: bool = False
-    repeated_requests: tuple[Fail | Succeed | Drain | Preempt | RecordProgress | Close, ...] = ()
+    repeated_requests: tuple[NodeOperation, ...] = ()
     ended: bool = False
     size: NodeRange | None = None
     """How many nodes rounds have, where an operator has changed that."""
@@ -88,15 +89,15 @@ def after_request(held: ResumeState, request: Request, now: float) -> ResumeStat
             )
         case LeaveRequest():
             return held._replace(placement=None, round_over=True, join=None, repeated_requests=())
-        case Fail() | Succeed() | Drain() | Preempt() | RecordProgress() | Close():
-            return held._replace(
-                repeated_requests=(
-                    *(each for each in held.repeated_requests if type(each) is not type(request)),
-                    request,
-                )
-            )
         case Heartbeat() | ProgressRequest() | ResumeRequest() | NodeReport() | CollectedPart():
             return held
+        case operation:
+            return held._replace(repeated_requests=_with(held.repeated_requests, operation))
+
+
+def _with(requests: tuple[NodeOperation, ...], request: NodeOperation) -> tuple[NodeOperation, ...]:
+    """The requests, with this one in the place of another of its kind."""
+    return (*(each for each in requests if type(each) is not type(request)), request)
 
 
 def after_notification(held: ResumeState, notification: Notification) -> ResumeState:
@@ -115,6 +116,8 @@ def after_notification(held: ResumeState, notification: Notification) -> ResumeS
                 repeated_requests=(),
                 size=placement.size or held.size,
             )
+        case Preempted(seconds=seconds, whole_job=True, why=why):  # said by all, it outlives who was first to say it
+            return held._replace(repeated_requests=_with(held.repeated_requests, PreemptJob(seconds, why)))
         case OperatorAction(size=NodeRange() as size):
             return held._replace(size=size)
         case RoundEnded(end=end) if held.placement is None or end.round >= held.placement.round:
@@ -226,5 +229,5 @@ def _resume_request(held: ResumeState, node_info: NodeInfo, incarnation: str, no
     )
 
 
-def _outside_rounds(held: ResumeState) -> tuple[Close, ...]:
-    return tuple(each for each in held.repeated_requests if isinstance(each, Close))
+def _outside_rounds(held: ResumeState) -> tuple[NodeOperation, ...]:
+    return tuple(each for each in held.repeated_requests if isinstance(each, Close | PreemptJob))

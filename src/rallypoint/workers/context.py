@@ -56,6 +56,8 @@ class ProcessOptions(NamedTuple):
     preload: PreloadManager | None = None
     tee_collapse: float = 0.0
     """Seconds within which equal teed lines of several ranks are shown once; 0 for never."""
+    ignored_signals: Collection[int] = ()
+    """Signals that the processes ignore until they have handlers of their own."""
 
     def cpus(self, workers: int) -> Sequence[Collection[int]]:
         """The processors of each worker, none named for all. Raises UserError if there are none for one."""

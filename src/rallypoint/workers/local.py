@@ -71,6 +71,7 @@ class LocalProcessesContext(PContext):
     def _prepare(self) -> None:
         """Make ready what `_start_one` needs."""
         self._reaper = self._reaper or ReaperClient()
+        self._reaper.ignored = self._options.ignored_signals
 
     def _sweep(self) -> SweepInProgress:
         """What ends all that the workers are and have left."""

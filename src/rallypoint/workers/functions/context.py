@@ -91,7 +91,8 @@ class FunctionContext(LocalProcessesContext):
 
         self._payloads[rank] = payload = Payload()
         environ = {**os.environ, **self.envs[rank]}
-        return ForkedProcess(self._function, self.args[rank], environ, payload.fd, stdout, stderr, cpus)
+        ignored = self._options.ignored_signals
+        return ForkedProcess(self._function, self.args[rank], environ, payload.fd, stdout, stderr, cpus, ignored)
 
     def _forked_by_server(
         self, rank: int, stdout: int | None, stderr: int | None, cpus: Collection[int]

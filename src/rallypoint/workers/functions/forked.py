@@ -51,8 +51,11 @@ class ForkedProcess(ChildProcess):
         stdout: int | None,
         stderr: int | None,
         cpus: Collection[int],
+        ignored: Collection[int] = (),
     ) -> None:
         """Start it, to put what `function(*args)` returns into the payload; the rest as in `ReaperClient.spawn`.
+
+        It ignores the signals `ignored` at first.
 
         Raises:
             RallypointError: this machine has no room for another process.
@@ -66,6 +69,8 @@ class ForkedProcess(ChildProcess):
                 guard = partial(_die_with_main_thread, os.getpid())
 
             def run() -> None:
+                for number in ignored:
+                    signal.signal(number, signal.SIG_IGN)
                 _become_worker(guard, [int(each) for each in mask], stdout, stderr)
                 apply_environment(dict(environ), sorted(cpus))
                 record(call)(function, args, payload)

@@ -177,7 +177,7 @@ class ZygoteClient:
         arguments, variables = encoded_arguments(argv), encoded_environment(environ)
         standard, places = standard_descriptors(*stdio)
         command = [os.fsdecode(each) for each in arguments], self._command.length
-        message = (*command, list(variables.items()), worker_settings(places, cpus))
+        message = (*command, list(variables.items()), worker_settings(places, cpus, ignored=self.reaper.ignored))
         try:
             folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except OSError as error:

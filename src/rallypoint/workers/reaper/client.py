@@ -91,6 +91,8 @@ class ReaperClient:
         self._lock = threading.Lock()
         self.excluded: set[int] = set()
         """Workers that no sweep touches."""
+        self.ignored: Collection[int] = ()
+        """Signals that workers ignore at first, beside those that we ignore."""
         self._closed = False
         self.lost_reason = ""
         """In words, once it is lost: how it ended."""
@@ -119,7 +121,11 @@ class ReaperClient:
     @property
     def lost(self) -> bool:
         """Whether it, or its supervisor, has gone without having been closed."""
-        if not self._closed and not self.lost_reason and (readable(self._pidfd) or _disconnected(self._link.fileno())):
+        if (
+            not self._closed
+            and not self.lost_reason
+            and (readable(self._pidfd) or readable(self._link.fileno(), events=0))
+        ):
             self._disconnect("")
         return bool(self.lost_reason)
 
@@ -151,7 +157,7 @@ class ReaperClient:
         folder = os.open(".", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             standard, places = standard_descriptors(*stdio)
-            settings = worker_settings(places, cpus, blocked)
+            settings = worker_settings(places, cpus, blocked, self.ignored)
             pid, descriptors = self._request(protocol.SPAWN, *program, settings, excluded, beside=[folder, *standard])
         finally:
             os.close(folder)
@@ -325,17 +331,11 @@ def exit_words(exitcode: int | None) -> str:
     return f"it was killed by {signal_name(exitcode)}" if exitcode < 0 else f"it ended with exit code {exitcode}"
 
 
-def readable(fd: int, seconds: float = 0.0) -> bool:
-    """Whether a descriptor is readable, or becomes so within this time."""
+def readable(fd: int, seconds: float = 0.0, events: int = select.POLLIN) -> bool:
+    """Whether a descriptor is readable, or becomes so within this time; no `events`: whether the other end is gone."""
     poller = select.poll()
-    poller.register(fd, select.POLLIN)
+    poller.register(fd, events)
     return bool(poller.poll(seconds * 1000))
-
-
-def _disconnected(fd: int) -> bool:
-    poller = select.poll()
-    poller.register(fd, 0)
-    return bool(poller.poll(0))
 
 
 def _above_standard(fd: int) -> int:

@@ -14,17 +14,20 @@ Settings = tuple[list[int], list[int], list[int], int, list[int]]
 """Places of 0, 1 and 2 among the descriptors sent, ignored signals, mask, umask, processors; see `protocol`."""
 
 
-def worker_settings(places: list[int], cpus: Collection[int], blocked: Collection[int] = ()) -> Settings:
+def worker_settings(
+    places: list[int], cpus: Collection[int], blocked: Collection[int] = (), ignored: Collection[int] = ()
+) -> Settings:
     """What a worker takes over from this process at this moment, and what it is given beside.
 
     Args:
         places: see `standard_descriptors`.
         cpus: the processors that it may run on; none named means all that we may use.
         blocked: signals that it blocks at first, beside those that we block.
+        ignored: signals that it ignores at first, beside those that we ignore.
     """
     ours = inherited_settings()
     mask = sorted({*map(int, signal.pthread_sigmask(signal.SIG_BLOCK, ())), *map(int, blocked)})
-    return places, sorted(ours.ignored), mask, ours.umask, sorted(cpus)
+    return places, sorted({*ours.ignored, *map(int, ignored)}), mask, ours.umask, sorted(cpus)
 
 
 def standard_descriptors(*given: int | None) -> tuple[list[int], list[int]]:

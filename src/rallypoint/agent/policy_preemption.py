@@ -1,0 +1,138 @@
+"""What an agent does about a job that is preempted as a whole: its workers save, then all ends. Pure; see `policy`.
+
+Laws:
+
+1. Who is told so tells the coordinator, and asks its own workers at once; the others are told by the coordinator.
+2. From then on nothing but the verdict ends the job: not a change of membership, and no failure restarts it.
+3. Whoever knows of it ends so, whatever becomes of the control plane. A verdict that has not come a while after the
+   time of the workers never will.
+4. Workers that have acknowledged have saved and not finished, whatever they end with; those that end with success and
+   have not are done.
+5. SIGTERM means that the time is over. The node ends then, and requeues nothing: a person may have cancelled the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from signal import SIGTERM
+
+from rallypoint.agent import steps
+from rallypoint.agent.policy_notices import drain
+from rallypoint.agent.policy_state import (
+    LEAVES,
+    STARTED,
+    Decision,
+    Phase,
+    PolicyState,
+    PostedNotice,
+    end,
+    leave_job,
+    warning,
+)
+from rallypoint.agent.signal_set import FORWARDED_SIGNALS
+from rallypoint.failures.cause import Ending
+from rallypoint.membership.operations import PreemptJob, Succeed
+from rallypoint.membership.state import Outcome, Verdict
+from rallypoint.notices import PREEMPTION
+from rallypoint.protocol import messages, operator_messages
+from rallypoint.protocol.messages import LeaveRequest
+
+
+def on_requested(status: PolicyState, event: steps.PreemptionRequested) -> Decision:
+    """This node was told that the whole job will be taken away."""
+    if status.preemption or status.phase in LEAVES:
+        return status, ()
+    status = status._replace(preemption=f"this node {event.why}")
+    tell = PreemptJob(event.seconds, event.why)
+    if status.phase in (Phase.FORMING, Phase.CHECKING):
+        line = warning(f"this node {event.why}: the job is preempted, and ends, since no workers run")
+        return status, (line, tell, steps.AwaitVerdict(0.0))
+    status, then = _ask_workers(status, "this node", "", event.seconds, event.why)
+    return status, (tell, *then)
+
+
+def on_job_preempted(status: PolicyState, event: messages.Preempted) -> Decision:
+    """A node was told that the whole job will be taken away; it may be this one."""
+    if status.phase not in STARTED or event.round != status.round:
+        return status, ()
+    known, status = status.preemption, status._replace(preemption=f"{event.node} {event.why}")
+    return (status, ()) if known else _ask_workers(status, event.node, event.node, event.seconds, event.why)
+
+
+def _ask_workers(status: PolicyState, who: str, node: str, seconds: float, why: str) -> Decision:
+    line = warning(f"{who} {why}: the job is preempted; the workers have {seconds:g} s to save and acknowledge")
+    wait = steps.AwaitVerdict(seconds)
+    if status.phase is not Phase.RUNNING:
+        return status, (line, wait)
+    if status.posted_notice is not None and status.posted_notice.ready:
+        return status._replace(posted_notice=PostedNotice(PREEMPTION, ready=True)), (line, wait, drain(status))
+    post = steps.PostNotice(PREEMPTION, node, seconds)
+    return status._replace(posted_notice=PostedNotice(PREEMPTION)), (line, wait, post)
+
+
+def _on_workers_ready(status: PolicyState, event: steps.WorkersReady) -> Decision:
+    if status.phase is not Phase.RUNNING or status.posted_notice is None or status.posted_notice.ready:
+        return status, ()
+    late = (warning("not all workers of this node have acknowledged in time"),) if event.is_late else ()
+    posted = status.posted_notice._replace(ready=True, is_late=event.is_late)
+    return status._replace(posted_notice=posted), (*late, drain(status))
+
+
+def _on_workers_succeeded(status: PolicyState, event: steps.WorkersSucceeded) -> Decision:
+    if status.phase is not Phase.RUNNING:
+        return status, ()
+    posted = status.posted_notice
+    if not event.acknowledged and not (posted is not None and posted.ready and not posted.is_late):
+        return status._replace(phase=Phase.FINISHED, posted_notice=None), (Succeed(status.round),)
+    saved = status._replace(phase=Phase.FINISHED, posted_notice=PostedNotice(PREEMPTION, ready=True))
+    return saved, () if posted is not None and posted.ready else (drain(status),)
+
+
+def _on_job_ended(status: PolicyState, event: messages.JobEnded) -> Decision:
+    posted = status.posted_notice
+    saved = None if posted is None else posted.ready and not posted.is_late
+    requeue = (steps.RequeueJob(),) if event.is_delegate else ()
+    failed = event.verdict.outcome is Outcome.FAILED
+    return end(status, steps.EndWithVerdict(event, saved), *requeue, failed=failed and posted is None)
+
+
+def _without_verdict(status: PolicyState, *before: steps.Step) -> Decision:
+    verdict = Verdict(Outcome.STOPPED, detail=status.preemption, ending=Ending.PREEMPTED)
+    ending, then = _on_job_ended(status, messages.JobEnded(verdict))
+    return ending, (*before, *then)
+
+
+def _on_verdict_timed_out(status: PolicyState, _event: steps.VerdictTimedOut) -> Decision:
+    line = warning("the end of the preempted job was not told in time; this node ends by itself")
+    return _without_verdict(status, line, steps.RequeueJob())
+
+
+def _on_link_lost(status: PolicyState, event: messages.LinkLost) -> Decision:
+    line = warning(f"{event.detail}; the job is preempted, and this node ends by itself")
+    return _without_verdict(status, line, steps.RequeueJob())
+
+
+def _on_signal(status: PolicyState, event: steps.SignalArrived) -> Decision:
+    if event.number in FORWARDED_SIGNALS:
+        return status, (steps.ForwardSignal(event.number),)
+    if event.number != SIGTERM:
+        return leave_job(status._replace(interrupted=True), event.number)
+    line = warning("Received SIGTERM before the preempted job has ended; ending the workers and requeueing nothing")
+    return _without_verdict(status, line, LeaveRequest())
+
+
+def _ignore(status: PolicyState, _event: steps.Event) -> Decision:
+    return status, ()
+
+
+RULES: dict[type, Callable[..., Decision]] = {
+    steps.WorkersReady: _on_workers_ready,
+    steps.WorkersSucceeded: _on_workers_succeeded,
+    steps.VerdictTimedOut: _on_verdict_timed_out,
+    steps.SignalArrived: _on_signal,
+    messages.JobEnded: _on_job_ended,
+    messages.LinkLost: _on_link_lost,
+    messages.NodesWaiting: _ignore,
+    operator_messages.DrainRequested: _ignore,
+}
+"""What a preempted job does in another way than others; for all else the rules of `policy` hold."""

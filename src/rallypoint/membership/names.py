@@ -1,0 +1,38 @@
+"""What people are told of the nodes of a round: who is in, who is still to come, who has given up. Pure."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection
+
+from rallypoint.membership.state import AbandonedRendezvous, NodeId, Settings, State, name_of, names_of
+
+
+def hosts_of(nodes: Collection[NodeId], most: int = 8) -> tuple[str, ...]:
+    """The hosts of some nodes, at most so many; with their pids if some of these are on one."""
+    few = list(itertools.islice(nodes, most))
+    hosts = [str(each) for each in few]
+    twins = {each for each in hosts if hosts.count(each) > 1}
+    names = [f"{host} pid {each.pid}" if host in twins else host for host, each in zip(hosts, few, strict=True)]
+    return tuple(names) if len(nodes) <= most else (*names, f"{len(nodes) - most} more")
+
+
+def missing(state: State, settings: Settings, most: int = 4) -> tuple[str, ...]:
+    """Who is still to come as far as that is known, a few: survivors, or, where ranks are fixed, the ranks."""
+    if state.complete or not settings.fixed_ranks:
+        return names_of(state, sorted(state.survivors), most)
+    present = {each.node_info.rank_hint for each in state.participants.values()}
+    names = [f"node rank {rank}" for rank in range(settings.max_nodes) if rank not in present]
+    return tuple(names) if len(names) <= most else (*names[:most], f"{len(names) - most} more")
+
+
+def abandoned_rendezvous(state: State, node: NodeId, seconds: float, settings: Settings) -> AbandonedRendezvous:
+    """How far the rendezvous was that `node` has given up after so many seconds."""
+    return AbandonedRendezvous(
+        state.abandoned.number + 1,
+        name_of(state, node),
+        seconds,
+        len(state.participants),
+        hosts_of(state.participants),
+        missing(state, settings),
+    )
