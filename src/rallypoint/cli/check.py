@@ -52,15 +52,13 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _inputs(options: argparse.Namespace) -> CheckInputs:
-    import tempfile
-
     from rallypoint.preflight.table import CheckInputs
 
     log_dir = os.path.abspath(options.log_dir) if options.log_dir else ""
     if not options.endpoint:
         if options.rdzv_conf or options.rdzv_id:
             raise UsageError("--rdzv-id and --rdzv-conf are of use with --endpoint only; give that, or leave them out")
-        return CheckInputs(tempfile.gettempdir(), log_dir)
+        return CheckInputs(log_dir)
     from rallypoint.launch.preflight import inputs_of
     from rallypoint.rendezvous.params import RendezvousParameters, parse_rdzv_conf
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -45,7 +44,7 @@ def inputs_of(parameters: RendezvousParameters, log_dir: str) -> CheckInputs:
     """
     places = [each for each in _endpoints(parameters) if each.port]  # without one, nobody else comes
     ask = partial(coordinators, parameters) if places and parameters.backend in _WITH_COORDINATOR else None
-    return CheckInputs(tempfile.gettempdir(), log_dir, tuple(places), parameters.backend, parameters.run_id, 0, ask)
+    return CheckInputs(log_dir, tuple(places), parameters.backend, parameters.run_id, 0, ask)
 
 
 _WITH_COORDINATOR = ("c10d", "static", "etcd")

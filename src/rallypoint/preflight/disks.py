@@ -38,14 +38,14 @@ def read_shared_memory(_inputs: CheckInputs) -> DiskFacts:
     return disk_facts(SHARED_MEMORY)
 
 
-def read_temp_dir(inputs: CheckInputs) -> DiskFacts:
-    """Look at the temporary folder."""
-    return disk_facts(inputs.temp_dir)
+def read_temp_dir(_inputs: CheckInputs) -> DiskFacts:
+    """Look at the temporary folder that is wanted. (`tempfile` silently takes another if this one cannot be used.)"""
+    return disk_facts(next(filter(None, map(os.environ.get, ("TMPDIR", "TEMP", "TMP"))), "/tmp"))
 
 
 def read_log_dir(inputs: CheckInputs) -> DiskFacts | None:
     """Look at the log folder, if there is one."""
-    return disk_facts(_nearest(inputs.log_dir)) if inputs.log_dir else None
+    return disk_facts(_nearest(inputs.log_dir)) if inputs.log_dir not in ("", os.devnull) else None
 
 
 def disk_facts(folder: str) -> DiskFacts:

@@ -21,6 +21,8 @@ class Outcome(StrEnum):
     REFUSED = "refused"
     SILENT = "silent"
     UNREACHABLE = "unreachable"
+    NO_ROUTE = "no route"
+    """This machine has no way to such an address, as to one of IPv6 where it has none."""
 
 
 class Attempt(NamedTuple):
@@ -110,8 +112,9 @@ def _judge_place(place: PlaceFacts) -> Judgement:
         )
     if found.error:
         return failed(f"{where.host} does not resolve ({found.error})", dns)
-    lost = [*place.having(Outcome.SILENT), *place.having(Outcome.UNREACHABLE)]
     reached = [*place.having(Outcome.ACCEPTED), *place.having(Outcome.REFUSED)]
+    lost = [*place.having(Outcome.SILENT), *place.having(Outcome.UNREACHABLE)]
+    lost += [] if reached else place.having(Outcome.NO_ROUTE)  # else the other family does
     text = f"{where}{' (this machine)' if place.is_here else ''}: {_words(place.attempts, where.host)}"
     if lost:
         remedy = "check the address, the routes and firewalls between the machines, and that the host is up"

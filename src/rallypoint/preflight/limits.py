@@ -20,6 +20,10 @@ MIN_LOCKED, MEBIBYTE = 64 << 20, 1 << 20
 MIN_PROCESSES, ENOUGH_PROCESSES = 256, 2048
 
 _CAP_IPC_LOCK, _CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 14, 21, 24
+_USER_ROOT = 1 << 64
+"""Beside the capabilities: this is root, whose processes the kernel does not count."""
+_FIRST_NAMESPACE = ["0", "0", "4294967295"]
+"""The uid_map of the first user namespace; capabilities of others lift no limits."""
 
 
 class LimitFacts(NamedTuple):
@@ -42,7 +46,7 @@ def read_limits(_inputs: CheckInputs) -> LimitFacts:
     """Read the limits of this process."""
     lifted = _capabilities()
     soft, hard = limits()
-    unbounded = os.getuid() == 0 or bool(lifted & (1 << _CAP_SYS_ADMIN | 1 << _CAP_SYS_RESOURCE))
+    unbounded = bool(lifted & (_USER_ROOT | 1 << _CAP_SYS_ADMIN | 1 << _CAP_SYS_RESOURCE))
     return LimitFacts(
         soft,
         hard,
@@ -93,9 +97,14 @@ def _limit(number: int) -> str:
 
 
 def _capabilities() -> int:
-    """The effective ones of this process, as bits; none if that cannot be read."""
-    with suppress(OSError, ValueError), open("/proc/self/status", encoding="utf-8") as lines:
-        return int(next((line.split()[1] for line in lines if line.startswith("CapEff:")), "0"), 16)
+    """The effective ones of this process, as bits, with `_USER_ROOT`; none if they lift nothing, or are unknown."""
+    with suppress(OSError, ValueError):
+        with open("/proc/self/uid_map", encoding="ascii") as file:
+            if file.read().split() != _FIRST_NAMESPACE:
+                return 0
+        with open("/proc/self/status", encoding="utf-8") as lines:
+            found = int(next((line.split()[1] for line in lines if line.startswith("CapEff:")), "0"), 16)
+        return found | (_USER_ROOT if os.getuid() == 0 else 0)
     return 0
 
 

@@ -5,12 +5,12 @@ Nothing here joins a job: the control plane is only greeted (`Hello.only_greets`
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import os
 import selectors
 import socket
 import time
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING
 
@@ -26,18 +26,19 @@ from rallypoint.preflight.table import Check, CheckInputs, Reading
 if TYPE_CHECKING:
     from rallypoint.client.endpoint_resolver import DialTarget
 
-CONNECT, ASK = 3.0, 5.0
-"""Seconds for a TCP connection; for all that is said with the control plane."""
+CONNECT, ASK = 3.0, 3.0
+"""Seconds for a TCP connection; for the control plane's welcome."""
 _MOST = 16
 """Addresses of one name that are tried."""
 
 
 def read_endpoint(inputs: CheckInputs) -> EndpointFacts:
     """Find out whatever can be."""
-    places = [_place(Endpoint(*each)) for each in inputs.endpoints]
+    if not inputs.endpoints:
+        return EndpointFacts(inputs.backend)
+    with ThreadPoolExecutor(len(inputs.endpoints)) as pool:  # none takes longer than `LOOK_UP` and `CONNECT`
+        places = list(pool.map(_place, (Endpoint(*each) for each in inputs.endpoints)))
     facts = EndpointFacts(inputs.backend, tuple(places))
-    if not places:
-        return facts
     if facts.is_ours and places[0].is_here:
         facts = facts._replace(port=_port_facts(places[0]))
     return facts._replace(answer=_ask(inputs, facts))
@@ -61,7 +62,11 @@ def attempt_all(addresses: list[tuple[str, int]], seconds: float = CONNECT) -> t
     with ExitStack() as opened, selectors.DefaultSelector() as selector:
         for number, (address, port) in enumerate(addresses):
             family = socket.AF_INET6 if ":" in address else socket.AF_INET
-            made = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            try:
+                made = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
+            except OSError as error:  # there is no such family here
+                attempts[number] = Attempt(address, Outcome.NO_ROUTE, error.strerror or str(error))
+                continue
             made.setblocking(False)
             code = made.connect_ex((address, port))
             if code == errno.EINPROGRESS:
@@ -81,7 +86,13 @@ def _attempt(address: str, code: int) -> Attempt:
     return Attempt(address, _OUTCOMES.get(code, Outcome.UNREACHABLE), words)
 
 
-_OUTCOMES = {0: Outcome.ACCEPTED, errno.ECONNREFUSED: Outcome.REFUSED, errno.ETIMEDOUT: Outcome.SILENT}
+_OUTCOMES = {
+    0: Outcome.ACCEPTED,
+    errno.ECONNREFUSED: Outcome.REFUSED,
+    errno.ETIMEDOUT: Outcome.SILENT,
+    errno.ENETUNREACH: Outcome.NO_ROUTE,
+    errno.EADDRNOTAVAIL: Outcome.NO_ROUTE,
+}
 
 
 def _ask(inputs: CheckInputs, facts: EndpointFacts) -> Answer:
@@ -90,6 +101,8 @@ def _ask(inputs: CheckInputs, facts: EndpointFacts) -> Answer:
         return Answer(absent=f"what answers for the backend {facts.backend!r} is not Rallypoint's to ask")
     if not any(place.having(Outcome.ACCEPTED) for place in facts.places):
         return Answer(absent="nobody listens at the endpoint yet")
+    import asyncio
+
     from rallypoint.etcd.api import EtcdError
 
     try:
@@ -107,6 +120,8 @@ def _ask(inputs: CheckInputs, facts: EndpointFacts) -> Answer:
 
 
 async def _greet(target: DialTarget, job: str) -> Answer:
+    import asyncio
+
     from rallypoint.client.dialing import RETRYABLE, Dialer, error_words
     from rallypoint.membership.state import Settings
     from rallypoint.protocol.handshake import HandshakeError
@@ -118,6 +133,8 @@ async def _greet(target: DialTarget, job: str) -> Answer:
             session = await dialer.dial(CONNECT)
     except HandshakeError as error:
         return Answer(refusal=str(error))
+    except ConnectionRefusedError:
+        return Answer(absent=f"nobody listens at {target.endpoint} at the moment")
     except RETRYABLE as error:
         return Answer(
             refusal=f"what listens at {target.endpoint} does not answer as Rallypoint's control plane does "
@@ -138,18 +155,18 @@ async def _greet(target: DialTarget, job: str) -> Answer:
 def _port_facts(place: PlaceFacts) -> PortFacts:
     low, high = (_numbers("/proc/sys/net/ipv4/ip_local_port_range") or [0, 0])[:2]
     reserved = tuple(_ranges(_text("/proc/sys/net/ipv4/ip_local_reserved_ports")))
-    trouble = "" if place.having(Outcome.ACCEPTED) else _trouble_with(place.endpoint.port)
-    return PortFacts((low, high), reserved, trouble)
+    return PortFacts((low, high), reserved, "" if place.having(Outcome.ACCEPTED) else _trouble_with(place))
 
 
-def _trouble_with(port: int) -> str:
-    """Why the port cannot be bound; nobody can connect meanwhile."""
+def _trouble_with(place: PlaceFacts) -> str:
+    """Why the port cannot be bound; empty if it can be, or another agent of this machine listens there by now."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            probe.bind(("", port))
+            probe.bind(("", place.endpoint.port))  # and nobody can connect
     except OSError as error:
-        return error.strerror or str(error)
+        again = attempt_all([(each.address, place.endpoint.port) for each in place.attempts])
+        return "" if any(each.outcome is Outcome.ACCEPTED for each in again) else error.strerror or str(error)
     return ""
 
 

@@ -22,7 +22,7 @@ from rallypoint.preflight.checks import READINGS
 from rallypoint.preflight.results import CheckResult, Status, warned
 from rallypoint.preflight.table import CheckInputs, Reading
 
-DEADLINE = 15.0
+DEADLINE = 16.0
 """Seconds that all checks together may take. Where nothing hangs they take some tenths of one."""
 
 _FOLDER = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
@@ -47,8 +47,8 @@ def run_checks(inputs: CheckInputs, seconds: float = DEADLINE) -> list[CheckResu
     """
     deadline = Deadline.after(seconds)
     answers = _Answers()
-    hanging = [number for number, reading in enumerate(READINGS) if reading.may_hang]
-    child = _start_child(inputs, hanging, answers)
+    hanging = {number: reading for number, reading in enumerate(READINGS) if reading.may_hang}
+    child = _start_child(inputs, hanging, answers) if hanging else None
     for number, reading in enumerate(READINGS):
         if not reading.may_hang:
             _start_thread(_answer, number, reading, inputs, answers)
@@ -59,7 +59,8 @@ def run_checks(inputs: CheckInputs, seconds: float = DEADLINE) -> list[CheckResu
         except queue.Empty:
             break
         found.setdefault(number, results)
-    child.kill()
+    if child is not None:
+        child.kill()
     return [each for number, reading in enumerate(READINGS) for each in found.get(number) or reading.silent()]
 
 
@@ -82,8 +83,8 @@ def _start_thread(work: Any, *arguments: object) -> None:
 # The process for what may hang
 
 
-def _start_child(inputs: CheckInputs, numbers: list[int], answers: _Answers) -> subprocess.Popen[bytes]:
-    told = json.dumps([numbers, inputs._replace(coordinators=None)])
+def _start_child(inputs: CheckInputs, readings: dict[int, Reading[Any]], answers: _Answers) -> subprocess.Popen[bytes]:
+    told = json.dumps([list(readings), inputs._replace(coordinators=None)])
     child = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _FOLDER, told],
         stdin=subprocess.DEVNULL,
@@ -91,19 +92,21 @@ def _start_child(inputs: CheckInputs, numbers: list[int], answers: _Answers) -> 
         stderr=subprocess.DEVNULL,
     )
     assert child.stdout is not None
-    _start_thread(_read_child, child, child.stdout, numbers, answers)
+    _start_thread(_read_child, child, child.stdout, readings, answers)
     return child
 
 
-def _read_child(child: subprocess.Popen[bytes], output: IO[bytes], numbers: list[int], answers: _Answers) -> None:
+def _read_child(
+    child: subprocess.Popen[bytes], output: IO[bytes], readings: dict[int, Reading[Any]], answers: _Answers
+) -> None:
     with output:
         for line in output:
             number, results = json.loads(line)
             answers.put((number, [CheckResult(name, Status(status), *rest) for name, status, *rest in results]))
     code = child.wait()
     broken = warned(f"the process that checks ended with code {code} before it answered", "please report it")
-    for number in numbers:
-        answers.put((number, [broken.of(each.name) for each in READINGS[number].checks]))
+    for number, reading in readings.items():
+        answers.put((number, [broken.of(each.name) for each in reading.checks]))
 
 
 def main_of_child() -> None:

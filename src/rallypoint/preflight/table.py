@@ -22,7 +22,6 @@ class CheckInputs(NamedTuple):
     not known.
     """
 
-    temp_dir: str
     log_dir: str = ""
     endpoints: tuple[tuple[str, int], ...] = ()
     backend: str = "c10d"

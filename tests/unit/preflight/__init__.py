@@ -1,0 +1,1 @@
+"""Checks of a node: what is made of each fact."""
