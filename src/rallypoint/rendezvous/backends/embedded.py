@@ -173,9 +173,10 @@ class _EmbeddedControl(ControlPlane):
                 listeners = self._listeners()
             except OSError as error:
                 if self._is_host or error.errno != errno.EADDRINUSE:
+                    free = ", or port 0 for a free one" if self.settings.max_nodes == 1 else ""
                     raise RendezvousConnectionError(
                         f"the control plane cannot listen at {self._endpoint}: {error.strerror}; "
-                        "choose another port, or port 0 for a free one"
+                        f"choose another port for {self.endpoint_flag}{free}"
                     ) from None
                 return None
             dispatcher = Dispatcher(self.settings)

@@ -1,0 +1,94 @@
+"""Pods of an Indexed Job of Kubernetes, as far as one machine can have them: the environment, host names and files of
+names that kubelets give, with a DNS in which a pod appears late.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.faults.network import Host, Network, network, why_not
+from tests.jobs.launching import RALLYRUN, Job, Launcher, launching
+
+DOMAIN = "workers.research.svc.cluster.local"
+WORKER = (
+    "import os; e = os.environ; os.write(1, f\"{e['RANK']} of {e['WORLD_SIZE']} at {e['MASTER_ADDR']}\\n\".encode())"
+)
+AS_POD = 'hostname "$0" && mount --bind "$1" /etc/hosts && shift && exec "$@"'
+
+
+@pytest.fixture
+def net() -> Iterator[Network]:
+    if reason := why_not():
+        pytest.skip(reason)
+    with network("train-0", "train-1", "train-2") as made:
+        yield made
+
+
+@pytest.fixture
+def rallyrun(tmp_path: Path, net: Network) -> Iterator[Launcher]:
+    with launching(tmp_path) as made:
+        yield made
+
+
+def hosts_file(rallyrun: Launcher, pod: Host) -> Path:
+    return rallyrun.folder / f"hosts-{pod.name}"
+
+
+def start(rallyrun: Launcher, pod: Host, *flags: str, env: dict[str, str] | None = None, service: bool = True) -> Job:
+    """Start a pod, which knows its own name alone; with a headless service that is the whole name."""
+    own = f"{pod.name}.{DOMAIN} {pod.name}" if service else pod.name
+    hosts_file(rallyrun, pod).write_text(
+        f"# Kubernetes-managed hosts file.\n127.0.0.1 localhost\n{pod.address} {own}\n"
+    )
+    words = ["unshare", "--mount", "--uts", "sh", "-c", AS_POD, pod.name, str(hosts_file(rallyrun, pod)), *RALLYRUN]
+    given = {"JOB_COMPLETION_INDEX": pod.name[-1], "JOB_COMPLETIONS": "3", **(env or {})}
+    return rallyrun.command([*pod.entry, *words, *flags, rallyrun.script(WORKER)], given)
+
+
+def test_pods_meet_at_pod_0_when_dns_knows_it(net: Network, rallyrun: Launcher) -> None:
+    pods = net.hosts
+    others = [start(rallyrun, pod, "--cluster=auto", "--nproc-per-node=1") for pod in pods[1:]]
+    for job in others:
+        job.until_err(f"waiting for the control plane at train-0.{DOMAIN}:29400")
+    first = start(rallyrun, pods[0], "--cluster=auto", "--nproc-per-node=1")
+    for pod in pods[1:]:
+        with hosts_file(rallyrun, pod).open("a") as file:  # in place, since it is mounted
+            file.write(f"{pods[0].address} train-0.{DOMAIN}\n")
+    jobs = [first, *others]
+    assert [job.ends() for job in jobs] == [0, 0, 0], [job.err for job in jobs]
+    assert [job.out for job in jobs] == [[f"{rank} of 3 at {pods[0].address}"] for rank in range(3)]
+
+
+def test_the_service_may_be_named_and_the_number_of_pods_given(net: Network, rallyrun: Launcher) -> None:
+    pods = net.hosts[:2]
+    named = {"RALLYPOINT_SERVICE": DOMAIN, "JOB_COMPLETIONS": "", "PET_CLUSTER": "k8s", "PET_NNODES": "2"}
+    jobs = [start(rallyrun, pod, env=named, service=False) for pod in pods]
+    for pod in pods:
+        with hosts_file(rallyrun, pod).open("a") as file:
+            file.write(f"{pods[0].address} train-0.{DOMAIN}\n")
+    assert [job.ends() for job in jobs] == [0, 0], [job.err for job in jobs]
+
+
+def test_what_the_template_of_the_pods_lacks_is_said(net: Network, rallyrun: Launcher) -> None:
+    pod = net.hosts[1]
+    nameless = start(rallyrun, pod, "--cluster=k8s", service=False)
+    assert nameless.ends() == 2
+    assert "set subdomain in the pod's template to the name of a headless Service" in nameless.err
+    numberless = start(rallyrun, pod, "--cluster=k8s", env={"JOB_COMPLETIONS": ""})
+    assert numberless.ends() == 2
+    assert "set JOB_COMPLETIONS in the pod's template to the Job's completions, or give --nnodes" in numberless.err
+
+
+def test_variables_of_a_trainer_are_the_flags_own(net: Network, rallyrun: Launcher) -> None:
+    """Kubeflow's Trainer sets all of these in the pods of an Indexed Job."""
+    pods = net.hosts[:2]
+    jobs = []
+    for rank, pod in enumerate(pods):
+        given = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "1", "PET_NODE_RANK": str(rank), "PET_MASTER_PORT": "29400"}
+        given["PET_MASTER_ADDR"] = pods[0].address
+        jobs.append(start(rallyrun, pod, "--cluster=auto", env=given))
+    assert [job.ends() for job in jobs] == [0, 0], [job.err for job in jobs]
+    assert [job.out for job in jobs] == [[f"{rank} of 2 at {pods[0].address}"] for rank in range(2)]
