@@ -118,6 +118,8 @@ def test_variables_that_matter(worker: dict[str, str], read: str, says: str | No
 
 def test_what_is_read_unseen() -> None:
     assert untracked_read(["RANK", "TORCHELASTIC_RUN_ID"]) is None
+    assert untracked_read(["JAX_PROCESS_ID", "TF_CONFIG"]) is None, "asked when processes meet, and by no import"
+    assert untracked_read(["JAX_PLATFORMS"]) == "JAX reads JAX_PLATFORMS"
     assert untracked_read(["RANK", "CUDA_VISIBLE_DEVICES"]) == "CUDA reads CUDA_VISIBLE_DEVICES"
 
 

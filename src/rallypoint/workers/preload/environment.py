@@ -57,6 +57,15 @@ UNTRACKED_READS = {
 }
 """Beginnings of names, and who reads such variables without being seen."""
 
+_READ_LATER = frozenset(
+    (
+        *("JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
+        *("JAX_LOCAL_DEVICE_IDS", "TF_CONFIG", "NCCL_SOCKET_IFNAME"),
+    )
+)
+"""Names among these that no import reads: where a process is among others is asked when it meets them, by jax and
+TensorFlow through `os.environ` besides, and by NCCL when the first communicator is made."""
+
 
 class VariableDifference(NamedTuple):
     """A variable that matters and differs."""
@@ -80,7 +89,7 @@ def first_difference(
     for name in sorted({*zygote, *worker}):
         if zygote.get(name) == worker.get(name):
             continue
-        reader = read.get(name) or _by_beginning(name, beginnings) or _by_beginning(name, UNTRACKED_READS)
+        reader = read.get(name) or _by_beginning(name, beginnings) or _untracked_reader(name)
         if reader:
             text = (
                 f"{reader} reads {name}, which is {_shown_value(worker, name)} in the worker "
@@ -93,9 +102,7 @@ def first_difference(
 
 def untracked_read(names: Iterable[str]) -> str | None:
     """The first of these variables that something reads without being seen, in words; None if there is none."""
-    return next(
-        (f"{who} reads {name}" for name in sorted(names) if (who := _by_beginning(name, UNTRACKED_READS))), None
-    )
+    return next((f"{who} reads {name}" for name in sorted(names) if (who := _untracked_reader(name))), None)
 
 
 def affinity_conflict(zygote: Collection[int], worker: Collection[int], environ: Mapping[str, str]) -> str | None:
@@ -119,6 +126,10 @@ def affinity_conflict(zygote: Collection[int], worker: Collection[int], environ:
 
 
 _AFFINITY_VARIABLES = ("OMP_PROC_BIND", "OMP_PLACES", "GOMP_CPU_AFFINITY", "KMP_AFFINITY")
+
+
+def _untracked_reader(name: str) -> str:
+    return "" if name in _READ_LATER else _by_beginning(name, UNTRACKED_READS)
 
 
 def _by_beginning(name: str, readers: Mapping[str, str]) -> str:
