@@ -1,6 +1,7 @@
 """Hosts that are reached by ssh: each a namespace with a name and an sshd of its own, and one from which jobs start.
 
-Names are known to ssh alone, by its configuration: the hosts cannot resolve each other's.
+Names are known to ssh alone, by its configuration: the hosts cannot resolve each other's. It has two names more: on
+`deaf` nobody listens, and `denied` lets nobody in.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -37,6 +39,12 @@ Host {name}
   HostName {address}
 """
 _COMMON = """
+Host deaf
+  HostName {login}
+Host denied
+  HostName {first}
+  HostKeyAlias {first}
+  PubkeyAuthentication no
 Host *
   IdentityFile {folder}/user
   IdentitiesOnly yes
@@ -69,7 +77,8 @@ class SshHosts:
         self._key("user")
         self.config = folder / "ssh_config"
         entries = [_SSH_CONFIG.format(name=name, address=self.addresses[name]) for name in names]
-        self.config.write_text("".join([*entries, _COMMON.format(folder=folder)]))
+        common = _COMMON.format(folder=folder, login=self.login.address, first=self.addresses[names[0]])
+        self.config.write_text("".join([*entries, common]))
         for name in names:
             self._key(f"{name}.key")
         self.trust(*names)
@@ -109,9 +118,22 @@ class SshHosts:
 
     def launch(self, launcher: Launcher, *words: str, env: dict[str, str] | None = None) -> Job:
         """Run `rallyctl launch` on `login` with these arguments; the command there carries the test's mark."""
+        return launcher.command(self._command(words), env)
+
+    @contextmanager
+    def launch_into_pipe(self, launcher: Launcher, *words: str) -> Iterator[subprocess.Popen[bytes]]:
+        """The same, with a standard output that nobody reads yet."""
+        with subprocess.Popen(
+            self._command(words), stdout=subprocess.PIPE, env=launcher.environment(), cwd=launcher.folder
+        ) as process:
+            try:
+                yield process
+            finally:
+                process.kill()
+
+    def _command(self, words: Sequence[str]) -> list[str]:
         flags = [f"--ssh-args=-F {self.config}", "--env=RALLYPOINT_TEST_MARK", "--env=TMPDIR", "--env=OMP_NUM_THREADS"]
-        command = [sys.executable, "-m", "rallypoint.cli.rallyctl", "launch", *flags, *words]
-        return launcher.command([*self.login.entry, *command], env)
+        return [*self.login.entry, sys.executable, "-m", "rallypoint.cli.rallyctl", "launch", *flags, *words]
 
     def server(self, name: str) -> int:
         """The pid of a host's sshd."""
@@ -145,10 +167,11 @@ def _command_line(pid: int) -> str:
 
 
 @contextmanager
-def ssh_hosts(folder: Path, *names: str, ipv6_only: bool = False) -> Iterator[SshHosts]:
+def ssh_hosts(*names: str, ipv6_only: bool = False) -> Iterator[SshHosts]:
     """Hosts with sshd; nothing of them is left at the end."""
-    with network.network() as net:
-        made = SshHosts(net, folder, names, ipv6_only=ipv6_only)
+    with network.network() as net, tempfile.TemporaryDirectory(prefix="ssh-") as folder:
+        Path(folder).chmod(0o755)  # sshd reads a user's keys as that user
+        made = SshHosts(net, Path(folder), names, ipv6_only=ipv6_only)
         try:
             made.start()
             yield made

@@ -5,11 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.faults.cluster import settle
 from tests.faults.ssh_hosts import SshHosts, ssh_hosts, why_not
 from tests.jobs.launching import Job, Launcher, launching
 
@@ -27,10 +29,10 @@ while not os.path.exists("finish"):
 
 
 @pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SshHosts]:
+def machines() -> Iterator[SshHosts]:
     if (reason := why_not()) is not None:
         pytest.skip(f"SSH TESTS DID NOT RUN: {reason}")
-    with ssh_hosts(tmp_path_factory.mktemp("ssh"), "n1", "n2", "n3") as made:
+    with ssh_hosts("n1", "n2", "n3") as made:
         yield made
 
 
@@ -51,6 +53,12 @@ def up(job: Job, world: int) -> None:
         lambda lines: all(any(f": rank {rank} of {world} on" in line for line in lines) for rank in range(world)),
         f"{world} workers are up",
     )
+
+
+def forget_temporary(launcher: Launcher) -> None:
+    """Take away what is left of an agent that was killed together with its reaper."""
+    shutil.rmtree(launcher.folder / "tmp")
+    (launcher.folder / "tmp").mkdir()
 
 
 def test_a_job_of_three_hosts(hosts: Fixture) -> None:
@@ -83,5 +91,229 @@ def test_a_job_survives_a_host(hosts: Fixture) -> None:
     assert "n2: the connection is lost" in job.err
     assert "2 hosts go on" in job.err
     assert "the job has succeeded without n2" in job.err
-    shutil.rmtree(launcher.folder / "tmp")  # a lost machine's temporary files are left on it
-    (launcher.folder / "tmp").mkdir()
+    forget_temporary(launcher)
+
+
+def test_each_host_that_cannot_be_reached_has_its_line(hosts: Fixture) -> None:
+    """And nothing is started on those that can."""
+    ssh, launcher = hosts
+    ssh.trust("n1", "n3")
+    try:
+        with ssh.hosts["n3"].unplugged():
+            named = "n1,nowhere.invalid,deaf,denied,n2,n3,nobody@n1"
+            job = ssh.launch(launcher, f"--hosts={named}", "--connect-timeout=2", "--", "touch", "started")
+            assert job.ends() == 1
+    finally:
+        ssh.trust("n1", "n2", "n3")
+    lines = job.err.splitlines()
+    for name, words in {
+        "nowhere.invalid": "its name is not known here",
+        "deaf": "no ssh server listens there",
+        "denied": "it accepts no key of yours",
+        "n2": "its key is not the one in ~/.ssh/known_hosts",
+        "n3": "nobody answers",
+        "nobody@n1": "its login shell ended with exit code 1",
+    }.items():
+        (line,) = [line for line in lines if line.startswith(f"rallyctl: {name} ")]
+        assert words in line
+    assert lines[-1] == "rallyctl: error: 6 of 7 hosts cannot be used, so nothing was started; see above"
+    assert len(lines) == 7
+    assert not (launcher.folder / "started").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--python=/no/python", "--", "true"], "/no/python cannot be run there; name its Python by --python"),
+        (["--python=/usr/bin/python3", "--", "true"], "Rallypoint is not installed for /usr/bin/python3 there"),
+        (["--python=./other", "--", "true"], "n2 has Rallypoint 9.9, and "),
+        (["--chdir=/no/folder", "--", "true"], "n2 has no folder '/no/folder' to run in (No such file or directory)"),
+        (["--", "no-such-program"], "n2 does not find the program 'no-such-program'; give a path, or name"),
+        (["--ssh-args=-o Nonsense=1", "--", "true"], "ssh does not know an option; look at --ssh-args"),
+    ],
+)
+def test_what_hosts_do_not_have_is_said_before_the_start(hosts: Fixture, flags: list[str], words: str) -> None:
+    ssh, launcher = hosts
+    other = Path(
+        launcher.script(
+            """#!/bin/sh
+echo Welcome
+echo 'rallypoint-supervisor {"type":"Hello","version":"9.9","address":""}'
+exec cat
+""",
+            "other",
+        )
+    )
+    other.chmod(0o755)
+    job = ssh.launch(launcher, "--hosts=n1,n2", *[flag.replace("./other", str(other)) for flag in flags])
+    assert job.ends() == 1
+    assert words in job.err
+    assert "2 of 2 hosts cannot be used, so nothing was started" in job.err
+
+
+def test_exit_codes(hosts: Fixture) -> None:
+    """Each command's code by the host's rank; ssh's own 255 is not taken for a lost connection."""
+    ssh, launcher = hosts
+    launcher.script("", "garbage")
+    (launcher.folder / "garbage").chmod(0o755)
+    own_kill = "test $PET_NODE_RANK = 1 || kill -9 $$"
+    cases = {
+        ("sh", "-c", "exit $((PET_NODE_RANK * 3))"): (3, ""),
+        ("sh", "-c", "exit 255"): (255, ""),
+        ("sh", "-c", own_kill): (0, "n1: sh was killed by SIGKILL"),
+        ("./garbage",): (126, "cannot be run"),
+        ("rallyrun", "missing.py"): (1, ""),
+    }
+    jobs = {command: ssh.launch(launcher, "--hosts=n1,n2", "--", *command) for command in cases}
+    for command, (code, words) in cases.items():
+        assert jobs[command].ends() == code, (command, jobs[command].err)
+        assert words in jobs[command].err
+        assert "lost" not in jobs[command].err
+
+
+def test_values_travel_where_nobody_sees_them(hosts: Fixture) -> None:
+    """Named variables arrive, and neither they nor the secret are on any command line."""
+    ssh, launcher = hosts
+    (launcher.folder / "variables").write_text("FROM_FILE=hidden-in-file\n# no\n")
+    script = launcher.script("""
+import os, sys, time
+e = os.environ
+names = ("NAMED", "FROM_FILE", "MY_A", "MY_B", "RALLYPOINT_SECRET", "PET_NNODES", "NOT_NAMED")
+print(*(f"{name}={e.get(name)}" for name in names), sep="\\n", flush=True)
+while not os.path.exists("finish"):
+    time.sleep(0.02)
+""")
+    flags = ["--env=NAMED", "--env=MY_*", "--env=PET_NNODES=7", "--env-file=variables"]
+    env = {"NAMED": "hidden-by-name", "MY_A": "hidden-a", "MY_B": "hidden-b", "NOT_NAMED": "x"}
+    job = ssh.launch(launcher, "--hosts=n1,n2", *flags, "--", "python", script, env=env)
+    lines = job.until(lambda lines: len(lines) == 14, "both have printed")
+    first = sorted(line.removeprefix("n1: ") for line in lines if line.startswith("n1: "))
+    secret = next(line for line in first if line.startswith("RALLYPOINT_SECRET=")).partition("=")[2]
+    assert len(secret) == 43
+    assert set(first) - {f"RALLYPOINT_SECRET={secret}"} == {
+        *("NAMED=hidden-by-name", "FROM_FILE=hidden-in-file", "MY_A=hidden-a", "MY_B=hidden-b"),
+        *("PET_NNODES=7", "NOT_NAMED=None"),
+    }
+    assert f"n2: RALLYPOINT_SECRET={secret}" in lines
+    shown = "".join(Path(path).read_text() for path in Path("/proc").glob("[0-9]*/cmdline") if _readable(path))
+    assert "rallypoint.remote.supervisor" in shown
+    assert "hidden-" not in shown
+    assert secret not in shown
+    (launcher.folder / "finish").touch()
+    assert job.ends() == 0, job.err
+
+
+def _readable(path: Path) -> bool:
+    try:
+        path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return False
+    return True
+
+
+def test_an_interrupt_ends_the_job_everywhere(hosts: Fixture) -> None:
+    ssh, launcher = hosts
+    job = ssh.launch(launcher, ALL, "--", "rallyrun", "worker.py")
+    up(job, 3)
+    job.signal(signal.SIGINT)
+    assert job.ends() == 1
+    assert not ssh.running()
+    assert job.err.count("stopped by SIGINT") == 3
+
+
+def test_a_second_interrupt_kills(hosts: Fixture) -> None:
+    """A command that wants no end, and what it has started in a session of its own."""
+    ssh, launcher = hosts
+    script = "trap 'echo heard' INT; setsid sleep 1000 & echo up; while :; do sleep 0.05; done"
+    job = ssh.launch(launcher, "--hosts=n1,n2", "--", "bash", "-c", script)
+    job.until(lambda lines: lines.count("n1: up") + lines.count("n2: up") == 2, "both are up")
+    job.signal(signal.SIGINT)
+    job.until(lambda lines: {"n1: heard", "n2: heard"} <= set(lines), "both have heard it")
+    job.signal(signal.SIGINT)
+    assert job.ends() == 128 + signal.SIGKILL
+    assert not ssh.running()
+
+
+def test_other_signals_reach_the_command(hosts: Fixture) -> None:
+    ssh, launcher = hosts
+    script = "trap 'echo heard; exit 7' USR1; echo up; while :; do sleep 0.05; done"
+    job = ssh.launch(launcher, "--hosts=n1,n2", "--", "bash", "-c", script)
+    job.until(lambda lines: {"n1: up", "n2: up"} <= set(lines), "both are up")
+    job.signal(signal.SIGUSR1)
+    assert job.ends() == 7
+    assert sorted(job.out) == ["n1: heard", "n1: up", "n2: heard", "n2: up"]
+
+
+def test_a_signal_during_the_probe(hosts: Fixture) -> None:
+    ssh, launcher = hosts
+    with ssh.hosts["n2"].unplugged():
+        job = ssh.launch(launcher, "--hosts=n1,n2", "--connect-timeout=600", "--", "true")
+        settle(lambda: bool(ssh.pids("n1", "rallypoint.remote.supervisor")), "one host is reached")
+        job.signal(signal.SIGINT)
+        assert job.ends() in (130, -signal.SIGINT)
+
+
+def test_a_launcher_that_is_killed_leaves_nothing(hosts: Fixture) -> None:
+    ssh, launcher = hosts
+    job = ssh.launch(launcher, ALL, "--", "rallyrun", "worker.py")
+    up(job, 3)
+    job.signal(signal.SIGKILL)
+    job.ends()
+    assert ssh.until_empty() < 15
+
+
+def test_a_supervisor_that_is_killed_leaves_nothing(hosts: Fixture) -> None:
+    """Its host counts as lost; the others cannot go on without it, which they are told."""
+    ssh, launcher = hosts
+    job = ssh.launch(launcher, ALL, "--lost-after=2", "--", "rallyrun", "worker.py")
+    up(job, 3)
+    (supervisor,) = ssh.pids("n2", "rallypoint.remote.supervisor")
+    os.kill(supervisor, signal.SIGKILL)
+    assert job.ends() == 1
+    assert "n2: the connection is lost" in job.err
+    assert "fewer hosts are left than the 3 that the job needs; it ends" in job.err
+    forget_temporary(launcher)
+
+
+def test_a_cut_link_leaves_nothing(hosts: Fixture) -> None:
+    """Neither end is told: the host ends what runs there, and the others go on."""
+    ssh, launcher = hosts
+    job = ssh.launch(
+        launcher, ALL, "--lost-after=3", "--", "rallyrun", "--nnodes=2:3", "--rdzv-conf=lease=1", "worker.py"
+    )
+    up(job, 3)
+    with ssh.hosts["n3"].unplugged():
+        up(job, 2)
+        job.until_err("n3: the connection is lost")
+        settle(lambda: not ssh.pids("n3", "rally") and not ssh.pids("n3", "worker.py"), "nothing runs on n3")
+    (launcher.folder / "finish").touch()
+    assert job.ends() == 0, job.err
+    assert "the job has succeeded without n3" in job.err
+
+
+def test_output_that_nobody_reads_for_a_while(hosts: Fixture) -> None:
+    """Heartbeats go on: the hosts wait with their output and do not take the launcher for lost."""
+    ssh, launcher = hosts
+    words = ["--hosts=n1,n2", "--lost-after=1", "--", "seq", "200000"]
+    with ssh.launch_into_pipe(launcher, *words) as process:
+        assert process.stdout is not None
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(4)
+        lines = process.stdout.read().decode().splitlines()
+        assert process.wait(30) == 0
+    expected = [str(number) for number in range(1, 200001)]
+    for name in ("n1", "n2"):
+        assert [line.removeprefix(f"{name}: ") for line in lines if line.startswith(f"{name}: ")] == expected
+
+
+def test_hosts_with_ipv6_alone(tmp_path: Path) -> None:
+    if (reason := why_not()) is not None:
+        pytest.skip(f"SSH TESTS DID NOT RUN: {reason}")
+    with ssh_hosts("n1", "n2", ipv6_only=True) as ssh, launching(tmp_path) as launcher:
+        launcher.script(WORKER, "worker.py")
+        (launcher.folder / "hosts").write_text("".join(f"[{ssh.addresses[name]}]:2\n" for name in ("n1", "n2")))
+        job = ssh.launch(launcher, "--hostfile=hosts", "--", "rallyrun", "worker.py")
+        up(job, 4)
+        (launcher.folder / "finish").touch()
+        assert job.ends() == 0, job.err
+        assert all(line.startswith("fd77::") for line in job.out)

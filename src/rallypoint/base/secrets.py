@@ -79,14 +79,19 @@ def job_secret() -> Secret | None:
     return Secret(tuple(words)) if words else None
 
 
-def launch_secret() -> str:
-    """The secret that the nodes of a job started from here share: that of this process's environment, else a new one.
+def launch_secret(*, new: bool) -> str:
+    """The secret that the nodes of a job started from here share: that of this process's environment.
+
+    Args:
+        new: whether one is made where there is none; else the answer is empty.
 
     Raises:
         UsageError: see `job_secret`.
     """
     secret = job_secret()
-    return " ".join(secret.texts) if secret is not None else new_secret()
+    if secret is None:
+        return new_secret() if new else ""
+    return " ".join(secret.texts)
 
 
 def etcd_password() -> str:

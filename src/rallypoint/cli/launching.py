@@ -73,6 +73,9 @@ def _plan(options: argparse.Namespace) -> Plan:
     """What is asked for. Raises UsageError."""
     import shlex
 
+    from rallypoint.base.secrets import SECRET, launch_secret
+    from rallypoint.cli.exit import print_error
+    from rallypoint.cli.launched_command import read_command
     from rallypoint.remote.job import Plan
     from rallypoint.remote.ssh_command import SshOptions
 
@@ -90,7 +93,17 @@ def _plan(options: argparse.Namespace) -> Plan:
         except ValueError as error:
             raise UsageError(f"--ssh-args={text!r} cannot be read: {error}; quote it as for a shell") from None
     ssh = SshOptions(tuple(words), options.python or sys.executable, times["connect_timeout"], times["lost_after"])
-    return Plan(hosts, command, options.chdir or _folder(), _variables(options, hosts), ssh, times["grace"])
+    variables = _variables(options, hosts)
+    known = read_command(command, {key: text for key, text in variables.items() if key.startswith("PET_")}, len(hosts))
+    if 0 < known.most < len(hosts):
+        print_error(
+            f"rallyctl: of {len(hosts)} hosts {known.most} run at a time, and the others are spare, by --nnodes"
+        )
+    # A control plane outside of this launch may have no secret, and would refuse nodes that have one.
+    if not {SECRET, f"{SECRET}_FILE"} & variables.keys() and (text := launch_secret(new=not known.endpoint_given)):
+        variables[SECRET] = text
+    folder = options.chdir or _folder()
+    return Plan(hosts, command, folder, variables, ssh, times["grace"], known.least)
 
 
 def _hosts(options: argparse.Namespace) -> list[Host]:
@@ -112,8 +125,7 @@ def _hosts(options: argparse.Namespace) -> list[Host]:
 
 
 def _variables(options: argparse.Namespace, hosts: list[Host]) -> dict[str, str]:
-    """The user's variables, and the secret of the job."""
-    from rallypoint.base.secrets import SECRET, launch_secret
+    """The user's variables."""
     from rallypoint.remote.environment import DEVICES, file_variables, named_variables
 
     found: dict[str, str] = {}
@@ -123,8 +135,6 @@ def _variables(options: argparse.Namespace, hosts: list[Host]) -> dict[str, str]
     picked = any(host.devices is not None for host in hosts)
     if picked and DEVICES in found:
         raise UsageError(f"{DEVICES} is given, and slots are picked by --include or --exclude; leave one of them out")
-    if SECRET not in found and f"{SECRET}_FILE" not in found:
-        found[SECRET] = launch_secret()
     return found
 
 

@@ -28,6 +28,8 @@ _AT_ONCE = 64
 """Hosts that are connected to at a time: sshd on one gateway, or name servers, would refuse hundreds."""
 _KILL_AFTER = 5.0
 """Seconds between a second ^C and SIGKILL to whatever is left."""
+_SETTLE = 3.0
+"""Seconds within which agents end one after the other when a job has ended."""
 _FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
@@ -35,7 +37,8 @@ _ENDS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 class Plan(NamedTuple):
     """What is asked for: the command on each host, in a folder, with these variables beside those of the host.
 
-    `grace` is in seconds; `given` are the user's variables, which take precedence over those that are chosen here.
+    `grace` is in seconds; `given` are the user's variables, which take precedence over those that are chosen here;
+    without `least` hosts the job cannot go on, if that is not 0.
     """
 
     hosts: Sequence[Host]
@@ -44,6 +47,7 @@ class Plan(NamedTuple):
     given: Mapping[str, str]
     ssh: SshOptions
     grace: float
+    least: int = 0
 
 
 def launch(plan: Plan) -> int:
@@ -66,6 +70,10 @@ class _Launch:
         self._signals: list[int] = []
         self._signalled = asyncio.Event()
         self._ends: list[End] = []
+        self._over = asyncio.Event()
+        self._failed = 0
+        """Hosts that were lost, or on which the command has failed."""
+        self._ending_others = False
 
     async def run(self) -> int:
         self._console = Console()
@@ -173,15 +181,45 @@ class _Launch:
     # While it runs
 
     async def _follow(self, each: Connection) -> None:
+        """Stay until the command has ended on a host, and do what the others need then."""
         ended = await each.follow(self._console, self._nonce)
         self._ends.append(End(each.label, ended.code if ended is not None else None))
-        left = len(self._connections) - len(self._ends)
-        for text in _end_texts(each.label, ended, left, self._plan):
-            await self._console.say(text)
-        if ended is not None and ended.code == here.CANNOT_START and ended.why:
-            for other in self._connections:
-                if not other.ended:
-                    other.send(Signal(signal.SIGTERM, self._plan.grace))
+        if self._left == 0:
+            self._over.set()
+        if ended is None:
+            await self._console.say(_lost_text(each.label, self._left, self._plan))
+        elif text := _end_text(each.label, ended, self._plan):
+            if not ended.why and ended.code > 0:
+                await self._others_end(_SETTLE)  # mostly they do, and it is the job's end
+            if self._left or ended.code < 0 or ended.why:
+                await self._console.say(text + _going_on(self._left))
+        if ended is not None and ended.why and ended.code == here.CANNOT_START:
+            await self._end_others()
+        elif ended is None or ended.code:
+            self._failed += 1
+            if len(self._connections) - self._failed < self._plan.least:
+                await self._others_end(self._plan.ssh.lost_after)  # they may find out by themselves
+                await self._end_others(f"fewer hosts are left than the {self._plan.least} that the job needs; it ends")
+
+    @property
+    def _left(self) -> int:
+        return len(self._connections) - len(self._ends)
+
+    async def _others_end(self, seconds: float) -> None:
+        """Wait for the end on all hosts, but not longer than this."""
+        with suppress(TimeoutError):
+            await asyncio.wait_for(self._over.wait(), seconds)
+
+    async def _end_others(self, why: str = "") -> None:
+        """Have the command ended wherever it runs, once."""
+        if self._left == 0 or self._ending_others:
+            return
+        self._ending_others = True
+        if why:
+            await self._console.say(why)
+        for other in self._connections:
+            if not other.ended:
+                other.send(Signal(signal.SIGTERM, self._plan.grace))
 
     async def _conclude(self) -> None:
         absent = missing(self._ends)
@@ -218,18 +256,21 @@ def _is_global(address: str) -> bool:
     return bool(address) and not is_loopback(address) and not address.lower().startswith(("fe80:", "169.254."))
 
 
-def _end_texts(label: str, ended: Ended | None, left: int, plan: Plan) -> list[str]:
-    """What is to be said about the end on one host."""
-    going_on = f"; {left} host{'s go' if left > 1 else ' goes'} on" if left else ""
-    if ended is None:
-        return [
-            f"{label}: the connection is lost; what runs there is ended within {plan.ssh.lost_after} s, and killed "
-            f"{plan.grace:.0f} s later{going_on}"
-        ]
+def _lost_text(label: str, left: int, plan: Plan) -> str:
+    return (
+        f"{label}: the connection is lost; what runs there is ended within {plan.ssh.lost_after} s, and killed "
+        f"{plan.grace:.0f} s later{_going_on(left)}"
+    )
+
+
+def _end_text(label: str, ended: Ended, plan: Plan) -> str:
+    """What is to be said about the end on one host; nothing after a success."""
     if ended.why:
-        return [f"{label}: {printable(ended.why, 1000)}{going_on}"]
+        return f"{label}: {printable(ended.why, 1000)}"
     if ended.code < 0:
-        return [f"{label}: {plan.command[0]} was killed by {signal_name(ended.code)}{going_on}"]
-    if ended.code and left:
-        return [f"{label}: {plan.command[0]} has ended with exit code {ended.code}{going_on}"]
-    return []
+        return f"{label}: {plan.command[0]} was killed by {signal_name(ended.code)}"
+    return f"{label}: {plan.command[0]} has ended with exit code {ended.code}" if ended.code else ""
+
+
+def _going_on(left: int) -> str:
+    return f"; {left} host{'s go' if left > 1 else ' goes'} on" if left else ""

@@ -224,17 +224,15 @@ class Command:
             self._signal(number, self._grace)
 
     def _sweep_if_due(self) -> None:
-        now = time.monotonic()
-        if now >= self._kill_at:
-            self._begin_sweep(0.0)
-        elif not self._swept and (self._process.poll() is not None or self.reaper.lost):
-            self._begin_sweep(_LEFTOVERS_GRACE)
-
-    def _begin_sweep(self, seconds: float) -> None:
-        self._swept = True
-        self._kill_at = float("inf")
-        self._stuck_at = time.monotonic() + seconds + _STUCK_AFTER
-        self._sweep.begin(seconds)
+        if time.monotonic() >= self._kill_at:
+            # Alone at first: if it is rallyrun, its own reaper then ends the workers and takes its files away.
+            self._kill_at = float("inf")
+            self._process.signal(signal.SIGKILL)
+        if not self._swept and (self._process.poll() is not None or self.reaper.lost):
+            self._swept = True
+            self._kill_at = float("inf")
+            self._stuck_at = time.monotonic() + _LEFTOVERS_GRACE + _STUCK_AFTER
+            self._sweep.begin(_LEFTOVERS_GRACE)
 
 
 def _say(answer: Answer) -> None:

@@ -80,7 +80,7 @@ def test_hosts_in_brackets() -> None:
         ("-l@a", "'-l' is not a user's name"),
         ("@a", "'' is not a user's name"),
         ("a" * 300, "not a host's name"),
-        ("a\x1b[2J", "not a host's name"),
+        ("a\x1b[2J", "is no list of hosts"),
     ],
 )
 def test_what_is_no_list_of_hosts(text: str, words: str) -> None:
