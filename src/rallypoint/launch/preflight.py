@@ -58,4 +58,4 @@ def _endpoints(parameters: RendezvousParameters) -> list[Endpoint]:
     in_file = str(parameters.get("store_type", "tcp")).strip().lower() == "file"
     if in_file or parameters.backend not in _WITH_COORDINATOR:
         return []
-    return [parse_endpoint(parameters.endpoint, C10D_PORT)]
+    return [parse_endpoint(parameters.endpoint, None if parameters.backend == "static" else C10D_PORT)]

@@ -99,7 +99,7 @@ def _limit(number: int) -> str:
 def _capabilities() -> int:
     """The effective ones of this process, as bits, with `_USER_ROOT`; none if they lift nothing, or are unknown."""
     with suppress(OSError, ValueError):
-        with open("/proc/self/uid_map", encoding="ascii") as file:
+        with open("/proc/self/uid_map", encoding="utf-8") as file:
             if file.read().split() != _FIRST_NAMESPACE:
                 return 0
         with open("/proc/self/status", encoding="utf-8") as lines:
@@ -142,7 +142,7 @@ def _own_cgroup() -> tuple[str, bool]:
 
 def _number(path: str) -> int:
     """The number in a file; ValueError for `max`."""
-    with open(path, encoding="ascii") as file:
+    with open(path, encoding="utf-8") as file:
         return int(file.read())
 
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, is_local_address
-from rallypoint.base.errors import RallypointError
+from rallypoint.base.errors import RallypointError, UserError
 from rallypoint.preflight import endpoint as judging
 from rallypoint.preflight.endpoint import Answer, Attempt, EndpointFacts, Outcome, PlaceFacts, PortFacts
 from rallypoint.preflight.look_up import LOOK_UP, SLOW, look_up
@@ -107,7 +107,7 @@ def _ask(inputs: CheckInputs, facts: EndpointFacts) -> Answer:
 
     try:
         targets = inputs.coordinators()
-    except EtcdError as error:
+    except (EtcdError, UserError) as error:
         return Answer(refusal=str(error))
     except RallypointError as error:
         return Answer(absent=str(error))
@@ -171,7 +171,7 @@ def _trouble_with(place: PlaceFacts) -> str:
 
 
 def _text(path: str) -> str:
-    with suppress(OSError), open(path, encoding="ascii") as file:
+    with suppress(OSError), open(path, encoding="utf-8") as file:
         return file.read()
     return ""
 

@@ -1,0 +1,153 @@
+"""`rallyrun --preflight`, and `rallyctl check` beside jobs that run: control planes, secrets, bad input."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from rallypoint.base.secrets import new_secret
+from rallypoint.preflight.checks import NAMES
+from tests.jobs.launching import RALLYRUN, AtOnce, Launcher
+from tests.jobs.nodes import Nodes, all_end
+from tests.jobs.test_control_plane import RALLYCTL
+from tests.ports import free_port
+
+FEW_FILES = ["prlimit", "--nofile=200:200"]
+"""A limit that is a FAIL, and enough for a job."""
+
+
+def told(launcher: Launcher, *flags: str, env: dict[str, str] | None = None) -> tuple[int, dict[str, str]]:
+    """The exit code of `rallyctl check`, and its lines by the name of the check."""
+    job = launcher.command([*RALLYCTL, "check", *flags], env)
+    code = job.ends()
+    assert job.err == ""
+    return code, {line.split()[1].rstrip(":"): line for line in job.out}
+
+
+def test_a_node_that_has_failed_a_check_starts_no_worker(rallyrun: Launcher) -> None:
+    script = rallyrun.script("open('ran', 'w')")
+    for flags, code in (([], 1), (["--exit-codes=classified"], 75)):
+        job = rallyrun.command([*FEW_FILES, *RALLYRUN, "--preflight=require", *flags, script])
+        assert job.ends() == code
+        errors = [line for line in job.err.splitlines() if line.startswith("rallyrun: error: ")]
+        assert len(errors) == 1
+        assert (
+            "this node stays out of the job, by --preflight=require: FAIL open-files: a process may have 200"
+            in errors[0]
+        )
+        assert "Traceback" not in job.err
+    assert not (rallyrun.folder / "ran").exists()
+
+
+def test_a_node_that_is_warned_runs_on(rallyrun: Launcher) -> None:
+    script = rallyrun.script("open('ran', 'w')")
+    env = {"LOGLEVEL": "INFO", "PET_PREFLIGHT": "warn"}
+    job = rallyrun.command([*FEW_FILES, *RALLYRUN, script], env)
+    assert job.ends() == 0, job.err
+    warnings = [line for line in job.err.splitlines() if "FAIL open-files: a process may have 200" in line]
+    assert [line[0] for line in warnings] == ["W"]
+    assert "preflight checks of this node: " in job.err
+    assert (rallyrun.folder / "ran").exists()
+
+
+def test_the_others_go_on_without_the_node_that_stays_out(rallyrun: Launcher) -> None:
+    port = free_port()
+    job = Nodes(
+        rallyrun,
+        "--nnodes=1:2",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{port}",
+        "--rdzv-conf=last_call_timeout=1",
+        "--preflight=require",
+    )
+    node = job.start("A")
+    node.comes_up(1, world_size=1)
+    script = rallyrun.script("open('ran', 'w')")
+    endpoint = ["--rdzv-backend=c10d", f"--rdzv-endpoint=127.0.0.1:{port}"]
+    other = rallyrun.command([*FEW_FILES, *RALLYRUN, "--nnodes=1:2", "--preflight=require", *endpoint, script])
+    assert other.ends() == 1
+    job.say("finish")
+    all_end([node], 0)
+    assert len(node.ups) == 1, "nobody has joined"
+    assert not (rallyrun.folder / "ran").exists()
+
+
+def a_control_plane_outside_answers_for_any_job(launcher: Launcher) -> None:
+    secret = {"RALLYPOINT_SECRET": new_secret()}
+    server = launcher.command([*RALLYCTL, "serve", "--endpoint=127.0.0.1:0"], secret)
+    server.until_err("control plane listens at")
+    endpoint = f"--endpoint={server.err.split()[-1]}"
+    for flags in ([], ["--rdzv-id=new"]):
+        _, lines = told(launcher, endpoint, *flags, env=secret)
+        assert lines["control-plane"].startswith("PASS control-plane: Rallypoint's control plane answers at 127.0.0.1:")
+        assert lines["clock"].startswith("PASS clock: the coordinator's clock is 0.0")
+        assert lines["port"].startswith("PASS port: somebody listens")
+    assert "refused" not in server.err
+    code, lines = told(launcher, endpoint, "--require=clock")
+    assert code == 2
+    assert lines["control-plane"].startswith("FAIL control-plane: the control plane at ")
+    assert "set RALLYPOINT_SECRET on this node" in lines["control-plane"]
+    assert lines["clock"].startswith("FAIL clock: ")
+    assert "it is required, and nothing is known of it" in lines["clock"]
+    jobs = launcher.command([*RALLYCTL, "status", endpoint.removeprefix("--endpoint=")], secret)
+    assert jobs.ends() == 0
+    assert "new" not in "\n".join(jobs.out)
+    server.signal(signal.SIGTERM)
+    assert server.ends() == 0
+
+
+def the_control_plane_of_a_job_answers_for_that_job(launcher: Launcher) -> None:
+    for backend in ("c10d", "static"):
+        port = free_port()
+        job = Nodes(
+            launcher,
+            "--nnodes=2",
+            f"--rdzv-backend={backend}",
+            f"--rdzv-endpoint=127.0.0.1:{port}",
+            "--rdzv-id=mine",
+            "--node-rank=0",
+        )
+        node = job.start("A")
+        node.job.until_err("1 of 2 nodes are in")
+        flags = (f"--endpoint=127.0.0.1:{port}", f"--rdzv-backend={backend}")
+        _, lines = told(launcher, *flags, "--rdzv-id=mine")
+        assert lines["control-plane"].startswith("PASS control-plane: Rallypoint's control plane answers")
+        code, lines = told(launcher, *flags, "--rdzv-id=other")
+        assert code == 2
+        assert "belongs to job 'mine', not to 'other'" in lines["control-plane"]
+        assert node.job.err.count("1 of 2 nodes are in") == 1, "nobody has joined"
+        node.job.stop()
+
+
+def test_control_planes(at_once: AtOnce) -> None:
+    at_once(a_control_plane_outside_answers_for_any_job, the_control_plane_of_a_job_answers_for_that_job)
+
+
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (["--require=disks"], ["--require=disks", "'disks'", *NAMES]),
+        (["--require=,"], ["''", "the checks are"]),
+        (["--endpoint=h:99999"], ["'99999'", "65535"]),
+        (["--endpoint=a b:1"], ["'a b'", "host:port"]),
+        (["--endpoint=h", "--rdzv-backend=static"], ["has no port"]),
+        (["--endpoint=h:1", "--rdzv-conf=x"], ["'x'", "x=value"]),
+        (["--endpoint=h:1,h:x", "--rdzv-backend=etcd"], ["'x'", "65535"]),
+        (["--rdzv-id=job"], ["--rdzv-id", "with --endpoint only"]),
+        (["--rdzv-backend=zookeeper"], ["zookeeper", "c10d"]),
+        (["--endpoint"], ["--endpoint", "expected one argument"]),
+        (["more"], ["more"]),
+    ],
+)
+def test_bad_input_is_one_sentence(flags: list[str], words: list[str], tmp_path: Path) -> None:
+    done = subprocess.run(
+        [*RALLYCTL, "check", *flags], capture_output=True, text=True, timeout=60, check=False, cwd=tmp_path
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    sentences = [line for line in done.stderr.splitlines() if "error: " in line]
+    assert len(sentences) == 1, done.stderr
+    assert [word for word in words if word not in sentences[0]] == []
+    assert "Traceback" not in done.stderr
