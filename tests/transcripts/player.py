@@ -8,7 +8,7 @@ that plays is the production one; only its clock is made up: it stands still exc
     open a addr=10.0.0.1             a session for node a
     join a size=2 role=x port=7001 hint=1 timeout=600
     fail a max=3 | succeed a | drain a | leave a | end a | inquire a | heartbeat a
-    consent a                        agree that the round ends; preempt a in=60
+    consent a                        agree that the round ends; preempt a in=60; preempt-job a in=60
     progress a step=7 round=0        a's workers have come to a step
     holding a                        a opens a session and says what it holds (over, joining, round=)
     crash a                          the session ends without a leave
@@ -28,7 +28,7 @@ from rallypoint.coordinator.job_state import OutgoingNotification
 from rallypoint.coordinator.progress_text import RendezvousName, timeout_sentence, waiting_line
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Close, Drain, Fail, Preempt, RecordProgress, Succeed
+from rallypoint.membership.operations import Close, Drain, Fail, Preempt, PreemptJob, RecordProgress, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Settings, join_names
 from rallypoint.protocol.messages import (
     Heartbeat,
@@ -206,6 +206,9 @@ class Player:
     def _preempt(self, names: list[str], options: Options) -> list[str]:
         return self._say(names, lambda: Preempt(self.coordinator.state.round, float(options["in"])))
 
+    def _preempt_job(self, names: list[str], options: Options) -> list[str]:
+        return self._say(names, lambda: PreemptJob(float(options["in"]), "received SIGUSR2"))
+
     def _progress(self, names: list[str], options: Options) -> list[str]:
         round_ = int(options.get("round", self.coordinator.state.round))
         return self._say(names, lambda: RecordProgress(round_, int(options["step"])))
@@ -268,6 +271,7 @@ class Player:
         "holding": _holding,
         "consent": _consent,
         "preempt": _preempt,
+        "preempt-job": _preempt_job,
         "progress": _progress,
         "open": _open,
         "join": _join,
@@ -326,9 +330,10 @@ def shown(notice: Notification) -> str:
             return f"round {end.round} ended: {end.reason.value}" + (f" ({more})" if more else "") + restart + held
         case NodesWaiting(round=round_, waiting=waiting, names=names):
             return f"{waiting} waiting for a round after {round_}" + (f" ({join_names(names)})" if names else "")
-        case JobEnded(verdict=verdict):
+        case JobEnded(verdict=verdict, is_delegate=is_delegate):
             why = f" ({verdict.detail})" if verdict.detail else ""
             why += f", restarts {verdict.restarts}" if verdict.restarts.allowed else ""
+            why += ", this node for all" if is_delegate else ""
             return f"job {verdict.outcome.value}" + (f": {verdict.cause.message}" if verdict.cause else "") + why
         case JoinRefused(refusal=refusal, detail=detail, progress=progress):
             return (
@@ -336,6 +341,8 @@ def shown(notice: Notification) -> str:
             )
         case Progress():
             return in_words_of(waiting_line, notice) + ("" if notice.reports else " (another tells)")
+        case Preempted(seconds=seconds, node=node, whole_job=True, why=why):
+            return f"{node} {why}; the job ends in {seconds:g} s"
         case Preempted(round=round_, node=node, seconds=seconds):
             return f"{node} will be gone in {seconds:g} s; round {round_} is to end before"
         case LeaveReply(goes_on=goes_on, others=others, outcome=outcome):

@@ -117,7 +117,7 @@ def _on_signal(status: PolicyState, event: steps.SignalArrived) -> Decision:
         return status, (steps.ForwardSignal(event.number),)
     if event.number != SIGTERM:
         return leave_job(status._replace(interrupted=True), event.number)
-    line = warning("Received SIGTERM before the preempted job has ended; ending the workers and requeueing nothing")
+    line = warning("Received SIGTERM before the end of the preempted job was told; ending the workers")
     return _without_verdict(status, line, LeaveRequest())
 
 

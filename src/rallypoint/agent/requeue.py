@@ -21,6 +21,12 @@ log = get_logger(__name__)
 _TIMEOUT = 20.0
 """Seconds that `scontrol` may take, beside the stop of the workers; it takes a hundredth of one, unless the controller
 of the cluster is away."""
+_REQUEST = """case "$(squeue --noheader --jobs="$1" --format=%T 2>/dev/null)" in
+COMPLETING*) echo "it is ending already, cancelled or requeued by somebody else"; exit 1 ;;
+esac
+exec scontrol requeue "$1"
+"""
+"""`scontrol` would bring back a job that was cancelled a moment ago."""
 _UNTIL_REQUEUED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCONT}
 
 
@@ -51,13 +57,13 @@ class SlurmRequeue:
         self._count = f"{used + 1} of {limit}"
         self._failure = ""
         if used >= limit:
-            self._failure = f"Slurm job {self._job} is not requeued: it has been {used} times (--requeue={limit})"
+            self._failure = f"Slurm job {self._job} is not requeued: --requeue={limit} allows that no more often"
             return
         log.warning("requeueing Slurm job %s (%s)", self._job, self._count)
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _UNTIL_REQUEUED)
         try:
             self._process = subprocess.Popen(
-                ["scontrol", "requeue", self._job],
+                ["sh", "-c", _REQUEST, "sh", self._job],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -66,7 +72,7 @@ class SlurmRequeue:
                 start_new_session=True,
             )
         except OSError as error:
-            self._failed(f"scontrol could not be started: {error.strerror}")
+            self._failed(f"it could not be asked for: {error.strerror}")
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
@@ -78,7 +84,7 @@ class SlurmRequeue:
                 said, _ = process.communicate(timeout=_TIMEOUT)
                 if process.returncode:
                     lines = said.strip().splitlines() or [f"it ended with exit code {process.returncode}"]
-                    self._failed(f"scontrol says: {lines[-1]}")
+                    self._failed(lines[-1].strip())
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.communicate()
