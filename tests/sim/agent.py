@@ -11,6 +11,7 @@ from rallypoint.agent.policy import begin, decide
 from rallypoint.agent.policy_state import Phase, PolicyState
 from rallypoint.agent.steps import (
     AwaitSignal,
+    AwaitVerdict,
     CheckNode,
     Collect,
     EndBySignal,
@@ -27,13 +28,16 @@ from rallypoint.agent.steps import (
     NoticeExpired,
     PostNotice,
     PostStopNotice,
+    PreemptionRequested,
     QueryStanding,
     ReportStatus,
     RequestJoin,
+    RequeueJob,
     SignalArrived,
     StartWorkers,
     Step,
     StopWorkers,
+    VerdictTimedOut,
     WithdrawNotice,
     WorkersFailed,
     WorkersReady,
@@ -42,8 +46,8 @@ from rallypoint.agent.steps import (
 )
 from rallypoint.base.clock import Deadline
 from rallypoint.election.leader_resolver import LeaderResolver
-from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Drain, Fail, Preempt, Succeed
+from rallypoint.failures.cause import Cause, Ending
+from rallypoint.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
 from rallypoint.membership.state import NodeId, Outcome, Settings
 from rallypoint.protocol.handshake import PROTOCOL_VERSION, Hello
 from rallypoint.protocol.messages import Deliver, JobEnded, LeaveRequest, Link, Placed, ProgressRequest
@@ -72,6 +76,7 @@ class SimOutcome(Enum):
     SUCCEEDED = auto()
     FAILED = auto()
     STOPPED = auto()
+    PREEMPTED = auto()
     GAVE_UP = auto()
     DEPARTED = auto()
     KILLED = auto()
@@ -127,6 +132,10 @@ class Agent:
         self._check: Timer | None = None
         self._told: Exit | None = None
         self._notice: _PendingNotice | None = None
+        self._acknowledged = False
+        """Whether the workers have acknowledged a notice."""
+        self._verdict_timer: Timer | None = None
+        self._is_delegate = False
         self.joined_at = 0.0
         self._ask_every = 2.0
         self._asking: Timer | None = None
@@ -172,6 +181,10 @@ class Agent:
         """A signal for the agent."""
         self.process.hears(self._post, SignalArrived(number))
 
+    def preempt(self, seconds: float) -> None:
+        """The node is told that the whole job will be taken away."""
+        self._post(PreemptionRequested(seconds, "received SIGUSR2"))
+
     def close_job(self) -> None:
         """Somebody asks for the end of the job here."""
         self.process.hears(self.handler.set_closed)
@@ -184,6 +197,7 @@ class Agent:
         if isinstance(event, Placed):
             self.job.audit.placed(self, event.placement, self._source())
         elif isinstance(event, JobEnded):
+            self._is_delegate = event.is_delegate
             self.job.audit.told_verdict(self, event.verdict, self._source())
         self._mail.append(event)
         if not self._busy:
@@ -223,7 +237,7 @@ class Agent:
         self._told = ended
         limit = self.job.scenario.max_restarts
         failed = WorkersFailed(self._cause(ended), max_restarts=limit)
-        self._take(WorkersSucceeded() if ended.succeeded else failed)
+        self._take(WorkersSucceeded(self._acknowledged) if ended.succeeded else failed)
 
     def _cause(self, ended: Exit) -> Cause:
         # The failure's number is its pid: so everybody can be asked which failure he means.
@@ -253,7 +267,7 @@ class Agent:
         self.job.audit.starts(self, step.placement)
         self._end_notice()
         self.handler.begin_round(step.placement)
-        self._told = None
+        self._told, self._acknowledged = None, False
         self.workers.start(self.job.audit.names[self.number, step.placement.round])
 
     def _do_check(self, _step: CheckNode) -> None:
@@ -290,10 +304,23 @@ class Agent:
     def _do_ask(self, step: PostNotice) -> None:
         self._end_notice()
         answers = self.process.rng.uniform(0.0, 2 * step.seconds)
+        late = answers > step.seconds
         self._notice = _PendingNotice(
-            self.process.later(min(answers, step.seconds), self._post, WorkersReady()),
+            self.process.later(min(answers, step.seconds), self._ready, WorkersReady(is_late=late)),
             self.process.later(step.seconds, self._post, NoticeExpired()),
         )
+
+    def _ready(self, event: WorkersReady) -> None:
+        self._acknowledged = self._acknowledged or not event.is_late
+        self._post(event)
+
+    def _do_await_verdict(self, step: AwaitVerdict) -> None:
+        if self._verdict_timer is not None:
+            self._verdict_timer.cancel()
+        self._verdict_timer = self.process.later(step.seconds + 5.0, self._post, VerdictTimedOut())
+
+    def _do_requeue(self, _step: RequeueJob) -> None:
+        self.job.audit.requeues(self, self._is_delegate)
 
     def _end_notice(self) -> None:
         notice, self._notice = self._notice, None
@@ -320,6 +347,9 @@ class Agent:
         pass
 
     def _do_end(self, step: EndWithVerdict) -> None:
+        if step.verdict.verdict.ending is Ending.PREEMPTED:
+            self._shut(SimOutcome.PREEMPTED)
+            return
         self._shut(_FATES[step.verdict.verdict.outcome])
 
     def _do_give_up(self, step: EndWithError) -> None:
@@ -341,6 +371,9 @@ class Agent:
         Succeed: _do_send,
         Drain: _do_send,
         Preempt: _do_send,
+        PreemptJob: _do_send,
+        AwaitVerdict: _do_await_verdict,
+        RequeueJob: _do_requeue,
         LeaveRequest: _do_send,
         PostNotice: _do_ask,
         WithdrawNotice: _do_withdraw,

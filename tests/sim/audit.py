@@ -18,11 +18,13 @@ from rallypoint.agent.steps import (
     SignalArrived,
     Step,
     StopWorkers,
+    VerdictTimedOut,
     WorkersFailed,
     WorkersSucceeded,
 )
 from rallypoint.election.steps import Fence
-from rallypoint.membership.operations import Close, Drain, Fail
+from rallypoint.failures.cause import Ending
+from rallypoint.membership.operations import Close, Drain, Fail, PreemptJob
 from rallypoint.membership.state import NodeRange, Outcome, Reason, State, Verdict, known_to, name_of
 from rallypoint.protocol.messages import (
     JobEnded,
@@ -55,6 +57,8 @@ if TYPE_CHECKING:
     from tests.sim.agent import Agent
     from tests.sim.job import Job
 
+_STOPPING = RoundEnded | JobEnded | SignalArrived | NoticeExpired | DrainRequested | VerdictTimedOut
+"""What running workers are stopped for."""
 Said = Request | WatcherRequest | None
 """What a coordinator was told before a step, if anything."""
 _RECOVERY = 15.0
@@ -87,6 +91,9 @@ class Audit:
         """Nodes that were told to leave by an operator."""
         self._sizes = {NodeRange(job.settings.min_nodes, job.settings.max_nodes)}
         """All that operators have asked for, and the one of the beginning."""
+        self.preempted = False
+        """Whether a node was told that the whole job will be taken away."""
+        self._delegates: set[int] = set()
         kinds = {fault.kind for fault in job.scenario.faults}
         self._only_etcd_fails = job.scenario.etcd and kinds <= OUTAGES
 
@@ -247,7 +254,7 @@ class Audit:
         _, name = self._failures.get(request.cause.pid, (node, (-1, -1)))
         running = book.names.get(before.round) if before.complete else None
         member = node in {number_of(each) for each in before.participants}
-        counts = running == name and member and not before.closed
+        counts = running == name and member and not before.closed and not before.is_preempted
         grown = after.ledger.failures - before.ledger.failures
         if counts and grown != 1:
             raise Violation(f"a failure was counted {grown} times", f"failure {request.cause.pid} of round {name}")
@@ -310,6 +317,8 @@ class Audit:
             raise Violation("group ranks are not 0..n-1", f"{members} in round {name}")
         if name in self.rounds:
             raise Violation("a round completed twice", f"{name}")
+        if state.is_preempted:
+            raise Violation("a preempted job began another round", f"{name}")
         self.rounds[name] = Round(name, members, state.ledger.failures)
         self._job.world.note(server.process, "round %s: %s", name, members)
 
@@ -319,8 +328,9 @@ class Audit:
         name, ended = book.names.get(before.round), after.ended
         if name is not None:
             self._ended.add(name)
-        if ended is None or ended.round != before.round:
-            raise Violation("a round ended without a reason", f"{name}: {ended}")
+        if before.is_preempted or ended is None or ended.round != before.round:
+            what = "of a preempted job ended before the job" if before.is_preempted else "ended without a reason"
+            raise Violation(f"a round {what}", f"{name}: {ended}")
         match ended.reason:
             case Reason.FAILURE:
                 if not isinstance(request, Fail) or ended.cause != request.cause:
@@ -358,7 +368,9 @@ class Audit:
         verdict, name = after.verdict, book.names.get(before.round)
         if verdict is None:
             raise Violation("the job was closed without a verdict", f"on {request}")
-        if verdict.outcome is Outcome.STOPPED and not isinstance(request, Close | StopCommand):
+        if verdict.ending is Ending.PREEMPTED:
+            self._check_preempted(before, after, request)
+        elif verdict.outcome is Outcome.STOPPED and not isinstance(request, Close | StopCommand):
             raise Violation("something other than a verdict closed the job", f"on {request}")
         if verdict.outcome is Outcome.FAILED:
             if not isinstance(request, Fail) or verdict.cause != request.cause:
@@ -370,6 +382,28 @@ class Audit:
             if known is None or not set(known.members) <= known.finished:
                 raise Violation("success before all workers had succeeded", f"round {name}: {known}")
         self.verdict = book.verdict = verdict
+
+    def _check_preempted(self, before: State, after: State, request: Said) -> None:
+        """The job ends so only if somebody was told of it, and when all who are still in have had their time."""
+        if not self.preempted or not (before.is_preempted or isinstance(request, PreemptJob | ResumeRequest)):
+            raise Violation("a job was preempted that nobody takes away", f"on {request}")
+        waits = set(after.participants) - after.consents - after.succeeded if after.complete else ()
+        if waits:
+            raise Violation("a preempted job ended before all had saved", f"{waits} on {request}")
+        assert after.verdict is not None
+        delegate = after.verdict.delegate
+        ranks = {node: each.rank for node, each in after.participants.items()} if after.complete else {}
+        if delegate is None or ranks.get(delegate, 0) != min(ranks.values(), default=0):
+            raise Violation("the wrong node acts for a preempted job", f"{delegate} of {ranks}")
+
+    def requeues(self, agent: Agent, told: bool) -> None:
+        """A node has the scheduler start the job again, because it was told to, or since nobody tells it anything."""
+        if not self.preempted:
+            raise Violation("a job was requeued that nobody takes away", f"node {agent.number}")
+        if told:
+            self._delegates.add(agent.number)
+        if len(self._delegates) > 1 and self._job.servers == 1:
+            raise Violation("two nodes requeue the job", f"{self._delegates}")
 
     def found_silent(self, server: Server, holder: SimSession | SimLocalSession) -> None:
         """The server has ended a session for silence. Only what did not reach its kernel may be missed."""
@@ -457,7 +491,7 @@ class Audit:
         if isinstance(event, DrainRequested):
             self._drained.add(agent.number)
             self.disturb(agent.number, self._job.settings.notice_timeout + self._job.scenario.grace)
-        if stops and not isinstance(event, RoundEnded | JobEnded | SignalArrived | NoticeExpired | DrainRequested):
+        if stops and not isinstance(event, _STOPPING):
             raise Violation("running workers were stopped for no reason", f"node {agent.number}: {event}")
         if any(isinstance(step, EndWithError | EndInSuccess) for step in steps) and isinstance(event, LinkLost):
             self._check_lost(agent)

@@ -109,6 +109,11 @@ def _terminate(job: Job, agent: Agent, fault: Fault) -> None:
         job.world.after(fault.amount, agent.signal, SIGINT)
 
 
+def _preempt_job(job: Job, agent: Agent, fault: Fault) -> None:
+    job.audit.preempted = True
+    agent.process.hears(agent.preempt, fault.amount)
+
+
 def _agent_pause(job: Job, agent: Agent, fault: Fault) -> None:
     if not agent.process.paused:
         job.audit.disturb(agent.number, fault.length)
@@ -187,6 +192,7 @@ _ON_NODE: dict[str, Callable[[Job, Agent, Fault], None]] = {
     "agent-kill": _agent_kill,
     "power-off": _power_off,
     "terminate": _terminate,
+    "preempt-job": _preempt_job,
     "agent-pause": _agent_pause,
     "cut": _cut_one,
     "reset": _reset,

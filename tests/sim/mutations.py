@@ -9,6 +9,7 @@ from unittest.mock import patch
 
 from rallypoint.agent import policy, policy_notices
 from rallypoint.agent.policy_state import Decision, PolicyState
+from rallypoint.coordinator import job_state
 from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.session_registry import SessionRecord
@@ -17,12 +18,13 @@ from rallypoint.election.machine import Election
 from rallypoint.election.steps import Changed, Fence, Procedure, Watched
 from rallypoint.election.takeover import Takeover
 from rallypoint.etcd import api
+from rallypoint.failures.cause import Ending
 from rallypoint.membership import decisions, transitions
 from rallypoint.membership.decisions import ClockView
 from rallypoint.membership.operations import FINISH, Action, ActionKind, Close, Exit, Fail, Join
-from rallypoint.membership.state import NodeId, Reason, Settings, State
+from rallypoint.membership.state import NodeId, Reason, Settings, State, Verdict
 from rallypoint.protocol import resume_state
-from rallypoint.protocol.messages import JoinRequest, LeaveRequest, Notification, Placed, Request, RoundEnded
+from rallypoint.protocol.messages import JobEnded, JoinRequest, LeaveRequest, Notification, Placed, Request, RoundEnded
 from rallypoint.protocol.operator_messages import DrainRequested
 from rallypoint.protocol.resume_state import ResumeState
 from tests.sim import job, link
@@ -239,7 +241,28 @@ def _all_survivors_stay() -> AbstractContextManager[object]:
     return patch.object(decisions, "_join_forming_round", bad)
 
 
+def _failure_cuts_saving() -> AbstractContextManager[object]:
+    """A failure ends the round though the other nodes of a preempted job still save."""
+    fail = decisions._fail
+
+    def bad(operation: Fail, state: State, node: NodeId, view: ClockView, settings: Settings) -> Action:
+        return fail(operation, state._replace(preempted=None), node, view, settings)
+
+    return patch.object(decisions, "_fail", bad)
+
+
+def _all_requeue() -> AbstractContextManager[object]:
+    """Each node of a preempted job believes that it is the one which requeues it."""
+
+    def bad(_state: State, _node: NodeId, verdict: Verdict) -> Notification:
+        return JobEnded(verdict, is_delegate=verdict.ending is Ending.PREEMPTED)
+
+    return patch.object(job_state, "end_notification", bad)
+
+
 BUGS = (
+    Mutation("a failure ends the round of a preempted job", _failure_cuts_saving),
+    Mutation("all nodes requeue a preempted job", _all_requeue),
     Mutation("a restart on request costs a restart", _restart_costs),
     Mutation("a drained node stays", _drained_stays, found_by=143),
     Mutation("a round is larger than the job was made", _all_survivors_stay, found_by=2299),

@@ -183,6 +183,7 @@ _ETCD_THEMES: tuple[dict[str, int], ...] = (
 """The same, where the control plane is in etcd."""
 _ETCD_SHARE = 0.3
 _OPERATOR_SHARE = 0.3
+_PREEMPTED_SHARE = 0.11
 _COMMANDS = {"op-watch": 3, "op-restart": 3, "op-drain": 3, "op-resize": 3, "op-stop": 1}
 """How often an operator does what, in the seeds that have one."""
 
@@ -210,7 +211,7 @@ def generate(seed: int) -> Scenario:
         for number in range(count, count + rng.choice([0, 0, 1, 1, 2, 3]))
     ]
     faults = _faults(rng, nodes, span, lease, *((_ETCD_THEMES, _ETCD_MAKERS) if etcd else (_THEMES, _MAKERS)))
-    faults = sorted([*faults, *_commands(seed, nodes, span)])
+    faults = sorted([*faults, *_commands(seed, nodes, span), *_preemptions(seed, nodes, span)])
     over = max((fault.at + fault.length for fault in faults), default=0.0)
     return Scenario(
         seed=seed,
@@ -249,6 +250,17 @@ def _commands(seed: int, nodes: list[NodePlan], span: float) -> list[Fault]:
     return [
         Fault(rng.uniform(0.0, span), kind, rng.choice(nodes).number, 0.0, float(rng.randint(0, 2 * len(nodes))))
         for kind in kinds
+    ]
+
+
+def _preemptions(seed: int, nodes: list[NodePlan], span: float) -> list[Fault]:
+    """Which nodes are told that the whole job will be taken away, and in how many seconds; from a stream of its own."""
+    rng = Random(f"preemptions/{seed}")
+    if rng.random() >= _PREEMPTED_SHARE:
+        return []
+    return [
+        Fault(rng.uniform(0.0, span), "preempt-job", rng.choice(nodes).number, 0.0, rng.choice([0.5, 3.0, 12.0]))
+        for _ in range(rng.choice([1, 1, 2, 3]))
     ]
 
 

@@ -286,6 +286,8 @@ class Coordinator(JobState):
         self.state = recovered(before, speaker.node, request, self.settings)
         if self.state is before:
             return
+        if self.state.verdict is not None:
+            self._notify(before, self.state)
         self._observer.observe(self.state, now)
         self.history.taken_over(before, self.state, now)
         if self._any_unreported() and self._placeholders_until is None:

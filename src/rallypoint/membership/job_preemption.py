@@ -23,7 +23,7 @@ def end_preempted_job(state: State) -> State:
     said = state.preempted
     assert said is not None, "a job that was preempted knows by whom"
     in_order = sorted(state.participants.items(), key=lambda entry: entry[1].rank) if state.complete else ()
-    delegate = next((node for node, _ in in_order), said.node)
+    delegate = next((node for node, _ in in_order if not node.is_placeholder), said.node)
     detail = f"{name_of(state, said.node)} {said.why}"
     return state._replace(
         closed=True, verdict=Verdict(Outcome.STOPPED, detail=detail, ending=Ending.PREEMPTED, delegate=delegate)

@@ -286,6 +286,10 @@ def _drain_detail(state: State, name: str) -> str:
 
 def end_round(state: State, end: RoundEnd) -> State:
     """The state once the round that it holds is over: those who were in it keep their places until they come back."""
+    if state.is_preempted:  # what a new coordinator is told of a job that it does not know
+        from rallypoint.membership.job_preemption import end_preempted_job
+
+        return end_preempted_job(state)
     return state._replace(
         round=max(state.round + 1, state.next_round),
         complete=False,
