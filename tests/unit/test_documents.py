@@ -189,3 +189,10 @@ def _defined(tree: ast.AST) -> set[str]:
             case ast.Name(id=name, ctx=ast.Store()):
                 names.add(name)
     return names
+
+
+def test_the_tests_that_the_table_of_environments_names_are_there() -> None:
+    named = re.findall(r"`(test_\w+)`", (ROOT / "docs/environments.md").read_text())
+    tests = "\n".join(path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    assert len(named) > 5
+    assert [each for each in named if f"def {each}(" not in tests] == []
