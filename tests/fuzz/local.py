@@ -40,6 +40,15 @@ from rallypoint.observe.event_files import EventFiles, read_events
 from rallypoint.observe.goodput import report
 from rallypoint.observe.report_html import report_html
 from rallypoint.observe.report_text import report_json, report_lines
+from rallypoint.preflight.mesh import (
+    Finding,
+    decode_finding,
+    decode_lines,
+    encode_finding,
+    encode_lines,
+    mesh_lines,
+)
+from rallypoint.preflight.mesh_handshake import MeshNode, answer, question, why_another
 from rallypoint.protocol import codec
 from rallypoint.rendezvous.backends.options import settings_of
 from rallypoint.rendezvous.params import RendezvousParameters, parse_rdzv_conf
@@ -267,6 +276,19 @@ def peer_records(data: bytes) -> None:
         assert found.node.isprintable()
 
 
+def mesh(data: bytes) -> None:
+    """What another node has found of the mesh, what group rank 0 makes of that, and what answers a dialler."""
+    with suppress(ValueError):
+        found = decode_finding(data, 1, 4)
+        assert decode_finding(encode_finding(found), 1, 4) == found
+        assert all(line.text.isprintable() for line in mesh_lines({1: found}, 4))
+    with suppress(ValueError):
+        _, lines = decode_lines(data, 4)
+        assert decode_lines(encode_lines(lines), 4) == (len(lines), lines)
+    assert why_another(_MESH_NODE, "0" * 32, data).isprintable()
+    assert answer(_MESH_NODE, data) == b"" or data == question(data[18:50].decode())
+
+
 def event_files(data: bytes) -> None:
     """A file of events: what can be read makes a report, in which all adds up, and nothing else does harm."""
     with TemporaryDirectory() as folder:
@@ -291,7 +313,21 @@ def _event_file_seeds() -> Sequence[bytes]:
 
 _PEER = PeerRecord(1, "n1", "10.0.0.1", 8, 8, {"jax": (40000,)})
 
+_MESH_NODE = MeshNode("job/coordinator/0", 1, "n1")
+_FINDINGS = {0: Finding("n0", "10.0.0.1:4000", {1: "no route to host"}), 1: Finding("n1", "[::1]:4000")}
+
 TARGETS = {
+    "mesh": Target(
+        mesh,
+        lambda: [
+            encode_finding(_FINDINGS[0]),
+            encode_finding(_FINDINGS[1]._replace(failures={0: "connection timed out", 3: "connection refused"})),
+            encode_lines(mesh_lines(_FINDINGS, 4)),
+            question("0" * 32),
+            answer(_MESH_NODE, question("0" * 32)),
+        ],
+        ("preflight/mesh.py", "preflight/mesh_handshake.py"),
+    ),
     "peer-records": Target(
         peer_records,
         lambda: [encode_record(_PEER), encode_record(_PEER._replace(address="2001:db8::1", ports={}))],

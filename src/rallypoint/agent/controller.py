@@ -18,7 +18,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from signal import Signals
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from rallypoint.agent.event_emitter import EventEmitter
 from rallypoint.agent.grace_period import GracePeriods
@@ -34,57 +34,14 @@ from rallypoint.protocol.operator_messages import NodeReport
 from rallypoint.telemetry.lazy import profiled
 
 if TYPE_CHECKING:
+    from rallypoint.agent.monitors import EventObserver, Monitor, Preparation
     from rallypoint.agent.node_check import NodeCheck
-    from rallypoint.agent.policy_state import PolicyState
     from rallypoint.agent.progress import ProgressTracker
-    from rallypoint.agent.steps import Event
     from rallypoint.ranks.assign import NodeRanks
     from rallypoint.workers.context import PContext
     from rallypoint.workers.escalation import StopInProgress
 
 log = get_logger(__name__)
-
-
-class Monitor(Protocol):
-    """What watches or prepares workers beside their exits: the watchdog, the preload, signals. Nothing here blocks."""
-
-    def fds(self) -> list[int]:
-        """Descriptors that become readable when there is something to do."""
-
-    def wake_at(self) -> float:
-        """When there is something to do by itself, in seconds on the monotonic clock; infinite for never."""
-
-    def step(self) -> None:
-        """Do what is due; `poll` returns what came of it."""
-
-
-class Preparation(Monitor, Protocol):
-    """What has to be done in a round, with other nodes maybe, before its workers can start. Nothing here blocks."""
-
-    failure: str
-    """Why the workers cannot start, in a sentence; empty if nothing has failed."""
-
-    def begin(self, group: WorkerGroup) -> None:
-        """The node has entered a round, in which the group has its place now. What was under way is forgotten."""
-
-    def preparing(self) -> bool:
-        """Whether it is under way."""
-
-    def cancel(self) -> None:
-        """The round has ended before its workers have started: forget what is under way. Idempotent."""
-
-    def close(self) -> None:
-        """The run is over. Idempotent."""
-
-
-class EventObserver(Protocol):
-    """What is told of the events of the agent's loop. It decides nothing, and nothing here blocks."""
-
-    def look_at(self, event: Event, state: PolicyState) -> None:
-        """Something has happened; the agent stood there before it."""
-
-    def close(self) -> None:
-        """The run is over: finish what is under way."""
 
 
 class WorkerController(ABC):
@@ -192,8 +149,10 @@ class WorkerController(ABC):
 
     def preparation_failure(self) -> Cause | None:
         """Why the workers of this round cannot start; None if they can."""
-        failure = next((each.failure for each in self.preparations if each.failure), "")
-        return node_failure(failure, Ending.INFRASTRUCTURE, exitcode=1) if failure else None
+        failed = next((each for each in self.preparations if each.failure), None)
+        if failed is None:
+            return None
+        return node_failure(failed.failure, Ending.INFRASTRUCTURE, exitcode=1, host=failed.failed_node)
 
     def cancel_preparations(self) -> None:
         """The round is over, and its workers, if they have not started, never will."""
@@ -222,7 +181,8 @@ class WorkerController(ABC):
 
     def restart_limit(self) -> int:
         """How many failures the job may survive as far as this node is concerned."""
-        return self.group.spec.max_restarts
+        ends = any(each.failure and each.ends_job for each in self.preparations)
+        return 0 if ends else self.group.spec.max_restarts
 
     def remaining(self) -> int:
         """How many failures the job would survive yet."""

@@ -30,8 +30,8 @@ from rallypoint.base.poll import until_readable
 from rallypoint.base.signals import SignalWakeup, post_signals
 
 if TYPE_CHECKING:
-    from rallypoint.agent.controller import Monitor
     from rallypoint.agent.local_socket import LocalSocket
+    from rallypoint.agent.monitors import Monitor
     from rallypoint.agent.preemption import PreemptionTriggers
     from rallypoint.health.progress_probe import ProgressProbe
 

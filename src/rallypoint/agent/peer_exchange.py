@@ -71,6 +71,9 @@ class PeerUser(Protocol):
             ValueError: they are not what it needs; in a sentence.
         """
 
+    def missed(self, why: str) -> bool:
+        """The records do not come. Returns whether, as far as it is concerned, the workers can start without them."""
+
     def close(self) -> None:
         """The run is over: release the ports. Idempotent."""
 
@@ -101,13 +104,15 @@ def exchange_of(workers: WorkerController, nodes: int, why: str) -> PeerExchange
 
 
 class PeerExchange:
-    """The exchange of one agent, round by round: a `controller.Preparation`.
+    """The exchange of one agent, round by round: a `monitors.Preparation`.
 
     Args:
         users: what needs the records; may grow until the first round.
         clock: on which the deadline counts.
         timeout: seconds for the exchange of one round.
     """
+
+    ends_job = False
 
     def __init__(self, users: Sequence[PeerUser] = (), clock: Clock = SYSTEM_CLOCK, timeout: float = TIMEOUT) -> None:
         self.users = list(users)
@@ -116,18 +121,20 @@ class PeerExchange:
         self._mailbox: Mailbox[_Attempt] = Mailbox()
         self._attempt: _Attempt | None = None
         self._give_up_at = math.inf
-        self.failure = ""
+        self.failure = self.failed_node = ""
         """Why the workers of this round cannot start, in a sentence; empty if nothing has failed."""
 
     def begin(self, group: WorkerGroup) -> None:
         """Begin the exchange of the round that the group has entered."""
         self.cancel()
+        if not self.users:
+            return
         placement = group.placement
         assert placement is not None
         try:
             ports = {each.use: tuple(each.reserve(group)) for each in self.users}
         except OSError as error:
-            self.failure = f"{socket.gethostname()} has no port for its workers: {error.strerror or error}"
+            self._fail(f"{socket.gethostname()} has no port for its workers: {error.strerror or error}")
             return
         address = group.spec.local_addr or (placement.store_address if placement.group_rank == 0 else "")
         own = PeerRecord(
@@ -144,7 +151,9 @@ class PeerExchange:
             return
         limit = Deadline.after(self._timeout, self._clock)
         self._give_up_at = limit.at + _LATE
-        self._attempt = _Attempt(placement, own, sorted(wanted), _opener(group, placement), limit, self._mailbox.post)
+        self._attempt = _Attempt(
+            placement, own, sorted(wanted), store_opener(group, placement), limit, self._mailbox.post
+        )
         threading.Thread(target=self._attempt.run, name="rallypoint-peers", daemon=True).start()
 
     def preparing(self) -> bool:
@@ -164,12 +173,14 @@ class PeerExchange:
         for done in self._mailbox.drain():
             if done is self._attempt:
                 self._end_attempt()
-                self.failure = done.failure
-                if not done.failure:
+                if done.failure:
+                    self._fail(done.failure)
+                else:
                     self._give_out(done.records)
         if self._attempt is not None and self._clock.monotonic() >= self._give_up_at:
-            self.failure = self._attempt.sentence(f"nothing has come within {self._timeout:g} s")
+            why = self._attempt.sentence(f"nothing has come within {self._timeout:g} s")
             self._end_attempt()
+            self._fail(why)
 
     def cancel(self) -> None:
         """Forget what is under way. Idempotent."""
@@ -188,9 +199,13 @@ class PeerExchange:
         if attempt is not None:
             attempt.end()
 
+    def _fail(self, why: str) -> None:
+        can_start = [each.missed(why) for each in list(self.users)]  # each is told, and may be done
+        self.failure = "" if all(can_start) else why
+
     def _give_out(self, records: Mapping[int, PeerRecord]) -> None:
         try:
-            for each in self.users:
+            for each in list(self.users):
                 each.take(records)
         except ValueError as error:
             self.failure = f"{socket.gethostname()} cannot start its workers: {error}"
@@ -204,7 +219,7 @@ class _Attempt:
         placement: Placement,
         own: PeerRecord,
         wanted: Sequence[int],
-        open_store: _Opener,
+        open_store: OpenStore,
         limit: Deadline,
         done: Callable[[_Attempt], None],
     ) -> None:
@@ -214,7 +229,7 @@ class _Attempt:
         self._open_store = open_store
         self._limit = limit
         self._done = done
-        self._opened: _Opened | None = None
+        self._opened: OpenedStore | None = None
         self._lock = threading.Lock()
         self._ended = False
         self.records: dict[int, PeerRecord] = {}
@@ -276,36 +291,45 @@ class _Attempt:
             self.records[rank] = decode_record(bytes(data), rank, placement.ranks.world_size)
 
 
-class _Opened(NamedTuple):
+def round_scope(group: WorkerGroup, placement: Placement) -> str:
+    """A name of the round, the same for all its agents. Those of a third party's handler do not count rounds alike:
+    what they have in common is the number of restarts, larger in each round.
+    """
+    if isinstance(group.spec.rdzv_handler, ElasticHandler):
+        return str(placement.round)
+    return f"restart{placement.restarts}"
+
+
+class OpenedStore(NamedTuple):
     """A round's store; `is_own` says whether nobody else uses this connection."""
 
     store: Store
     scope: str
     is_own: bool
 
-    def key(self, group_rank: int) -> str:
-        """Under which a node's record is."""
-        return f"rallypoint/peers/{self.scope}/{group_rank}"
+    def key(self, name: object) -> str:
+        """A key of this round's own; that of a node's record has its group rank as the name."""
+        return f"rallypoint/peers/{self.scope}/{name}"
 
 
-_Opener = Callable[[float], _Opened]
+OpenStore = Callable[[float], OpenedStore]
 """Opens the store of a round, with a timeout in seconds."""
 
 
-def _opener(group: WorkerGroup, placement: Placement) -> _Opener:
-    """A store of ours is new in each round. One that a third party's handler gives may be that of all rounds, which
-    such agents do not count alike: what they have in common is the number of restarts, larger in each round."""
+def store_opener(group: WorkerGroup, placement: Placement) -> OpenStore:
+    """A store of ours is new in each round. One that a third party's handler gives may be that of all rounds."""
+    scope = round_scope(group, placement)
 
-    def own(timeout: float) -> _Opened:
+    def own(timeout: float) -> OpenedStore:
         from rallypoint.store.client import TCPStore
 
         store = TCPStore(placement.store_address, placement.store_port, timeout=timeout)
-        return _Opened(store, str(placement.round), True)
+        return OpenedStore(store, scope, True)
 
-    def given(_timeout: float) -> _Opened:
+    def given(_timeout: float) -> OpenedStore:
         store = group.store
         assert store is not None
         clone = getattr(store, "clone", None)  # who waits in a connection keeps all others waiting that use it
-        return _Opened(store if clone is None else clone(), f"restart{placement.restarts}", clone is not None)
+        return OpenedStore(store if clone is None else clone(), scope, clone is not None)
 
     return own if isinstance(group.spec.rdzv_handler, ElasticHandler) else given

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from signal import Signals
 from typing import TYPE_CHECKING
 
-from rallypoint.agent.controller import Monitor, WorkerController
+from rallypoint.agent.controller import WorkerController
 from rallypoint.agent.environment import worker_environment
 from rallypoint.agent.grace_period import GracePeriods
 from rallypoint.agent.rendezvous_client import RendezvousClient
@@ -27,6 +27,7 @@ from rallypoint.workers.reaper.prestart import take_prestarted
 from rallypoint.workers.start import make_context
 
 if TYPE_CHECKING:
+    from rallypoint.agent.monitors import Monitor
     from rallypoint.watchdog.monitor import WorkerMonitor
     from rallypoint.watchdog.requests import FileTimerRequest
     from rallypoint.workers.escalation import StopInProgress

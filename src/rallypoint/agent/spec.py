@@ -233,7 +233,7 @@ class RunResult:
         return Cause.of(failure, rank, socket.gethostname())
 
 
-def node_failure(text: str, ending: Ending = Ending.PROGRAM, exitcode: int = 0) -> Cause:
-    """The cause of a failure of this node of which no worker is known to be the reason."""
-    host = socket.gethostname()  # not getfqdn: a name server that is away must not hold up the news
+def node_failure(text: str, ending: Ending = Ending.PROGRAM, exitcode: int = 0, host: str = "") -> Cause:
+    """The cause of a failure of this node, or of another one, of which no worker is known to be the reason."""
+    host = host or socket.gethostname()  # not getfqdn: a name server that is away must not hold up the news
     return Cause(-1, -1, host, os.getpid(), exitcode, text, "", time.time(), "", ending)

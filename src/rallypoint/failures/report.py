@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.log import ranges
-from rallypoint.failures.cause import NO_RESTARTS, Cause, Restarts, exit_text
+from rallypoint.failures.cause import NO_RESTARTS, Cause, Ending, Restarts, exit_text
 from rallypoint.failures.failure import NO_FILE, ProcessFailure, iso_time
 from rallypoint.failures.stderr_tail import is_traceback
 
@@ -83,13 +83,15 @@ class ChildFailedError(RallypointError):
 
     def __str__(self) -> str:
         try:
-            return self._line() if self.reported_elsewhere else self._report()
+            return self._line() if self.reported_elsewhere or self._has_no_worker() else self._report()
         except Exception as error:  # a failure may be anybody's object, and no report would be worse
             return self._fallback_report(error)
 
     def _line(self) -> str:
-        """The cause, and where the report is."""
+        """The cause, and where the report is, if one is given: of a failure of no worker that is all there is."""
         root = self.root_cause()
+        if self._has_no_worker():
+            return f"{self.name} FAILED: {root.headline}"
         own = sorted(rank for rank in self.failures if rank not in self.stopped)
         after = f"; here {_rank_list(own)} failed after it" if own else ""
         return f"{self.name} FAILED: {root.headline}{after}; the report is given on {root.host}"
@@ -122,6 +124,11 @@ class ChildFailedError(RallypointError):
         stopped = _rank_list(self.stopped - {own_root})
         context = [f"Stopped by rallyrun: {stopped}"] if stopped else []
         return [*context, f"Restarts used: {self.restarts}"] if self.restarts.allowed else context
+
+    def _has_no_worker(self) -> bool:
+        """Whether the job has failed before a worker could start, for what all nodes are told in one sentence."""
+        root = self.cause
+        return not self.failures and root is not None and root.rank < 0 and root.ending is Ending.INFRASTRUCTURE
 
     def _local_root_rank(self) -> int | None:
         """The rank of `cause` if it is one of this node's failures."""

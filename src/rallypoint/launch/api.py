@@ -201,11 +201,27 @@ def _agent(
         config.start_method,
         config.log_line_prefix_template,
     )
+    _add_what_is_asked_for(workers, config, parameters)
+
+    def pages() -> AgentPages:
+        from rallypoint.agent.pages import AgentPages
+
+        return AgentPages(workers, config.rdzv_configs)
+
+    return Agent(workers, health_check(health_check_server, pages))
+
+
+def _add_what_is_asked_for(workers: ProcessController, config: LaunchConfig, parameters: RendezvousParameters) -> None:
+    """What only some runs have, and only those import."""
     if config.incident_dir:
         from rallypoint.agent.incident import record_incidents
 
         record_incidents(workers, config.incident_dir)
 
+    if config.preflight:
+        from rallypoint.agent.mesh import add_mesh
+
+        add_mesh(workers, config.preflight, parameters.max_nodes)
     if config.node_check:
         from rallypoint.agent.node_check import NodeCheck
 
@@ -215,13 +231,6 @@ def _agent(
         from rallypoint.agent.worker_env.install import add_worker_env
 
         add_worker_env(workers, config.worker_env, parameters.max_nodes)
-
-    def pages() -> AgentPages:
-        from rallypoint.agent.pages import AgentPages
-
-        return AgentPages(workers, config.rdzv_configs)
-
-    return Agent(workers, health_check(health_check_server, pages))
 
 
 def _preemption(config: LaunchConfig) -> PreemptionSettings | None:

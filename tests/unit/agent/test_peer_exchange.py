@@ -56,6 +56,9 @@ class User:
     def take(self, records: Mapping[int, PeerRecord]) -> None:
         self.taken = records
 
+    def missed(self, why: str) -> bool:
+        return False
+
     def close(self) -> None:
         return
 

@@ -10,7 +10,7 @@ import threading
 import pytest
 
 from rallypoint.agent.agent import Agent
-from rallypoint.agent.controller import Monitor
+from rallypoint.agent.monitors import Monitor
 from rallypoint.base.errors import SignalException
 from tests.unit.agent.test_stopping import TIMEOUT, beside
 from tests.unit.agent.third_party import outcome

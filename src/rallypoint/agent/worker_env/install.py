@@ -67,6 +67,10 @@ class FrameworkVariables:
                 raise ValueError(f"{each.node} has no port for {self.use}; start all nodes with the same --worker-env")
         self._records = records
 
+    def missed(self, why: str) -> bool:
+        """See `PeerUser`: without the records there are no variables."""
+        return False
+
     def close(self) -> None:
         """See `PeerUser`."""
         self._reserved.close()

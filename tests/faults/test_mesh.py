@@ -1,0 +1,101 @@
+"""`--preflight`: agents dial each other before their workers start, and say who is not reached, and by whom."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from tests.faults.cluster import Agent, Cluster
+from tests.faults.network import Host, ip
+
+NAMED = ["unshare", "--uts", "sh", "-c", 'hostname "$NODE" && exec "$@"', "sh"]
+"""What an agent's command line begins with, so that its host has the name of the node."""
+PLACE = r"\(10\.77\.0\.\d:\d+\)"
+
+
+@contextmanager
+def refusing(host: Host, other: Host) -> Iterator[None]:
+    """No connection from the other host is let in here, in this direction only, but for those to the control plane."""
+    if shutil.which("iptables") is None:
+        pytest.skip("needs iptables (Debian: apt-get install iptables)")
+    rule = f"INPUT -s {other.address} -p tcp --syn -j REJECT --reject-with icmp-host-unreachable"
+    subprocess.run([*host.entry, "iptables", "-A", *rule.split()], check=True, timeout=30)
+    yield
+
+
+def lines(agent: Agent) -> list[str]:
+    """What it has logged as a warning of nodes that are not reached."""
+    found = [line for line in agent.job.err.split("\n") if "mesh.py:" in line and line.startswith("W")]
+    return [line.partition("] ")[2] for line in found]
+
+
+@pytest.fixture
+def three(cluster: Cluster) -> Cluster:
+    """Three hosts, on which nothing runs yet."""
+    cluster.within = NAMED
+    cluster.nnodes = "3"
+    for name in "abc":
+        cluster.host(name)
+    return cluster
+
+
+def test_all_reach_each_other_and_nobody_listens_any_more(three: Cluster) -> None:
+    agents = [three.start(name, "--preflight=require", "--max-restarts=1") for name in "abc"]
+    three.all_up(agents)
+    for agent in agents:
+        assert "the nodes of the round reach each other (this one has dialled 2)" in agent.job.err
+    assert [len(agent.host.listening()) for agent in agents[1:]] == [0, 0]
+    three.say("fail-b-0")
+    three.all_up(agents, starts=2)
+    three.finish(agents)
+    assert all(agent.job.err.count("the nodes of the round reach each other") == 1 for agent in agents)
+
+
+def test_a_node_that_another_cannot_reach_is_told_and_the_job_runs(three: Cluster) -> None:
+    with refusing(three.host("b"), three.host("c")):
+        agents = [three.start(name, "--preflight=warn") for name in "abc"]
+        three.all_up(agents)
+    three.finish(agents)
+    for agent in agents:
+        (line,) = lines(agent)
+        assert re.match(rf"c cannot reach b {PLACE}: no route to host; look at firewalls", line), line
+
+
+def test_where_it_is_required_the_job_ends_everywhere_before_a_worker_starts(three: Cluster) -> None:
+    with refusing(three.host("b"), three.host("c")):
+        flags = ("--preflight=require", "--max-restarts=3", "--exit-codes=classified")
+        agents = [three.start(name, *flags) for name in "abc"]
+        assert [agent.job.ends() for agent in agents] == [75, 75, 75]
+    for agent in agents:
+        assert not agent.ups
+        last = agent.job.err.rstrip().split("\n")
+        assert any(re.search(rf"c cannot reach b {PLACE}: no route to host; look at firewalls", line) for line in last)
+        assert "restart" not in last[-1]
+
+
+def test_a_host_without_a_route_is_told_by_both_sides(three: Cluster) -> None:
+    b, c = three.host("b"), three.host("c")
+    ip("-n", c.namespace, "route", "add", "unreachable", f"{b.address}/32")
+    agents = [three.start(name, "--preflight=warn") for name in "abc"]
+    three.all_up(agents)
+    three.finish(agents)
+    told = "\n".join(lines(agents[0]))
+    assert re.search(rf"c cannot reach b {PLACE}: no route to host", told)
+    assert re.search(rf"b cannot reach c {PLACE}: connection timed out", told)
+
+
+def test_two_hosts_of_one_address_are_told_apart(three: Cluster) -> None:
+    """As with Docker's bridge: each host has it, and reaches itself there."""
+    for name in "abc":
+        ip("-n", three.host(name).namespace, "address", "add", "172.17.0.1/16", "dev", "lo")
+    flags = ["--preflight=require", "--max-restarts=1"]
+    first = three.start("a", *flags)
+    others = [three.start(name, *flags, "--local-addr=172.17.0.1") for name in "bc"]
+    assert [agent.job.ends() for agent in (first, *others)] == [1, 1, 1]
+    text = r"b cannot reach c \(172\.17\.0\.1:\d+\): connection refused \(172\.17\.0\.1 is an address of b too\)"
+    assert re.search(text, first.job.err) or "nodes cannot reach" in first.job.err, first.job.err
