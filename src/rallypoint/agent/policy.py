@@ -232,6 +232,8 @@ def _on_signal(status: PolicyState, event: steps.SignalArrived) -> Decision:
 
 def _on_preempted(status: PolicyState, event: messages.Preempted) -> Decision:
     if not event.whole_job:
+        if status.preemption:
+            return status, ()
         return policy_notices.on_preempted(status, event)
     from rallypoint.agent.policy_preemption import on_job_preempted
 

@@ -19,6 +19,7 @@ from signal import SIGTERM
 from rallypoint.agent import steps
 from rallypoint.agent.policy_notices import drain
 from rallypoint.agent.policy_state import (
+    INTERRUPTS,
     LEAVES,
     STARTED,
     Decision,
@@ -107,6 +108,12 @@ def _on_verdict_timed_out(status: PolicyState, _event: steps.VerdictTimedOut) ->
     return _without_verdict(status, line, steps.RequeueJob())
 
 
+def _on_refused(status: PolicyState, event: messages.JoinRefused) -> Decision:
+    if status.phase is not Phase.FORMING:
+        return status, ()
+    return _without_verdict(status, warning(f"the job is preempted, and this node has no place in it: {event.detail}"))
+
+
 def _on_link_lost(status: PolicyState, event: messages.LinkLost) -> Decision:
     line = warning(f"{event.detail}; the job is preempted, and this node ends by itself")
     return _without_verdict(status, line, steps.RequeueJob())
@@ -116,7 +123,7 @@ def _on_signal(status: PolicyState, event: steps.SignalArrived) -> Decision:
     if event.number in FORWARDED_SIGNALS:
         return status, (steps.ForwardSignal(event.number),)
     if event.number != SIGTERM:
-        return leave_job(status._replace(interrupted=True), event.number)
+        return leave_job(status._replace(interrupted=event.number in INTERRUPTS), event.number)
     line = warning("Received SIGTERM before the end of the preempted job was told; ending the workers")
     return _without_verdict(status, line, LeaveRequest())
 
@@ -131,6 +138,7 @@ RULES: dict[type, Callable[..., Decision]] = {
     steps.VerdictTimedOut: _on_verdict_timed_out,
     steps.SignalArrived: _on_signal,
     messages.JobEnded: _on_job_ended,
+    messages.JoinRefused: _on_refused,
     messages.LinkLost: _on_link_lost,
     messages.NodesWaiting: _ignore,
     operator_messages.DrainRequested: _ignore,

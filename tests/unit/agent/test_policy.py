@@ -29,6 +29,7 @@ from rallypoint.agent.steps import (
     NoticeExpired,
     PostNotice,
     PostStopNotice,
+    PreemptionRequested,
     QueryStanding,
     RequestJoin,
     SignalArrived,
@@ -36,6 +37,7 @@ from rallypoint.agent.steps import (
     StartWorkers,
     Step,
     StopWorkers,
+    VerdictTimedOut,
     WithdrawNotice,
     WorkersFailed,
     WorkersReady,
@@ -83,6 +85,7 @@ def ended(round_: int) -> RoundEnded:
 
 SUCCEEDED = JobEnded(Verdict(Outcome.SUCCEEDED))
 FAILED = JobEnded(Verdict(Outcome.FAILED, CAUSE))
+PREEMPTED = JobEnded(Verdict(Outcome.STOPPED, detail="b received SIGUSR2", ending=Ending.PREEMPTED), is_delegate=True)
 STOPPED = WorkersStopped()
 TERM, INT, QUIT, HUP = (SignalArrived(number) for number in (SIGTERM, SIGINT, SIGQUIT, SIGHUP))
 ENDINGS = [SUCCEEDED, FAILED, LinkLost("gone"), TERM, INT, QUIT, HUP]
@@ -497,7 +500,7 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
     st.builds(placed, st.integers(0, 3)),
     st.builds(ended, st.integers(0, 3)),
     st.builds(NodesWaiting, st.integers(0, 3), st.integers(0, 2)),
-    st.builds(Preempted, st.integers(0, 3), st.just("b"), st.just(9.0)),
+    st.builds(Preempted, st.integers(0, 3), st.just("b"), st.just(9.0), st.booleans()),
     st.builds(SignalArrived, st.sampled_from([SIGTERM, SIGINT, SIGHUP, SIGQUIT, SIGUSR1])),
     st.sampled_from(
         [
@@ -510,6 +513,10 @@ EVENTS: st.SearchStrategy[Event] = st.one_of(
             ProgressText("1 of 2 nodes are in", warning=True),
             Heartbeat(),
             WorkersSucceeded(),
+            WorkersSucceeded(acknowledged=True),
+            PreemptionRequested(9.0, "received SIGUSR2"),
+            VerdictTimedOut(),
+            PREEMPTED,
             WorkersFailed(CAUSE),
             by(SIGTERM, SIGTERM),
             SignalTimedOut(),

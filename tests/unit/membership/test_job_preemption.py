@@ -1,0 +1,131 @@
+"""A job that is preempted as a whole, against a twin that only counts."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rallypoint.failures.cause import Cause, Ending
+from rallypoint.membership.decisions import ClockView, next_action
+from rallypoint.membership.operations import (
+    FINAL_ACTIONS,
+    SYNC,
+    Close,
+    Drain,
+    Exit,
+    Fail,
+    Join,
+    Operation,
+    Preempt,
+    PreemptJob,
+    Resize,
+    Restart,
+    Succeed,
+)
+from rallypoint.membership.state import NodeId, NodeInfo, NodeRange, Outcome, Reason, Settings, State
+from rallypoint.membership.transitions import apply
+from tests.effort import examples
+
+JOB = Settings("job", 1, 4)
+NODES = tuple(NodeId(name, 1, 0, name) for name in "abcd")
+LATE = NodeId("late", 1, 0, "late")
+INFO = NodeInfo("default", 1, "host", 7000)
+CAUSE = Cause(0, 0, "host", 42, 1, "no", "", 0.0, "")
+PREEMPT = PreemptJob(60.0, "received SIGUSR2")
+VIEW = ClockView(10.0, last_call_at=0.0)
+
+
+def run(state: State, node: NodeId, operation: Operation) -> State:
+    """The state after as much of an operation as can be done now."""
+    while True:
+        action = next_action(operation, state, node, VIEW, JOB)
+        if action == SYNC or action.kind in FINAL_ACTIONS:
+            return state
+        state = apply(action, state, node, JOB)
+
+
+def running() -> State:
+    state = State()
+    for node in NODES:
+        state = run(state, node, Join(INFO))
+    assert state.complete
+    return state
+
+
+CONSENTS = [Drain(0, needs_consent=True), Fail(0, CAUSE, 3)]
+GONE = [Exit(Reason.LOST), Exit(Reason.DEPARTED)]
+IDLE = [Drain(0), Preempt(0, 5.0), Restart(0), PREEMPT, Resize(NodeRange(1, 4)), Fail(7, CAUSE, 3), Succeed(7)]
+
+
+@settings(max_examples=examples(1000))
+@given(st.lists(st.tuples(st.sampled_from(NODES), st.sampled_from([*CONSENTS, *GONE, *IDLE, Succeed(0)])), max_size=30))
+def test_the_round_goes_on_until_all_are_done_and_then_the_job_ends(done: list[tuple[NodeId, Operation]]) -> None:
+    state = run(running(), NODES[1], PREEMPT)
+    there, finished, saved, lost = set(NODES), set[NodeId](), set[NodeId](), False
+    for node, operation in done:
+        over = there <= finished | saved
+        if node in there and not over:
+            if isinstance(operation, Exit):
+                there.discard(node)
+                lost = lost or node not in finished
+            elif any(operation is each for each in CONSENTS):
+                saved.add(node)
+            elif isinstance(operation, Succeed) and operation.round == 0:
+                finished.add(node)
+        state = run(state, node, operation)
+        if there <= finished | saved:
+            break
+        assert (state.round, state.complete, state.closed) == (0, True, False)
+        assert set(state.participants) == there
+        assert state.ledger == State().ledger, "nothing of it costs a restart"
+    if not there <= finished | saved:
+        return
+    assert state.closed
+    assert state.verdict is not None
+    if there and not saved and not lost:
+        assert state.verdict.outcome is Outcome.SUCCEEDED
+        return
+    assert (state.verdict.outcome, state.verdict.ending) == (Outcome.STOPPED, Ending.PREEMPTED)
+    assert state.verdict.delegate == min(there, default=NODES[1]), "ranks were given in the order of names"
+
+
+def test_without_a_round_the_job_ends_at_once() -> None:
+    state = run(run(State(), NODES[0], Join(INFO)), NODES[3], PREEMPT)
+    assert state.verdict is not None
+    assert state.verdict.ending is Ending.PREEMPTED
+    assert state.verdict.delegate == NODES[3], "who said it is there"
+    assert state.verdict.detail == "d received SIGUSR2"
+
+
+def test_who_comes_late_waits_and_takes_no_part() -> None:
+    state = run(run(running(), NODES[3], Exit()), NODES[0], Join(INFO))
+    assert not state.complete
+    for node in NODES[1:3]:
+        state = run(state, node, Join(INFO))
+    state = run(run(state, NODES[1], PREEMPT), LATE, Join(INFO))
+    assert LATE in state.wait_list
+    for node in NODES[:3]:
+        assert not state.closed
+        state = run(state, node, Drain(1, needs_consent=True))
+    assert state.verdict is not None
+    assert state.verdict.delegate == NODES[0]
+
+
+def test_what_was_agreed_to_before_is_asked_again() -> None:
+    state = run(running(), NODES[3], Preempt(0, 5.0))
+    for node in NODES[:3]:
+        state = run(state, node, Drain(0, needs_consent=True))
+    state = run(state, NODES[0], PREEMPT)
+    assert not state.consents
+    state = run(state, NODES[3], Drain(0, needs_consent=True))
+    assert not state.closed
+
+
+@pytest.mark.parametrize("later", [PREEMPT, Restart(0), Drain(0)])
+def test_an_operator_can_only_stop_it_sooner(later: Operation) -> None:
+    state = run(running(), NODES[0], PREEMPT)
+    assert run(state, NODES[2], later) == state
+    verdict = run(state, NODES[0], Close(detail="ann has stopped the job")).verdict
+    assert verdict is not None
+    assert verdict.ending is Ending.STOPPED
