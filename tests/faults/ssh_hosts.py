@@ -1,7 +1,8 @@
 """Hosts that are reached by ssh: each a namespace with a name and an sshd of its own, and one from which jobs start.
 
-Names are known to ssh alone, by its configuration: the hosts cannot resolve each other's. It has two names more: on
-`deaf` nobody listens, and `denied` lets nobody in.
+Names are known to ssh alone, by its configuration: the hosts cannot resolve each other's. It has more names:
+on `deaf` nobody listens, `denied` lets nobody in, `here` is the first host as it calls itself, and what begins with
+`busy` is the last host, which takes only a few new connections at a time.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ StrictModes no
 PermitRootLogin yes
 PasswordAuthentication no
 KbdInteractiveAuthentication no
+MaxStartups {connections}:100:{connections}
 """
 _SSH_CONFIG = """
 Host {name}
@@ -45,6 +47,12 @@ Host denied
   HostName {first}
   HostKeyAlias {first}
   PubkeyAuthentication no
+Host here
+  HostName 127.0.0.1
+  HostKeyAlias {first}
+Host busy*
+  HostName {last}
+  HostKeyAlias {last}
 Host *
   IdentityFile {folder}/user
   IdentitiesOnly yes
@@ -77,7 +85,9 @@ class SshHosts:
         self._key("user")
         self.config = folder / "ssh_config"
         entries = [_SSH_CONFIG.format(name=name, address=self.addresses[name]) for name in names]
-        common = _COMMON.format(folder=folder, login=self.login.address, first=self.addresses[names[0]])
+        common = _COMMON.format(
+            folder=folder, login=self.login.address, first=self.addresses[names[0]], last=self.addresses[names[-1]]
+        )
         self.config.write_text("".join([*entries, common]))
         for name in names:
             self._key(f"{name}.key")
@@ -95,9 +105,12 @@ class SshHosts:
     def start(self) -> None:
         """Start an sshd on each host; returns when all listen."""
         _PRIVILEGE_SEPARATION.mkdir(mode=0o755, exist_ok=True)
+        busy = list(self.hosts.values())[-1]
         for name, host in self.hosts.items():
             config = self.folder / f"{name}.conf"
-            config.write_text(_SSHD_CONFIG.format(folder=self.folder, name=name))
+            config.write_text(
+                _SSHD_CONFIG.format(folder=self.folder, name=name, connections=3 if host is busy else 100)
+            )
             enter = ["nsenter", f"--net=/run/netns/{host.namespace}", "unshare", "--uts", "sh", "-c"]
             become = 'hostname "$1" && shift && exec "$@"'
             with open(self.folder / f"{name}.log", "wb") as log:
@@ -116,24 +129,28 @@ class SshHosts:
             server.terminate()
             server.wait(10)
 
-    def launch(self, launcher: Launcher, *words: str, env: dict[str, str] | None = None) -> Job:
-        """Run `rallyctl launch` on `login` with these arguments; the command there carries the test's mark."""
-        return launcher.command(self._command(words), env)
+    def launch(self, launcher: Launcher, *words: str, env: dict[str, str] | None = None, on: Host | None = None) -> Job:
+        """Run `rallyctl launch` with these arguments, on `login` or elsewhere; the command carries the test's mark."""
+        return launcher.command(self._command(words, on or self.login), env)
 
     @contextmanager
     def launch_into_pipe(self, launcher: Launcher, *words: str) -> Iterator[subprocess.Popen[bytes]]:
         """The same, with a standard output that nobody reads yet."""
         with subprocess.Popen(
-            self._command(words), stdout=subprocess.PIPE, env=launcher.environment(), cwd=launcher.folder
+            self._command(words, self.login),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env=launcher.environment(),
+            cwd=launcher.folder,
         ) as process:
             try:
                 yield process
             finally:
                 process.kill()
 
-    def _command(self, words: Sequence[str]) -> list[str]:
+    def _command(self, words: Sequence[str], on: Host) -> list[str]:
         flags = [f"--ssh-args=-F {self.config}", "--env=RALLYPOINT_TEST_MARK", "--env=TMPDIR", "--env=OMP_NUM_THREADS"]
-        return [*self.login.entry, sys.executable, "-m", "rallypoint.cli.rallyctl", "launch", *flags, *words]
+        return [*on.entry, sys.executable, "-m", "rallypoint.cli.rallyctl", "launch", *flags, *words]
 
     def server(self, name: str) -> int:
         """The pid of a host's sshd."""

@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -304,6 +305,59 @@ def test_output_that_nobody_reads_for_a_while(hosts: Fixture) -> None:
     expected = [str(number) for number in range(1, 200001)]
     for name in ("n1", "n2"):
         assert [line.removeprefix(f"{name}: ") for line in lines if line.startswith(f"{name}: ")] == expected
+
+
+def test_output_that_nobody_will_read(hosts: Fixture) -> None:
+    """The job goes on, which is said."""
+    ssh, launcher = hosts
+    script = "echo first; while ! [ -e finish ]; do echo more; sleep 0.1; done; touch finished"
+    with ssh.launch_into_pipe(launcher, "--hosts=n1", "--lost-after=2", "--", "sh", "-c", script) as process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        assert process.stdout.readline() == b"n1: first\n"
+        process.stdout.close()
+        expected = (
+            "rallyctl: standard output cannot be written (Broken pipe); the job goes on, and its output is lost\n"
+        )
+        assert process.stderr.readline().decode() == expected
+        (launcher.folder / "finish").touch()
+        assert process.wait(30) == 0
+    assert (launcher.folder / "finished").exists()
+
+
+def test_a_host_that_turns_connections_away_is_tried_again(hosts: Fixture) -> None:
+    ssh, launcher = hosts
+    job = ssh.launch(launcher, "--hosts=busy[1-9]", "--", "sh", "-c", "echo $PET_NODE_RANK")
+    assert job.ends() == 0, job.err
+    assert sorted(job.out) == [f"busy{rank + 1}: {rank}" for rank in range(9)]
+    log = (ssh.folder / "n3.log").read_text()
+    assert "MaxStartups" in log, "nobody was turned away"
+
+
+def test_a_launch_from_one_of_the_hosts(hosts: Fixture) -> None:
+    """It reaches itself by the loopback, which is of no use to the others: it finds an address towards them."""
+    ssh, launcher = hosts
+    job = ssh.launch(launcher, "--hosts=here,n2", "--", "rallyrun", "worker.py", on=ssh.hosts["n1"])
+    up(job, 2)
+    (launcher.folder / "finish").touch()
+    assert job.ends() == 0, job.err
+
+
+def test_a_job_can_be_looked_at_and_stopped_on_its_hosts(hosts: Fixture) -> None:
+    """Though nobody was told its secret: the agent tells its own user the token."""
+    ssh, launcher = hosts
+    job = ssh.launch(launcher, "--hosts=n1,n2", "--", "rallyrun", "worker.py")
+    up(job, 2)
+    rallyctl = [*ssh.hosts["n2"].entry, sys.executable, "-m", "rallypoint.cli.rallyctl"]
+    status = launcher.command([*rallyctl, "status"])
+    assert status.ends() == 0, status.err
+    assert "nodes     2 (min 2, max 2)" in status.out
+    refused = launcher.command([*rallyctl, "stop"], {"RALLYPOINT_SECRET": "another-secret-that-is-long-enough"})
+    assert refused.ends() == 1
+    assert "is not the job's" in refused.err, refused.err
+    assert launcher.command([*rallyctl, "stop"]).ends() == 0
+    assert job.ends() == 1
+    assert "has stopped the job" in job.err
 
 
 def test_hosts_with_ipv6_alone(tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ TRUSTED: Mapping[str, str] = {
     "cli/rendezvous_choice.py": "our own random bytes",
     "agent/incident_files.py": _KERNEL,
     "observe/incidents.py": "files that the user has named; what is no summary is a note, which a test holds",
-    "agent/local_socket.py": "a socket of the same user or root, which the kernel vouches for; three printable texts",
+    "agent/local_socket.py": "a socket of the same user or root, which the kernel vouches for; four printable texts",
     "agent/rank_exchange.py": "what agents of one job say over the store of another's handler",
     "rendezvous/handler.py": "the same",
     "compat/elastic/rendezvous/etcd_store.py": "torch's form of a store in etcd, of one job's own workers",

@@ -3,7 +3,9 @@
 The socket is an abstract one (unix(7)), so that it goes with the process, however that ends, and leaves no file. Laws:
 
 1. It answers the agent's own user and root, and nobody else.
-2. It says where the job's coordinator can be reached, and nothing more: whoever asks then speaks to that.
+2. It says where the job's coordinator can be reached, and the job's token where there is a secret: whoever asks then
+   speaks to that. (Its user can read the secret itself in /proc, and root can.)
+3. The token is in no log line and in no list of jobs.
 """
 
 from __future__ import annotations
@@ -58,7 +60,7 @@ class LocalSocket:
             with asking, suppress(OSError):
                 if _uid_of_peer(asking) in {os.getuid(), 0} and (job := self._answer()) is not None:
                     asking.setblocking(False)
-                    asking.send("\0".join(map(str, job)).encode())
+                    asking.send("\0".join([*map(str, job), _token_of(job.job)]).encode())
 
     def close(self) -> None:
         """Listen no more. Idempotent."""
@@ -69,15 +71,33 @@ class LocalSocket:
 
 def local_jobs() -> Iterator[LocalJob]:
     """The jobs of agents on this machine that answer this user."""
+    return (job for job, _ in _answers())
+
+
+def local_token(name: str) -> str:
+    """The token of a job that has an agent of this user's on this machine; empty if it has none."""
+    return next((token for job, token in _answers() if job.job == name), "")
+
+
+def _token_of(job: str) -> str:
+    from rallypoint.base.secrets import TOKEN_PREFIX, job_secret, token
+
+    secret = job_secret()
+    if secret is None:
+        return ""
+    return secret.texts[0] if secret.texts[0].startswith(TOKEN_PREFIX) else token(secret, job)
+
+
+def _answers() -> Iterator[tuple[LocalJob, str]]:
     with suppress(OSError):
         with open("/proc/net/unix", errors="replace") as table:
             names = sorted({line.rstrip().rpartition(" ")[2] for line in table})
         for name in names:
-            if name.startswith(f"@{_PREFIX}") and (job := _ask(name[1:])) is not None:
-                yield job
+            if name.startswith(f"@{_PREFIX}") and (answer := _ask(name[1:])) is not None:
+                yield answer
 
 
-def _ask(name: str) -> LocalJob | None:
+def _ask(name: str) -> tuple[LocalJob, str] | None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as asking:
         asking.settimeout(_TIMEOUT)
         try:
@@ -87,11 +107,11 @@ def _ask(name: str) -> LocalJob | None:
             data = b""
             while len(data) < _MAX_ANSWER and (more := asking.recv(4096)):
                 data += more
-            pid, job, backend, endpoint = data.decode().split("\0")
+            pid, job, backend, endpoint, token = data.decode().split("\0")
         except (OSError, ValueError):
             return None
-    known = pid.isdecimal() and all(each.isprintable() for each in (job, backend, endpoint))
-    return LocalJob(int(pid), job, backend, endpoint) if known else None
+    known = pid.isdecimal() and all(each.isprintable() for each in (job, backend, endpoint, token))
+    return (LocalJob(int(pid), job, backend, endpoint), token) if known else None
 
 
 def _uid_of_peer(connected: socket.socket) -> int:

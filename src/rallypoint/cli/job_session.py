@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from typing import TYPE_CHECKING, TypeVar
 
 from rallypoint.base.errors import RallypointError, UsageError, UserError
@@ -53,6 +54,7 @@ def _local_target(options: argparse.Namespace) -> list[DialTarget]:
     jobs = [each for each in local_jobs_of_user() if options.rdzv_id in {"", each.job}]
     if len(jobs) == 1:
         options.rdzv_id, options.rdzv_backend, options.rdzv_endpoint = jobs[0][1:]
+        _take_token(options.rdzv_id)
         return targets(options)
     named = f" with --rdzv-id={options.rdzv_id}" if options.rdzv_id else ""
     if jobs:
@@ -60,6 +62,15 @@ def _local_target(options: argparse.Namespace) -> list[DialTarget]:
             f"there are {len(jobs)} jobs on this machine; name one by --rdzv-id ('rallyctl status' lists them)"
         )
     raise RallypointError(f"no job of this user{named} runs on this machine; give the job's --rdzv-endpoint")
+
+
+def _take_token(job: str) -> None:
+    """Where this command was given no secret, take the token of a job of this user's from its agent."""
+    from rallypoint.agent.local_socket import local_token
+    from rallypoint.base.secrets import SECRET
+
+    if not {SECRET, f"{SECRET}_FILE"} & os.environ.keys() and (token := local_token(job)):
+        os.environ[SECRET] = token
 
 
 def local_jobs_of_user() -> list[LocalJob]:

@@ -22,7 +22,7 @@ from rallypoint.remote.messages import (
     encode,
     end_mark,
 )
-from rallypoint.remote.ssh_command import SshOptions, ssh_command, why_unreachable
+from rallypoint.remote.ssh_command import SshOptions, is_busy, ssh_command, why_unreachable
 
 if TYPE_CHECKING:
     from rallypoint.remote.console import Console, Output
@@ -38,7 +38,12 @@ _SSH_END = 5.0
 
 
 class HostError(Exception):
-    """A host that cannot be used; the text is the end of a sentence that begins with the host."""
+    """A host that cannot be used; the text is the end of a sentence that begins with the host.
+
+    `busy` is whether it may let us in a moment later.
+    """
+
+    busy = False
 
 
 class Connection:
@@ -63,7 +68,9 @@ class Connection:
         self._started = False
 
     async def open(self) -> Hello:
-        """Reach the supervisor. Raises HostError."""
+        """Reach the supervisor. Raises HostError; may then be called again."""
+        self._before.clear()
+        self._buffer.clear()
         self._process = await asyncio.create_subprocess_exec(
             *ssh_command(self.host, self._options),
             stdin=asyncio.subprocess.PIPE,
@@ -104,8 +111,10 @@ class Connection:
             assert self._reading_errors is not None
             with suppress(TimeoutError):
                 await asyncio.wait_for(asyncio.gather(self._process.wait(), self._reading_errors), _SSH_END)
-            code = self._process.returncode
-            raise HostError(why_unreachable(self.host, self._options, code, bytes(self._before)))
+            said = bytes(self._before)
+            error = HostError(why_unreachable(self.host, self._options, self._process.returncode, said))
+            error.busy = is_busy(self._process.returncode, said)
+            raise error
         try:
             return decode_answer(line)
         except ValueError as error:

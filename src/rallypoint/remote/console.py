@@ -23,8 +23,8 @@ class Output:
         self._queue: queue.SimpleQueue[bytes] = queue.SimpleQueue()
         self._waiting = 0
         self._room = asyncio.Event()
-        self.failed = False
-        """Whether nobody reads it any more, or the disk is full; what comes then is lost."""
+        self.failed = ""
+        """Why what comes is lost: nobody reads it any more, or the disk is full; empty while it is not."""
         threading.Thread(target=self._write, name=f"rallypoint-output-{fd}", daemon=True).start()
 
     async def write(self, data: bytes) -> None:
@@ -52,8 +52,8 @@ class Output:
                     left = left[os.write(self._fd, left) :]
                 except BlockingIOError:
                     _wait_writable(self._fd)
-                except OSError:
-                    self.failed = True
+                except OSError as error:
+                    self.failed = error.strerror or str(error)
             with suppress(RuntimeError):  # the loop is closed
                 self._loop.call_soon_threadsafe(self._written, len(data))
 
@@ -77,6 +77,14 @@ class Console:
     def __init__(self) -> None:
         self.out = Output(1)
         self.err = self.out if _same(1, 2) else Output(2)
+        self._failure_told = False
+
+    def failure(self) -> str:
+        """The sentence for a standard output that cannot be written any more, once; empty if it can."""
+        if not self.out.failed or self._failure_told:
+            return ""
+        self._failure_told = True
+        return f"standard output cannot be written ({self.out.failed}); the job goes on, and its output is lost"
 
     async def say(self, text: str) -> None:
         """Write a line of our own to standard error."""

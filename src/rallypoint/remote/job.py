@@ -5,6 +5,7 @@ on all of them.
 from __future__ import annotations
 
 import asyncio
+import random
 import secrets
 import signal
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -20,12 +21,14 @@ from rallypoint.remote.connection import Connection, HostError
 from rallypoint.remote.console import Console
 from rallypoint.remote.environment import node_variables
 from rallypoint.remote.hosts import Host, labels
-from rallypoint.remote.messages import Alive, Ended, FindEndpoint, Found, Prepare, Signal, Start, portable
+from rallypoint.remote.messages import Alive, Ended, FindEndpoint, Found, Hello, Prepare, Signal, Start, portable
 from rallypoint.remote.outcome import End, exit_code, missing
 from rallypoint.remote.ssh_command import SshOptions
 
 _AT_ONCE = 64
 """Hosts that are connected to at a time: sshd on one gateway, or name servers, would refuse hundreds."""
+_TRIES = 5
+"""How often a host that turns connections away is tried."""
 _KILL_AFTER = 5.0
 """Seconds between a second ^C and SIGKILL to whatever is left."""
 _SETTLE = 3.0
@@ -122,7 +125,7 @@ class _Launch:
 
         async def reach(each: Connection) -> None:
             async with gate:
-                hello = await each.open()
+                hello = await _open(each)
             if hello.version != here.version():
                 there = printable(hello.version) or "of unknown version"
                 raise HostError(f"has Rallypoint {there}, and {here.version()} is here; install the same on all hosts")
@@ -232,6 +235,8 @@ class _Launch:
             for each in self._connections:
                 if not each.ended:
                     each.send(Alive())
+            if failure := self._console.failure():
+                await self._console.say(failure)
 
     def _heard(self, number: int) -> None:
         """A signal has come: it is for the command on all hosts; a second one that asks to end has all killed soon."""
@@ -249,6 +254,18 @@ class _Launch:
                 if each.hello is None:
                     each.abandon()
         await asyncio.gather(*(each.close() for each in self._connections if not each.ended))
+
+
+async def _open(each: Connection) -> Hello:
+    """Reach a host, more than once where it is busy, as a gateway is to which all connections go. Raises HostError."""
+    for attempt in range(_TRIES):
+        try:
+            return await each.open()
+        except HostError as error:
+            if not error.busy or attempt == _TRIES - 1:
+                raise
+        await asyncio.sleep(random.uniform(0.5, 1.5) * 2**attempt)
+    raise AssertionError
 
 
 def _is_global(address: str) -> bool:

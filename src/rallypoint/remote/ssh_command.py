@@ -66,6 +66,14 @@ _MEANINGS: tuple[tuple[str, str], ...] = (
 )
 """What ssh or the login shell says, and what to do; the first row that is found counts."""
 
+_BUSY = re.compile(rb"kex_exchange_identification|connection (closed|reset) by", re.IGNORECASE)
+
+
+def is_busy(code: int | None, said: bytes) -> bool:
+    """Whether a server has turned ssh away as it does when it has too many new connections (sshd's MaxStartups)."""
+    return code == _SSH_FAILED and _BUSY.search(said) is not None
+
+
 _NOT_FOUND, _CANNOT_RUN, _SSH_FAILED = 127, 126, 255
 
 

@@ -10,8 +10,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from rallypoint.agent.local_socket import LocalSocket, local_jobs
+from rallypoint.agent.local_socket import LocalSocket, local_jobs, local_token
 from rallypoint.base.poll import until_readable
+from rallypoint.base.secrets import SECRET, Secret, new_secret, token
 from rallypoint.rendezvous.control_plane import LocalJob
 
 JOB = LocalJob(os.getpid(), "job", "c10d", "127.0.0.1:29400")
@@ -49,13 +50,32 @@ def test_a_job_is_found_while_its_agent_runs() -> None:
     assert mine() == []
 
 
+@pytest.mark.parametrize("given", ["secret", "token"])
+def test_who_is_answered_gets_the_jobs_token(monkeypatch: pytest.MonkeyPatch, given: str) -> None:
+    """With it, commands are taken; the secret itself, which is other jobs' too, is not told."""
+    text = new_secret()
+    expected = token(Secret((text,)), "job")
+    monkeypatch.setattr("rallypoint.base.secrets._taken", {SECRET: text if given == "secret" else expected})
+    with answering(JOB):
+        assert local_token("job") == expected
+        assert local_token("other") == ""
+        assert text not in str(mine())
+        assert expected not in str(mine())
+
+
+def test_a_job_without_a_secret_has_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("rallypoint.base.secrets._taken", {})
+    with answering(JOB):
+        assert local_token("job") == ""
+
+
 def test_an_agent_that_knows_no_endpoint_yet_is_not_shown() -> None:
     with answering(None):
         assert mine() == []
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"\xff\xfe\0a\0b\0c", b"1\0job", b"x\0job\0c10d\0h:1", b"1\0\x1b[2J\0c10d\0h:1"]
+    "answer", [b"", b"\xff\xfe\0a\0b\0c", b"1\0job", b"x\0job\0c10d\0h:1\0", b"1\0\x1b[2J\0c10d\0h:1\0"]
 )
 def test_what_is_no_agents_answer_is_passed_over(answer: bytes) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:

@@ -1,0 +1,99 @@
+"""`rallyctl launch` refuses in one sentence what cannot work, before any host is reached."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from rallypoint.cli.launched_command import LaunchedCommand, read_command
+from rallypoint.cli.rallyctl import main
+
+HOSTS = "--hosts=a:4,b:4"
+RALLYRUN = ["--", "rallyrun", "train.py"]
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ([], "there is no command; write it behind --"),
+        ([HOSTS], "there is no command; write it behind --"),
+        ([HOSTS, "--"], "there is no command; write it behind --"),
+        (RALLYRUN, "--hosts and --hostfile are both missing; give one of them"),
+        ([HOSTS, "--hostfile=x", *RALLYRUN], "--hosts and --hostfile are both given; give one of them"),
+        (["--hostfile=missing", *RALLYRUN], "--hostfile='missing' cannot be read: No such file or directory"),
+        (["--hostfile=.", *RALLYRUN], "--hostfile='.' cannot be read: Is a directory"),
+        (["--hosts=a b", *RALLYRUN], "'a b' is not a host's name or address"),
+        ([HOSTS, "--include=a", "--exclude=b", *RALLYRUN], "--include and --exclude are both given"),
+        ([HOSTS, "--include=c", *RALLYRUN], "--include='c' names c, which is not among the hosts; give one of a, b"),
+        ([HOSTS, "--exclude=a@b", *RALLYRUN], "--exclude='a@b' leaves no host"),
+        ([HOSTS, "--include=a:0", "--env=CUDA_VISIBLE_DEVICES=1", *RALLYRUN], "CUDA_VISIBLE_DEVICES is given, and"),
+        ([HOSTS, "--env=MISSING", *RALLYRUN], "--env=MISSING: there is no such variable here"),
+        ([HOSTS, "--env=1=2", *RALLYRUN], "--env: '1' is not a variable's name"),
+        ([HOSTS, "--env-file=missing", *RALLYRUN], "--env-file='missing' cannot be read"),
+        ([HOSTS, "--env-file=bad", *RALLYRUN], "bad, line 1: 'not a variable' is not a variable's name"),
+        ([HOSTS, "--ssh-args='", *RALLYRUN], "cannot be read: No closing quotation; quote it as for a shell"),
+        (
+            [HOSTS, "--connect-timeout=0", *RALLYRUN],
+            "--connect-timeout='0' is not a number of seconds; give one from 1",
+        ),
+        ([HOSTS, "--lost-after=x", *RALLYRUN], "--lost-after='x' is not a number of seconds"),
+        ([HOSTS, "--grace=1e3", *RALLYRUN], "--grace='1e3' is not a number of seconds"),
+        ([HOSTS, "--grace=99999999999", *RALLYRUN], "is not a number of seconds; give one from 1 to 86400"),
+        ([HOSTS, "--", "rallyrun", "--nnodes=3", "t.py"], "--nnodes=3 needs 3 nodes, and 2 hosts are given"),
+        ([HOSTS, "--env=PET_NNODES=3:4", *RALLYRUN], "PET_NNODES=3:4 needs 3 nodes, and 2 hosts are given"),
+    ],
+)
+def test_what_cannot_work(
+    words: list[str],
+    sentence: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "bad").write_text("not a variable\n")
+    assert main(["launch", *words]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("rallyctl: error: ")
+    assert sentence in line
+
+
+def test_a_mistake_in_rallyruns_flags_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["launch", HOSTS, "--", "rallyrun", "--nnode-rank=1", "train.py"])
+    assert ended.value.code == 2
+    assert "rallyrun: error: " in capsys.readouterr().err
+
+
+def test_a_folder_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    monkeypatch.setenv("PWD", os.fspath(gone))
+    assert main(["launch", HOSTS, *RALLYRUN]) == 2
+    assert (
+        "the folder of this command is gone (No such file or directory); give one by --chdir" in capsys.readouterr().err
+    )
+
+
+@pytest.mark.parametrize(
+    ("command", "variables", "expected"),
+    [
+        (["rallyrun", "t.py"], {}, LaunchedCommand(2, 2)),
+        (["/opt/bin/rallyrun", "--nnodes=1:2", "t.py"], {}, LaunchedCommand(1, 2)),
+        (["rallyrun", "t.py"], {"PET_NNODES": "1:4"}, LaunchedCommand(1, 4)),
+        (["rallyrun", "--standalone", "t.py"], {}, LaunchedCommand()),
+        (["rallyrun", "--rdzv-endpoint=x:1", "t.py"], {}, LaunchedCommand(2, 2, True)),
+        (["rallyrun", "t.py"], {"PET_RDZV_ENDPOINT": "x:1"}, LaunchedCommand(2, 2, True)),
+        (["sh", "-c", "rallyrun --nnodes=9 t.py"], {}, LaunchedCommand()),
+    ],
+)
+def test_what_a_command_says_of_its_nodes(
+    command: list[str], variables: dict[str, str], expected: LaunchedCommand
+) -> None:
+    assert read_command(command, variables, 2) == expected
