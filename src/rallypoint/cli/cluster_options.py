@@ -10,11 +10,13 @@ Laws:
 
 from __future__ import annotations
 
+import os
 import socket
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from rallypoint.base.devices import cpu_count, cuda_count, xpu_count
 from rallypoint.base.endpoint import Endpoint, is_loopback, parse_endpoint
 from rallypoint.base.errors import UsageError, UserError
 from rallypoint.base.log import get_logger
@@ -98,9 +100,21 @@ def _completed(options: Options, cluster: Cluster, environ: Mapping[str, str], m
     sources = {**options.sources, **{dest: origins[dest] for dest in values}}
     derived = " ".join(f"--{dest.replace('_', '-')}={value}" for dest, value in values.items())
     _log.info("%s, node %d: %s", cluster.title, cluster.index, derived or "all values were given")
-    if cluster.remark and cluster.index == 0 and "rdzv_endpoint" in values:
-        _log.warning("%s: %s", cluster.title, cluster.remark)
+    if cluster.index == 0:
+        _warn(cluster, "rdzv_endpoint" in values)
     return options._replace(**values, sources=sources)
+
+
+def _warn(cluster: Cluster, endpoint_derived: bool) -> None:
+    """Say, on one node, what the job can run with and its user may not want."""
+    if cluster.remark and endpoint_derived:
+        _log.warning("%s: %s", cluster.title, cluster.remark)
+    usable, there = cpu_count(), cluster.cpus or os.cpu_count() or 1
+    if cluster.unbind and 2 * usable <= there:
+        _log.warning(
+            "%s: the task on this node may run on %d of %d processors, and so may all of its workers; %s",
+            *(cluster.title, usable, there, cluster.unbind),
+        )
 
 
 def _rendezvous(options: Options, cluster: Cluster, environ: Mapping[str, str], machine: Machine) -> dict[str, Any]:
@@ -142,11 +156,11 @@ def _workers(options: Options, cluster: Cluster, environ: Mapping[str, str]) -> 
     given = options.nproc_per_node if "nproc_per_node" in options.sources else "auto"
     if given != "auto":
         return "", ""
-    from rallypoint.base.devices import cpu_count, cuda_count, xpu_count
-
-    gpus = cuda_count(environ) or xpu_count(environ, integrated=False)
-    if gpus or cluster.gpus:
-        return str(min(gpus or cluster.gpus or 1, cluster.gpus or gpus)), "the task's GPUs"
+    seen = cuda_count(environ) or xpu_count(environ, integrated=False)
+    # A driver that is not known here counts none; what the scheduler says holds then.
+    gpus = seen if cluster.gpus is None else min(seen or cluster.gpus, cluster.gpus)
+    if gpus:
+        return str(gpus), "the task's GPUs"
     return str(min(cpu_count(), cluster.cpus or cpu_count())), "the task's processors"
 
 

@@ -40,7 +40,8 @@ class Cluster:
     names then how the launcher can be asked, if it can. `hosts_here`: this node is known to be node 0, whatever its
     name stands for. `gpus` and `cpus` are how many of them the task on this node may use, None if the environment does
     not say. `wanted` has, for the name of a value that is not known, the sentence that asks for it; `origins`, for the
-    name of a value, where it comes from. `remark` is for the user, if it is not empty.
+    name of a value, where it comes from. `remark` is for the user, if it is not empty, and so is `unbind`, where the
+    task may run on few of the processors.
     """
 
     title: str
@@ -56,6 +57,7 @@ class Cluster:
     wanted: Mapping[str, str] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
     remark: str = ""
+    unbind: str = ""
 
 
 @dataclass(frozen=True)

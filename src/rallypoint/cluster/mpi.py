@@ -97,6 +97,7 @@ def find(environ: Mapping[str, str], machine: Machine) -> Finding:
             title=f"{launcher.title}, {size} rank{'' if size == 1 else 's'}",
             nodes=size,
             index=rank,
+            unbind=f"write {launcher.one_per_host} rallyrun ...",
             ask=launcher.asked_by if launcher.asked_if in environ else "",
             wanted={
                 "rdzv_endpoint": f"{launcher.title} does not say on which host rank 0 is; give it with a free port: "

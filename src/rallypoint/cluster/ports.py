@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 DEFAULT_RANGE = "32768 60999"
-"""The kernel's own `net.ipv4.ip_local_port_range`."""
+"""What `/proc/sys/net/ipv4/ip_local_port_range` says where nobody has changed it."""
 
 _SPANS = ((10000, 32767), (61000, 65535), (5000, 9999))
 """From where ports are taken: the first of these of which the kernel's range leaves `_ENOUGH`."""

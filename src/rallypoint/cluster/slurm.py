@@ -69,12 +69,6 @@ def _outside_a_step(environ: Mapping[str, str], job: int) -> Finding:
 
 def _of_a_step(environ: Mapping[str, str], machine: Machine, job: int, step: int) -> Finding:
     title = f"Slurm job {job} step {step}"
-    components = number(environ, "SLURM_HET_SIZE", 1, 1024) or 1
-    if components > 1:
-        return Refusal(
-            f"{title} is of a heterogeneous job of {components} components, each of which knows its own hosts only; "
-            "give --nnodes, --rdzv-backend=c10d and --rdzv-endpoint=HOST:PORT with the first host of the job"
-        )
     nodes = number(environ, "SLURM_STEP_NUM_NODES", 1, MAX_NODES)
     index = number(environ, "SLURM_NODEID", 0, MAX_NODES - 1)
     names = environ.get("SLURM_STEP_NODELIST", "")
@@ -127,6 +121,7 @@ def _cluster(
             "rdzv_endpoint": "--rdzv-endpoint (from SLURM_STEP_NODELIST)",
             "rdzv_id": "SLURM_JOB_ID",
         },
+        unbind="give srun --cpus-per-task=N, or --cpu-bind=none",
         remark="" if is_outside else _NO_ROOM.format(port=port, text=machine.ephemeral.strip()[:40]),
     )
 

@@ -87,6 +87,7 @@ def test_variables_of_trainers_hold_too() -> None:
         ([], {"SLURM_GPUS_ON_NODE": "4"}, "4"),
         (["--nproc-per-node=auto"], {"SLURM_GPUS_ON_NODE": "4"}, "4"),
         (["--nproc-per-node=3"], {"SLURM_GPUS_ON_NODE": "4"}, "3"),
+        ([], {"SLURM_GPUS_ON_NODE": "0", "SLURM_CPUS_PER_TASK": "1"}, "1"),
         ([], {"SLURM_CPUS_PER_TASK": "1"}, "1"),
         (["--nproc-per-node=auto"], {"SLURM_CPUS_PER_TASK": "1"}, "1"),
         (["--nproc-per-node=cpu"], {"SLURM_CPUS_PER_TASK": "1"}, "cpu"),
@@ -95,6 +96,21 @@ def test_variables_of_trainers_hold_too() -> None:
 )
 def test_workers_are_what_the_task_may_use(flags: list[str], changed: dict[str, str], workers: str) -> None:
     assert filled(*flags, environ={**STEP, **changed}).nproc_per_node == workers
+
+
+def test_a_task_that_is_bound_to_few_processors_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    for environ, words in (
+        ({**FIRST, "SLURM_CPUS_PER_TASK": "4000"}, "give srun --cpus-per-task=N, or --cpu-bind=none"),
+        ({**STEP, "SLURM_CPUS_PER_TASK": "4000"}, ""),  # another node says it
+        ({**FIRST, "SLURM_CPUS_PER_TASK": "1"}, ""),
+    ):
+        caplog.clear()
+        filled(environ=environ)
+        said = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+        assert len(said) == bool(words)
+        if words:
+            assert f"may run on {cpu_count()} of 4000 processors" in said[0]
+            assert words in said[0]
 
 
 def test_a_pod() -> None:
