@@ -32,6 +32,7 @@ ONLY_OURS = [
     "node_check",
     "node_check_timeout",
     "worker_env",
+    "socket_ifname",
 ]
 """Flags that torchrun does not have."""
 

@@ -22,12 +22,12 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
+from rallypoint.agent.background import Background
 from rallypoint.agent.peer_record import PeerRecord, decode_record, encode_record
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock, Deadline
 from rallypoint.base.endpoint import Endpoint, own_address
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger, printable
-from rallypoint.base.mailbox import Mailbox
 from rallypoint.rendezvous.elastic import ElasticHandler
 
 if TYPE_CHECKING:
@@ -118,7 +118,7 @@ class PeerExchange:
         self.users = list(users)
         self._clock = clock
         self._timeout = timeout
-        self._mailbox: Mailbox[_Attempt] = Mailbox()
+        self._work: Background[_Attempt] = Background("rallypoint-peers")
         self._attempt: _Attempt | None = None
         self._give_up_at = math.inf
         self.failure = self.failed_node = ""
@@ -151,10 +151,8 @@ class PeerExchange:
             return
         limit = Deadline.after(self._timeout, self._clock)
         self._give_up_at = limit.at + _LATE
-        self._attempt = _Attempt(
-            placement, own, sorted(wanted), store_opener(group, placement), limit, self._mailbox.post
-        )
-        threading.Thread(target=self._attempt.run, name="rallypoint-peers", daemon=True).start()
+        self._attempt = _Attempt(placement, own, sorted(wanted), store_opener(group, placement), limit)
+        self._work.start(self._attempt.run)
 
     def preparing(self) -> bool:
         """Whether the workers of the round have to wait for it."""
@@ -162,7 +160,7 @@ class PeerExchange:
 
     def fds(self) -> list[int]:
         """Readable when the exchange is done."""
-        return [self._mailbox.fileno()]
+        return self._work.fds()
 
     def wake_at(self) -> float:
         """When its thread counts as stuck, on the clock; infinite if none is under way."""
@@ -170,13 +168,13 @@ class PeerExchange:
 
     def step(self) -> None:
         """Take what the thread has found."""
-        for done in self._mailbox.drain():
-            if done is self._attempt:
-                self._end_attempt()
-                if done.failure:
-                    self._fail(done.failure)
-                else:
-                    self._give_out(done.records)
+        done = self._work.take()
+        if done is not None:
+            self._end_attempt()
+            if done.failure:
+                self._fail(done.failure)
+            else:
+                self._give_out(done.records)
         if self._attempt is not None and self._clock.monotonic() >= self._give_up_at:
             why = self._attempt.sentence(f"nothing has come within {self._timeout:g} s")
             self._end_attempt()
@@ -190,11 +188,12 @@ class PeerExchange:
     def close(self) -> None:
         """Release everything. Idempotent."""
         self.cancel()
-        self._mailbox.close()
+        self._work.close()
         for each in self.users:
             each.close()
 
     def _end_attempt(self) -> None:
+        self._work.forget()
         attempt, self._attempt = self._attempt, None
         if attempt is not None:
             attempt.end()
@@ -221,27 +220,25 @@ class _Attempt:
         wanted: Sequence[int],
         open_store: OpenStore,
         limit: Deadline,
-        done: Callable[[_Attempt], None],
     ) -> None:
         self._placement = placement
         self._own = own
         self._wanted = wanted
         self._open_store = open_store
         self._limit = limit
-        self._done = done
         self._opened: OpenedStore | None = None
         self._lock = threading.Lock()
         self._ended = False
         self.records: dict[int, PeerRecord] = {}
         self.failure = ""
 
-    def run(self) -> None:
-        """Write and read; `records` or `failure` says what came of it."""
+    def run(self) -> _Attempt:
+        """Write and read; `records` or `failure` of what is returned says what came of it."""
         try:
             self._exchange()
         except Exception as error:  # a store may be anybody's, and raise anything
             self.failure = self.sentence(printable(f"{error}" or type(error).__name__, _MAX_SENTENCE))
-        self._done(self)
+        return self
 
     def end(self) -> None:
         """Nobody wants the result any more: end the connection, under the thread too. Idempotent."""

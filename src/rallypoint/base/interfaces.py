@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import struct
 from collections.abc import Iterator
+from typing import NamedTuple
 
 MAX_ADDRESSES = 256
 """A machine with more addresses, such as a load balancer, counts as unknown."""
@@ -17,10 +18,44 @@ _ADDRESS = struct.Struct("=BBBBI")  # family, bits of the network, flags, scope,
 _LINK = struct.Struct("=BxHiII")  # family, kind, interface, flags, which of these count
 _ATTRIBUTE = struct.Struct("=HH")  # length, type
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
-_UP = 1
+_IFLA_NAME = 3
+_UP, _LOOPBACK = 1, 8
 _TEMPORARY = 1
 _LINK_SCOPE = 253
 _TIMEOUT = 5.0
+
+
+class Interface(NamedTuple):
+    """One network interface and its addresses, without link-local ones of IPv6."""
+
+    name: str
+    is_loopback: bool
+    addresses: tuple[str, ...]
+
+
+def interfaces() -> list[Interface]:
+    """The interfaces of this machine that are up, in the kernel's order.
+
+    Raises:
+        OSError: the kernel does not list them.
+    """
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, 0) as kernel:
+        kernel.settimeout(_TIMEOUT)
+        links = list(_parse_dump(kernel, _GETLINK, _NEWLINK))
+        addresses: dict[int, list[str]] = {}
+        for message in _parse_dump(kernel, _GETADDR, _NEWADDR):
+            family, _, _, scope, interface = _ADDRESS.unpack_from(message)
+            packed = _packed(message)
+            counts = family == socket.AF_INET or (family == socket.AF_INET6 and scope != _LINK_SCOPE)
+            if packed is not None and counts:
+                addresses.setdefault(interface, []).append(socket.inet_ntop(family, packed))
+    found = []
+    for message in links:
+        _, _, interface, flags, _ = _LINK.unpack_from(message)
+        name = dict(_attributes(message[_LINK.size :])).get(_IFLA_NAME, b"").rstrip(b"\0").decode(errors="replace")
+        if flags & _UP and name:
+            found.append(Interface(name, bool(flags & _LOOPBACK), tuple(addresses.get(interface, ()))))
+    return found
 
 
 def interface_addresses() -> tuple[str, ...] | None:
@@ -61,8 +96,7 @@ def _parse_dump(kernel: socket.socket, request: int, answer: int) -> Iterator[by
 def _address(message: bytes, up: set[int]) -> str:
     """The address in a message; empty if others do not see it."""
     family, _, flags, scope, interface = _ADDRESS.unpack_from(message)
-    attributes = dict(_attributes(message[_ADDRESS.size :]))
-    packed = attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
+    packed = _packed(message)
     if packed is None or interface not in up or family not in {socket.AF_INET, socket.AF_INET6}:
         return ""
     address = socket.inet_ntop(family, packed)
@@ -71,6 +105,12 @@ def _address(message: bytes, up: set[int]) -> str:
     if family == socket.AF_INET:
         return address
     return "" if scope == _LINK_SCOPE else f"{address}/64" if flags & _TEMPORARY else address
+
+
+def _packed(message: bytes) -> bytes | None:
+    """The address in a message, as bytes."""
+    attributes = dict(_attributes(message[_ADDRESS.size :]))
+    return attributes.get(_IFA_LOCAL) or attributes.get(_IFA_ADDRESS)
 
 
 def _attributes(data: bytes) -> Iterator[tuple[int, bytes]]:

@@ -86,6 +86,7 @@ def config_from_options(
         endpoint_given=choice.endpoint_given,
         preload=options.preload,
         worker_env=options.worker_env,
+        socket_ifname=options.socket_ifname,
         progress_file=_progress_file(options),
         incident_dir=_incident_dir(options),
         tee_collapse=options.tee_collapse,

@@ -125,6 +125,17 @@ def worker_env(text: str) -> tuple[str, ...]:
         raise ArgumentTypeError(f"{text!r} is no list of kinds: {error}") from None
 
 
+def socket_ifname(text: str) -> str:
+    """Read which network interface workers use."""
+    from rallypoint.agent.socket_ifname import checked
+    from rallypoint.base.errors import UserError
+
+    try:
+        return checked(text)
+    except UserError as error:
+        raise ArgumentTypeError(str(error)) from None
+
+
 def exit_codes(text: str) -> str:
     """Read what the exit code says."""
     if text not in ("torchrun", "classified"):

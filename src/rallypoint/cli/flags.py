@@ -17,6 +17,7 @@ from rallypoint.cli.flag_types import (
     preflight,
     seconds,
     shell_command,
+    socket_ifname,
     split_filters,
     store_peers,
     when,
@@ -192,6 +193,13 @@ GROUPS = (
                 (),
                 "Variables that workers get beside torch's: jax (for jax.distributed.initialize()), tf, ompi",
                 "KIND,...",
+            ),
+            Flag(
+                "--socket-ifname",
+                socket_ifname,
+                "",
+                "Network interface of gloo and NCCL: auto (the one towards the other nodes), or names",
+                "NAME,...",
             ),
             Flag(
                 "--progress-file",

@@ -72,6 +72,7 @@ class Options(NamedTuple):
     virtual_local_rank: bool
     preload: tuple[str, ...]
     worker_env: tuple[str, ...]
+    socket_ifname: str
     progress_file: str
     host_prefix: str
     exit_codes: str

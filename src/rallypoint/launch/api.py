@@ -231,6 +231,10 @@ def _add_what_is_asked_for(workers: ProcessController, config: LaunchConfig, par
         from rallypoint.agent.worker_env.install import add_worker_env
 
         add_worker_env(workers, config.worker_env, parameters.max_nodes)
+    if config.socket_ifname:
+        from rallypoint.agent.socket_ifname import add_socket_ifname
+
+        add_socket_ifname(workers, config.socket_ifname)
 
 
 def _preemption(config: LaunchConfig) -> PreemptionSettings | None:

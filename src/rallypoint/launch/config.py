@@ -61,6 +61,8 @@ class LaunchConfig:
             for none. Beyond torch.
         incident_dir: a folder where each node keeps what it knows of a failure; empty for none. Beyond torch.
         worker_env: frameworks whose variables workers get beside torch's: `jax`, `tf`, `ompi`. Beyond torch.
+        socket_ifname: the network interface of gloo and NCCL: `auto`, or names with commas between; empty for their own
+            choice. Beyond torch.
         tee_collapse: seconds within which equal teed lines of several ranks are shown once; 0 for never. Beyond torch.
         preflight: `warn` or `require`: this node is checked before it joins, and stays out of the job after a FAIL if
             that is required; empty for no checks. Beyond torch.
@@ -105,6 +107,7 @@ class LaunchConfig:
     progress_file: str = ""
     incident_dir: str = ""
     worker_env: tuple[str, ...] = ()
+    socket_ifname: str = ""
     tee_collapse: float = 0.0
     preempt_signals: str = ""
     stop_before_end: float = 0.0

@@ -1,0 +1,55 @@
+"""Work on a thread of its own, for whose result the agent's loop is woken."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
+from rallypoint.base.mailbox import Mailbox
+
+T = TypeVar("T")
+
+
+class Background(Generic[T]):
+    """One piece of work at a time; what comes of any but the last is forgotten. All calls are the loop's thread's.
+
+    Args:
+        name: of the thread.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._mailbox: Mailbox[tuple[Callable[[], T], T]] = Mailbox()
+        self._work: Callable[[], T] | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a result is still to come."""
+        return self._work is not None
+
+    def start(self, work: Callable[[], T]) -> None:
+        """Begin a piece of work, which must not raise; the one before is forgotten."""
+        self._work = work
+        threading.Thread(target=lambda: self._mailbox.post((work, work())), name=self._name, daemon=True).start()
+
+    def fds(self) -> list[int]:
+        """Readable when there is a result."""
+        return [self._mailbox.fileno()]
+
+    def take(self) -> T | None:
+        """The result, once, when it is there."""
+        found = None
+        for work, result in self._mailbox.drain():
+            if work is self._work:
+                self._work, found = None, result
+        return found
+
+    def forget(self) -> None:
+        """Nobody wants the result any more. Idempotent."""
+        self._work = None
+
+    def close(self) -> None:
+        """Release everything; a thread that still runs ends with its work. Idempotent."""
+        self.forget()
+        self._mailbox.close()
