@@ -39,8 +39,10 @@ def checked(text: str) -> str:
     there = [name for _, name in socket.if_nameindex()]
     for name in text.split(","):
         if name not in there:
+            where = f" in {text!r}" if name != text else ""
+            known = ", ".join(there)
             raise UserError(
-                f"{name!r} is no network interface of this machine; give {AUTO}, or one or more of {', '.join(there)}"
+                f"{name!r}{where} is no network interface of this machine; give {AUTO}, or one or more of {known}"
             )
     return text
 

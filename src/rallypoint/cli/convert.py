@@ -43,13 +43,7 @@ def config_from_options(
         UserError: a value that cannot work.
     """
     low, high = parse_nnodes(options.nnodes, options.source("nnodes"))
-    _check_bounds(options)
-    _check_signals(options)
-    if options.preempt_signals or options.stop_before_end or options.requeue:
-        from rallypoint.cli.preemption import check_preemption
-
-        check_preemption(options, environ)
-    _check_backend(options)
+    _check(options, environ)
     program, arguments = entry_point(options, environ)
     choice = choose_rendezvous(options, high)
     size = local_world_size(options.nproc_per_node, environ, options.source("nproc_per_node"))
@@ -95,6 +89,17 @@ def config_from_options(
         node_check_timeout=options.node_check_timeout,
     )
     return config, program, arguments
+
+
+def _check(options: Options, environ: Mapping[str, str]) -> None:
+    """What can be known of the values by themselves."""
+    _check_bounds(options)
+    _check_signals(options)
+    if options.preempt_signals or options.stop_before_end or options.requeue:
+        from rallypoint.cli.preemption import check_preemption
+
+        check_preemption(options, environ)
+    _check_backend(options)
 
 
 def entry_point(options: Options, environ: Mapping[str, str]) -> tuple[EntryPoint, tuple[str, ...]]:
