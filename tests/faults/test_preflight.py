@@ -6,8 +6,10 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +24,7 @@ from rallypoint.preflight.run import DEADLINE
 from rallypoint.preflight.table import CheckInputs
 from tests.faults.network import Network, network, why_not
 from tests.faults.other_user import as_other_user
+from tests.jobs.launching import RALLYRUN, TIMEOUT, Launcher, launching
 
 PORT = 29400
 CHECK = [sys.executable, "-m", "rallypoint.cli.rallyctl", "check"]
@@ -49,6 +52,12 @@ def mounting(script: str, *arguments: str) -> list[str]:
 def possible() -> None:
     if os.geteuid() != 0:
         pytest.skip("FAULT TESTS DID NOT RUN: needs root, to make namespaces")
+
+
+@pytest.fixture
+def rallyrun(tmp_path: Path) -> Iterator[Launcher]:
+    with launching(tmp_path) as made:
+        yield made
 
 
 def test_the_shared_memory_that_docker_gives_fails() -> None:
@@ -157,7 +166,7 @@ def test_the_way_to_the_endpoint(net: Network, tmp_path: Path) -> None:
     found = check(entry, f"--endpoint=node1:{PORT}")
     assert found["endpoint"] == (
         "PASS",
-        f"node1:{PORT}: {there.address} is reached, and nobody listens at the port yet; ",
+        f"node1:{PORT}: {there.address} is reached, and nobody listens at the port; ",
     )
     assert "nobody listens" in found["control-plane"][1]
     assert "node1 is not this machine" in found["port"][1]
@@ -257,6 +266,34 @@ def test_a_dead_file_system_is_told_and_does_not_keep_the_command_from_ending(tm
     lines = {line.split()[1].rstrip(":"): line for line in done.stdout.splitlines()}
     assert lines["log-space"].startswith("FAIL log-space: the log folder does not answer; if it is a network file")
     assert lines["temp-space"].startswith("PASS")
+
+
+def test_whoever_is_held_up_by_a_dead_file_system_can_be_ended_and_leaves_nothing(rallyrun: Launcher) -> None:
+    """Before anything else asks the folder."""
+    if not os.path.exists("/dev/fuse"):
+        pytest.skip("FAULT TEST DID NOT RUN: there is no /dev/fuse, by which a file system can be dead")
+    folder = rallyrun.folder / "dead"
+    folder.mkdir()
+    entry = ["unshare", "--mount", sys.executable, "-c", DEAD_FILE_SYSTEM, str(folder)]
+    for number in (signal.SIGTERM, signal.SIGKILL, signal.SIGINT):
+        job = rallyrun.command([*entry, *RALLYRUN, "--preflight=require", f"--log-dir={folder}/logs", "train.py"])
+        deadline = time.monotonic() + TIMEOUT
+        while not (checking := [each for each in rallyrun.left() if "rallypoint.preflight.run" in each]):
+            assert time.monotonic() < deadline, "the process that checks is not there"
+            threading.Event().wait(0.02)
+        job.signal(number)
+        assert job.ends() == -number
+        rallyrun.until_gone(int(checking[0].partition(":")[0]))
+
+
+def test_locked_memory_is_judged_where_there_is_infiniband() -> None:
+    device = "mount -t tmpfs tmpfs /sys/class; mkdir -p /sys/class/infiniband/mlx5_0"
+    low = mounting(f"{device}; prlimit --pid $$ --memlock=65536")
+    status, text = check(low)["locked-memory"]
+    assert (status, "without limit for mlx5_0" in text) == ("PASS", True), "root may lock memory"
+    status, text = check([*low, "setpriv", "--bounding-set=-ipc_lock"])["locked-memory"]
+    assert status == "FAIL"
+    assert "0.0625 MiB may be locked, and mlx5_0 needs more; set `ulimit -l unlimited`" in text
 
 
 def test_proxies_that_would_divert_the_endpoint() -> None:

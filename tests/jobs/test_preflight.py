@@ -10,6 +10,7 @@ import pytest
 
 from rallypoint.base.secrets import new_secret
 from rallypoint.preflight.checks import NAMES
+from tests.etcd_cluster import EtcdCluster
 from tests.jobs.launching import RALLYRUN, AtOnce, Launcher
 from tests.jobs.nodes import Nodes, all_end
 from tests.jobs.test_control_plane import RALLYCTL
@@ -120,6 +121,35 @@ def the_control_plane_of_a_job_answers_for_that_job(launcher: Launcher) -> None:
         assert "belongs to job 'mine', not to 'other'" in lines["control-plane"]
         assert node.job.err.count("1 of 2 nodes are in") == 1, "nobody has joined"
         node.job.stop()
+
+
+def test_a_job_on_etcd(rallyrun: Launcher, etcd: EtcdCluster) -> None:
+    endpoints = ",".join(map(str, etcd.endpoints))
+    flags = (f"--endpoint={endpoints}", "--rdzv-backend=etcd")
+    _, lines = told(rallyrun, *flags)
+    assert lines["endpoint"].startswith("PASS endpoint: ")
+    assert lines["endpoint"].count("accepts connections") == len(etcd.endpoints)
+    assert "give the job's --rdzv-id" in lines["control-plane"]
+    name = rallyrun.mark[:8]
+    _, lines = told(rallyrun, *flags, f"--rdzv-id={name}")
+    assert f"PASS control-plane: no agent of job '{name}' is coordinator" in lines["control-plane"]
+    job = Nodes(
+        rallyrun, "--rdzv-backend=etcd", f"--rdzv-endpoint={endpoints}", f"--rdzv-id={name}", "--preflight=warn"
+    )
+    node = job.start("A")
+    node.comes_up(1, world_size=1)
+    _, lines = told(rallyrun, *flags, f"--rdzv-id={name}")
+    assert lines["control-plane"].startswith("PASS control-plane: Rallypoint's control plane answers")
+    assert lines["clock"].startswith("PASS clock: the coordinator's clock is 0.")
+    away = f"--endpoint={etcd.endpoints[0]},127.0.0.1:{free_port()}"
+    _, lines = told(rallyrun, away, "--rdzv-backend=etcd", f"--rdzv-id={name}")
+    assert "nobody listens at the port" in lines["endpoint"]
+    assert lines["endpoint"].startswith("WARN endpoint: ")
+    code, lines = told(rallyrun, f"--endpoint=127.0.0.1:{free_port()}", "--rdzv-backend=etcd")
+    assert code == 2
+    assert lines["endpoint"].startswith("FAIL endpoint: ")
+    job.say("finish")
+    all_end([node], 0)
 
 
 def test_control_planes(at_once: AtOnce) -> None:

@@ -230,6 +230,10 @@ def _incident_dir(options: Options) -> str:
 def _logs_specs(options: Options) -> LogsSpecs:
     from rallypoint.logs.specs import DefaultLogsSpecs, plugin_specs
 
+    if options.preflight and options.log_dir:
+        from rallypoint.launch.preflight import await_log_dir
+
+        await_log_dir(options.log_dir, options.preflight)
     arguments: dict[str, Any] = {
         "log_dir": options.log_dir or None,
         "redirects": _streams(options, "redirects"),

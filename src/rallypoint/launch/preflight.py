@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING
 from rallypoint.agent.coordinators import coordinators
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.endpoint import Endpoint, parse_endpoint
+from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
-from rallypoint.preflight.admission import admit
+from rallypoint.preflight.admission import REQUIRE, WARN, admit
+from rallypoint.preflight.disks import LOG_SPACE
 from rallypoint.preflight.results import counts
 from rallypoint.preflight.run import run_checks
 from rallypoint.preflight.table import CheckInputs
@@ -27,13 +29,28 @@ def check_node(config: LaunchConfig, parameters: RendezvousParameters) -> None:
 
     Raises:
         PreflightError: something has failed, and `config.preflight` requires that nothing does.
+        UserError: `config.preflight` is no way to check.
     """
+    if config.preflight not in (WARN, REQUIRE):
+        raise UserError(f"preflight={config.preflight!r} is neither {WARN} nor {REQUIRE}; give one of them, or nothing")
     assert config.logs_specs is not None
     begun = SYSTEM_CLOCK.monotonic()
     log_dir = str(config.logs_specs.root_log_dir or "")
-    results = run_checks(inputs_of(parameters, log_dir)._replace(workers=config.nproc_per_node))
+    inputs = inputs_of(parameters, log_dir)._replace(workers=config.nproc_per_node, max_nodes=config.max_nodes)
+    results = run_checks(inputs)
     _log.info("preflight checks of this node: %s, in %.2f s", counts(results), SYSTEM_CLOCK.monotonic() - begun)
     admit(results, config.preflight)
+
+
+def await_log_dir(log_dir: str, mode: str) -> None:
+    """See whether the folder answers, before anybody asks it for something that does not end.
+
+    Raises:
+        PreflightError: it does not, and `mode` requires that it does.
+    """
+    results = run_checks(CheckInputs(log_dir), readings=(LOG_SPACE,))
+    if results == LOG_SPACE.silent():
+        admit(results, mode)
 
 
 def inputs_of(parameters: RendezvousParameters, log_dir: str) -> CheckInputs:
@@ -44,7 +61,7 @@ def inputs_of(parameters: RendezvousParameters, log_dir: str) -> CheckInputs:
     """
     places = [each for each in _endpoints(parameters) if each.port]  # without one, nobody else comes
     ask = partial(coordinators, parameters) if places and parameters.backend in _WITH_COORDINATOR else None
-    return CheckInputs(log_dir, tuple(places), parameters.backend, parameters.run_id, 0, ask)
+    return CheckInputs(log_dir, tuple(places), parameters.backend, parameters.run_id, coordinators=ask)
 
 
 _WITH_COORDINATOR = ("c10d", "static", "etcd")

@@ -125,6 +125,22 @@ def _silence(what: str) -> Judgement:
 _SPACE = f"below {ENOUGH_SPACE // GIBIBYTE} GiB or {ENOUGH_FILES} files (inodes)"
 _NO_SPACE = f"below {MIN_SPACE // MEBIBYTE} MiB or {MIN_FILES} files, or nothing can be written"
 
+LOG_SPACE = Reading(
+    read_log_dir,
+    (
+        Check(
+            "log-space",
+            "The same of `--log-dir`, or of the nearest folder above it that is there.",
+            _SPACE,
+            _NO_SPACE,
+            "make room, or give another `--log-dir`",
+            judge_space,
+        ),
+    ),
+    _silence("the log folder"),
+    may_hang=True,
+)
+
 DISKS = (
     Reading(
         read_shared_memory,
@@ -158,19 +174,5 @@ DISKS = (
         _silence("the temporary folder"),
         may_hang=True,
     ),
-    Reading(
-        read_log_dir,
-        (
-            Check(
-                "log-space",
-                "The same of `--log-dir`, or of the nearest folder above it that is there.",
-                _SPACE,
-                _NO_SPACE,
-                "make room, or give another `--log-dir`",
-                judge_space,
-            ),
-        ),
-        _silence("the log folder"),
-        may_hang=True,
-    ),
+    LOG_SPACE,
 )

@@ -85,9 +85,9 @@ class EndpointFacts(NamedTuple):
 
 
 def judge_endpoint(facts: EndpointFacts) -> Judgement:
-    """Whether its name resolves, and its host is reached. That nobody listens yet is no fault: jobs start in any
-    order."""
-    judged = [_judge_place(each) for each in facts.places]
+    """Whether its name resolves, and its host is reached. That nobody listens yet is no fault where a node of the job
+    will: they start in any order."""
+    judged = [_judge_place(each, facts.is_ours) for each in facts.places]
     if not judged:
         return not_known(_NO_ENDPOINT)
     if len(judged) == 1:
@@ -103,7 +103,7 @@ def judge_endpoint(facts: EndpointFacts) -> Judgement:
 _NO_ENDPOINT = "there is no endpoint to check"
 
 
-def _judge_place(place: PlaceFacts) -> Judgement:
+def _judge_place(place: PlaceFacts, is_ours: bool) -> Judgement:
     where, found = place.endpoint, place.found
     dns = "check the endpoint, DNS and /etc/hosts"
     if found.unanswered:
@@ -116,6 +116,8 @@ def _judge_place(place: PlaceFacts) -> Judgement:
     lost = [*place.having(Outcome.SILENT), *place.having(Outcome.UNREACHABLE)]
     lost += [] if reached else place.having(Outcome.NO_ROUTE)  # else the other family does
     text = f"{where}{' (this machine)' if place.is_here else ''}: {_words(place.attempts, where.host)}"
+    if not is_ours and reached and not place.having(Outcome.ACCEPTED):
+        return failed(text, "start etcd there, or take it out of the endpoint")
     if lost:
         remedy = "check the address, the routes and firewalls between the machines, and that the host is up"
         return warned(text, remedy) if reached else failed(text, remedy)
@@ -128,7 +130,7 @@ def _judge_place(place: PlaceFacts) -> Judgement:
 
 _OUTCOMES = {
     Outcome.ACCEPTED: "accepts connections",
-    Outcome.REFUSED: "is reached, and nobody listens at the port yet",
+    Outcome.REFUSED: "is reached, and nobody listens at the port",
     Outcome.SILENT: "does not answer",
 }
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from rallypoint.base.endpoint import host_name, is_local_address, is_loopback
 from rallypoint.preflight.look_up import LOOK_UP, SLOW, LookUp, look_up
-from rallypoint.preflight.results import Judgement, passed, warned
+from rallypoint.preflight.results import Judgement, not_known, passed, warned
 from rallypoint.preflight.table import Check, CheckInputs, Reading
 
 
@@ -17,17 +17,21 @@ class NameFacts(NamedTuple):
     name: str
     found: LookUp
     foreign: tuple[str, ...] = ()
+    alone: bool = False
+    """Whether the job has no other node, which could be told the address."""
 
 
-def read_host_name(_inputs: CheckInputs) -> NameFacts:
+def read_host_name(inputs: CheckInputs) -> NameFacts:
     """Look this machine's own name up."""
     found = look_up(socket.gethostname())
     foreign = tuple(each for each in found.addresses if not is_local_address(each))
-    return NameFacts(host_name(), found, foreign)
+    return NameFacts(host_name(), found, foreign, inputs.max_nodes == 1)
 
 
 def judge_host_name(facts: NameFacts) -> Judgement:
     """Gloo, and whoever asks for `socket.gethostname()`, tells others what the name stands for here."""
+    if facts.alone:
+        return not_known("the job has no other node that could be told an address")
     name, found = facts.name, facts.found
     remedy = f"give {name} the address by which other nodes reach this one, in DNS or /etc/hosts"
     if found.unanswered:

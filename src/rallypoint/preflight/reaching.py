@@ -100,7 +100,7 @@ def _ask(inputs: CheckInputs, facts: EndpointFacts) -> Answer:
     if inputs.coordinators is None:
         return Answer(absent=f"what answers for the backend {facts.backend!r} is not Rallypoint's to ask")
     if not any(place.having(Outcome.ACCEPTED) for place in facts.places):
-        return Answer(absent="nobody listens at the endpoint yet")
+        return Answer(absent="nobody listens at the endpoint")
     import asyncio
 
     from rallypoint.etcd.api import EtcdError
@@ -192,10 +192,10 @@ ENDPOINT = Reading(
         Check(
             "endpoint",
             "Whether the endpoint's name resolves and its host is reached by TCP, each address of it. That nobody "
-            "listens there yet is no fault.",
+            "listens there yet is no fault, but on etcd.",
             f"one of several addresses or endpoints is not reached, or the look-up took {SLOW:.0f} s",
             f"it does not resolve, or not within {LOOK_UP:.0f} s, or no address of it is reached within "
-            f"{CONNECT:.0f} s",
+            f"{CONNECT:.0f} s; no member of etcd listens",
             "DNS, /etc/hosts, routes, firewalls",
             judging.judge_endpoint,
         ),

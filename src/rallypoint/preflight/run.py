@@ -15,6 +15,7 @@ import queue
 import subprocess
 import sys
 import threading
+from collections.abc import Sequence
 from typing import IO, Any
 
 from rallypoint.base.clock import Deadline
@@ -35,25 +36,28 @@ _Answers = queue.SimpleQueue[tuple[int, list[CheckResult]]]
 """The number of each reading that was done, with its results."""
 
 
-def run_checks(inputs: CheckInputs, seconds: float = DEADLINE) -> list[CheckResult]:
-    """Run all checks.
+def run_checks(
+    inputs: CheckInputs, seconds: float = DEADLINE, readings: Sequence[Reading[Any]] | None = None
+) -> list[CheckResult]:
+    """Run all checks, or some.
 
     Args:
         inputs: what is to be checked.
         seconds: until when what has not answered is given up.
+        readings: those of the table whose checks are wanted; None for all.
 
     Returns:
         One result for each check, in the order of the table.
     """
     deadline = Deadline.after(seconds)
     answers = _Answers()
-    hanging = {number: reading for number, reading in enumerate(READINGS) if reading.may_hang}
+    wanted = {number: each for number, each in enumerate(READINGS) if readings is None or each in readings}
+    hanging = {number: reading for number, reading in wanted.items() if reading.may_hang}
     child = _start_child(inputs, hanging, answers) if hanging else None
-    for number, reading in enumerate(READINGS):
-        if not reading.may_hang:
-            _start_thread(_answer, number, reading, inputs, answers)
+    for number in wanted.keys() - hanging.keys():
+        _start_thread(_answer, number, wanted[number], inputs, answers)
     found: dict[int, list[CheckResult]] = {}
-    while len(found) < len(READINGS):
+    while len(found) < len(wanted):
         try:
             number, results = answers.get(timeout=deadline.remaining())
         except queue.Empty:
@@ -61,7 +65,9 @@ def run_checks(inputs: CheckInputs, seconds: float = DEADLINE) -> list[CheckResu
         found.setdefault(number, results)
     if child is not None:
         child.kill()
-    return [each for number, reading in enumerate(READINGS) for each in found.get(number) or reading.silent()]
+        assert child.stdin is not None
+        child.stdin.close()
+    return [each for number, reading in wanted.items() for each in found.get(number) or reading.silent()]
 
 
 def _answer(number: int, reading: Reading[Any], inputs: CheckInputs, answers: _Answers) -> None:
@@ -87,7 +93,7 @@ def _start_child(inputs: CheckInputs, readings: dict[int, Reading[Any]], answers
     told = json.dumps([list(readings), inputs._replace(coordinators=None)])
     child = subprocess.Popen(
         [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _FOLDER, told],
-        stdin=subprocess.DEVNULL,
+        stdin=subprocess.PIPE,  # which ends with this process, and the child with it
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
     )
@@ -110,7 +116,9 @@ def _read_child(
 
 
 def main_of_child() -> None:
-    """The process: each reading on a thread of its own, and a line of JSON for each that is done."""
+    """The process: each reading on a thread of its own, and a line of JSON for each that is done. It ends at the end of
+    its standard input at the latest, whatever hangs."""
+    _start_thread(_end_with_parent)
     numbers, told = json.loads(sys.argv[1])
     inputs = CheckInputs(*told)
     answers = _Answers()
@@ -119,3 +127,8 @@ def main_of_child() -> None:
     for _ in numbers:
         print(json.dumps(answers.get()), flush=True)
     os._exit(0)
+
+
+def _end_with_parent() -> None:
+    sys.stdin.read()
+    os._exit(1)

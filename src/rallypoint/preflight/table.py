@@ -18,8 +18,8 @@ class CheckInputs(NamedTuple):
     """What is to be checked.
 
     `log_dir` is empty where logs go to the temporary folder; `endpoints` are hosts and ports where nodes meet, none if
-    there is nothing to reach; `job` is the job's id, or empty; `workers` is how many this node will run, 0 if that is
-    not known.
+    there is nothing to reach; `job` is the job's id, or empty; `workers` and `max_nodes` are how many this node
+    and the job will have, 0 if that is not known.
     """
 
     log_dir: str = ""
@@ -27,6 +27,7 @@ class CheckInputs(NamedTuple):
     backend: str = "c10d"
     job: str = ""
     workers: int = 0
+    max_nodes: int = 0
     coordinators: Callable[[], list[DialTarget]] | None = None
     """Says where the job's coordinator may be; None if there is no control plane to ask. May take seconds, and raises
     as `coordinators` of the agent does."""

@@ -37,6 +37,11 @@ def test_the_name_of_this_machine(found: LookUp, foreign: tuple[str, ...], words
     assert said(judge_host_name(NameFacts("node7", found, foreign)), "node7", *words) == status
 
 
+def test_a_job_of_one_node_tells_nobody_its_address() -> None:
+    facts = NameFacts("node7", LookUp(("127.0.1.1",)), alone=True)
+    assert said(judge_host_name(facts), "no other node") == "not known"
+
+
 def place(*attempts: Attempt, here: bool = False, took: float = 0.01) -> PlaceFacts:
     return PlaceFacts(NODE, LookUp(tuple(each.address for each in attempts), took=took), attempts, here)
 
@@ -51,7 +56,7 @@ NO_IPV6 = Attempt("fd00::1", Outcome.NO_ROUTE, "Network is unreachable")
     [
         ([], ["no endpoint"], "not known"),
         ([place(OPEN)], ["node1:29400: 10.0.0.1 accepts connections"], "PASS"),
-        ([place(CLOSED)], ["10.0.0.1 is reached, and nobody listens at the port yet"], "PASS"),
+        ([place(CLOSED)], ["10.0.0.1 is reached, and nobody listens at the port"], "PASS"),
         ([place(CLOSED, here=True)], ["node1:29400 (this machine)"], "PASS"),
         ([place(SILENT)], ["10.0.0.2 does not answer", "firewalls"], "FAIL"),
         ([place(LOST)], ["10.0.0.2 cannot be reached (No route to host)", "routes"], "FAIL"),
@@ -62,12 +67,25 @@ NO_IPV6 = Attempt("fd00::1", Outcome.NO_ROUTE, "Network is unreachable")
         ([place(OPEN, took=5.0)], ["look-up took 5.0 s", "resolv.conf"], "WARN"),
         ([PlaceFacts(NODE, LookUp(error="Name or service not known"))], ["node1 does not resolve", "DNS"], "FAIL"),
         ([PlaceFacts(NODE, LookUp(took=6.0))], ["nobody answers what node1 stands for within 6 s"], "FAIL"),
-        ([place(OPEN), place(CLOSED)], ["accepts", "nobody listens"], "PASS"),
+        ([place(OPEN), place(OPEN)], ["accepts"], "PASS"),
         ([place(OPEN), place(LOST)], ["accepts", "No route to host", "routes"], "WARN"),
         ([place(LOST), place(SILENT)], ["No route to host", "does not answer"], "FAIL"),
     ],
 )
 def test_the_endpoint(places: list[PlaceFacts], words: list[str], status: str) -> None:
+    assert said(endpoint.judge_endpoint(EndpointFacts("c10d", tuple(places))), *words) == status
+
+
+@pytest.mark.parametrize(
+    ("places", "words", "status"),
+    [
+        ([place(OPEN), place(OPEN)], [], "PASS"),
+        ([place(OPEN), place(CLOSED)], ["nobody listens at the port", "start etcd there"], "WARN"),
+        ([place(CLOSED), place(CLOSED)], ["start etcd there"], "FAIL"),
+        ([place(OPEN, CLOSED)], [], "PASS"),
+    ],
+)
+def test_members_of_etcd_have_to_be_there_before(places: list[PlaceFacts], words: list[str], status: str) -> None:
     assert said(endpoint.judge_endpoint(EndpointFacts("etcd", tuple(places))), *words) == status
 
 
