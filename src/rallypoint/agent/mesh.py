@@ -12,32 +12,20 @@ Laws:
 from __future__ import annotations
 
 import math
-import os
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
-from datetime import timedelta
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rallypoint.agent.peer_exchange import OpenStore, exchange_of, round_scope, store_opener
-from rallypoint.base.clock import SYSTEM_CLOCK, Clock, Deadline
-from rallypoint.base.endpoint import Endpoint, is_loopback
+from rallypoint.agent.mesh_attempt import MESH, MeshAttempt
+from rallypoint.agent.peer_exchange import exchange_of, round_scope, store_opener
+from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.endpoint import is_loopback
 from rallypoint.base.errors import UserError
-from rallypoint.base.log import get_logger, printable
+from rallypoint.base.log import get_logger
 from rallypoint.base.mailbox import Mailbox
 from rallypoint.preflight.admission import REQUIRE
-from rallypoint.preflight.dialling import DIAL_TIMEOUT, MeshListener, Target, dial_all
-from rallypoint.preflight.mesh import (
-    Finding,
-    MeshLine,
-    concerned,
-    decode_finding,
-    decode_lines,
-    dialled_ranks,
-    encode_finding,
-    encode_lines,
-    mesh_lines,
-)
+from rallypoint.preflight.dialling import MeshListener
+from rallypoint.preflight.mesh import concerned, dialled_ranks
 from rallypoint.preflight.mesh_handshake import MeshNode
 
 if TYPE_CHECKING:
@@ -46,17 +34,11 @@ if TYPE_CHECKING:
     from rallypoint.agent.peer_record import PeerRecord
     from rallypoint.agent.spec import WorkerGroup
     from rallypoint.protocol.messages import Placement
-    from rallypoint.store.api import Store
 
 log = get_logger(__name__)
 
-_FINDINGS, _LINES = 10.0, 20.0
-"""Seconds that group rank 0 waits for what the others have found, beyond the time in which all have dialled; and that
-these wait for what it makes of that."""
 _VERDICT = 30.0
 """Seconds that it waits for the job's verdict, before it announces the failure itself."""
-_REMEDY = "look at firewalls and routes between them, or name the address to use by --local-addr"
-_MAX_SENTENCE = 1000
 
 
 def add_mesh(workers: WorkerController, mode: str, nodes: int) -> None:
@@ -84,7 +66,7 @@ def add_mesh(workers: WorkerController, mode: str, nodes: int) -> None:
 class Mesh:
     """The mesh of one agent: a `monitors.Preparation`, and a `peer_exchange.PeerUser`."""
 
-    use = "mesh"
+    use = MESH
     ends_job = True
 
     def __init__(self, mode: str, users: list[PeerUser], clock: Clock = SYSTEM_CLOCK) -> None:
@@ -102,8 +84,8 @@ class Mesh:
         self._clock = clock
         self._group: WorkerGroup | None = None
         self._listener: MeshListener | None = None
-        self._attempt: _Attempt | None = None
-        self._mailbox: Mailbox[_Attempt] = Mailbox()
+        self._attempt: MeshAttempt | None = None
+        self._mailbox: Mailbox[MeshAttempt] = Mailbox()
         self._verdict_by = math.inf
         """Until when the verdict is awaited, which another node has asked for; infinite if none is."""
         self._sentence = self._node = ""
@@ -137,7 +119,8 @@ class Mesh:
         own = records[place.group_rank]
         listener.own = MeshNode(scope, place.group_rank, own.node)
         others = [records[rank] for rank in dialled_ranks(place.group_rank, place.group_world_size)]
-        self._attempt = _Attempt(place, listener.own, own, others, store_opener(group, place), self._mailbox.post)
+        opener = store_opener(group, place)
+        self._attempt = MeshAttempt(place, listener.own, own, others, opener, self._mailbox.post, self._clock)
         threading.Thread(target=self._attempt.run, name="rallypoint-mesh", daemon=True).start()
 
     def missed(self, why: str) -> bool:
@@ -202,26 +185,28 @@ class Mesh:
         if listener is not None:
             listener.close()
 
-    def _end(self, done: _Attempt) -> None:
+    def _end(self, done: MeshAttempt) -> None:
         """The nodes have been dialled, or that has failed."""
         self._end_attempt()
         self._users.remove(self)
         for line in done.lines:
             if concerned(line, done.rank) and not (self._required and done.rank == 0 and line is done.lines[0]):
-                log.warning("%s; %s", line.text, _REMEDY)
+                log.warning("%s", line.text)
         if done.total > len(done.lines) and done.rank == 0:
             log.warning("and %d more such findings", done.total - len(done.lines))
         if done.trouble and not self._required:
             log.warning("it is not known whether the nodes reach each other: %s", done.trouble)
         if not done.trouble and not done.lines:
-            log.info("the nodes of the round reach each other (this one has dialled %d)", done.count)
+            log.info(
+                "the nodes of the round reach each other (this one has dialled %d, in %.3f s)", done.count, done.took
+            )
         if not self._required or not (done.trouble or done.lines):
             return
         if done.trouble:
             self.failure, self.failed_node = done.trouble, ""
             return
         more = f"; {done.total - 1} more such findings are in this node's log" if done.total > 1 else ""
-        self._sentence = f"{done.lines[0].text}; {_REMEDY}{more}"
+        self._sentence = f"{done.lines[0].text}{more}"
         self._node = done.lines[0].node
         if done.rank == 0:
             self.failure, self.failed_node = self._sentence, self._node
@@ -232,104 +217,3 @@ class Mesh:
 def _scope(group: WorkerGroup, placement: Placement) -> str:
     """What the nodes of this round, and no others, have in common."""
     return f"{group.spec.rdzv_handler.get_run_id()}/{placement.origin}/{round_scope(group, placement)}"
-
-
-class _Attempt:
-    """The mesh of one round, on a thread of its own."""
-
-    def __init__(
-        self,
-        placement: Placement,
-        own: MeshNode,
-        record: PeerRecord,
-        others: Sequence[PeerRecord],
-        open_store: OpenStore,
-        done: Callable[[_Attempt], None],
-    ) -> None:
-        self.rank = own.group_rank
-        self.count = len(others)
-        self.lines: list[MeshLine] = []
-        self.total = 0
-        """How many lines there are, of which `lines` may be the first."""
-        self.trouble = ""
-        """Why it is not known whom the nodes reach, in a sentence."""
-        self._limit = Deadline.after(DIAL_TIMEOUT + (_LINES if self.rank else _FINDINGS))
-        self.give_up_at = self._limit.at + DIAL_TIMEOUT
-        self._placement = placement
-        self._own = own
-        self._record = record
-        self._others = others
-        self._open_store = open_store
-        self._done = done
-        self._ended = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
-        self._over = False
-        self._lock = threading.Lock()
-        self._close_store: Callable[[], None] = lambda: None
-
-    def run(self) -> None:
-        """Dial, and exchange what was found."""
-        try:
-            self._work()
-        except Exception as error:  # a store may be anybody's, and raise anything
-            self.trouble = self.sentence(printable(f"{error}" or type(error).__name__, _MAX_SENTENCE))
-        finally:
-            with self._lock:
-                fd, self._ended = self._ended, -1
-            os.close(fd)
-        self._done(self)
-
-    def end(self) -> None:
-        """Nobody wants the result any more. Idempotent."""
-        with self._lock:
-            self._over = True
-            if self._ended >= 0:
-                os.eventfd_write(self._ended, 1)
-            close, self._close_store = self._close_store, lambda: None
-        close()
-
-    def sentence(self, why: str) -> str:
-        """Why it is not known whom the nodes reach."""
-        where = Endpoint(self._placement.store_address, self._placement.store_port)
-        return f"{self._own.node} cannot exchange what it has found over the worker store at {where}: {why}"
-
-    def _work(self) -> None:
-        failures, targets = {}, []
-        for each in self._others:
-            if ports := each.ports.get(Mesh.use):
-                who = MeshNode(self._own.scope, each.group_rank, each.node)
-                targets.append(Target(who, each.address, ports[0]))
-            else:
-                failures[each.group_rank] = "it was started without --preflight"
-        failures |= dial_all(targets, self._own, self._ended)
-        opened = self._open_store(self._limit.remaining())
-        with self._lock:
-            over = self._over
-            if opened.is_own:
-                self._close_store = getattr(opened.store, "close", lambda: None)
-        if over:
-            self.end()
-            return
-        where = str(Endpoint(self._record.address, self._record.ports[Mesh.use][0]))
-        own = encode_finding(Finding(self._own.node, where, failures))
-        opened.store.set(opened.key(f"mesh/{self.rank}"), own)
-        if self.rank == 0:
-            lines = mesh_lines(self._findings(opened.store, opened.key), self._placement.group_world_size)
-            data = encode_lines(lines)
-            opened.store.set(opened.key("mesh/lines"), data)
-        else:
-            self._wait(opened.store, [opened.key("mesh/lines")])
-            data = bytes(opened.store.get(opened.key("mesh/lines")))
-        self.total, self.lines = decode_lines(data, self._placement.group_world_size)
-
-    def _findings(self, store: Store, key: Callable[[object], str]) -> Mapping[int, Finding]:
-        """What all nodes have found, as far as they tell it in time."""
-        count = self._placement.group_world_size
-        keys = [key(f"mesh/{rank}") for rank in range(count)]
-        with suppress(Exception):  # what does not come is seen below
-            self._wait(store, keys)
-        there = [rank for rank in range(count) if store.check([keys[rank]])]
-        values = store.multi_get([keys[rank] for rank in there])
-        return {rank: decode_finding(bytes(data), rank, count) for rank, data in zip(there, values, strict=True)}
-
-    def _wait(self, store: Store, keys: list[str]) -> None:
-        store.wait(keys, timedelta(seconds=max(0.001, self._limit.remaining())))

@@ -19,6 +19,7 @@ from rallypoint.base.log import printable
 
 FULL_MESH = 64
 """Nodes, up to which each dials all others."""
+REMEDY = "look at firewalls and routes between them, or name the address to use by --local-addr"
 FEW = 4
 """Nodes that are named one by one."""
 MAX_LINES = 20
@@ -51,16 +52,22 @@ def dialled_ranks(rank: int, count: int) -> list[int]:
     return sorted({(rank + sign * step) % count for step in steps for sign in (1, -1)} - {rank})
 
 
-def mesh_lines(findings: Mapping[int, Finding], count: int) -> list[MeshLine]:
+def mesh_lines(findings: Mapping[int, Finding], count: int, absent: Mapping[int, str] = {}) -> list[MeshLine]:
     """What there is to say of a round of so many nodes, the worst first; nothing if all reach those that they dial.
 
     Args:
         findings: by group rank; those that are missing are told of too.
         count: how many nodes the round has.
+        absent: the names of nodes that are known to take no part, by group rank.
     """
-    names = _Names(findings)
+    names = _Names(findings, absent)
     lines = []
-    if missing := [rank for rank in range(count) if rank not in findings]:
+    if absent:
+        was = "was" if len(absent) == 1 else "were"
+        without = sorted(absent)
+        text = f"{names.several(without)} {was} started without --preflight; give all nodes of a job the same"
+        lines.append(MeshLine(text, names.of(without[0]), tuple(without)))
+    if missing := [rank for rank in range(count) if rank not in findings and rank not in absent]:
         not_told = "has not told in time whom it reaches" if len(missing) == 1 else "have not told whom they reach"
         text = f"{names.several(missing)} {not_told}"
         lines.append(MeshLine(text, "", tuple(missing)))
@@ -75,12 +82,12 @@ def mesh_lines(findings: Mapping[int, Finding], count: int) -> list[MeshLine]:
             ranks = sorted(each for (each, rank), text in pairs.items() if (rank, text) == (target, why))
             who = names.of(ranks[0]) if many == 1 else names.share(ranks, tried)
             node = names.of(target if len(ranks) > FEW else ranks[0])
-            lines.append(MeshLine(f"{who} cannot reach {names.at(target)}: {why}", node, (target, *ranks)))
+            lines.append(MeshLine(f"{who} cannot reach {names.at(target)}: {why}; {REMEDY}", node, (target, *ranks)))
             pairs = {pair: text for pair, text in pairs.items() if (pair[1], text) != (target, why)}
         else:
             ranks = sorted(rank for (each, rank), text in pairs.items() if (each, text) == (dialler, reason))
             whom = names.share(ranks, tried, places=True)
-            text = f"{names.of(dialler)} cannot reach {whom}: {reason}"
+            text = f"{names.of(dialler)} cannot reach {whom}: {reason}; {REMEDY}"
             lines.append(MeshLine(text, names.of(dialler), (dialler, *ranks)))
             pairs = {pair: each for pair, each in pairs.items() if (pair[0], each) != (dialler, reason)}
     return lines
@@ -89,15 +96,16 @@ def mesh_lines(findings: Mapping[int, Finding], count: int) -> list[MeshLine]:
 class _Names:
     """What nodes are called, those of one name by their group ranks too."""
 
-    def __init__(self, findings: Mapping[int, Finding]) -> None:
+    def __init__(self, findings: Mapping[int, Finding], absent: Mapping[int, str]) -> None:
         self._findings = findings
-        self._often = Counter(each.node for each in findings.values())
+        self._nodes = {rank: each.node for rank, each in findings.items()} | dict(absent)
+        self._often = Counter(self._nodes.values())
 
     def of(self, rank: int) -> str:
-        finding = self._findings.get(rank)
-        if finding is None:
+        node = self._nodes.get(rank)
+        if node is None:
             return f"the node of group rank {rank}"
-        return finding.node if self._often[finding.node] == 1 else f"{finding.node} (group rank {rank})"
+        return node if self._often[node] == 1 else f"{node} (group rank {rank})"
 
     def at(self, rank: int) -> str:
         finding = self._findings.get(rank)

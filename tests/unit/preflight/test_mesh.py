@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rallypoint.preflight.mesh import (
     FULL_MESH,
     MAX_LINES,
+    REMEDY,
     Finding,
     MeshLine,
     concerned,
@@ -33,7 +34,11 @@ def findings(count: int, failures: Failures) -> dict[int, Finding]:
 
 
 def texts(count: int, failures: Failures) -> list[str]:
-    return [line.text for line in mesh_lines(findings(count, failures), count)]
+    return without_remedy(mesh_lines(findings(count, failures), count))
+
+
+def without_remedy(lines: list[MeshLine]) -> list[str]:
+    return [line.text.removesuffix(f"; {REMEDY}") for line in lines]
 
 
 def test_up_to_64_nodes_each_dials_all_others() -> None:
@@ -53,7 +58,7 @@ def test_of_more_nodes_each_is_dialled_by_several_in_both_directions(count: int)
 
 def test_one_node_that_does_not_reach_another() -> None:
     (line,) = mesh_lines(findings(4, {(3, 1): NO_ROUTE}), 4)
-    assert line == MeshLine("n3 cannot reach n1 (10.0.0.1:40001): no route to host", "n3", (1, 3))
+    assert line == MeshLine(f"n3 cannot reach n1 (10.0.0.1:40001): no route to host; {REMEDY}", "n3", (1, 3))
 
 
 def test_what_many_have_in_common_is_one_line() -> None:
@@ -80,7 +85,7 @@ def test_what_many_have_in_common_is_one_line() -> None:
 def test_nodes_that_have_not_told_are_named_by_what_is_known() -> None:
     known = findings(8, {(0, 7): NO_ROUTE})
     del known[7]
-    assert [line.text for line in mesh_lines(known, 8)] == [
+    assert without_remedy(mesh_lines(known, 8)) == [
         "the node of group rank 7 has not told in time whom it reaches",
         "n0 cannot reach the node of group rank 7: no route to host",
     ]
@@ -88,10 +93,19 @@ def test_nodes_that_have_not_told_are_named_by_what_is_known() -> None:
     assert line.text.endswith("the node of group rank 4 and 3 more have not told whom they reach")
 
 
+def test_nodes_that_take_no_part_are_named() -> None:
+    some = findings(3, {})
+    del some[1]
+    (line,) = mesh_lines(some, 3, {1: "n1"})
+    assert line == MeshLine("n1 was started without --preflight; give all nodes of a job the same", "n1", (1,))
+    (line,) = mesh_lines({0: some[0]}, 3, {1: "n1", 2: "n2"})
+    assert line.text == "n1 and n2 were started without --preflight; give all nodes of a job the same"
+
+
 def test_nodes_of_one_name_are_told_apart() -> None:
     both = {rank: Finding("pod", f"10.0.0.{rank}:4000{rank}", {1: NO_ROUTE} if rank == 0 else {}) for rank in range(2)}
-    (line,) = mesh_lines(both, 2)
-    assert line.text == "pod (group rank 0) cannot reach pod (group rank 1) (10.0.0.1:40001): no route to host"
+    (text,) = without_remedy(mesh_lines(both, 2))
+    assert text == "pod (group rank 0) cannot reach pod (group rank 1) (10.0.0.1:40001): no route to host"
 
 
 @given(st.integers(2, 80), st.data())
