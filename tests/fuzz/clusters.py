@@ -42,6 +42,7 @@ def launcher(data: bytes) -> None:
     """What comes back on the socket of a launcher: nobody is left waiting, and what is no host is none."""
     ours, theirs = socket.socketpair()
     with ours, theirs:
+        ours.set_inheritable(True)
         theirs.sendall(data[:60_000])
         theirs.shutdown(socket.SHUT_WR)
         with suppress(UsageError):

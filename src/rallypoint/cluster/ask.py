@@ -63,6 +63,8 @@ def _ask_pmix(environ: Mapping[str, str]) -> Answer:
 def _ask_pmi(rank: int, environ: Mapping[str, str]) -> Answer:
     descriptor = environ.get("PMI_FD", "")
     try:
+        if not os.get_inheritable(int(descriptor)):  # a number that is one of our own by now
+            raise ValueError("nothing was inherited there")
         with socket.socket(fileno=os.dup(int(descriptor))) as connection:
             connection.settimeout(TIMEOUT)
             return _exchange(Pmi(connection), rank)

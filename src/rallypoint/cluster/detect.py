@@ -32,8 +32,8 @@ def find(which: str, environ: Mapping[str, str], machine: Machine) -> Finding:
     if "JOB_COMPLETION_INDEX" in environ:
         return kubernetes.find(environ, machine)
     return Nothing(
-        "neither Slurm, nor an MPI launcher, nor an Indexed Job of Kubernetes has started this process: it goes by "
-        "--nnodes and its siblings"
+        "neither Slurm, nor an MPI launcher, nor an Indexed Job of Kubernetes has started this process",
+        "give --nnodes and --rdzv-endpoint for a job of several nodes, or leave --cluster out",
     )
 
 

@@ -69,9 +69,15 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Nothing:
-    """No cluster has started this process; the sentence says so."""
+    """No cluster has started this process: `fact` says how that is known, `remedy` what to do if one should have."""
 
-    sentence: str
+    fact: str
+    remedy: str
+
+    @property
+    def sentence(self) -> str:
+        """Both."""
+        return f"{self.fact}; {self.remedy}"
 
 
 Finding = Cluster | Refusal | Nothing

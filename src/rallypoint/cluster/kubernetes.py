@@ -40,8 +40,8 @@ def find(environ: Mapping[str, str], machine: Machine) -> Finding:
     index = number(environ, "JOB_COMPLETION_INDEX", 0, MAX_NODES - 1)
     if index is None:
         return Nothing(
-            "JOB_COMPLETION_INDEX is not set: this is no pod of a Job with completionMode: Indexed; give --nnodes, "
-            "--node-rank and --rdzv-endpoint, or PET_NNODES and its siblings in the pod's template"
+            "JOB_COMPLETION_INDEX is not set: this is no pod of a Job with completionMode: Indexed",
+            "give --nnodes, --node-rank and --rdzv-endpoint, or PET_NNODES and its siblings in the pod's template",
         )
     nodes = number(environ, "JOB_COMPLETIONS", 1, MAX_NODES)
     if nodes is not None and index >= nodes:

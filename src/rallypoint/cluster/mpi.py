@@ -75,8 +75,8 @@ def find(environ: Mapping[str, str], machine: Machine) -> Finding:
     if launcher is None:
         return Nothing(
             "neither OMPI_COMM_WORLD_SIZE with OMPI_COMM_WORLD_LOCAL_SIZE, nor PMI_SIZE with MPI_LOCALNRANKS is set: "
-            f"no MPI launcher has started this process; write {LAUNCHERS[0].one_per_host} rallyrun ..., or {_HYDRA} "
-            "rallyrun ..."
+            "no MPI launcher has started this process",
+            f"write {LAUNCHERS[0].one_per_host} rallyrun ..., or {_HYDRA} rallyrun ...",
         )
     size = number(environ, launcher.size, 1, MAX_NODES)
     rank = number(environ, launcher.rank, 0, MAX_NODES - 1)

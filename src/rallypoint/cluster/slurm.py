@@ -41,7 +41,7 @@ def find(environ: Mapping[str, str], machine: Machine) -> Finding:
     """
     job = number(environ, "SLURM_JOB_ID", 1, _MOST) or number(environ, "SLURM_JOBID", 1, _MOST)
     if job is None:
-        return Nothing(f"SLURM_JOB_ID is not set: Slurm has not started this process; write {_SRUN}")
+        return Nothing("SLURM_JOB_ID is not set: Slurm has not started this process", f"write {_SRUN}")
     step = number(environ, "SLURM_STEP_ID", 0, _MOST)
     if step is None:
         step = number(environ, "SLURM_STEPID", 0, _MOST)
@@ -56,8 +56,8 @@ def _outside_a_step(environ: Mapping[str, str], job: int) -> Finding:
     if nodes is None:
         return Nothing(
             f"Slurm job {job} has not started this process with srun (SLURM_STEP_ID and SLURM_JOB_NUM_NODES are not "
-            f"set, as after ssh to a node of it): this node runs alone unless --nnodes says otherwise; for all nodes "
-            f"of the job write {_SRUN}"
+            "set, as after ssh to a node of it)",
+            f"for all nodes of the job write {_SRUN}",
         )
     if nodes > 1:
         return Refusal(

@@ -69,6 +69,7 @@ def launcher(*answers: bytes) -> Iterator[tuple[str, list[bytes]]]:
 
     thread = threading.Thread(target=answer)
     thread.start()
+    ours.set_inheritable(True)
     with ours:
         yield str(ours.fileno()), heard
         ours.shutdown(socket.SHUT_RDWR)
@@ -130,6 +131,17 @@ def test_a_launcher_that_does_not_answer_is_told_of_in_a_sentence(answers: tuple
         with pytest.raises(UsageError, match="does not say where rank 0 is") as caught:
             ask("pmi", 1, {"PMI_FD": descriptor})
         assert str(caught.value).isprintable()
+
+
+def test_a_descriptor_of_our_own_is_left_alone() -> None:
+    """A wrapper may close the launcher's; its number is then another's."""
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        with pytest.raises(UsageError, match="nothing was inherited there"):
+            ask("pmi", 1, {"PMI_FD": str(ours.fileno())})
+        theirs.setblocking(False)
+        with pytest.raises(BlockingIOError):
+            theirs.recv(1)
 
 
 @pytest.mark.parametrize("descriptor", ["", "x", "-1", "99999", "1e3"])
