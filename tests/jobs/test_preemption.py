@@ -1,0 +1,171 @@
+"""Jobs that are preempted as a whole: a signal to one node, or the end of the job's time, and all save and end."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+from tests.jobs.launching import AtOnce, Job, Launcher
+from tests.jobs.nodes import c10d
+from tests.ports import free_port
+
+WORKER = """
+import os, signal, sys, time
+from rallypoint import notices
+def say(*words):
+    os.write(1, (" ".join(map(str, words)) + "\\n").encode())
+ignored = signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN
+say("up", os.environ["WORLD_SIZE"], "ignores" if ignored else "hears")
+seen = False
+while not os.path.exists("finish"):
+    notice = notices.pending()
+    if notice is not None and not seen:
+        seen = True
+        say("notice", notice.reason, round(notice.remaining()))
+        for what in os.environ["DOES"].split():
+            if what == "save":
+                notices.acknowledge()
+                say("saved")
+            elif what == "exit":
+                sys.exit(0)
+            elif what == "fail" and os.environ["RANK"] == "1":
+                sys.exit(3)
+    time.sleep(0.01)
+say("done")
+"""
+FLAGS = ("--preempt-signals=SIGUSR2", "--shutdown-timeout=20")
+SENTENCE = r"rallyrun: the job was preempted, since [^\n]* received SIGUSR2; "
+
+
+class Pair:
+    """Two agents of one job, one worker each."""
+
+    def __init__(self, rallyrun: Launcher, *does: str, flags: tuple[str, ...] = (), conf: str = "") -> None:
+        options = ",".join(filter(None, ("last_call_timeout=50", conf)))
+        nodes = c10d(rallyrun, "2", *FLAGS, *flags, conf=options)
+        (rallyrun.folder / "script.py").write_text(WORKER)
+        self._nodes, self._does = nodes, " ".join(does)
+        self.a, self.b = self._start("A"), self._start("B")
+        for each in (self.a, self.b):
+            each.until(lambda lines: "up 2 ignores" in lines, "a worker is up that ignores the signal")
+
+    def _start(self, name: str) -> Job:
+        return self._nodes.start(name, env={"DOES": self._does}).job
+
+    def ends(self, code: int = 143) -> tuple[str, str]:
+        """Both end so. Returns what they have printed."""
+        for each in (self.a, self.b):
+            assert each.ends() == code, each.err
+            assert "Root Cause" not in each.err
+            assert "Traceback" not in each.err
+        return self.a.err, self.b.err
+
+
+def one_signal_to_one_node_ends_both_after_all_have_saved(rallyrun: Launcher) -> None:
+    job = Pair(rallyrun, "save")
+    job.b.signal(signal.SIGUSR2)
+    for err in job.ends():
+        assert len(re.findall(SENTENCE + "all workers of this node have saved$", err, re.MULTILINE)) == 1
+    for each in (job.a, job.b):
+        assert each.out == ["up 2 ignores", "notice preemption 60", "saved"]
+
+
+def who_does_not_answer_is_waited_for_to_the_end_of_its_time(rallyrun: Launcher) -> None:
+    job = Pair(rallyrun, conf="notice_timeout=1", flags=("--exit-codes=classified",))
+    job.a.signal(signal.SIGUSR2)
+    for err in job.ends():
+        assert re.search(SENTENCE + "not all workers of this node have saved$", err, re.MULTILINE)
+        assert "not all workers of this node have acknowledged in time" in err
+
+
+def who_acknowledges_and_exits_has_not_finished(rallyrun: Launcher) -> None:
+    job = Pair(rallyrun, "save", "exit")
+    job.a.signal(signal.SIGUSR2)
+    job.ends()
+
+
+def who_finishes_within_the_time_has_succeeded(rallyrun: Launcher) -> None:
+    job = Pair(rallyrun, "exit")
+    job.a.signal(signal.SIGUSR2)
+    assert "preempted, since" not in "".join(job.ends(0))
+
+
+def a_failure_after_the_notice_restarts_nothing(rallyrun: Launcher) -> None:
+    job = Pair(rallyrun, "fail", "save", flags=("--max-restarts=3",))
+    job.a.signal(signal.SIGUSR2)
+    errs = job.ends()
+    assert sum("failed (exitcode: 3)" in err for err in errs) == 1, "it is in the log"
+    assert sum(each.out.count("up 2 ignores") for each in (job.a, job.b)) == 2
+
+
+def the_loss_of_the_node_that_was_told_changes_nothing(rallyrun: Launcher) -> None:
+    job = Pair(rallyrun, conf="notice_timeout=3")
+    job.b.signal(signal.SIGUSR2)
+    job.a.until(lambda lines: len(lines) == 2, "the notice is there")
+    job.b.signal(signal.SIGKILL)
+    assert job.b.ends() == -signal.SIGKILL
+    assert job.a.ends() == 143
+    assert re.search(SENTENCE, job.a.err)
+
+
+def sigterm_to_both_means_that_the_time_is_over(rallyrun: Launcher) -> None:
+    job = Pair(rallyrun)
+    job.a.signal(signal.SIGUSR2)
+    for each in (job.a, job.b):
+        each.until(lambda lines: len(lines) == 2, "the notice is there")
+    job.b.signal(signal.SIGTERM)
+    job.a.signal(signal.SIGTERM)
+    job.ends()
+
+
+def without_workers_it_ends_at_once(rallyrun: Launcher) -> None:
+    job = c10d(rallyrun, "2", *FLAGS).host("A").job
+    job.until_err("Rendezvous'ing")
+    job.signal(signal.SIGUSR2)
+    assert job.ends() == 143
+    assert re.search(r"rallyrun: the job was preempted, since \S+ received SIGUSR2$", job.err, re.MULTILINE)
+
+
+def all_that_share_a_file_are_told(rallyrun: Launcher) -> None:
+    (rallyrun.folder / "script.py").write_text(WORKER)
+    meet = ["--nnodes=2", "--rdzv-backend=c10d", "--rdzv-conf=store_type=file", f"--rdzv-endpoint={rallyrun.folder}/s"]
+    a, b = (rallyrun(*meet, "--rdzv-id=job", *FLAGS, "script.py", env={"DOES": "save"}) for _ in range(2))
+    for each in (a, b):
+        each.until(lambda lines: "up 2 ignores" in lines, "a worker is up")
+    b.signal(signal.SIGUSR2)
+    for each in (a, b):
+        assert each.ends() == 143, each.err
+        assert each.out[-1] == "saved"
+
+
+def static_nodes_too(rallyrun: Launcher) -> None:
+    (rallyrun.folder / "script.py").write_text(WORKER)
+    meet = ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
+    a, b = (rallyrun(*meet, f"--node-rank={rank}", *FLAGS, "script.py", env={"DOES": "save"}) for rank in range(2))
+    for each in (a, b):
+        each.until(lambda lines: "up 2 ignores" in lines, "a worker is up")
+    a.signal(signal.SIGUSR2)
+    for each in (a, b):
+        assert each.ends() == 143, each.err
+
+
+def test_a_signal_to_one_node_ends_the_job(at_once: AtOnce) -> None:
+    at_once(
+        one_signal_to_one_node_ends_both_after_all_have_saved,
+        who_does_not_answer_is_waited_for_to_the_end_of_its_time,
+        the_loss_of_the_node_that_was_told_changes_nothing,
+        sigterm_to_both_means_that_the_time_is_over,
+        without_workers_it_ends_at_once,
+    )
+
+
+def test_what_workers_do_with_the_notice_decides(at_once: AtOnce) -> None:
+    at_once(
+        who_acknowledges_and_exits_has_not_finished,
+        who_finishes_within_the_time_has_succeeded,
+        a_failure_after_the_notice_restarts_nothing,
+    )
+
+
+def test_however_the_nodes_meet(at_once: AtOnce) -> None:
+    at_once(all_that_share_a_file_are_told, static_nodes_too)
