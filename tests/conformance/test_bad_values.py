@@ -142,6 +142,21 @@ ONLY_OURS = [
     *[value("--tee-collapse", text, "0 to 3600", code=2) for text in ("-1", "nan", "3601")],
     *[value("--preflight", text, "neither warn nor require", code=2) for text in ("maybe", "")],
     value("--tee-collapse", "x", "not a number", code=2),
+    *[value("--preempt-signals", text, "not a signal", "SIGUSR2", code=2) for text in ("USR2", "12", "SIGUSR2,SIGX")],
+    *[
+        value("--preempt-signals", text, "cannot ask a job to save", code=2)
+        for text in ("SIGKILL", "SIGSTOP", "SIGCHLD")
+    ],
+    value("--preempt-signals", "SIGTERM", "--signals-to-handle", "leave it out of one", code=2),
+    bad(["--preempt-signals=SIGUSR2", "--signals-to-handle=SIGTERM,SIGUSR2"], "SIGUSR2", "leave it out")._replace(
+        code=2
+    ),
+    *[value("--stop-before-end", text, "from 0 on", code=2) for text in ("-1", "nan", "inf")],
+    value("--stop-before-end", "soon", "not a number", code=2),
+    value("--requeue", "-1", "0 or more", code=2),
+    value("--requeue", "often", "not a whole number", code=2),
+    value("--requeue", "3", "--preempt-signals", "--stop-before-end", code=2),
+    value("--requeue", "3", "SLURM_JOB_ID is not set", also=("--preempt-signals=SIGUSR2",), code=2),
     *[value("--cluster", text, "slurm", "mpi", "k8s", code=2) for text in ("pbs", "")],
     value("--cluster", "k8s", "JOB_COMPLETION_INDEX", code=2),
     *[value("--node-check-timeout", text, "above 0", code=2) for text in ("0", "-1", "nan", "inf", "86401")],

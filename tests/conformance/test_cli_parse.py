@@ -32,6 +32,9 @@ ONLY_OURS = [
     "node_check",
     "node_check_timeout",
     "worker_env",
+    "preempt_signals",
+    "stop_before_end",
+    "requeue",
     "socket_ifname",
 ]
 """Flags that torchrun does not have."""

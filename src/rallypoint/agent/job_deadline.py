@@ -166,7 +166,8 @@ class JobDeadline:
 
     def _report(self, left: float) -> None:
         self._over = True
-        why = f"found that the time of Slurm job {self._job} is over in {max(0.0, left):.0f} s"
+        job = f"Slurm job {self._job}" if self._job else "this job"
+        why = f"found that the time of {job} is over in {max(0.0, left):.0f} s"
         self._post(PreemptionRequested(self._notice(left), why))
 
 
