@@ -36,7 +36,8 @@ def check_node(config: LaunchConfig, parameters: RendezvousParameters) -> None:
     assert config.logs_specs is not None
     begun = SYSTEM_CLOCK.monotonic()
     log_dir = str(config.logs_specs.root_log_dir or "")
-    inputs = inputs_of(parameters, log_dir)._replace(workers=config.nproc_per_node, max_nodes=config.max_nodes)
+    inputs = inputs_of(parameters, log_dir)
+    inputs = inputs._replace(workers=config.nproc_per_node, max_nodes=config.max_nodes, joins=True)
     results = run_checks(inputs)
     _log.info("preflight checks of this node: %s, in %.2f s", counts(results), SYSTEM_CLOCK.monotonic() - begun)
     admit(results, config.preflight)

@@ -71,12 +71,17 @@ class PortFacts(NamedTuple):
 
 
 class EndpointFacts(NamedTuple):
-    """All of it. `backend` is the name of the backend; there are no `places` where there is nothing to be checked."""
+    """All of it.
+
+    `backend` is its name; there are no `places` where there is nothing to be checked. A node that `joins`
+    afterwards waits for a name that does not resolve, and for etcd.
+    """
 
     backend: str
     places: tuple[PlaceFacts, ...] = ()
     answer: Answer = Answer()
     port: PortFacts = PortFacts()
+    joins: bool = False
 
     @property
     def is_ours(self) -> bool:
@@ -87,7 +92,7 @@ class EndpointFacts(NamedTuple):
 def judge_endpoint(facts: EndpointFacts) -> Judgement:
     """Whether its name resolves, and its host is reached. That nobody listens yet is no fault where a node of the job
     will: they start in any order."""
-    judged = [_judge_place(each, facts.is_ours) for each in facts.places]
+    judged = [_judge_place(each, facts) for each in facts.places]
     if not judged:
         return not_known(_NO_ENDPOINT)
     if len(judged) == 1:
@@ -103,21 +108,22 @@ def judge_endpoint(facts: EndpointFacts) -> Judgement:
 _NO_ENDPOINT = "there is no endpoint to check"
 
 
-def _judge_place(place: PlaceFacts, is_ours: bool) -> Judgement:
+def _judge_place(place: PlaceFacts, facts: EndpointFacts) -> Judgement:
     where, found = place.endpoint, place.found
+    failed_yet = warned if facts.joins else failed
     dns = "check the endpoint, DNS and /etc/hosts"
     if found.unanswered:
         return failed(
             f"nobody answers what {where.host} stands for within {found.took:.0f} s", f"see the DNS servers; {dns}"
         )
     if found.error:
-        return failed(f"{where.host} does not resolve ({found.error})", dns)
+        return failed_yet(f"{where.host} does not resolve ({found.error})", dns)
     reached = [*place.having(Outcome.ACCEPTED), *place.having(Outcome.REFUSED)]
     lost = [*place.having(Outcome.SILENT), *place.having(Outcome.UNREACHABLE)]
     lost += [] if reached else place.having(Outcome.NO_ROUTE)  # else the other family does
     text = f"{where}{' (this machine)' if place.is_here else ''}: {_words(place.attempts, where.host)}"
-    if not is_ours and reached and not place.having(Outcome.ACCEPTED):
-        return failed(text, "start etcd there, or take it out of the endpoint")
+    if not facts.is_ours and reached and not place.having(Outcome.ACCEPTED):
+        return failed_yet(text, "start etcd there, or take it out of the endpoint")
     if lost:
         remedy = "check the address, the routes and firewalls between the machines, and that the host is up"
         return warned(text, remedy) if reached else failed(text, remedy)

@@ -38,7 +38,7 @@ def read_endpoint(inputs: CheckInputs) -> EndpointFacts:
         return EndpointFacts(inputs.backend)
     with ThreadPoolExecutor(len(inputs.endpoints)) as pool:  # none takes longer than `LOOK_UP` and `CONNECT`
         places = list(pool.map(_place, (Endpoint(*each) for each in inputs.endpoints)))
-    facts = EndpointFacts(inputs.backend, tuple(places))
+    facts = EndpointFacts(inputs.backend, tuple(places), joins=inputs.joins)
     if facts.is_ours and places[0].is_here:
         facts = facts._replace(port=_port_facts(places[0]))
     return facts._replace(answer=_ask(inputs, facts))
@@ -193,7 +193,8 @@ ENDPOINT = Reading(
             "endpoint",
             "Whether the endpoint's name resolves and its host is reached by TCP, each address of it. That nobody "
             "listens there yet is no fault, but on etcd.",
-            f"one of several addresses or endpoints is not reached, or the look-up took {SLOW:.0f} s",
+            f"one of several addresses or endpoints is not reached, or the look-up took {SLOW:.0f} s; with "
+            "`--preflight` also what may come later: a name that does not resolve, no member of etcd that listens",
             f"it does not resolve, or not within {LOOK_UP:.0f} s, or no address of it is reached within "
             f"{CONNECT:.0f} s; no member of etcd listens",
             "DNS, /etc/hosts, routes, firewalls",

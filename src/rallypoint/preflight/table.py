@@ -19,7 +19,7 @@ class CheckInputs(NamedTuple):
 
     `log_dir` is empty where logs go to the temporary folder; `endpoints` are hosts and ports where nodes meet, none if
     there is nothing to reach; `job` is the job's id, or empty; `workers` and `max_nodes` are how many this node
-    and the job will have, 0 if that is not known.
+    and the job will have, 0 if that is not known. A node that `joins` afterwards waits for what is not there yet.
     """
 
     log_dir: str = ""
@@ -28,6 +28,7 @@ class CheckInputs(NamedTuple):
     job: str = ""
     workers: int = 0
     max_nodes: int = 0
+    joins: bool = False
     coordinators: Callable[[], list[DialTarget]] | None = None
     """Says where the job's coordinator may be; None if there is no control plane to ask. May take seconds, and raises
     as `coordinators` of the agent does."""

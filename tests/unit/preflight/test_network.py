@@ -89,6 +89,15 @@ def test_members_of_etcd_have_to_be_there_before(places: list[PlaceFacts], words
     assert said(endpoint.judge_endpoint(EndpointFacts("etcd", tuple(places))), *words) == status
 
 
+def test_a_node_that_joins_waits_for_names_and_for_etcd() -> None:
+    """On Kubernetes a pod's name is there when the pod is."""
+    unknown = PlaceFacts(NODE, LookUp(error="Name or service not known"))
+    for backend, facts in (("c10d", unknown), ("etcd", place(CLOSED))):
+        assert said(endpoint.judge_endpoint(EndpointFacts(backend, (facts,), joins=True))) == "WARN"
+    lost = EndpointFacts("c10d", (place(LOST),), joins=True)
+    assert said(endpoint.judge_endpoint(lost)) == "FAIL", "that does not come by waiting"
+
+
 def test_an_address_is_not_told_twice() -> None:
     facts = place(OPEN)._replace(endpoint=Endpoint("10.0.0.1", 29400))
     assert endpoint.judge_endpoint(EndpointFacts("c10d", (facts,))).fact == "10.0.0.1:29400: accepts connections"
