@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -25,6 +26,7 @@ from rallypoint.preflight.table import CheckInputs
 from tests.faults.network import Network, network, why_not
 from tests.faults.other_user import as_other_user
 from tests.jobs.launching import RALLYRUN, TIMEOUT, Launcher, launching
+from tests.unit.preflight.test_machine import library
 
 PORT = 29400
 CHECK = [sys.executable, "-m", "rallypoint.cli.rallyctl", "check"]
@@ -284,6 +286,35 @@ def test_whoever_is_held_up_by_a_dead_file_system_can_be_ended_and_leaves_nothin
         job.signal(number)
         assert job.ends() == -number
         rallyrun.until_gone(int(checking[0].partition(":")[0]))
+
+
+GPU_NODES = """
+mount -t tmpfs tmpfs "$1"
+mkdir "$1/upper" "$1/work"
+mount -t overlay -o "lowerdir=/dev,upperdir=$1/upper,workdir=$1/work" overlay /dev
+touch /dev/nvidia0 /dev/nvidia1 /dev/nvidia2 /dev/nvidia3"""
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="FAULT TEST DID NOT RUN: no C compiler for a stand-in of NVML")
+def test_gpus_that_are_lost_or_worn_are_told_by_a_process_of_its_own(tmp_path: Path) -> None:
+    (tmp_path / "nodes").mkdir()
+    entry = mounting(GPU_NODES, str(tmp_path / "nodes"))
+    found = check(entry, env={"LD_LIBRARY_PATH": str(tmp_path / "none")})
+    assert found["gpus"][0] == "WARN"
+    assert "libnvidia-ml.so.1 is not there, so nothing is known of 4 GPUs" in found["gpus"][1]
+    library(tmp_path, "-DBROKEN=0")
+    found = check(entry, env={"LD_LIBRARY_PATH": str(tmp_path)})
+    assert found["gpus"][0] == "FAIL"
+    assert "1 of 4 GPUs do not answer: GPU 3 (GPU is lost)" in found["gpus"][1]
+    assert found["gpu-memory"][0] == "FAIL"
+    assert "could not be replaced on 0000:03:00.0" in found["gpu-memory"][1]
+    library(tmp_path, "-DBROKEN=(abort(),1)", "-include", "stdlib.h")
+    begun = time.monotonic()
+    found = check(entry, env={"LD_LIBRARY_PATH": str(tmp_path)})
+    assert time.monotonic() - begun < DEADLINE / 2
+    assert found["gpus"][0] == "WARN"
+    assert "the process that checks ended with code -6 before it answered" in found["gpus"][1]
+    assert found["open-files"][0] == check([])["open-files"][0]
 
 
 def test_locked_memory_is_judged_where_there_is_infiniband() -> None:
