@@ -29,12 +29,12 @@ GLOO, NCCL = "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"
 
 
 def checked(text: str) -> str:
-    """The value of the flag: `auto`, or names of interfaces with commas between.
+    """The value of the flag: `auto`, names of interfaces with commas between, or nothing.
 
     Raises:
         UserError: an interface is not there.
     """
-    if text == AUTO:
+    if text in ("", AUTO):
         return text
     there = [name for _, name in socket.if_nameindex()]
     for name in text.split(","):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection
 
-from rallypoint.membership.state import AbandonedRendezvous, NodeId, Settings, State, name_of, names_of
+from rallypoint.membership.state import AbandonedRendezvous, NodeId, Settings, State, join_names, name_of, names_of
 
 
 def hosts_of(nodes: Collection[NodeId], most: int = 8) -> tuple[str, ...]:
@@ -36,3 +36,13 @@ def abandoned_rendezvous(state: State, node: NodeId, seconds: float, settings: S
         hosts_of(state.participants),
         missing(state, settings),
     )
+
+
+def drain_detail(state: State, name: str) -> str:
+    """Why the round is drained, to which the node of this name has consented."""
+    if state.preempted is not None:
+        return f"{name_of(state, state.preempted.node)} will be taken away"
+    if not state.wait_list:
+        return f"{name} asks for another"
+    who = join_names(names_of(state, state.wait_list))
+    return f"the new node {who} is taken in" if len(state.wait_list) == 1 else f"the new nodes {who} are taken in"

@@ -27,10 +27,8 @@ from rallypoint.membership.state import (
     Settings,
     State,
     Verdict,
-    join_names,
     known_to,
     name_of,
-    names_of,
 )
 from rallypoint.ranks.assign import assign_group_ranks
 
@@ -256,7 +254,11 @@ def _complete(_action: Action, state: State, _node: NodeId, settings: Settings) 
 
 def _end_round(action: Action, state: State, name: str, settings: Settings) -> State:
     """End a complete round by an action of who is called so; `state` no longer holds those who go."""
-    detail = _drain_detail(state, name) if action.reason is Reason.DRAINED else action.detail
+    detail = action.detail
+    if action.reason is Reason.DRAINED:
+        from rallypoint.membership.names import drain_detail
+
+        detail = drain_detail(state, name)
     short = max(0, settings.min_nodes - len(known_to(state)))
     end = RoundEnd(state.round, action.reason, name, action.cause, detail, short)
     if action.reason is not Reason.FAILURE:
@@ -273,15 +275,6 @@ def _restart_delay(streak: FailureStreak, settings: Settings) -> float:
         return 0.0
     doublings = min(streak.failures - 1, 64)
     return float(min(settings.restart_backoff * 2**doublings, settings.restart_backoff_max))
-
-
-def _drain_detail(state: State, name: str) -> str:
-    if state.preempted is not None:
-        return f"{name_of(state, state.preempted.node)} will be taken away"
-    if not state.wait_list:
-        return f"{name} asks for another"
-    who = join_names(names_of(state, state.wait_list))
-    return f"the new node {who} is taken in" if len(state.wait_list) == 1 else f"the new nodes {who} are taken in"
 
 
 def end_round(state: State, end: RoundEnd) -> State:
