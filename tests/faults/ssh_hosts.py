@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -152,9 +153,12 @@ class SshHosts:
         flags = [f"--ssh-args=-F {self.config}", "--env=RALLYPOINT_TEST_MARK", "--env=TMPDIR", "--env=OMP_NUM_THREADS"]
         return [*on.entry, sys.executable, "-m", "rallypoint.cli.rallyctl", "launch", *flags, *words]
 
-    def server(self, name: str) -> int:
-        """The pid of a host's sshd."""
-        return self._servers[name].pid
+    def lose(self, name: str) -> None:
+        """SIGKILL to all that runs on a host but its sshd, the sessions of that included."""
+        for pid in self.hosts[name].pids():
+            if pid != self._servers[name].pid:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def running(self) -> dict[str, list[str]]:
         """What runs on each host beside its sshd: command lines."""

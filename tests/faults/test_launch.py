@@ -83,9 +83,7 @@ def test_a_job_survives_a_host(hosts: Fixture) -> None:
     ssh, launcher = hosts
     job = ssh.launch(launcher, ALL, "--", "rallyrun", "--nnodes=2:3", "worker.py")
     up(job, 3)
-    for pid in ssh.hosts["n2"].pids():
-        if pid != ssh.server("n2"):
-            os.kill(pid, signal.SIGKILL)
+    ssh.lose("n2")
     up(job, 2)
     (launcher.folder / "finish").touch()
     assert job.ends() == 0, job.err
@@ -138,7 +136,6 @@ def test_what_hosts_do_not_have_is_said_before_the_start(hosts: Fixture, flags: 
     other = Path(
         launcher.script(
             """#!/bin/sh
-echo Welcome
 echo 'rallypoint-supervisor {"type":"Hello","version":"9.9","address":""}'
 exec cat
 """,
@@ -235,6 +232,25 @@ def test_a_second_interrupt_kills(hosts: Fixture) -> None:
     assert not ssh.running()
 
 
+def test_what_a_login_shell_prints_is_no_answer(hosts: Fixture) -> None:
+    ssh, launcher = hosts
+    noisy = Path(
+        launcher.script(
+            f"""#!/bin/sh
+echo Welcome >&2
+printf 'Welcome\\n> '
+exec {sys.executable} "$@"
+""",
+            "noisy",
+        )
+    )
+    noisy.chmod(0o755)
+    job = ssh.launch(launcher, "--hosts=n1", f"--python={noisy}", "--", "echo", "here")
+    assert job.ends() == 0, job.err
+    assert job.out == ["n1: here"]
+    assert job.err == ""
+
+
 def test_other_signals_reach_the_command(hosts: Fixture) -> None:
     ssh, launcher = hosts
     script = "trap 'echo heard; exit 7' USR1; echo up; while :; do sleep 0.05; done"
@@ -273,6 +289,39 @@ def test_a_supervisor_that_is_killed_leaves_nothing(hosts: Fixture) -> None:
     assert job.ends() == 1
     assert "n2: the connection is lost" in job.err
     assert "fewer hosts are left than the 3 that the job needs; it ends" in job.err
+    forget_temporary(launcher)
+
+
+def test_the_first_host_has_the_control_plane(hosts: Fixture) -> None:
+    """Without it the others would wait for a host that nobody starts again."""
+    ssh, launcher = hosts
+    job = ssh.launch(launcher, ALL, "--lost-after=2", "--", "rallyrun", "--nnodes=1:3", "worker.py")
+    up(job, 3)
+    ssh.lose("n1")
+    assert job.ends() == 1
+    assert "n1 had the control plane, so the job ends" in job.err
+    forget_temporary(launcher)
+
+
+def test_a_control_plane_beside_the_hosts_outlives_each_of_them(hosts: Fixture) -> None:
+    """Nodes and `rallyctl serve` share the secret of the file, which the launch reads here."""
+    ssh, launcher = hosts
+    (launcher.folder / "secret").write_text("a-secret-of-more-than-twenty-characters")
+    (launcher.folder / "secret").chmod(0o600)
+    env = {"RALLYPOINT_SECRET_FILE": str(launcher.folder / "secret")}
+    endpoint = f"{ssh.login.address}:29400"
+    serve = [*ssh.login.entry, sys.executable, "-m", "rallypoint.cli.rallyctl", "serve", f"--endpoint={endpoint}"]
+    server = launcher.command(serve, env)
+    server.until_err("control plane listens")
+    words = ["rallyrun", "--nnodes=2:3", f"--rdzv-endpoint={endpoint}", "worker.py"]
+    job = ssh.launch(launcher, ALL, "--", *words, env=env)
+    up(job, 3)
+    ssh.lose("n1")
+    up(job, 2)
+    (launcher.folder / "finish").touch()
+    assert job.ends() == 0, job.err
+    assert "the job has succeeded without n1" in job.err
+    server.stop()
     forget_temporary(launcher)
 
 

@@ -103,7 +103,8 @@ def _plan(options: argparse.Namespace) -> Plan:
     if not {SECRET, f"{SECRET}_FILE"} & variables.keys() and (text := launch_secret(new=not known.endpoint_given)):
         variables[SECRET] = text
     folder = options.chdir or _folder()
-    return Plan(hosts, command, folder, variables, ssh, times["grace"], known.least)
+    first = known.least > 0 and not known.endpoint_given
+    return Plan(hosts, command, folder, variables, ssh, times["grace"], known.least, first)
 
 
 def _hosts(options: argparse.Namespace) -> list[Host]:

@@ -31,8 +31,9 @@ if TYPE_CHECKING:
 _CHUNK = 64 * 1024
 _PROGRESS_BAR_DELAY = 1.0
 """Seconds after which an unfinished progress bar is shown."""
-_START_FACTOR = 3
-"""How many times ssh's time to connect the supervisor may take to answer: authentication and Python come after it."""
+_START_FACTOR = 6
+"""How many times ssh's time to connect the supervisor may take to answer: authentication, a login shell, and Python,
+perhaps from a network disk, come after it."""
 _SSH_END = 5.0
 """Seconds that ssh has to end when nothing is left to say."""
 
@@ -71,13 +72,17 @@ class Connection:
         """Reach the supervisor. Raises HostError; may then be called again."""
         self._before.clear()
         self._buffer.clear()
-        self._process = await asyncio.create_subprocess_exec(
-            *ssh_command(self.host, self._options),
-            stdin=asyncio.subprocess.PIPE,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-            start_new_session=True,  # a ^C at the terminal is for us, who send it on
-        )
+        try:
+            self._process = await asyncio.create_subprocess_exec(
+                *ssh_command(self.host, self._options),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,  # a ^C at the terminal is for us, who send it on
+            )
+        except OSError as error:
+            why = f"ssh cannot be started here ({error.strerror}); install it, and look at the limits (`ulimit -a`)"
+            raise HostError(f"cannot be reached: {why}") from None
         self._reading_errors = asyncio.create_task(self._keep_errors())
         answer = await self._answer()
         if not isinstance(answer, Hello):

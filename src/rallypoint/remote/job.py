@@ -41,7 +41,7 @@ class Plan(NamedTuple):
     """What is asked for: the command on each host, in a folder, with these variables beside those of the host.
 
     `grace` is in seconds; `given` are the user's variables, which take precedence over those that are chosen here;
-    without `least` hosts the job cannot go on, if that is not 0.
+    without `least` hosts the job cannot go on, if that is not 0, nor without the first where it has the control plane.
     """
 
     hosts: Sequence[Host]
@@ -51,6 +51,7 @@ class Plan(NamedTuple):
     ssh: SshOptions
     grace: float
     least: int = 0
+    first_has_control_plane: bool = False
 
 
 def launch(plan: Plan) -> int:
@@ -200,9 +201,19 @@ class _Launch:
             await self._end_others()
         elif ended is None or ended.code:
             self._failed += 1
-            if len(self._connections) - self._failed < self._plan.least:
+            if why := self._why_it_cannot_go_on(each):
                 await self._others_end(self._plan.ssh.lost_after)  # they may find out by themselves
-                await self._end_others(f"fewer hosts are left than the {self._plan.least} that the job needs; it ends")
+                await self._end_others(why)
+
+    def _why_it_cannot_go_on(self, lost: Connection) -> str:
+        """Why the others would wait in vain: nobody will start the command again on a host that was lost."""
+        if len(self._connections) - self._failed < self._plan.least:
+            return f"fewer hosts are left than the {self._plan.least} that the job needs; it ends"
+        if self._plan.first_has_control_plane and lost is self._connections[0]:
+            return (
+                f"{lost.label} had the control plane, so the job ends; 'rallyctl serve' can have it on another machine"
+            )
+        return ""
 
     @property
     def _left(self) -> int:

@@ -236,7 +236,8 @@ class Command:
 
 
 def _say(answer: Answer) -> None:
-    _write(1, MARK + encode(answer) + b"\n")
+    # On a line of its own, whatever a login shell has written before.
+    _write(1, b"\n" + MARK + encode(answer) + b"\n")
 
 
 def _write(fd: int, data: bytes) -> None:
