@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import select
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,7 @@ from rallypoint.workers.reaper.client import ReaperClient, ReaperLost, readable
 from rallypoint.workers.reaper.process_setup import remove
 from rallypoint.workers.reaper.process_tree import descendants
 from rallypoint.workers.reaper.protocol import frame, parse
+from tests.interrupts import interrupt_everywhere
 from tests.unit.workers.test_process import TIMEOUT, ends, parent_of
 from tests.unit.workers.tracing import TRACEABLE, traced
 
@@ -138,6 +142,39 @@ def test_an_exception_in_the_midst_of_a_call_breaks_the_connection(reaper: Reape
     assert "OOM" not in reaper.lost_reason
     assert select.select([process.fileno()], [], [], TIMEOUT)[0], "and what runs below it ends"
     process.release()
+
+
+@pytest.mark.parametrize("call", [ReaperClient.signals_received, lambda reaper: os.close(reaper.begin_sweep())])
+def test_an_exception_at_any_place_of_a_call_leaves_nobody_waiting(
+    call: Callable[[ReaperClient], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The agent's end needs the reaper once more, while the exception that has interrupted a call is still handled."""
+    reapers, usual = [ReaperClient()], client._CLOSE_TIMEOUT
+    try:
+        monkeypatch.setattr(client, "_CLOSE_TIMEOUT", 0.0)  # those that are lost end beside one another
+        for place, error in interrupt_everywhere(lambda: call(reapers[-1])):
+            again = threading.Thread(target=answers_or_is_lost, args=[reapers[-1]], daemon=True)
+            again.start()
+            again.join(TIMEOUT)
+            assert not again.is_alive(), f"interrupted in {place}, a call left the lock taken: {error!r}"
+            if reapers[-1].lost:
+                reapers.append(ReaperClient())
+    finally:
+        monkeypatch.setattr(client, "_CLOSE_TIMEOUT", usual)
+        for each in reapers:
+            each.close()
+
+
+def answers_or_is_lost(reaper: ReaperClient) -> None:
+    with contextlib.suppress(ReaperLost):
+        reaper.signals_received()
+
+
+def test_an_exception_while_the_connection_is_broken_off_leaves_it_lost(reaper: ReaperClient) -> None:
+    states = [reaper.lost for _ in interrupt_everywhere(lambda: reaper._disconnect(""))]
+    assert states == sorted(states)
+    with pytest.raises(ReaperLost):
+        reaper.signals_received()
 
 
 FORKING = """

@@ -19,7 +19,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from socket import socket, socketpair
 from typing import Any, NamedTuple
 
@@ -217,8 +217,7 @@ class ReaperClient:
         """
         reading, writing = os.pipe2(os.O_CLOEXEC)
         try:
-            with self._connected():
-                self._link.send((protocol.SWEEP, seconds), [writing])
+            self._exchange((protocol.SWEEP, seconds), [writing], answered=False)
         except BaseException:
             os.close(reading)
             raise
@@ -228,8 +227,8 @@ class ReaperClient:
 
     def give_up_sweep(self) -> None:
         """End the sweep that was begun last, and never wait again for what is left now."""
-        with contextlib.suppress(ReaperLost), self._connected():
-            self._link.send((protocol.GIVE_UP,))
+        with contextlib.suppress(ReaperLost):
+            self._exchange((protocol.GIVE_UP,), answered=False)
 
     def close(self) -> None:
         """End it, and with it whatever is left below it. Waits a moment for that. Idempotent."""
@@ -247,18 +246,20 @@ class ReaperClient:
     # Inside
 
     def _request(self, *message: object, beside: Sequence[int] = ()) -> tuple[Any, list[int]]:
-        with self._connected():
-            self._link.send(message, beside)
-            (answer,), descriptors = self._link.read()
-            return answer, descriptors
+        (answer,), descriptors = self._exchange(message, beside)
+        return answer, descriptors
 
-    @contextlib.contextmanager
-    def _connected(self) -> Iterator[None]:
+    def _exchange(
+        self, message: tuple[object, ...], beside: Sequence[int] = (), *, answered: bool = True
+    ) -> tuple[tuple[Any, ...], list[int]]:
+        # The lock itself is what `with` is given: a context manager in Python can be interrupted between taking the
+        # lock and being entered, and would hold it for ever.
         with self._lock:
             if self._closed or self.lost:
                 raise ReaperLost(self.lost_reason or "the reaper of the workers is closed")
             try:
-                yield
+                self._link.send(message, beside)
+                return self._link.read() if answered else ((), [])
             except BaseException as error:
                 self._disconnect("it does not answer" if isinstance(error, TimeoutError) else "")
                 if isinstance(error, (OSError, EOFError)):
@@ -267,6 +268,7 @@ class ReaperClient:
 
     def _disconnect(self, silence: str) -> None:
         """Break the connection, and say why."""
+        self.lost_reason = "the reaper of the workers is lost"  # at once: a further exception may come from here on
         self._link.close()
         if silence:
             with contextlib.suppress(ProcessLookupError):
