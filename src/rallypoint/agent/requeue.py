@@ -21,7 +21,7 @@ log = get_logger(__name__)
 _TIMEOUT = 20.0
 """Seconds that `scontrol` may take, beside the stop of the workers; it takes a hundredth of one, unless the controller
 of the cluster is away."""
-_REQUEST = """case "$(squeue --noheader --jobs="$1" --format=%T 2>/dev/null)" in
+REQUEST = """case "$(squeue --noheader --jobs="$1" --format=%T 2>/dev/null)" in
 COMPLETING*) echo "it is ending already, cancelled or requeued by somebody else"; exit 1 ;;
 esac
 exec scontrol requeue "$1"
@@ -63,7 +63,7 @@ class SlurmRequeue:
         mask = signal.pthread_sigmask(signal.SIG_BLOCK, _UNTIL_REQUEUED)
         try:
             self._process = subprocess.Popen(
-                ["sh", "-c", _REQUEST, "sh", self._job],
+                ["sh", "-c", REQUEST, "sh", self._job],
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
