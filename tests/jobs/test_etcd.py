@@ -154,11 +154,28 @@ def the_coordinator_leaves_in_order_and_the_others_go_on(rallyrun: Launcher, *, 
     assert kept(rallyrun, etcd) == []
 
 
+def the_coordinator_of_a_preempted_job_is_killed_and_the_job_ends_when_all_have_had_their_time(
+    rallyrun: Launcher, *, etcd: EtcdCluster
+) -> None:
+    options = f"--rdzv-conf=lease={LEASE},last_call_timeout=2,prefix={PREFIX},notice_timeout=4"
+    nodes = job(rallyrun, etcd, "3", options, "--preempt-signals=SIGUSR2")
+    made, coordinator, others = started(nodes, "ABC")
+    others[0].job.signal(signal.SIGUSR2)
+    for node in made:
+        node.job.until_err("the job is preempted; the workers have 4 s to save and acknowledge")
+    coordinator.dies()
+    all_end(others, 143)
+    for node in others:
+        assert "the end of the preempted job was not told in time" not in node.job.err, "the next one knows of it"
+        assert "received SIGUSR2; not all workers of this node have saved" in node.job.err
+
+
 def test_jobs_that_an_etcd_coordinates_beside_one_another(at_once: AtOnce, etcd: EtcdCluster) -> None:
     at_once(
         partial(forms_restarts_scales_and_finishes_and_nothing_is_left, etcd=etcd),
         partial(a_coordinator_that_is_paused_is_deposed_and_writes_nothing, etcd=etcd),
         partial(the_coordinator_leaves_in_order_and_the_others_go_on, etcd=etcd),
+        partial(the_coordinator_of_a_preempted_job_is_killed_and_the_job_ends_when_all_have_had_their_time, etcd=etcd),
     )
 
 

@@ -83,6 +83,16 @@ def an_agent_is_killed_and_another_comes(rallyrun: Launcher, *, etcd: EtcdCluste
     all_end(nodes, 0)
 
 
+def a_preempted_job_ends_on_all_nodes(rallyrun: Launcher, *, etcd: EtcdCluster) -> None:
+    made = job(rallyrun, "2", etcd.endpoints[0], conf="notice_timeout=1", flags=("--preempt-signals=SIGUSR2",))
+    nodes = [made.start("A"), made.start("B")]
+    for node in nodes:
+        node.comes_up(1, world_size=2)
+    nodes[1].job.signal(signal.SIGUSR2)
+    all_end(nodes, 143)
+    assert all("the job was preempted, since" in node.job.err for node in nodes)
+
+
 def workers_run_on_while_etcd_is_away(rallyrun: Launcher) -> None:
     with one_member(rallyrun, "--enable-v2") as etcd:
         made = job(rallyrun, "2", *etcd.endpoints, flags=("--max-restarts=1",))
@@ -108,6 +118,7 @@ def test_jobs_whose_etcd_is_there_and_one_whose_etcd_goes_away(at_once: AtOnce, 
         partial(an_agent_is_killed_and_another_comes, etcd=etcd),
         partial(a_worker_fails_and_the_job_finishes, etcd=etcd),
         partial(all_nodes_tell_the_same_cause, etcd=etcd),
+        partial(a_preempted_job_ends_on_all_nodes, etcd=etcd),
         workers_run_on_while_etcd_is_away,
     )
 
