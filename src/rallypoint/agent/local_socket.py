@@ -74,9 +74,9 @@ def local_jobs() -> Iterator[LocalJob]:
     return (job for job, _ in _answers())
 
 
-def local_token(name: str) -> str:
-    """The token of a job that has an agent of this user's on this machine; empty if it has none."""
-    return next((token for job, token in _answers() if job.job == name), "")
+def local_token(wanted: LocalJob) -> str:
+    """The token of one of `local_jobs`, as its agent tells it; empty if it has none. Another job may have its id."""
+    return next((token for job, token in _answers() if job == wanted), "")
 
 
 def _token_of(job: str) -> str:

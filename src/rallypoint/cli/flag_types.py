@@ -175,7 +175,7 @@ def when(text: str) -> str:
 
 def preflight(text: str) -> str:
     """Read what follows from checks of this node."""
-    if text not in ("warn", "require"):
+    if text not in ("", "warn", "require"):
         raise ArgumentTypeError(f"{text!r} is neither warn nor require")
     return text
 

@@ -54,7 +54,7 @@ def _local_target(options: argparse.Namespace) -> list[DialTarget]:
     jobs = [each for each in local_jobs_of_user() if options.rdzv_id in {"", each.job}]
     if len(jobs) == 1:
         options.rdzv_id, options.rdzv_backend, options.rdzv_endpoint = jobs[0][1:]
-        _take_token(options.rdzv_id)
+        _take_token(jobs[0])
         return targets(options)
     named = f" with --rdzv-id={options.rdzv_id}" if options.rdzv_id else ""
     if jobs:
@@ -64,7 +64,7 @@ def _local_target(options: argparse.Namespace) -> list[DialTarget]:
     raise RallypointError(f"no job of this user{named} runs on this machine; give the job's --rdzv-endpoint")
 
 
-def _take_token(job: str) -> None:
+def _take_token(job: LocalJob) -> None:
     """Where this command was given no secret, take the token of a job of this user's from its agent."""
     from rallypoint.agent.local_socket import local_token
     from rallypoint.base.secrets import SECRET

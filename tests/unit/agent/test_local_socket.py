@@ -57,8 +57,9 @@ def test_who_is_answered_gets_the_jobs_token(monkeypatch: pytest.MonkeyPatch, gi
     expected = token(Secret((text,)), "job")
     monkeypatch.setattr("rallypoint.base.secrets._taken", {SECRET: text if given == "secret" else expected})
     with answering(JOB):
-        assert local_token("job") == expected
-        assert local_token("other") == ""
+        assert local_token(JOB) == expected
+        assert local_token(JOB._replace(job="other")) == ""
+        assert local_token(JOB._replace(pid=1)) == "", "another job may have the same id"
         assert text not in str(mine())
         assert expected not in str(mine())
 
@@ -66,7 +67,7 @@ def test_who_is_answered_gets_the_jobs_token(monkeypatch: pytest.MonkeyPatch, gi
 def test_a_job_without_a_secret_has_no_token(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rallypoint.base.secrets._taken", {})
     with answering(JOB):
-        assert local_token("job") == ""
+        assert local_token(JOB) == ""
 
 
 def test_an_agent_that_knows_no_endpoint_yet_is_not_shown() -> None:
