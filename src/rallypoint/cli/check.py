@@ -36,7 +36,7 @@ def add_check(verb: Verb) -> None:
     what.add_argument("--log-dir", default="", metavar="DIR", help="folder of the logs (default: a temporary one)")
     output = page.add_argument_group("answer")
     output.add_argument("--json", action="store_true", help="print JSON (docs/preflight.md)")
-    text = "checks that must be known and pass: each is a FAIL otherwise, a WARN included"
+    text = "checks that must be made and pass: each is a FAIL otherwise, a WARN included"
     output.add_argument("--require", default="", metavar="NAME,...", help=text)
 
 

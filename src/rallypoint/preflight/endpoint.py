@@ -165,7 +165,7 @@ def judge_clock(facts: EndpointFacts) -> Judgement:
     """How far the clock at the endpoint is from this one. Rallypoint itself compares no clocks; people do."""
     offset, uncertainty = facts.answer.offset, facts.answer.uncertainty
     if offset is None:
-        return not_known("the time of day there is not known, since no control plane has told it")
+        return not_known("no control plane has told the time of day")
     way = "ahead of" if offset > 0 else "behind"
     text = f"the coordinator's clock is {abs(offset):.3f} s {way} this one's, give or take {uncertainty:.3f} s"
     sure = max(0.0, abs(offset) - uncertainty)

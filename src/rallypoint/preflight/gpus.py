@@ -69,7 +69,7 @@ def judge_gpu_memory(facts: GpuFacts) -> Judgement:
     """Errors that ECC could not correct, and rows that are to be replaced."""
     known = [] if facts.nvml is None else [each for each in facts.nvml.gpus if not each.trouble]
     if not known:
-        return not_known("there is no GPU to ask")
+        return not_known("there is no GPU")
     worn = [each.address for each in known if each.remap_failed]
     if worn:
         return failed(f"rows of memory could not be replaced on {', '.join(worn)}", "have the GPU replaced")

@@ -14,7 +14,7 @@ from rallypoint.preflight.table import Check, CheckInputs, Reading
 
 NO_LIMIT = resource.RLIM_INFINITY
 
-MIN_FILES, ENOUGH_FILES = 256, 4096
+MIN_FILES, ENOUGH_FILES, _PLENTY_OF_FILES = 256, 4096, 65536
 """Of the soft limit: an agent raises its own, and leaves that of its workers."""
 MIN_LOCKED, MEBIBYTE = 64 << 20, 1 << 20
 MIN_PROCESSES, ENOUGH_PROCESSES = 256, 2048
@@ -63,7 +63,12 @@ def judge_open_files(facts: LimitFacts) -> Judgement:
     text = f"a process may have {_limit(facts.soft_files)} open files (hard limit: {_limit(facts.hard_files)})"
     if facts.soft_files == NO_LIMIT or facts.soft_files >= ENOUGH_FILES:
         return passed(text)
-    remedy = "set `ulimit -n 65536` (LimitNOFILE= of a service, --ulimit nofile= of a container)"
+    most = _PLENTY_OF_FILES if facts.hard_files == NO_LIMIT else min(facts.hard_files, _PLENTY_OF_FILES)
+    remedy = f"set `ulimit -n {most}`"
+    if most < ENOUGH_FILES:
+        remedy = (
+            f"raise the hard limit to {_PLENTY_OF_FILES}: LimitNOFILE= of a service, --ulimit nofile= of a container"
+        )
     return failed(text, remedy) if facts.soft_files < MIN_FILES else warned(text, remedy)
 
 
@@ -157,7 +162,7 @@ LIMITS = Reading(
             "(An agent raises its own limit, and leaves that of its workers.)",
             f"below {ENOUGH_FILES}",
             f"below {MIN_FILES}",
-            "`ulimit -n 65536`, `LimitNOFILE=` of a service, `--ulimit nofile=` of a container",
+            f"`ulimit -n {_PLENTY_OF_FILES}`, `LimitNOFILE=` of a service, `--ulimit nofile=` of a container",
             judge_open_files,
         ),
         Check(

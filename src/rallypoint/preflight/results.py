@@ -2,8 +2,8 @@
 
 Laws:
 
-1. PASS: nothing is in the way, or nothing is known to be. Where a check does not apply here, or its fact cannot be
-   known, it is a PASS that is not `known`, and its fact says why.
+1. PASS: nothing is in the way. Where a check does not apply here, or its fact cannot be known, it is a PASS that is not
+   `known`: the fact says why, and the line "not checked".
 2. WARN: the job may run, and something will be slow, unreliable or misleading. FAIL: it cannot work as it is.
 3. Who requires a check wants it known and passed: anything else is a FAIL then.
 """
@@ -36,7 +36,7 @@ class CheckResult(NamedTuple):
     fact: str
     remedy: str = ""
     known: bool = True
-    """Whether anything was found out; only a PASS may not be."""
+    """Whether anything was found out."""
 
     def __str__(self) -> str:
         return f"{self.status.value} {self.name}: {self.finding}"
@@ -44,7 +44,8 @@ class CheckResult(NamedTuple):
     @property
     def finding(self) -> str:
         """The fact and the remedy."""
-        return f"{self.fact}; {self.remedy}" if self.remedy else self.fact
+        fact = self.fact if self.known else f"not checked: {self.fact}"
+        return f"{fact}; {self.remedy}" if self.remedy else fact
 
 
 class Judgement(NamedTuple):
@@ -92,7 +93,7 @@ def with_required(results: Iterable[CheckResult], names: Collection[str]) -> lis
 
 def _required(result: CheckResult) -> CheckResult:
     if not result.known:
-        return result._replace(status=Status.FAIL, remedy="it is required, and nothing is known of it", known=True)
+        return result._replace(status=Status.FAIL, remedy="it is required, so see to it that it can be")
     return result if result.status is Status.PASS else result._replace(status=Status.FAIL)
 
 

@@ -34,9 +34,22 @@ def said(judgement: Judgement, *words: str) -> str:
     ("soft", "status"),
     [(0, "FAIL"), (255, "FAIL"), (256, "WARN"), (4095, "WARN"), (4096, "PASS"), (NO_LIMIT, "PASS")],
 )
-def test_open_files(soft: int, status: str) -> None:
+def test_open_files_by_the_limit_that_workers_have(soft: int, status: str) -> None:
     words = ("unlimited" if soft == NO_LIMIT else str(soft), *([] if status == "PASS" else ["ulimit -n 65536"]))
     assert said(limits.judge_open_files(FINE._replace(soft_files=soft)), *words) == status
+
+
+@pytest.mark.parametrize(
+    ("hard", "remedy"),
+    [
+        (NO_LIMIT, "set `ulimit -n 65536`"),
+        (1 << 20, "set `ulimit -n 65536`"),
+        (20_000, "set `ulimit -n 20000`"),
+        (4095, "raise the hard limit to 65536: LimitNOFILE="),
+    ],
+)
+def test_what_is_said_of_open_files_can_be_done(hard: int, remedy: str) -> None:
+    assert limits.judge_open_files(FINE._replace(soft_files=1024, hard_files=hard)).remedy.startswith(remedy)
 
 
 @pytest.mark.parametrize(

@@ -120,7 +120,7 @@ def test_the_control_plane_s_refusal_is_a_sentence_with_its_remedy() -> None:
 @pytest.mark.parametrize(
     ("offset", "uncertainty", "words", "status"),
     [
-        (None, 0.0, ["not known"], "not known"),
+        (None, 0.0, ["no control plane"], "not known"),
         (0.0, 0.001, ["0.000 s"], "PASS"),
         (0.9, 0.0, ["0.900 s ahead of"], "PASS"),
         (1.0, 0.001, [], "PASS"),

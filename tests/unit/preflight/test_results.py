@@ -32,7 +32,7 @@ DARK = not_known("there are none").of("gpus")
 def test_a_line_has_the_status_the_name_the_fact_and_the_remedy() -> None:
     assert str(GOOD) == "PASS disk: 23 GiB free"
     assert str(POOR) == "WARN disk: 1 MiB free; make room"
-    assert str(DARK) == "PASS gpus: there are none"
+    assert str(DARK) == "PASS gpus: not checked: there are none"
 
 
 @pytest.mark.parametrize(
@@ -49,7 +49,7 @@ def test_a_required_check_has_to_be_known_and_to_pass() -> None:
     found = with_required([GOOD, POOR, DARK], ["disk", "gpus"])
     assert [each.status for each in found] == [Status.PASS, Status.FAIL, Status.FAIL]
     assert str(found[1]) == "FAIL disk: 1 MiB free; make room"
-    assert str(found[2]) == "FAIL gpus: there are none; it is required, and nothing is known of it"
+    assert str(found[2]) == "FAIL gpus: not checked: there are none; it is required, so see to it that it can be"
 
 
 def test_json_has_a_version_and_every_field() -> None:
