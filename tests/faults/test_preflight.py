@@ -17,11 +17,12 @@ from pathlib import Path
 
 import pytest
 
+from rallypoint.preflight.checks import NAMES
 from rallypoint.preflight.disks import disk_facts, judge_space
 from rallypoint.preflight.limits import judge_processes, read_limits
 from rallypoint.preflight.look_up import LOOK_UP
 from rallypoint.preflight.reaching import CONNECT
-from rallypoint.preflight.run import DEADLINE
+from rallypoint.preflight.run import DEADLINE, run_checks
 from rallypoint.preflight.table import CheckInputs
 from tests.faults.network import Network, network, why_not
 from tests.faults.other_user import as_other_user
@@ -92,6 +93,22 @@ def test_another_user_s_limit_of_processes_counts_and_its_rights(tmp_path: Path)
     processes, space = as_other_user(look)
     assert processes == ("WARN", "this user may have 1000 processes and threads")
     assert space == ("FAIL", "/proc/1/cwd cannot be written to (Permission denied)")
+
+
+def test_a_user_who_can_start_no_thread_and_no_process_is_told_so() -> None:
+    run_checks(CheckInputs())  # so that nothing is left to be imported
+
+    def look() -> list[tuple[str, str, str]]:
+        import resource
+
+        resource.setrlimit(resource.RLIMIT_NPROC, (0, 0))
+        return [(each.name, each.status.value, each.fact) for each in run_checks(CheckInputs())]
+
+    found = {name: (status, fact) for name, status, fact in as_other_user(look)}
+    assert tuple(found) == NAMES
+    assert found["processes"] == ("FAIL", "this user may have 0 processes and threads")
+    assert found["temp-space"][0] == "WARN"
+    assert found["temp-space"][1].startswith("the process that checks cannot be started (")
 
 
 @pytest.mark.parametrize(

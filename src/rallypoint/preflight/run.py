@@ -55,7 +55,10 @@ def run_checks(
     hanging = {number: reading for number, reading in wanted.items() if reading.may_hang}
     child = _start_child(inputs, hanging, answers) if hanging else None
     for number in wanted.keys() - hanging.keys():
-        _start_thread(_answer, number, wanted[number], inputs, answers)
+        try:
+            _start_thread(_answer, number, wanted[number], inputs, answers)
+        except RuntimeError:  # there may be no more threads, which is one of the things to be told
+            _answer(number, wanted[number], inputs, answers)
     found: dict[int, list[CheckResult]] = {}
     while len(found) < len(wanted):
         try:
@@ -89,16 +92,26 @@ def _start_thread(work: Any, *arguments: object) -> None:
 # The process for what may hang
 
 
-def _start_child(inputs: CheckInputs, readings: dict[int, Reading[Any]], answers: _Answers) -> subprocess.Popen[bytes]:
+def _start_child(
+    inputs: CheckInputs, readings: dict[int, Reading[Any]], answers: _Answers
+) -> subprocess.Popen[bytes] | None:
     told = json.dumps([list(readings), inputs._replace(coordinators=None)])
-    child = subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _FOLDER, told],
-        stdin=subprocess.PIPE,  # which ends with this process, and the child with it
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-    )
+    try:
+        child = subprocess.Popen(
+            [sys.executable, "-I", "-S", "-c", _BOOTSTRAP, _FOLDER, told],
+            stdin=subprocess.PIPE,  # which ends with this process, and the child with it
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+    except OSError as error:
+        _give_up(f"the process that checks cannot be started ({error.strerror})", "see `processes`", readings, answers)
+        return None
     assert child.stdout is not None
-    _start_thread(_read_child, child, child.stdout, readings, answers)
+    try:
+        _start_thread(_read_child, child, child.stdout, readings, answers)
+    except RuntimeError:
+        child.kill()
+        _read_child(child, child.stdout, readings, answers)
     return child
 
 
@@ -110,9 +123,15 @@ def _read_child(
             number, results = json.loads(line)
             answers.put((number, [CheckResult(name, Status(status), *rest) for name, status, *rest in results]))
     code = child.wait()
-    broken = warned(f"the process that checks ended with code {code} before it answered", "please report it")
+    _give_up(
+        f"the process that checks ended with code {code} before it answered", "please report it", readings, answers
+    )
+
+
+def _give_up(why: str, remedy: str, readings: dict[int, Reading[Any]], answers: _Answers) -> None:
+    """Answer for what the child has not."""
     for number, reading in readings.items():
-        answers.put((number, [broken.of(each.name) for each in reading.checks]))
+        answers.put((number, [warned(why, remedy).of(each.name) for each in reading.checks]))
 
 
 def main_of_child() -> None:
