@@ -279,6 +279,23 @@ def test_a_launcher_that_is_killed_leaves_nothing(hosts: Fixture) -> None:
     assert ssh.until_empty() < 15
 
 
+def test_what_a_command_does_when_the_launcher_is_gone(hosts: Fixture) -> None:
+    """It can save, and print as much as it likes meanwhile; one that wants no end is killed after the grace period."""
+    ssh, launcher = hosts
+    script = """
+        if [ $PET_NODE_RANK = 0 ]; then trap 'seq 100000; touch saved; exit' TERM
+        else trap '' TERM; setsid sleep 999 & fi
+        echo up; while :; do sleep 0.05; done
+    """
+    job = ssh.launch(launcher, "--hosts=n1,n2", "--grace=2", "--", "bash", "-c", script)
+    job.until(lambda lines: {"n1: up", "n2: up"} <= set(lines), "both are up")
+    job.signal(signal.SIGKILL)
+    job.ends()
+    settle((launcher.folder / "saved").exists, "the first has saved")
+    assert ssh.pids("n2", "sleep 999"), "the second was not given its time"
+    assert ssh.until_empty() < 15
+
+
 def test_a_supervisor_that_is_killed_leaves_nothing(hosts: Fixture) -> None:
     """Its host counts as lost; the others cannot go on without it, which they are told."""
     ssh, launcher = hosts
