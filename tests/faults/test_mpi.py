@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
-from collections.abc import Iterator
+import signal
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
+from tests.faults.cluster import settle
 from tests.faults.network import Network, network, why_not
 from tests.jobs.launching import RALLYRUN, Job, Launcher, launching
 
 WORKER = """
-import os
+import os, sys, time
 e = os.environ
 os.write(1, f"{e['RANK']} of {e['WORLD_SIZE']} on {os.uname().nodename} in {e['TORCHELASTIC_RUN_ID']}\\n".encode())
+if "fail" in sys.argv and e["RANK"] == "1":
+    sys.exit(7)
+if len(sys.argv) > 1:
+    time.sleep(600)
 """
 PROGRAMS = {
     "Open MPI": (("mpirun.openmpi", "mpirun"), "openmpi-bin"),
@@ -37,6 +44,7 @@ class Hosts:
 
     def __init__(self, net: Network, launcher: Launcher) -> None:
         self.launcher = launcher
+        self.hosts = net.hosts
         self.console = net.hosts[-1]
         names = "".join(f"{host.address} {host.name}\n" for host in net.hosts)
         hosts = launcher.folder / "hosts"
@@ -52,16 +60,23 @@ class Hosts:
         self._ssh.chmod(0o755)
         self._script = launcher.script(WORKER)
 
-    def start(self, family: str, *flags: str, per_host: int = 1, env: dict[str, str] | None = None) -> Job:
-        """Start so many agents on each of n1 and n2."""
+    def start(self, family: str, *flags: str, per_host: int = 1, worker: Sequence[str] = ()) -> Job:
+        """Start so many agents on each of n1 and n2; `worker` are the arguments of the workers."""
         if family == "Open MPI":
             words = ["--allow-run-as-root", "--mca", "plm_rsh_agent", str(self._ssh), "--host", "n1:9,n2:9"]
             words += ["--map-by", f"ppr:{per_host}:node", "--bind-to", "none"]
         else:
             words = ["-launcher", "rsh", "-launcher-exec", str(self._ssh), "-hosts", "n1,n2"]
             words += ["-ppn", str(per_host), "-n", str(2 * per_host), "-bind-to", "none"]
-        command = [program(family), *words, *RALLYRUN, *flags, self._script]
-        return self.launcher.command([str(self._ssh), self.console.name, shlex.join(command)], env)
+        command = [program(family), *words, *RALLYRUN, *flags, self._script, *worker]
+        return self.launcher.command([str(self._ssh), self.console.name, f"exec {shlex.join(command)}"])
+
+    def kill_agent(self, name: str) -> None:
+        """SIGKILL to the agent on a host."""
+        (host,) = [host for host in self.hosts if host.name == name]
+        words = [*RALLYRUN[1:], "--cluster=auto"]
+        agents = [pid for pid in host.pids() if words == Path(f"/proc/{pid}/cmdline").read_text().split("\0")[1:4]]
+        os.kill(agents[0], signal.SIGKILL)
 
 
 @pytest.fixture
@@ -97,3 +112,28 @@ def test_without_the_flag_one_of_them_warns(hosts: Hosts, family: str) -> None:
     assert job.ends() == 0, job.err
     assert sorted(line.partition(" in ")[0] for line in job.out) == ["0 of 1 on n1", "0 of 1 on n2"]
     assert job.err.count(f"{family} has 2 nodes, and --nnodes is 1: each of them runs a job of its own") == 1
+
+
+@pytest.mark.parametrize("family", PROGRAMS)
+def test_a_failure_of_a_worker_is_the_launchers(hosts: Hosts, family: str) -> None:
+    job = hosts.start(family, "--cluster=auto", "--nproc-per-node=1", worker=["fail"])
+    assert job.ends() == 1, job.err
+    assert "exitcode  : 7" in job.err
+
+
+@pytest.mark.parametrize("family", PROGRAMS)
+def test_a_signal_to_the_launcher_ends_all_agents_and_their_workers(hosts: Hosts, family: str) -> None:
+    job = hosts.start(family, "--cluster=auto", "--nproc-per-node=1", worker=["stay"])
+    job.until(lambda lines: len(lines) == 2, "both workers are up")
+    job.signal(signal.SIGTERM)
+    job.ends()  # Hydra's code for it is 0
+    settle(lambda: not hosts.launcher.left(), "nothing of the job is left")
+
+
+@pytest.mark.parametrize("family", PROGRAMS)
+def test_an_agent_that_is_killed_ends_all_others(hosts: Hosts, family: str) -> None:
+    """The launcher does that; a job that has to survive the loss of a node is started by something else."""
+    job = hosts.start(family, "--cluster=auto", "--nnodes=1:2", "--nproc-per-node=1", worker=["stay"])
+    job.until(lambda lines: len(lines) == 2, "both workers are up")
+    hosts.kill_agent("n2")
+    assert job.ends() != 0
