@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     from rallypoint.remote.hosts import Host
     from rallypoint.remote.job import Plan
 
+_LARGEST_FILE = 1024 * 1024
+"""Bytes of a host file or a file of variables."""
 _TIMES = {"connect_timeout": 3600, "lost_after": 86_400, "grace": 86_400}
 """The most seconds of each."""
 
@@ -140,13 +142,14 @@ def _variables(options: argparse.Namespace, hosts: list[Host]) -> dict[str, str]
 
 
 def _read(path: str, flag: str) -> bytes:
-    from rallypoint.remote.hosts import LARGEST_FILE
-
     try:
         with open(path, "rb") as file:
-            return file.read(LARGEST_FILE + 1)
+            data = file.read(_LARGEST_FILE + 1)
     except OSError as error:
         raise UsageError(f"{flag}={path!r} cannot be read: {error.strerror}; name another") from None
+    if len(data) > _LARGEST_FILE:
+        raise UsageError(f"{flag}={path!r} has more than {_LARGEST_FILE} bytes; name a smaller file")
+    return data
 
 
 def _seconds(options: argparse.Namespace, name: str) -> int:

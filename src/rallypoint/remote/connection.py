@@ -214,7 +214,7 @@ async def _show(stream: asyncio.StreamReader, lines: PrefixedLines, output: Outp
         if not data:
             return
         await output.write(lines.feed(data))
-        if lines.ends and len(data) > LONGEST_END:
+        if lines.last_size > LONGEST_END:  # it is none of ours
             return
         if not lines.has_progress_bar:
             bar_due = None

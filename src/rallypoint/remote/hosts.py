@@ -27,9 +27,6 @@ from rallypoint.cluster.hostlist import HostlistError, expand
 
 MOST_HOSTS = 16_384
 MOST_SLOTS = 1024
-LARGEST_FILE = 4 * 1024 * 1024
-"""Bytes."""
-
 _NAME = re.compile(r"(?=.{1,253}\Z)\w[\w-]{0,62}(\.[\w-]{1,63})*\.?", re.ASCII)
 _USER = re.compile(r"[\w.\\][\w.@+\\-]{0,63}\$?", re.ASCII)
 _COMMA = re.compile(r",(?![^\[\]]*\])")
@@ -89,8 +86,6 @@ def parse_hostfile(data: bytes, source: str) -> list[Host]:
     Raises:
         UsageError: see `parse_hosts`.
     """
-    if len(data) > LARGEST_FILE:
-        raise UsageError(f"{source} has more than {LARGEST_FILE} bytes; name a file with one host on each line")
     try:
         text = data.decode()
     except UnicodeDecodeError:

@@ -60,9 +60,9 @@ class PrefixedLines:
         return self._show(shown.removesuffix(b"\n")) if shown else b"", last
 
     @property
-    def ends(self) -> bool:
-        """Whether the last message has begun to come."""
-        return self._end_at >= 0
+    def last_size(self) -> int:
+        """Bytes of the last message that have come."""
+        return len(self._rest) - self._end_at - len(self._mark) if self._end_at >= 0 else 0
 
     def _take(self, count: int) -> bytes:
         taken = bytes(self._rest[:count])

@@ -33,6 +33,8 @@ RALLYRUN = ["--", "rallyrun", "train.py"]
         ([HOSTS, "--env=1=2", *RALLYRUN], "--env: '1' is not a variable's name"),
         ([HOSTS, "--env-file=missing", *RALLYRUN], "--env-file='missing' cannot be read"),
         ([HOSTS, "--env-file=bad", *RALLYRUN], "bad, line 1: 'not a variable' is not a variable's name"),
+        ([HOSTS, "--env-file=/dev/zero", *RALLYRUN], "--env-file='/dev/zero' has more than 1048576 bytes"),
+        (["--hostfile=/dev/zero", *RALLYRUN], "--hostfile='/dev/zero' has more than 1048576 bytes"),
         ([HOSTS, "--ssh-args='", *RALLYRUN], "cannot be read: No closing quotation; quote it as for a shell"),
         (
             [HOSTS, "--connect-timeout=0", *RALLYRUN],

@@ -48,6 +48,14 @@ def test_a_long_line_is_cut_and_the_mark_behind_it_found() -> None:
         assert max(map(len, shown.split(b"\n"))) <= LONGEST + len(b"a: ") + len(MARK)
 
 
+def test_a_last_message_without_end_is_noticed() -> None:
+    """The size of what came before it does not count."""
+    lines = PrefixedLines(b"a: ", MARK)
+    lines.feed(b"x\n" * LONGEST + b"y" * 1000 + MARK + b"12345")
+    assert lines.last_size == 5
+    assert PrefixedLines(b"a: ").last_size == 0
+
+
 def test_a_line_without_end_is_not_kept() -> None:
     lines = PrefixedLines(b"a: ", MARK)
     for _ in range(100):
