@@ -1,0 +1,97 @@
+"""The Job of `deploy/kubernetes/job` in pods of namespaces: what it survives, and what is told of its end."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from rallypoint.base.secrets import new_secret
+from tests.deploy.manifests import of_kind, rendered
+from tests.deploy.pods import Kubelet
+from tests.faults import network
+from tests.jobs.launching import Launcher
+
+pytestmark = pytest.mark.root
+
+TRAINER = """
+import json, os, sys, time
+from pathlib import Path
+rank, world, folder = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), Path(sys.argv[1])
+saved = folder / "step"
+first = int(saved.read_text()) if saved.exists() else 0
+def say(what):
+    os.write(1, f"{what}\\n".encode())
+say(f"rank {rank} of {world} from {'the start' if first == 0 else 'a checkpoint'}")
+while not (folder / "save").exists():
+    time.sleep(0.02)
+if rank == 0:
+    (folder / "step.new").write_text("7")
+    os.replace(folder / "step.new", saved)
+    say("saved")
+while not (folder / "finish").exists():
+    if (folder / "fail").exists() and rank == 3:
+        raise ValueError("boom")
+    time.sleep(0.02)
+"""
+
+PROGRAM = ["train.py", "/checkpoints"]
+
+
+@pytest.fixture
+def kubelet(rallyrun: Launcher) -> Iterator[Kubelet]:
+    if (reason := network.why_not()) is not None:
+        pytest.skip(f"POD TESTS DID NOT RUN: {reason}")
+    rallyrun.script(TRAINER, "train.py")
+    with network.network() as net:
+        made = Kubelet(net, rallyrun, of_kind(rendered("job"), "Job"), new_secret())
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+@pytest.fixture
+def checkpoints(rallyrun: Launcher) -> Path:
+    return rallyrun.folder / "volumes" / "checkpoints"
+
+
+def test_a_job_survives_the_loss_of_each_of_its_pods(kubelet: Kubelet, checkpoints: Path) -> None:
+    first = [kubelet.start(index, PROGRAM) for index in (0, 1)]
+    for index, pod in enumerate(first):
+        pod.until_out(f"rank {2 * index} of 4 from the start")
+        pod.until_probed("/readyz", 200)
+        pod.until_probed("/livez", 200)
+    (checkpoints / "save").touch()
+    first[0].until_out("saved")
+
+    first[1].lose()
+    first[0].until_probed("/readyz", 503)
+    first[0].until_probed("/livez", 200)
+    second = kubelet.start(1, PROGRAM)
+    second.until_out("rank 2 of 4 from a checkpoint")
+    first[0].until_out("rank 0 of 4 from a checkpoint")
+
+    first[0].signal(signal.SIGTERM)  # an eviction of the pod with the control plane
+    assert first[0].ends() == 75, first[0].err
+    assert first[0].termination_message["ending"] == "infrastructure"
+    third = kubelet.start(0, PROGRAM)
+    third.until_out("rank 0 of 4 from a checkpoint")
+    second.until_probed("/readyz", 200)
+
+    (checkpoints / "finish").touch()
+    assert (third.ends(), second.ends()) == (0, 0), third.err + second.err
+    assert third.termination_message == {}
+
+
+def test_a_failure_of_the_program_ends_all_pods_with_its_code(kubelet: Kubelet, checkpoints: Path) -> None:
+    (checkpoints / "save").touch()
+    (checkpoints / "fail").touch()
+    pods = [kubelet.start(index, PROGRAM) for index in (0, 1)]
+    assert [pod.ends() for pod in pods] == [1, 1]
+    for pod in pods:
+        message = pod.termination_message
+        assert (message["ending"], message["code"], message["cause"]["rank"]) == ("program", 1, 3)
+        assert "ValueError: boom" in message["message"]
