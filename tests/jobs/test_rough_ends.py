@@ -62,6 +62,37 @@ def test_an_interrupt_while_workers_are_stopped_leaves_none(rallyrun: Launcher) 
     assert not rallyrun.left(), "nothing runs when the agent has ended"
 
 
+INTERRUPTED = """
+import logging, signal, sys
+from rallypoint.cli.rallyrun import main
+
+def interrupt(record):
+    if "closing signal" in record.getMessage():
+        logger.removeFilter(interrupt)
+        signal.raise_signal(signal.SIGINT)
+    return True
+
+logger = logging.getLogger("rallypoint.workers.escalation")
+logger.addFilter(interrupt)
+sys.exit(main())
+"""
+"""A `rallyrun` that gets a ^C in the midst of sending its workers the first signal."""
+
+
+def test_an_interrupt_while_a_stop_is_begun_is_no_other_than_one_after_it(rallyrun: Launcher) -> None:
+    """It means SIGKILL to the workers that are being stopped, and no second grace period."""
+    script = rallyrun.script(
+        "import os, signal\nsignal.signal(15, signal.SIG_IGN)\nos.write(1, b'deaf\\n')\nsignal.pause()\n"
+    )
+    flags = ["--standalone", "--nproc-per-node=2", "--signals-to-handle=SIGTERM", "--shutdown-timeout=600"]
+    job = rallyrun.command([sys.executable, "-c", INTERRUPTED, *flags, script])
+    job.until(lambda lines: lines.count("deaf") == 2, "two workers are deaf")
+    job.signal(signal.SIGTERM)
+    assert job.ends() == -signal.SIGINT, job.err
+    assert job.err.count("closing signal SIGTERM") == 2, job.err
+    assert not rallyrun.left(), "nothing runs when the agent has ended"
+
+
 def test_the_report_names_as_stopped_only_whom_the_agent_stopped(rallyrun: Launcher) -> None:
     script = rallyrun.script(
         """

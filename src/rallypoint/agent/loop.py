@@ -6,7 +6,7 @@ stop that is under way, and does nothing else between events. What the steps mea
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from signal import SIGKILL, SIGTERM
 from typing import TYPE_CHECKING
 
@@ -27,7 +27,7 @@ from rallypoint.agent.steps import (
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.mailbox import Mailbox
 from rallypoint.base.poll import until_readable
-from rallypoint.base.signals import SignalWakeup, post_signals
+from rallypoint.base.signals import SignalWakeup, defer_interrupts, post_signals
 
 if TYPE_CHECKING:
     from rallypoint.agent.local_socket import LocalSocket
@@ -56,6 +56,8 @@ class AgentLoop:
         self._mailbox: Mailbox[Event] = Mailbox()
         self._executor = StepExecutor(workers, rendezvous, clock, self._mailbox.post)
         self._signal_wakeup: SignalWakeup | None = None
+        self._raise_interrupt: Callable[[], None] = lambda: None
+        """Raises KeyboardInterrupt if there was a ^C that is not among the signals."""
         self._state = PolicyState(notice_timeout=rendezvous.notice_timeout, checks_node=workers.begin_check is not None)
         self._safety_check_at = 0.0
         self._preemption: PreemptionTriggers | None = None
@@ -90,7 +92,8 @@ class AgentLoop:
             with post_signals(lambda number: self._mailbox.post(SignalArrived(number)), signals) as self._signal_wakeup:
                 number = SIGTERM
                 try:
-                    return self._run_to_end()
+                    with defer_interrupts() as self._raise_interrupt:
+                        return self._run_to_end()
                 except KeyboardInterrupt:  # where SIGINT is not among `signals`
                     number = SIGTERM if self._executor.stopping is None else SIGKILL
                     raise
@@ -115,6 +118,7 @@ class AgentLoop:
                 if self._workers.incidents is not None:
                     self._workers.incidents.look_at(event, self._state)
                 self._take(decide(self._state, event))
+        self._raise_interrupt()
         return self._executor.result
 
     def _take(self, decision: tuple[PolicyState, tuple[Step, ...]]) -> None:
@@ -125,6 +129,7 @@ class AgentLoop:
     def _events(self) -> Iterator[Event]:
         """Wait until something has happened, and give it out one by one."""
         self._wait()
+        self._raise_interrupt()
         yield from self._drain_mailbox()
         yield from self._executor.stop_events()
         yield from self._executor.check_events()

@@ -2,7 +2,7 @@
 
 Python runs a handler in the main thread when that next runs Python code, but the kernel may deliver a signal to any
 other thread, and then a main thread that sleeps in `poll` sleeps on. So it must also wait for the `SignalWakeup` of
-`post_signals`.
+`post_signals`. A ^C that nobody handles is Python's KeyboardInterrupt; `defer_interrupts` says where it may be raised.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -90,6 +91,43 @@ def post_signals(post: Callable[[int], None], numbers: Iterable[int]) -> Iterato
                 _handlers_to_restore.setdefault(number, old)
                 signal.signal(number, signal.SIG_IGN)
         wakeup.close()
+
+
+_INTERRUPT_TIMEOUT = 5.0
+"""Seconds after which a ^C that nobody has taken note of is taken for one that nobody will."""
+
+
+@contextmanager
+def defer_interrupts() -> Iterator[Callable[[], None]]:
+    """While the block runs, a ^C raises KeyboardInterrupt only where the function is called that this yields.
+
+    Anywhere else it could come between two steps that belong together: in an import, in a request to another process,
+    while a lock is held. It wakes whoever sleeps on the `SignalWakeup` of `post_signals`. If the function is not called
+    for `_INTERRUPT_TIMEOUT` seconds, the next ^C raises where it comes. Where a ^C is no KeyboardInterrupt, and outside
+    the main thread, this does nothing.
+    """
+    first: float | None = None
+
+    def handler(_number: int, _frame: FrameType | None) -> None:
+        nonlocal first
+        if first is None:
+            first = time.monotonic()
+        elif time.monotonic() - first >= _INTERRUPT_TIMEOUT:
+            raise KeyboardInterrupt
+
+    def raise_deferred() -> None:
+        if first is not None:
+            raise KeyboardInterrupt
+
+    main = threading.current_thread() is threading.main_thread()
+    if not main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield raise_deferred
+        return
+    signal.signal(signal.SIGINT, handler)
+    try:
+        yield raise_deferred
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def is_posting_handler(handler: Any) -> bool:

@@ -13,9 +13,17 @@ from functools import partial
 
 import pytest
 
+from rallypoint.base import signals
 from rallypoint.base.loop import LoopError, LoopThread
 from rallypoint.base.mailbox import Mailbox
-from rallypoint.base.signals import SignalWakeup, ignore_signals_at_exit, post_signals, signal_name, signal_number
+from rallypoint.base.signals import (
+    SignalWakeup,
+    defer_interrupts,
+    ignore_signals_at_exit,
+    post_signals,
+    signal_name,
+    signal_number,
+)
 
 
 def readable(mailbox: Mailbox[int]) -> bool:
@@ -83,6 +91,43 @@ def test_signals_mean_nothing_between_the_end_of_the_handlers_and_that_of_the_bl
         signal.signal(signal.SIGUSR1, previous)
     assert heard == [signal.SIGUSR1] * 2
     assert before == [signal.SIGUSR1] * 2, "the first and the last"
+
+
+def test_an_interrupt_is_raised_where_it_may_be_and_wakes_the_sleeper() -> None:
+    with post_signals(lambda _: None, []) as wakeup, defer_interrupts() as raise_interrupt:
+        assert wakeup is not None
+        raise_interrupt()
+        signal.raise_signal(signal.SIGINT)
+        assert select.select([wakeup.fileno()], [], [], 30)[0], "nobody was woken"
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            raise_interrupt()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_an_interrupt_that_nobody_takes_note_of_is_raised_when_it_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(signals, "_INTERRUPT_TIMEOUT", 0.0)
+    with defer_interrupts():
+        signal.raise_signal(signal.SIGINT)
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+
+
+def test_interrupts_are_left_alone_that_are_handled_or_ignored_and_those_of_other_threads() -> None:
+    heard: list[int] = []
+    with post_signals(heard.append, [signal.SIGINT]), defer_interrupts() as raise_interrupt:
+        signal.raise_signal(signal.SIGINT)
+        raise_interrupt()
+    assert heard == [signal.SIGINT]
+
+    def attempt() -> None:
+        with defer_interrupts():
+            heard.append(signal.getsignal(signal.SIGINT) is signal.default_int_handler)
+
+    thread = threading.Thread(target=attempt)
+    thread.start()
+    thread.join()
+    assert heard == [signal.SIGINT, True]
 
 
 def test_other_threads_install_no_handlers() -> None:

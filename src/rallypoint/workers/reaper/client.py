@@ -249,11 +249,8 @@ class ReaperClient:
         (answer,), descriptors = self._exchange(message, beside)
         return answer, descriptors
 
-    def _exchange(
-        self, message: tuple[object, ...], beside: Sequence[int] = (), *, answered: bool = True
-    ) -> tuple[tuple[Any, ...], list[int]]:
-        # The lock itself is what `with` is given: a context manager in Python can be interrupted between taking the
-        # lock and being entered, and would hold it for ever.
+    def _exchange(self, message: tuple[object, ...], beside: Sequence[int] = (), *, answered: bool = True) -> Any:
+        # The lock itself: a context manager in Python can be interrupted when it has the lock and is not yet entered.
         with self._lock:
             if self._closed or self.lost:
                 raise ReaperLost(self.lost_reason or "the reaper of the workers is closed")
@@ -268,7 +265,7 @@ class ReaperClient:
 
     def _disconnect(self, silence: str) -> None:
         """Break the connection, and say why."""
-        self.lost_reason = "the reaper of the workers is lost"  # at once: a further exception may come from here on
+        self.lost_reason = "the reaper of the workers is lost"  # at once: an exception may come from here on
         self._link.close()
         if silence:
             with contextlib.suppress(ProcessLookupError):
