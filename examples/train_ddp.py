@@ -6,6 +6,7 @@ It is written as a job that is meant to survive should be written:
 
 - it resumes from the last checkpoint, and a checkpoint is replaced in one step, so that a crash leaves the old or the
   new one and never half of one;
+- it saves when it is told that it will be stopped (`rallypoint.notices`), in the step on which all workers agree;
 - the batch of a step depends on the step alone. Workers share it out, so any number of them that divides the batch
   computes the same gradient, and a job finished by fewer workers ends with the same loss, up to rounding (numbers are
   of double precision to keep that small).
@@ -134,6 +135,8 @@ def train(options: argparse.Namespace, progress: Progress) -> None:
     from torch.nn.functional import cross_entropy
     from torch.nn.parallel import DistributedDataParallel
 
+    from rallypoint import notices
+
     dist.init_process_group("gloo")
     rank, world_size = dist.get_rank(), dist.get_world_size()
     if options.batch % world_size:
@@ -141,7 +144,7 @@ def train(options: argparse.Namespace, progress: Progress) -> None:
     model = DistributedDataParallel(build_model(options.seed))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     checkpoint, text, first = Checkpoint(options.checkpoint_dir), corpus(), 0
-    mean = torch.full((), float("nan"), dtype=torch.float64)
+    mean, answered = torch.full((), float("nan"), dtype=torch.float64), 0
     if (saved := checkpoint.load()) is not None:
         model.load_state_dict(saved["model"])
         optimizer.load_state_dict(saved["optimizer"])
@@ -155,14 +158,23 @@ def train(options: argparse.Namespace, progress: Progress) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        mean = loss.detach() / world_size
-        dist.all_reduce(mean)
+        notice = notices.pending()
+        told = notice is not None and notice.number > answered
+        # Workers see a notice at different steps, and all have to save in the same one: in that in which any has.
+        sums = torch.stack([loss.detach() / world_size, torch.tensor(float(told), dtype=torch.float64)])
+        dist.all_reduce(sums)
+        mean, asked = sums[0].clone(), bool(sums[1])
         if rank == 0:
-            if step % options.every == 0 or step == options.steps:
-                print(f"step {step} loss {mean.item():.4f}", flush=True)
+            if asked or step % options.every == 0 or step == options.steps:
+                print(f"step {step} loss {mean.item():.4f}{', saved before a stop' if asked else ''}", flush=True)
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step, "loss": mean}
-                checkpoint.save(state)
+                with notices.saving():
+                    checkpoint.save(state)
             progress.tell("step", step=step)
+        if asked:
+            dist.barrier()  # the checkpoint is there: who says so now says it for itself
+            notices.acknowledge()
+            answered = answered if notice is None else notice.number
     if rank == 0:
         print(f"final loss {mean.item():.9f}", flush=True)
         progress.tell("done", loss=mean.item())
