@@ -51,15 +51,16 @@ SAVING = "rallypoint-saving"
 """The name of the memory file that a worker has open while it saves."""
 
 SCALE, PREEMPTION = "scale", "preemption"
-"""The reasons: nodes will be added, or one will be taken away."""
+"""The reasons: nodes will be added, or one will be taken away, or all are."""
 
 
 class Notice(NamedTuple):
     """The workers will soon be stopped.
 
-    `reason` is "scale" (to be restarted with more nodes) or "preemption" (`node` will be taken away; empty if it is
-    this one). `node` is a name for people: host and group rank, as in "n3 (rank 2)". `round` is the round that will
-    end. `deadline` is in seconds on CLOCK_MONOTONIC. `number` identifies the notice to `acknowledge`.
+    `reason` is "scale" (to be restarted with more nodes) or "preemption" (`node` will be taken away, or was the first
+    to be told that the whole job will be; empty if it is this one). `node` is a name for people: host and group rank,
+    as in "n3 (rank 2)". `round` is the round that will end. `deadline` is in seconds on CLOCK_MONOTONIC. `number`
+    identifies the notice to `acknowledge`.
     """
 
     reason: str

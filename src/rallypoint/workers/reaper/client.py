@@ -121,11 +121,8 @@ class ReaperClient:
     @property
     def lost(self) -> bool:
         """Whether it, or its supervisor, has gone without having been closed."""
-        if (
-            not self._closed
-            and not self.lost_reason
-            and (readable(self._pidfd) or readable(self._link.fileno(), events=0))
-        ):
+        known = self._closed or self.lost_reason
+        if not known and (readable(self._pidfd) or readable(self._link.fileno(), events=0)):
             self._disconnect("")
         return bool(self.lost_reason)
 
