@@ -110,11 +110,14 @@ class SlurmJobs:
         number = len(self._jobs)
         script, output = self.folder / f"job-{number}.sh", self.folder / f"output-{number}"
         script.write_text("\n".join(["#!/bin/sh", *lines, 'echo "srun has ended with $?"', ""]))
-        several = (f"--nodes={nodes}", "--ntasks-per-node=1", "--no-kill", "--requeue", "--parsable", *options)
-        where = (f"--chdir={self.folder}", f"--output={output}", "--open-mode=append")
-        job = SlurmJob(
-            self.cluster, self.cluster("sbatch", *several, *where, str(script), env=self.env).strip(), output
-        )
+        several = (f"--nodes={nodes}", "--ntasks-per-node=1", "--no-kill", "--requeue", "--open-mode=append")
+        return self.submit(script, output, *several, *options)
+
+    def submit(self, script: Path, output: Path, *options: str, **env: str) -> SlurmJob:
+        """Submit a batch script that is there, with options of `sbatch` and more in its environment."""
+        where = (f"--chdir={self.folder}", f"--output={output}", "--parsable")
+        number = self.cluster("sbatch", *where, *options, str(script), env={**self.env, **env}).strip()
+        job = SlurmJob(self.cluster, number, output)
         self._jobs.append(job)
         return job
 
