@@ -23,6 +23,8 @@ from rallypoint.failures.cause import Ending
 from rallypoint.protocol.messages import Placement
 from rallypoint.ranks.assign import NodeRanks
 from rallypoint.rendezvous.handler import RendezvousHandler
+from rallypoint.rendezvous.params import RendezvousParameters
+from rallypoint.rendezvous.registry import get_rendezvous_handler
 from rallypoint.store.client import TCPStore
 from rallypoint.store.hashstore import HashStore
 from rallypoint.store.server import StoreServer
@@ -244,6 +246,33 @@ def test_a_signal_ends_an_agent_that_waits_for_other_nodes() -> None:
     with beside(threading.Thread(target=other_node)), pytest.raises(SignalException):
         Agent(workers).run()
     assert "start" not in workers.calls
+
+
+def test_a_round_that_a_node_leaves_meanwhile_is_over_and_nothing_is_started() -> None:
+    endpoint = f"127.0.0.1:{free_port()}"
+    handlers = [
+        get_rendezvous_handler(RendezvousParameters("c10d", endpoint, "job", 2, 2, is_host=is_host))
+        for is_host in ("true", "false")
+    ]
+    workers = Exchanging(handlers[0], TIMEOUT)
+    (user,) = workers.exchange.users
+    assert isinstance(user, User)
+
+    def other_node() -> None:
+        handlers[1].next_rendezvous()  # and says nothing of itself
+        assert user.asked.wait(TIMEOUT)
+        assert workers.preparing()
+        handlers[1].shutdown()
+        deadline = time.monotonic() + TIMEOUT
+        while workers.preparing():
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with beside(threading.Thread(target=other_node)), pytest.raises(SignalException):
+        Agent(workers).run()
+    assert "start" not in workers.calls
+    assert not workers.exchange.failure
 
 
 # Records
