@@ -147,14 +147,14 @@ class TCPStore(RequestStore):
 
     def _exchange(self, read: Callable[[Receive], T], op: Op, *fields: Any) -> T:
         data = wire.encode(op, *fields)
-        with self._exclusive() as connection:
+        with self._lock, self._connected() as connection:
             deadline = Deadline.after(max(self._timeout, _ANSWER))
             _send(connection, data)
             return read(lambda size: receive(connection, size, deadline))
 
     def _await(self, timeout: float, op: Op, *fields: Any) -> bool:
         data = wire.encode(op, *fields)
-        with self._exclusive() as connection:
+        with self._lock, self._connected() as connection:
             _send(connection, data)
             try:
                 return self._is_done(receive(connection, 1, Deadline.after(timeout)))
@@ -184,21 +184,23 @@ class TCPStore(RequestStore):
         return True
 
     @contextlib.contextmanager
-    def _exclusive(self) -> Iterator[socket.socket]:
-        """The connection for one operation; if that does not end as it should, the connection ends with it."""
-        with self._lock:
-            if self._broken is not None or self._connection is None:
-                raise StoreConnectionError(f"{self._where()} cannot be used any more: {self._broken}; open a new one")
-            try:
-                yield self._connection
-            except OSError as error:
-                cause = self._end(self._connection, error)
-                raise StoreConnectionError(
-                    f"{self._where()} is lost: {cause}; see whether its server still runs"
-                ) from error
-            except BaseException as error:
-                self._end(self._connection, error)
-                raise
+    def _connected(self) -> Iterator[socket.socket]:
+        """The connection for one operation; if that does not end as it should, the connection ends with it.
+
+        With the lock held. It is not taken here: a ^C can come when this has it and the block is not yet entered.
+        """
+        if self._broken is not None or self._connection is None:
+            raise StoreConnectionError(f"{self._where()} cannot be used any more: {self._broken}; open a new one")
+        try:
+            yield self._connection
+        except OSError as error:
+            cause = self._end(self._connection, error)
+            raise StoreConnectionError(
+                f"{self._where()} is lost: {cause}; see whether its server still runs"
+            ) from error
+        except BaseException as error:
+            self._end(self._connection, error)
+            raise
 
     def _end(self, connection: socket.socket, error: BaseException) -> str:
         """The connection is of no use after `error`; in a few words, why not."""

@@ -22,6 +22,7 @@ from rallypoint.store.errors import (
 )
 from rallypoint.store.server import StoreServer
 from tests import typed_requests as wire
+from tests.interrupts import interrupt_everywhere
 from tests.unit.store.sockets import DEADLINE, Raw
 
 GREETING = wire.encode(wire.Validate()) + wire.encode(wire.Ping(0))
@@ -223,6 +224,19 @@ def test_a_wait_that_a_signal_interrupts_is_taken_back() -> None:
         other.send(wire.Set(b"/k", b"v"))
         assert other.ping()
         assert store.get("k") == b"v"
+
+
+def test_a_store_can_be_closed_while_the_signal_is_handled_that_has_interrupted_it() -> None:
+    with contextlib.closing(TCPStore("127.0.0.1", 0, is_master=True)) as server:
+        server.set("key", "value")
+        stores = [server.clone()]
+        for place, error in interrupt_everywhere(lambda: stores[-1].get("key")):
+            closing = threading.Thread(target=stores[-1].close, daemon=True)
+            closing.start()
+            closing.join(DEADLINE)
+            assert not closing.is_alive(), f"interrupted in {place}, an operation left the lock taken: {error!r}"
+            stores.append(server.clone())
+        stores[-1].close()
 
 
 def test_an_operation_that_a_signal_interrupts_ends_the_store() -> None:
