@@ -50,6 +50,13 @@ def jobs_in(manifest: Manifest) -> list[Manifest]:
     ]
 
 
+def the_job(name: str) -> Manifest:
+    """The one Job of a kustomization, or of a sample."""
+    manifests = sample(name) if name in SAMPLES else rendered(name)
+    (found,) = [job for each in manifests for job in jobs_in(each)]
+    return found
+
+
 def pod_of(workload: Manifest) -> Manifest:
     """The pod's specification in a Job or Deployment."""
     found: Manifest = workload["spec"]["template"]["spec"]

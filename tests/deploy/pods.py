@@ -12,10 +12,12 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -44,6 +46,9 @@ only=-all,+dac_read_search
 exec setpriv --reuid="$user" --regid="$user" --clear-groups --no-new-privs \
     --inh-caps=$only --ambient-caps=$only --bounding-set=$only -- "$@"
 """
+
+
+_USER = 1000
 
 
 class Pod:
@@ -91,13 +96,17 @@ class Pod:
         """Wait until a line of standard output is this."""
         self._job.until(lambda out: text in out, text)
 
-    def until_probed(self, path: str, status: int) -> None:
+    def until_started(self, text: str, workers: int) -> None:
+        """Wait until so many lines of standard output hold this."""
+        self._job.until(lambda out: sum(text in line for line in out) == workers, f"{workers} times {text}")
+
+    def until_probed(self, path: str, status: int, port: int = 29481) -> None:
         """Ask as the kubelet does, again and again, until the answer is this."""
         ask = "import sys, urllib.request as r, urllib.error as e\n"
         ask += "try:\n    print(r.urlopen(sys.argv[1], timeout=5).status)\nexcept e.HTTPError as error:\n"
         ask += "    print(error.code)\nexcept OSError as error:\n    print(error)"
         until = time.monotonic() + TIMEOUT
-        url = f"http://{self._host.address}:29481{path}"
+        url = f"http://{self._host.address}:{port}{path}"
         while (said := self._host_output(sys.executable, "-c", ask, url)) != str(status):
             assert time.monotonic() < until, f"{path} is still {said}: {self.err}"
             time.sleep(0.1)
@@ -108,66 +117,91 @@ class Pod:
 
 
 class Kubelet:
-    """Starts the pods of a Job.
+    """Starts pods, and has what they share: a Secret, claimed volumes, names.
 
     Args:
         network: where each pod gets an address.
         launcher: starts the processes, and checks that none is left.
-        manifest: the Job.
-        secret: what the Secret holds.
+        secret: the files of the Secret.
     """
 
-    def __init__(self, network: Network, launcher: Launcher, manifest: Manifest, secret: str) -> None:
+    def __init__(self, network: Network, launcher: Launcher, secret: Mapping[str, str]) -> None:
         self._network = network
         self._launcher = launcher
-        self._name: str = manifest["metadata"]["name"]
-        self._pod = pod_of(manifest)
-        self._user: int = self._pod["securityContext"]["runAsUser"]
-        self._folder = launcher.folder
-        self._addresses: dict[int, str] = {}
+        self._addresses: dict[str, str] = {}
         self._pods: list[Pod] = []
-        self._hosts = self._folder / "hosts"
+        self._hosts = launcher.folder / "hosts"
         self._hosts.touch()
-        self._shared = {name: self._volume(self._folder, name) for name in ("secret", "checkpoints")}
-        path = self._shared["secret"] / "secret"
-        path.write_text(secret)
-        os.chown(path, 0, self._user)
-        path.chmod(0o440)
+        self._shared = {name: self._volume(launcher.folder, name) for name in ("secret", "checkpoints")}
+        for name, text in secret.items():
+            path = self._shared["secret"] / name
+            path.write_text(text)
+            os.chown(path, 0, _USER)
+            path.chmod(0o440)
 
-    def _volume(self, folder: Path, name: str) -> Path:
+    @staticmethod
+    def _volume(folder: Path, name: str) -> Path:
         path = folder / "volumes" / name
         path.mkdir(parents=True)
-        os.chown(path, self._user, self._user)
+        os.chown(path, _USER, _USER)
         return path
 
-    def start(self, index: int, arguments: list[str]) -> Pod:
-        """Start the pod of this index, at an address of its own; also one that replaces another.
+    def start(self, workload: Manifest, names: str, given: Mapping[str, str], program: Sequence[str] = ()) -> Pod:
+        """Start a pod at an address of its own; also one that replaces another.
 
         Args:
-            index: of the Job's completions.
-            arguments: the program and its arguments, in the place of the manifest's.
+            workload: the Job or Deployment.
+            names: under which it is found, as in /etc/hosts; the last one is its host name.
+            given: what Kubernetes adds to its environment.
+            program: takes the place of the manifest's program and its arguments.
         """
+        pod = pod_of(workload)
+        (container,) = pod["containers"]
+        assert pod["securityContext"]["runAsUser"] == _USER
         host = self._network.add(f"pod{len(self._network.hosts)}")
-        self._addresses[index] = host.address
-        self._publish()
-        folder = self._folder / host.name
+        self._addresses[names] = host.address
+        # In place, since the file is mounted.
+        self._hosts.write_text("".join(f"{at} {name}\n" for name, at in [("localhost", "127.0.0.1"), *self._at()]))
+        folder = self._launcher.folder / host.name
         (folder / "volumes").mkdir(parents=True)
         (folder / "termination-log").touch()
-        os.chown(folder / "termination-log", self._user, self._user)
-        for name, path in self._shared.items():
-            (folder / "volumes" / name).symlink_to(path)
-        self._volume(folder, "tmp")
-        (container,) = self._pod["containers"]
-        flags = list(itertools.takewhile(lambda each: each.startswith("-"), container["args"]))
-        given = {**variables(container), **self._given(index)}
-        command = ["env", "-i", *(f"{name}={self._moved(value)}" for name, value in given.items())]
-        command += [*container["command"], *(self._moved(each) for each in (*flags, *arguments))]
+        os.chown(folder / "termination-log", _USER, _USER)
+        for each in pod["volumes"]:
+            if each["name"] in self._shared:
+                (folder / "volumes" / each["name"]).symlink_to(self._shared[each["name"]])
+            elif each["name"] != "shm":
+                self._volume(folder, each["name"])
+        env = {**self._environment(names.rsplit(maxsplit=1)[-1]), **variables(container), **given}
+        words = [*container["command"], *self._arguments(container, program)]
         enter = ["nsenter", f"--net=/run/netns/{host.namespace}", "unshare", "--uts", "--mount", "--pid", "--fork"]
-        start = [*enter, "sh", "-c", _START, "sh", f"{self._name}-{index}", str(self._hosts)]
-        job = self._launcher.command([*start, str(self._folder), str(folder), str(self._user), *command])
-        pod = Pod(job, host, folder)
-        self._pods.append(pod)
-        return pod
+        start = [*enter, "sh", "-c", _START, "sh", env["HOSTNAME"], str(self._hosts), str(self._launcher.folder)]
+        start += [str(folder), str(_USER), "env", "-i"]
+        start += [f"{name}={_moved(value, container)}" for name, value in env.items()]
+        job = self._launcher.command([*start, *(_moved(_expanded(each, env), container) for each in words)])
+        made = Pod(job, host, folder)
+        self._pods.append(made)
+        return made
+
+    def _at(self) -> list[tuple[str, str]]:
+        return list(self._addresses.items())
+
+    @staticmethod
+    def _arguments(container: Manifest, program: Sequence[str]) -> list[str]:
+        arguments = container.get("args", [])
+        if not program:
+            return list(arguments)
+        return [*itertools.takewhile(lambda each: each.startswith("-"), arguments), *program]
+
+    def _environment(self, hostname: str) -> dict[str, str]:
+        """What Kubernetes and the image add to every container's environment."""
+        mark = {name: value for name, value in self._launcher.environment().items() if name == "RALLYPOINT_TEST_MARK"}
+        return {
+            "PATH": f"{Path(sys.executable).parent}:{os.defpath}",
+            "HOSTNAME": hostname,
+            "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+            "KUBERNETES_SERVICE_PORT": "443",
+            **mark,
+        }
 
     def close(self) -> None:
         """End what runs. (Who has become another user does not end with its parent.)"""
@@ -175,32 +209,15 @@ class Kubelet:
             with suppress(OSError):
                 pod.lose()
 
-    def _given(self, index: int) -> dict[str, str]:
-        """What Kubernetes and the image add to a container's environment."""
-        path = f"{Path(sys.executable).parent}:{os.defpath}"
-        mark = {name: value for name, value in self._launcher.environment().items() if name == "RALLYPOINT_TEST_MARK"}
-        return {
-            "PATH": path,
-            "HOSTNAME": f"{self._name}-{index}",
-            "JOB_COMPLETION_INDEX": str(index),
-            "KUBERNETES_SERVICE_HOST": "10.96.0.1",
-            "KUBERNETES_SERVICE_PORT": "443",
-            **mark,
-        }
 
-    def _moved(self, text: str) -> str:
-        """A path in a volume as it is here."""
-        (container,) = self._pod["containers"]
-        for each in container["volumeMounts"]:
-            place: str = each["mountPath"]
-            if each["name"] != "shm" and (text == place or text.startswith(place + "/")):
-                return f"/mnt/{each['name']}{text.removeprefix(place)}"
-        return text
+def _expanded(text: str, env: Mapping[str, str]) -> str:
+    """With `$(NAME)` replaced, as in a container's command and arguments."""
+    return re.sub(r"\$\((\w+)\)", lambda match: env.get(match[1], match[0]), text)
 
-    def _publish(self) -> None:
-        """Write the names in place: the file is mounted."""
-        domain = f"{self._pod['subdomain']}.default.svc.cluster.local"
-        names = ((f"{self._name}-{index}", address) for index, address in self._addresses.items())
-        self._hosts.write_text(
-            "127.0.0.1 localhost\n" + "".join(f"{at} {name}.{domain} {name}\n" for name, at in names)
-        )
+
+def _moved(text: str, container: Manifest) -> str:
+    """A path in a volume as it is here; also behind the = of a flag."""
+    for each in container["volumeMounts"]:
+        if each["name"] != "shm":
+            text = re.sub(rf"(^|=){each['mountPath']}(?=/|$)", rf"\g<1>/mnt/{each['name']}", text)
+    return text

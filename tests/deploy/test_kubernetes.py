@@ -20,6 +20,7 @@ from tests.deploy.manifests import (
     pod_of,
     rendered,
     sample,
+    the_job,
     variables,
 )
 
@@ -32,13 +33,6 @@ _CUSTOM = {
 _OF_NO_USE = {CODES[each] for each in (Ending.PROGRAM, Ending.CONFIGURATION, Ending.REPEATED)}
 
 WITH_A_JOB = [*(each for each in KUSTOMIZATIONS if each != "control-plane"), *SAMPLES]
-
-
-def the_job(name: str) -> Manifest:
-    """The one Job of a kustomization, or of a sample."""
-    manifests = sample(name) if name in SAMPLES else rendered(name)
-    (found,) = [job for each in manifests for job in jobs_in(each)]
-    return found
 
 
 def validate(manifest: Manifest) -> None:
@@ -114,6 +108,7 @@ def test_numbers_that_are_said_twice_are_the_same(name: str) -> None:
         assert env["JOB_COMPLETIONS"] == str(spec["completions"]) == str(spec["parallelism"])
     ports = {each["name"]: each["containerPort"] for each in container.get("ports", [])}
     assert str(ports.get("health", "")) == env.get("TORCHELASTIC_HEALTH_CHECK_PORT", "")
+    assert container["securityContext"]["readOnlyRootFilesystem"], "which the tests of pods take for granted"
     mounts = {each["name"]: each["mountPath"] for each in container["volumeMounts"]}
     assert set(mounts) == {each["name"] for each in pod["volumes"]}
     assert env["RALLYPOINT_SECRET_FILE"].startswith(mounts["secret"] + "/")

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rallypoint.base.secrets import new_secret
-from tests.deploy.manifests import of_kind, rendered
-from tests.deploy.pods import Kubelet
+from tests.deploy.manifests import SAMPLES, Manifest, of_kind, rendered, the_job
+from tests.deploy.pods import Kubelet, Pod
 from tests.faults import network
 from tests.jobs.launching import Launcher
 
@@ -46,7 +46,7 @@ def kubelet(rallyrun: Launcher) -> Iterator[Kubelet]:
         pytest.skip(f"POD TESTS DID NOT RUN: {reason}")
     rallyrun.script(TRAINER, "train.py")
     with network.network() as net:
-        made = Kubelet(net, rallyrun, of_kind(rendered("job"), "Job"), new_secret())
+        made = Kubelet(net, rallyrun, {"secret": new_secret(), "http-token": new_secret()})
         try:
             yield made
         finally:
@@ -58,8 +58,16 @@ def checkpoints(rallyrun: Launcher) -> Path:
     return rallyrun.folder / "volumes" / "checkpoints"
 
 
+def start(kubelet: Kubelet, index: int, job: Manifest, name: str = "train", **given: str) -> Pod:
+    """The pod of a Job with this index."""
+    host = f"{name}-{index}"
+    names = f"{host}.train.default.svc.cluster.local {host}.train {host}"
+    return kubelet.start(job, names, {"JOB_COMPLETION_INDEX": str(index), **given}, PROGRAM)
+
+
 def test_a_job_survives_the_loss_of_each_of_its_pods(kubelet: Kubelet, checkpoints: Path) -> None:
-    first = [kubelet.start(index, PROGRAM) for index in (0, 1)]
+    job = the_job("job")
+    first = [start(kubelet, index, job) for index in (0, 1)]
     for index, pod in enumerate(first):
         pod.until_out(f"rank {2 * index} of 4 from the start")
         pod.until_probed("/readyz", 200)
@@ -70,14 +78,14 @@ def test_a_job_survives_the_loss_of_each_of_its_pods(kubelet: Kubelet, checkpoin
     first[1].lose()
     first[0].until_probed("/readyz", 503)
     first[0].until_probed("/livez", 200)
-    second = kubelet.start(1, PROGRAM)
+    second = start(kubelet, 1, job)
     second.until_out("rank 2 of 4 from a checkpoint")
     first[0].until_out("rank 0 of 4 from a checkpoint")
 
     first[0].signal(signal.SIGTERM)  # an eviction of the pod with the control plane
     assert first[0].ends() == 75, first[0].err
     assert first[0].termination_message["ending"] == "infrastructure"
-    third = kubelet.start(0, PROGRAM)
+    third = start(kubelet, 0, job)
     third.until_out("rank 0 of 4 from a checkpoint")
     second.until_probed("/readyz", 200)
 
@@ -89,9 +97,52 @@ def test_a_job_survives_the_loss_of_each_of_its_pods(kubelet: Kubelet, checkpoin
 def test_a_failure_of_the_program_ends_all_pods_with_its_code(kubelet: Kubelet, checkpoints: Path) -> None:
     (checkpoints / "save").touch()
     (checkpoints / "fail").touch()
-    pods = [kubelet.start(index, PROGRAM) for index in (0, 1)]
+    pods = [start(kubelet, index, the_job("job")) for index in (0, 1)]
     assert [pod.ends() for pod in pods] == [1, 1]
     for pod in pods:
         message = pod.termination_message
         assert (message["ending"], message["code"], message["cause"]["rank"]) == ("program", 1, 3)
         assert "ValueError: boom" in message["message"]
+
+
+def test_a_job_at_the_control_plane_survives_the_loss_of_that(kubelet: Kubelet, checkpoints: Path) -> None:
+    def control_plane() -> Pod:
+        made = kubelet.start(of_kind(rendered("control-plane"), "Deployment"), "rallypoint", {})
+        made.until_probed("/readyz", 200, 29480)
+        made.until_probed("/livez", 200, 29480)
+        made.until_probed("/status.json", 401, 29480)
+        return made
+
+    first = control_plane()
+    pods = [start(kubelet, index, the_job("job-at-control-plane")) for index in (0, 1)]
+    for index, pod in enumerate(pods):
+        pod.until_out(f"rank {2 * index} of 4 from the start")
+    (checkpoints / "save").touch()
+    pods[0].until_out("saved")
+    first.lose()
+    second = control_plane()
+    pods[1].lose()
+    pods[1] = start(kubelet, 1, the_job("job-at-control-plane"))
+    for index, pod in enumerate(pods):
+        pod.until_out(f"rank {2 * index} of 4 from a checkpoint")
+    (checkpoints / "finish").touch()
+    assert [pod.ends() for pod in pods] == [0, 0]
+    second.signal(signal.SIGTERM)
+    assert second.ends() == 0
+
+
+@pytest.mark.parametrize("name", SAMPLES)
+def test_the_pods_of_the_samples_meet(kubelet: Kubelet, checkpoints: Path, name: str) -> None:
+    """As JobSet names its pods, and with the variables that Trainer sets."""
+    (checkpoints / "save").touch()
+    trainer = {"PET_NNODES": "2", "PET_NPROC_PER_NODE": "2", "PET_MASTER_PORT": "29500"}
+    trainer["PET_MASTER_ADDR"] = "train-node-0-0.train"
+    given = trainer if name == "trainjob.yaml" else {}
+    pods = []
+    for index in (0, 1):
+        rank = {"PET_NODE_RANK": str(index)} if given else {}
+        pods.append(start(kubelet, index, the_job(name), "train-node-0", **given, **rank))
+    for pod in pods:
+        pod.until_started("of 4 from", workers=2)
+    (checkpoints / "finish").touch()
+    assert [pod.ends() for pod in pods] == [0, 0]
