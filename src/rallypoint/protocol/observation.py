@@ -94,6 +94,7 @@ class EventKind(StrEnum):
     ROUND_ENDED = "round ended"
     NODE_WAITING = "node waiting"
     NODE_LOST = "node lost"
+    JOB_PREEMPTED = "job preempted"
     COMMAND = "command"
     JOB_ENDED = "job ended"
 

@@ -1,0 +1,248 @@
+"""When a job's time is over: by the environment, by what Slurm answers, or not at all."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from rallypoint.agent.job_deadline import JobDeadline, end_time
+from rallypoint.agent.preemption import DEFAULT_NOTICE, PreemptionSettings, PreemptionTriggers, preempt_signals
+from rallypoint.agent.steps import PreemptionRequested
+from rallypoint.base.errors import UsageError
+from rallypoint.base.poll import until_readable
+
+pytestmark = pytest.mark.process
+NOW = 1_800_000_000.0
+
+
+class Hands:
+    """Both clocks, which stand until they are moved."""
+
+    def __init__(self) -> None:
+        self.now = 100.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def wall(self) -> float:
+        return NOW + self.now - 100.0
+
+
+class Watched:
+    """One deadline, what it has reported, and a `squeue` that answers what the test says."""
+
+    def __init__(self, folder: Path, before_end: float, end: str = "", job: str = "7") -> None:
+        self.hands, self.leads = Hands(), True
+        self.told: list[PreemptionRequested] = []
+        self._folder = folder
+        environ = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": job, "SLURM_JOB_END_TIME": end}
+        self.deadline = JobDeadline(
+            before_end,
+            lambda left: left - 10,
+            lambda: self.leads,
+            self.told.append,
+            {name: value for name, value in environ.items() if value},
+            self.hands,
+            self.hands.wall,
+        )
+
+    def slurm_says(self, text: str, code: int = 0) -> None:
+        script = self._folder / "squeue"
+        script.write_text(
+            f'#!/bin/sh\necho "$@" "$SLURM_TIME_FORMAT" >>{self._folder}/asked\necho "{text}"\nexit {code}\n'
+        )
+        script.chmod(0o755)
+
+    @property
+    def asked(self) -> int:
+        log = self._folder / "asked"
+        return len(log.read_text().splitlines()) if log.exists() else 0
+
+    def passes(self, seconds: float) -> None:
+        """So much time goes by, and whatever Slurm is asked is answered."""
+        self.hands.now += seconds
+        for _ in range(4):
+            self.deadline.step()
+            if self.deadline.fds():
+                until_readable(self.deadline.fds(), 30.0)
+                deadline = time.monotonic() + 30
+                while self.deadline.fds() and time.monotonic() < deadline:
+                    self.deadline.step()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        (str(int(NOW) + 60), NOW + 60),
+        ("", None),
+        ("soon", None),
+        ("-5", None),
+        ("0", None),
+        ("nan", None),
+        ("1e9", None),
+        ("9" * 40, None),
+        ("٣" * 10, None),
+        (str(int(NOW) + 20 * 366 * 86400), None),
+    ],
+)
+def test_what_the_environment_says(text: str, found: float | None) -> None:
+    assert end_time({"SLURM_JOB_END_TIME": text}, NOW) == found
+
+
+def test_the_moment_that_the_environment_names_is_confirmed_by_slurm(tmp_path: Path) -> None:
+    seen = Watched(tmp_path, 60, str(int(NOW) + 300))
+    seen.slurm_says(str(int(NOW) + 300))
+    seen.passes(239)
+    assert (seen.told, seen.asked) == ([], 0), "Slurm is not asked before"
+    assert seen.deadline.wake_at() == seen.hands.now + 1
+    seen.passes(1)
+    assert seen.told == [PreemptionRequested(50.0, "found that the time of Slurm job 7 is over in 60 s")]
+    assert seen.asked == 1
+    assert (tmp_path / "asked").read_text() == "--noheader --jobs=7 --format=%e %s\n"
+    seen.passes(100)
+    assert len(seen.told) == 1
+    assert seen.deadline.wake_at() == math.inf
+
+
+def test_more_time_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    seen = Watched(tmp_path, 60, str(int(NOW) + 300))
+    seen.slurm_says(str(int(NOW) + 900))
+    seen.passes(240)
+    assert seen.told == []
+    assert "Slurm job 7 has 600 s more than it had" in caplog.text
+    seen.passes(599)
+    assert seen.told == []
+    seen.passes(1)
+    assert len(seen.told) == 1
+
+
+def test_slurm_is_asked_where_the_environment_says_nothing_but_not_at_the_start(tmp_path: Path) -> None:
+    seen = Watched(tmp_path, 60)
+    seen.slurm_says(str(int(NOW) + 300))
+    seen.passes(1)
+    assert seen.asked == 0
+    seen.passes(seen.deadline.wake_at() - seen.hands.now)
+    assert seen.asked == 1
+    seen.passes(300 - 60 - 4)
+    assert seen.told == []
+    seen.passes(1)
+    assert len(seen.told) == 1
+    assert seen.asked == 2
+
+
+def test_only_one_node_looks(tmp_path: Path) -> None:
+    seen = Watched(tmp_path, 60, str(int(NOW) + 300))
+    seen.slurm_says(str(int(NOW) + 300))
+    seen.leads = False
+    seen.passes(500)
+    assert (seen.told, seen.asked, seen.deadline.wake_at()) == ([], 0, math.inf)
+    seen.leads = True  # as after the loss of the one that did
+    seen.passes(0)
+    assert len(seen.told) == 1
+
+
+def test_where_slurm_cannot_be_asked_the_known_moment_holds(tmp_path: Path) -> None:
+    seen = Watched(tmp_path, 60, str(int(NOW) + 300))
+    seen.slurm_says("slurm_load_jobs error: Unable to contact slurm controller", 1)
+    seen.passes(240)
+    assert len(seen.told) == 1
+
+
+def test_what_cannot_be_known_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    seen = Watched(tmp_path, 60)
+    seen.slurm_says("slurm_load_jobs error: Unable to contact slurm controller", 1)
+    for _ in range(3):
+        seen.passes(100)
+    assert (seen.told, seen.asked, seen.deadline.wake_at()) == ([], 1, math.inf)
+    (line,) = caplog.messages
+    assert "so that --stop-before-end does nothing" in line
+    assert "Unable to contact slurm controller" in line
+    assert "--preempt-signals" in line
+
+
+def test_outside_of_a_job_nobody_is_asked(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    seen = Watched(tmp_path, 60, job="")
+    seen.passes(100)
+    assert "SLURM_JOB_ID is not set" in caplog.text
+    assert seen.asked == 0
+
+
+def test_a_job_without_a_limit_is_left_alone(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    seen = Watched(tmp_path, 60)
+    seen.slurm_says("NONE")
+    seen.passes(100)
+    seen.passes(1000)
+    assert (seen.told, seen.asked) == ([], 1)
+    assert "has no time limit" in caplog.text
+
+
+def test_a_slurm_that_does_not_answer_is_not_waited_for(tmp_path: Path) -> None:
+    seen = Watched(tmp_path, 60, str(int(NOW) + 300))
+    script = tmp_path / "squeue"
+    script.write_text("#!/bin/sh\nexec sleep 1000\n")
+    script.chmod(0o755)
+    seen.hands.now += 240
+    seen.deadline.step()
+    assert seen.deadline.fds()
+    seen.deadline.step()
+    assert seen.told == []
+    seen.hands.now = seen.deadline.wake_at()
+    seen.deadline.step()
+    assert len(seen.told) == 1
+    assert not seen.deadline.fds(), "the process was ended"
+
+
+def test_a_query_under_way_ends_with_the_run(tmp_path: Path) -> None:
+    seen = Watched(tmp_path, 60, str(int(NOW) + 300))
+    script = tmp_path / "squeue"
+    script.write_text("#!/bin/sh\nexec sleep 1000\n")
+    script.chmod(0o755)
+    seen.hands.now += 240
+    seen.deadline.step()
+    seen.deadline.close()
+    assert (seen.deadline.fds(), seen.deadline.wake_at()) == ([], math.inf)
+
+
+# How long the workers have
+
+
+def triggers(notice: float, stop: float, post: Callable[[PreemptionRequested], None] = print) -> PreemptionTriggers:
+    return PreemptionTriggers(
+        PreemptionSettings(preempt_signals("SIGUSR2, SIGUSR1")), notice, stop, lambda: True, post, time
+    )
+
+
+def test_a_signal_gives_the_notice_timeout_or_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SLURM_JOB_END_TIME", raising=False)
+    assert triggers(0.0, 30.0).of_signal(12) == PreemptionRequested(DEFAULT_NOTICE, "received SIGUSR2")
+    assert triggers(7.0, 30.0).of_signal(10) == PreemptionRequested(7.0, "received SIGUSR1")
+
+
+@pytest.mark.parametrize(
+    ("left", "stop", "least", "most"), [(1000, 30, 60, 60), (70, 30, 33, 35.1), (40, 30, 19, 20.1)]
+)
+def test_a_signal_gives_no_more_than_is_left(
+    monkeypatch: pytest.MonkeyPatch, left: int, stop: float, least: float, most: float
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + left))
+    assert least <= triggers(0.0, stop).of_signal(12).seconds <= most
+
+
+def test_an_end_that_is_past_is_no_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) - 5))
+    assert triggers(0.0, 30.0).of_signal(12).seconds == DEFAULT_NOTICE
+
+
+@pytest.mark.parametrize("names", ["USR2", "12", "SIGUSR2,SIGNAL", "SIGKILL", "SIGCHLD", "SIGSEGV"])
+def test_names_that_are_no_signals(names: str) -> None:
+    with pytest.raises(UsageError, match="SIGUSR2"):
+        preempt_signals(names)
+
+
+def test_no_names_are_no_signals() -> None:
+    assert preempt_signals("") == preempt_signals(" , ") == frozenset()

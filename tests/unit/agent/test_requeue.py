@@ -1,0 +1,123 @@
+"""How a Slurm job is put into the queue again, by the programs of Slurm as they answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from rallypoint.agent.preempted_job import PreemptedJob
+from rallypoint.agent.preemption import PreemptionSettings
+from rallypoint.agent.requeue import SlurmRequeue, job_name, times_requeued
+from rallypoint.agent.steps import AwaitVerdict, EndWithVerdict, RequeueJob, VerdictTimedOut
+from rallypoint.failures.cause import Ending
+from rallypoint.membership.state import Outcome, Verdict
+from rallypoint.protocol.messages import JobEnded
+
+pytestmark = pytest.mark.process
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder on the PATH in which the programs of Slurm are."""
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.delenv("SLURM_ARRAY_JOB_ID", raising=False)
+    program(tmp_path, "squeue", "echo RUNNING")
+    return tmp_path
+
+
+def program(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+JOB = {"SLURM_JOB_ID": "17"}
+
+
+def test_names_of_jobs() -> None:
+    assert job_name(JOB) == "17"
+    assert job_name(JOB | {"SLURM_ARRAY_JOB_ID": "15", "SLURM_ARRAY_TASK_ID": "2"}) == "15_2"
+    assert job_name({}) == ""
+    assert [times_requeued({"SLURM_RESTART_COUNT": text}) for text in ("3", "", "x", "-1")] == [3, 0, 0, 0]
+
+
+def test_it_is_requeued(slurm: Path) -> None:
+    program(slurm, "scontrol", f'echo "$@" >{slurm}/said')
+    assert SlurmRequeue(3, JOB).finish() == "Slurm job 17 is requeued (1 of 3)"
+    assert (slurm / "said").read_text() == "requeue 17\n"
+    again = SlurmRequeue(3, JOB | {"SLURM_RESTART_COUNT": "2"}).finish()
+    assert again == "Slurm job 17 is requeued (3 of 3)"
+
+
+def test_no_more_often_than_allowed(slurm: Path) -> None:
+    program(slurm, "scontrol", f"touch {slurm}/asked")
+    said = SlurmRequeue(3, JOB | {"SLURM_RESTART_COUNT": "3"}).finish()
+    assert said == "Slurm job 17 is not requeued: --requeue=3 allows that no more often"
+    assert not (slurm / "asked").exists()
+
+
+def test_what_scontrol_says_is_told(slurm: Path) -> None:
+    program(slurm, "scontrol", 'echo "Requested operation is presently disabled for job 17" >&2; exit 1')
+    said = SlurmRequeue(3, JOB).finish()
+    assert "not requeued: Requested operation is presently disabled for job 17; run 'scontrol requeue 17'" in said
+    program(slurm, "scontrol", "exit 4")
+    assert "it ended with exit code 4" in SlurmRequeue(3, JOB).finish()
+
+
+def test_a_job_that_is_ending_is_not_brought_back(slurm: Path) -> None:
+    program(slurm, "squeue", "echo COMPLETING")
+    program(slurm, "scontrol", f"touch {slurm}/asked")
+    assert "it is ending already" in SlurmRequeue(3, JOB).finish()
+    assert not (slurm / "asked").exists()
+
+
+def test_without_squeue_it_is_requeued_all_the_same(slurm: Path) -> None:
+    program(slurm, "squeue", "exit 127")
+    program(slurm, "scontrol", "exit 0")
+    assert "is requeued" in SlurmRequeue(3, JOB).finish()
+
+
+def test_what_ends_the_step_does_not_end_the_request(slurm: Path) -> None:
+    """Slurm sends SIGTERM to all processes of the step, also to this one, as soon as it has accepted."""
+    program(slurm, "scontrol", "kill -TERM $$; kill -INT $$; kill -HUP $$; exit 0")
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    assert "is requeued" in SlurmRequeue(3, JOB).finish()
+    assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+# Beside it
+
+
+class Hands:
+    now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+ENDED = JobEnded(Verdict(Outcome.STOPPED, detail="a received SIGUSR2", ending=Ending.PREEMPTED))
+
+
+@pytest.mark.parametrize(
+    ("saved", "more"),
+    [(True, "; all workers of this node have saved"), (False, "; not all workers of this node have saved"), (None, "")],
+)
+def test_the_sentence_at_the_end(saved: bool | None, more: str) -> None:
+    job = PreemptedJob(PreemptionSettings(), Hands())
+    job.carry_out(RequeueJob())  # which nobody has asked for
+    assert str(job.error(EndWithVerdict(ENDED, saved))) == f"the job was preempted, since a received SIGUSR2{more}"
+
+
+def test_the_verdict_is_awaited_for_some_seconds_after_the_time_of_the_workers() -> None:
+    hands = Hands()
+    job = PreemptedJob(None, hands)
+    assert list(job.events()) == []
+    job.carry_out(AwaitVerdict(60.0))
+    hands.now = job.wake_at() - 0.1
+    assert list(job.events()) == []
+    assert 60.0 < hands.now < 70.0
+    hands.now += 0.1
+    assert list(job.events()) == [VerdictTimedOut()]
+    assert list(job.events()) == []
