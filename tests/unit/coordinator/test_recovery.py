@@ -8,11 +8,12 @@ from hypothesis import strategies as st
 from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.job_state import OutgoingNotification
 from rallypoint.coordinator.session_registry import SessionRecord
-from rallypoint.failures.cause import Cause
-from rallypoint.membership.operations import Fail, Succeed
+from rallypoint.failures.cause import Cause, Ending
+from rallypoint.membership.operations import Drain, Fail, PreemptJob, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Settings, State
 from rallypoint.protocol.messages import (
     Heartbeat,
+    JobEnded,
     JoinRequest,
     Notification,
     Placed,
@@ -191,6 +192,33 @@ def test_success_is_said_again(order: list[int], early: set[int]) -> None:
     assert verdict is not None
     assert verdict.outcome is Outcome.SUCCEEDED
     assert all(node.held.ended for node in job.nodes)
+
+
+@given(st.permutations(range(4)), st.integers(0, 3), st.sets(st.integers(0, 3), max_size=3), st.integers(0, 3))
+def test_a_preempted_job_is_known_whoever_is_left_to_tell(
+    order: list[int], speaker: int, saved: set[int], lost: int
+) -> None:
+    job = Job(4)
+    job.say(job.nodes[speaker], PreemptJob(60.0, "received SIGUSR2"))
+    for number in sorted(saved):
+        job.say(job.nodes[number], Drain(0, needs_consent=True))
+    job.replaced()
+    present = [job.nodes[number] for number in order[lost:]]
+    for node in present:
+        job.open(node)
+        assert job.coordinator.state.is_preempted
+    job.passes(30.0, present)
+    waits = [node for node in present if job.nodes.index(node) not in saved]
+    assert (job.coordinator.state.verdict is None) == bool(waits)
+    for node in waits:
+        job.say(node, Drain(0, needs_consent=True))
+    verdict = job.coordinator.state.verdict
+    assert verdict is not None
+    assert (verdict.outcome, verdict.ending) == (Outcome.STOPPED, Ending.PREEMPTED)
+    ends = [each for node in present for each in node.told if isinstance(each, JobEnded)]
+    assert len(ends) == len(present)
+    assert sum(each.is_delegate for each in ends) == 1
+    assert not any(isinstance(each, RoundEnded) for node in present for each in node.told)
 
 
 @given(st.integers(-2, 5), st.integers(-2, 5), st.integers(-2, 9))
