@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from rallypoint.base.log import printable
 from rallypoint.remote.lines import PrefixedLines
@@ -13,9 +13,10 @@ from rallypoint.remote.messages import (
     LONGEST_ANSWER,
     LONGEST_END,
     MARK,
-    Answer,
     Ended,
+    Found,
     Hello,
+    Ready,
     Refused,
     Request,
     decode_answer,
@@ -27,6 +28,8 @@ from rallypoint.remote.ssh_command import SshOptions, is_busy, ssh_command, why_
 if TYPE_CHECKING:
     from rallypoint.remote.console import Console, Output
     from rallypoint.remote.hosts import Host
+
+A = TypeVar("A", Hello, Found, Ready)
 
 _CHUNK = 64 * 1024
 _PROGRESS_BAR_DELAY = 1.0
@@ -84,19 +87,13 @@ class Connection:
             why = f"ssh cannot be started here ({error.strerror}); install it, and look at the limits (`ulimit -a`)"
             raise HostError(f"cannot be reached: {why}") from None
         self._reading_errors = asyncio.create_task(self._keep_errors())
-        answer = await self._answer()
-        if not isinstance(answer, Hello):
-            raise HostError(f"answers {type(answer).__name__} first; install the same Rallypoint on all hosts")
-        self.hello = answer
-        return answer
+        self.hello = await self._answer(Hello)
+        return self.hello
 
-    async def ask(self, request: Request) -> Answer:
+    async def ask(self, request: Request, expected: type[A]) -> A:
         """Send a request and return the answer. Raises HostError; also where the host refuses."""
         self.send(request)
-        answer = await self._answer()
-        if isinstance(answer, Refused):
-            raise HostError(printable(answer.why, 1000))
-        return answer
+        return await self._answer(expected)
 
     def send(self, request: Request) -> None:
         """Send a request, if anybody is there."""
@@ -104,7 +101,7 @@ class Connection:
             with suppress(OSError):
                 self._process.stdin.write(encode(request) + b"\n")
 
-    async def _answer(self) -> Answer:
+    async def _answer(self, expected: type[A]) -> A:
         """The next answer. Raises HostError."""
         seconds = self._options.connect_timeout * _START_FACTOR
         try:
@@ -121,9 +118,14 @@ class Connection:
             error.busy = is_busy(self._process.returncode, said)
             raise error
         try:
-            return decode_answer(line)
+            answer = decode_answer(line)
         except ValueError as error:
             raise HostError(f"answers what is no message ({error}); install the same Rallypoint on all hosts") from None
+        if isinstance(answer, Refused):
+            raise HostError(printable(answer.why, 1000))
+        if not isinstance(answer, expected):
+            raise HostError(f"answers {type(answer).__name__} out of turn; install the same Rallypoint on all hosts")
+        return answer
 
     async def _line(self) -> bytes | None:
         """The next line of the supervisor, without its mark; None at the end, or after too much that is none."""

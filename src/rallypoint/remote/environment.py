@@ -59,6 +59,8 @@ def file_variables(data: bytes, source: str, environ: Mapping[str, str]) -> dict
         line = raw.removesuffix("\r")
         if not line.strip() or line.lstrip().startswith("#"):
             continue
+        if "\0" in line:
+            raise UsageError(f"{source}, line {number}: no variable can hold a NUL byte; leave it out")
         name, equals, value = line.partition("=")
         name = _checked(name.strip(), f"{source}, line {number}")
         if equals:

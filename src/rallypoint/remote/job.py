@@ -21,7 +21,7 @@ from rallypoint.remote.connection import Connection, HostError
 from rallypoint.remote.console import Console
 from rallypoint.remote.environment import node_variables
 from rallypoint.remote.hosts import Host, labels
-from rallypoint.remote.messages import Alive, Ended, FindEndpoint, Found, Hello, Prepare, Signal, Start, portable
+from rallypoint.remote.messages import Alive, Ended, FindEndpoint, Found, Hello, Prepare, Ready, Signal, Start, portable
 from rallypoint.remote.outcome import End, exit_code, missing
 from rallypoint.remote.ssh_command import SshOptions
 
@@ -109,7 +109,7 @@ class _Launch:
         try:
             await asyncio.wait({task, waiting}, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                number = self._signals[0]
+                number = next(each for each in self._signals if each in _ENDS)
                 if number == signal.SIGINT:
                     raise KeyboardInterrupt
                 raise SignalException(f"{signal_name(number)} came before the start", number)
@@ -135,9 +135,10 @@ class _Launch:
         endpoint = await self._find_endpoint()
         run_id = f"ssh-{secrets.token_hex(4)}"
 
+        ranks = {each: rank for rank, each in enumerate(self._connections)}
+
         async def make_ready(each: Connection) -> None:
-            rank = self._connections.index(each)
-            chosen = node_variables(self._plan.hosts, rank, endpoint, run_id)
+            chosen = node_variables(self._plan.hosts, ranks[each], endpoint, run_id)
             variables = {**chosen, **self._plan.given}
             await each.ask(
                 Prepare(
@@ -147,7 +148,8 @@ class _Launch:
                     self._plan.ssh.lost_after,
                     self._plan.grace,
                     self._nonce,
-                )
+                ),
+                Ready,
             )
 
         await self._on_all(make_ready)
@@ -175,11 +177,10 @@ class _Launch:
         if others and not _is_global(addresses[0]):
             towards = next(filter(_is_global, addresses), "")
         try:
-            found = await first.ask(FindEndpoint(towards))
+            found = await first.ask(FindEndpoint(towards), Found)
         except HostError as error:
             await self._console.say(f"{first.label} {error}")
             raise RallypointError("there is no place for the rendezvous, so nothing was started") from None
-        assert isinstance(found, Found)
         return str(Endpoint(found.address, found.port))
 
     # While it runs

@@ -22,6 +22,8 @@ Laws:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from ipaddress import ip_address
+from typing import Annotated
 
 import msgspec
 
@@ -44,7 +46,7 @@ class Found(msgspec.Struct, frozen=True, tag=True):
     """Where the job's control plane can listen on this host."""
 
     address: str
-    port: int
+    port: Annotated[int, msgspec.Meta(ge=1, le=65535)]
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True):
@@ -63,7 +65,7 @@ class Ended(msgspec.Struct, frozen=True, tag=True):
     `code` is its exit code, -N for death by signal N; `why` says why it was ended, where the supervisor did that.
     """
 
-    code: int
+    code: Annotated[int, msgspec.Meta(ge=-64, le=255)]
     why: str = ""
 
 
@@ -122,7 +124,10 @@ def decode_request(line: bytes) -> Request:
 
 def decode_answer(line: bytes) -> Answer:
     """Read what a supervisor says. Raises ValueError if it is no message."""
-    return _ANSWERS.decode(line)
+    answer = _ANSWERS.decode(line)
+    if isinstance(answer, Hello | Found) and answer.address:
+        ip_address(answer.address)
+    return answer
 
 
 def end_mark(nonce: str) -> bytes:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -60,6 +62,14 @@ def test_what_cannot_work(
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("rallyctl: error: ")
     assert sentence in line
+
+
+@pytest.mark.process
+def test_other_verbs_import_nothing_of_it() -> None:
+    program = "import sys; from rallypoint.cli.rallyctl import _parser; _parser(); print(*sys.modules)"
+    ran = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert "rallypoint.cli.launching" in ran.stdout
+    assert not [name for name in ran.stdout.split() if name.startswith("rallypoint.remote") or name == "asyncio"]
 
 
 def test_a_mistake_in_rallyruns_flags_is_said_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,7 +7,7 @@ import pytest
 from rallypoint.base.errors import UsageError
 from rallypoint.remote.environment import file_variables, named_variables, node_variables
 from rallypoint.remote.hosts import parse_hosts
-from rallypoint.remote.messages import Prepare, decode_request, encode, portable
+from rallypoint.remote.messages import Prepare, decode_answer, decode_request, encode, portable
 from rallypoint.remote.outcome import End, exit_code, missing
 from rallypoint.remote.selection import include
 
@@ -59,6 +59,11 @@ def test_a_file_that_is_none() -> None:
         file_variables(b"A=1\nexport A=1\n", "env", HERE)
 
 
+def test_a_nul_byte_in_a_file() -> None:
+    with pytest.raises(UsageError, match="env, line 1: no variable can hold a NUL byte"):
+        file_variables(b"A=1\0\n", "env", HERE)
+
+
 def test_each_node_is_told_how_the_nodes_meet() -> None:
     hosts = include(parse_hosts("a,b:4"), "a@b:1,3")
     common = {
@@ -87,6 +92,26 @@ def test_any_bytes_cross() -> None:
     assert got == sent
     assert isinstance(got, Prepare)
     assert got.command[0].encode("latin-1") == bytes(range(1, 256))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        b"",
+        b"[]",
+        b'{"type":"Hello"}',
+        b'{"type":"Hello","version":1,"address":""}',
+        b'{"type":"Hello","version":"1","address":"not an address"}',
+        b'{"type":"Found","address":"10.0.0.1","port":0}',
+        b'{"type":"Found","address":"-oProxyCommand","port":1}',
+        b'{"type":"Ended","code":256}',
+        b'{"type":"Ended","code":1e9}',
+        b'{"type":"Start"}',
+    ],
+)
+def test_what_is_no_answer(line: bytes) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        decode_answer(line)
 
 
 @pytest.mark.parametrize(
