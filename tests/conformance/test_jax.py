@@ -89,12 +89,15 @@ def loss(job: Job) -> str:
 
 
 def test_the_example_goes_on_from_its_checkpoint_with_the_same_loss(launcher: Launcher) -> None:
+    """In a pod too, where jax would look for an Indexed Job by the API of Kubernetes."""
     common = ("--standalone", "--nproc-per-node=2", "--worker-env=jax", "--rdzv-conf=failure_grace=0.5")
     whole = launcher(*common, EXAMPLE, "--steps=30", env=ENVIRONMENT)
     checkpoint = launcher.folder / "model.npz"
     example = (EXAMPLE, "--steps=30", "--every=10", f"--checkpoint={checkpoint}", "--kill-at=15")
-    killed = launcher(*common, "--max-restarts=1", *example, env=ENVIRONMENT)
+    pod = {**ENVIRONMENT, "KUBERNETES_SERVICE_HOST": "192.0.2.1"}
+    killed = launcher(*common, "--max-restarts=1", *example, env=pod)
     assert loss(killed) == loss(whole)
     begun = re.findall(r"rank \d of 2: from step \d+", "\n".join(killed.out))  # gloo writes to the same lines
+    assert "Kubernetes environment detected" not in killed.err
     assert sorted(begun) == [f"rank {rank} of 2: from step {step}" for rank in (0, 1) for step in (0, 10)]
     assert [path.name for path in launcher.folder.glob("model*")] == ["model.npz"]

@@ -8,9 +8,12 @@ from pathlib import Path
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rallypoint.failures.cause import MAX_MESSAGE, MAX_TRACEBACK, Cause
+from rallypoint.agent.spec import node_failure
+from rallypoint.failures.cause import MAX_MESSAGE, MAX_TRACEBACK, Cause, Ending
 from rallypoint.failures.error_file import error_data, write_error_file
 from rallypoint.failures.failure import ProcessFailure
+from rallypoint.observe.status_text import failure_text
+from rallypoint.protocol.observation import FailureView
 
 TRACE = 'Traceback (most recent call last):\n  File "x.py", line 1, in <module>\nValueError: boom'
 
@@ -81,6 +84,16 @@ def test_what_is_cut_is_in_the_error_file_or_the_log(tmp_path: Path) -> None:
     assert cause.message in cause.traceback
     failure = ProcessFailure(1, 77, -9, "", last_lines=b"word\n" * 100, log="/logs/stderr.log")
     assert Cause.of(failure, 5, "node7").traceback.startswith("[...] all of it is in /logs/stderr.log\nword\n")
+
+
+def test_without_a_worker_it_is_its_node_that_has_failed() -> None:
+    text = "no port for its workers"
+    of_node = node_failure(text, Ending.INFRASTRUCTURE, exitcode=1)
+    assert of_node.headline == f"{of_node.host}: {text}"
+    assert of_node._replace(message=f"{of_node.host} has {text}").headline == f"{of_node.host} has {text}"
+    view = FailureView(1.0, 3, "n1", of_node.host, -1, -1, of_node.pid, 1, of_node.headline)
+    assert failure_text(view) == f"round 3: {of_node.host}: {text}"
+    assert failure_text(view._replace(pid=0, message="it is silent")) == "round 3: n1 was lost: it is silent"
 
 
 def test_its_headline_is_one_line() -> None:
