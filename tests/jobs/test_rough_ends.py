@@ -93,6 +93,29 @@ def test_an_interrupt_while_a_stop_is_begun_is_no_other_than_one_after_it(rallyr
     assert not rallyrun.left(), "nothing runs when the agent has ended"
 
 
+LATE = """
+import signal, sys
+from rallypoint.cli import exit, rallyrun
+
+def say(text):
+    print(text, file=sys.stderr, flush=True)
+    signal.raise_signal(signal.SIGINT)
+
+exit.print_error = say
+sys.exit(rallyrun.main())
+"""
+"""A `rallyrun` that gets a ^C when it says how it has ended."""
+
+
+def test_an_interrupt_when_all_is_over_leaves_no_traceback(rallyrun: Launcher) -> None:
+    script = rallyrun.script("import sys\nsys.exit(3)\n")
+    flags = ["--standalone", "--nproc-per-node=1", "--signals-to-handle=SIGTERM"]
+    job = rallyrun.command([sys.executable, "-c", LATE, *flags, script])
+    assert job.ends() == -signal.SIGINT
+    assert "exitcode  : 3 " in job.err
+    assert "KeyboardInterrupt" not in job.err, job.err
+
+
 def test_the_report_names_as_stopped_only_whom_the_agent_stopped(rallyrun: Launcher) -> None:
     script = rallyrun.script(
         """

@@ -54,11 +54,19 @@ def _open_null(name: str) -> None:
         )
 
 
-def restore_keyboard_interrupt() -> None:
-    """From now on a ^C is a KeyboardInterrupt again."""
+def restore_keyboard_interrupt() -> bool:
+    """Until `end_keyboard_interrupt`, a ^C is a KeyboardInterrupt again. Returns whether it was none."""
     signals = _signals()
-    if signals.getsignal(_SIGINT) == signals.SIG_DFL:
-        signals.signal(_SIGINT, signals.default_int_handler)
+    if signals.getsignal(_SIGINT) != signals.SIG_DFL:
+        return False
+    signals.signal(_SIGINT, signals.default_int_handler)
+    return True
+
+
+def end_keyboard_interrupt() -> None:
+    """From now on a ^C ends this process at once and silently again."""
+    signals = _signals()
+    signals.signal(_SIGINT, signals.SIG_DFL)
 
 
 def end_by_interrupt() -> None:

@@ -106,14 +106,18 @@ class _Run:
         config, program, arguments = config_from_options(self._options, os.environ)
         _warn_of_variables()
         limit_threads(config, os.environ)
-        from rallypoint.cli.process_setup import restore_keyboard_interrupt
+        from rallypoint.cli.process_setup import end_keyboard_interrupt, restore_keyboard_interrupt
         from rallypoint.launch.api import elastic_launch
 
         # Only where the run does not handle it: in an import, a KeyboardInterrupt can leave a traceback.
-        if "SIGINT" not in map(str.strip, config.signals_to_handle.split(",")):
-            restore_keyboard_interrupt()
+        unhandled = "SIGINT" not in map(str.strip, config.signals_to_handle.split(","))
+        restored = unhandled and restore_keyboard_interrupt()
         _trim_memory_later()
-        elastic_launch(config, program)(*arguments)
+        try:
+            elastic_launch(config, program)(*arguments)
+        finally:
+            if restored:  # no worker is left; what follows only says how it ended
+                end_keyboard_interrupt()
 
     def finish(self, error: BaseException | None, code: int) -> int:
         """The exit code that holds; the verdict is written where it is asked for. Most have nothing to import here."""
