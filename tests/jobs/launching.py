@@ -102,10 +102,14 @@ class Job:
             until_stopped(self.pid)
 
     def ends(self) -> int:
-        """Wait for the end; returns the exit code, negative for a signal."""
+        """Wait for the end, also of its output; returns the exit code, negative for a signal."""
         code = self._process.wait(TIMEOUT)
         for reader in self._readers:
             reader.join(TIMEOUT)
+            if reader.is_alive():  # to close what it reads from would wait for it
+                raise AssertionError(
+                    f"something still holds the output of a job that has ended with {code}:\n{self.err}"
+                )
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self._process.stdout.close()
@@ -201,11 +205,14 @@ def launching(folder: Path) -> Iterator[Launcher]:
     try:
         yield launcher
     finally:
-        for job in launcher.jobs:
-            job.stop()
-        left = _settled(launcher.left)
-        for entry in left:
-            os.kill(int(entry.split(":")[0]), signal.SIGKILL)
+        try:
+            for job in launcher.jobs:
+                job.stop()
+        finally:
+            left = _settled(launcher.left)
+            for entry in left:
+                with suppress(ProcessLookupError):
+                    os.kill(int(entry.split(":")[0]), signal.SIGKILL)
     assert not left, f"processes were left running: {left}"
     assert not launcher.left_files(), f"temporary files were left: {launcher.left_files()}"
 
