@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -99,3 +100,20 @@ def test_two_hosts_of_one_address_are_told_apart(three: Cluster) -> None:
     assert [agent.job.ends() for agent in (first, *others)] == [1, 1, 1]
     text = r"b cannot reach c \(172\.17\.0\.1:\d+\): connection refused \(172\.17\.0\.1 is an address of b too\)"
     assert re.search(text, first.job.err) or "nodes cannot reach" in first.job.err, first.job.err
+
+
+def test_a_node_that_leaves_meanwhile_is_not_waited_for(three: Cluster) -> None:
+    """The others dial each other in the round without it."""
+    three.nnodes = "2:3"
+    b, c = three.host("b"), three.host("c")
+    ip("-n", c.namespace, "route", "add", "unreachable", f"{b.address}/32")  # so that b does not end for 5 s
+    agents = [three.start(name, "--preflight=require", "--max-restarts=1") for name in "abc"]
+    agents[1].job.until_err("Rendezvous complete for workers")
+    agents[1].job.signal(signal.SIGTERM)
+    assert agents[1].job.ends() in (0, 1), agents[1].job.err
+    assert not agents[1].ups
+    assert not agents[1].host.listening()
+    three.all_up([agents[0], agents[2]])
+    three.finish([agents[0], agents[2]])
+    assert "this one has dialled 1, in" in agents[0].job.err
+    assert "cannot reach" not in agents[0].job.err

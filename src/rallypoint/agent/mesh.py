@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from rallypoint.agent.mesh_attempt import MESH, MeshAttempt
 from rallypoint.agent.peer_exchange import exchange_of, round_scope, store_opener
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
-from rallypoint.base.endpoint import is_loopback
+from rallypoint.base.endpoint import Endpoint, is_loopback, own_address
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
 from rallypoint.base.mailbox import Mailbox
@@ -100,9 +100,8 @@ class Mesh:
         self._group = group
         if group.placement.group_world_size == 1:
             return ()
-        at_store = group.placement.store_address
-        local = is_loopback(at_store)
-        self._listener = MeshListener(at_store if local else "", only_here=local)
+        only_here = is_loopback(group.placement.store_address)
+        self._listener = MeshListener(_own_address(group, group.placement), only_here=only_here)
         return (self._listener.port,)
 
     def wanted(self, placement: Placement) -> Collection[int]:
@@ -212,6 +211,14 @@ class Mesh:
             self.failure, self.failed_node = self._sentence, self._node
         else:
             self._verdict_by = self._clock.monotonic() + _VERDICT
+
+
+def _own_address(group: WorkerGroup, placement: Placement) -> str:
+    """Where this node is known to the others, as its record says too; empty where only a name server could tell."""
+    store = placement.store_address
+    given = group.spec.local_addr or (store if placement.group_rank == 0 else "")
+    is_numeric = ":" in store or store.replace(".", "").isdigit()
+    return given or (own_address(Endpoint(store, placement.store_port)) if is_numeric else "")
 
 
 def _scope(group: WorkerGroup, placement: Placement) -> str:

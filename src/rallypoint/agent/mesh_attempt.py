@@ -107,21 +107,19 @@ class MeshAttempt:
             return self._over
 
     def _work(self) -> None:
-        targets = [
-            Target(MeshNode(self._own.scope, each.group_rank, each.node), each.address, each.ports[MESH][0])
-            for each in self._others
-            if MESH in each.ports
-        ]
-        failures = dial_all(targets, self._own, self._ended)
-        if self._is_over():
-            return
-        opened = self._open_store(self._limit.remaining())
+        opened = self._open_store(self._limit.remaining())  # now, while the round is known to run
         with self._lock:
             if opened.is_own:
                 self._close_store = getattr(opened.store, "close", lambda: None)
         if self._is_over():
             self.end()
             return
+        targets = [
+            Target(MeshNode(self._own.scope, each.group_rank, each.node), each.address, each.ports[MESH][0])
+            for each in self._others
+            if MESH in each.ports
+        ]
+        failures = dial_all(targets, self._own, self._ended)
         where = str(Endpoint(self._record.address, self._record.ports[MESH][0]))
         own = encode_finding(Finding(self._own.node, where, failures))
         opened.store.set(opened.key(f"mesh/{self.rank}"), own)

@@ -63,6 +63,11 @@ class Node:
     def waits_for_verdict(self) -> bool:
         return not self.exchange.users and self.mesh.preparing()
 
+    def listens_at(self) -> list[str]:
+        """Addresses of the sockets on which it listens."""
+        listener = self.mesh._listener
+        return [] if listener is None else [str(listener._sock.getsockname()[0])]
+
     def close(self) -> None:
         self.exchange.close()
         self.mesh.close()
@@ -82,19 +87,19 @@ def drive(nodes: Sequence[Node]) -> None:
 @contextmanager
 def round_of(nodes: int, mode: str, *deaf: int) -> Iterator[list[Node]]:
     """Nodes that have entered a round, some of which cannot be reached."""
-    with ExitStack() as stack:
-        store = stack.enter_context(StoreServer("127.0.0.1"))
-        made = [
-            stack.enter_context(closing(Node(rank, nodes, store.port, mode, Deaf if rank in deaf else Mesh)))
-            for rank in range(nodes)
-        ]
-        for each in made:
-            each.enters()
-        yield made
-    for thread in threading.enumerate():
-        if thread.name in ("rallypoint-mesh", "rallypoint-peers"):
-            thread.join(TIMEOUT)
-            assert not thread.is_alive()
+    with StoreServer("127.0.0.1") as store:
+        with ExitStack() as stack:
+            made = [
+                stack.enter_context(closing(Node(rank, nodes, store.port, mode, Deaf if rank in deaf else Mesh)))
+                for rank in range(nodes)
+            ]
+            for each in made:
+                each.enters()
+            yield made
+        for thread in threading.enumerate():
+            if thread.name in ("rallypoint-mesh", "rallypoint-peers"):
+                thread.join(TIMEOUT)
+                assert not thread.is_alive()
 
 
 def told(caplog: pytest.LogCaptureFixture) -> list[str]:
@@ -104,6 +109,7 @@ def told(caplog: pytest.LogCaptureFixture) -> list[str]:
 @pytest.mark.parametrize("nodes", [1, 2, 5, 70])
 def test_all_reach_each_other_and_the_next_round_does_nothing(nodes: int, caplog: pytest.LogCaptureFixture) -> None:
     with round_of(nodes, REQUIRE) as made:
+        assert {address for each in made for address in each.listens_at()} <= {"127.0.0.1"}
         drive(made)
         assert not any(each.mesh.failure or each.exchange.failure for each in made)
         assert all(each.mesh.wake_at() == math.inf and len(each.mesh.fds()) == 1 for each in made), "nobody listens"
@@ -160,13 +166,29 @@ def test_a_round_that_ends_meanwhile_is_forgotten_and_the_next_one_does_it() -> 
         assert not any(each.mesh.failure or each.exchange.users for each in made)
 
 
+def test_who_else_needs_the_records_gets_them_in_each_round() -> None:
+    with round_of(2, REQUIRE) as made:
+        users = [User(0, 1), User(0, 1)]
+        for each, user in zip(made, users, strict=True):
+            each.exchange.users.append(user)
+            each.enters(1)  # a round that has ended is never entered again
+        drive(made)
+        assert [each.exchange.users for each in made] == [[user] for user in users]
+        assert all(set(user.taken) == {0, 1} for user in users)
+        for each, user in zip(made, users, strict=True):
+            user.taken = {}
+            each.enters(2)
+            assert not each.mesh.preparing()
+        drive(made)
+        assert all(set(user.taken) == {0, 1} for user in users)
+
+
 def test_a_node_that_was_started_without_it_is_named(caplog: pytest.LogCaptureFixture) -> None:
     with round_of(2, WARN) as made:
-        other = made[1]
-        other.exchange.cancel()
-        other.mesh.cancel()
-        other.exchange.users[:] = [User()]
-        other.enters()
+        made[1].mesh.cancel()
+        made[1].exchange.users[:] = [User()]
+        for each in made:
+            each.enters(1)
         drive(made)
     (line,) = told(caplog)
     assert line.startswith(f"{socket.gethostname()} (group rank 1) was started without --preflight; give all nodes")
