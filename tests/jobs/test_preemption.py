@@ -45,7 +45,7 @@ class Pair:
         nodes = c10d(rallyrun, "2", *FLAGS, *flags, conf=options)
         (rallyrun.folder / "script.py").write_text(WORKER)
         self._nodes, self._does = nodes, " ".join(does)
-        self.a, self.b = self._start("A"), self._start("B")
+        self.a, self.b = nodes.host("A", env={"DOES": self._does}).job, self._start("B")
         for each in (self.a, self.b):
             each.until(lambda lines: "up 2 ignores" in lines, "a worker is up that ignores the signal")
 

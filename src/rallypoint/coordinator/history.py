@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 
 from rallypoint.failures.cause import Cause
-from rallypoint.membership.state import Outcome, Reason, RoundEnd, State, Verdict, name_of, names_of
+from rallypoint.membership.state import Outcome, Reason, RoundEnd, State, Verdict, names_of
 
 MAX_EVENTS, MAX_FAILURES = 200, 20
 """How many events and failures of the newest are kept."""
@@ -43,8 +43,8 @@ class JobHistory:
             names = names_of(after, [each for each in after.wait_list if each not in before.wait_list])
             self.add("node waiting", after.round, f"{', '.join(names)} waits for the next round", now)
         if after.is_preempted and not before.is_preempted and after.preempted is not None:
-            text = f"{name_of(after, after.preempted.node)} {after.preempted.why}: the job is preempted"
-            self.add("job preempted", after.round, text, now, name_of(after, after.preempted.node))
+            text = f"{after.preempted.who} {after.preempted.why}: the job is preempted"
+            self.add("job preempted", after.round, text, now, after.preempted.who)
         goes_on = not after.complete or after.is_preempted  # else the end of the round says it
         if goes_on and len(after.removed) > len(before.removed) and before.complete == after.complete:
             lost = after.removed[-1]

@@ -57,7 +57,7 @@ def notification_diff(before: State, after: State) -> list[tuple[Collection[Node
 
 
 def _preempted(state: State, said: Preemption) -> Preempted:
-    return Preempted(state.round, name_of(state, said.node), said.seconds, said.whole_job, said.why)
+    return Preempted(state.round, said.who or name_of(state, said.node), said.seconds, said.whole_job, said.why)
 
 
 def newly_complete(before: State, after: State) -> bool:

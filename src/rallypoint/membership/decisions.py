@@ -58,6 +58,7 @@ from rallypoint.membership.state import (
     Settings,
     State,
     known_to,
+    name_of,
 )
 
 _MAX_LINE = 512
@@ -303,7 +304,8 @@ def _preempt(operation: Preempt | PreemptJob, state: State, node: NodeId) -> Act
     if state.closed or state.is_preempted:
         return FINISH
     if isinstance(operation, PreemptJob):
-        return Action(ActionKind.MARK_JOB_PREEMPTED, seconds=operation.seconds, detail=operation.why)
+        who = operation.who or name_of(state, node)
+        return Action(ActionKind.MARK_JOB_PREEMPTED, seconds=operation.seconds, detail=operation.why, who=who)
     if not _is_running_participant(state, node, operation.round) or state.succeeded:
         return FINISH
     said = Preemption(node, operation.seconds)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from rallypoint.failures.cause import Ending
 from rallypoint.membership.operations import Action
-from rallypoint.membership.state import NodeId, Outcome, Preemption, State, Verdict, name_of
+from rallypoint.membership.state import NodeId, Outcome, Preemption, State, Verdict
 
 
 def mark_job_preempted(action: Action, state: State, node: NodeId) -> State:
     """The workers of the round that runs are to save; without one there is nothing to save."""
-    preempted = Preemption(node, action.seconds, whole_job=True, why=action.detail)
+    preempted = Preemption(node, action.seconds, whole_job=True, who=action.who, why=action.detail)
     after = state._replace(preempted=preempted, consents=frozenset())
     return after if after.complete else end_preempted_job(after)
 
@@ -24,7 +24,7 @@ def end_preempted_job(state: State) -> State:
     assert said is not None, "a job that was preempted knows by whom"
     in_order = sorted(state.participants.items(), key=lambda entry: entry[1].rank) if state.complete else ()
     delegate = next((node for node, _ in in_order if not node.is_placeholder), said.node)
-    detail = f"{name_of(state, said.node)} {said.why}"
+    detail = f"{said.who} {said.why}"
     return state._replace(
         closed=True, verdict=Verdict(Outcome.STOPPED, detail=detail, ending=Ending.PREEMPTED, delegate=delegate)
     )

@@ -66,11 +66,13 @@ class Preempt(NamedTuple):
 class PreemptJob(NamedTuple):
     """The whole job will be taken away `seconds` from now: it ends when all workers have saved, or when that is over.
 
-    `why` says what has told this node, for people, as in "received SIGUSR2".
+    `why` says what has told this node, for people, as in "received SIGUSR2"; or what has told `who`, where this node
+    only repeats it to a coordinator that may not have heard.
     """
 
     seconds: float
     why: str = ""
+    who: str = ""
 
 
 class RecordProgress(NamedTuple):
@@ -158,6 +160,7 @@ class Action(NamedTuple):
     failure_streak: FailureStreak = FailureStreak()
     seconds: float = 0.0
     detail: str = ""
+    who: str = ""
     max_restarts: int = 0
     size: NodeRange | None = None
     progress: JobProgress | None = None

@@ -164,11 +164,13 @@ class JobProgress(NamedTuple):
 
 
 class Preemption(NamedTuple):
-    """A node that will be taken away so many seconds after it said so; with `whole_job` all are, and `why` says why."""
+    """A node that will be taken away so many seconds after it said so. With `whole_job` all are: `who` was told that,
+    and `why` says how."""
 
     node: NodeId
     seconds: float
     whole_job: bool = False
+    who: str = ""
     why: str = ""
 
 

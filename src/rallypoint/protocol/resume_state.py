@@ -116,8 +116,9 @@ def after_notification(held: ResumeState, notification: Notification) -> ResumeS
                 repeated_requests=(),
                 size=placement.size or held.size,
             )
-        case Preempted(seconds=seconds, whole_job=True, why=why):  # said by all, it outlives who was first to say it
-            return held._replace(repeated_requests=_with(held.repeated_requests, PreemptJob(seconds, why)))
+        case Preempted(node=who, seconds=seconds, whole_job=True, why=why):
+            # Said by all, it outlives the one who was first to say it.
+            return held._replace(repeated_requests=_with(held.repeated_requests, PreemptJob(seconds, why, who)))
         case OperatorAction(size=NodeRange() as size):
             return held._replace(size=size)
         case RoundEnded(end=end) if held.placement is None or end.round >= held.placement.round:
