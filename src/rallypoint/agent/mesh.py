@@ -12,17 +12,16 @@ Laws:
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from rallypoint.agent.background import Background
 from rallypoint.agent.mesh_attempt import MESH, MeshAttempt
 from rallypoint.agent.peer_exchange import exchange_of, round_scope, store_opener
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.endpoint import Endpoint, is_loopback, own_address
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
-from rallypoint.base.mailbox import Mailbox
 from rallypoint.preflight.admission import REQUIRE
 from rallypoint.preflight.dialling import MeshListener
 from rallypoint.preflight.mesh import concerned, dialled_ranks
@@ -85,7 +84,7 @@ class Mesh:
         self._group: WorkerGroup | None = None
         self._listener: MeshListener | None = None
         self._attempt: MeshAttempt | None = None
-        self._mailbox: Mailbox[MeshAttempt] = Mailbox()
+        self._work: Background[MeshAttempt] = Background("rallypoint-mesh")
         self._verdict_by = math.inf
         """Until when the verdict is awaited, which another node has asked for; infinite if none is."""
         self._sentence = self._node = ""
@@ -119,8 +118,8 @@ class Mesh:
         listener.own = MeshNode(scope, place.group_rank, own.node)
         others = [records[rank] for rank in dialled_ranks(place.group_rank, place.group_world_size)]
         opener = store_opener(group, place)
-        self._attempt = MeshAttempt(place, listener.own, own, others, opener, self._mailbox.post, self._clock)
-        threading.Thread(target=self._attempt.run, name="rallypoint-mesh", daemon=True).start()
+        self._attempt = MeshAttempt(place, listener.own, own, others, opener, self._clock)
+        self._work.start(self._attempt.run)
 
     def missed(self, why: str) -> bool:
         """The records do not come. If it is required that the other nodes are reached, that is what has failed."""
@@ -143,7 +142,7 @@ class Mesh:
 
     def fds(self) -> list[int]:
         """Readable when somebody dials, or the thread is done."""
-        return [self._mailbox.fileno(), *([] if self._listener is None else self._listener.fds())]
+        return [*self._work.fds(), *([] if self._listener is None else self._listener.fds())]
 
     def wake_at(self) -> float:
         """When the thread counts as stuck, or the verdict as missing."""
@@ -153,9 +152,8 @@ class Mesh:
         """Answer who dials, and take what the thread has found."""
         if self._listener is not None:
             self._listener.step()
-        for done in self._mailbox.drain():
-            if done is self._attempt:
-                self._end(done)
+        if (done := self._work.take()) is not None:
+            self._end(done)
         now = self._clock.monotonic()
         if self._attempt is not None and now >= self._attempt.give_up_at:
             self._attempt.trouble = self._attempt.sentence("nothing has come in time")
@@ -172,11 +170,12 @@ class Mesh:
     def close(self) -> None:
         """The run is over. Idempotent."""
         self.cancel()
-        self._mailbox.close()
+        self._work.close()
 
     # Inside
 
     def _end_attempt(self) -> None:
+        self._work.forget()
         attempt, self._attempt = self._attempt, None
         listener, self._listener = self._listener, None
         if attempt is not None:
@@ -204,7 +203,7 @@ class Mesh:
         if done.trouble:
             self.failure, self.failed_node = done.trouble, ""
             return
-        more = f"; {done.total - 1} more such findings are in this node's log" if done.total > 1 else ""
+        more = f"; {done.total - 1} more such findings are in the log of group rank 0" if done.total > 1 else ""
         self._sentence = f"{done.lines[0].text}{more}"
         self._node = done.lines[0].node
         if done.rank == 0:

@@ -49,7 +49,6 @@ class MeshAttempt:
         record: PeerRecord,
         others: Sequence[PeerRecord],
         open_store: OpenStore,
-        done: Callable[[MeshAttempt], None],
         clock: Clock,
     ) -> None:
         self.rank = own.group_rank
@@ -70,14 +69,13 @@ class MeshAttempt:
         self._record = record
         self._others = others
         self._open_store = open_store
-        self._done = done
         self._ended = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._over = False
         self._lock = threading.Lock()
         self._close_store: Callable[[], None] = lambda: None
 
-    def run(self) -> None:
-        """Dial, and exchange what was found."""
+    def run(self) -> MeshAttempt:
+        """Dial, and exchange what was found. Returns this, which has the result."""
         try:
             self._work()
         except Exception as error:  # a store may be anybody's, and raise anything
@@ -86,7 +84,7 @@ class MeshAttempt:
             with self._lock:
                 fd, self._ended = self._ended, -1
             os.close(fd)
-        self._done(self)
+        return self
 
     def end(self) -> None:
         """Nobody wants the result any more. Idempotent."""

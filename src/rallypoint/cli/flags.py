@@ -226,7 +226,7 @@ GROUPS = (
                 "--preflight",
                 preflight,
                 "",
-                "Check this node before it joins (rallyctl check): warn, or require, which keeps it out after a FAIL",
+                "Check this node (rallyctl check) and its ways to the others: warn, or require, where a FAIL ends it",
                 "WHAT",
             ),
             Flag(

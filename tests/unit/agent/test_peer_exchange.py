@@ -29,6 +29,7 @@ from rallypoint.store.client import TCPStore
 from rallypoint.store.hashstore import HashStore
 from rallypoint.store.server import StoreServer
 from tests.ports import free_port
+from tests.unit.agent.test_progress import HandClock
 from tests.unit.agent.test_stopping import TIMEOUT, beside
 from tests.unit.agent.third_party import CountingHandler, outcome
 from tests.unit.agent.thread_workers import ThreadWorkers
@@ -164,6 +165,27 @@ def test_nodes_that_say_nothing_are_named() -> None:
         finish(peers)
     assert "nothing has come from group rank 0, 2, 3, 4, 5, 6, 7, 8 and 3 more in time" in peers.failure
     peers.close()
+
+
+def test_whoever_waits_for_long_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    clock = HandClock()
+    peers = PeerExchange([User(0)], clock, TIMEOUT)
+    with StoreServer("127.0.0.1") as server, TCPStore("127.0.0.1", server.port) as store:
+        peers.begin(entered(1, 2, server.port))
+        store.wait(["rallypoint/peers/3/1"], TIMEOUT)
+        (thread,) = [each for each in threading.enumerate() if each.name == "rallypoint-peers"]
+        peers.step()
+        assert not caplog.messages
+        clock.more = 11.0
+        assert peers.wake_at() <= clock.monotonic()
+        peers.step()
+        peers.step()
+        (line,) = caplog.messages
+        assert f"over the worker store at 127.0.0.1:{server.port}: nothing has come for 10 s, of 30 s" in line
+        assert peers.preparing()
+        peers.close()
+        thread.join(TIMEOUT)
+        assert not thread.is_alive()
 
 
 def test_a_record_that_is_none_is_a_failure() -> None:
