@@ -10,9 +10,9 @@ from functools import cache
 from rallypoint.coordinator.dispatcher import Dispatcher, RestoredState
 from rallypoint.coordinator.progress_text import RendezvousName, timeout_sentence, waiting_line
 from rallypoint.coordinator.session_registry import SessionRecord
-from rallypoint.failures.cause import Cause, Restarts
+from rallypoint.failures.cause import Cause, Ending, Restarts
 from rallypoint.failures.report import ChildFailedError
-from rallypoint.membership.operations import Close, Drain, Fail, Preempt, RecordProgress, Succeed
+from rallypoint.membership.operations import Close, Drain, Fail, Preempt, PreemptJob, RecordProgress, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, RoundEnd, Settings, State, Verdict
 from rallypoint.observe.bundle import Piece, decode_bundle, encode_bundle
 from rallypoint.observe.stacks import decode_stacks, grouped_stacks
@@ -100,6 +100,7 @@ REQUESTS: tuple[object, ...] = (
         Drain(0),
         RecordProgress(0, 7),
     ),
+    *(PreemptJob(5.0, "received SIGUSR2"), PreemptJob(5.0, "received SIGUSR2", "n (rank 1)")),
     *(Drain(0, True), Preempt(0, 5.0), Close(), Fail(1, _CAUSE._replace(traceback="x" * 30_000), 9)),
     *(JoinRequest(MEMBER._replace(rank_hint=1, program="y" * 4000), 1.0), Succeed(1)),
     ResumeRequest("before", NodeId("10.0.0.1", 7, 0), MEMBER, 0, 0, 2, 0, 1, False, -1, False, "before"),
@@ -116,6 +117,10 @@ NOTICES: tuple[object, ...] = (
     *(JobEnded(Verdict(Outcome.FAILED, _CAUSE)), JoinRefused(Refusal.TIMEOUT, "d", _PROGRESS), _PROGRESS, Heartbeat()),
     *(
         Preempted(0, "n", 3.0),
+        Preempted(0, "n", 3.0, True, "received SIGUSR2"),
+        JobEnded(
+            Verdict(Outcome.STOPPED, detail="d", ending=Ending.PREEMPTED, delegate=NodeId("10.0.0.1", 7, 0)), True
+        ),
         LeaveReply(True, 2),
         ConfigDiffers("n", (ConfigDifference("--x=", "1", "2"),)),
         SessionEnded("d"),

@@ -118,6 +118,16 @@ def sigterm_to_both_means_that_the_time_is_over(rallyrun: Launcher) -> None:
     job.ends()
 
 
+def sigterm_itself_may_preempt_the_job(rallyrun: Launcher) -> None:
+    script = rallyrun.script(WORKER.replace("SIGUSR2", "SIGTERM"))
+    flags = ("--standalone", "--preempt-signals=SIGTERM", "--signals-to-handle=SIGINT", "--shutdown-timeout=50")
+    job = rallyrun(*flags, script, env={"DOES": "save"})
+    job.until(lambda lines: "up 1 hears" in lines, "a worker is up that can be stopped")
+    job.signal(signal.SIGTERM)
+    assert job.ends() == 143, "which would take 50 s if the worker ignored it"
+    assert job.out[-1] == "saved"
+
+
 def without_workers_it_ends_at_once(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "2", *FLAGS).host("A").job
     job.until_err("Rendezvous'ing")
@@ -155,6 +165,7 @@ def test_a_signal_to_one_node_ends_the_job(at_once: AtOnce) -> None:
         who_does_not_answer_is_waited_for_to_the_end_of_its_time,
         the_loss_of_the_node_that_was_told_changes_nothing,
         sigterm_to_both_means_that_the_time_is_over,
+        sigterm_itself_may_preempt_the_job,
         without_workers_it_ends_at_once,
     )
 

@@ -198,10 +198,10 @@ class AgentLoop:
 
     def _drain_mailbox(self) -> Iterator[Event]:
         for event in self._mailbox.drain():
-            if isinstance(event, SignalArrived) and event.number == SIGTERM:
-                yield event._replace(notice=self._workers.terminated())
-            elif isinstance(event, SignalArrived) and (preempted := self._preempted_by({event.number})) is not None:
+            if isinstance(event, SignalArrived) and (preempted := self._preempted_by({event.number})) is not None:
                 yield preempted
+            elif isinstance(event, SignalArrived) and event.number == SIGTERM:
+                yield event._replace(notice=self._workers.terminated())
             else:
                 yield event
 

@@ -90,10 +90,8 @@ class PollingRendezvousClient:
                 self._execute(self._barrier)
             case PreemptJob(seconds, why):
                 self._execute(lambda: self._preempt(seconds, why))
-            case Drain() if self._preempted:
-                self._execute(self._end_preempted)
             case Drain(round_):
-                self._execute(lambda: self._end_round(RoundEnd(round_, Reason.DRAINED, "new nodes")))
+                self._execute(lambda: self._drain(round_))
             case messages.LeaveRequest(wants_reply=True):
                 self._notify(messages.LeaveReply(False, 0))
             case _:
@@ -142,6 +140,12 @@ class PollingRendezvousClient:
         self._preempted = f"{socket.gethostname()} {why}"
         if not self._runs:
             self._end_preempted()
+
+    def _drain(self, round_: int) -> None:
+        if self._preempted:
+            self._end_preempted()
+        else:
+            self._end_round(RoundEnd(round_, Reason.DRAINED, "new nodes"))
 
     def _end_preempted(self) -> None:
         self._runs = False

@@ -58,6 +58,11 @@ class PreemptionSettings(NamedTuple):
     stop_before_end: float = 0.0
     requeue: int = 0
 
+    @property
+    def ignored(self) -> frozenset[int]:
+        """The signals that workers ignore until they have handlers; by SIGTERM they are stopped."""
+        return self.signals - {signal.SIGTERM}
+
 
 def preempt_signals(names: str) -> frozenset[int]:
     """The numbers of signals that were named with commas between.

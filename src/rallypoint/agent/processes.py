@@ -122,7 +122,7 @@ class ProcessController(WorkerController):
             self.start_method,
             self._preload,
             spec.tee_collapse,
-            () if spec.preemption is None else spec.preemption.signals,
+            () if spec.preemption is None else spec.preemption.ignored,
         )
         context = make_context(spec.role, spec.entrypoint, args, envs, self.logs_specs, prefixes, options, reaper)
         self._register_cleanup(reaper)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import queue
 import sys
 import threading
 from collections.abc import Callable
@@ -11,16 +12,20 @@ from pathlib import Path
 import pytest
 
 from rallypoint.agent.agent import Agent
+from rallypoint.agent.polling_client import PollingRendezvousClient
 from rallypoint.agent.spec import RunResult, Worker, WorkerSpec, WorkerState
 from rallypoint.compat.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from rallypoint.failures.cause import Cause, Ending
 from rallypoint.logs.specs import DefaultLogsSpecs
 from rallypoint.logs.std import Std
+from rallypoint.membership.operations import Drain, Fail, PreemptJob
 from rallypoint.protocol.errors import (
     RendezvousClosedError,
     RendezvousConnectionError,
     RendezvousGracefulExitError,
     RendezvousTimeoutError,
 )
+from rallypoint.protocol.messages import JobEnded, Notification, Placed
 from rallypoint.rendezvous.handler import RendezvousHandler
 from rallypoint.store.api import Store
 from rallypoint.store.client import TCPStore
@@ -230,3 +235,41 @@ def test_an_exchange_that_fails_ends_the_agent(tmp_path: Path) -> None:
     CountingHandler(store, "job", 2)._joined(0, 1)
     with pytest.raises(StoreTimeoutError):
         agent_over(CountingHandler(store, "job", 2), tmp_path, "").run()
+
+
+def told_by(client: PollingRendezvousClient) -> queue.SimpleQueue[Notification]:
+    heard: queue.SimpleQueue[Notification] = queue.SimpleQueue()
+    client.listen(heard.put)
+    return heard
+
+
+def test_a_preemption_ends_this_node_when_its_workers_have_saved() -> None:
+    """Nobody else can be told: under such a handler each node has to be sent the signal."""
+    spec = WorkerSpec("default", 1, CountingHandler(HashStore(), "job", 1, address="127.0.0.1"), entrypoint="true")
+    client = PollingRendezvousClient(spec)
+    heard = told_by(client)
+    client.join("default", 1)
+    assert isinstance(heard.get(timeout=TIMEOUT), Placed)
+    client.send(PreemptJob(60.0, "received SIGUSR2"))
+    client.send(Drain(0, needs_consent=True))
+    ended = heard.get(timeout=TIMEOUT)
+    assert isinstance(ended, JobEnded)
+    assert ended.verdict.ending is Ending.PREEMPTED
+    assert ended.verdict.detail.endswith(" received SIGUSR2")
+    assert ended.is_delegate
+    client.shutdown()
+    assert heard.empty()
+
+
+def test_a_failure_of_a_preempted_node_restarts_nothing() -> None:
+    spec = WorkerSpec("default", 1, CountingHandler(HashStore(), "job", 1, address="127.0.0.1"), entrypoint="true")
+    client = PollingRendezvousClient(spec)
+    heard = told_by(client)
+    client.join("default", 1)
+    assert isinstance(heard.get(timeout=TIMEOUT), Placed)
+    client.send(PreemptJob(60.0, "received SIGUSR2"))
+    client.send(Fail(0, Cause(0, 0, "h", 42, 1, "boom", "", 0.0, ""), 3))
+    ended = heard.get(timeout=TIMEOUT)
+    assert isinstance(ended, JobEnded)
+    assert ended.verdict.ending is Ending.PREEMPTED
+    client.shutdown()
