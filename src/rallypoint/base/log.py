@@ -66,14 +66,28 @@ class OutputLock:
 
     @contextmanager
     def hold(self, timeout: float = -1) -> Iterator[None]:
-        """Hold the lock inside the `with`; after `timeout` seconds go on without it, if that is not negative."""
-        with self._queue_lock:
-            locked = self._write_lock.acquire(timeout=timeout)
+        """Hold the lock inside the `with`; after `timeout` seconds go on without it, if that is not negative.
+
+        The thread that has it gets it again at once, and not behind those who wait for this very thread: a signal's
+        handler may write in the midst of a line, or have cut short one that held the lock.
+        """
+        owned = self._write_lock._is_owned()  # type: ignore[attr-defined]
+        locked = self._write_lock.acquire() if owned else self._acquire_in_turn(timeout)
         try:
             yield
         finally:
             if locked:
                 self._write_lock.release()
+
+    def _acquire_in_turn(self, timeout: float) -> bool:
+        began = time.monotonic()
+        if not self._queue_lock.acquire(timeout=timeout):
+            return False
+        try:
+            left = timeout if timeout < 0 else max(0.0, timeout - (time.monotonic() - began))
+            return self._write_lock.acquire(timeout=left)
+        finally:
+            self._queue_lock.release()
 
 
 STDERR_LOCK = OutputLock()

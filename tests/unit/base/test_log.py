@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import os
+import threading
+from collections.abc import Callable
 
 import pytest
 
+from rallypoint.base import log
 from rallypoint.base.log import STDERR_LOCK, OutputLock, print_error_line
 from rallypoint.logs.console import ConsoleSink
+from tests.interrupts import interrupt_everywhere
+
+_DEADLINE = 30.0
 
 
 def test_a_line_that_a_worker_has_begun_is_not_continued(capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,3 +34,80 @@ def test_whether_a_line_has_been_begun_is_known_from_what_was_shown(written: lis
     place.close()
     assert os.read(reading, 100) == b"".join(written)
     os.close(reading)
+
+
+def next_in_turn(lock: OutputLock) -> threading.Thread:
+    """Another thread, which waits for the lock."""
+
+    def wait() -> None:
+        with lock.hold():
+            had.set()
+
+    had = threading.Event()
+    thread = threading.Thread(target=wait, daemon=True)
+    thread.start()
+    free = True
+    while free and not had.is_set():
+
+        def probe() -> None:
+            nonlocal free
+            if free := lock._queue_lock.acquire(blocking=False):
+                lock._queue_lock.release()
+
+        assert in_time(probe)
+    return thread
+
+
+def in_time(work: Callable[[], None]) -> bool:
+    """Whether a call comes to its end, on a thread of its own."""
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(_DEADLINE)
+    return not thread.is_alive()
+
+
+def test_who_writes_in_the_midst_of_its_own_line_does_not_wait_for_those_who_wait_for_it() -> None:
+    lock = OutputLock()
+    others: list[threading.Thread] = []
+
+    def nested() -> None:
+        with lock.hold():
+            others.append(next_in_turn(lock))
+            with lock.hold():
+                assert others[0].is_alive()
+
+    assert in_time(nested)
+    others[0].join(_DEADLINE)
+    assert not others[0].is_alive()
+
+
+def test_who_does_not_wait_for_ever_does_not_do_so_behind_another_either() -> None:
+    """A console that blocks holds up the one who writes to it and the next one, but not the log."""
+    lock = OutputLock()
+
+    def last() -> None:
+        with lock.hold(0.01):
+            pass
+
+    with lock.hold():
+        other = next_in_turn(lock)
+        assert in_time(last)
+    other.join(_DEADLINE)
+    assert not other.is_alive()
+
+
+def test_a_line_that_was_cut_short_anywhere_holds_up_no_further_one_of_its_thread(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As where a ^C ends the agent, which logs how it ends its workers, while their output is shown."""
+    places: list[str] = []
+
+    def write() -> None:
+        for place, _ in interrupt_everywhere(lambda: print_error_line("cut short")):
+            next_in_turn(log.STDERR_LOCK)
+            print_error_line("whole")
+            places.append(place)
+            monkeypatch.setattr(log, "STDERR_LOCK", OutputLock())
+
+    assert in_time(write), f"a line waits for one who waits for this thread, after {places[-1:]}"
+    assert capsys.readouterr().err.count("whole\n") == len(places) > 10
