@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 
@@ -15,8 +16,8 @@ from rallypoint import notices
 def say(*words):
     os.write(1, (" ".join(map(str, words)) + "\\n").encode())
 ignored = signal.getsignal(signal.SIGUSR2) == signal.SIG_IGN
-say("up", os.environ["WORLD_SIZE"], "ignores" if ignored else "hears")
 seen = False
+say("up", os.environ["WORLD_SIZE"], "ignores" if ignored else "hears")
 while not os.path.exists("finish"):
     notice = notices.pending()
     if notice is not None and not seen:
@@ -128,6 +129,23 @@ def sigterm_itself_may_preempt_the_job(rallyrun: Launcher) -> None:
     assert job.out[-1] == "saved"
 
 
+def a_worker_that_the_signal_ends_before_the_agent_has_it_cuts_nobody_short(rallyrun: Launcher) -> None:
+    """A scheduler signals every process; one worker has a handler that exits, the other saves when it is asked."""
+    exits = WORKER.replace(
+        "seen = False",
+        "seen = os.environ['RANK'] == '0' and bool(signal.signal(signal.SIGUSR2, lambda *_: os._exit(7)))",
+    )
+    flags = ("--standalone", "--nproc-per-node=2", "--max-restarts=3", *FLAGS)
+    job = rallyrun(*flags, rallyrun.script(exits), env={"DOES": "save"})
+    job.until(lambda lines: len(lines) == 2, "both workers are up")
+    for pid in rallyrun.pids()[1:]:  # all but the agent
+        os.kill(pid, signal.SIGUSR2)
+    assert job.ends() == 143, job.err
+    assert "saved" in job.out
+    assert "failed (exitcode: 7)" in job.err
+    assert "Root Cause" not in job.err
+
+
 def without_workers_it_ends_at_once(rallyrun: Launcher) -> None:
     job = c10d(rallyrun, "2", *FLAGS).host("A").job
     job.until_err("Rendezvous'ing")
@@ -166,6 +184,7 @@ def test_a_signal_to_one_node_ends_the_job(at_once: AtOnce) -> None:
         the_loss_of_the_node_that_was_told_changes_nothing,
         sigterm_to_both_means_that_the_time_is_over,
         sigterm_itself_may_preempt_the_job,
+        a_worker_that_the_signal_ends_before_the_agent_has_it_cuts_nobody_short,
         without_workers_it_ends_at_once,
     )
 
