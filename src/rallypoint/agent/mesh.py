@@ -2,7 +2,8 @@
 
 Laws:
 
-1. It is done once: in the first round of this node that lasts until it is done. What it has found changes no later one.
+1. It is done in the job's first round only, which all nodes know by its number: who comes later would dial nodes that
+   have done it. If that round ends before, it is not done.
 2. Every node listens before another can know where, and does so until all have dialled, or its round is over.
 3. All nodes are told the same (`preflight.mesh`), over the round's worker store. Where it is required that all are
    reached, group rank 0 announces the failure, and the others wait for the verdict.
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING
 
 from rallypoint.agent.background import Background
 from rallypoint.agent.mesh_attempt import MESH, MeshAttempt
-from rallypoint.agent.peer_exchange import exchange_of, round_scope, store_opener
+from rallypoint.agent.peer_exchange import FIRST_ROUNDS, exchange_of, round_scope, store_opener
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.endpoint import Endpoint, is_loopback, own_address
 from rallypoint.base.errors import UserError
@@ -59,7 +60,7 @@ def add_mesh(workers: WorkerController, mode: str, nodes: int) -> None:
         log.warning("the nodes do not dial each other: %s", error)
         return
     mesh = Mesh(mode, exchange.users)
-    workers.preparations.append(mesh)
+    workers.preparations.insert(0, mesh)  # before the exchange
 
 
 class Mesh:
@@ -69,14 +70,13 @@ class Mesh:
     ends_job = True
 
     def __init__(self, mode: str, users: list[PeerUser], clock: Clock = SYSTEM_CLOCK) -> None:
-        """It is one of the `users` of an exchange until it is done.
+        """It is one of the `users` of an exchange in a round in which it needs that.
 
         Args:
             mode: `WARN` or `REQUIRE`.
             users: what needs the records of other nodes.
             clock: of `wake_at`.
         """
-        users.append(self)
         self._users = users
         self.failure = self.failed_node = ""
         self._required = mode == REQUIRE
@@ -97,8 +97,6 @@ class Mesh:
         self.cancel()
         assert group.placement is not None
         self._group = group
-        if group.placement.group_world_size == 1:
-            return ()
         only_here = is_loopback(group.placement.store_address)
         self._listener = MeshListener(_own_address(group, group.placement), only_here=only_here)
         return (self._listener.port,)
@@ -110,9 +108,9 @@ class Mesh:
     def take(self, records: Mapping[int, PeerRecord]) -> None:
         """Dial them."""
         group, listener = self._group, self._listener
-        if group is None or listener is None or group.placement is None:
-            self._users.remove(self)  # there is nobody else
-            return
+        assert group is not None
+        assert group.placement is not None
+        assert listener is not None, "the exchange has reserved its port"
         place, scope = group.placement, _scope(group, group.placement)
         own = records[place.group_rank]
         listener.own = MeshNode(scope, place.group_rank, own.node)
@@ -124,7 +122,7 @@ class Mesh:
     def missed(self, why: str) -> bool:
         """The records do not come. If it is required that the other nodes are reached, that is what has failed."""
         self._end_attempt()
-        self._users.remove(self)
+        self._leave_exchange()
         if self._required:
             self.failure = why
         else:
@@ -134,7 +132,12 @@ class Mesh:
     # What each round has to wait for
 
     def begin(self, group: WorkerGroup) -> None:
-        """The exchange begins, and asks for what it needs."""
+        """The exchange begins after this, and asks for what is needed."""
+        place = group.placement
+        assert place is not None
+        self._leave_exchange()
+        if place.group_world_size > 1 and round_scope(group, place) in FIRST_ROUNDS:
+            self._users.append(self)
 
     def preparing(self) -> bool:
         """Whether the other nodes are being dialled, or the verdict is awaited."""
@@ -174,6 +177,10 @@ class Mesh:
 
     # Inside
 
+    def _leave_exchange(self) -> None:
+        if self in self._users:
+            self._users.remove(self)
+
     def _end_attempt(self) -> None:
         self._work.forget()
         attempt, self._attempt = self._attempt, None
@@ -186,7 +193,7 @@ class Mesh:
     def _end(self, done: MeshAttempt) -> None:
         """The nodes have been dialled, or that has failed."""
         self._end_attempt()
-        self._users.remove(self)
+        self._leave_exchange()
         for line in done.lines:
             if concerned(line, done.rank) and not (self._required and done.rank == 0 and line is done.lines[0]):
                 log.warning("%s", line.text)

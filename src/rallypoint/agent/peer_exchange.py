@@ -294,6 +294,10 @@ class _Attempt:
             self.records[rank] = decode_record(bytes(data), rank, placement.ranks.world_size)
 
 
+FIRST_ROUNDS = ("0", "restart0")
+"""What `round_scope` calls the first round of a job."""
+
+
 def round_scope(group: WorkerGroup, placement: Placement) -> str:
     """A name of the round, the same for all its agents. Those of a third party's handler do not count rounds alike:
     what they have in common is the number of restarts, larger in each round.

@@ -6,7 +6,7 @@ import math
 import socket
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 
 import pytest
@@ -52,8 +52,8 @@ class Node:
         rank, nodes, store = self._place
         ranks = NodeRanks(rank, nodes, rank, nodes)
         self.group.placement = Placement(round_, rank, nodes, ranks, "127.0.0.1", store, round_)
-        self.exchange.begin(self.group)
         self.mesh.begin(self.group)
+        self.exchange.begin(self.group)
 
     @property
     def preparing(self) -> bool:
@@ -85,14 +85,17 @@ def drive(nodes: Sequence[Node]) -> None:
 
 
 @contextmanager
-def round_of(nodes: int, mode: str, *deaf: int) -> Iterator[list[Node]]:
-    """Nodes that have entered a round, some of which cannot be reached."""
+def round_of(
+    nodes: int, mode: str, *deaf: int, change: Callable[[list[Node]], object] = lambda made: None
+) -> Iterator[list[Node]]:
+    """Nodes that have entered a round, some of which cannot be reached; `change` is called before."""
     with StoreServer("127.0.0.1") as store:
         with ExitStack() as stack:
             made = [
                 stack.enter_context(closing(Node(rank, nodes, store.port, mode, Deaf if rank in deaf else Mesh)))
                 for rank in range(nodes)
             ]
+            change(made)
             for each in made:
                 each.enters()
             yield made
@@ -155,40 +158,49 @@ def test_where_it_is_required_one_node_ends_the_job_and_the_others_wait(caplog: 
     assert len(told(caplog)) == 2, "the first says it by its failure"
 
 
-def test_a_round_that_ends_meanwhile_is_forgotten_and_the_next_one_does_it() -> None:
+def test_a_round_that_ends_meanwhile_is_forgotten_and_the_next_one_does_nothing() -> None:
     with round_of(2, REQUIRE) as made:
         made[0].exchange.cancel()
         made[0].mesh.cancel()
-        assert len(made[0].mesh.fds()) == 1
+        assert len(made[0].mesh.fds()) == 1, "nobody listens"
         for each in made:
             each.enters(1)
-        drive(made)
-        assert not any(each.mesh.failure or each.exchange.users for each in made)
+            assert not each.preparing
+            assert not each.mesh.failure
+
+
+def test_a_node_that_comes_later_dials_nobody() -> None:
+    with closing(Node(2, 3, 1, REQUIRE)) as node:
+        node.enters(4)
+        assert not node.preparing
+        assert not node.exchange.users
 
 
 def test_who_else_needs_the_records_gets_them_in_each_round() -> None:
-    with round_of(2, REQUIRE) as made:
-        users = [User(0, 1), User(0, 1)]
+    users = [User(0, 1), User(0, 1)]
+
+    def add(made: list[Node]) -> None:
         for each, user in zip(made, users, strict=True):
             each.exchange.users.append(user)
-            each.enters(1)  # a round that has ended is never entered again
+
+    with round_of(2, REQUIRE, change=add) as made:
         drive(made)
         assert [each.exchange.users for each in made] == [[user] for user in users]
         assert all(set(user.taken) == {0, 1} for user in users)
         for each, user in zip(made, users, strict=True):
             user.taken = {}
-            each.enters(2)
+            each.enters(1)
             assert not each.mesh.preparing()
         drive(made)
         assert all(set(user.taken) == {0, 1} for user in users)
 
 
 def test_a_node_that_was_started_without_it_is_named(caplog: pytest.LogCaptureFixture) -> None:
-    with round_of(2, WARN) as made:
-        made[1].mesh.cancel()
-        made[1].exchange.users[:] = [User()]
-        for each in made:
-            each.enters(1)
+    def replace(made: list[Node]) -> None:
+        made[1].exchange.users.append(User())
+        made[1].mesh = Mesh(WARN, [])  # of another exchange
+
+    with round_of(2, WARN, change=replace) as made:
         drive(made)
     (line,) = told(caplog)
     assert line.startswith(f"{socket.gethostname()} (group rank 1) was started without --preflight; give all nodes")
