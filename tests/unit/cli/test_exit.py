@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rallypoint.base.errors import RallypointError, SignalException, UsageError, UserError
+from rallypoint.base.errors import JobPreempted, RallypointError, SignalException, UsageError, UserError
 from rallypoint.cli.exit import exit_code_of
 from rallypoint.failures.cause import Cause
 from rallypoint.failures.report import ChildFailedError
@@ -48,6 +48,22 @@ def test_success(capsys: pytest.CaptureFixture[str], error_file: Path) -> None:
     assert exit_code_of(lambda: None) == 0
     assert capsys.readouterr() == ("", "")
     assert not error_file.exists()
+
+
+def test_a_preempted_job_has_a_code_of_its_own_and_is_no_failure(
+    capsys: pytest.CaptureFixture[str], error_file: Path
+) -> None:
+    told: list[tuple[BaseException | None, int]] = []
+
+    def finish(error: BaseException | None, code: int) -> int:
+        told.append((error, code))
+        return code
+
+    error = JobPreempted("the job was preempted, since n1 received SIGUSR2")
+    assert exit_code_of(lambda: _raiser(error), finish=finish) == 143
+    assert capsys.readouterr() == ("", f"rallyrun: {error}\n")
+    assert not error_file.exists()
+    assert told == [(error, 143)]
 
 
 @pytest.mark.parametrize("error", [UserError("--nnodes='a' is no number"), RallypointError("the store has gone")])

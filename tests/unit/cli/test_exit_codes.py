@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from rallypoint.base.errors import (
+    JobPreempted,
     NodeLeftInOrder,
     PreflightError,
     ResourceError,
@@ -60,6 +61,7 @@ def failed(ending: Ending) -> ChildFailedError:
         (failed(Ending.HANG), 124),
         (SignalException("got SIGTERM", SIGTERM, saved=True), 143),
         (RendezvousClosedError("stopped", ending=Ending.STOPPED), 143),
+        (JobPreempted("n1 received SIGUSR2"), 143),
         (SignalException("got SIGINT", SIGINT), 130),
         (SignalException("got SIGHUP", SIGHUP), 129),
         (KeyboardInterrupt(), 130),
