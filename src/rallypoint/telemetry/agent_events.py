@@ -136,7 +136,7 @@ class JobOver(AgentEvent, kw_only=True, frozen=True, tag="job_ended"):
 
 class AgentEnded(AgentEvent, kw_only=True, frozen=True, tag="agent_ended"):
     """The agent is about to exit: `outcome` is succeeded, failed, left (it was asked to, and the job goes on) or
-    interrupted. `seconds` is how long the node was in each phase."""
+    interrupted (by a signal, or the job was preempted). `seconds` is how long the node was in each phase."""
 
     outcome: str
     detail: str = ""

@@ -11,7 +11,7 @@ from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.coordinator.watcher_access import MAX_WATCHERS, watched_dispatcher
-from rallypoint.membership.operations import Fail
+from rallypoint.membership.operations import Drain, Fail, PreemptJob
 from rallypoint.membership.state import NodeId, NodeInfo, NodeRange, Settings
 from rallypoint.protocol.handshake import PROTOCOL_VERSION, HandshakeError, Hello
 from rallypoint.protocol.messages import JoinRequest, Placed, ResumeRequest
@@ -145,6 +145,32 @@ def test_a_spare_and_a_node_that_waits_can_be_drained() -> None:
 def test_a_drain_does_not_change_how_an_agent_ends_that_ends_already(phase: AgentPhase) -> None:
     status = PolicyState(phase=phase, round=0)
     assert decide(status, DrainRequested(BY)) == (status, ())
+
+
+@pytest.mark.parametrize("command", [RestartCommand(BY), DrainCommand(BY, "b"), ResizeCommand(BY, 1, 2)])
+def test_a_preempted_job_can_only_be_stopped(command: RestartCommand | DrainCommand | ResizeCommand) -> None:
+    job = running("a", "b")
+    job.hears("b", PreemptJob(60.0, "received SIGUSR2"))
+    before = job.coordinator.state
+    reply = job.command(command)
+    assert not reply.done
+    assert "preempted" in reply.detail
+    assert job.coordinator.state is before
+    assert job.command(StopCommand(BY)).done
+
+
+def test_who_watches_sees_that_a_job_is_preempted_and_which_nodes_are_lost_meanwhile() -> None:
+    job = running("a", "b")
+    job.hears("b", PreemptJob(60.0, "received SIGUSR2"))
+    job.coordinator.close(ord("b"), job.now)
+    seen = job.status()
+    assert seen.phase is Phase.RUNNING
+    assert [(each.kind, each.text) for each in seen.events][-2:] == [
+        ("job preempted", "b (rank 1) received SIGUSR2: the job is preempted"),
+        ("node lost", "b (rank 1): a node was lost"),
+    ]
+    job.hears("a", Drain(0, needs_consent=True))
+    assert job.status().events[-1].text == "the job has stopped: b (rank 1) received SIGUSR2"
 
 
 def test_of_two_operators_each_is_told_what_came_of_its_own_command() -> None:
