@@ -1,4 +1,4 @@
-"""`deploy/docker`: what a linter says; there is no engine here that could build it."""
+"""`deploy/docker`: what a linter says, and that the files agree with the manifests and with what is there to build."""
 
 from __future__ import annotations
 
