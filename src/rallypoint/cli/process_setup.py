@@ -25,15 +25,15 @@ def set_up_process() -> None:
     program without a handler. While the interpreter shuts down, signals are ignored. Process 1 of a container becomes
     its init, and the command a child of that.
     """
-    if os.getpid() == 1:
-        from rallypoint.cli.container_init import become_container_init
-
-        become_container_init()
     import atexit
 
     signals = _signals()
     if signals.getsignal(_SIGINT) is signals.default_int_handler:
         signals.signal(_SIGINT, signals.SIG_DFL)
+    if os.getpid() == 1:
+        from rallypoint.cli.container_init import become_container_init
+
+        become_container_init()
     atexit.register(_ignore_interrupts)
     for fd, name, mode in ((0, "stdin", "r"), (1, "stdout", "w"), (2, "stderr", "w")):
         try:
