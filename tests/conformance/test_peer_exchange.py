@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 
-from rallypoint.agent.peer_exchange import PeerExchange
+from rallypoint.agent.preparations.peer_exchange import PeerExchange
 from rallypoint.store.hashstore import HashStore
 from tests.unit.agent.test_peer_exchange import User, entered, finish
 from tests.unit.agent.third_party import CountingHandler

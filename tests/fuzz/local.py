@@ -18,7 +18,7 @@ from unittest.mock import patch
 from rallypoint import notices
 from rallypoint.agent import grace_period
 from rallypoint.agent.notice_directory import NoticeDirectory
-from rallypoint.agent.peer_record import PeerRecord, decode_record, encode_record
+from rallypoint.agent.preparations.peer_record import PeerRecord, decode_record, encode_record
 from rallypoint.agent.progress import ProgressTracker, _integer
 from rallypoint.base.clock import SYSTEM_CLOCK
 from rallypoint.base.endpoint import parse_endpoint
@@ -331,7 +331,7 @@ TARGETS = {
     "peer-records": Target(
         peer_records,
         lambda: [encode_record(_PEER), encode_record(_PEER._replace(address="2001:db8::1", ports={}))],
-        ("agent/peer_record.py",),
+        ("agent/preparations/peer_record.py",),
     ),
     "progress": Target(
         progress,

@@ -32,7 +32,7 @@ from rallypoint.protocol.messages import LeaveRequest
 if TYPE_CHECKING:
     from rallypoint.agent.collect import StatusReporter
     from rallypoint.agent.node_check import NodeCheck
-    from rallypoint.agent.preempted_job import PreemptedJob
+    from rallypoint.agent.preemption.preempted_job import PreemptedJob
     from rallypoint.workers.escalation import StopInProgress
 
 log = get_logger(__name__)
@@ -258,7 +258,7 @@ class StepExecutor:
 
     def _preempted_job(self) -> PreemptedJob:
         if self._preempted is None:
-            from rallypoint.agent.preempted_job import PreemptedJob
+            from rallypoint.agent.preemption.preempted_job import PreemptedJob
 
             self._preempted = PreemptedJob(self._workers.group.spec.preemption, self._clock)
         return self._preempted

@@ -32,7 +32,7 @@ from rallypoint.base.signals import SignalWakeup, defer_interrupts, post_signals
 if TYPE_CHECKING:
     from rallypoint.agent.local_socket import LocalSocket
     from rallypoint.agent.monitors import Monitor
-    from rallypoint.agent.preemption import PreemptionTriggers
+    from rallypoint.agent.preemption.triggers import PreemptionTriggers
     from rallypoint.health.progress_probe import ProgressProbe
 
 _SAFETY_CHECK = 60.0
@@ -63,7 +63,7 @@ class AgentLoop:
         self._preemption: PreemptionTriggers | None = None
         group = workers.group
         if group.spec.preemption is not None:
-            from rallypoint.agent.preemption import PreemptionTriggers
+            from rallypoint.agent.preemption.triggers import PreemptionTriggers
 
             self._preemption = PreemptionTriggers(
                 group.spec.preemption,

@@ -15,7 +15,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
 from rallypoint.base.errors import UsageError
 from rallypoint.cli.bundle import add_bundle
@@ -27,9 +26,6 @@ from rallypoint.cli.parse import HelpFormatter, Parser, Verb
 from rallypoint.cli.report import add_report
 from rallypoint.cli.serve import add_serve
 from rallypoint.cli.watching import add_watching
-
-if TYPE_CHECKING:
-    pass
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -23,7 +23,7 @@ from rallypoint.rendezvous.registry import get_rendezvous_handler
 
 if TYPE_CHECKING:
     from rallypoint.agent.pages import AgentPages
-    from rallypoint.agent.preemption import PreemptionSettings
+    from rallypoint.agent.preemption.triggers import PreemptionSettings
     from rallypoint.failures.report import ChildFailedError
     from rallypoint.health.check import HealthCheckServer
 
@@ -219,7 +219,7 @@ def _add_what_is_asked_for(workers: ProcessController, config: LaunchConfig, par
         record_incidents(workers, config.incident_dir)
 
     if config.preflight:
-        from rallypoint.agent.mesh import add_mesh
+        from rallypoint.agent.preparations.mesh import add_mesh
 
         add_mesh(workers, config.preflight, parameters.max_nodes)
     if config.node_check:
@@ -228,11 +228,11 @@ def _add_what_is_asked_for(workers: ProcessController, config: LaunchConfig, par
         command, timeout = config.node_check, config.node_check_timeout
         workers.begin_check = lambda: NodeCheck(command, timeout, workers.ensure_reaper())
     if config.worker_env:
-        from rallypoint.agent.worker_env.install import add_worker_env
+        from rallypoint.agent.preparations.worker_env.install import add_worker_env
 
         add_worker_env(workers, config.worker_env, parameters.max_nodes)
     if config.socket_ifname:
-        from rallypoint.agent.socket_ifname import add_socket_ifname
+        from rallypoint.agent.preparations.socket_ifname import add_socket_ifname
 
         add_socket_ifname(workers, config.socket_ifname)
 
@@ -240,7 +240,7 @@ def _add_what_is_asked_for(workers: ProcessController, config: LaunchConfig, par
 def _preemption(config: LaunchConfig) -> PreemptionSettings | None:
     if not (config.preempt_signals or config.stop_before_end):
         return None
-    from rallypoint.agent.preemption import PreemptionSettings, preempt_signals
+    from rallypoint.agent.preemption.triggers import PreemptionSettings, preempt_signals
 
     return PreemptionSettings(preempt_signals(config.preempt_signals), config.stop_before_end, config.requeue)
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.agent.job_deadline import JobDeadline, end_time
-from rallypoint.agent.preemption import DEFAULT_NOTICE, PreemptionSettings, PreemptionTriggers, preempt_signals
+from rallypoint.agent.preemption.job_deadline import JobDeadline, end_time
+from rallypoint.agent.preemption.triggers import DEFAULT_NOTICE, PreemptionSettings, PreemptionTriggers, preempt_signals
 from rallypoint.agent.steps import PreemptionRequested
 from rallypoint.base.errors import UsageError
 from rallypoint.base.poll import until_readable

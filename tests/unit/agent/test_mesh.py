@@ -11,8 +11,8 @@ from contextlib import ExitStack, closing, contextmanager
 
 import pytest
 
-from rallypoint.agent.mesh import Mesh
-from rallypoint.agent.peer_exchange import PeerExchange
+from rallypoint.agent.preparations.mesh import Mesh
+from rallypoint.agent.preparations.peer_exchange import PeerExchange
 from rallypoint.agent.spec import WorkerGroup
 from rallypoint.base.poll import until_readable
 from rallypoint.preflight.admission import REQUIRE, WARN

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from rallypoint.agent.agent import Agent
-from rallypoint.agent.peer_exchange import PeerExchange
-from rallypoint.agent.peer_record import PeerRecord, decode_record, encode_record
+from rallypoint.agent.preparations.peer_exchange import PeerExchange
+from rallypoint.agent.preparations.peer_record import PeerRecord, decode_record, encode_record
 from rallypoint.agent.rank_exchange import exchange
 from rallypoint.agent.spec import WorkerGroup, WorkerState
 from rallypoint.base.errors import SignalException

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from rallypoint.agent.preempted_job import PreemptedJob
-from rallypoint.agent.preemption import PreemptionSettings
-from rallypoint.agent.requeue import SlurmRequeue, job_name, times_requeued
+from rallypoint.agent.preemption.preempted_job import PreemptedJob
+from rallypoint.agent.preemption.requeue import SlurmRequeue, job_name, times_requeued
+from rallypoint.agent.preemption.triggers import PreemptionSettings
 from rallypoint.agent.steps import AwaitVerdict, EndWithVerdict, RequeueJob, VerdictTimedOut
 from rallypoint.failures.cause import Ending
 from rallypoint.membership.state import Outcome, Verdict

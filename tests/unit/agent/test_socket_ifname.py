@@ -10,9 +10,9 @@ from collections.abc import Mapping
 
 import pytest
 
-from rallypoint.agent.background import Background
 from rallypoint.agent.environment import worker_environment
-from rallypoint.agent.socket_ifname import Choice, add_socket_ifname, checked, choose, sentence
+from rallypoint.agent.preparations.background import Background
+from rallypoint.agent.preparations.socket_ifname import Choice, add_socket_ifname, checked, choose, sentence
 from rallypoint.base.errors import UserError
 from rallypoint.base.interfaces import Interface, interface_addresses, interfaces
 from rallypoint.base.poll import until_readable

@@ -25,8 +25,8 @@ from rallypoint.preflight.mesh import (
 from rallypoint.preflight.mesh_handshake import MeshNode
 
 if TYPE_CHECKING:
-    from rallypoint.agent.peer_exchange import OpenStore
-    from rallypoint.agent.peer_record import PeerRecord
+    from rallypoint.agent.preparations.peer_exchange import OpenStore
+    from rallypoint.agent.preparations.peer_record import PeerRecord
     from rallypoint.protocol.messages import Placement
     from rallypoint.store.api import Store
 

@@ -23,7 +23,7 @@ from rallypoint.base.errors import UsageError
 from rallypoint.base.signals import signal_name, signal_number
 
 if TYPE_CHECKING:
-    from rallypoint.agent.job_deadline import JobDeadline
+    from rallypoint.agent.preemption.job_deadline import JobDeadline
 
 DEFAULT_NOTICE = 60.0
 """Seconds that workers have after a signal, where `notice_timeout` does not say."""
@@ -107,7 +107,7 @@ class PreemptionTriggers:
         self._stop = stop + _MARGIN
         self.deadline: JobDeadline | None = None
         if settings.stop_before_end:
-            from rallypoint.agent.job_deadline import JobDeadline
+            from rallypoint.agent.preemption.job_deadline import JobDeadline
 
             self.deadline = JobDeadline(settings.stop_before_end, self._notice, leads, post, os.environ, clock)
 
@@ -122,7 +122,7 @@ class PreemptionTriggers:
         """Seconds until the job's end, where the environment says when that is; else infinite."""
         if not os.environ.get("SLURM_JOB_END_TIME"):
             return math.inf
-        from rallypoint.agent.job_deadline import end_time
+        from rallypoint.agent.preemption.job_deadline import end_time
 
         now = time.time()
         end = end_time(os.environ, now)

@@ -7,12 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rallypoint.agent.controller import WorkerController
-from rallypoint.agent.peer_exchange import exchange_of
-from rallypoint.agent.peer_record import PeerRecord
+from rallypoint.agent.preparations.peer_exchange import exchange_of
+from rallypoint.agent.preparations.peer_record import PeerRecord
+from rallypoint.agent.preparations.worker_env.kinds import KINDS, checked
+from rallypoint.agent.preparations.worker_env.place import Kind, WorkerPlace
+from rallypoint.agent.preparations.worker_env.reserved import ReservedPorts
 from rallypoint.agent.spec import Worker, WorkerGroup
-from rallypoint.agent.worker_env.kinds import KINDS, checked
-from rallypoint.agent.worker_env.place import Kind, WorkerPlace
-from rallypoint.agent.worker_env.reserved import ReservedPorts
 from rallypoint.base.devices import cuda_count
 
 if TYPE_CHECKING:

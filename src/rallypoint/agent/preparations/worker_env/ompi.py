@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from rallypoint.agent.worker_env.place import Kind, WorkerPlace
+from rallypoint.agent.preparations.worker_env.place import Kind, WorkerPlace
 
 COMM_RANKS: Mapping[str, Callable[[WorkerPlace], int]] = {
     "OMPI_COMM_WORLD_RANK": lambda place: place.rank,

@@ -16,9 +16,9 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from rallypoint.agent.background import Background
-from rallypoint.agent.mesh_attempt import MESH, MeshAttempt
-from rallypoint.agent.peer_exchange import FIRST_ROUNDS, exchange_of, round_scope, store_opener
+from rallypoint.agent.preparations.background import Background
+from rallypoint.agent.preparations.mesh_attempt import MESH, MeshAttempt
+from rallypoint.agent.preparations.peer_exchange import FIRST_ROUNDS, exchange_of, round_scope, store_opener
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.endpoint import Endpoint, is_loopback, own_address
 from rallypoint.base.errors import UserError
@@ -30,8 +30,8 @@ from rallypoint.preflight.mesh_handshake import MeshNode
 
 if TYPE_CHECKING:
     from rallypoint.agent.controller import WorkerController
-    from rallypoint.agent.peer_exchange import PeerUser
-    from rallypoint.agent.peer_record import PeerRecord
+    from rallypoint.agent.preparations.peer_exchange import PeerUser
+    from rallypoint.agent.preparations.peer_record import PeerRecord
     from rallypoint.agent.spec import WorkerGroup
     from rallypoint.protocol.messages import Placement
 

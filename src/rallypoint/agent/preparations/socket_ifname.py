@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from rallypoint.agent.background import Background
 from rallypoint.agent.controller import WorkerController
+from rallypoint.agent.preparations.background import Background
 from rallypoint.agent.spec import Worker, WorkerGroup
 from rallypoint.base.endpoint import Endpoint, is_loopback, outward_address, source_address
 from rallypoint.base.errors import UserError

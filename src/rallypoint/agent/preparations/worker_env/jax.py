@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rallypoint.agent.worker_env.ompi import COMM_RANKS
-from rallypoint.agent.worker_env.place import Kind, WorkerPlace
+from rallypoint.agent.preparations.worker_env.ompi import COMM_RANKS
+from rallypoint.agent.preparations.worker_env.place import Kind, WorkerPlace
 from rallypoint.base.endpoint import Endpoint
 
 USE = "jax"

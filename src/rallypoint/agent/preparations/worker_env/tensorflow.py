@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from rallypoint.agent.worker_env.place import Kind, WorkerPlace
+from rallypoint.agent.preparations.worker_env.place import Kind, WorkerPlace
 from rallypoint.base.endpoint import Endpoint
 
 USE = "tf"

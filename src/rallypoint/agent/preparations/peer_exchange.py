@@ -22,8 +22,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from rallypoint.agent.background import Background
-from rallypoint.agent.peer_record import PeerRecord, decode_record, encode_record
+from rallypoint.agent.preparations.background import Background
+from rallypoint.agent.preparations.peer_record import PeerRecord, decode_record, encode_record
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock, Deadline
 from rallypoint.base.endpoint import Endpoint, own_address
 from rallypoint.base.errors import UserError

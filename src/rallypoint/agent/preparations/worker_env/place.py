@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
-from rallypoint.agent.peer_record import PeerRecord
+from rallypoint.agent.preparations.peer_record import PeerRecord
 
 
 class WorkerPlace(NamedTuple):

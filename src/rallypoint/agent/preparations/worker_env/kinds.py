@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from rallypoint.agent.worker_env import jax, ompi, tensorflow
-from rallypoint.agent.worker_env.place import Kind
+from rallypoint.agent.preparations.worker_env import jax, ompi, tensorflow
+from rallypoint.agent.preparations.worker_env.place import Kind
 from rallypoint.base.errors import UserError
 
 TORCH = "torch"

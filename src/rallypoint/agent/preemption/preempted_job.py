@@ -7,13 +7,13 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from rallypoint.agent.preemption import PreemptionSettings
+from rallypoint.agent.preemption.triggers import PreemptionSettings
 from rallypoint.agent.steps import AwaitVerdict, EndWithVerdict, RequeueJob, VerdictTimedOut
 from rallypoint.base.clock import Clock
 from rallypoint.base.errors import JobPreempted
 
 if TYPE_CHECKING:
-    from rallypoint.agent.requeue import SlurmRequeue
+    from rallypoint.agent.preemption.requeue import SlurmRequeue
 
 _VERDICT_COMES = 5.0
 """Seconds that the verdict may come after the time of the workers. It takes a moment, unless a node or the control
@@ -39,7 +39,7 @@ class PreemptedJob:
         if isinstance(step, AwaitVerdict):
             self._verdict_by = self._clock.monotonic() + step.seconds + _VERDICT_COMES
         elif self._settings.requeue:
-            from rallypoint.agent.requeue import SlurmRequeue
+            from rallypoint.agent.preemption.requeue import SlurmRequeue
 
             self._requeue = SlurmRequeue(self._settings.requeue, os.environ)
 
