@@ -50,7 +50,7 @@ from rallypoint.failures.cause import Cause, Ending
 from rallypoint.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
 from rallypoint.membership.state import NodeId, Outcome, Settings
 from rallypoint.protocol.handshake import PROTOCOL_VERSION, Hello
-from rallypoint.protocol.messages import Deliver, JobEnded, LeaveRequest, Link, Placed, ProgressRequest
+from rallypoint.protocol.messages import Deliver, JobEnded, LeaveRequest, Link, Placed, ProgressRequest, RoundEnded
 from rallypoint.protocol.operator_messages import NodeReport
 from rallypoint.rendezvous.control_plane import ControlPlane
 from rallypoint.rendezvous.elastic import ElasticHandler
@@ -60,7 +60,7 @@ from tests.sim.scenario import NodePlan
 from tests.sim.server import Server, SimLocalSession
 from tests.sim.stores import Stores
 from tests.sim.workers import Exit, SimWorkers
-from tests.sim.world import Process, Timer
+from tests.sim.world import Process, Timer, Violation
 
 if TYPE_CHECKING:
     from tests.sim.job import Job
@@ -130,6 +130,8 @@ class Agent:
         self._busy = False
         self._stop: Timer | None = None
         self._check: Timer | None = None
+        self._is_checked = not checks
+        """Whether this node may join, as far as the user's check of it goes."""
         self._told: Exit | None = None
         self._notice: _PendingNotice | None = None
         self._acknowledged = False
@@ -219,6 +221,8 @@ class Agent:
     def _take(self, event: Event) -> None:
         before = self.status
         self.status, steps = decide(before, event)
+        if isinstance(event, RoundEnded) and event.end.cause is not None and event.end.cause.is_of(before.failure):
+            self._is_checked = not before.checks_node
         self.job.world.note(self.process, "%s on %s: %s", before.phase.name, event, steps)
         self.job.audit.decided(self, before, event, steps, self._source())
         for step in steps:
@@ -247,6 +251,8 @@ class Agent:
     # Steps
 
     def _do_join(self, _step: RequestJoin) -> None:
+        if not self._is_checked:
+            raise Violation("a place was requested before the node was checked", f"node {self.number}")
         self.joined_at = self.job.world.now
         self.handler.join("default", self.plan.size, self.job.scenario.max_restarts, "train.py")
         self._ask_every = 2.0
@@ -277,6 +283,7 @@ class Agent:
 
     def _checked(self, fails: bool) -> None:
         self._check = None
+        self._is_checked = not fails
         if fails:
             self.job.audit.disturb(self.number)
         self._post(NodeChecked("the check has failed" if fails else ""))

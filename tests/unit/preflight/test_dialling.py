@@ -110,7 +110,7 @@ def test_many_are_dialled_side_by_side_and_none_waits_for_another() -> None:
     with answering(node(1)) as port, listening(lambda visitor: [visitor.recv(99), visitor.recv(99)]) as silent:
         never = os.eventfd(0)
         targets = [Target(node(1), "127.0.0.1", port) for _ in range(100)]
-        assert dial_all([Target(node(2), "127.0.0.1", silent), *targets], node(0), never, 1.0) == {
+        assert dial_all([Target(node(2), "127.0.0.1", silent), *targets], node(0), never, 2.0) == {
             2: "the connection is made and nobody answers"
         }
         os.close(never)
