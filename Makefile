@@ -66,6 +66,7 @@ dist:  ## source archive, a wheel without the store in C for every system, and a
 
 lock:  ## renew requirements/*.txt: what the verbs above install, with hashes (all but torch, whose builds differ)
 	@uv pip compile pyproject.toml requirements/build.in --extra test --python-version 3.11 --generate-hashes \
+		--override requirements/without-cuda.in \
 		--no-emit-package torch --no-emit-package rallypoint --no-emit-index-url --no-emit-find-links --no-header \
 		--upgrade --quiet -o requirements/test.txt
 	@uv pip compile requirements/release.in --python-version 3.11 --generate-hashes \
