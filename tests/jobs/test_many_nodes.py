@@ -175,7 +175,7 @@ def a_departure_lets_the_others_regroup(rallyrun: Launcher) -> None:
     assert "this node has left the job after SIGTERM; the job goes on on 1 other node" in b.job.err
     a.comes_up(1, starts=2, world_size=1)
     assert common((a,), (1,), "TORCHELASTIC_RESTART_COUNT") == "0"
-    assert f"round 0 is over: {socket.gethostname()} pid {b.job.pid} (rank 1) has left" in a.job.err
+    a.job.until_err(f"round 0 is over: {socket.gethostname()} pid {b.job.pid} (rank 1) has left")
     job.say("finish")
     all_end([a], 0)
 
