@@ -8,7 +8,8 @@ Laws:
    time of the workers never will.
 4. Workers that have acknowledged have saved and not finished, whatever they end with; those that end with success and
    have not are done.
-5. SIGTERM means that the time is over. The node ends then, and requeues nothing: a person may have cancelled the job.
+5. No workers are started any more: a node with a place that has not begun consents at once.
+6. SIGTERM means that the time is over. The node ends then, and requeues nothing: a person may have cancelled the job.
 """
 
 from __future__ import annotations
@@ -32,11 +33,13 @@ from rallypoint.agent.policy_state import (
 )
 from rallypoint.agent.signal_set import FORWARDED_SIGNALS
 from rallypoint.failures.cause import Ending
-from rallypoint.membership.operations import PreemptJob, Succeed
+from rallypoint.membership.operations import Drain, PreemptJob, Succeed
 from rallypoint.membership.state import Outcome, Verdict
 from rallypoint.notices import PREEMPTION
 from rallypoint.protocol import messages, operator_messages
 from rallypoint.protocol.messages import LeaveRequest
+
+_WITHOUT_WORKERS = frozenset({Phase.FORMING, Phase.CHECKING})
 
 
 def on_requested(status: PolicyState, event: steps.PreemptionRequested) -> Decision:
@@ -45,15 +48,19 @@ def on_requested(status: PolicyState, event: steps.PreemptionRequested) -> Decis
         return status, ()
     status = status._replace(preemption=f"this node {event.why}")
     tell = PreemptJob(event.seconds, event.why)
-    if status.phase in (Phase.FORMING, Phase.CHECKING):
-        line = warning(f"this node {event.why}: the job is preempted, and ends, since no workers run")
-        return status, (line, tell, steps.AwaitVerdict(0.0))
+    if status.phase in _WITHOUT_WORKERS:
+        line = warning(f"this node {event.why}: the job is preempted; no workers run here")
+        return status._replace(pending_placement=None), (line, tell, steps.AwaitVerdict(0.0))
     status, then = _ask_workers(status, "this node", "", event.seconds, event.why)
     return status, (tell, *then)
 
 
 def on_job_preempted(status: PolicyState, event: messages.Preempted) -> Decision:
     """A node was told that the whole job will be taken away; it may be this one."""
+    if status.phase in _WITHOUT_WORKERS:  # it has a place in a round whose workers it will never start
+        line = warning(f"{event.node} {event.why}: the job is preempted; no workers run here")
+        forming = status._replace(preemption=f"{event.node} {event.why}", pending_placement=None)
+        return forming, (line, steps.AwaitVerdict(event.seconds), Drain(event.round, needs_consent=True))
     if status.phase not in STARTED or event.round != status.round:
         return status, ()
     known, status = status.preemption, status._replace(preemption=f"{event.node} {event.why}")
@@ -141,6 +148,7 @@ RULES: dict[type, Callable[..., Decision]] = {
     messages.JoinRefused: _on_refused,
     messages.LinkLost: _on_link_lost,
     messages.NodesWaiting: _ignore,
+    messages.Placed: _ignore,
     operator_messages.DrainRequested: _ignore,
 }
 """What a preempted job does in another way than others; for all else the rules of `policy` hold."""

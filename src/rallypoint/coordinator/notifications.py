@@ -8,7 +8,6 @@ from rallypoint.failures.cause import Ending
 from rallypoint.membership.decisions import ClockView, settled, starts_at
 from rallypoint.membership.state import (
     NodeId,
-    Preemption,
     Reason,
     RoundEnd,
     Settings,
@@ -45,18 +44,21 @@ def notification_diff(before: State, after: State) -> list[tuple[Collection[Node
         # Who had succeeded and was out of reach for a while has no place there any more, but waits for the rest.
         others = sorted(before.succeeded.difference(before.participants))
         due.append(([*before.participants, *others], RoundEnded(_round_end(before, after))))
-    if newly_complete(before, after):
+    if newly_complete(before, after) and not after.is_preempted:
         due += [((node,), Placed(placement)) for node, placement in placements(after).items()]
     elif after.complete and len(after.wait_list) != len(before.wait_list):
         due.append((after.participants, nodes_waiting(after)))
     said = after.preempted
     if said is not None and (said != before.preempted or after.round != before.round):
         told = [node for node in after.participants if said.whole_job or node != said.node]
-        due.append((told, _preempted(after, said)))
+        due.append((told, preempted(after)))
     return due
 
 
-def _preempted(state: State, said: Preemption) -> Preempted:
+def preempted(state: State) -> Preempted:
+    """What to tell those who run of a node, or of all nodes, that will be taken away."""
+    said = state.preempted
+    assert said is not None, "somebody will be taken away"
     return Preempted(state.round, said.who or name_of(state, said.node), said.seconds, said.whole_job, said.why)
 
 

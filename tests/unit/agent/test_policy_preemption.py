@@ -43,7 +43,19 @@ from rallypoint.protocol.messages import (
 )
 from rallypoint.protocol.operator_messages import DrainRequested
 from tests.effort import examples
-from tests.unit.agent.test_policy import CAUSE, LIVELY, PREEMPTED, STOPPED, TERM, World, acts, after, kinds, placed
+from tests.unit.agent.test_policy import (
+    CAUSE,
+    LIVELY,
+    PREEMPTED,
+    STOPPED,
+    TERM,
+    World,
+    acts,
+    after,
+    drained,
+    kinds,
+    placed,
+)
 
 WHY = "received SIGUSR2"
 TOLD = PreemptionRequested(60.0, WHY)
@@ -93,6 +105,18 @@ def test_a_spare_ends_with_the_job_and_has_nothing_to_save() -> None:
 def test_without_workers_the_verdict_is_awaited_for_a_moment_only() -> None:
     assert acts(TOLD) == [PreemptJob(60.0, WHY), AwaitVerdict(0.0)]
     verdict_of(acts(TOLD, VerdictTimedOut())[-1])
+
+
+def test_workers_that_have_not_been_started_are_not_started_any_more() -> None:
+    """The round was complete before this node could begin: it consents, and the others save."""
+    for before in ([], [TOLD], [placed(0), drained(0), placed(1)]):
+        of = Preempted(1 if len(before) == 3 else 0, "b (rank 1)", 60.0, True, WHY)
+        status, steps = after(*before, of, STOPPED, placed(2))
+        assert steps.count(Drain(of.round, needs_consent=True)) == 1
+        assert status.phase is Phase.FORMING
+        assert sum(isinstance(step, StartWorkers) for step in steps) == (1 if len(before) == 3 else 0)
+        verdict_of(decide(status, PREEMPTED)[1][-1])
+    assert StartWorkers not in kinds(TOLD, placed(0)), "the place and what was said have crossed"
 
 
 def test_a_failure_is_told_and_ends_nothing_by_itself() -> None:

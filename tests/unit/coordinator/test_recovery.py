@@ -17,6 +17,7 @@ from rallypoint.protocol.messages import (
     JoinRequest,
     Notification,
     Placed,
+    Preempted,
     Request,
     ResumeRequest,
     RoundEnded,
@@ -219,6 +220,18 @@ def test_a_preempted_job_is_known_whoever_is_left_to_tell(
     assert len(ends) == len(present)
     assert sum(each.is_delegate for each in ends) == 1
     assert not any(isinstance(each, RoundEnded) for node in present for each in node.told)
+
+
+def test_who_was_away_is_told_of_the_preemption_when_it_is_back() -> None:
+    job = Job(3)
+    away = job.nodes[2]
+    away.session = 0
+    job.say(job.nodes[0], PreemptJob(60.0, "received SIGUSR2"))
+    job.open(away)
+    assert [each.whole_job for each in away.told if isinstance(each, Preempted)] == [True]
+    job.say(away, Drain(0, needs_consent=True))
+    job.open(away)
+    assert sum(isinstance(each, Preempted) for each in away.told) == 1, "it has answered"
 
 
 @given(st.integers(-2, 5), st.integers(-2, 5), st.integers(-2, 9))
