@@ -540,6 +540,10 @@ class Audit:
     def agent_ended(self, agent: Agent) -> None:
         """An agent has come to its end."""
         self.disturb(agent.number)
+        preempted = self.verdict is not None and self.verdict.ending is Ending.PREEMPTED
+        succeeded = agent.fate is not None and agent.fate.name == "SUCCEEDED"
+        if preempted and succeeded and agent.connected and self._job.servers == 1:  # else it may not know of it
+            raise Violation("a node of a preempted job ended as if that had succeeded", f"node {agent.number}")
 
     # Disturbances
 
