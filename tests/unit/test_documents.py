@@ -32,7 +32,8 @@ PLACEHOLDERS = frozenset({"Class.method", "rallypoint.compat.X"})
 
 
 def test_links_between_documents_lead_somewhere() -> None:
-    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "benchmarks").glob("*.md")]
+    folders = ("docs", "benchmarks", "deploy")
+    pages = [*ROOT.glob("*.md"), *(page for folder in folders for page in (ROOT / folder).rglob("*.md"))]
     links = [
         (page, link)
         for page in pages
@@ -65,13 +66,30 @@ def test_dotted_names_in_docstrings_are_there() -> None:
     assert [f"{path}: {name}" for path, name in found if not _is_dotted_name(name)] == []
 
 
-def test_sections_that_a_page_links_to_in_itself_are_there() -> None:
-    for path in [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]:
-        text = path.read_text()
-        headings = {
-            re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in re.findall(r"^#+ (.*)", text, re.M)
-        }
-        assert [each for each in re.findall(r"\]\(#([^)]+)\)", text) if each not in headings] == [], path.name
+def test_sections_that_a_page_links_to_are_there() -> None:
+    pages = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "deploy").glob("*.md")]
+    for path in pages:
+        links = re.findall(r"\]\(((?!\w+:)[^)#\s]*)#([^)]+)\)", path.read_text())
+        assert [
+            each for each in links if each[1] not in _headings((path.parent / each[0]) if each[0] else path)
+        ] == [], path
+
+
+@cache
+def _headings(page: Path) -> frozenset[str]:
+    """The sections of a page, as a link names them."""
+    titles = re.findall(r"^#+ (.*)", page.read_text(), re.M)
+    return frozenset(re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles)
+
+
+def test_tests_that_a_page_names_are_there() -> None:
+    """A table of which test shows what is worth as much as the tests that it names."""
+    sources = [path.read_text() for path in (ROOT / "tests").rglob("test_*.py")]
+    known = {name for source in sources for name in re.findall(r"^ *(?:async )?def (test_\w+)", source, re.M)}
+    known |= {path.stem for path in (ROOT / "tests").rglob("test_*.py")}
+    named = {name for page in (ROOT / "docs").glob("*.md") for name in re.findall(r"`(test_\w+)`", page.read_text())}
+    assert len(named) > 30
+    assert named - known == set()
 
 
 def test_files_that_a_package_lists_are_there() -> None:
