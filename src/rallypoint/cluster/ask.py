@@ -68,7 +68,7 @@ def _ask_pmi(rank: int, environ: Mapping[str, str]) -> Answer:
         with socket.socket(fileno=os.dup(int(descriptor))) as connection:
             connection.settimeout(TIMEOUT)
             return _exchange(Pmi(connection), rank)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, OverflowError) as error:
         raise UsageError(
             f"the MPI launcher does not say where rank 0 is (PMI_FD={printable(descriptor, 20)}: {error}); give "
             "--rdzv-endpoint=HOST:29400 with the host of rank 0"

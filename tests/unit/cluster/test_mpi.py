@@ -144,7 +144,7 @@ def test_a_descriptor_of_our_own_is_left_alone() -> None:
             theirs.recv(1)
 
 
-@pytest.mark.parametrize("descriptor", ["", "x", "-1", "99999", "1e3"])
+@pytest.mark.parametrize("descriptor", ["", "x", "-1", "99999", "1e3", "9" * 40])
 def test_a_descriptor_that_is_none(descriptor: str) -> None:
     with pytest.raises(UsageError, match="--rdzv-endpoint=HOST:29400"):
         ask("pmi", 1, {"PMI_FD": descriptor})
