@@ -45,6 +45,7 @@ class Terminal:
         os.close(terminal)
         self.pid = self._process.pid
         self._data = b""
+        self._closing = False
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
@@ -55,7 +56,7 @@ class Terminal:
 
     def _read(self) -> None:
         with suppress(OSError):  # EIO once nobody has it open
-            while data := os.read(self._fd, 65536):
+            while not self._closing and (data := os.read(self._fd, 65536)):
                 with self._changed:
                     self._data += data
                     self._changed.notify_all()
@@ -84,6 +85,14 @@ class Terminal:
     def signal(self, number: int) -> None:
         """Send the command a signal."""
         self._process.send_signal(number)
+
+    def hangs_up(self) -> int:
+        """Close the terminal, as an emulator does that ends, and wait for the command's end; returns the exit code."""
+        self._closing = True
+        os.write(self._fd, b"\n")  # whose echo wakes the reader
+        self._reader.join(TIMEOUT)
+        os.close(self._fd)
+        return self._process.wait(TIMEOUT)
 
     def ends(self) -> int:
         """Wait for the end; returns the exit code."""

@@ -5,7 +5,8 @@ entrypoint has left, what `kubectl exec` has started), and a signal that it has 
 SIGTERM that comes before the handlers are installed. Laws:
 
 1. What has ended is reaped, whoever started it.
-2. What is sent to process 1 is sent to the command, once: what a terminal sends, it has sent to both.
+2. What is sent to process 1 is sent to the command, once: what a terminal sends, it has sent to both; but that it has
+   hung up it tells only the leader of its session, which mostly is process 1.
 3. Process 1 ends when the command does, with its code, or 128 and the signal's number; the kernel then kills the rest.
    After a death by a signal it stays for a moment, in which the reaper takes away what the command has left.
 4. Built-in modules only, since it runs before the imports of a command, and the copy should be small.
@@ -20,7 +21,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Any
 
-_SIGCHLD = 17
+_SIGHUP, _SIGCHLD = 1, 17
 _LAST_TIMEOUT = 2.0
 """Seconds that process 1 stays for what a command that was killed has left."""
 
@@ -47,7 +48,7 @@ def _run_init(signals: Any, command: int) -> int:
         received = signals.sigwaitinfo(signals.valid_signals())
         if received.si_signo == _SIGCHLD:
             code, _ = _reap(command)
-        elif received.si_code <= 0:  # a process has sent it, and not the kernel
+        elif received.si_code <= 0 or _has_hung_up(received.si_signo):  # else the kernel has sent it, to both
             posix.kill(command, received.si_signo)
     if code >= 0:
         return code
@@ -55,6 +56,11 @@ def _run_init(signals: Any, command: int) -> int:
     while _reap(command)[1] and (seconds := until - time.monotonic()) > 0:
         signals.sigtimedwait([_SIGCHLD], seconds)
     return 128 - code
+
+
+def _has_hung_up(number: int) -> bool:
+    """Whether this signal of the kernel's is one that the command was not sent too."""
+    return number == _SIGHUP and posix.getsid(0) == posix.getpid()
 
 
 def _reap(command: int) -> tuple[int | None, bool]:
