@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from asyncio.subprocess import Process, SubprocessStreamProtocol
 from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
@@ -64,7 +65,8 @@ class Connection:
         self.hello: Hello | None = None
         self.ended = False
         self._options = options
-        self._process: asyncio.subprocess.Process | None = None
+        self._transport: asyncio.SubprocessTransport | None = None
+        self._process: Process | None = None
         self._before = bytearray()
         """What came before the start and is no answer: of ssh, and of the login shell."""
         self._buffer = bytearray()
@@ -76,13 +78,17 @@ class Connection:
         self._before.clear()
         self._buffer.clear()
         try:
-            self._process = await asyncio.create_subprocess_exec(
+            loop = asyncio.get_running_loop()
+            # As create_subprocess_exec does, which keeps the transport to itself.
+            self._transport, protocol = await loop.subprocess_exec(
+                lambda: SubprocessStreamProtocol(_CHUNK, loop),
                 *ssh_command(self.host, self._options),
                 stdin=asyncio.subprocess.PIPE,
                 stdout=asyncio.subprocess.PIPE,
                 stderr=asyncio.subprocess.PIPE,
                 start_new_session=True,  # a ^C at the terminal is for us, who send it on
             )
+            self._process = Process(self._transport, protocol, loop)
         except OSError as error:
             why = f"ssh cannot be started here ({error.strerror}); install it, and look at the limits (`ulimit -a`)"
             raise HostError(f"cannot be reached: {why}") from None
@@ -171,8 +177,12 @@ class Connection:
         await _show(self._process.stdout, out, console.out)
         rest, last = out.finish()
         await console.out.write(rest)
-        with suppress(TimeoutError):
-            await asyncio.wait_for(errors, _SSH_END)
+        seen = -1
+        while not errors.done():  # somebody else may hold it open; but a console that nobody reads is no end of it
+            if err.received == seen and not console.err.busy:
+                errors.cancel()
+            seen = err.received
+            await asyncio.wait({errors}, timeout=_SSH_END)
         await console.err.write(err.finish()[0])
         self.ended = True
         await self.close()
@@ -188,12 +198,11 @@ class Connection:
             return
         if self._process.stdin is not None:
             self._process.stdin.close()
-        try:
+        with suppress(TimeoutError):
             await asyncio.wait_for(self._process.wait(), _SSH_END)
-        except TimeoutError:
-            with suppress(ProcessLookupError):
-                self._process.kill()
-            await self._process.wait()
+        assert self._transport is not None
+        self._transport.close()  # kills it, if it still runs, and waits for no pipe that somebody else holds
+        await self._process.wait()
 
     def abandon(self) -> None:
         """End ssh at once; the supervisor will see that nobody is there."""

@@ -27,6 +27,11 @@ class Output:
         """Why what comes is lost: nobody reads it any more, or the disk is full; empty while it is not."""
         threading.Thread(target=self._write, name=f"rallypoint-output-{fd}", daemon=True).start()
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything is not written yet."""
+        return self._waiting > 0
+
     async def write(self, data: bytes) -> None:
         """Write whole lines, later; waits while too much waits already."""
         if not data or self.failed:

@@ -24,12 +24,15 @@ class PrefixedLines:
         self._prefix = prefix
         self._mark = mark
         self._rest = bytearray()
+        self.received = 0
+        """Bytes that have come."""
         self._end_at = -1
         """Where the last message begins in the rest; -1 while it has not come."""
 
     def feed(self, data: bytes) -> bytes:
         """What can be shown now."""
         self._rest += data
+        self.received += len(data)
         if self._end_at < 0 and self._mark:
             self._end_at = self._rest.find(self._mark)
         if self._end_at >= 0:

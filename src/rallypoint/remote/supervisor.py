@@ -8,7 +8,8 @@ Laws:
    not notice for hours that a network is cut. Then the command gets SIGTERM, and `grace` seconds later SIGKILL.
 3. Whatever ends this process, SIGKILL included, the reaper ends what the command has left.
 4. The command writes into pipes that are read to the end, so that a worker which saves when the launcher is gone can
-   still print. While a launcher is there and slow, the command writes at its pace.
+   still print. While a launcher is there and slow, the command writes at its pace, and what it has written when it ends
+   waits for as long as that takes.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import signal
 import sys
 import time
 from collections import deque
+from contextlib import suppress
 
 from rallypoint.base.errors import RallypointError
 from rallypoint.base.signals import SignalWakeup, post_signals, signal_name
@@ -125,6 +127,13 @@ class Relay:
         """Whether all has been handed on."""
         return self.ended and (self.discards or not self._pending)
 
+    def give_up(self) -> None:
+        """Wait for its end no longer: who still holds it does not end. What it holds is handed on."""
+        with suppress(BlockingIOError):
+            while data := os.read(self.source, _CHUNK):
+                self._pending += data
+        self.ended = True
+
     def move(self) -> None:
         """Read and write what can be at the moment."""
         if not self.ended and not self._pending:
@@ -190,10 +199,12 @@ class Command:
         return Ended(UNKNOWN_EXIT if code is None else code, self._why)
 
     def _over(self) -> bool:
-        gave_up = time.monotonic() >= self._stuck_at
-        if gave_up:
+        if time.monotonic() >= self._stuck_at:
+            self._stuck_at = float("inf")
             self._sweep.give_up()
-        return self._swept and (gave_up or (self._sweep.done() and all(each.done for each in self.relays)))
+            for relay in self.relays:
+                relay.give_up()
+        return self._swept and self._sweep.done() and all(each.done for each in self.relays)
 
     def _wait(self, wakeup: SignalWakeup) -> None:
         poller = select.poll()
@@ -237,16 +248,25 @@ class Command:
 
 def _say(answer: Answer) -> None:
     # On a line of its own, whatever a login shell has written before.
-    _write(1, b"\n" + MARK + encode(answer) + b"\n")
+    _write(b"\n" + MARK + encode(answer) + b"\n")
 
 
-def _write(fd: int, data: bytes) -> None:
-    """Write all, as long as somebody reads."""
+def _write(data: bytes, launcher: Launcher | None = None) -> None:
+    """Write all, as long as somebody reads; at the end, as long as the launcher is there."""
     poller = select.poll()
-    poller.register(fd, select.POLLOUT)
-    while data and poller.poll(_STUCK_AFTER * 1000):
+    poller.register(1, select.POLLOUT)
+    if launcher is not None:
+        poller.register(0, select.POLLIN)
+    while data:
+        seconds = _STUCK_AFTER if launcher is None else max(0.0, launcher.lost_at - time.monotonic())
+        ready = {fd for fd, _ in poller.poll(seconds * 1000 + 1)}
+        if launcher is not None:
+            launcher.receive()  # that it is there: nothing else is of use to a command that has ended
+            launcher.check()
+        if not ready or (launcher is not None and launcher.gone):
+            return
         try:
-            data = data[os.write(fd, data) :]
+            data = data[os.write(1, data) :] if 1 in ready else data
         except BlockingIOError:
             pass
         except OSError:
@@ -288,7 +308,7 @@ def main() -> int:
     else:
         ended = command.run()
         command.reaper.close()
-    _write(1, end_mark(job.nonce) + encode(ended))
+    _write(end_mark(job.nonce) + encode(ended), launcher)
     return ended.code if ended.code >= 0 else 128 - ended.code
 
 

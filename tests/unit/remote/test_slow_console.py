@@ -1,0 +1,103 @@
+"""A console that nobody reads for a while (a pager, ^S) costs neither output nor the exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rallypoint.remote.messages import Ended, Prepare, Start, decode_answer, encode, end_mark
+
+pytestmark = pytest.mark.process
+
+SUPERVISOR = """
+import sys
+from rallypoint.remote import supervisor
+supervisor._STUCK_AFTER = supervisor._LEFTOVERS_GRACE = 0.1
+sys.exit(supervisor.main())
+"""
+
+SSH = """#!{python}
+import os, sys
+from rallypoint.remote.messages import *
+from rallypoint.remote.here import version
+def say(answer):
+    print(MARK.decode() + encode(answer).decode(), flush=True)
+say(Hello(version(), "127.0.0.1"))
+for line in sys.stdin.buffer:
+    request = decode_request(line.rstrip())
+    if isinstance(request, FindEndpoint):
+        say(Found("127.0.0.1", 29400))
+    elif isinstance(request, Prepare):
+        nonce = request.nonce
+        say(Ready())
+    elif isinstance(request, Start):
+        break
+os.write(1, end_mark(nonce) + encode(Ended(0)))
+os.close(1)
+with open(2, "w", closefd=False) as err:
+    for number in range(400000):
+        print(number, file=err)
+"""
+"""An ssh that ends its output before its errors, of which there are more than all queues hold."""
+
+LAUNCH = """
+import sys
+from rallypoint.remote import connection
+connection._SSH_END = 1.0
+from rallypoint.cli.rallyctl import main
+sys.exit(main(sys.argv[1:]))
+"""
+
+
+def test_a_supervisor_hands_on_what_the_command_has_written_and_how_it_ended() -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", SUPERVISOR], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    with process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        # More than a pipe holds, and less than would keep the command itself from ending.
+        job = Prepare(["seq", "30000"], "/", {}, 60.0, 1.0, "nonce")
+        process.stdin.write(encode(job) + b"\n" + encode(Start()) + b"\n")
+        process.stdin.flush()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1.5)
+        text, mark, last = process.stdout.read().partition(end_mark("nonce"))
+        assert mark
+        assert decode_answer(last) == Ended(0)
+        assert text.split()[-30000:] == [str(number).encode() for number in range(1, 30001)]
+        assert process.wait(30) == 0
+
+
+def launched(folder: Path, ssh: str) -> subprocess.Popen[bytes]:
+    """`rallyctl launch` by another ssh."""
+    (folder / "ssh").write_text(ssh)
+    (folder / "ssh").chmod(0o755)
+    environ = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}"}
+    command = [sys.executable, "-c", LAUNCH, "launch", "--hosts=n1", "--", "echo", "done"]
+    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+
+
+def test_an_ssh_whose_errors_another_process_holds_open_is_not_waited_for(tmp_path: Path) -> None:
+    """As the master of a shared connection does."""
+    held = f"sleep 100 >/dev/null & echo $! >{tmp_path}/holder; while [ $1 != -- ]; do shift; done; shift 2; exec sh -c"
+    with launched(tmp_path, f'#!/bin/sh\n{held} "$*"\n') as process:
+        out, _ = process.communicate(timeout=30)
+        assert process.returncode == 0
+    os.kill(int((tmp_path / "holder").read_text()), signal.SIGKILL)
+    assert out.decode().splitlines() == ["n1: done"]
+
+
+def test_errors_are_shown_to_their_end(tmp_path: Path) -> None:
+    with launched(tmp_path, SSH.format(python=sys.executable)) as process:
+        assert process.stdout is not None
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(3)
+        lines = process.stdout.read().decode().splitlines()
+        assert process.wait(30) == 0
+    assert lines == [f"n1: {number}" for number in range(400000)]
