@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from shutil import which
 
 from rallypoint.agent.preemption.job_deadline import end_time
-from rallypoint.agent.preemption.requeue import job_name
+from rallypoint.agent.preemption.slurm_command import job_name
 from rallypoint.agent.preemption.triggers import preempt_signals
 from rallypoint.base.errors import UsageError
 from rallypoint.base.log import get_logger

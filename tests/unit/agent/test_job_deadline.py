@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
@@ -36,11 +36,13 @@ class Hands:
 class Watched:
     """One deadline, what it has reported, and a `squeue` that answers what the test says."""
 
-    def __init__(self, folder: Path, before_end: float, end: str = "", job: str = "7") -> None:
+    def __init__(
+        self, folder: Path, before_end: float, end: str = "", job: str = "7", array: Mapping[str, str] = {}
+    ) -> None:
         self.hands, self.leads = Hands(), True
         self.told: list[PreemptionRequested] = []
         self._folder = folder
-        environ = {"PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": job, "SLURM_JOB_END_TIME": end}
+        environ = {**array, "PATH": f"{folder}:{os.environ['PATH']}", "SLURM_JOB_ID": job, "SLURM_JOB_END_TIME": end}
         self.deadline = JobDeadline(
             before_end,
             lambda left: left - 10,
@@ -107,6 +109,15 @@ def test_the_moment_that_the_environment_names_is_confirmed_by_slurm(tmp_path: P
     seen.passes(100)
     assert len(seen.told) == 1
     assert seen.deadline.wake_at() == math.inf
+
+
+def test_of_an_array_slurm_is_asked_for_the_task_alone(tmp_path: Path) -> None:
+    """One of the tasks has the number of the array, for which Slurm answers with the ends of all."""
+    seen = Watched(tmp_path, 60, str(int(NOW) + 300), array={"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"})
+    seen.slurm_says(str(int(NOW) + 300))
+    seen.passes(240)
+    assert (tmp_path / "asked").read_text() == "--noheader --jobs=7_3 --format=%e %s\n"
+    assert [each.why for each in seen.told] == ["found that the time of Slurm job 7_3 is over in 60 s"]
 
 
 def test_more_time_is_waited_for(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
 
 from rallypoint.agent.preemption.preempted_job import PreemptedJob
-from rallypoint.agent.preemption.requeue import SlurmRequeue, job_name, times_requeued
+from rallypoint.agent.preemption.requeue import SlurmRequeue, times_requeued
+from rallypoint.agent.preemption.slurm_command import SlurmCommand, job_name
 from rallypoint.agent.preemption.triggers import PreemptionSettings
 from rallypoint.agent.steps import AwaitVerdict, EndWithVerdict, RequeueJob, VerdictTimedOut
 from rallypoint.failures.cause import Ending
@@ -85,6 +87,21 @@ def test_what_ends_the_step_does_not_end_the_request(slurm: Path) -> None:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
     assert "is requeued" in SlurmRequeue(3, JOB).finish()
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+
+
+def test_a_command_that_does_not_answer_is_ended_with_what_it_has_started(tmp_path: Path) -> None:
+    command = SlurmCommand(
+        ["sh", "-c", f"sleep 1000 & echo $! >{tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid; wait"],
+        os.environ,
+    )
+    deadline = time.monotonic() + 30
+    while not (tmp_path / "pid").exists():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert command.answer() == (None, [])
+    started = (tmp_path / "pid").read_text().strip()
+    while Path(f"/proc/{started}").exists() and ") Z " not in Path(f"/proc/{started}/stat").read_text():
+        assert time.monotonic() < deadline
 
 
 # Beside it

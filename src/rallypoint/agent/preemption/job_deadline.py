@@ -10,11 +10,10 @@ Only one node looks at it: that of group rank 0, or each as long as no round has
 from __future__ import annotations
 
 import math
-import os
-import subprocess
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 
+from rallypoint.agent.preemption.slurm_command import SlurmCommand, job_name
 from rallypoint.agent.steps import PreemptionRequested
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.log import get_logger
@@ -79,9 +78,9 @@ class JobDeadline:
         self._environ = environ
         self._clock = clock
         self._wall = wall
-        self._job = environ.get("SLURM_JOB_ID", "")
+        self._job = job_name(environ)
         self._end = end_time(environ, wall())
-        self._asked: _Query | None = None
+        self._asked: SlurmCommand | None = None
         self._asked_at = -math.inf
         self._ask_at = clock.monotonic() + _FIRST_ASKED
         self._over = False
@@ -111,7 +110,8 @@ class JobDeadline:
             if not (self._asked.is_done or now >= self._asked_at + _ANSWER_TIMEOUT):
                 return
             query, self._asked = self._asked, None
-            self._take(query.answer())
+            code, lines = query.answer()
+            self._take(lines or [f"squeue {'does not answer' if code is None else f'ended with {code}'}"])
         if self._over or not self._leads() or (self._end is None and now < self._ask_at):
             return
         if self._end is not None and self._due_in() > 0:
@@ -137,24 +137,24 @@ class JobDeadline:
     def _ask(self, now: float) -> None:
         self._asked_at = now
         try:
-            self._asked = _Query(self._job, self._environ)
+            command = ["squeue", "--noheader", f"--jobs={self._job}", "--format=%e"]
+            self._asked = SlurmCommand(command, {**self._environ, "SLURM_TIME_FORMAT": "%s"})
         except OSError as error:
-            self._take(f"squeue could not be started: {error.strerror}")
+            self._take([f"squeue could not be started: {error.strerror}"])
 
-    def _take(self, said: str) -> None:
-        """What Slurm has said: the first line that is a moment counts; of an array each task has one."""
+    def _take(self, said: Sequence[str]) -> None:
+        """The lines that Slurm has said, of which the first that is a moment counts."""
         now = self._wall()
-        moments = [moment for line in said.splitlines() if (moment := _moment(line.strip(), now)) is not None]
+        moments = [moment for line in said if (moment := _moment(line, now)) is not None]
         if moments:
             if self._end is not None and moments[0] > self._end:
                 log.warning("Slurm job %s has %.0f s more than it had", self._job, moments[0] - self._end)
             self._end = moments[0]
-        elif said.strip() == "NONE":
+        elif said[-1] == "NONE":
             self._over = True
             log.warning("Slurm job %s has no time limit, so that --stop-before-end does nothing", self._job)
         elif self._end is None:
-            last = (said.strip().splitlines() or ["squeue says nothing"])[-1]
-            self._unknown(f"{END_TIME} is not set, and Slurm cannot be asked: {last}")
+            self._unknown(f"{END_TIME} is not set, and Slurm cannot be asked: {said[-1]}")
 
     def _unknown(self, why: str) -> None:
         self._over = True
@@ -169,34 +169,3 @@ class JobDeadline:
         job = f"Slurm job {self._job}" if self._job else "this job"
         why = f"found that the time of {job} is over in {max(0.0, left):.0f} s"
         self._post(PreemptionRequested(self._notice(left), why))
-
-
-class _Query:
-    """One `squeue` under way. Raises OSError if it cannot be started."""
-
-    def __init__(self, job: str, environ: Mapping[str, str]) -> None:
-        self._process = subprocess.Popen(
-            ["squeue", "--noheader", f"--jobs={job}", "--format=%e"],
-            env={**environ, "SLURM_TIME_FORMAT": "%s"},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-        )
-        self._pidfd = os.pidfd_open(self._process.pid)
-
-    def fileno(self) -> int:
-        return self._pidfd
-
-    @property
-    def is_done(self) -> bool:
-        return self._process.poll() is not None
-
-    def answer(self) -> str:
-        """What it has said; it is ended if it runs still."""
-        if self._process.poll() is None:
-            self._process.kill()
-        os.close(self._pidfd)
-        said, _ = self._process.communicate()
-        return said if self._process.returncode == 0 else said or f"squeue ended with {self._process.returncode}"

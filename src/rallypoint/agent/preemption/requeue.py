@@ -10,10 +10,10 @@ are sent then: it is blocked in `scontrol`, and the agent passes nothing on to i
 
 from __future__ import annotations
 
-import signal
-import subprocess
+import os
 from collections.abc import Mapping
 
+from rallypoint.agent.preemption.slurm_command import SlurmCommand, job_name
 from rallypoint.base.log import get_logger
 
 log = get_logger(__name__)
@@ -27,13 +27,6 @@ esac
 exec scontrol requeue "$1"
 """
 """`scontrol` would bring back a job that was cancelled a moment ago."""
-_UNTIL_REQUEUED = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCONT}
-
-
-def job_name(environ: Mapping[str, str]) -> str:
-    """What `scontrol` calls the Slurm job of this process: its number, or array and task."""
-    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
-    return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")
 
 
 def times_requeued(environ: Mapping[str, str]) -> int:
@@ -52,7 +45,7 @@ class SlurmRequeue:
 
     def __init__(self, limit: int, environ: Mapping[str, str]) -> None:
         self._job = job_name(environ)
-        self._process: subprocess.Popen[str] | None = None
+        self._request: SlurmCommand | None = None
         used = times_requeued(environ)
         self._count = f"{used + 1} of {limit}"
         self._failure = ""
@@ -60,35 +53,20 @@ class SlurmRequeue:
             self._failure = f"Slurm job {self._job} is not requeued: --requeue={limit} allows that no more often"
             return
         log.warning("requeueing Slurm job %s (%s)", self._job, self._count)
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _UNTIL_REQUEUED)
         try:
-            self._process = subprocess.Popen(
-                ["sh", "-c", REQUEST, "sh", self._job],
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-                start_new_session=True,
-            )
+            self._request = SlurmCommand(["sh", "-c", REQUEST, "sh", self._job], os.environ)
         except OSError as error:
             self._failed(f"it could not be asked for: {error.strerror}")
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
     def finish(self) -> str:
         """Wait for the answer, and say in words what it is."""
-        process, self._process = self._process, None
-        if process is not None:
-            try:
-                said, _ = process.communicate(timeout=_TIMEOUT)
-                if process.returncode:
-                    lines = said.strip().splitlines() or [f"it ended with exit code {process.returncode}"]
-                    self._failed(lines[-1].strip())
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.communicate()
+        request, self._request = self._request, None
+        if request is not None:
+            code, lines = request.answer(_TIMEOUT)
+            if code is None:
                 self._failed(f"scontrol did not answer within {_TIMEOUT:g} s")
+            elif code:
+                self._failed((lines or [f"it ended with exit code {code}"])[-1])
         return self._failure or f"Slurm job {self._job} is requeued ({self._count})"
 
     def _failed(self, why: str) -> None:

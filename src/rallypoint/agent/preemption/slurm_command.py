@@ -1,0 +1,77 @@
+"""The job in the words of Slurm's commands, and one such command that is under way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+
+_KILLED = 1.0
+"""Seconds that a command has to be gone after SIGKILL, which one that hangs in the kernel is not."""
+_SENT_TO_STEP = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCONT}
+
+
+def job_name(environ: Mapping[str, str]) -> str:
+    """What Slurm's commands call the job of this process: its number, or array and task; empty if there is none.
+
+    The number of a task may be that of its whole array.
+    """
+    array, task = environ.get("SLURM_ARRAY_JOB_ID"), environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else environ.get("SLURM_JOB_ID", "")
+
+
+class SlurmCommand:
+    """A command under way, which what Slurm sends to all processes of the job's step does not end.
+
+    Raises:
+        OSError: it cannot be started.
+    """
+
+    def __init__(self, command: Sequence[str], environ: Mapping[str, str]) -> None:
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, _SENT_TO_STEP)
+        try:
+            self._process = subprocess.Popen(
+                command,
+                env=environ,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        try:
+            self._pidfd = os.pidfd_open(self._process.pid)
+        except OSError:
+            self._end()
+            raise
+
+    def fileno(self) -> int:
+        """Readable when it has ended."""
+        return self._pidfd
+
+    @property
+    def is_done(self) -> bool:
+        """Whether it has ended."""
+        return self._process.poll() is not None
+
+    def answer(self, seconds: float = 0.0) -> tuple[int | None, list[str]]:
+        """Wait for so long at most, once. Returns its exit code, None if it had to be ended, and the lines it wrote."""
+        os.close(self._pidfd)
+        try:
+            said, _ = self._process.communicate(timeout=_KILLED if self.is_done else seconds)
+        except subprocess.TimeoutExpired:
+            self._end()
+            return None, []
+        return self._process.returncode, [line.strip() for line in said.strip().splitlines()]
+
+    def _end(self) -> None:
+        """With whatever it has started."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        with suppress(subprocess.TimeoutExpired):
+            self._process.communicate(timeout=_KILLED)
