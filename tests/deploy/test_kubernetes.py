@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import copy
+import re
+import shutil
+from pathlib import Path
 from typing import Any
 
 import kubernetes_validate
@@ -12,6 +15,7 @@ from kubeflow_trainer_api.models import JobsetV1alpha2JobSet, TrainerV1alpha1Tra
 from rallypoint.cli.exit_codes import CODES
 from rallypoint.failures.cause import Ending
 from tests.deploy.manifests import (
+    FOLDER,
     KUSTOMIZATIONS,
     SAMPLES,
     Manifest,
@@ -25,6 +29,7 @@ from tests.deploy.manifests import (
 )
 
 VERSIONS = ("1.29", "1.37")
+PAGE = FOLDER.parents[1] / "docs" / "kubernetes.md"
 _CUSTOM = {
     "JobSet": JobsetV1alpha2JobSet,
     "TrainingRuntime": TrainerV1alpha1TrainingRuntime,
@@ -46,6 +51,21 @@ def test_what_is_rendered_is_valid(name: str) -> None:
     assert manifests
     for each in manifests:
         validate(each)
+
+
+def test_the_overlay_of_the_page_makes_the_job_of_a_users_own_program(tmp_path: Path) -> None:
+    (overlay,) = re.findall(r"```yaml\n(apiVersion: kustomize.*?)```", PAGE.read_text(), re.S)
+    shutil.copytree(FOLDER / "job", tmp_path / "job")
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "kustomization.yaml").write_text(overlay)
+    manifests = rendered(str(tmp_path / "mine"))
+    for each in manifests:
+        validate(each)
+    (container,) = pod_of(of_kind(manifests, "Job"))["containers"]
+    (example,) = pod_of(of_kind(rendered("job"), "Job"))["containers"]
+    assert container["image"] == "ghcr.io/me/train:7"
+    assert container["args"] == [*example["args"][:-2], "my_train.py", "--lr=0.1"]
+    assert of_kind(manifests, "PersistentVolumeClaim")["spec"]["storageClassName"] == "nfs"
 
 
 @pytest.mark.parametrize("name", SAMPLES)
