@@ -5,8 +5,8 @@ entrypoint has left, what `kubectl exec` has started), and a signal that it has 
 SIGTERM that comes before the handlers are installed. Laws:
 
 1. What has ended is reaped, whoever started it.
-2. What is sent to process 1 is sent to the command, once: what a terminal sends, it has sent to both; but that it has
-   hung up it tells only the leader of its session, which mostly is process 1.
+2. What is sent to process 1 is sent to the command, once: what a terminal sends, it has sent to both; but SIGHUP,
+   when it goes away, only to the leader of its session, which mostly is process 1.
 3. Process 1 ends when the command does, with its code, or 128 and the signal's number; the kernel then kills the rest.
    After a death by a signal it stays for a moment, in which the reaper takes away what the command has left.
 4. Built-in modules only, since it runs before the imports of a command, and the copy should be small.
