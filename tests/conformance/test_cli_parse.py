@@ -13,6 +13,7 @@ import pytest
 
 from rallypoint.base.errors import UserError
 from rallypoint.cli.convert import config_from_options
+from rallypoint.cli.flags import BEYOND_TORCHRUN
 from rallypoint.cli.parse import parse
 
 pytestmark = pytest.mark.torch
@@ -47,6 +48,7 @@ READ: list[Case] = [
     (["--nnode", "1", "s.py"], {}),
     (["--ro", "x", "s.py"], {}),
     (["--red=3", "s.py"], {}),
+    (["--re=3", "s.py"], {}),
     (["s.py", "--version"], {}),
     (["--nproc-per-node", "2", "s.py"], {}),
     (["--nproc_per_node=2", "s.py"], {}),
@@ -218,6 +220,11 @@ def test_the_same_is_read(torchrun: dict[str, list[Any]]) -> None:
         for ours in ("sources", *ONLY_OURS):
             del options[ours]
         assert {"value": _as_json(options)} == answer, (arguments, environ)
+
+
+def test_what_is_ours_alone_does_not_make_a_prefix_of_torchruns_ambiguous() -> None:
+    assert set(ONLY_OURS) == BEYOND_TORCHRUN
+    assert parse(["--re", "3", "s.py"], {}).redirects == "3"
 
 
 def test_the_same_is_launched(torchrun: dict[str, list[Any]], monkeypatch: pytest.MonkeyPatch) -> None:

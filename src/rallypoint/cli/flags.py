@@ -125,11 +125,12 @@ GROUPS = (
                 "--stop-before-end",
                 number,
                 0.0,
-                "The same so many seconds before Slurm ends the job (default: 0, never)",
+                "The same so many seconds before Slurm ends the job; 0 for never",
                 "SECONDS",
             ),
             Flag("--requeue", whole_number, 0, "Have Slurm start the job again then, at most N times", "N"),
         ),
+        beyond_torchrun=True,
     ),
     FlagGroup(
         "logs",
@@ -170,8 +171,8 @@ GROUPS = (
         ),
     ),
     FlagGroup(
-        "beyond torchrun",
-        "--preload=torch,numpy --store-peers=members,10.0.0.0/8 --host-prefix=always train.py",
+        "clusters and frameworks",
+        "--cluster=auto --worker-env=jax --socket-ifname=auto train.py",
         (
             Flag(
                 "--cluster",
@@ -179,13 +180,6 @@ GROUPS = (
                 "none",
                 "Fill in what was not given from Slurm, mpirun or an Indexed Job: auto, slurm, mpi, k8s, none",
                 "WHICH",
-            ),
-            Flag(
-                "--preload",
-                module_names,
-                (),
-                "Modules imported once on this node, from where restarted workers are forked",
-                "MODULES",
             ),
             Flag(
                 "--worker-env",
@@ -200,6 +194,42 @@ GROUPS = (
                 "",
                 "Network interface of gloo and NCCL: auto (the one towards the other nodes), or names",
                 "NAME,...",
+            ),
+        ),
+        beyond_torchrun=True,
+    ),
+    FlagGroup(
+        "checks before the start",
+        "--preflight=require --node-check=./check-gpus.sh train.py",
+        (
+            Flag(
+                "--preflight",
+                preflight,
+                "",
+                "Check this node (rallyctl check) and its ways to the others: warn, or require, where a FAIL ends it",
+                "WHAT",
+            ),
+            Flag(
+                "--node-check",
+                shell_command,
+                "",
+                "Shell command that must succeed before this node joins, and after a failure of its own",
+                "COMMAND",
+            ),
+            Flag("--node-check-timeout", duration, 300.0, "Time in which it must succeed", "SECONDS"),
+        ),
+        beyond_torchrun=True,
+    ),
+    FlagGroup(
+        "beyond torchrun",
+        "--preload=torch,numpy --store-peers=members,10.0.0.0/8 --host-prefix=always train.py",
+        (
+            Flag(
+                "--preload",
+                module_names,
+                (),
+                "Modules imported once on this node, from where restarted workers are forked",
+                "MODULES",
             ),
             Flag(
                 "--progress-file",
@@ -222,21 +252,6 @@ GROUPS = (
                 "Exit codes: torchrun's, or classified for schedulers: 1, 2, 75 (try again), 93 (do not), 124, 143",
                 "WHICH",
             ),
-            Flag(
-                "--preflight",
-                preflight,
-                "",
-                "Check this node (rallyctl check) and its ways to the others: warn, or require, where a FAIL ends it",
-                "WHAT",
-            ),
-            Flag(
-                "--node-check",
-                shell_command,
-                "",
-                "Shell command that must succeed before this node joins, and after a failure of its own",
-                "COMMAND",
-            ),
-            Flag("--node-check-timeout", duration, 300.0, "Time in which it must succeed", "SECONDS"),
             Flag("--incident-dir", str, "", "Folder where each node writes what it knows of a failure", "DIR"),
             Flag(
                 "--tee-collapse",
