@@ -129,13 +129,13 @@ def test_the_exit_code_is_the_commands_and_nothing_is_left(rallyrun: Launcher, t
     assert job.ends() == code, job.err
 
 
-def test_a_terminal_that_hangs_up_ends_the_job(rallyrun: Launcher) -> None:
+def test_a_terminal_that_is_closed_ends_the_job(rallyrun: Launcher) -> None:
     """The kernel tells process 1 alone, as the leader of the session."""
     text = "import os, signal\nsignal.signal(signal.SIGHUP, signal.SIG_IGN)\nos.write(1, b'up\\n')\nsignal.pause()"
     command = [*ENTER, "setsid", "--ctty", *RALLYRUN, "--nproc-per-node=1", rallyrun.script(text)]
     terminal = Terminal(rallyrun, command)
     terminal.until("up")
-    assert terminal.hangs_up() == 1, "as of an agent that handles SIGHUP"
+    assert terminal.disconnect() == 1, "as of an agent that handles SIGHUP"
 
 
 def test_an_interrupt_from_the_terminal_is_heard_once(rallyrun: Launcher) -> None:

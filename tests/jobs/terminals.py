@@ -86,7 +86,7 @@ class Terminal:
         """Send the command a signal."""
         self._process.send_signal(number)
 
-    def hangs_up(self) -> int:
+    def disconnect(self) -> int:
         """Close the terminal, as an emulator does that ends, and wait for the command's end; returns the exit code."""
         self._closing = True
         os.write(self._fd, b"\n")  # whose echo wakes the reader

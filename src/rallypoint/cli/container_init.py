@@ -48,7 +48,7 @@ def _run_init(signals: Any, command: int) -> int:
         received = signals.sigwaitinfo(signals.valid_signals())
         if received.si_signo == _SIGCHLD:
             code, _ = _reap(command)
-        elif received.si_code <= 0 or _has_hung_up(received.si_signo):  # else the kernel has sent it, to both
+        elif received.si_code <= 0 or _is_for_leader(received.si_signo):  # else the kernel has sent it, to both
             posix.kill(command, received.si_signo)
     if code >= 0:
         return code
@@ -58,7 +58,7 @@ def _run_init(signals: Any, command: int) -> int:
     return 128 - code
 
 
-def _has_hung_up(number: int) -> bool:
+def _is_for_leader(number: int) -> bool:
     """Whether this signal of the kernel's is one that the command was not sent too."""
     return number == _SIGHUP and posix.getsid(0) == posix.getpid()
 
