@@ -120,6 +120,8 @@ def _read_child(
 ) -> None:
     with output:
         for line in output:
+            if not line.endswith(b"\n"):  # it was ended in the middle of it
+                break
             number, results = json.loads(line)
             answers.put((number, [CheckResult(name, Status(status), *rest) for name, status, *rest in results]))
     code = child.wait()

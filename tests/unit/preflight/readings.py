@@ -26,6 +26,7 @@ def _broken(_inputs: CheckInputs) -> str:
 
 
 def _killed(_inputs: CheckInputs) -> str:
+    os.write(1, b'[0, [["a", "PA')  # it is ended in the middle of an answer
     os._exit(9)
 
 
