@@ -9,9 +9,10 @@ from unittest.mock import patch
 
 from rallypoint.agent import policy, policy_notices
 from rallypoint.agent.policy_state import Decision, PolicyState
-from rallypoint.coordinator import job_state
+from rallypoint.coordinator import job_state, recovery
 from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.dispatcher import Dispatcher
+from rallypoint.coordinator.notifications import placements
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.election import leadership, resign, takeover
 from rallypoint.election.machine import Election
@@ -251,6 +252,11 @@ def _failure_cuts_saving() -> AbstractContextManager[object]:
     return patch.object(decisions, "_fail", bad)
 
 
+def _ranks_of_who_is_left() -> AbstractContextManager[object]:
+    """Who hears late of its place is told ranks that do not count those who have succeeded and left."""
+    return patch.object(recovery, "placements", lambda state: placements(state._replace(finished={})))
+
+
 def _all_requeue() -> AbstractContextManager[object]:
     """Each node of a preempted job believes that it is the one which requeues it."""
 
@@ -263,6 +269,7 @@ def _all_requeue() -> AbstractContextManager[object]:
 BUGS = (
     Mutation("a failure ends the round of a preempted job", _failure_cuts_saving),
     Mutation("all nodes requeue a preempted job", _all_requeue),
+    Mutation("ranks told late count only who is left", _ranks_of_who_is_left, found_by=60144),
     Mutation("a restart on request costs a restart", _restart_costs),
     Mutation("a drained node stays", _drained_stays, found_by=143),
     Mutation("a round is larger than the job was made", _all_survivors_stay, found_by=2299),

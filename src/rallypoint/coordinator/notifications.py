@@ -89,8 +89,8 @@ def nodes_waiting(state: State) -> NodesWaiting:
 
 
 def placements(state: State) -> dict[NodeId, Placement]:
-    """The place of every participant of a complete round."""
-    in_order = sorted(state.participants.items(), key=lambda entry: entry[1].rank)
+    """The place of every participant of a complete round: the same for whoever hears of it late."""
+    in_order = sorted((*state.participants.items(), *state.finished.items()), key=lambda entry: entry[1].rank)
     ranks = assign_worker_ranks([(each.node_info.role, each.node_info.local_world_size) for _, each in in_order])
     host = in_order[0][1].node_info
     return {
@@ -107,6 +107,7 @@ def placements(state: State) -> dict[NodeId, Placement]:
             size=state.size,
         )
         for (node, each), own in zip(in_order, ranks, strict=True)
+        if node in state.participants
     }
 
 

@@ -161,6 +161,7 @@ def _adopt_round(state: State, node: NodeId, request: ResumeRequest, settings: S
         redundancy_list={**state.redundancy_list, **spares},
         survivors={},
         succeeded=frozenset(),
+        finished={},
     )
     host = NodeId.placeholder(request.control_rank)
     if host in held:

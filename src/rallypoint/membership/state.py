@@ -214,6 +214,8 @@ class State(NamedTuple):
     survivors: Mapping[NodeId, int] = {}
     """Who took part in the round before, lives, and has not come back yet, with the group rank held there."""
     succeeded: frozenset[NodeId] = frozenset()
+    finished: Mapping[NodeId, Participant] = {}
+    """Who has succeeded in the round that runs and has left: who hears late of its place counts them."""
     heartbeats: Mapping[NodeId, int] = {}
     """How often each node has said that it lives. Used where no session shows it."""
     ledger: Ledger = Ledger()

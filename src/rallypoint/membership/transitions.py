@@ -111,7 +111,7 @@ def _remove_from_participants(action: Action, state: State, node: NodeId, settin
     if state.closed:
         return after
     if state.complete and node in state.succeeded and after.participants:
-        return _end_job_if_all_done(after)
+        return _end_job_if_all_done(after._replace(finished={**state.finished, node: state.participants[node]}))
     after = after._replace(removed=_with_removed(state, node, action.reason))
     if state.complete and state.is_preempted:
         return _end_job_if_all_done(after._replace(consents=after.consents | {node}))
@@ -289,6 +289,7 @@ def end_round(state: State, end: RoundEnd) -> State:
         participants={},
         survivors={each: participant.rank for each, participant in state.participants.items()},
         succeeded=frozenset(),
+        finished={},
         consents=frozenset(),
         preempted=None,
         restart_delay=0.0,

@@ -11,7 +11,7 @@ from rallypoint.membership.state import NodeId, State, known_to
 from rallypoint.protocol.errors import RendezvousStateError
 from rallypoint.protocol.validation import ValidationError, validated
 
-_VERSION = b"rallypoint-state-9:"
+_VERSION = b"rallypoint-state-10:"
 _MAX_STATE = 8 * 1024 * 1024
 _MAX_NAME = 255
 
@@ -71,13 +71,13 @@ def decode_state(data: bytes) -> State:
     found = State(**fields | {name: make(fields[name]) for name, make in _COLLECTIONS.items()})
     try:
         state = validated(found)  # it comes from another machine, as messages do
-        for nodes in (found.participants, found.wait_list, found.redundancy_list):
+        for nodes in (found.participants, found.finished, found.wait_list, found.redundancy_list):
             for node, held in nodes.items():
                 if not node.is_placeholder:
                     validated(held)
     except ValidationError as error:
         raise RendezvousStateError(f"the shared rendezvous state cannot be: {error}; use another --rdzv-id") from None
-    if not all(_with_printable_names(each) for each in known_to(state)):
+    if not all(_with_printable_names(each) for each in (*known_to(state), *state.finished)):
         raise RendezvousStateError("the shared rendezvous state names nodes by what is no text; use another --rdzv-id")
     return state
 

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from rallypoint.coordinator.notifications import end_notification, notification_diff
-from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Participant, Preemption, State, Verdict
-from rallypoint.protocol.messages import JobEnded, JoinRefused, Refusal
+import pytest
+
+from rallypoint.coordinator.notifications import end_notification, notification_diff, placements
+from rallypoint.coordinator.recovery import missed_notifications
+from rallypoint.membership.operations import Action, ActionKind
+from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Participant, Preemption, Settings, State, Verdict
+from rallypoint.membership.transitions import apply
+from rallypoint.protocol.messages import JobEnded, JoinRefused, Placed, Refusal, ResumeRequest
+from rallypoint.protocol.state_codec import decode_state, encode_state
 
 A, B, C = NodeId("a", 1, 0), NodeId("b", 1, 0), NodeId("c", 1, 0)
 IN = Participant(NodeInfo("default", 1, "host", 7000))
@@ -40,6 +46,26 @@ def test_a_round_that_came_and_went_unseen_ends_for_who_waited_for_it() -> None:
 def test_a_new_round_is_told_to_those_in_it_alone() -> None:
     after = State(round=1, complete=True, participants={B: IN}, wait_list={A: IN.node_info})
     assert names(RUNS, after) == {"a": ["RoundEnded"], "b": ["RoundEnded", "Placed"]}
+
+
+@pytest.mark.parametrize(("late", "gone"), [(A, B), (B, A)])
+def test_who_hears_late_of_its_place_has_the_ranks_that_count_who_has_succeeded_and_left(
+    late: NodeId, gone: NodeId
+) -> None:
+    """A coordinator that takes over, or a node that reads a shared state late."""
+    sizes = {A: Participant(NodeInfo("default", 2, "a", 1), 0), B: Participant(NodeInfo("default", 3, "b", 2), 1)}
+    runs = State(complete=True, participants=sizes)
+    after = runs
+    for kind in (ActionKind.MARK_SUCCEEDED, ActionKind.REMOVE_FROM_PARTICIPANTS):
+        after = apply(Action(kind), after, gone, Settings("job", 1, 2))
+    assert list(after.participants) == [late]
+    read = decode_state(encode_state(after))
+    placed = Placed(placements(runs)[late])
+    joins = ResumeRequest("0", late, sizes[late].node_info, joining=True)
+    assert missed_notifications(read, late, joins) == [placed]
+    assert notification_diff(State(participants=sizes), read) == [((late,), placed)]
+    over = apply(Action(ActionKind.REMOVE_FROM_PARTICIPANTS), read, late, Settings("job", 1, 2))
+    assert not over.finished, "the next round counts only its own"
 
 
 def test_who_runs_hears_of_those_who_wait_and_of_who_will_be_taken_away() -> None:

@@ -258,7 +258,7 @@ def test_a_backend_out_of_reach_at_the_end_does_not_hold_up_the_close() -> None:
 
 
 def test_a_state_of_somebody_else_is_refused_with_a_sentence() -> None:
-    for blob in (b"\x80\x04\x95 a pickle", b"", b"rallypoint-state-2:\x93", b"rallypoint-state-9:"):
+    for blob in (b"\x80\x04\x95 a pickle", b"", b"rallypoint-state-2:\x93", b"rallypoint-state-10:"):
         with pytest.raises(RendezvousStateError, match="the shared rendezvous state"):
             decode_state(blob)
 
