@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import io
 import os
 import stat
 import threading
@@ -54,15 +55,16 @@ class FileStore(ReplacingStore):
         self._inode = 0
         self._size = 0  # how much of the file `_content` has taken in
         self._closed = False
-        with self._locked() as append:
+        self._file: io.FileIO | None = None  # open for an operation, or left so by one that a ^C has cut short
+        with self._mutex, self._locked() as append:
             append(self._counted(REFCOUNT, 1))
 
     def set(self, key: str, value: str | bytes) -> None:
-        with self._locked() as append:
+        with self._mutex, self._locked() as append:
             append(setting(_slashed(key), value_bytes(value)))
 
     def check(self, keys: Sequence[str]) -> bool:
-        with self._locked(shared=True):
+        with self._mutex, self._locked(shared=True):
             return all(_slashed(key) in self._content for key in keys)
 
     def wait(self, keys: Sequence[str], timeout: timedelta | float | None = None) -> None:
@@ -73,12 +75,12 @@ class FileStore(ReplacingStore):
 
     def multi_set(self, keys: Sequence[str], values: Sequence[str | bytes]) -> None:
         records = [setting(_slashed(key), value) for key, value in pairs(keys, values)]
-        with self._locked() as append:
+        with self._mutex, self._locked() as append:
             append(b"".join(records))
 
     def delete_key(self, key: str) -> bool:
         name = _slashed(key)
-        with self._locked() as append:
+        with self._mutex, self._locked() as append:
             if name not in self._content:
                 return False
             append(removing(name))
@@ -86,7 +88,7 @@ class FileStore(ReplacingStore):
 
     def list_keys(self) -> list[str]:
         """The keys, without those that count openers and closers."""
-        with self._locked(shared=True):
+        with self._mutex, self._locked(shared=True):
             return [key_text(key[1:]) for key in self._content if key.startswith(b"/")]
 
     def clone(self) -> FileStore:
@@ -104,7 +106,7 @@ class FileStore(ReplacingStore):
         """Close the file, and remove it if all of the world size have. Idempotent."""
         if self._closed:
             return
-        with self._locked() as append:
+        with self._mutex, self._locked() as append:
             append(self._counted(CLEANUP, 1))
             append(self._counted(REFCOUNT, -1))
             all_closed = 0 <= self._world_size <= int(self._content[CLEANUP])
@@ -120,7 +122,7 @@ class FileStore(ReplacingStore):
         names = [_slashed(key) for key in keys]
         deadline = Deadline.after(timeout)
         while True:
-            with self._locked(shared=True):
+            with self._mutex, self._locked(shared=True):
                 if all(name in self._content for name in names):
                     return [self._content[name] for name in names]
             if deadline.expired:
@@ -137,7 +139,7 @@ class FileStore(ReplacingStore):
 
     def _change(self, key: str, choose: Callable[[bytes | None], bytes | None]) -> bytes | None:
         name = _slashed(key)
-        with self._locked() as append:
+        with self._mutex, self._locked() as append:
             present = self._content.get(name)
             new = choose(present)
             if new is None:
@@ -150,8 +152,11 @@ class FileStore(ReplacingStore):
 
     @contextlib.contextmanager
     def _locked(self, shared: bool = False) -> Iterator[Callable[[bytes], None]]:
-        """Lock the file and take in what is new in it; gives a function that appends records."""
-        with self._mutex, self._opened(fcntl.LOCK_SH if shared else fcntl.LOCK_EX) as file:
+        """Lock the file and take in what is new in it; gives a function that appends records.
+
+        With the mutex held. It is not taken here: a ^C can come when this has it and the block is not yet entered.
+        """
+        with self._opened(fcntl.LOCK_SH if shared else fcntl.LOCK_EX) as file:
 
             def append(records: bytes) -> None:
                 _write(file, self._size, records)
@@ -163,8 +168,10 @@ class FileStore(ReplacingStore):
     def _opened(self, lock: int) -> Iterator[int]:
         if self._closed:
             raise StoreConnectionError(f"{self._where()} cannot be used any more: it was closed; open a new one")
+        if self._file is not None:
+            self._file.close()
         try:
-            file = _open_locked(self.path, lock)
+            file = self._open_locked(lock)
         except OSError as error:
             raise StoreConnectionError(
                 f"{self._where()} cannot be opened ({error.strerror}); give the path of a file in a writable folder"
@@ -174,10 +181,34 @@ class FileStore(ReplacingStore):
             yield -1
             return
         try:
-            self._read_new_records(file)
-            yield file
+            self._read_new_records(file.fileno())
+            yield file.fileno()
         finally:
-            os.close(file)  # the lock goes with it
+            file.close()  # the lock goes with it
+
+    def _open_locked(self, lock: int) -> io.FileIO | None:
+        """The open file, locked; None if it is not there and is only to be read.
+
+        If it was removed while we waited for the lock, the one that has taken its place.
+        """
+        while True:
+            self._file = None
+            try:
+                self._file = file = _opened_file(self.path, lock)
+            except FileNotFoundError:
+                if lock == fcntl.LOCK_SH:
+                    return None
+                raise
+            try:
+                if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                    raise OSError(errno.EINVAL, "it is not a regular file")
+                fcntl.flock(file.fileno(), lock)
+                if os.fstat(file.fileno()).st_nlink:
+                    return file
+            except BaseException:
+                file.close()
+                raise
+            file.close()
 
     def _read_new_records(self, file: int) -> None:
         now = os.fstat(file)
@@ -212,30 +243,14 @@ def _slashed(key: str) -> bytes:
     return b"/" + key_bytes(key)
 
 
-def _open_locked(path: str, lock: int) -> int | None:
-    """The open file, locked; None if it is not there and is only to be read.
+def _opened_file(path: str, lock: int) -> io.FileIO:
+    flags, mode = (os.O_RDONLY, "rb") if lock == fcntl.LOCK_SH else (os.O_RDWR | os.O_CREAT, "rb+")
 
-    If it was removed while we waited for the lock, the one that has taken its place.
-    """
-    flags = os.O_RDONLY if lock == fcntl.LOCK_SH else os.O_RDWR | os.O_CREAT
-    while True:
-        try:
-            # Without waiting: a named pipe that nobody writes to would block for ever.
-            file = os.open(path, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o644)
-        except FileNotFoundError:
-            if lock == fcntl.LOCK_SH:
-                return None
-            raise
-        try:
-            if not stat.S_ISREG(os.fstat(file).st_mode):
-                raise OSError(errno.EINVAL, "it is not a regular file")
-            fcntl.flock(file, lock)
-            if os.fstat(file).st_nlink:
-                return file
-        except BaseException:
-            os.close(file)
-            raise
-        os.close(file)
+    def opener(name: str, _flags: int) -> int:
+        # Without waiting: a named pipe that nobody writes to would block for ever.
+        return os.open(name, flags | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY, 0o644)
+
+    return io.FileIO(path, mode, opener=opener)
 
 
 def _write(file: int, at: int, records: bytes) -> None:

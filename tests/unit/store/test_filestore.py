@@ -19,6 +19,7 @@ from rallypoint.base.errors import UserError
 from rallypoint.store.errors import StoreConnectionError, StoreProtocolError, StoreTimeoutError
 from rallypoint.store.filerecords import removing, replay, setting
 from rallypoint.store.filestore import FileStore
+from tests.interrupts import interrupt_everywhere
 
 KEYS = st.sampled_from([b"/a", b"/b", b"refcount/", b"/", b"/-a"])
 CHANGES = st.lists(st.tuples(KEYS, st.one_of(st.none(), st.binary(max_size=20))), max_size=20)
@@ -205,3 +206,17 @@ def test_processes_and_threads_count_together(path: str) -> None:
     assert [process.wait(60) for process in processes] == [0, 0, 0]
     store.close()
     assert not os.path.exists(path)
+
+
+# Lost between its making and its first use, a file is closed by being dropped, with a warning.
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
+def test_a_store_can_be_closed_while_the_signal_is_handled_that_has_interrupted_it(path: str) -> None:
+    FileStore(path).set("key", "value")
+    stores = [FileStore(path)]
+    for place, error in interrupt_everywhere(lambda: stores[-1].add("key2", 1)):
+        closing = threading.Thread(target=stores[-1].close, daemon=True)
+        closing.start()
+        closing.join(10)
+        assert not closing.is_alive(), f"interrupted in {place}, an operation left the file locked: {error!r}"
+        stores.append(FileStore(path))
+    stores[-1].close()
