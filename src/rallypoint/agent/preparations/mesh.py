@@ -24,8 +24,8 @@ from rallypoint.base.endpoint import Endpoint, is_loopback, own_address
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger
 from rallypoint.preflight.admission import REQUIRE
-from rallypoint.preflight.dialling import MeshListener
 from rallypoint.preflight.mesh import concerned, dialled_ranks
+from rallypoint.preflight.mesh_dialing import MeshListener
 from rallypoint.preflight.mesh_handshake import MeshNode
 
 if TYPE_CHECKING:

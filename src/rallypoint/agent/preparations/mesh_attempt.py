@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from rallypoint.base.clock import Clock, Deadline
 from rallypoint.base.endpoint import Endpoint
 from rallypoint.base.log import printable
-from rallypoint.preflight.dialling import DIAL_TIMEOUT, Target, dial_all
 from rallypoint.preflight.mesh import (
     Finding,
     MeshLine,
@@ -22,6 +21,7 @@ from rallypoint.preflight.mesh import (
     encode_lines,
     mesh_lines,
 )
+from rallypoint.preflight.mesh_dialing import DIAL_TIMEOUT, Target, dial_all
 from rallypoint.preflight.mesh_handshake import MeshNode
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ class MeshAttempt:
         self.trouble = ""
         """Why it is not known whom the nodes reach, in a sentence."""
         self.took = 0.0
-        """Seconds from the dialling to the lines."""
+        """Seconds from the dialing to the lines."""
         self._clock = clock
         self._began = clock.monotonic()
         self._limit = Deadline.after(DIAL_TIMEOUT + (_LINES if self.rank else _FINDINGS), clock)

@@ -1,4 +1,4 @@
-"""Dialling other nodes, many at once, and answering those that dial."""
+"""Dialing other nodes, many at once, and answering those that dial."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ def dial_all(
         for target in targets:
             dial = _Dial(target, own)
             if dial.done:
+                dial.close()
                 failures[target.who.group_rank] = dial.why
                 continue
             dials[dial.fileno()] = dial
@@ -76,7 +77,7 @@ def dial_all(
 
 
 class _Dial:
-    """One connection, from the dialling to the answer. `why` says why it has failed, once it is `done`."""
+    """One connection, from the dialing to the answer. `why` says why it has failed, once it is `done`."""
 
     def __init__(self, target: Target, own: MeshNode) -> None:
         self.target = target

@@ -1,15 +1,16 @@
-"""Dialling real listeners: those of the round, and whatever else may answer at an address."""
+"""Dialing real listeners: those of the round, and whatever else may answer at an address."""
 
 from __future__ import annotations
 
 import os
 import socket
 import threading
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 from rallypoint.base.poll import until_readable
-from rallypoint.preflight.dialling import MeshListener, Target, dial_all
+from rallypoint.preflight.mesh_dialing import MeshListener, Target, dial_all
 from rallypoint.preflight.mesh_handshake import MeshNode
 
 SCOPE = "job/coordinator/0"
@@ -116,7 +117,7 @@ def test_many_are_dialled_side_by_side_and_none_waits_for_another() -> None:
         os.close(never)
 
 
-def test_dialling_ends_when_nobody_wants_the_result() -> None:
+def test_dialing_ends_when_nobody_wants_the_result() -> None:
     stopped = os.eventfd(1)
     with listening(lambda visitor: [visitor.recv(99), visitor.recv(99)]) as port:
         assert dial_all([Target(node(1), "127.0.0.1", port)], node(0), stopped, 60.0) == {}
@@ -135,3 +136,15 @@ def test_what_visitors_say_does_the_listener_no_harm() -> None:
                 assert answer == b"", words
         with socket.create_connection(("127.0.0.1", port), TIMEOUT):
             assert dial(port, node(1)) == "", "who says nothing keeps nobody waiting"
+
+
+def test_a_dial_that_fails_at_once_leaves_no_socket() -> None:
+    stopped = os.eventfd(0)
+    try:
+        with warnings.catch_warnings(record=True) as told:
+            warnings.simplefilter("always")
+            failures = dial_all([Target(node(1), "255.255.255.255", 9)], node(0), stopped, TIMEOUT)
+    finally:
+        os.close(stopped)
+    assert list(failures) == [1]
+    assert [str(each.message) for each in told] == []
