@@ -2,27 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
-import torch.distributed as dist
-
-from rallypoint.agent.preparations.peer_exchange import PeerExchange
-from rallypoint.store.hashstore import HashStore
-from tests.unit.agent.test_peer_exchange import User, entered, finish
-from tests.unit.agent.third_party import CountingHandler
 
 pytestmark = pytest.mark.torch
 
+ROOT = Path(__file__).parents[2]
 
-@pytest.mark.parametrize(
-    "make",
-    [dist.HashStore, lambda: dist.PrefixStore("job", dist.TCPStore("127.0.0.1", 0, is_master=True))],
-    ids=["HashStore", "TCPStore"],
-)
-def test_over_a_store_of_torchs(make: Callable[[], Any]) -> None:
-    store = make()
+
+def exchange_over(kind: str) -> None:
+    """Two agents of one round exchange records. Where torch is imported, stores of a rendezvous become torch's."""
+    import torch.distributed as dist
+
+    from rallypoint.agent.preparations.peer_exchange import PeerExchange
+    from rallypoint.store.hashstore import HashStore
+    from tests.unit.agent.test_peer_exchange import User, entered, finish
+    from tests.unit.agent.third_party import CountingHandler
+
+    is_hash = kind == "HashStore"
+    store = dist.HashStore() if is_hash else dist.PrefixStore("job", dist.TCPStore("127.0.0.1", 0, is_master=True))
     users = [User(0, 1), User(0, 1)]
     exchanges = [PeerExchange([user]) for user in users]
     for rank, peers in enumerate(exchanges):
@@ -34,3 +35,13 @@ def test_over_a_store_of_torchs(make: Callable[[], Any]) -> None:
         assert not peers.failure
         peers.close()
     assert [sorted(user.taken) for user in users] == [[0, 1], [0, 1]]
+    print("exchanged")
+
+
+@pytest.mark.parametrize("kind", ["HashStore", "TCPStore"])
+def test_over_a_store_of_torchs(kind: str) -> None:
+    program = f"from tests.conformance.test_peer_exchange import exchange_over; exchange_over({kind!r})"
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.returncode, done.stdout) == (0, "exchanged\n"), done.stderr
