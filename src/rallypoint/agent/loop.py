@@ -123,6 +123,8 @@ class AgentLoop:
 
     def _take(self, decision: tuple[PolicyState, tuple[Step, ...]]) -> None:
         self._state, steps = decision
+        if not self._waits_for_others:
+            self._executor.waiting.end()  # before workers start: they may write to the same terminal
         for step in steps:
             self._executor.carry_out(step, self._state.round)
 
@@ -143,8 +145,6 @@ class AgentLoop:
             yield from self._executor.waiting.leave_events()
         if self._waits_for_others:
             self._executor.waiting.ask_progress()
-        else:
-            self._executor.waiting.end()
         self._answer_local_commands()
 
     def _answer_local_commands(self) -> None:

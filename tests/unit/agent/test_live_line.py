@@ -12,10 +12,16 @@ from contextlib import contextmanager
 import pytest
 
 from rallypoint.agent.live_line import LiveLine, composed, shows_live_line
+from rallypoint.agent.loop import AgentLoop
+from rallypoint.agent.policy import decide
+from rallypoint.agent.policy_state import PolicyState
+from rallypoint.agent.steps import LogLine
 from rallypoint.base.log import STDERR_LOCK, print_error_line
 from rallypoint.coordinator.progress_text import live_words
 from rallypoint.logs.console import Console
-from rallypoint.protocol.messages import Progress
+from rallypoint.protocol.messages import Placed, Placement, Progress
+from rallypoint.ranks.assign import NodeRanks
+from tests.unit.agent.thread_workers import ThreadWorkers
 
 WORDS = ("waiting for nodes: 27 of 32 joined", "missing at least 5")
 FORMING = Progress(0, False, 27, 32, 32, (), False)
@@ -120,3 +126,24 @@ def test_the_line_fits_the_terminal(width: int) -> None:
 )
 def test_what_is_waited_for(progress: Progress, before: str, after: str) -> None:
     assert live_words(progress) == (before, after)
+
+
+def test_workers_start_when_the_line_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """They may write to the same terminal, with no thought of what stands there."""
+    shown: list[bool] = []
+
+    class Workers(ThreadWorkers):
+        def start(self, placement: Placement) -> None:
+            shown.append(STDERR_LOCK.shows_live_line)
+            super().start(placement)
+
+    with terminal(monkeypatch):
+        workers = Workers(lambda rank, start, stopping: rank)
+        loop = AgentLoop(workers, workers.rendezvous)
+        loop._take((PolicyState(), (LogLine("1 of 2", live=WORDS),)))
+        assert STDERR_LOCK.shows_live_line
+        ranks = NodeRanks(0, 1, 0, 1)
+        loop._take(decide(PolicyState(), Placed(Placement(0, 0, 1, ranks, "127.0.0.1", 1, 0))))
+        workers.end()
+        loop._mailbox.close()
+    assert shown == [False]
