@@ -15,6 +15,7 @@ from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.notifications import placements
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.election import leadership, resign, takeover
+from rallypoint.election.candidacy import PredecessorWait
 from rallypoint.election.machine import Election
 from rallypoint.election.steps import Changed, Fence, Procedure, Watched
 from rallypoint.election.takeover import Takeover
@@ -257,6 +258,11 @@ def _ranks_of_who_is_left() -> AbstractContextManager[object]:
     return patch.object(recovery, "placements", lambda state: placements(state._replace(finished={})))
 
 
+def _refusal_proves_death() -> AbstractContextManager[object]:
+    """A port that refuses connections is a dead coordinator's, also where etcd has just been away."""
+    return patch.object(PredecessorWait, "depose_at", lambda self: self._context.now)
+
+
 def _all_requeue() -> AbstractContextManager[object]:
     """Each node of a preempted job believes that it is the one which requeues it."""
 
@@ -269,6 +275,7 @@ def _all_requeue() -> AbstractContextManager[object]:
 BUGS = (
     Mutation("a failure ends the round of a preempted job", _failure_cuts_saving),
     Mutation("all nodes requeue a preempted job", _all_requeue),
+    Mutation("who stepped down while etcd was away is taken for dead", _refusal_proves_death, found_by=5954),
     Mutation("ranks told late count only who is left", _ranks_of_who_is_left, found_by=60144),
     Mutation("a restart on request costs a restart", _restart_costs),
     Mutation("a drained node stays", _drained_stays, found_by=143),

@@ -102,6 +102,22 @@ class PredecessorWait:
         """Coordinators that this node has found dead."""
         self._context = context
         self._predecessor: KeyValue | None = None
+        self._kept_at, self._depose_from = math.inf, -math.inf
+
+    def lease_kept(self, asked_at: float, ttl: float) -> None:
+        """Our lease was granted, or kept alive, by a request of that moment.
+
+        Where etcd was away for longer than a lease, it may hold leases that their owners have given up meanwhile: a
+        coordinator that stepped down by its own clock refuses connections and lives. It has the time of a lease to
+        come back.
+        """
+        if asked_at - self._kept_at > ttl:
+            self._depose_from = self._context.now + ttl
+        self._kept_at = asked_at
+
+    def depose_at(self) -> float:
+        """When a port that refuses connections may be taken for that of a dead coordinator, at the earliest."""
+        return max(self._context.now, self._depose_from)
 
     def begin(self, predecessor: KeyValue, revision: int) -> None:
         """Wait for that one."""

@@ -236,6 +236,7 @@ class Election:
             self._context.unwatch(Watched.LEADER)
         self._place, self._waited = there.place, False
         self._due = {Chore.KEEP_LEASE: asked_at + self._ttl / 3}
+        self._wait.lease_kept(asked_at, self._ttl)
         self._see_leader(there.leader, there.revision)
         self._context.add(steps.PermanentError(""))
         self._look_at_link()
@@ -277,6 +278,7 @@ class Election:
         if (yield from number_of(steps.KeepLeaseAlive(self.lease, self._ttl / 2))) == 0:
             raise EtcdLeaseGone("its lease was not kept alive in time")
         self._due[Chore.KEEP_LEASE] = asked_at + self._ttl / 3
+        self._wait.lease_kept(asked_at, self._ttl)
         self._look_at_link()
 
     def _keep_state_alive(self) -> Procedure[None]:
@@ -337,7 +339,7 @@ class Election:
         if self._place is not None and self._link.name not in (None, self._place.name):
             self._due.setdefault(Chore.RENAME, self._context.now)
         if self._wait.is_for(self._link.refused):
-            self._due.setdefault(Chore.DEPOSE, self._context.now)
+            self._due.setdefault(Chore.DEPOSE, self._wait.depose_at())
 
     def _see_leader(self, kvs: tuple[KeyValue, ...], revision: int) -> None:
         self._context.add(steps.Publish(kvs, revision))

@@ -255,6 +255,27 @@ def test_a_lease_that_could_not_be_ended_is_tried_again_with_the_next_heartbeat(
         second.answer()
 
 
+def test_after_etcd_was_away_for_longer_than_a_lease_a_refused_port_proves_nothing_for_the_time_of_a_lease() -> None:
+    """A coordinator that stepped down meanwhile could not end its lease before its port was shut."""
+    first, second = (cluster := Cluster(2)).agents
+    world, ends = cluster.world, Revoke(first.election.lease)
+    came_back = world.now + 10.0
+    while world.now < came_back:
+        world.now = second.election.wake_at
+        second.step(steps.Tick())
+        while second.asked:
+            second.answer(AWAY if world.now < came_back else None, done=world.now >= came_back)
+    second.greeted("coordinator-1", refused=first.election.lease)
+    assert ends not in second.requests()
+    back = world.now
+    while ends not in second.requests():
+        world.now = second.election.wake_at
+        second.step(steps.Tick())
+        while second.asked and ends not in second.requests():
+            second.answer()
+    assert 3.0 <= world.now - back <= 3.0 + 3.0 / 3, "its lease, and no more than until the next heartbeat"
+
+
 # Watches
 
 
