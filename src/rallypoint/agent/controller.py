@@ -179,6 +179,10 @@ class WorkerController(ABC):
         """Global ranks of the workers that had succeeded before anything stopped them; none if that is not known."""
         return ()
 
+    def restarts_workers(self) -> bool:
+        """Whether not all workers of the round that ends can go on in their processes; asked before their stop."""
+        return bool(self.group.workers)
+
     def restart_limit(self) -> int:
         """How many failures the job may survive as far as this node is concerned."""
         ends = any(each.failure and each.ends_job for each in self.preparations)

@@ -170,7 +170,8 @@ class StepExecutor:
             self._events.joins()
         self._workers.group.join_requested_at = self.waiting.begin()
         log.info("[%s] Rendezvous'ing worker group", spec.role)
-        self._rendezvous.join(spec.role, spec.local_world_size, spec.max_restarts, spec.get_program_name())
+        program, restarts = spec.get_program_name(), self._workers.restarts_workers()
+        self._rendezvous.join(spec.role, spec.local_world_size, spec.max_restarts, program, restarts_workers=restarts)
 
     def _do_start(self, step: steps.StartWorkers) -> None:
         self.last = self._held = None
@@ -206,8 +207,7 @@ class StepExecutor:
     def _do_succeed(self, _step: Succeed) -> None:
         self._finished_at = self._clock.monotonic()
         self._workers.report_progress()
-        state = self._workers.group.state.value
-        log.info("Local worker group finished (%s). Waiting for the other agents.", state)
+        log.info("Local worker group finished (%s). Waiting for the other agents.", self._workers.group.state.value)
         self._workers.on_succeeded()
 
     def _do_send(self, step: Drain | Preempt | PreemptJob | LeaveRequest) -> None:

@@ -64,8 +64,16 @@ class PollingRendezvousClient:
         """Hand every notification to `deliver`; None ends that."""
         self._deliver = deliver
 
-    def join(self, role: str, local_world_size: int, max_restarts: int = -1, program: str = "") -> None:
-        """Take part in the next round. Such a handler cannot carry what the node was started with."""
+    def join(
+        self,
+        role: str,
+        local_world_size: int,
+        max_restarts: int = -1,
+        program: str = "",
+        *,
+        restarts_workers: bool = False,
+    ) -> None:
+        """Take part in the next round. Such a handler cannot carry more of the node than that it does."""
         self._execute(lambda: self._next_rendezvous(role, local_world_size))
 
     def begin_round(self, placement: messages.Placement) -> None:
@@ -185,8 +193,9 @@ class PollingRendezvousClient:
         self._restarts = restarts
         self._runs = True
         address, port = where.master_addr, where.master_port
-        placement = messages.Placement(self._round, info.rank, info.world_size, ranks, address, port, restarts)
-        self._notify(messages.Placed(placement))
+        own = messages.Placement(self._round, info.rank, info.world_size, ranks, address, port, restarts)
+        # Whether workers of other nodes can go on in their processes, such a handler cannot tell.
+        self._notify(messages.Placed(own._replace(restart_workers=True)))
 
     def _barrier(self) -> None:
         assert self._info is not None

@@ -23,7 +23,15 @@ class RendezvousClient(Protocol):
     def listen(self, deliver: Deliver | None) -> None:
         """Hand every notification to `deliver`; None ends that."""
 
-    def join(self, role: str, local_world_size: int, max_restarts: int = -1, program: str = "") -> None:
+    def join(
+        self,
+        role: str,
+        local_world_size: int,
+        max_restarts: int = -1,
+        program: str = "",
+        *,
+        restarts_workers: bool = False,
+    ) -> None:
         """Request a place in the next round."""
 
     def begin_round(self, placement: Placement) -> None:

@@ -93,6 +93,7 @@ def placements(state: State) -> dict[NodeId, Placement]:
     in_order = sorted((*state.participants.items(), *state.finished.items()), key=lambda entry: entry[1].rank)
     ranks = assign_worker_ranks([(each.node_info.role, each.node_info.local_world_size) for _, each in in_order])
     host = in_order[0][1].node_info
+    restart_workers = any(each.node_info.restarts_workers for _, each in in_order)
     return {
         node: Placement(
             round=state.round,
@@ -105,6 +106,7 @@ def placements(state: State) -> dict[NodeId, Placement]:
             max_restarts=state.max_restarts,
             progress=state.progress.step,
             size=state.size,
+            restart_workers=restart_workers,
         )
         for (node, each), own in zip(in_order, ranks, strict=True)
         if node in state.participants

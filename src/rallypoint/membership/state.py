@@ -44,6 +44,7 @@ class NodeInfo(NamedTuple):
     `address` and `store_port` say where the worker store of this node listens, should it become group rank 0;
     `rank_hint` is the group rank that it asks for. `max_restarts` and `program` are what it was started with, -1 and
     empty if that is not said: of the first comes the job's number, and others are warned if theirs are not the same.
+    `restarts_workers` says that not all workers that this node had in the round before can go on in their processes.
     """
 
     role: str
@@ -53,6 +54,7 @@ class NodeInfo(NamedTuple):
     rank_hint: int | None = None
     max_restarts: int = -1
     program: str = ""
+    restarts_workers: bool = False
 
 
 class Participant(NamedTuple):

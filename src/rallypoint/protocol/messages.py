@@ -95,7 +95,8 @@ class Placement(NamedTuple):
     has said), `control_rank` the group rank of the node whose agent hosts the control plane, -1 if none does. `origin`
     is the incarnation of the coordinator that has completed the round; together with its number it names the round for
     good. `progress` is the highest step that workers of the job had reported before, -1 for none. `size` is how many
-    nodes rounds have, where an operator has changed that.
+    nodes rounds have, where an operator has changed that. With `restart_workers` no worker of the round before goes on
+    in its process, since on some node one cannot.
     """
 
     round: int
@@ -110,6 +111,7 @@ class Placement(NamedTuple):
     max_restarts: int = -1
     progress: int = -1
     size: NodeRange | None = None
+    restart_workers: bool = False
 
 
 class Placed(NamedTuple):

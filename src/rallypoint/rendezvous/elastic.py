@@ -188,10 +188,19 @@ class ElasticHandler(RendezvousHandler):
         """From now on hand every notification to `deliver`, from whatever thread it comes; None ends that."""
         self._listener = deliver
 
-    def join(self, role: str, local_world_size: int, max_restarts: int = -1, program: str = "") -> None:
+    def join(
+        self,
+        role: str,
+        local_world_size: int,
+        max_restarts: int = -1,
+        program: str = "",
+        *,
+        restarts_workers: bool = False,
+    ) -> None:
         """Ask for a place in the next round; the answer is a `Placed` or `JoinRefused` notification.
 
-        What the node was started with goes along (see `NodeInfo`), so that people hear of it if nodes differ.
+        What the node was started with goes along (see `NodeInfo`), so that people hear of it if nodes differ; so does
+        whether its former workers can go on in their processes.
 
         A worker store of this node listens before the request goes out, should the node become group rank 0. A round
         that came and went before it was begun may have used what was prepared for it, and so may one that was
@@ -202,7 +211,8 @@ class ElasticHandler(RendezvousHandler):
             self._begun_round = self._delivered_round
             self._stores.discard_prepared()
         self._event_emitter.join_requested()
-        node_info = NodeInfo(role, local_world_size, "", 0, self._control.rank_hint, max_restarts, program)
+        hint = self._control.rank_hint
+        node_info = NodeInfo(role, local_world_size, "", 0, hint, max_restarts, program, restarts_workers)
         try:
             self._swap_wanted((node_info, self._clock()))
             self._ensure_link()

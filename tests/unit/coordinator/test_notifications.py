@@ -82,3 +82,19 @@ def test_a_spare_has_no_part_in_the_end() -> None:
     assert isinstance(told, JoinRefused)
     assert told.refusal is Refusal.SPARE_NOT_NEEDED
     assert end_notification(after, B, done) == JobEnded(done)
+
+
+def test_where_workers_of_one_node_cannot_go_on_no_node_keeps_its_own() -> None:
+    kept = Participant(NodeInfo("default", 1, "host", 7000))
+    new = Participant(kept.node_info._replace(restarts_workers=True), 1)
+    assert {each.restart_workers for each in placements(RUNS._replace(participants={A: kept, B: new})).values()} == {
+        True
+    }
+    assert not any(each.restart_workers for each in placements(RUNS).values())
+
+
+def test_who_has_succeeded_and_left_still_says_whether_its_workers_could_go_on() -> None:
+    """Else a node that hears late of its place would be told otherwise than those that heard in time."""
+    new = Participant(IN.node_info._replace(restarts_workers=True), 1)
+    runs = RUNS._replace(participants={A: IN}, finished={B: new})
+    assert placements(runs)[A].restart_workers

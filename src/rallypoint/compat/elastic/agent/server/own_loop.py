@@ -164,7 +164,8 @@ class OwnLoop:
 
     def _join(self) -> None:
         spec = self._workers.group.spec
-        self._rendezvous.join(spec.role, spec.local_world_size, spec.max_restarts, spec.get_program_name())
+        program = spec.get_program_name()
+        self._rendezvous.join(spec.role, spec.local_world_size, spec.max_restarts, program, restarts_workers=True)
 
     def _handle(self, notification: Notification) -> None:
         """Act on a notification while waiting for a round."""
