@@ -120,6 +120,7 @@ class Agent:
             job.scenario.grace,
             job.scenario.calm,
             job.yard,
+            plan,
         )
         self.workers.on_exit = lambda: self.process.hears(self._look_at_workers)
         self.server: Server | None = None
@@ -129,6 +130,10 @@ class Agent:
         self._mail: deque[Event] = deque()
         self._busy = False
         self._stop: Timer | None = None
+        self.restarts_workers = False
+        """What the last join said of the workers of the round before."""
+        self._start: Timer | None = None
+        """The start of workers that waits until those of the round before have been ended."""
         self._check: Timer | None = None
         self._is_checked = not checks
         """Whether this node may join, as far as the user's check of it goes."""
@@ -254,7 +259,9 @@ class Agent:
         if not self._is_checked:
             raise Violation("a place was requested before the node was checked", f"node {self.number}")
         self.joined_at = self.job.world.now
-        self.handler.join("default", self.plan.size, self.job.scenario.max_restarts, "train.py")
+        limit, restarted = self.job.scenario.max_restarts, self.workers.restarted
+        self.restarts_workers = restarted
+        self.handler.join("default", self.plan.size, limit, "train.py", restarts_workers=restarted)
         self._ask_every = 2.0
         self._ask_again()
 
@@ -270,6 +277,17 @@ class Agent:
             self._ask_again()
 
     def _do_start(self, step: StartWorkers) -> None:
+        if step.placement.restart_workers and self.workers.survivors:  # as the preparation of the round does
+            self._start = self.process.later(self.process.rng.uniform(0.0, 0.2), self._start_anew, step)
+        else:
+            self._start_workers(step)
+
+    def _start_anew(self, step: StartWorkers) -> None:
+        self._start = None
+        self.workers.gone()
+        self._start_workers(step)
+
+    def _start_workers(self, step: StartWorkers) -> None:
         self.job.audit.starts(self, step.placement)
         self._end_notice()
         self.handler.begin_round(step.placement)
@@ -292,18 +310,26 @@ class Agent:
         if self._check is not None:
             self._check.cancel()
             self._check = None
-        self._stop = self.process.later(self.workers.stop_time(), self._stopped)
+        if self._start is not None:
+            self._start.cancel()
+            self._start = None
+        releases = step.restarts and self.workers.resumable
+        takes = self.workers.release_time() if releases else self.workers.stop_time()
+        self._stop = self.process.later(takes, self._stopped, releases)
 
-    def _stopped(self) -> None:
+    def _stopped(self, released: bool) -> None:
         self._stop = None
-        self.workers.gone()
+        if released:
+            self.workers.released()
+        else:
+            self.workers.gone()
         self._end_notice()
         self._post(WorkersStopped(ended_in_order=True))
 
     def _do_kill(self, _step: KillWorkers) -> None:
         if self._stop is not None:
             self._stop.cancel()
-            self._stop = self.process.later(0.01, self._stopped)
+            self._stop = self.process.later(0.01, self._stopped, False)
 
     def _do_send(self, step: Fail | Succeed | Drain | Preempt | LeaveRequest) -> None:
         self.handler.send(step)
@@ -409,6 +435,7 @@ class Agent:
         """The last step is taken: let go of everything, as `agent.agent` and the handler's `shutdown` do."""
         self._end(fate)
         self._end_notice()
+        self.workers.gone()
         if self.link is not None:
             self.link.close()
         self.stores.close()

@@ -437,6 +437,7 @@ class Audit:
         if self._job.servers == 1 and placement.restarts != sum(each < name for each in self._counted):
             raise Violation("restarts told are not the failures counted", f"{placement} with {self._counted}")
         round_.told[agent.number] = placement
+        round_.restarts_workers[agent.number] = agent.restarts_workers
         self._placed[agent.number] = placement
         self.names[agent.number, placement.round] = name
 
@@ -468,9 +469,21 @@ class Audit:
             raise Violation("two rounds have one worker store", f"{before} and {name} on node {agent.number}")
         if placement.group_rank == 0 and agent.stores.prepared != placement.store_port:
             raise Violation("the worker store of a round is not there", f"node {agent.number}: {placement}")
+        self._check_survivors(agent, placement, self.rounds[name])
         admitted = self._job.world.admitted.get(placement.store_port)  # until there is one, who comes has to wait
         if admitted is not None and agent.stores.worker_address not in admitted:
             raise Violation("the worker store refuses a member", f"node {agent.number}: {placement} with {admitted}")
+
+    def _check_survivors(self, agent: Agent, placement: Placement, round_: Round) -> None:
+        """Workers go on in their processes on all nodes of a round or on none: the others resume from elsewhere."""
+        agents = self._job.agents
+        restarted = [
+            each for each in round_.members if round_.restarts_workers.get(each, agents[each].restarts_workers)
+        ]
+        if agent.workers.survivors and restarted:
+            raise Violation("a worker goes on beside others that were started anew", f"{placement}: {restarted}")
+        if placement.restart_workers and not restarted:
+            raise Violation("workers that could go on were started anew", f"node {agent.number}: {placement}")
 
     def decided(self, agent: Agent, before: PolicyState, event: Event, steps: tuple[Step, ...], source: int) -> None:
         """An agent's policy has decided."""

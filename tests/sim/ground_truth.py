@@ -25,6 +25,8 @@ class Round:
     restarts: int
     told: dict[int, Placement] = field(default_factory=dict)
     finished: set[int] = field(default_factory=set)
+    restarts_workers: dict[int, bool] = field(default_factory=dict)
+    """What nodes had said of their former workers when they were placed."""
 
 
 @dataclass
@@ -78,4 +80,5 @@ def common(placement: Placement) -> tuple[object, ...]:
         placement.store_port,
         placement.restarts,
         placement.control_rank,
+        placement.restart_workers,
     )

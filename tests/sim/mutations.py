@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 from rallypoint.agent import policy, policy_notices
 from rallypoint.agent.policy_state import Decision, PolicyState
-from rallypoint.coordinator import job_state, recovery
+from rallypoint.coordinator import job_state, notifications, recovery
 from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.notifications import placements
@@ -26,7 +26,16 @@ from rallypoint.membership.decisions import ClockView
 from rallypoint.membership.operations import FINISH, Action, ActionKind, Close, Exit, Fail, Join
 from rallypoint.membership.state import NodeId, Reason, Settings, State, Verdict
 from rallypoint.protocol import resume_state
-from rallypoint.protocol.messages import JobEnded, JoinRequest, LeaveRequest, Notification, Placed, Request, RoundEnded
+from rallypoint.protocol.messages import (
+    JobEnded,
+    JoinRequest,
+    LeaveRequest,
+    Notification,
+    Placed,
+    Placement,
+    Request,
+    RoundEnded,
+)
 from rallypoint.protocol.operator_messages import DrainRequested
 from rallypoint.protocol.resume_state import ResumeState
 from tests.sim import job, link
@@ -272,7 +281,18 @@ def _all_requeue() -> AbstractContextManager[object]:
     return patch.object(job_state, "end_notification", bad)
 
 
+def _mixed_job_survives() -> AbstractContextManager[object]:
+    def bad(state: State) -> dict[NodeId, Placement]:
+        return {node: each._replace(restart_workers=False) for node, each in placements(state).items()}
+
+    both = ExitStack()
+    for module in (notifications, recovery):
+        both.enter_context(patch.object(module, "placements", bad))
+    return both
+
+
 BUGS = (
+    Mutation("workers go on beside others that were started anew", _mixed_job_survives),
     Mutation("a failure ends the round of a preempted job", _failure_cuts_saving),
     Mutation("all nodes requeue a preempted job", _all_requeue),
     Mutation("who stepped down while etcd was away is taken for dead", _refusal_proves_death, found_by=5954),

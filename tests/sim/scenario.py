@@ -16,12 +16,14 @@ SERVER = -1
 
 
 class NodePlan(NamedTuple):
-    """One agent: its number, when it starts, how many workers it has, whether it hosts the control server."""
+    """One agent: its number, when it starts, how many workers it has, whether it hosts the control server, and whether
+    its workers can go on in their processes when a round ends."""
 
     number: int
     start: float = 0.0
     size: int = 1
     hosts: bool = False
+    resumable: bool = False
 
 
 class Fault(NamedTuple):
@@ -186,6 +188,8 @@ _OPERATOR_SHARE = 0.3
 _PREEMPTED_SHARE = 0.11
 _COMMANDS = {"op-watch": 3, "op-restart": 3, "op-drain": 3, "op-resize": 3, "op-stop": 1}
 """How often an operator does what, in the seeds that have one."""
+INPROCESS_TIMEOUT = 2.0
+"""Seconds that a worker has to come out of its function."""
 
 
 def generate(seed: int) -> Scenario:
@@ -211,6 +215,7 @@ def generate(seed: int) -> Scenario:
         for number in range(count, count + rng.choice([0, 0, 1, 1, 2, 3]))
     ]
     faults = _faults(rng, nodes, span, lease, *((_ETCD_THEMES, _ETCD_MAKERS) if etcd else (_THEMES, _MAKERS)))
+    nodes = _resumable(seed, nodes)
     faults = sorted([*faults, *_commands(seed, nodes, span), *_preemptions(seed, nodes, span)])
     over = max((fault.at + fault.length for fault in faults), default=0.0)
     return Scenario(
@@ -239,6 +244,13 @@ def generate(seed: int) -> Scenario:
         etcd=etcd,
         check=Random(f"checks/{seed}").choice([0.0, 0.0, 0.0, 0.1, 3.0]),
     )
+
+
+def _resumable(seed: int, nodes: list[NodePlan]) -> list[NodePlan]:
+    """The nodes whose workers can go on in their processes: none, all or some; from a stream of its own."""
+    rng = Random(f"resumable/{seed}")
+    share = rng.choice([0.0, 0.0, 1.0, 1.0, 0.7])
+    return [node._replace(resumable=rng.random() < share) for node in nodes]
 
 
 def _commands(seed: int, nodes: list[NodePlan], span: float) -> list[Fault]:

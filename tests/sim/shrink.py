@@ -70,6 +70,7 @@ def _simpler(scenario: Scenario) -> Sequence[Scenario]:
         scenario._replace(abandoned=False),
         scenario._replace(min_nodes=1),
         scenario._replace(nodes=tuple(node._replace(size=1) for node in scenario.nodes)),
+        scenario._replace(nodes=tuple(node._replace(resumable=False) for node in scenario.nodes)),
     )
 
 
