@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rallypoint.agent.spec import Worker
+from rallypoint.agent.steps import Collect, ReportStatus
 from rallypoint.base.log import get_logger
 from rallypoint.protocol.operator_messages import MAX_PART, CollectedPart, CollectKind, CollectRequested, NodeReport
 
@@ -16,18 +17,6 @@ if TYPE_CHECKING:
     from rallypoint.agent.incident_files import NodeFacts
 
 log = get_logger(__name__)
-
-
-def collect(request: CollectRequested, workers: WorkerController, send: Callable[[CollectedPart], None]) -> None:
-    """Begin to collect; returns at once.
-
-    Args:
-        request: what, and of which workers.
-        workers: those of this node.
-        send: takes the parts of the answer, from a thread of their own.
-    """
-    begin = _COLLECTORS[request.kind](request, workers)
-    threading.Thread(target=_collect, args=(request, begin, send), name="collect", daemon=True).start()
 
 
 def _stacks(request: CollectRequested, workers: WorkerController) -> Callable[[], bytes]:
@@ -73,24 +62,38 @@ def _collect(request: CollectRequested, gather: Callable[[], bytes], send: Calla
 
 
 class StatusReporter:
-    """Completes reports with what only log files show, which may be on a disk that hangs.
+    """Answers those who watch the workers of one node. Nothing here waits.
+
+    Reports are completed with what only log files show, which may be on a disk that hangs.
 
     Args:
-        send: takes the reports, from any thread.
+        workers: of this node.
+        send: takes reports and the parts of what was collected, from any thread.
     """
 
-    def __init__(self, send: Callable[[NodeReport], None]) -> None:
+    def __init__(self, workers: WorkerController, send: Callable[[NodeReport | CollectedPart], None]) -> None:
+        self._workers = workers
         self._send = send
         self._thread: threading.Thread | None = None
 
-    def send(self, report: NodeReport, output_ages: Callable[[], tuple[float, ...]]) -> None:
+    def carry_out(self, step: ReportStatus | Collect, round_: int) -> None:
+        """Begin what the step says, which counts in this round."""
+        if isinstance(step, Collect):
+            gather = _COLLECTORS[step.request.kind](step.request, self._workers)
+            threading.Thread(
+                target=_collect, args=(step.request, gather, self._send), name="collect", daemon=True
+            ).start()
+        else:
+            self._report(self._workers.report(round_))
+
+    def _report(self, report: NodeReport) -> None:
         """Send a report; without the ages of outputs while the last look at those has not come back."""
         if self._thread is not None and self._thread.is_alive():
             self._send(report)
             return
 
         def complete() -> None:
-            self._send(report._replace(output_ages=output_ages()))
+            self._send(report._replace(output_ages=self._workers.output_ages()))
 
         self._thread = threading.Thread(target=complete, name="report", daemon=True)
         self._thread.start()

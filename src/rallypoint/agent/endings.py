@@ -7,12 +7,12 @@ from signal import Signals
 
 from rallypoint.agent.controller import WorkerController
 from rallypoint.agent.spec import RunResult, WorkerState
-from rallypoint.agent.steps import EndBySignal
-from rallypoint.base.errors import NodeLeftInOrder, SignalException
+from rallypoint.agent.steps import EndBySignal, EndUnfit, EndWithError
+from rallypoint.base.errors import NodeLeftInOrder, PreflightError, SignalException
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_name
 from rallypoint.membership.state import Outcome, Verdict
-from rallypoint.protocol.errors import RendezvousClosedError
+from rallypoint.protocol.errors import RendezvousClosedError, error_of
 
 log = get_logger(__name__)
 
@@ -41,8 +41,19 @@ def result_of(verdict: Verdict, last: RunResult, workers: WorkerController, *, r
     )
 
 
-def signal_error(step: EndBySignal) -> Exception:
-    """What an agent ends with that a signal has ended."""
+def ending_error(step: EndWithError | EndUnfit | EndBySignal) -> BaseException:
+    """What an agent ends with that has no result."""
+    match step:
+        case EndWithError(notification):
+            error = error_of(notification)
+            assert error is not None
+            return error
+        case EndUnfit(failure):
+            return PreflightError(failure)
+    return _signal_error(step)
+
+
+def _signal_error(step: EndBySignal) -> Exception:
     name = signal_name(step.signal)
     if step.standing:
         left = f"this node has left the job after {name}; the job {step.standing}"

@@ -26,14 +26,12 @@ from rallypoint.failures.cause import Cause, Ending
 from rallypoint.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
 from rallypoint.membership.state import Outcome
 from rallypoint.notices import PREEMPTION
-from rallypoint.protocol.errors import error_of
 from rallypoint.protocol.messages import LeaveRequest
 
 if TYPE_CHECKING:
     from rallypoint.agent.collect import StatusReporter
-    from rallypoint.agent.node_check import NodeCheck
     from rallypoint.agent.preemption.preempted_job import PreemptedJob
-    from rallypoint.workers.escalation import StopInProgress
+    from rallypoint.agent.stopping import Stopping
 
 log = get_logger(__name__)
 
@@ -62,9 +60,7 @@ class StepExecutor:
         self._post = post
         self._notices = NoticeDirectory(clock)
         self._round = -1
-        self.stopping: StopInProgress | None = None
-        self._check: NodeCheck | None = None
-        """The user's check of this node, while it runs."""
+        self._stopping: Stopping | None = None
         self.starting: steps.StartWorkers | None = None
         """What is to start as soon as all is ready that it has to wait for."""
         self.waiting = WaitingForOthers(rendezvous, clock)
@@ -90,28 +86,23 @@ class StepExecutor:
 
     def fds(self) -> list[int]:
         """Descriptors that become readable when there is something to do."""
-        return [*self._notices.fds(), *(fd for each in self._begun() for fd in each.fds())]
+        return [*self._notices.fds(), *(() if self._stopping is None else self._stopping.fds())]
 
     def wake_at(self) -> float:
         """When there is something to do by itself, on the clock; infinite for never."""
         start_at = math.inf if self.starting is None or self._workers.preparing() else -math.inf
-        begun = (each.wake_at() for each in (*self._begun(), self._preempted) if each is not None)
+        begun = (each.wake_at() for each in (self._stopping, self._preempted) if each is not None)
         return min(self._notices.wake_at(), self._signal_by, start_at, *begun)
 
-    def _begun(self) -> list[StopInProgress | NodeCheck]:
-        return [each for each in (self.stopping, self._check) if each is not None]
+    @property
+    def stops(self) -> bool:
+        """Whether a stop of the workers is under way."""
+        return self._stopping is not None and self._stopping.stop is not None
 
     def stop_events(self) -> Iterator[steps.Event]:
-        """Go on with the stop that is under way."""
-        if self.stopping is not None and self.stopping.step():
-            self.stopping = None
-            yield self._stopped()
-
-    def check_events(self) -> Iterator[steps.Event]:
-        """Go on with the check of this node that runs."""
-        if self._check is not None and self._check.step():
-            check, self._check = self._check, None
-            yield check.outcome()
+        """Go on with the stop that is under way, and with the check of this node that runs."""
+        if self._stopping is not None:
+            yield from self._stopping.events()
 
     def start_events(self) -> Iterator[steps.Event]:
         """Start the workers, if they are to start and need not wait for anything; or tell why they cannot."""
@@ -141,8 +132,8 @@ class StepExecutor:
         """End whatever runs by this signal, and return when it is gone."""
         self.waiting.end()
         try:
-            if self._check is not None:
-                self._check.end(number)
+            if self._stopping is not None and self._stopping.check is not None:
+                self._stopping.check.end(number)
             self._workers.shutdown(number)
         except BaseException:  # an unhandled ^C, say, must not cut the shutdown short
             self._workers.shutdown(Signals.SIGKILL)
@@ -221,27 +212,32 @@ class StepExecutor:
     # Steps: the workers
 
     def _do_check(self, _step: steps.CheckNode) -> None:
-        assert self._workers.begin_check is not None, "only where the user has a check"
-        self._check = self._workers.begin_check()
+        self._made_stopping().begin_check()
 
     def _do_stop(self, step: steps.StopWorkers) -> None:
-        if self._check is not None:
-            self._check.begin_stop(step.signal)
+        stopping = self._made_stopping()
+        if stopping.check is not None:
+            stopping.check.begin_stop(step.signal)
             return
         self.starting = None
         self._workers.cancel_preparations()
         self._workers.report_progress()
         if self._events is not None:
             self._events.stops()
-        self.stopping = self._workers.stop(step)
-        if self.stopping is None or self.stopping.step():
-            self.stopping = None
-            self._post(self._stopped())
+        if (stopped := stopping.begin_stop(step)) is not None:
+            self._post(stopped)
 
     def _do_kill(self, _step: steps.KillWorkers) -> None:
         log.warning("Killing the workers")
-        for each in self._begun():
-            each.kill_now()
+        if self._stopping is not None:
+            self._stopping.kill()
+
+    def _made_stopping(self) -> Stopping:
+        if self._stopping is None:
+            from rallypoint.agent.stopping import Stopping
+
+            self._stopping = Stopping(self._workers, self._stopped)
+        return self._stopping
 
     def _do_forward(self, step: steps.ForwardSignal) -> None:
         log.info("Received %s for the workers", signal_name(step.signal))
@@ -268,17 +264,12 @@ class StepExecutor:
 
     # Steps: for those who watch
 
-    def _do_report(self, _step: steps.ReportStatus) -> None:
+    def _do_report(self, step: steps.ReportStatus | steps.Collect) -> None:
         if self._reporter is None:
             from rallypoint.agent.collect import StatusReporter
 
-            self._reporter = StatusReporter(self._rendezvous.send)
-        self._reporter.send(self._workers.report(self._round), self._workers.output_ages)
-
-    def _do_collect(self, step: steps.Collect) -> None:
-        from rallypoint.agent.collect import collect
-
-        collect(step.request, self._workers, self._rendezvous.send)
+            self._reporter = StatusReporter(self._workers, self._rendezvous.send)
+        self._reporter.carry_out(step, self._round)
 
     # Steps: the end
 
@@ -299,20 +290,10 @@ class StepExecutor:
         elsewhere = not own and not self._rendezvous.hosts_coordinator
         self.result = result_of(verdict, last, self._workers, reported_elsewhere=elsewhere)
 
-    def _do_end_with_error(self, step: steps.EndWithError) -> None:
-        error = error_of(step.notification)
-        assert error is not None
-        raise error
+    def _do_raise(self, step: steps.EndWithError | steps.EndUnfit | steps.EndBySignal) -> None:
+        from rallypoint.agent.endings import ending_error
 
-    def _do_end_unfit(self, step: steps.EndUnfit) -> None:
-        from rallypoint.base.errors import PreflightError
-
-        raise PreflightError(step.failure)
-
-    def _do_end_by_signal(self, step: steps.EndBySignal) -> None:
-        from rallypoint.agent.endings import signal_error
-
-        raise signal_error(step)
+        raise ending_error(step)
 
     def _do_end_in_success(self, _step: steps.EndInSuccess) -> None:
         self._succeed(self.last or RunResult(WorkerState.SUCCEEDED))
@@ -337,14 +318,10 @@ class StepExecutor:
         steps.PostNotice: _do_post_notice,
         steps.WithdrawNotice: _do_withdraw_notice,
         steps.PostStopNotice: _do_post_stop_notice,
-        steps.AwaitVerdict: _do_preempt,
-        steps.RequeueJob: _do_preempt,
+        **dict.fromkeys((steps.AwaitVerdict, steps.RequeueJob), _do_preempt),
         steps.QueryStanding: _do_query_standing,
-        steps.ReportStatus: _do_report,
-        steps.Collect: _do_collect,
+        **dict.fromkeys((steps.ReportStatus, steps.Collect), _do_report),
         steps.EndWithVerdict: _do_end_with_verdict,
-        steps.EndWithError: _do_end_with_error,
-        steps.EndUnfit: _do_end_unfit,
-        steps.EndBySignal: _do_end_by_signal,
+        **dict.fromkeys((steps.EndWithError, steps.EndUnfit, steps.EndBySignal), _do_raise),
         steps.EndInSuccess: _do_end_in_success,
     }

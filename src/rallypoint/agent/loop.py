@@ -95,7 +95,7 @@ class AgentLoop:
                     with defer_interrupts() as self._raise_interrupt:
                         return self._run_to_end()
                 except KeyboardInterrupt:  # where SIGINT is not among `signals`
-                    number = SIGTERM if self._executor.stopping is None else SIGKILL
+                    number = SIGKILL if self._executor.stops else SIGTERM
                     raise
                 finally:
                     if self._preemption is not None and self._preemption.deadline is not None:
@@ -134,7 +134,6 @@ class AgentLoop:
         self._raise_interrupt()
         yield from self._drain_mailbox()
         yield from self._executor.stop_events()
-        yield from self._executor.check_events()
         for monitor in self._monitors():
             monitor.step()
         yield from self._executor.start_events()
@@ -187,7 +186,7 @@ class AgentLoop:
 
     @property
     def _waits_for_others(self) -> bool:
-        return self._state.phase is Phase.FORMING and self._executor.stopping is None
+        return self._state.phase is Phase.FORMING and not self._executor.stops
 
     @property
     def _watches(self) -> bool:

@@ -20,7 +20,7 @@ from rallypoint.logs.prefix import line_prefixes
 from rallypoint.logs.specs import LogsDest, LogsSpecs
 from rallypoint.protocol.messages import Placement
 from rallypoint.telemetry.lazy import profiled
-from rallypoint.workers.context import PContext, ProcessOptions, RunProcsResult
+from rallypoint.workers.context import PContext, ProcessOptions
 from rallypoint.workers.macros import macros
 from rallypoint.workers.reaper.client import ReaperClient, ReaperLost
 from rallypoint.workers.reaper.prestart import take_prestarted
@@ -215,7 +215,9 @@ class ProcessController(WorkerController):
         if result is None:
             return self._running_result(self.pcontext, by_rank)
         if result.is_failed():
-            self._blame(result)
+            from rallypoint.agent.failure_reasons import add_reasons
+
+            add_reasons(result.failures.values(), self._watchdog, self._was_only_forwarded)
             return RunResult(
                 WorkerState.FAILED, failures={by_rank[rank]: failure for rank, failure in result.failures.items()}
             )
@@ -223,27 +225,13 @@ class ProcessController(WorkerController):
         state = WorkerState.SUCCEEDED if len(values) == len(by_rank) else WorkerState.STOPPED
         return RunResult(state, return_values=values)
 
-    def _blame(self, result: RunProcsResult) -> None:
-        """Add to each failure what the watchdog did, or that a signal was not meant to end the worker."""
-        for failure in result.failures.values():
-            why = "" if self._watchdog is None else self._watchdog.expiry_reason(failure.pid)
-            if why and not failure.reason.startswith(why):  # it may have been polled before
-                failure.set_reason(f"{why} ({failure.text})")
-            elif not failure.reason and self._was_only_forwarded(-failure.exitcode):
-                failure.set_reason(f"{failure.text}, which was meant for the workers; this one has no handler for it")
-
     def _running_result(self, pcontext: PContext, by_rank: dict[int, int]) -> RunResult:
         if self._watchdog is None or not (stuck := self._watchdog.stuck):
             return RunResult(WorkerState.HEALTHY)
-        from rallypoint.failures.failure import ProcessFailure
+        from rallypoint.agent.failure_reasons import stuck_failures
 
         self.beyond_help = True
-        failures = {}
-        for local_rank, pid in pcontext.pids().items():
-            if pid in stuck:
-                failure = failures[by_rank[local_rank]] = ProcessFailure(local_rank, pid, -signal.SIGKILL, "")
-                failure.set_reason(stuck[pid].why)
-        return RunResult(WorkerState.UNHEALTHY, failures=failures)
+        return RunResult(WorkerState.UNHEALTHY, failures=stuck_failures(stuck, pcontext.pids(), by_rank))
 
     def restart_limit(self) -> int:
         return 0 if self.beyond_help else super().restart_limit()
