@@ -12,10 +12,13 @@ from rallypoint.coordinator.progress_text import RendezvousName, timeout_sentenc
 from rallypoint.coordinator.session_registry import SessionRecord
 from rallypoint.failures.cause import Cause, Ending, Restarts
 from rallypoint.failures.report import ChildFailedError
+from rallypoint.hangs.frames import Frame
+from rallypoint.hangs.messages import NodeEvidence, RankEvidence, decode_evidence, encode_evidence
+from rallypoint.hangs.report import MAX_LINES, report_lines, stack_lines
+from rallypoint.hangs.stacks import decode_stacks
 from rallypoint.membership.operations import Close, Drain, Fail, Preempt, PreemptJob, RecordProgress, Succeed
 from rallypoint.membership.state import NodeId, NodeInfo, Outcome, Reason, RoundEnd, Settings, State, Verdict
 from rallypoint.observe.bundle import Piece, decode_bundle, encode_bundle
-from rallypoint.observe.stacks import decode_stacks, grouped_stacks
 from rallypoint.observe.status_json import status_json
 from rallypoint.observe.status_text import status_lines
 from rallypoint.protocol import codec
@@ -246,10 +249,32 @@ def snapshots(data: bytes) -> None:
 def stacks(data: bytes) -> None:
     """Stacks of another node are lines, or an error."""
     with suppress(ValueError):
-        grouped_stacks(decode_stacks(data))
+        lines = stack_lines(decode_stacks(data))
+        assert all(line.isprintable() for line in lines), lines
+
+
+def evidence(data: bytes) -> None:
+    """The evidence of another node is a few lines that can be printed, or an error."""
+    with suppress(ValueError):
+        lines = report_lines([decode_evidence(data)])
+        assert all(line.isprintable() for line in lines), lines
+        assert len(lines) <= MAX_LINES
 
 
 _STACKS = b'[{"rank":0,"pid":7,"text":"Thread 1 (active): MainThread\\n  f (a.py:1)"}]'
+
+
+_EVIDENCE = encode_evidence(
+    NodeEvidence(
+        "host",
+        (
+            RankEvidence(0, "sleeping", where="futex", frames=(Frame("f", "/a/b.py", 1), Frame("g", "<frozen x>"))),
+            RankEvidence(1, "ended", 1),
+            RankEvidence(2, "in uninterruptible sleep", kernel=("io_schedule",), why_none="not permitted"),
+        ),
+        "/tmp/hang.0.txt",
+    )
+)
 
 
 def _snapshot_seeds() -> Sequence[bytes]:
@@ -329,8 +354,9 @@ TARGETS = {
     "messages": Target(messages, _message_seeds, ("protocol/codec.py", "protocol/validation.py")),
     "snapshots": Target(snapshots, _snapshot_seeds, ("protocol/observation.py",)),
     "stacks": Target(
-        stacks, lambda: [b'[{"rank":0,"pid":7,"text":"Thread 1: MainThread\\n  f (a.py:1)"}]'], ("observe/stacks.py",)
+        stacks, lambda: [b'[{"rank":0,"pid":7,"text":"Thread 1: MainThread\\n  f (a.py:1)"}]'], ("hangs/stacks.py",)
     ),
+    "evidence": Target(evidence, lambda: [_EVIDENCE], ("hangs/messages.py", "hangs/frames.py")),
     "bundles": Target(bundles, lambda: [encode_bundle([Piece("a/b.txt", b"x" * 100)])], ("observe/bundle.py",)),
     "signatures": Target(
         signatures, lambda: [b"\0\0\0\1\0\0\2\0\0", b"\0\5\1\0\0\0", b"\x80\4ab"], ("protocol/signing.py",)

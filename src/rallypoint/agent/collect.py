@@ -15,6 +15,7 @@ from rallypoint.protocol.operator_messages import MAX_PART, CollectedPart, Colle
 if TYPE_CHECKING:
     from rallypoint.agent.controller import WorkerController
     from rallypoint.agent.incident_files import NodeFacts
+    from rallypoint.hangs.evidence import ExaminedNode
 
 log = get_logger(__name__)
 
@@ -25,7 +26,7 @@ def _stacks(request: CollectRequested, workers: WorkerController) -> Callable[[]
 
 
 def _stacks_of(workers: Sequence[Worker]) -> bytes:
-    from rallypoint.observe.stacks import stacks_of
+    from rallypoint.hangs.stacks import stacks_of
 
     return stacks_of({each.global_rank: each.id for each in workers if isinstance(each.id, int)})
 
@@ -43,9 +44,22 @@ def _bundle_of(facts: NodeFacts) -> bytes:
     return encode_bundle(demand(facts))
 
 
+def _hang(_request: CollectRequested, workers: WorkerController) -> Callable[[], bytes]:
+    from rallypoint.agent.hang_evidence import examined_node
+
+    return partial(_hang_of, examined_node(workers))
+
+
+def _hang_of(node: ExaminedNode) -> bytes:
+    from rallypoint.hangs.evidence import collect_evidence
+
+    return collect_evidence(node)
+
+
 _COLLECTORS: Mapping[CollectKind, Callable[[CollectRequested, WorkerController], Callable[[], bytes]]] = {
     CollectKind.STACKS: _stacks,
     CollectKind.BUNDLE: _bundle,
+    CollectKind.HANG: _hang,
 }
 """What looks at the workers on the loop's thread, and gives what is then done off it."""
 

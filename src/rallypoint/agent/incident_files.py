@@ -161,12 +161,13 @@ def _versions() -> dict[str, str]:
 
 def stack_pieces(facts: NodeFacts) -> list[Piece]:
     """The Python stacks of the workers that run, where py-spy can read them."""
-    from rallypoint.observe.stacks import decode_stacks, grouped_stacks, stacks_of
+    from rallypoint.hangs.report import stack_lines
+    from rallypoint.hangs.stacks import stacks_of_workers
 
     pids = {each.rank: each.pid for each in facts.workers if each.pid > 0 and os.path.exists(f"/proc/{each.pid}")}
     if not pids:
         return []
-    text = "\n".join(grouped_stacks(decode_stacks(stacks_of(pids))))
+    text = "\n".join(stack_lines(stacks_of_workers(pids)))
     return [Piece("stacks.txt", f"{text}\n".encode())]
 
 

@@ -167,7 +167,8 @@ def _resize(options: argparse.Namespace) -> int:
 def _stacks(options: argparse.Namespace) -> int:
     from rallypoint.cli.exit import print_answer
     from rallypoint.client.watcher import operator_name
-    from rallypoint.observe.stacks import decode_stacks, grouped_stacks
+    from rallypoint.hangs.report import stack_lines
+    from rallypoint.hangs.stacks import decode_stacks
     from rallypoint.protocol.observation import CollectCommand
     from rallypoint.protocol.operator_messages import CollectKind
 
@@ -178,7 +179,7 @@ def _stacks(options: argparse.Namespace) -> int:
         if options.rank >= 0:
             found = [each for each in found if each.rank == options.rank]
         if found:
-            print_answer("\n".join(grouped_stacks(found)))
+            print_answer("\n".join(stack_lines(found)))
         if not reply.done:
             raise RallypointError(reply.detail)
         return 0 if any(not each.error for each in found) else 1

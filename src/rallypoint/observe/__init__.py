@@ -1,1 +1,1 @@
-"""What people and machines see of a job: texts, a screen, a page, metrics, reports, stacks of workers."""
+"""What people and machines see of a job: texts, a screen, a page, metrics and reports."""

@@ -35,6 +35,8 @@ class CollectKind(StrEnum):
 
     STACKS = "stacks"
     BUNDLE = "bundle"
+    HANG = "hang"
+    """The evidence of a hang, of all workers."""
 
 
 class CollectRequested(NamedTuple):

@@ -1,0 +1,39 @@
+"""What the collection of a hang's evidence goes by: the workers of this node, as its agent's loop knows them."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from rallypoint.hangs.evidence import ExaminedNode, ExaminedWorker
+
+if TYPE_CHECKING:
+    from rallypoint.agent.controller import WorkerController
+    from rallypoint.workers.context import PContext
+
+
+def examined_node(controller: WorkerController) -> ExaminedNode:
+    """This node and its workers at this moment. On the loop's thread."""
+    group, context = controller.group, controller.pcontext
+    host = os.uname().nodename
+    if context is None:
+        return ExaminedNode(host, ())
+    pids, exit_codes = context.pids(), _exit_codes(context)
+    workers = tuple(
+        ExaminedWorker(each.global_rank, pids.get(each.local_rank, 0), exit_codes.get(each.local_rank))
+        for each in group.workers
+    )
+    return ExaminedNode(host, workers, attempt_folder(context))
+
+
+def _exit_codes(context: PContext) -> dict[int, int]:
+    """By local rank, of the workers that have ended."""
+    result = context.poll()
+    failed = {} if result is None else {rank: each.exitcode for rank, each in result.failures.items()}
+    return {**dict.fromkeys(context.succeeded, 0), **failed}
+
+
+def attempt_folder(context: PContext) -> str:
+    """The folder of this start of the workers; empty if their output has none."""
+    path = next((each for each in context.error_files.values() if each), "")
+    return os.path.dirname(os.path.dirname(path))

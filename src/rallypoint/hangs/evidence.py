@@ -1,0 +1,109 @@
+"""Collects the evidence of a hang on one node.
+
+Laws:
+
+1. Nothing here may run on the agent's loop: py-spy takes seconds, and a file system may hang.
+2. No worker is sent anything by which it could end, and none is stopped: whoever asks may be wrong about the hang.
+3. What is sent of a node is bounded, whatever its workers are in; all of it is kept on the node.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import NamedTuple
+
+from rallypoint.base.log import get_logger, printable
+from rallypoint.hangs.frames import main_frames
+from rallypoint.hangs.messages import (
+    MAX_FRAMES,
+    MAX_TEXT,
+    NodeEvidence,
+    RankEvidence,
+    decode_evidence,
+    encode_evidence,
+)
+from rallypoint.hangs.processes import process_state
+from rallypoint.hangs.stacks import WorkerStacks, stacks_of_workers
+
+__all__ = ["ExaminedNode", "ExaminedWorker", "collect_evidence", "decode_evidence"]
+
+log = get_logger(__name__)
+
+_MOST_FILES = 100
+"""Files of evidence in one folder."""
+
+
+class ExaminedWorker(NamedTuple):
+    """A worker of this node. `exit_code` is None while it runs."""
+
+    rank: int
+    pid: int
+    exit_code: int | None = None
+
+
+class ExaminedNode(NamedTuple):
+    """This node as its agent's loop knows it. All of the evidence is kept in `folder`; empty for nowhere."""
+
+    host: str
+    workers: tuple[ExaminedWorker, ...]
+    folder: str = ""
+
+
+def collect_evidence(node: ExaminedNode) -> bytes:
+    """Look at the workers of this node; takes as long as py-spy does, ten seconds at most.
+
+    Args:
+        node: the workers, and where to keep what is found.
+
+    Returns:
+        What `decode_evidence` takes.
+    """
+    running = {each.rank: each.pid for each in node.workers if each.exit_code is None and each.pid > 0}
+    stacks = {each.rank: each for each in stacks_of_workers(running)}
+    ranks = tuple(_found(each, stacks.get(each.rank)) for each in sorted(node.workers))
+    kept = _keep(node.folder, _whole_text(ranks, stacks)) if node.folder else ""
+    return encode_evidence(NodeEvidence(printable(node.host), ranks, printable(kept, MAX_TEXT)))
+
+
+def _found(worker: ExaminedWorker, stack: WorkerStacks | None) -> RankEvidence:
+    if stack is None:
+        return RankEvidence(worker.rank, "ended", worker.exit_code)
+    state = process_state(worker.pid)
+    frames = main_frames(stack.text)[:MAX_FRAMES]
+    why = "" if frames else stack.error or "py-spy has found no Python in it"
+    return RankEvidence(
+        worker.rank,
+        state.name,
+        where=printable(state.where, MAX_TEXT),
+        kernel=state.kernel,
+        frames=frames,
+        why_none=printable(why, MAX_TEXT),
+    )
+
+
+def _whole_text(ranks: tuple[RankEvidence, ...], stacks: Mapping[int, WorkerStacks]) -> str:
+    lines: list[str] = []
+    for each in ranks:
+        state = each.state if each.exit_code is None else f"{each.state} with exit code {each.exit_code}"
+        lines.append(f"== rank {each.rank}: {state}{f' ({each.where})' if each.where else ''}")
+        lines += ["kernel stack:", *(f"    {line}" for line in each.kernel)] if each.kernel else []
+        stack = stacks.get(each.rank)
+        lines += [stack.text.rstrip() or f"no stacks: {each.why_none}"] if stack is not None else []
+        lines.append("")
+    return "\n".join(lines)
+
+
+def _keep(folder: str, text: str) -> str:
+    """Write the text into a new file of the folder; returns its path, or nothing if the disk does not take it."""
+    try:
+        os.makedirs(folder, exist_ok=True)
+        for number in range(_MOST_FILES):
+            path = os.path.join(folder, f"hang.{number}.txt")
+            with suppress(FileExistsError), open(path, "x", encoding="utf-8", errors="replace") as file:
+                file.write(text)
+                return os.path.abspath(path)
+    except OSError as error:
+        log.warning("the evidence of a hang cannot be kept in %s: %s", folder, error.strerror or error)
+    return ""

@@ -1,0 +1,65 @@
+"""Ranks that are in the same place, once. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from rallypoint.base.log import ranges
+from rallypoint.hangs.frames import Call, calls_of, telling
+from rallypoint.hangs.messages import RankEvidence
+
+_USUAL = frozenset({"running", "sleeping"})
+"""States that say nothing of a hang: what waits sleeps, and what spins runs."""
+DIFFERS = "  <- differs"
+
+
+class Found(NamedTuple):
+    """What a rank was found in, without what differs between ranks that do the same. `calls` are those of its main
+    thread, the innermost first."""
+
+    state: str
+    calls: tuple[Call, ...]
+
+    @property
+    def headline(self) -> str:
+        """A few words for it."""
+        return ", ".join(each for each in (self.state, telling(self.calls)) if each) or "nothing is known"
+
+
+class Group(NamedTuple):
+    """Ranks that were found in the same. `differs` if more ranks are in another group than in this."""
+
+    ranks: tuple[int, ...]
+    found: Found
+    differs: bool
+
+    @property
+    def line(self) -> str:
+        """`3 ranks (0-2): all_reduce, train.py:41`."""
+        return f"{ranks_text(self.ranks)}: {self.found.headline}{DIFFERS if self.differs else ''}"
+
+
+def ranks_text(ranks: Sequence[int]) -> str:
+    """`3 ranks (0-2)`."""
+    return f"{len(ranks)} rank{'' if len(ranks) == 1 else 's'} ({', '.join(ranges(ranks))})"
+
+
+def found_of(rank: RankEvidence) -> Found:
+    """What a rank was found in, as others may have been found too."""
+    calls = calls_of(rank.frames)
+    if rank.exit_code is not None:
+        return Found(f"{rank.state} with exit code {rank.exit_code}", calls)
+    if calls and rank.state in _USUAL:
+        return Found("", calls)
+    return Found(f"{rank.state} ({rank.where})" if rank.where else rank.state, calls)
+
+
+def groups_of(ranks: Iterable[RankEvidence]) -> list[Group]:
+    """The groups, the largest first, then by their lowest rank; those that are smaller than the largest differ."""
+    members: dict[Found, list[int]] = {}
+    for each in sorted(ranks, key=lambda one: one.rank):
+        members.setdefault(found_of(each), []).append(each.rank)
+    in_order = sorted(members.items(), key=lambda entry: (-len(entry[1]), entry[1]))
+    most = len(in_order[0][1]) if in_order else 0
+    return [Group(tuple(ranks), found, len(ranks) < most) for found, ranks in in_order]

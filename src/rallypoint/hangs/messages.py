@@ -1,0 +1,81 @@
+"""What a node tells of the ranks that hang on it, as data, and the check of it where it arrives. Pure.
+
+Law: it is checked once, in `decode_evidence`. Lengths and numbers that cannot be are refused, and so is text that does
+not print, since nothing of ours has written it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Annotated
+
+import msgspec
+
+from rallypoint.hangs.frames import Frame
+
+MAX_FRAMES = 40
+"""Frames of one rank's main thread that are sent: the innermost."""
+MAX_TEXT = 300
+"""Characters of a text that is sent."""
+MAX_KERNEL = 32
+"""Lines of a kernel stack."""
+_MAX_WORKERS = 65536
+
+_Text = Annotated[str, msgspec.Meta(max_length=MAX_TEXT)]
+_Rank = Annotated[int, msgspec.Meta(ge=0, lt=2**32)]
+
+
+class RankEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one rank was found in.
+
+    `where` is the place in the kernel that it waits in, where that may be read, and `kernel` the kernel's stack, of a
+    process in uninterruptible sleep. `frames` are those of its main thread, the innermost first; `why_none` says why
+    there are none.
+    """
+
+    rank: _Rank
+    state: _Text
+    exit_code: Annotated[int, msgspec.Meta(ge=-1024, le=1024)] | None = None
+    where: _Text = ""
+    kernel: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=MAX_KERNEL)] = ()
+    frames: Annotated[tuple[Frame, ...], msgspec.Meta(max_length=MAX_FRAMES)] = ()
+    why_none: _Text = ""
+
+
+class NodeEvidence(msgspec.Struct, frozen=True, omit_defaults=True):
+    """What one node has found. `kept` is the file there that has all of it, empty for none."""
+
+    host: _Text
+    ranks: Annotated[tuple[RankEvidence, ...], msgspec.Meta(max_length=_MAX_WORKERS)] = ()
+    kept: _Text = ""
+
+
+_decoder = msgspec.json.Decoder(NodeEvidence)
+
+
+def encode_evidence(found: NodeEvidence) -> bytes:
+    """What `decode_evidence` takes."""
+    return msgspec.json.encode(found)
+
+
+def decode_evidence(data: bytes) -> NodeEvidence:
+    """The evidence of one node, checked.
+
+    Raises:
+        ValueError: these bytes are something else, or say what cannot be.
+    """
+    try:
+        found = _decoder.decode(data)
+    except msgspec.DecodeError as error:
+        raise ValueError(str(error)) from None
+    if bad := next((text for text in _texts(found) if not text.isprintable()), None):
+        raise ValueError(f"a text of it cannot be printed: {bad[:80]!r}")
+    return found
+
+
+def _texts(found: NodeEvidence) -> Iterator[str]:
+    yield from (found.host, found.kept)
+    for rank in found.ranks:
+        yield from (rank.state, rank.where, rank.why_none, *rank.kernel)
+        for frame in rank.frames:
+            yield from (frame.function, frame.file)

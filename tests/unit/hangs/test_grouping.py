@@ -1,0 +1,158 @@
+"""Stacks of many ranks, as a few lines."""
+
+from __future__ import annotations
+
+from itertools import chain
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rallypoint.hangs.frames import Frame, calls_of, main_frames, short_lines, telling
+from rallypoint.hangs.grouping import groups_of
+from rallypoint.hangs.messages import NodeEvidence, RankEvidence, decode_evidence, encode_evidence
+from rallypoint.hangs.report import MAX_LINES, report_lines
+
+PACKAGES = "/opt/env/lib/python3.12/site-packages"
+WRAPPER = Frame("_exception_logger.<locals>.wrapper", f"{PACKAGES}/torch/distributed/c10d_logger.py", 83)
+ALL_REDUCE = Frame("all_reduce", f"{PACKAGES}/torch/distributed/distributed_c10d.py", 3252)
+IN_TRAIN = (ALL_REDUCE, WRAPPER, Frame("<module>", "/home/me/job/train.py", 41))
+IN_LOAD = (Frame("load", "/home/me/job/data.py", 12), Frame("<module>", "/home/me/job/train.py", 38))
+
+DUMP = """Process 8328: python -u train.py
+Python v3.12.1 (/usr/bin/python3.12)
+
+Thread 8340 (idle): "pin memory"
+    wait (/usr/lib/python3.12/threading.py:355)
+Thread 8328 (active+gil): "MainThread"
+    all_reduce (/opt/env/lib/python3.12/site-packages/torch/distributed/distributed_c10d.py:3252)
+    Trainer.step (/home/me/my (old) job/train.py:41)
+    <module> (/home/me/my (old) job/train.py:60)
+Process 8350: python -c child
+Python v3.12.1 (/usr/bin/python3.12)
+
+Thread 8350 (idle): "MainThread"
+    other (/home/me/other.py:1)
+"""
+
+
+def test_the_ranks_that_do_the_same_are_one_line_and_the_few_are_marked() -> None:
+    ranks = [RankEvidence(rank, "sleeping", frames=IN_TRAIN) for rank in (0, 2, 1)]
+    ranks.append(RankEvidence(3, "sleeping", frames=IN_LOAD))
+    assert [each.line for each in groups_of(ranks)] == [
+        "3 ranks (0-2): all_reduce, train.py:41",
+        "1 rank (3): load, data.py:12  <- differs",
+    ]
+
+
+def test_a_state_that_says_something_makes_a_group_and_where_a_library_polls_does_not() -> None:
+    elsewhere = (Frame("all_reduce", ALL_REDUCE.file, 3260), *IN_TRAIN[1:])
+    ranks = [
+        RankEvidence(0, "sleeping", where="futex_do_wait, futex", frames=IN_TRAIN),
+        RankEvidence(1, "running", frames=elsewhere),
+        RankEvidence(2, "stopped by a signal", frames=IN_TRAIN),
+        RankEvidence(3, "ended", 0),
+        RankEvidence(4, "in uninterruptible sleep", where="nfs_wait, read", why_none="not permitted"),
+    ]
+    assert [each.line for each in groups_of(ranks)] == [
+        "2 ranks (0-1): all_reduce, train.py:41",
+        "1 rank (2): stopped by a signal, all_reduce, train.py:41  <- differs",
+        "1 rank (3): ended with exit code 0  <- differs",
+        "1 rank (4): in uninterruptible sleep (nfs_wait, read)  <- differs",
+    ]
+
+
+def test_two_halves_are_both_shown_and_neither_is_marked() -> None:
+    ranks = [RankEvidence(rank, "sleeping", frames=IN_LOAD if rank < 2 else IN_TRAIN) for rank in range(4)]
+    assert [each.line for each in groups_of(ranks)] == [
+        "2 ranks (0-1): load, data.py:12",
+        "2 ranks (2-3): all_reduce, train.py:41",
+    ]
+
+
+def test_the_main_thread_is_read_of_what_py_spy_prints() -> None:
+    frames = main_frames(DUMP)
+    assert [(each.function, each.file.rpartition("/")[2], each.line) for each in frames] == [
+        ("all_reduce", "distributed_c10d.py", 3252),
+        ("Trainer.step", "train.py", 41),
+        ("<module>", "train.py", 60),
+    ]
+    assert telling(calls_of(frames)) == "all_reduce, train.py:41"
+    assert '  Thread "pin memory"' in short_lines(DUMP)
+    assert "    wait (threading.py:355)" in short_lines(DUMP)
+    assert "    Trainer.step (train.py:41)" in short_lines(DUMP)
+    assert main_frames("") == ()
+
+
+def test_a_stack_is_called_by_what_the_users_code_has_called() -> None:
+    def name(*frames: Frame) -> str:
+        return telling(calls_of(frames))
+
+    script = Frame("<module>", "/home/me/job/train.py", 9)
+    model = Frame("Net.forward", "/home/me/job/nets/net.py", 7)
+    next_batch = Frame("_BaseDataLoaderIter.__next__", f"{PACKAGES}/torch/utils/data/dataloader.py", 700)
+    get = Frame("Queue.get", "/usr/lib/python3.12/queue.py", 171)
+    call = Frame("Module._call_impl", f"{PACKAGES}/torch/nn/modules/module.py", 1500)
+    assert name(get, next_batch, script) == "__next__ of dataloader.py, train.py:9"
+    assert name(model, call, script) == "forward, nets/net.py:7"
+    assert name(call, script) == "<module>, train.py:9"
+    assert (
+        name(ALL_REDUCE, WRAPPER, call, Frame("sync", f"{PACKAGES}/torch/x.py", 1), script) == "all_reduce, train.py:9"
+    )
+    assert name(get) == "get (queue.py)"
+    assert name(Frame("helper", "/srv/shared/lib/tools.py", 3), script) == "helper, lib/tools.py:3"
+    assert name(Frame("f", "<frozen importlib._bootstrap>", 3), script) == "f, train.py:9"
+
+
+_NAMES = st.text(st.characters(categories=["L", "N", "P", "Zs"]), max_size=30).filter(str.isprintable)
+_FRAMES = st.lists(st.builds(Frame, _NAMES, _NAMES, st.integers(0, 10**6)), max_size=5).map(tuple)
+_RANKS = st.lists(
+    st.builds(RankEvidence, st.integers(0, 4000), _NAMES, st.none() | st.integers(-64, 255), frames=_FRAMES),
+    max_size=60,
+    unique_by=lambda each: each.rank,
+)
+
+
+@given(_RANKS)
+def test_each_rank_is_in_one_group_and_the_report_is_bounded(ranks: list[RankEvidence]) -> None:
+    groups = groups_of(ranks)
+    assert sorted(chain.from_iterable(each.ranks for each in groups)) == sorted(each.rank for each in ranks)
+    assert len({each.found for each in groups}) == len(groups)
+    assert groups == groups_of(reversed(ranks))
+    most = max((len(each.ranks) for each in groups), default=0)
+    assert all(each.differs == (len(each.ranks) < most) for each in groups)
+    node = NodeEvidence("n1", tuple(ranks), "/tmp/hang.0.txt")
+    assert decode_evidence(encode_evidence(node)) == node
+    lines = report_lines([node], ["n2"])
+    assert len(lines) <= MAX_LINES
+    assert all(line.isprintable() for line in lines)
+    assert lines[-1] == "  all of it: /tmp/hang.0.txt on n1"
+    assert "  no evidence came from n2" in lines
+
+
+def test_a_thousand_ranks_that_all_differ_are_a_short_report() -> None:
+    ranks = tuple(
+        RankEvidence(rank, "sleeping", frames=tuple(Frame(f"f{rank}", "/a/b.py", n + 1) for n in range(30)))
+        for rank in range(1000)
+    )
+    lines = report_lines([NodeEvidence(f"n{at}", ranks[at : at + 8], "/x") for at in range(0, 1000, 8)])
+    assert len(lines) <= MAX_LINES
+    assert "  984 more ranks in 984 other places" in lines
+    assert lines[-1].endswith("and on 121 more nodes")
+
+
+@pytest.mark.parametrize(
+    ("data", "why"),
+    [
+        (b"", "truncated"),
+        (b"[]", "Expected `object`"),
+        (b'{"host":"a\\u001b[2J"}', "cannot be printed"),
+        (b'{"host":"a","ranks":[{"rank":-1,"state":"x"}]}', ">= 0"),
+        (b'{"host":"a","ranks":[{"rank":0,"state":"x","exit_code":1e99}]}', "int"),
+        (b'{"host":"a","ranks":[{"rank":0,"state":"x","frames":[["f","a\\u0000.py",1]]}]}', "cannot be printed"),
+        (b'{"host":"' + b"a" * 301 + b'"}', "<= 300"),
+    ],
+)
+def test_what_cannot_be_is_refused_where_it_arrives(data: bytes, why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        decode_evidence(data)
