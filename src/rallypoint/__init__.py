@@ -5,8 +5,6 @@ The few names a user types are here and are looked up when first used, so that i
 
 from __future__ import annotations
 
-from importlib import import_module
-
 TYPE_CHECKING = False  # as type checkers understand it; importing typing would be half of this module's cost
 if TYPE_CHECKING:
     from typing import Any
@@ -29,4 +27,6 @@ _HOME = {
 def __getattr__(name: str) -> Any:
     if name not in _HOME:
         raise AttributeError(f"module 'rallypoint' has no attribute {name!r}")
+    from importlib import import_module
+
     return getattr(import_module(_HOME[name]), name)

@@ -37,7 +37,8 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+
+from rallypoint.base.light_typing import NamedTuple
 
 VARIABLE = "RALLYPOINT_NOTICES"
 """The variable that names the folder."""

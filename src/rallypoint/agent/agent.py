@@ -9,12 +9,12 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import TYPE_CHECKING
 
 from rallypoint.agent.controller import WorkerController
 from rallypoint.agent.loop import AgentLoop
 from rallypoint.agent.signal_set import handled_signals
 from rallypoint.agent.spec import DEFAULT_ROLE, RunResult
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import ignore_signals_at_exit
 from rallypoint.protocol.errors import RendezvousGracefulExitError

@@ -18,7 +18,6 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from signal import Signals
-from typing import TYPE_CHECKING
 
 from rallypoint.agent.event_emitter import EventEmitter
 from rallypoint.agent.grace_period import GracePeriods
@@ -26,6 +25,7 @@ from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.spec import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState, node_failure
 from rallypoint.agent.steps import StopWorkers
 from rallypoint.base.clock import SYSTEM_CLOCK
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.failures.cause import Cause, Ending
 from rallypoint.membership.operations import Succeed

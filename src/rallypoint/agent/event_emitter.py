@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from rallypoint.agent.spec import RunResult, WorkerGroup, WorkerState
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.telemetry.lazy import metrics_wanted, put_metric_if_wanted
 
 if TYPE_CHECKING:

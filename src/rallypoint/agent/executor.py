@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from signal import Signals
-from typing import TYPE_CHECKING
 
 from rallypoint.agent import steps
 from rallypoint.agent.controller import WorkerController
@@ -20,6 +19,7 @@ from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.spec import RunResult, WorkerState
 from rallypoint.agent.waiting import WaitingForOthers
 from rallypoint.base.clock import Clock
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_name
 from rallypoint.failures.cause import Cause, Ending

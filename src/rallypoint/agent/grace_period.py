@@ -18,9 +18,9 @@ import math
 import os
 import time
 from collections.abc import Iterable, Mapping
-from typing import NamedTuple
 
 from rallypoint.base.errors import UsageError
+from rallypoint.base.light_typing import NamedTuple
 
 VARIABLE = "RALLYPOINT_TERMINATION_GRACE"
 MARGIN = 5.0

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from signal import SIGKILL, SIGTERM
-from typing import TYPE_CHECKING
 
 from rallypoint.agent.controller import WorkerController
 from rallypoint.agent.executor import StepExecutor
@@ -25,6 +24,7 @@ from rallypoint.agent.steps import (
     WorkersSucceeded,
 )
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.mailbox import Mailbox
 from rallypoint.base.poll import until_readable
 from rallypoint.base.signals import SignalWakeup, defer_interrupts, post_signals

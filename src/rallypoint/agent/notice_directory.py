@@ -16,11 +16,11 @@ import contextlib
 import math
 import os
 from collections.abc import Callable, Collection, Iterator
-from typing import TYPE_CHECKING
 
 from rallypoint.agent.steps import NoticeExpired, WorkersReady
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.errors import UserError
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.logs.folders import temporary_folder
 from rallypoint.notices import ACK_PREFIX, NOTICE_FILE

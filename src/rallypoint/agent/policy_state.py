@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import Enum, auto
 from signal import SIGINT, SIGQUIT, SIGTERM
-from typing import NamedTuple
 
 from rallypoint.agent import steps
+from rallypoint.base.light_typing import NamedTuple
 from rallypoint.base.signals import signal_name
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Preempt

@@ -6,7 +6,6 @@ import os
 import signal
 from collections.abc import Collection, Sequence
 from signal import Signals
-from typing import TYPE_CHECKING
 
 from rallypoint.agent.controller import WorkerController
 from rallypoint.agent.environment import worker_environment
@@ -15,6 +14,7 @@ from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.agent.signal_set import FORWARDED_SIGNALS, scheduler
 from rallypoint.agent.spec import RunResult, WorkerSpec, WorkerState
 from rallypoint.agent.steps import StopWorkers
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.logs.prefix import line_prefixes
 from rallypoint.logs.specs import LogsDest, LogsSpecs

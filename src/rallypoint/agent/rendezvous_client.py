@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Protocol
-
+from rallypoint.base.light_typing import TYPE_CHECKING, Protocol
 from rallypoint.protocol.messages import Deliver, Placement, Request
 from rallypoint.rendezvous.control_plane import LocalJob
 from rallypoint.rendezvous.elastic import ElasticHandler

@@ -9,9 +9,9 @@ import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING, Any, Protocol
 
 from rallypoint.base.errors import UserError
+from rallypoint.base.light_typing import TYPE_CHECKING, Any, Protocol
 from rallypoint.base.log import printable
 from rallypoint.failures.cause import NO_RESTARTS, Cause, Ending, Restarts
 from rallypoint.rendezvous.handler import RendezvousHandler

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from signal import SIGTERM
-from typing import NamedTuple
 
+from rallypoint.base.light_typing import NamedTuple
 from rallypoint.failures.cause import Cause
 from rallypoint.membership.operations import Drain, Fail, Preempt, PreemptJob, Succeed
 from rallypoint.protocol.messages import JobEnded, LeaveRequest, Notification, Placement

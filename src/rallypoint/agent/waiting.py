@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from rallypoint.agent import steps
 from rallypoint.agent.rendezvous_client import RendezvousClient
 from rallypoint.base.clock import Clock
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.protocol.messages import LeaveRequest, ProgressRequest
 from rallypoint.rendezvous.control_plane import FIRST_PROGRESS_REQUEST, MAX_PROGRESS_INTERVAL
 

@@ -7,7 +7,8 @@ clock of this host and means nothing to another host.
 from __future__ import annotations
 
 import time
-from typing import NamedTuple, Protocol
+
+from rallypoint.base.light_typing import NamedTuple, Protocol
 
 
 class Clock(Protocol):
@@ -15,7 +16,6 @@ class Clock(Protocol):
 
     def monotonic(self) -> float:
         """Seconds since some fixed moment of this host; never goes back."""
-        ...
 
 
 SYSTEM_CLOCK: Clock = time

@@ -7,9 +7,9 @@ import errno
 import re
 import socket
 from collections.abc import Sequence
-from typing import Any, NamedTuple
 
 from rallypoint.base.errors import UserError
+from rallypoint.base.light_typing import Any, NamedTuple
 from rallypoint.base.log import printable
 
 _HOST = re.compile(r"[\w.:-]+", re.ASCII)
@@ -42,12 +42,16 @@ def parse_endpoint(text: str | None, default_port: int | None) -> Endpoint:
         raise UserError(f"endpoint {endpoint!r} has no port; write it as host:port")
     if port_text is not None and (not _PORT.fullmatch(port_text) or int(port_text) > 65535):
         raise UserError(f"endpoint {endpoint!r} has the port {port_text!r}; a port is a number from 0 to 65535")
-    labels = host.removesuffix(".").split(".")  # 1 to 63 characters each; a dot at the end is allowed (RFC 1035)
-    if not _HOST.fullmatch(host) or not all(0 < len(label) < 64 for label in labels):
+    if not _is_plain(host):
         raise UserError(
             f"endpoint {endpoint!r} has the host {host!r}, which is not a host name or address; write it as host:port"
         )
     return Endpoint(host, int(port_text or default_port or 0))
+
+
+def _is_plain(host: str) -> bool:
+    """Whether it is an address, or a name in ASCII whose labels have 1 to 63 characters (RFC 1035)."""
+    return bool(_HOST.fullmatch(host)) and all(0 < len(each) < 64 for each in host.removesuffix(".").split("."))
 
 
 def _split(endpoint: str) -> tuple[str, str | None]:
@@ -73,7 +77,9 @@ def resolve(host: str, port: int = 0) -> list[str]:
 def _look_up(host: str, port: int, kind: int, flags: int = 0) -> list[tuple[int, int, int, tuple[Any, ...]]]:
     """Family, kind, protocol and address of each result for `host`; OSError whatever is wrong with it."""
     try:
-        found = socket.getaddrinfo(host, port, type=kind, flags=flags)
+        # As bytes, where that is the same: for text, Python imports its codec for names in other scripts.
+        name = host.encode() if _is_plain(host) else host
+        found = socket.getaddrinfo(name, port, type=kind, flags=flags)
     except UnicodeError as error:  # from the codec for names
         raise OSError(errno.EINVAL, f"{host!r} is no host name: {error}") from None
     results = [(family, kind, protocol, target) for family, kind, protocol, _, target in found]

@@ -33,7 +33,7 @@ Each message is one sentence that names what was wrong, with the value, and what
 
 from __future__ import annotations
 
-from typing import Any
+from rallypoint.base.light_typing import Any
 
 
 class RallypointError(Exception):

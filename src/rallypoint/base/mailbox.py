@@ -10,7 +10,8 @@ import os
 import threading
 from collections import deque
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+
+from rallypoint.base.light_typing import Generic, TypeVar
 
 T = TypeVar("T")
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from importlib import import_module
-from typing import Any
 
 from rallypoint.base.errors import UserError, user_error
+from rallypoint.base.light_typing import Any
 from rallypoint.base.log import get_logger
 
 _log = get_logger(__name__)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from typing import NamedTuple
+
+from rallypoint.base.light_typing import NamedTuple
 
 
 def read_proc_state(pid: int) -> str | None:

@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import os
 import stat
-from typing import NamedTuple
 
 from rallypoint.base.errors import UsageError
+from rallypoint.base.light_typing import NamedTuple
 
 SECRET = "RALLYPOINT_SECRET"
 ETCD_PASSWORD = "RALLYPOINT_ETCD_PASSWORD"

@@ -15,7 +15,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any
+
+from rallypoint.base.light_typing import Any
 
 
 def signal_name(number: int) -> str:

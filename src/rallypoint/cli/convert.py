@@ -9,9 +9,9 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Mapping, MutableMapping
-from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.errors import UsageError, UserError, user_error
+from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_number
 from rallypoint.cli.parse import Options, naming

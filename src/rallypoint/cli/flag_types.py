@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from argparse import SUPPRESS, Action, ArgumentParser, ArgumentTypeError, Namespace
 from collections.abc import Callable
-from typing import Any, NamedTuple
+
+from rallypoint.base.light_typing import Any, NamedTuple
 
 _DAY = 24 * 3600
 

@@ -13,11 +13,11 @@ Laws:
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple, NoReturn
+import os
+from collections.abc import Callable, Mapping, Sequence
 
 from rallypoint.base.errors import UsageError, UserError, user_error
+from rallypoint.base.light_typing import Any, NamedTuple, NoReturn
 from rallypoint.cli.flag_types import Flag, ShowVersion
 from rallypoint.cli.flags import BEYOND_TORCHRUN, FLAGS, GROUPS
 
@@ -91,14 +91,18 @@ class Options(NamedTuple):
         return self.sources.get(dest, f"--{dest.replace('_', '-')}")
 
 
-@contextmanager
-def naming(source: str) -> Iterator[None]:
+class naming:
     """Put `source`, where a value was given, before the text of a UserError inside the block."""
-    try:
-        yield
-    except UserError as error:
-        text = f"{source}: {error}"
-        raise (UsageError(text) if isinstance(error, UsageError) else user_error(text, error)) from error
+
+    def __init__(self, source: str) -> None:
+        self._source = source
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, UserError):
+            text = f"{self._source}: {error}"
+            raise (UsageError(text) if isinstance(error, UsageError) else user_error(text, error)) from error
 
 
 def parse(arguments: Sequence[str], environ: Mapping[str, str]) -> Options:
@@ -141,7 +145,7 @@ class HelpFormatter(argparse.HelpFormatter):
     """Shows each flag by its dashed spelling, with the value once."""
 
     def __init__(self, prog: str) -> None:
-        super().__init__(prog, max_help_position=36)
+        super().__init__(prog, max_help_position=36, width=_columns() - 2)
 
     def _format_action_invocation(self, action: argparse.Action) -> str:
         if not action.option_strings:
@@ -155,9 +159,26 @@ class HelpFormatter(argparse.HelpFormatter):
 
     def _split_lines(self, text: str, width: int) -> list[str]:
         """As argparse, but names of flags stay whole."""
-        import textwrap
+        lines = [""]
+        for word in text.split():
+            if lines[-1] and len(lines[-1]) + len(word) >= width:
+                lines.append("")
+            lines[-1] += f" {word}" if lines[-1] else word
+        return lines
 
-        return textwrap.wrap(" ".join(text.split()), width, break_on_hyphens=False)
+
+def _columns() -> int:
+    """The width of the terminal, as `shutil.get_terminal_size` finds it: that module imports those that compress."""
+    try:
+        columns = int(os.environ.get("COLUMNS", ""))
+    except ValueError:
+        columns = 0
+    if columns > 0:
+        return columns
+    try:
+        return os.get_terminal_size().columns or 80
+    except OSError:  # standard output is no terminal
+        return 80
 
 
 class Parser(argparse.ArgumentParser):

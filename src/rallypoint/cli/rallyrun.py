@@ -55,6 +55,9 @@ def run_command(argv: Sequence[str] | None, read: Callable[[Sequence[str], Mappi
         from rallypoint.cli.process_setup import set_up_process
 
         set_up_process()
+        import gc
+
+        gc.disable()  # a start makes no garbage, and the collector would look through all that it makes, many times
     from functools import partial
 
     from rallypoint.base.errors import UserError
@@ -66,7 +69,7 @@ def run_command(argv: Sequence[str] | None, read: Callable[[Sequence[str], Mappi
     except UserError as error:
         work = partial(_refuse, error)
     else:
-        run = _Run(options)
+        run = _Run(options, collects_later=argv is None)
         work, finish = run.launch, run.finish
     from rallypoint.cli.exit import INTERRUPTED, exit_code_of
 
@@ -83,10 +86,14 @@ def _refuse(error: UserError) -> None:
 
 
 class _Run:
-    """One run; its options are what the user has given, and from the start of `launch` on, what holds."""
+    """One run; its options are what the user has given, and from the start of `launch` on, what holds.
 
-    def __init__(self, options: Options) -> None:
+    `collects_later`: the garbage collector is off, and is switched on when the start is over.
+    """
+
+    def __init__(self, options: Options, *, collects_later: bool) -> None:
         self._options = options
+        self._collects_later = collects_later
 
     def launch(self) -> None:
         """Launch it; returns when all workers have succeeded."""
@@ -112,7 +119,7 @@ class _Run:
         # Only where the run does not handle it: in an import, a KeyboardInterrupt can leave a traceback.
         unhandled = "SIGINT" not in map(str.strip, config.signals_to_handle.split(","))
         restored = unhandled and restore_keyboard_interrupt()
-        _trim_memory_later()
+        _end_start_later(self._collects_later)
         try:
             elastic_launch(config, program)(*arguments)
         finally:
@@ -152,15 +159,19 @@ def _warn_of_variables() -> None:
         warn_of_variables(os.environ)
 
 
-def _trim_memory_later() -> None:
+def _end_start_later(collects: bool) -> None:
     """After the start, the agent needs little of the code that it loaded; workers need the memory."""
     from threading import Timer
 
-    def give_back() -> None:
+    def end_start() -> None:
+        if collects:
+            import gc
+
+            gc.enable()
         from rallypoint.cli.memory import trim_memory
 
         trim_memory()
 
-    timer = Timer(_STARTED_AFTER, give_back)
+    timer = Timer(_STARTED_AFTER, end_start)
     timer.daemon = True
     timer.start()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from typing import Any, NamedTuple
 
 from rallypoint.base.endpoint import parse_endpoint
 from rallypoint.base.errors import UsageError, UserError
+from rallypoint.base.light_typing import Any, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.cli.parse import Options, naming
 from rallypoint.rendezvous.params import C10D_PORT, parse_rdzv_conf

@@ -6,8 +6,8 @@ Pure: reading, timing and writing the state are handed in.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
+from rallypoint.base.light_typing import NamedTuple
 from rallypoint.coordinator.notifications import abandoned_progress, progress
 from rallypoint.failures.cause import Ending
 from rallypoint.membership.decisions import ClockView, next_action

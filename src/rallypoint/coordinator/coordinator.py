@@ -23,8 +23,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, get_args
 
+from rallypoint.base.light_typing import TYPE_CHECKING, get_args
 from rallypoint.coordinator.job_state import JobState, OutgoingNotification
 from rallypoint.coordinator.notifications import end_notification, nodes_waiting, progress, standing_without
 from rallypoint.coordinator.recovery import (

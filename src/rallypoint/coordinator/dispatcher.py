@@ -18,9 +18,9 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from rallypoint.base.log import get_logger
 from rallypoint.coordinator.coordinator import Coordinator
 from rallypoint.coordinator.job_state import OutgoingNotification

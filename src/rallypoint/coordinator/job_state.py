@@ -9,9 +9,9 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain
-from typing import ParamSpec
 
 from rallypoint.base.endpoint import is_loopback
+from rallypoint.base.light_typing import ParamSpec
 from rallypoint.coordinator.apply_loop import OperationResult, join_refusal, run_operation
 from rallypoint.coordinator.history import JobHistory
 from rallypoint.coordinator.notifications import end_notification, nodes_waiting, notification_diff

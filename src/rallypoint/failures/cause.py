@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+
+from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
     from rallypoint.failures.failure import ProcessFailure

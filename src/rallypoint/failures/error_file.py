@@ -11,8 +11,8 @@ import math
 import os
 import stat
 from contextlib import suppress
-from typing import NamedTuple, TypeAlias
 
+from rallypoint.base.light_typing import NamedTuple, TypeAlias
 from rallypoint.base.log import get_logger
 
 JsonObject: TypeAlias = dict[str, object]

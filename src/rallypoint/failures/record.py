@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import wraps
-from typing import ParamSpec, TypeVar, overload
 
+from rallypoint.base.light_typing import ParamSpec, TypeVar, overload
 from rallypoint.base.log import get_logger
 from rallypoint.failures.handler import ErrorHandler, get_error_handler
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import TYPE_CHECKING, Any
 
 from rallypoint.agent.agent import Agent, health_check
 from rallypoint.agent.grace_period import GracePeriods
@@ -14,6 +13,7 @@ from rallypoint.agent.rendezvous_client import rendezvous_of
 from rallypoint.agent.signal_set import SIGNALS_VARIABLE
 from rallypoint.agent.spec import RunResult, WorkerSpec, program_name
 from rallypoint.base.errors import JobPreempted, NodeLeftInOrder, SignalException
+from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.base.log import get_logger
 from rallypoint.base.secrets import take_from_environment
 from rallypoint.base.signals import ignore_signals_at_exit

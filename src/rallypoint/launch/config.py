@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.errors import UserError
+from rallypoint.base.light_typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rallypoint.base.numa import NumaOptions

@@ -12,8 +12,8 @@ from __future__ import annotations
 import fcntl
 import os
 import select
-from typing import NamedTuple
 
+from rallypoint.base.light_typing import NamedTuple
 from rallypoint.base.log import STDERR_LOCK, OutputLock
 from rallypoint.logs.line_scheduler import LineScheduler
 

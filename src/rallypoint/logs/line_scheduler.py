@@ -11,7 +11,8 @@ Laws:
 from __future__ import annotations
 
 from collections.abc import Hashable
-from typing import Generic, TypeVar
+
+from rallypoint.base.light_typing import Generic, TypeVar
 
 S = TypeVar("S", bound=Hashable)
 

@@ -21,10 +21,10 @@ import errno
 import os
 import time
 from collections.abc import Collection, Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.errors import UserError, user_error
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.logs.console import Console, ConsoleStream
 from rallypoint.logs.pump import Pump

@@ -17,9 +17,9 @@ import select
 import stat
 import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Clock
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.logs.console import Chunk, ConsoleSink, ConsoleStream
 from rallypoint.logs.relay import CAPACITY, Relay

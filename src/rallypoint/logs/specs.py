@@ -18,9 +18,9 @@ import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
 
 from rallypoint.base.errors import UserError, user_error
+from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.logs.folders import make_all, make_next, make_unique, remove_empty, temporary_folder
 from rallypoint.logs.std import Std, to_map
 

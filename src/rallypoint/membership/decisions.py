@@ -27,8 +27,8 @@ Laws:
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
 
+from rallypoint.base.light_typing import NamedTuple
 from rallypoint.failures.cause import Cause, Ending
 from rallypoint.membership.operations import (
     FINISH,

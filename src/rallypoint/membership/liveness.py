@@ -12,7 +12,8 @@ Laws:
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+
+from rallypoint.base.light_typing import NamedTuple
 
 _MAX_EXCUSED_PAUSES = 3
 """So many sleeps in a row are excused: who always sleeps must judge some day."""

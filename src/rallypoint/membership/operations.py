@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from enum import Enum, auto
-from typing import NamedTuple
 
+from rallypoint.base.light_typing import NamedTuple
 from rallypoint.failures.cause import Cause, Ending
 from rallypoint.membership.state import FailureStreak, JobProgress, NodeInfo, NodeRange, Reason
 

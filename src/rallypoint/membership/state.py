@@ -10,8 +10,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
-from typing import NamedTuple
 
+from rallypoint.base.light_typing import NamedTuple
 from rallypoint.failures.cause import Cause, Ending, Restarts
 
 

@@ -9,8 +9,8 @@ running node has succeeded ends the job.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TypeVar
 
+from rallypoint.base.light_typing import TypeVar
 from rallypoint.failures.cause import Ending, Restarts
 from rallypoint.membership.operations import Action, ActionKind
 from rallypoint.membership.state import (

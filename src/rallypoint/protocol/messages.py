@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from enum import StrEnum
-from typing import NamedTuple, Protocol
 
+from rallypoint.base.light_typing import NamedTuple, Protocol
 from rallypoint.membership.operations import NodeOperation
 from rallypoint.membership.state import NodeId, NodeInfo, NodeRange, Outcome, Reason, RoundEnd, Verdict
 from rallypoint.protocol.operator_messages import (
@@ -337,12 +337,9 @@ class Link(Protocol):
     @property
     def address(self) -> str | None:
         """This node's address towards the control plane; None until that has been reached, which `LinkOpened` tells."""
-        ...
 
     def send(self, request: Request) -> None:
         """Say something. Never blocks; a link that is lost says so by `LinkLost`."""
-        ...
 
     def close(self) -> None:
         """End the session: the node is gone for the others. Idempotent; nothing is delivered afterwards."""
-        ...

@@ -11,7 +11,8 @@ Laws:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeVar
+
+from rallypoint.base.light_typing import NamedTuple, TypeVar
 
 N = TypeVar("N")
 

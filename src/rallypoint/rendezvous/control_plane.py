@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import os
-from typing import TYPE_CHECKING, NamedTuple
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import host_name
+from rallypoint.base.light_typing import TYPE_CHECKING, NamedTuple
 from rallypoint.membership.state import NodeId, Settings
 from rallypoint.protocol.messages import Deliver, Link
 

@@ -11,10 +11,10 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
 from rallypoint.base.errors import RallypointError
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.membership.operations import Close, Drain
 from rallypoint.membership.state import NodeInfo, Outcome, Verdict
 from rallypoint.protocol.errors import RendezvousConnectionError, RendezvousStateError, error_of

@@ -13,8 +13,8 @@ from __future__ import annotations
 import os
 import socket
 from itertools import count
-from typing import TYPE_CHECKING, Any
 
+from rallypoint.base.light_typing import TYPE_CHECKING, Any
 from rallypoint.telemetry.lazy import logging_errors, rendezvous_events_wanted
 
 if TYPE_CHECKING:

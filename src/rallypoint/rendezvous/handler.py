@@ -9,7 +9,8 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+from rallypoint.base.light_typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rallypoint.store.api import Store

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from rallypoint.base.errors import UsageError, UserError
+from rallypoint.base.light_typing import Any
 
 C10D_PORT = 29400
 """Where a control plane is if its endpoint names no port."""

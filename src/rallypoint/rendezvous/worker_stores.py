@@ -7,9 +7,8 @@ contract section 2.1).
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from rallypoint.base.endpoint import free_port, is_loopback, listening_address
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.store.server import StoreServer
 

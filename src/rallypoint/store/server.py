@@ -18,9 +18,9 @@ import os
 import select
 import threading
 from collections import deque
-from typing import TYPE_CHECKING, TypeGuard
 
 from rallypoint.base.endpoint import listening_socket
+from rallypoint.base.light_typing import TYPE_CHECKING, TypeGuard
 from rallypoint.base.log import RateLimitedLog, get_logger
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import signal
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rallypoint.base.clock import SYSTEM_CLOCK, Deadline
+from rallypoint.base.light_typing import TYPE_CHECKING, Any, NamedTuple
 from rallypoint.base.poll import until_readable
 from rallypoint.logs.specs import LogsDest, LogsSpecs
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+
+from rallypoint.base.light_typing import Any
 
 
 class macros:

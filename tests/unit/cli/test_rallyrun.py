@@ -46,6 +46,7 @@ def test_help_imports_next_to_nothing() -> None:
     assert {name for name in modules if name.startswith("rallypoint.")} == {
         "rallypoint.base",
         "rallypoint.base.errors",
+        "rallypoint.base.light_typing",
         "rallypoint.cli",
         "rallypoint.cli.flag_types",
         "rallypoint.cli.process_setup",
@@ -53,7 +54,19 @@ def test_help_imports_next_to_nothing() -> None:
         "rallypoint.cli.parse",
         "rallypoint.cli.rallyrun",
     }
-    heavy = {"asyncio", "uvloop", "msgspec", "logging", "socket", "subprocess", "threading", "ctypes", "tempfile"}
+    heavy = {
+        "asyncio",
+        "uvloop",
+        "msgspec",
+        "logging",
+        "socket",
+        "subprocess",
+        "threading",
+        "ctypes",
+        "tempfile",
+        "typing",
+        "shutil",
+    }
     assert not modules & (heavy | {"json", "importlib.metadata", "torch", "numpy"})
 
 

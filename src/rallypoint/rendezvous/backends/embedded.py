@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import threading
 from functools import partial
-from typing import TYPE_CHECKING
 
 from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import (
@@ -25,6 +24,7 @@ from rallypoint.base.endpoint import (
     parse_endpoint,
 )
 from rallypoint.base.errors import UserError
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.coordinator.dispatcher import Dispatcher
 from rallypoint.coordinator.local_link import LocalLink, TimerThread

@@ -6,10 +6,10 @@ import errno
 import itertools
 import os
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from rallypoint.base.endpoint import Endpoint, listening_addresses, listening_sockets, resolve
 from rallypoint.base.errors import UsageError, UserError
+from rallypoint.base.light_typing import TYPE_CHECKING
 from rallypoint.base.log import get_logger
 from rallypoint.base.secrets import job_secret
 from rallypoint.membership.state import Settings

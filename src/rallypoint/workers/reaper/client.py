@@ -21,10 +21,10 @@ import sys
 import threading
 from collections.abc import Collection, Mapping, Sequence
 from socket import socket, socketpair
-from typing import Any, NamedTuple
 
 from rallypoint.base.errors import RallypointError, ResourceError
 from rallypoint.base.kernel import check_kernel, denied_error
+from rallypoint.base.light_typing import Any, NamedTuple
 from rallypoint.base.log import get_logger
 from rallypoint.base.signals import signal_name
 from rallypoint.workers.reaper import protocol

@@ -1,0 +1,137 @@
+"""The names of `typing` for what is imported on the way to the first worker, without importing `typing`.
+
+Type checkers see `typing` itself. At run time the names are stand-ins that do nothing, except for `NamedTuple`, whose
+classes behave as those of `typing` do and are made in an eighth of the time: a start makes more than a hundred.
+
+Law: nothing here may be imported where a stand-in would be used as a type at run time (`typing.get_type_hints`).
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import (
+        Any,
+        Generic,
+        NamedTuple,
+        NoReturn,
+        ParamSpec,
+        Protocol,
+        TypeAlias,
+        TypeGuard,
+        TypeVar,
+        get_args,
+        overload,
+    )
+else:
+    from _collections import _tuplegetter
+    from types import FunctionType
+
+    class Protocol:
+        """Base of classes that say what others have to have."""
+
+        __slots__ = ()
+
+    class Generic:
+        """Base of classes that take types: `Generic[T]` is `Generic`."""
+
+        __slots__ = ()
+
+        def __class_getitem__(cls, parameters):
+            return cls
+
+    class TypeVar:
+        """A name for a type."""
+
+        def __init__(self, name, bound=None):
+            self.name = name
+
+    class ParamSpec(TypeVar):
+        """A name for the parameters of a function."""
+
+    def overload(function):
+        """Declare one of several signatures; the function itself follows."""
+        return function
+
+    def get_args(union):
+        """The members of a union of classes."""
+        return union.__args__
+
+    Any = NoReturn = TypeAlias = TypeGuard = object
+
+    class _Record(tuple):
+        """What all named tuples share."""
+
+        __slots__ = ()
+        _fields = ()
+
+        @classmethod
+        def _make(cls, values):
+            made = tuple.__new__(cls, values)
+            if len(made) != len(cls._fields):
+                raise TypeError(f"Expected {len(cls._fields)} arguments, got {len(made)}")
+            return made
+
+        def _replace(self, /, **changes):
+            made = self._make(map(changes.pop, self._fields, self))
+            if changes:
+                raise ValueError(f"Got unexpected field names: {list(changes)!r}")
+            return made
+
+        def _asdict(self):
+            return dict(zip(self._fields, self, strict=True))
+
+        def __getnewargs__(self):
+            return tuple(self)
+
+        def __repr__(self):
+            return f"{type(self).__name__}({', '.join(map('%s=%r'.__mod__, zip(self._fields, self, strict=True)))})"
+
+    _CODE = {}
+    """The constructor of named tuples, by the number of their fields: it differs in nothing but their names."""
+
+    def _constructor(name, fields, defaults):
+        if (code := _CODE.get(len(fields))) is None:
+            parameters = "".join(f"{field}, " for field in fields)
+            code = _CODE[len(fields)] = eval(f"lambda _cls, {parameters}: _new(_cls, ({parameters}))").__code__
+        code = code.replace(co_varnames=("_cls", *fields), co_name="__new__", co_qualname=f"{name}.__new__")
+        return FunctionType(code, {"_new": tuple.__new__}, "__new__", defaults)
+
+    class _Declaration(type):
+        """Makes of `class Name(NamedTuple)` a class that is a tuple, and no more of this kind."""
+
+        def __new__(cls, name, bases, namespace):
+            types = namespace.get("__annotations__", {})
+            fields = tuple(types)
+            defaults = {field: namespace[field] for field in fields if field in namespace}
+            if tuple(defaults) != fields[len(fields) - len(defaults) :]:
+                raise TypeError(f"{name} has a field without a default that follows one with a default")
+            own = {
+                "__annotations__": types,
+                "__doc__": f"{name}({', '.join(fields)})",
+                **namespace,
+                "__match_args__": fields,
+                "__new__": _constructor(name, fields, tuple(defaults.values())),
+                "__slots__": (),
+                "_field_defaults": defaults,
+                "_fields": fields,
+            }
+            own.update({field: _tuplegetter(place, f"Field {place}") for place, field in enumerate(fields)})
+            return type(name, (_Record,), own)
+
+    NamedTuple = type.__new__(_Declaration, "NamedTuple", (), {})
+
+__all__ = [
+    "TYPE_CHECKING",
+    "Any",
+    "Generic",
+    "NamedTuple",
+    "NoReturn",
+    "ParamSpec",
+    "Protocol",
+    "TypeAlias",
+    "TypeGuard",
+    "TypeVar",
+    "get_args",
+    "overload",
+]
