@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import math
 import os
 import re
 import select
@@ -72,6 +73,11 @@ def until(found: PreloadManager, holds: Callable[[], bool]) -> None:
         assert SYSTEM_CLOCK.monotonic() < deadline
         select.select(found.fds(), [], [], 0.05)
         found.step()
+
+
+def copies(found: PreloadManager) -> list[int]:
+    """The processes that wait to become workers."""
+    return [] if found._zygote is None else [each.started.pid for each in found._zygote._copies._copies]
 
 
 def start(found: PreloadManager, reaper: ReaperClient, folder: Path, text: str) -> AdoptedProcess:
@@ -198,9 +204,13 @@ def test_one_that_does_not_answer_costs_its_timeout_and_then_workers_start_witho
     reaper: ReaperClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(zygote_client, "FORK_TIMEOUT", 0.1)
+    monkeypatch.setattr(manager, "REFILL_DELAY", math.inf)
     with preloading(reaper, tmp_path) as found:
         pid = found.pid
         assert pid is not None
+        until(found, lambda: len(copies(found)) == 2)
+        for _ in range(2):
+            start(found, reaper, tmp_path, "pass").release()
         os.kill(pid, signal.SIGSTOP)
         assert found.start(command(tmp_path), os.environ, None, None, ()) is None
         assert "did not answer within" in caplog.text

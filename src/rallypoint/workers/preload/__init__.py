@@ -3,6 +3,7 @@
     command           which worker commands can be forked, and where they find their modules (pure)
     environment       which variables an import may have seen, so that a worker with others is not forked (pure)
     zygote_client     the agent's end of one zygote
+    copies            its copies that wait to become workers
     manager           the zygotes of one agent, one after the other, and whether a worker is forked
     hook/             what an interpreter that is to become a zygote finds as its `sitecustomize`
     zygote            what that interpreter does from there: import, check, fork

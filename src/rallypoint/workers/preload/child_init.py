@@ -11,7 +11,6 @@ import posix
 import sys
 
 from rallypoint.workers.preload.environ_recorder import replace
-from rallypoint.workers.reaper.orphan import await_release
 from rallypoint.workers.reaper.protocol import CLOSED
 
 TYPE_CHECKING = False
@@ -29,7 +28,7 @@ class ForkRequest:
     def __init__(self, arguments: Sequence[Any], descriptors: list[int]) -> None:
         self.argv, self.length, self.environ, settings = arguments
         self.places, self.ignored, self.mask, self.umask, self.cpus = settings
-        self.release_fd, self.folder, *self.standard = descriptors
+        self.folder, *self.standard = descriptors
 
 
 class CapturedOutput:
@@ -49,7 +48,7 @@ def become_worker(
     born_ignoring: set[int],
     name: bytes,
 ) -> None:
-    """Become the worker. When this returns, its agent knows of it.
+    """Become the worker.
 
     Args:
         request: what it shall be.
@@ -58,6 +57,7 @@ def become_worker(
         born_ignoring: the signals that the zygote ignored when it was started.
         name: what the kernel called this process at first.
     """
+    _forget_signals()
     posix.setsid()
     posix.fchdir(request.folder)
     posix.umask(request.umask)
@@ -72,8 +72,7 @@ def become_worker(
         _reopen_stream(number, stream)
     _reseed()
     _set_ignored(set(request.ignored), born_ignoring)
-    await_release(request.release_fd)
-    for fd in (request.folder, request.release_fd, *request.standard):
+    for fd in (request.folder, *request.standard):
         posix.close(fd)
     for fd, text in captured.texts.items():
         _write(fd, text)
@@ -87,6 +86,13 @@ def set_process_name(name: bytes) -> None:
         posix.write(fd, name)
     finally:
         posix.close(fd)
+
+
+def _forget_signals() -> None:
+    """Take what this process was sent while it waited: it is blocked, and was not meant for the worker."""
+    signal = __import__("_signal")
+    for number in signal.sigpending():
+        signal.sigtimedwait([number], 0)
 
 
 def _set_standard_streams(request: ForkRequest) -> None:

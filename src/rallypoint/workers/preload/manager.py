@@ -6,10 +6,12 @@ for each worker. Workers that are to start while a later zygote imports are not 
 
 Laws:
 
-1. Nothing here blocks, but for the milliseconds that a copy takes.
+1. Nothing here blocks, but for the milliseconds that a copy takes where none waits.
 2. Whatever goes wrong with a zygote, workers start without preloading, and one log line says why.
 3. A zygote that has ended is followed by another in the background, unless several in a row were of no use.
 4. One that can never be used is closed at once; another follows it if that has something left to import.
+5. As many copies wait as workers start at a time: they are made when the imports are done, and again `REFILL_DELAY`
+   after workers were started, so that no start waits for the kernel to copy a zygote's page tables.
 """
 
 from __future__ import annotations
@@ -32,6 +34,8 @@ log = get_logger(__name__)
 
 IMPORT_TIMEOUT = 20.0
 """Seconds that the first start of workers waits for the import of a module."""
+REFILL_DELAY = 2.0
+"""Seconds from a start of workers until those copies are made from which the next ones are."""
 _MAX_DEATHS = 3
 """So many zygotes in a row may end without a worker forked from them."""
 
@@ -67,6 +71,7 @@ class PreloadManager:
         self._zygote: ZygoteClient | None = None
         self._given_up = False
         self._progress_at = 0.0
+        self._refill_at = math.inf
         self._first = True
         self._deaths = 0
         self._warned: set[str] = set()
@@ -82,7 +87,10 @@ class PreloadManager:
             self.close()
         if self._zygote is None and not self._given_up:
             self._begin(reaper)
-        elif self._late_imports is not None:
+            return
+        if self._zygote is not None:
+            self._zygote.request_copies(self._workers)
+        if self._late_imports is not None:
             self._late_imports.log()
 
     @property
@@ -106,14 +114,18 @@ class PreloadManager:
         return [] if self._zygote is None else self._zygote.fds()
 
     def wake_at(self) -> float:
-        """When `importing` ends at the latest, on the monotonic clock; infinite if it is over."""
-        return self._progress_at + IMPORT_TIMEOUT if self._first_imports else math.inf
+        """When `importing` ends at the latest, or copies are to be made; on the monotonic clock, infinite for never."""
+        return self._progress_at + IMPORT_TIMEOUT if self._first_imports else self._refill_at
 
     def step(self) -> None:
         """Handle what has happened to the zygote."""
-        zygote = self._zygote
+        zygote, refill_is_due = self._zygote, self._clock.monotonic() >= self._refill_at
+        if refill_is_due:
+            self._refill_at = math.inf
         if zygote is None or zygote.phase in (ZygotePhase.UNFORKABLE, ZygotePhase.LOST):
             return
+        if refill_is_due:
+            zygote.request_copies(self._workers)
         before, imported = zygote.phase, zygote.imported
         now = zygote.poll()
         if zygote.imported > imported:
@@ -124,6 +136,7 @@ class PreloadManager:
             self._on_zygote_lost(zygote)
         elif now is not before:
             log.info("%s is imported; workers are forked from process %d", self._module_names(), zygote.pid)
+            zygote.request_copies(self._workers)
 
     def start(
         self,
@@ -152,11 +165,13 @@ class PreloadManager:
                 self._on_not_forkable(reason)
             return None
         self._deaths = self._never_forkable_count = 0
+        self._refill_at = self._clock.monotonic() + REFILL_DELAY
         return started
 
     def close(self) -> None:
         """End the zygote, as at the end of its reaper. Workers forked from it go on. Idempotent."""
         zygote, self._zygote = self._zygote, None
+        self._refill_at = math.inf
         if zygote is not None:
             zygote.close()
         if self._late_imports is not None:

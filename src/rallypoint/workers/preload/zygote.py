@@ -9,25 +9,30 @@ input is the connection to the agent, its standard output and standard error are
     answers    ("imported",) after each module
                ("ready", names read of the environment, beginnings of names read, each with file and line), or
                ("unforkable", module, why, packages that could be preloaded instead); after the latter it ends
-    a request  as `reaper.orphan` has it: (command line, how much of it the interpreter takes, environment, settings)
-               with the descriptors (pipe, folder, those for 0, 1 and 2); settings as in `reaper.protocol`
+    a request  (how many copies)
+    answers    ("copy", pid) for each, with its pidfd and a connection to it; ("failed", errno) for all that are missing
+
+What a copy is sent on its connection: (command line, how much of it the interpreter takes, environment, settings) with
+the descriptors (folder, those for 0, 1 and 2); settings as in `reaper.protocol`.
 
 Laws:
 
 1. It forks with one thread, checked each time.
-2. It ends when the agent closes the connection.
+2. It ends when the agent closes the connection; so does a copy that is no worker yet.
+3. Copies are made side by side: a process between makes them all and ends, so that their parent is the reaper, which
+   adopts orphans (see `reaper.orphan`). What each does for itself, it does itself.
 """
 
 from __future__ import annotations
 
 import gc
 import posix
-from _socket import socket
+from _socket import socket, socketpair
 
 from rallypoint.workers.preload import child_init, fork_checks, late_imports
 from rallypoint.workers.preload.environ_recorder import replace
 from rallypoint.workers.preload.imports import Imports, Unforkable
-from rallypoint.workers.reaper.orphan import await_exit, fork_orphan, send
+from rallypoint.workers.reaper.orphan import await_exit, send
 from rallypoint.workers.reaper.protocol import Connection
 
 TYPE_CHECKING = False
@@ -35,7 +40,7 @@ if TYPE_CHECKING:
     from typing import Any
 
 _NAME = b"rally-zygote"
-_EAGAIN = 11
+_EIO, _EAGAIN = 5, 11
 
 
 def serve() -> None:
@@ -60,24 +65,51 @@ def serve() -> None:
     gc.collect()
     gc.freeze()  # so that no collection in a copy writes to, and so copies, the pages of all that is shared
     send(link, "ready", recording.read, recording.prefixes)
-    while True:
-        request, descriptors = _read(link)
-        parent = 0
-        if len(fork_checks.threads()) > 1:
-            send(link, "failed", _EAGAIN)
-        else:
-            parent = fork_orphan(link)
-        if parent:
-            break
-        for fd in descriptors:
-            posix.close(fd)
+    copy = None
+    while copy is None:
+        (count,), _ = _read(link)
+        copy = _fork_copies(link, count)
     link.close()
-    child_init.become_worker(
-        child_init.ForkRequest(request, descriptors), captured, recording.changed, set(ignored), name
-    )
-    await_exit(parent)
+    request = child_init.ForkRequest(*_read(copy))
+    copy.close()
+    child_init.become_worker(request, captured, recording.changed, set(ignored), name)
     if noted_in is not None:
         late_imports.report(noted_in)
+
+
+def _fork_copies(link: Connection, count: int) -> Connection | None:
+    """Make copies, and answer the request. Returns None here, and in each of them the connection to it."""
+    if len(fork_checks.threads()) > 1:
+        send(link, "failed", _EAGAIN)
+        return None
+    try:
+        between = posix.fork()
+    except OSError as error:
+        send(link, "failed", error.errno or _EIO)
+        return None
+    if between:
+        try:  # noqa: SIM105 - contextlib may not have been imported
+            posix.waitpid(between, 0)
+        except OSError:  # a handler that the imports have set was faster; the answer is that one's in any case
+            pass
+        return None
+    between = posix.getpid()
+    try:
+        for _ in range(count):
+            theirs, ours = socketpair()
+            pid = posix.fork()
+            if pid == 0:
+                theirs.close()
+                await_exit(between)
+                return Connection(ours)
+            ours.close()
+            fd = posix.pidfd_open(pid)
+            send(link, "copy", pid, descriptors=(fd, theirs.fileno()))
+            posix.close(fd)
+            theirs.close()
+    except OSError as error:
+        send(link, "failed", error.errno or _EIO)
+    posix._exit(0)
 
 
 def _take_connection() -> Connection:

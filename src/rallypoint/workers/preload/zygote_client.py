@@ -3,8 +3,7 @@
 Laws:
 
 1. Making one does not wait for it. `poll` reads its messages, which does not wait either.
-2. A request that does not come to its end breaks the connection: the zygote ends, and so does the worker that it may
-   have made, which nobody has released.
+2. A copy that does not come in time breaks the connection: the zygote ends, and so do those that wait.
 3. It lives below one reaper, and is spared by that reaper's sweeps.
 """
 
@@ -16,12 +15,12 @@ import signal
 from collections.abc import Collection, Mapping, Sequence
 from enum import Enum
 from socket import socketpair
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rallypoint.base.kernel import memory_file
 from rallypoint.base.procfs import inherited_settings
-from rallypoint.workers.fork_request import ForkFailed, request_fork
 from rallypoint.workers.preload.command import NeverForkable, NotForkable, PreloadCommand, parse_command
+from rallypoint.workers.preload.copies import WaitingCopies
 from rallypoint.workers.preload.environment import affinity_conflict, first_difference
 from rallypoint.workers.reaper.client import (
     SENT_TO_ALL,
@@ -37,10 +36,10 @@ from rallypoint.workers.reaper.encoding import (
     standard_descriptors,
     worker_settings,
 )
-from rallypoint.workers.reaper.protocol import Connection
+from rallypoint.workers.reaper.protocol import Connection, parse
 
 FORK_TIMEOUT = 5.0
-"""Seconds for a worker to be made. It takes some milliseconds unless the machine is in deep trouble."""
+"""Seconds for a copy to be made. It takes some milliseconds unless the machine is in deep trouble."""
 _HOOK = os.path.join(os.path.dirname(__file__), "hook")
 _MAX_STATUS_TEXT = 200
 
@@ -97,6 +96,8 @@ class ZygoteClient:
         self.is_permanent = False
         """Whether it is lost because it ended by itself during the imports, as another would."""
         self.reaper = reaper
+        self._copies = WaitingCopies(reaper, FORK_TIMEOUT)
+        self._copies_error = 0
         self._command = parse_command(argv)
         if os.pathsep in _HOOK or not os.path.isfile(os.path.join(_HOOK, "sitecustomize.py")):
             raise NotForkable(f"Rallypoint lies where no interpreter would find it by PYTHONPATH: {_HOOK}")
@@ -144,19 +145,40 @@ class ZygoteClient:
         """Read its messages, or its end. Returns its phase now."""
         while self._link.fileno() >= 0 and (self._link.buffer or readable(self._link.fileno())):
             try:
-                message, _ = self._link.read()
+                self._handle(self._next_message())
             except (OSError, EOFError):
                 self._disconnect()
-                break
-            if message[0] == "ready":
-                self.phase, self._read, self._beginnings = ZygotePhase.READY, *message[1:]
-            elif message[0] == "imported":
-                self.imported += 1
-            elif message[0] == "unforkable":
-                self.phase, self.module, self.reason, packages = ZygotePhase.UNFORKABLE, *message[1:]
-                self.packages = tuple(packages)
-                self.close()
         return self.phase
+
+    def _next_message(self) -> tuple[Any, ...]:
+        while (message := parse(self._link.buffer)) is None:
+            self._copies.received(self._link.receive())
+        return message
+
+    def _handle(self, message: tuple[Any, ...]) -> None:
+        if message[0] == "ready":
+            self.phase, self._read, self._beginnings = ZygotePhase.READY, *message[1:]
+        elif message[0] == "imported":
+            self.imported += 1
+        elif message[0] == "copy":
+            self._copies.add(message[1])
+        elif message[0] == "failed":
+            self._copies.expected, self._copies_error = 0, message[1]
+        elif message[0] == "unforkable":
+            self.phase, self.module, self.reason, packages = ZygotePhase.UNFORKABLE, *message[1:]
+            self.packages = tuple(packages)
+            self.close()
+
+    def request_copies(self, count: int) -> None:
+        """Have it make copies, if fewer than these wait or are on their way. Does not wait for them."""
+        missing = count - len(self._copies) - self._copies.expected
+        if missing <= 0 or self.phase is not ZygotePhase.READY:
+            return
+        try:
+            self._link.send((missing,))
+        except OSError as error:
+            self._disconnect(silent=isinstance(error, TimeoutError))
+        self._copies.expected += missing
 
     def fork(
         self,
@@ -183,19 +205,28 @@ class ZygoteClient:
         except OSError as error:
             raise NotForkable(f"no copy could be requested: {error.strerror}") from None
         try:
-            return request_fork(self._link, self.reaper, message, [folder, *standard])
-        except ForkFailed as error:
-            raise NotForkable(str(error.strerror)) from None
-        except (OSError, EOFError) as error:
-            self._disconnect(silent=isinstance(error, TimeoutError))
-            raise NotForkable(self.reason) from None
-        except ReaperLost:
-            raise
-        except BaseException:
-            self._disconnect()
-            raise
+            for _ in range(2):  # what has waited for long may have been ended by somebody
+                self._await_copy()
+                started = self._copies.use(message, [folder, *standard])
+                if started is not None:
+                    return started
+            raise NotForkable("the copy ended at once")
         finally:
             os.close(folder)
+
+    def _await_copy(self) -> None:
+        """Return when there is one that waits. Raises NotForkable."""
+        self._copies_error = 0
+        self.request_copies(1)
+        while not len(self._copies) and self.phase is ZygotePhase.READY and not self._copies_error:
+            if readable(self._link.fileno(), FORK_TIMEOUT):
+                self.poll()
+            else:
+                self._disconnect(silent=True)
+        if self.phase is not ZygotePhase.READY:
+            raise NotForkable(self.reason)
+        if self._copies_error:
+            raise NotForkable(f"no copy could be made: {os.strerror(self._copies_error)}")
 
     def _check(self, command: PreloadCommand, environ: Mapping[str, str], cpus: Collection[int]) -> None:
         if command != self._command:
@@ -212,6 +243,7 @@ class ZygoteClient:
     def close(self) -> None:
         """Release it; it ends then. Idempotent."""
         self._link.close()
+        self._copies.close()
         for name in ("_pidfd", "_status_text"):
             fd = getattr(self, name)
             setattr(self, name, -1)

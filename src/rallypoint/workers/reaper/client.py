@@ -172,8 +172,11 @@ class ReaperClient:
         answer, _ = self._request(protocol.STATUS, pid)
         return ExitStatus(False, None) if answer == protocol.NOT_YET else ExitStatus(True, answer)
 
-    def adopt(self, pid: int) -> bool:
+    def adopt(self, pid: int, excluded: bool = False) -> bool:
         """Count a process as a worker that is below another one, and whose parent is about to end.
+
+        Args:
+            pid, excluded: which; whether it is no worker yet: every sweep spares it until it is adopted as one.
 
         Returns:
             Whether it is there; if not, it has ended, and nobody knows how.
@@ -181,7 +184,8 @@ class ReaperClient:
         Raises:
             ReaperLost: see the class.
         """
-        return bool(self._request(protocol.ADOPT, pid)[0])
+        (self.excluded.add if excluded else self.excluded.discard)(pid)
+        return bool(self._request(protocol.ADOPT, pid, excluded)[0])
 
     def signals_received(self) -> list[int]:
         """The signals that it was sent since this was last called, or since it started a worker. Raises ReaperLost."""

@@ -70,11 +70,20 @@ class ProcessTree:
         """Spare this child, and what is below it, in every sweep from now on."""
         self._excluded.add(pid)
 
-    def watch_orphan(self, pid: int) -> bool:
-        """The end of this process matters: it is below us, and will be a child of ours. Returns whether it is there."""
+    def watch_orphan(self, pid: int, excluded: bool) -> bool:
+        """Take over a process that is below us, and will be a child of ours. Returns whether it is there.
+
+        Args:
+            pid: its pid.
+            excluded: whether sweeps spare it, and its end does not matter; if not, the latter does from now on.
+        """
         if read_stat(pid) is None:
             return False
-        self.started.add(pid)
+        if excluded:
+            self._excluded.add(pid)
+        else:
+            self._excluded.discard(pid)
+            self.started.add(pid)
         return True
 
     def reap(self) -> bool:

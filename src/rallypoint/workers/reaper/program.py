@@ -152,9 +152,10 @@ class Reaper:
             posix.kill(pid, SIGKILL)
         self._answer(None)
 
-    def _adopt(self, pid: int) -> None:
-        self._take_signals()
-        self._answer(self._tree.watch_orphan(pid))
+    def _adopt(self, pid: int, excluded: bool) -> None:
+        if not excluded:
+            self._take_signals()
+        self._answer(self._tree.watch_orphan(pid, excluded))
 
     def _tell_signals(self) -> None:
         self._answer(self._take_signals())

@@ -27,7 +27,8 @@ SPAWN   programs, arguments, environment, settings, excluded -> pid and a pidfd,
             excluded one or what is below it until it has ended
 STATUS  pid -> exit code (-N for a signal), and forgets it; NOT_YET while it is not reaped, None if it is not known
 KILL    pid -> nothing; SIGKILL to one worker
-ADOPT   pid -> whether it is there; from now on it counts as a worker: it will fall to the reaper as an orphan
+ADOPT   pid, excluded -> whether it is there, which will fall to the reaper as an orphan. It counts as a worker from now
+            on; excluded: it may become one, and until it is adopted as such no sweep touches it
 SIGNALS -> numbers of the signals that the reaper was sent since it was last asked, or last started a worker
 CLEANUP folders to remove where they are empty, folders to remove whole -> nothing
 SWEEP   seconds, with the writing end of a pipe: SIGTERM to all that is below, after so many seconds SIGKILL, again and
