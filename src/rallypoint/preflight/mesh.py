@@ -16,6 +16,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from rallypoint.base.log import printable
+from rallypoint.membership.state import join_names
 
 FULL_MESH = 64
 """Nodes, up to which each dials all others."""
@@ -113,16 +114,12 @@ class _Names:
 
     def several(self, ranks: Sequence[int]) -> str:
         named = [self.of(rank) for rank in ranks[:FEW]]
-        return _joined([*named, f"{len(ranks) - FEW} more"] if len(ranks) > FEW else named)
+        return join_names([*named, f"{len(ranks) - FEW} more"] if len(ranks) > FEW else named)
 
     def share(self, ranks: Sequence[int], tried: int, *, places: bool = False) -> str:
         if len(ranks) > FEW:
             return f"{len(ranks)} of {tried} nodes"
-        return _joined([self.at(rank) if places else self.of(rank) for rank in ranks])
-
-
-def _joined(words: Sequence[str]) -> str:
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+        return join_names([self.at(rank) if places else self.of(rank) for rank in ranks])
 
 
 def concerned(line: MeshLine, rank: int) -> bool:
