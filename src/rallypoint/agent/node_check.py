@@ -18,7 +18,7 @@ from rallypoint.base.clock import SYSTEM_CLOCK, Clock
 from rallypoint.base.errors import UserError
 from rallypoint.base.log import get_logger, printable
 from rallypoint.base.poll import until_readable
-from rallypoint.base.signals import signal_name
+from rallypoint.base.signals import how_it_ended
 from rallypoint.failures.stderr_tail import clean_lines
 from rallypoint.failures.truncate import truncate_line
 from rallypoint.workers.escalation import Escalation
@@ -153,7 +153,10 @@ class NodeCheck:
         now = self._clock.monotonic()
         code = process.poll()
         if code is not None:
-            self._why = "was lost with the process that had started it" if process.orphaned else how_it_ended(code)
+            if process.orphaned:
+                self._why = "was lost with the process that had started it"
+            elif code:
+                self._why = how_it_ended(code)
             self._begin_end(SIGTERM)
         elif now >= self._deadline:
             self._why = f"has not ended within {self._timeout:g} s (--node-check-timeout)"
@@ -197,13 +200,6 @@ class NodeCheck:
         fd, self._output = self._output, -1
         if fd >= 0:
             os.close(fd)
-
-
-def how_it_ended(code: int) -> str:
-    """How a check has ended that was not stopped, in words; empty if it has passed."""
-    if not code:
-        return ""
-    return f"was killed by {signal_name(-code)}" if code < 0 else f"ended with exit code {code}"
 
 
 def failure_sentence(command: str, why: str, output: bytes) -> str:

@@ -35,6 +35,11 @@ def signal_number(name: str) -> signal.Signals | None:
         return None
 
 
+def how_it_ended(code: int) -> str:
+    """What became of a process, for a sentence about it: `was killed by SIGKILL` for -9, `ended with exit code 3`."""
+    return f"was killed by {signal_name(code)}" if code < 0 else f"ended with exit code {code}"
+
+
 def exit_codes_of(number: int) -> tuple[int, int]:
     """The exit codes of workers that end by a signal: by the signal itself, or as shells and handlers report it."""
     return -number, 128 + number

@@ -24,6 +24,7 @@ from rallypoint.base.clock import Deadline
 from rallypoint.base.endpoint import Endpoint, free_port
 from rallypoint.base.errors import RallypointError, UsageError, UserError, user_error
 from rallypoint.base.poll import until_readable
+from rallypoint.base.signals import how_it_ended
 
 BINARY_VARIABLE = "TORCHELASTIC_ETCD_BINARY_PATH"
 """Names the program, where it is not the `etcd` on PATH (contract section 1.11)."""
@@ -217,8 +218,8 @@ class LocalEtcd:
             while True:
                 if self._answers(endpoint):
                     return ""
-                if self._supervisor.poll() is not None:
-                    return f"it ended with exit code {self._supervisor.returncode}"
+                if (code := self._supervisor.poll()) is not None:
+                    return f"it {how_it_ended(code)}"
                 if deadline.expired:
                     return "it does not answer"
                 if unwanted():

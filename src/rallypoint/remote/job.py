@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 from rallypoint.base.endpoint import Endpoint, is_loopback
 from rallypoint.base.errors import RallypointError, SignalException
 from rallypoint.base.log import printable
-from rallypoint.base.signals import signal_name
+from rallypoint.base.signals import how_it_ended, signal_name
 from rallypoint.remote import here
 from rallypoint.remote.connection import Connection, HostError
 from rallypoint.remote.console import Console
@@ -296,9 +296,7 @@ def _end_text(label: str, ended: Ended, plan: Plan) -> str:
     """What is to be said about the end on one host; nothing after a success."""
     if ended.why:
         return f"{label}: {printable(ended.why, 1000)}"
-    if ended.code < 0:
-        return f"{label}: {plan.command[0]} was killed by {signal_name(ended.code)}"
-    return f"{label}: {plan.command[0]} has ended with exit code {ended.code}" if ended.code else ""
+    return f"{label}: {plan.command[0]} {how_it_ended(ended.code)}" if ended.code else ""
 
 
 def _going_on(left: int) -> str:

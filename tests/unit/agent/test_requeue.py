@@ -66,6 +66,8 @@ def test_what_scontrol_says_is_told(slurm: Path) -> None:
     assert "not requeued: Requested operation is presently disabled for job 17; run 'scontrol requeue 17'" in said
     program(slurm, "scontrol", "exit 4")
     assert "it ended with exit code 4" in SlurmRequeue(3, JOB).finish()
+    program(slurm, "scontrol", "kill -KILL $$")
+    assert "it was killed by SIGKILL" in SlurmRequeue(3, JOB).finish()
 
 
 def test_a_job_that_is_ending_is_not_brought_back(slurm: Path) -> None:

@@ -15,6 +15,7 @@ from collections.abc import Mapping
 
 from rallypoint.agent.preemption.slurm_command import SlurmCommand, job_name
 from rallypoint.base.log import get_logger
+from rallypoint.base.signals import how_it_ended
 
 log = get_logger(__name__)
 
@@ -66,7 +67,7 @@ class SlurmRequeue:
             if code is None:
                 self._failed(f"scontrol did not answer within {_TIMEOUT:g} s")
             elif code:
-                self._failed((lines or [f"it ended with exit code {code}"])[-1])
+                self._failed((lines or [f"it {how_it_ended(code)}"])[-1])
         return self._failure or f"Slurm job {self._job} is requeued ({self._count})"
 
     def _failed(self, why: str) -> None:

@@ -26,7 +26,7 @@ from rallypoint.base.errors import RallypointError, ResourceError
 from rallypoint.base.kernel import check_kernel, denied_error
 from rallypoint.base.light_typing import Any, NamedTuple
 from rallypoint.base.log import get_logger
-from rallypoint.base.signals import signal_name
+from rallypoint.base.signals import how_it_ended
 from rallypoint.workers.reaper import protocol
 from rallypoint.workers.reaper.encoding import (
     encoded_arguments,
@@ -326,9 +326,7 @@ def _spawn_supervisor(link: int) -> int:
 
 def exit_words(exitcode: int | None) -> str:
     """How a process ended, for a message."""
-    if exitcode is None:
-        return "it has ended"
-    return f"it was killed by {signal_name(exitcode)}" if exitcode < 0 else f"it ended with exit code {exitcode}"
+    return "it has ended" if exitcode is None else f"it {how_it_ended(exitcode)}"
 
 
 def readable(fd: int, seconds: float = 0.0, events: int = select.POLLIN) -> bool:
