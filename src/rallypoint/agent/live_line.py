@@ -13,7 +13,7 @@ import os
 import select
 from contextlib import suppress
 
-from rallypoint.base.log import ERASE_LINE, STDERR_LOCK
+from rallypoint.base.log import ERASE_LINE, STDERR_LOCK, terminal_rewrites_lines
 
 _STDERR = 2
 _LOCK_TIMEOUT = 0.1
@@ -23,7 +23,7 @@ _LEAST_WIDTH = 20
 
 def shows_live_line() -> bool:
     """Whether standard error is a terminal that can rewrite a line."""
-    return os.isatty(_STDERR) and os.environ.get("TERM", "dumb") not in {"", "dumb", "unknown"}
+    return os.isatty(_STDERR) and terminal_rewrites_lines()
 
 
 def live_line(since: float) -> LiveLine | None:

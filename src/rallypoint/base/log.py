@@ -43,6 +43,11 @@ ERASE_LINE = "\r\x1b[K"
 """What a terminal takes the line away by that the cursor stands in."""
 
 
+def terminal_rewrites_lines() -> bool:
+    """Whether the terminal that `TERM` names can show something else in the place of what it shows."""
+    return os.environ.get("TERM", "dumb") not in {"", "dumb", "unknown"}
+
+
 class OutputLock:
     """The lock on an output that threads share, first come, first served."""
 

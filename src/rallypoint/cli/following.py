@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from rallypoint.base.errors import RallypointError
+from rallypoint.base.log import terminal_rewrites_lines
 from rallypoint.client.endpoint_resolver import DialTarget
 from rallypoint.client.watcher import WatcherSession, open_session
 from rallypoint.protocol.observation import JobList, Snapshot, WatchRequest
@@ -89,7 +90,7 @@ def display_for(json: bool, write: Callable[[str], None]) -> Display:
     """A live screen on a terminal that can show one, where `rich` is installed; else lines."""
     if json:
         return JsonLines(write)
-    if not sys.stdout.isatty() or os.environ.get("TERM", "dumb") in {"", "dumb", "unknown"}:
+    if not (sys.stdout.isatty() and terminal_rewrites_lines()):
         return Lines(write)
     try:
         from rallypoint.observe.screen import Screen
